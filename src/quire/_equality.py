@@ -1,0 +1,50 @@
+"""Equality of values: tensors by value, NaN equal to NaN, documents by class and fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire._typing import is_array_type, is_document_type
+from quire.tensors import framework_of
+
+
+def equal_values(a: Any, b: Any, *, ids: bool = False) -> bool:
+    """Whether two values are equal; the ids of documents count only with `ids`."""
+    if a is b:
+        return True
+    tp = type(a)
+    if is_document_type(tp):
+        return tp is type(b) and _equal_documents(a, b, ids=ids)
+    if is_array_type(tp):
+        return _same_array_type(a, b) and _equal_items(a._documents, b._documents, ids=ids)
+    framework = framework_of(a)
+    if framework is not None:
+        return framework_of(b) is framework and framework.equal(a, b)
+    if isinstance(a, float):
+        return isinstance(b, float) and (a == b or (a != a and b != b))
+    if isinstance(a, (list, tuple)):
+        return isinstance(b, (list, tuple)) and isinstance(a, list) == isinstance(b, list) and _equal_items(a, b, ids=ids)
+    if isinstance(a, Mapping):
+        return isinstance(b, Mapping) and a.keys() == b.keys() and all(equal_values(a[k], b[k], ids=ids) for k in a)
+    return framework_of(b) is None and bool(a == b)
+
+
+def _equal_items(a: Any, b: Any, *, ids: bool) -> bool:
+    return len(a) == len(b) and all(equal_values(x, y, ids=ids) for x, y in zip(a, b, strict=True))
+
+
+def _same_array_type(a: Any, b: Any) -> bool:
+    return is_array_type(type(b)) and a.document_type is b.document_type
+
+
+def _equal_documents(a: Any, b: Any, *, ids: bool) -> bool:
+    left, right = _content(a, ids=ids), _content(b, ids=ids)
+    return left.keys() == right.keys() and all(equal_values(left[name], right[name], ids=ids) for name in left)
+
+
+def _content(document: Any, *, ids: bool) -> dict[str, Any]:
+    content = {**document.__dict__, **(document.__pydantic_extra__ or {})}
+    if not ids:
+        content.pop("id", None)
+    return content

@@ -1,0 +1,33 @@
+"""Optional dependencies: imported on first use, and named with their install command when missing."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+
+from quire.errors import ImportOrderError, MissingDependencyError
+
+_PADDLE_AFTER_TENSORFLOW = (
+    "{needed_for} needs paddle, but tensorflow is already loaded in this process and paddle is not: "
+    "importing paddle after tensorflow ends the process without a message. "
+    "Put `import paddle` above the first import of tensorflow."
+)
+
+
+def is_loaded(module: str) -> bool:
+    """Whether the module was imported already, by anyone."""
+    return sys.modules.get(module) is not None
+
+
+def require(module: str, *, extra: str, needed_for: str) -> ModuleType:
+    """Import an optional module, or say exactly how to install it."""
+    if module == "paddle" and is_loaded("tensorflow") and not is_loaded("paddle"):
+        raise ImportOrderError(_PADDLE_AFTER_TENSORFLOW.format(needed_for=needed_for))
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
+            raise  # the module is there, and something that it needs is not
+        message = f"{needed_for} needs {module}, which is not installed: pip install 'quire[{extra}]'"
+        raise MissingDependencyError(message, name=module) from None

@@ -1,0 +1,117 @@
+"""`Origin[T]` as a real class: one per (origin, T), pickled by recipe.
+
+A generated class is an ordinary subclass, so `isinstance` and `issubclass` work. It is never pickled by name,
+because the process that reads the pickle may not have made it yet: a reducer registered for the metaclass writes
+"subscript this origin with this type" instead. cloudpickle asks first whether the class can be found by name, so this
+module answers the name of every live generated class; it then takes the same way.
+
+Generated classes are held weakly: one that nobody uses any more goes, and the type it was made for goes with it.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import itertools
+import sys
+import types
+from abc import ABCMeta
+from collections.abc import Callable
+from typing import Any, ForwardRef, TypeVar
+from weakref import WeakValueDictionary
+
+from quire.errors import PickleError, SchemaError
+
+_classes: WeakValueDictionary[tuple[int, int], ParametrizedMeta] = WeakValueDictionary()
+_names: WeakValueDictionary[str, type] = WeakValueDictionary()
+_serial = itertools.count(2)
+
+
+class ParametrizedMeta(ABCMeta):
+    """The metaclass of classes that can be subscripted with one type.
+
+    A class of this kind says in `_bind(parameter)` which types it takes and what a class made for one is given.
+    """
+
+    _parameter: Any
+    _origin: ParametrizedMeta | None
+
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> ParametrizedMeta:
+        namespace.setdefault("_origin", None)
+        namespace.setdefault("__slots__", ())
+        return super().__new__(mcls, name, bases, namespace, **kwargs)
+
+    def __getitem__(cls, parameter: Any) -> Any:
+        if isinstance(parameter, str):
+            parameter = ForwardRef(parameter)
+        if isinstance(parameter, (ForwardRef, TypeVar)):
+            return types.GenericAlias(cls, (parameter,))  # resolved later, by whoever knows the names
+        found = _classes.get((id(cls), id(parameter)))
+        return found if found is not None else _make(cls, parameter)
+
+    def __repr__(cls) -> str:
+        return f"<class '{cls.__module__}.{cls.__qualname__}'>" if cls._origin is None else cls.__name__
+
+
+def _make(origin: ParametrizedMeta, parameter: Any) -> ParametrizedMeta:
+    if getattr(origin, "_parameter", None) is not None:
+        raise SchemaError(f"{origin.__name__}[{parameter!r}]: {origin.__name__} has its type already.")
+    bound: dict[str, Any] = origin._bind(parameter)  # type: ignore[attr-defined]
+    name = f"{origin.__name__}[{parameter.__name__}]"
+    namespace = {
+        "__module__": __name__,
+        "__qualname__": publish(f"{origin.__name__}[{parameter.__module__}:{parameter.__qualname__}]"),
+        "__doc__": origin.__doc__,
+        "_parameter": parameter,
+        "_origin": origin,
+        **bound,
+    }
+    made: ParametrizedMeta = type(origin)(name, (origin,), namespace)
+    _names[made.__qualname__] = made
+    _classes[id(origin), id(parameter)] = made  # ids stay taken while the class lives: it holds both
+    return made
+
+
+def publish(qualname: str) -> str:
+    """A name for a generated class under which this module will find it: no dots, and not taken."""
+    name = qualname.replace(".", "/")
+    return name if name not in _names else f"{name}#{next(_serial)}"
+
+
+def register(made: type) -> None:
+    """Let this module answer for a generated class, so that cloudpickle does not copy it."""
+    _names[made.__qualname__] = made
+
+
+def __getattr__(name: str) -> type:
+    try:
+        return _names[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+
+
+def subscript(origin: Any, parameter: Any) -> Any:
+    """`origin[parameter]`, as a function that a pickle can name."""
+    return origin[parameter]
+
+
+def _reduce(cls: ParametrizedMeta) -> str | tuple[Callable[..., Any], tuple[Any, ...]]:
+    if cls._origin is not None:
+        return subscript, (cls._origin, cls._parameter)
+    return global_name(cls)
+
+
+def global_name(cls: type) -> str:
+    """The name by which pickle can find a class again, or an error that says why there is none."""
+    found: Any = sys.modules.get(cls.__module__)
+    for part in cls.__qualname__.split("."):
+        found = getattr(found, part, None)
+    if found is cls:
+        return cls.__qualname__
+    where = "inside a function" if "<locals>" in cls.__qualname__ else "under a name that now means something else"
+    raise PickleError(
+        f"{cls.__module__}.{cls.__qualname__} cannot be pickled: it was defined {where}, so another process could not "
+        "find it. Define it at the top level of a module, or use cloudpickle, which carries the class itself."
+    )
+
+
+copyreg.pickle(ParametrizedMeta, _reduce)  # type: ignore[arg-type]

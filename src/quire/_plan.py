@@ -1,0 +1,138 @@
+"""What quire adds to pydantic's plan of a document class (its core schema).
+
+- A field annotated with a framework's own tensor class is checked like one of quire's tensor types.
+- Named dimensions that appear in several fields of a document must agree.
+- A class with a main field accepts that field's value in place of a document.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from quire.schema import field_tensor_type
+from quire.tensors import TensorType, describe, format_shape, framework_of
+from quire.tensors._annotations import native_tensor_type
+
+_ModelContent = tuple[dict[str, Any], Any, set[str]]
+
+
+def complete_core_schema(document_type: type[Any], schema: CoreSchema, resolved: CoreSchema) -> CoreSchema:
+    """pydantic's plan with quire's additions; `resolved` is the same plan with its reference followed."""
+    model = _find_model(resolved, document_type)
+    if model is not None:
+        fields = _find_fields(model["schema"])
+        for name, field in fields.items():
+            _replace_native(field, field_tensor_type(document_type.model_fields[name]))
+            _check_default(field, document_type.model_fields[name].default)
+        tensors = {name: found for name, field in fields.items() if (found := _tensor_type(field)) is not None}
+        shared = _sharing_names(tensors)
+        if shared:
+            check = _shared_dimensions(shared)
+            model["schema"] = core_schema.no_info_after_validator_function(check, model["schema"])
+    main: tuple[str, ...] = document_type.__quire_main__
+    if main:
+        return core_schema.no_info_before_validator_function(_main_value(document_type, main), schema)
+    return schema
+
+
+def _find_model(schema: Any, document_type: type[Any]) -> dict[str, Any] | None:
+    while isinstance(schema, dict):
+        if schema["type"] == "model" and schema["cls"] is document_type:
+            return schema
+        schema = schema.get("schema")
+    return None
+
+
+def _find_fields(schema: Any) -> dict[str, Any]:
+    while isinstance(schema, dict):
+        if schema["type"] == "model-fields":
+            found: dict[str, Any] = schema["fields"]
+            return found
+        schema = schema.get("schema")
+    return {}
+
+
+def _replace_native(schema: Any, hint: TensorType | None) -> None:
+    """Put quire's check in the place of a bare isinstance check, wherever a tensor class stands in a field."""
+    if isinstance(schema, list):
+        for item in schema:
+            _replace_native(item, hint)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "is-instance":
+            tensor_type = hint or native_tensor_type(schema["cls"])
+            if tensor_type is not None:
+                schema.clear()
+                schema.update(tensor_type.core_schema())
+        elif schema.get("type") != "model":  # nested documents have seen to themselves
+            for key, value in schema.items():
+                if key != "metadata":
+                    _replace_native(value, hint)
+
+
+def _check_default(field: dict[str, Any], default: Any) -> None:
+    """A default is taken like a value: `authors: DocumentArray[Author] = []` is an array, and no two documents share one."""
+    schema = field["schema"]
+    if schema["type"] != "default":
+        return
+    if framework_of(default) is not None:
+        schema.pop("default", None)
+        schema["default_factory"] = partial(copy.deepcopy, default)
+    if framework_of(default) is not None or isinstance(default, (list, tuple, dict)):
+        schema["validate_default"] = True
+
+
+def _tensor_type(schema: Any) -> TensorType | None:
+    while isinstance(schema, dict):
+        found: TensorType | None = schema.get("metadata", {}).get("quire_tensor")
+        if found is not None:
+            return found
+        schema = schema.get("schema")
+    return None
+
+
+def _sharing_names(tensors: dict[str, TensorType]) -> dict[str, TensorType]:
+    """The fields with a named dimension that another field has too."""
+    counts: dict[str, int] = {}
+    for tensor_type in tensors.values():
+        for name in tensor_type.spec.names:
+            counts[name] = counts.get(name, 0) + 1
+    return {field: tp for field, tp in tensors.items() if any(counts[name] > 1 for name in tp.spec.names)}
+
+
+def _shared_dimensions(fields: dict[str, TensorType]) -> Callable[[_ModelContent], _ModelContent]:
+    def check(content: _ModelContent) -> _ModelContent:
+        sizes: dict[str, int] = {}
+        for name, tensor_type in fields.items():
+            value = content[0].get(name)
+            framework = framework_of(value)
+            known = dict(sizes)
+            if framework is not None and not tensor_type.spec.bind(framework.shape(value), sizes):
+                expected = f"{name} of shape {format_shape(tensor_type.spec.shape or ())} with " + ", ".join(
+                    f"{dim}={size}" for dim, size in known.items() if dim in tensor_type.spec.names
+                )
+                context = {"expected": expected, "got": describe(value)}
+                raise PydanticCustomError("tensor", "expected {expected} (from another field), got {got}", context)
+        return content
+
+    return check
+
+
+def _main_value(document_type: type[Any], main: tuple[str, ...]) -> Callable[[Any], Any]:
+    """'abc' -> {'text': 'abc'}: the first main field whose type takes the value as it is."""
+
+    def wrap(value: Any) -> Any:
+        if isinstance(value, (dict, document_type)) or hasattr(type(value), "document_schema"):
+            return value
+        for name in main:
+            field = document_type.document_schema().by_name[name]
+            tensor = framework_of(value) is not None
+            if tensor if isinstance(field.type, TensorType) else isinstance(value, field.type):
+                return {name: value}
+        return value
+
+    return wrap

@@ -1,0 +1,247 @@
+"""DocumentArray[T]: documents in a list that knows their type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, overload
+
+import numpy as np
+from pydantic_core import CoreSchema
+from typing_extensions import Self
+
+from quire._changes import merge_documents
+from quire._equality import equal_values
+from quire._parametrize import ParametrizedMeta
+from quire._paths import parse_path
+from quire.array import _fields, _order, _rows, _upward
+from quire.array._filter import compile_filter
+from quire.array._find import Metric
+from quire.array._index import resolve_index
+from quire.array._insert import admit, check_unique
+from quire.columns import ShapePolicy
+from quire.display import facts_table, print_facts
+from quire.document import BaseDocument
+from quire.schema import Schema
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from quire.array._batch import DocumentBatch
+
+DocT = TypeVar("DocT", bound=BaseDocument)
+OtherT = TypeVar("OtherT", bound=BaseDocument)
+
+
+class Found(NamedTuple, Generic[DocT]):
+    """The nearest documents to a query, best first, and their scores."""
+
+    documents: DocumentArray[DocT]
+    scores: NDArray[Any]
+
+
+class DocumentArray(MutableSequence[DocT], metaclass=ParametrizedMeta):
+    """A list of documents. `DocumentArray[Student]` is a class of its own, whose arrays hold only students.
+
+    Columns read like attributes: `docs.thesis.title`, or `docs['thesis.title']` (a string is always a path, never an id).
+    Arrays without a type hold documents of any class.
+    """
+
+    __slots__ = ("_documents", "_positions", "_unique_ids")
+    __hash__ = None  # type: ignore[assignment]
+    document_type: ClassVar[type[Any]] = BaseDocument
+
+    _documents: list[DocT]
+
+    def __init__(self, documents: Iterable[DocT | Mapping[str, Any]] = (), *, unique_ids: bool = False) -> None:
+        """Documents, or mappings that become documents; with `unique_ids`, no id may occur twice, now or later."""
+        self._restore(admit(type(self), documents), unique_ids=unique_ids)
+        self._check_unique([], self._documents)
+
+    @classmethod
+    def _bind(cls, parameter: Any) -> dict[str, Any]:
+        return _rows.bind(cls, parameter)
+
+    @classmethod
+    def _trusted(cls, documents: list[Any]) -> Self:
+        made = cls.__new__(cls)
+        made._restore(documents, unique_ids=False)
+        return made
+
+    def _restore(self, documents: list[Any], *, unique_ids: bool) -> None:
+        for name, value in (("_documents", documents), ("_positions", None), ("_unique_ids", unique_ids)):
+            object.__setattr__(self, name, value)
+
+    def _like(self, documents: list[DocT]) -> Self:
+        return type(self)._trusted(documents)
+
+    @property
+    def _schema(self) -> Schema:
+        schema: Schema = _rows.common_type(self).document_schema()
+        return schema
+
+    # --- a list with validated insertion
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    def __iter__(self) -> Iterator[DocT]:
+        return iter(self._documents)
+
+    @overload
+    def __getitem__(self, key: int) -> DocT: ...
+    @overload
+    def __getitem__(self, key: str) -> Any: ...
+    @overload
+    def __getitem__(self, key: slice | Sequence[int] | Sequence[bool] | NDArray[Any]) -> Self: ...
+    def __getitem__(self, key: Any) -> Any:
+        """A document by position, an array by slice, list, mask or tensor, a column by path."""
+        if isinstance(key, str):
+            return _fields.get_column(self, key, _array_of)
+        return _rows.select(self, resolve_index(key, len(self)))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(key, str):
+            return _fields.set_column(self, parse_path(key), value)
+        _rows.replace(self, resolve_index(key, len(self)), value)
+
+    def __delitem__(self, key: Any) -> None:
+        _rows.delete(self, resolve_index(key, len(self)))
+
+    def insert(self, index: int, value: DocT | Mapping[str, Any]) -> None:
+        """Put a document before a position."""
+        _rows.replace(self, slice(index, index), [value])
+
+    def append(self, value: DocT | Mapping[str, Any]) -> None:
+        """Put a document at the end."""
+        self.extend([value])
+
+    def extend(self, values: Iterable[DocT | Mapping[str, Any]]) -> None:
+        """Put documents at the end: all of them, or none if one does not fit."""
+        _rows.replace(self, slice(len(self), None), values)
+
+    def sort(self, *, key: Callable[[DocT], Any], reverse: bool = False) -> None:
+        """Sort in place by what a function makes of each document."""
+        _rows.reorder(self, sorted(self._documents, key=key, reverse=reverse))
+
+    def copy(self) -> Self:
+        """Another array of the same documents."""
+        return self._like(list(self._documents))
+
+    def __add__(self, other: Iterable[DocT]) -> Self:
+        return self._like([*self._documents, *admit(type(self), other)])
+
+    def __copy__(self) -> Self:
+        return self.copy()
+
+    def __eq__(self, other: object) -> bool:
+        return equal_values(self, other) if isinstance(other, DocumentArray) else NotImplemented
+
+    def identical(self, other: object) -> bool:
+        """Whether the other array holds equal documents with the same ids."""
+        return equal_values(self, other, ids=True)
+
+    # --- columns
+
+    def __getattr__(self, name: str) -> Any:
+        return _rows.attribute(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _rows.set_attribute(self, name, value)
+
+    def by_id(self, id: Any) -> DocT:  # noqa: A002
+        """The first document with this id."""
+        return _rows.by_id(self, id)  # type: ignore[no-any-return]
+
+    def stack(self, framework: str | None = None, *, shapes: ShapePolicy = "error") -> DocumentBatch[DocT]:
+        """The documents as columns. The documents stay as they are.
+
+        `framework` converts every tensor and number column; by default tensor columns keep their framework and numbers
+        become numpy. `shapes` is the policy for tensors of mixed shapes: 'error', 'pad' (with a mask) or 'ragged'.
+        """
+        return _upward.stack(self._documents, _rows.common_type(self), framework, shapes)  # type: ignore[no-any-return]
+
+    # --- orders and parts
+
+    @classmethod
+    def empty(cls, size: int = 0) -> Self:
+        """So many documents with nothing but their defaults."""
+        return _rows.empty(cls, size, _upward.default_document_type)
+
+    def batch(
+        self, batch_size: int, *, shuffle: bool = False, seed: int | None = None, drop_last: bool = False
+    ) -> Iterator[Self]:
+        """Arrays of so many documents, in order or shuffled."""
+        return map(self.__getitem__, _order.batches(len(self), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last))
+
+    def shuffle(self, seed: int | None = None) -> Self:
+        """An array of the same documents in random order."""
+        return self[_order.shuffled(len(self), seed)]
+
+    def sample(self, k: int, seed: int | None = None) -> Self:
+        """An array of k different documents, chosen at random."""
+        return self[_order.sampled(len(self), k, seed)]
+
+    def split(self, *parts: float, shuffle: bool = False, seed: int | None = None) -> list[Self]:
+        """Arrays of the given fractions (that make 1) or counts (that make the length)."""
+        order = _order.shuffled(len(self), seed) if shuffle else np.arange(len(self))
+        return [self[positions] for positions in _order.split(len(self), parts, order)]
+
+    def split_by(self, path: str) -> dict[Any, Self]:
+        """An array for each value of a field."""
+        return _rows.split_by(self, path)
+
+    def merge(self, other: Iterable[DocT]) -> Self:
+        """Update the documents whose ids are in both arrays and append the rest; the other array's values win."""
+        return _rows.run(self, merge_documents(self._documents, admit(type(self), other)))
+
+    # --- queries
+
+    def filter(self, query: Callable[[DocT], Any] | Mapping[str, Any]) -> Self:
+        """The documents for which a function is true, or that match a query: `{'price': {'$lt': 5}}`."""
+        return self._like(list(filter(compile_filter(query, self._schema), self._documents)))
+
+    def find(self, query: Any, field: str = "embedding", *, metric: Metric = "cosine", limit: int = 10) -> Found[DocT]:
+        """The nearest documents to a vector, or to a document by its own field; exact. Rows without a vector are left out."""
+        return self.find_batch([query], field, metric=metric, limit=limit)[0]
+
+    def find_batch(
+        self, queries: Any, field: str = "embedding", *, metric: Metric = "cosine", limit: int = 10
+    ) -> list[Found[DocT]]:
+        """The nearest documents to each of many vectors, or documents."""
+        return [Found(self[rows], scores) for rows, scores in _rows.find(self, queries, field, metric, limit)]
+
+    # --- display, pickling, pydantic
+
+    def summary(self) -> None:
+        """Print the type, the length and the fields."""
+        print_facts(type(self).__name__, {"length": len(self)}, self._schema)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self)}>"
+
+    def __rich__(self) -> Any:
+        return facts_table(type(self).__name__, {"length": len(self)}, self._schema)
+
+    def _repr_html_(self) -> str:
+        return _rows.html(self)
+
+    def __getstate__(self) -> tuple[list[DocT], bool, dict[str, Any]]:
+        return self._documents, self._unique_ids, getattr(self, "__dict__", {})
+
+    def __setstate__(self, state: tuple[list[DocT], bool, dict[str, Any]]) -> None:
+        self._restore(state[0], unique_ids=state[1])
+        for name, value in state[2].items():
+            object.__setattr__(self, name, value)
+
+    def _check_unique(self, known: list[DocT], added: list[DocT]) -> None:
+        if self._unique_ids:
+            check_unique(known, added)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
+        return _rows.core_schema_of(cls, source, handler)
+
+
+def _array_of(document_type: type[Any], documents: list[Any]) -> DocumentArray[Any]:
+    """An array of documents that are known to be of the type."""
+    return DocumentArray[document_type]._trusted(documents)  # type: ignore[valid-type]

@@ -1,0 +1,212 @@
+"""DocumentBatch[T]: documents as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
+
+from pydantic_core import CoreSchema
+from typing_extensions import Self
+
+from quire._parametrize import ParametrizedMeta
+from quire.array import _columns_view as _view
+from quire.array import _order, _rows
+from quire.array._array import DocumentArray, Found
+from quire.array._find import Metric
+from quire.array._index import resolve_index
+from quire.array._insert import admit
+from quire.columns import Column, Columns, ShapePolicy, StackOptions, concat_columns, stack
+from quire.display import facts_table, print_facts
+from quire.document import BaseDocument
+from quire.schema import Schema
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+DocT = TypeVar("DocT", bound=BaseDocument)
+
+
+class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
+    """Documents as columns: `batch.image` is one tensor whose first axis is the rows.
+
+    Numbers are vectors, text and objects are lists, nested documents are batches, and arrays of documents are a batch of
+    all their documents with offsets. Rows without a value are told by `validity()`. `batch[i]` is an ordinary document whose
+    tensors share memory with the columns; setting its fields changes only that document.
+    """
+
+    __slots__ = ("_columns",)
+    __hash__ = None  # type: ignore[assignment]
+    document_type: ClassVar[type[Any]] = BaseDocument
+
+    _columns: Columns
+
+    def __init__(
+        self, documents: Iterable[DocT] = (), *, framework: str | None = None, shapes: ShapePolicy = "error"
+    ) -> None:
+        """Stack documents; see `DocumentArray.stack`."""
+        rows = admit(type(self), documents)
+        self._set(stack(self.document_type.document_schema(), rows, StackOptions(framework, shapes)))
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, Any], *, shapes: ShapePolicy = "error") -> Self:
+        """A batch from a tensor, an array or a list for each field. Fields that are left out take their defaults."""
+        return cls._wrap(_view.columns_from(cls.document_type.document_schema(), columns, shapes))
+
+    @classmethod
+    def _bind(cls, parameter: Any) -> dict[str, Any]:
+        return _rows.bind(cls, parameter)
+
+    @classmethod
+    def _wrap(cls, columns: Columns) -> Self:
+        made = cls.__new__(cls)
+        made._set(columns)
+        return made
+
+    def _set(self, columns: Columns) -> None:
+        object.__setattr__(self, "_columns", columns)
+
+    @property
+    def schema(self) -> Schema:
+        """The plan of the rows."""
+        return self._columns.schema
+
+    # --- rows
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __iter__(self) -> Iterator[DocT]:
+        return self._columns.iter_documents()
+
+    @overload
+    def __getitem__(self, key: int) -> DocT: ...
+    @overload
+    def __getitem__(self, key: str) -> Any: ...
+    @overload
+    def __getitem__(self, key: slice | Sequence[int] | Sequence[bool] | NDArray[Any]) -> Self: ...
+    def __getitem__(self, key: Any) -> Any:
+        """A document by position, a batch by slice (a view), list, mask or tensor, a column by path."""
+        if isinstance(key, str):
+            return _view.get_column(self, key, _batch_of)
+        return _view.select(self, resolve_index(key, len(self)))
+
+    def take(self, indices: Any) -> Self:
+        """The rows at these positions, copied."""
+        return self._wrap(self._columns.take(_view.positions(indices, len(self))))
+
+    def batch(
+        self, batch_size: int, *, shuffle: bool = False, seed: int | None = None, drop_last: bool = False
+    ) -> Iterator[Self]:
+        """Batches of so many rows, in order or shuffled."""
+        return map(self.take, _order.batches(len(self), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last))
+
+    def shuffle(self, seed: int | None = None) -> Self:
+        """The rows in random order."""
+        return self.take(_order.shuffled(len(self), seed))
+
+    def sample(self, k: int, seed: int | None = None) -> Self:
+        """k different rows, chosen at random."""
+        return self.take(_order.sampled(len(self), k, seed))
+
+    @classmethod
+    def concat(cls, batches: Iterable[Self], *, shapes: ShapePolicy = "error") -> Self:
+        """Batches put one behind the other."""
+        parts = [batch._columns for batch in batches]
+        return cls._wrap(concat_columns(parts, shapes)) if parts else cls()
+
+    def unstack(self) -> DocumentArray[DocT]:
+        """The rows as documents, whose tensors share memory with the columns. The batch stays as it is."""
+        return DocumentArray[self.document_type]._trusted(self._columns.documents())  # type: ignore[name-defined, no-any-return]
+
+    def filter(self, query: Callable[[DocT], Any] | Mapping[str, Any]) -> Self:
+        """The rows for which a function is true, or that match a query: `{'price': {'$lt': 5}}`."""
+        return self.take(_view.matching(self._columns, query))
+
+    def find(self, query: Any, field: str = "embedding", *, metric: Metric = "cosine", limit: int = 10) -> Found[DocT]:
+        """The nearest rows to a vector, or to a document by its own field; exact."""
+        return self.find_batch([query], field, metric=metric, limit=limit)[0]
+
+    def find_batch(
+        self, queries: Any, field: str = "embedding", *, metric: Metric = "cosine", limit: int = 10
+    ) -> list[Found[DocT]]:
+        """The nearest rows to each of many vectors, or documents."""
+        found = _view.find(self._columns, queries, field, metric, limit)
+        return [Found(self.take(rows).unstack(), scores) for rows, scores in found]
+
+    # --- columns
+
+    def __getattr__(self, name: str) -> Any:
+        return _view.attribute(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _view.set_attribute(self, name, value)
+
+    def __setitem__(self, path: str, values: Any) -> None:
+        _view.set_column(self._columns, path, values)
+
+    def column(self, path: str) -> Column:
+        """A column as it is held: data, validity, offsets, shapes."""
+        return _view.find_column(self._columns, path)
+
+    def validity(self, path: str) -> Any:
+        """Which rows have a value at a path: one bool a row, in the column's framework."""
+        return _view.validity(self.column(path))
+
+    def mask(self, path: str) -> Any:
+        """Which elements of a padded column are real: a bool for each, in the column's framework."""
+        return _view.mask(self.column(path))
+
+    # --- tensors
+
+    def to(self, device: Any, *, non_blocking: bool = False) -> Self:
+        """The batch with its tensors on another device; numpy columns stay in main memory."""
+        return self._wrap(self._columns.map_tensors(_view.mover(device, non_blocking=non_blocking)))
+
+    def to_framework(self, framework: str) -> Self:
+        """The batch with every tensor and number column converted; memory is shared where it can be."""
+        return self._wrap(self._columns.map_tensors(_view.converter(framework)))
+
+    def pin_memory(self) -> Self:
+        """The batch with its torch tensors in pinned memory; the same where there is no accelerator."""
+        return self._wrap(self._columns.map_tensors(lambda framework, value: (framework, framework.pin(value))))
+
+    def share_memory_(self) -> Self:
+        """Move the torch tensors, in place, into memory that other processes can map."""
+        self._columns.map_tensors(lambda framework, value: (framework, framework.share(value)))
+        return self
+
+    # --- equality, display, pickling, pydantic
+
+    def __eq__(self, other: object) -> bool:
+        return _view.equal(self, other) if isinstance(other, DocumentBatch) else NotImplemented
+
+    def identical(self, other: object) -> bool:
+        """Whether the other batch holds equal rows with the same ids."""
+        return isinstance(other, DocumentBatch) and _view.equal(self, other, ids=True)
+
+    def summary(self) -> None:
+        """Print the type, the length and the fields."""
+        print_facts(type(self).__name__, {"rows": len(self)}, self.schema)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self)}>"
+
+    def __rich__(self) -> Any:
+        return facts_table(type(self).__name__, {"rows": len(self)}, self.schema)
+
+    def _repr_html_(self) -> str:
+        return self[:10].unstack()._repr_html_()
+
+    def __getstate__(self) -> Columns:
+        return self._columns
+
+    def __setstate__(self, state: Columns) -> None:
+        self._set(state)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
+        return _view.core_schema_of(cls, source, handler, DocumentArray)
+
+
+def _batch_of(document_type: type[Any], columns: Columns) -> DocumentBatch[Any]:
+    return DocumentBatch[document_type]._wrap(columns)  # type: ignore[valid-type]

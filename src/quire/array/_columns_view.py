@@ -1,0 +1,316 @@
+"""What the methods of DocumentBatch do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, core_schema
+
+from quire._equality import equal_values
+from quire._paths import join_path, parse_path
+from quire.array._filter import compile_filter
+from quire.array._find import Metric, as_matrix, nearest
+from quire.array._index import resolve_index
+from quire.array._rows import query_vectors
+from quire.columns import (
+    Column,
+    Columns,
+    DocumentColumn,
+    DocumentsColumn,
+    ObjectColumn,
+    RaggedColumn,
+    ScalarColumn,
+    ShapePolicy,
+    StackOptions,
+    TensorColumn,
+    TensorMap,
+    stack_values,
+    wrap_rows,
+)
+from quire.errors import ColumnError, PathError, QueryError, TensorError, did_you_mean
+from quire.schema import Field, FieldKind, Schema
+from quire.tensors import describe, format_shape, framework_of, get_framework, to_framework
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BatchOf = Callable[[type[Any], Columns], Any]
+_SCALAR_KINDS = {bool: "b", int: "iu", float: "f", complex: "c"}
+
+
+class BatchList:
+    """The arrays in a column: a batch of all their documents (`flat`), and where each row's begin and end (`offsets`).
+
+    Its fields are those of `flat`; `batch.authors[i]` is the batch of one row's documents.
+    """
+
+    __slots__ = ("_column", "flat")
+
+    def __init__(self, column: DocumentsColumn, batch_of: BatchOf) -> None:
+        self._column = column
+        self.flat = batch_of(column.field.document_type, column.flat)
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """Row i has the documents offsets[i] to offsets[i + 1] of `flat`."""
+        return self._column.offsets
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, index: int) -> Any:
+        row = resolve_index(index, len(self))
+        if not isinstance(row, int):
+            raise ColumnError("a column of arrays is indexed by one position; use .flat and .offsets for more.")
+        if self._column.validity is not None and not self._column.validity[row]:
+            return None
+        return self.flat[int(self.offsets[row]) : int(self.offsets[row + 1])]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "flat"), name)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} arrays with {len(self.flat)} {self.flat.schema.name} in all>"
+
+
+# --- reading
+
+
+def find_column(columns: Columns, path: str) -> Column:
+    """The column at a path; through arrays it is the column of all their documents."""
+    parts = parse_path(path)
+    columns.schema.resolve(parts)
+    if not parts:
+        raise PathError("the empty path means the whole batch, which is not a column.")
+    for depth, name in enumerate(parts):
+        column = columns.columns[name]
+        if depth == len(parts) - 1:
+            return column
+        if isinstance(column, DocumentColumn):
+            columns = column.columns
+        elif isinstance(column, DocumentsColumn):
+            columns = column.flat
+        else:
+            raise PathError(f"{join_path(parts[: depth + 1])!r} is held as objects, so {path!r} is not a column.")
+    raise AssertionError
+
+
+def get_column(batch: Any, path: str, batch_of: BatchOf) -> Any:
+    """A column's data: a tensor, a list, a batch, or a `BatchList`."""
+    if not path:
+        return batch
+    column = find_column(batch._columns, path)
+    if isinstance(column, DocumentColumn):
+        return batch_of(column.field.document_type, column.columns)
+    if isinstance(column, DocumentsColumn):
+        return BatchList(column, batch_of)
+    if isinstance(column, TensorColumn):
+        return wrap_rows(column.field, column.framework, [column.data])[0]
+    return column.items if isinstance(column, ObjectColumn) else column
+
+
+def attribute(batch: Any, name: str) -> Any:
+    """A column by attribute. Methods come first: a field called like one is read as batch['take']."""
+    if name.startswith("_") and name not in batch._columns.schema.by_name:
+        raise AttributeError(f"{type(batch).__name__!r} object has no attribute {name!r}")
+    return batch[name]
+
+
+def positions(key: Any, length: int) -> NDArray[np.int64]:
+    """Positions from anything that names rows."""
+    rows = resolve_index(key, length)
+    if isinstance(rows, slice):
+        return np.arange(*rows.indices(length))
+    return np.array([rows]) if isinstance(rows, int) else rows
+
+
+def select(batch: Any, rows: int | slice | NDArray[np.int64]) -> Any:
+    """A document, a view of a run of rows, or a copy of chosen rows."""
+    if isinstance(rows, int):
+        return batch._columns.document(rows)
+    columns = batch._columns
+    if isinstance(rows, slice):
+        ahead = rows.step is None or rows.step > 0  # torch has no views that run backwards
+        return batch._wrap(columns.slice(rows) if ahead else columns.take(positions(rows, len(columns))))
+    return batch._wrap(columns.take(rows))
+
+
+def matching(columns: Columns, query: Any) -> NDArray[np.int64]:
+    """The positions of the rows that a filter lets through."""
+    test = compile_filter(query, columns.schema)
+    return np.array([row for row, document in enumerate(columns.iter_documents()) if test(document)], np.int64)
+
+
+def find(
+    columns: Columns, queries: Any, field: str, metric: Metric, limit: int
+) -> list[tuple[NDArray[np.int64], NDArray[Any]]]:
+    """Positions and scores of the nearest rows for each query; rows without a vector are left out."""
+    column = find_column(columns, field)
+    rows = np.flatnonzero(column.valid_rows())
+    if len(column) != len(columns):
+        raise QueryError(f"{field}: a search goes over one vector a row, not over the documents of arrays.")
+    wanted = query_vectors(queries, field)
+    if isinstance(column, TensorColumn) and len(rows):
+        matrix = as_matrix(column.data, field)[rows]
+    else:
+        values = column.values()
+        matrix = as_matrix([values[row] for row in rows.tolist()], field) if len(rows) else wanted[:0]
+    return [(rows[found], scores) for found, scores in nearest(matrix, wanted, metric, limit)]
+
+
+def validity(column: Column) -> Any:
+    """Which rows have a value, in the column's framework."""
+    framework = column.framework if isinstance(column, (TensorColumn, RaggedColumn)) else get_framework("numpy")
+    return framework.from_numpy(column.valid_rows().copy())
+
+
+def mask(column: Column) -> Any:
+    """Which elements are real, in the column's framework."""
+    if not isinstance(column, TensorColumn):
+        raise ColumnError(f"{column.field.name}: only a tensor column has a mask; it is held as {type(column).__name__}.")
+    return column.framework.from_numpy(column.mask())
+
+
+def equal(a: Any, b: Any, *, ids: bool = False) -> bool:
+    """Whether two batches have one document class and equal rows."""
+    same = a.document_type is b.document_type and len(a) == len(b)
+    return same and equal_values(a._columns.documents(), b._columns.documents(), ids=ids)
+
+
+# --- setting
+
+
+def set_attribute(batch: Any, name: str, values: Any) -> None:
+    """Set a column by attribute."""
+    fields = batch._columns.schema.by_name
+    if name not in fields:
+        raise PathError(f"{batch._columns.schema.name} has no field {name!r}. {did_you_mean(name, fields)}")
+    if hasattr(type(batch), name):
+        raise PathError(f"{name!r} is a method of {type(batch).__name__}: set the column by batch[{name!r}] = values.")
+    batch[name] = values
+
+
+def set_column(columns: Columns, path: str, values: Any) -> None:
+    """Put values in the place of a column; they are checked first."""
+    *parents, name = parse_path(path) or ("",)
+    for parent in parents:
+        column = find_column(columns, parent)
+        if not isinstance(column, (DocumentColumn, DocumentsColumn)):
+            raise PathError(f"{parent!r} is held as objects, so {path!r} is not a column.")
+        columns = column.columns if isinstance(column, DocumentColumn) else column.flat
+    field = columns.schema.resolve((name,))[0]
+    columns.set_column(make_column(columns.schema, field, values, "error"))
+
+
+def columns_from(schema: Schema, given: Mapping[str, Any], shapes: ShapePolicy) -> Columns:
+    """Columns from data; what is not given takes the field's default."""
+    for name in given:
+        schema.resolve((name,))
+    made = {name: make_column(schema, schema.by_name[name], values, shapes) for name, values in given.items()}
+    lengths = {name: len(column) for name, column in made.items()}
+    if len(set(lengths.values())) > 1:
+        raise ColumnError(f"{schema.name}: columns of different lengths: {lengths}.")
+    length = next(iter(lengths.values()), 0)
+    for field in schema.fields:
+        if field.name not in made:
+            made[field.name] = _default_column(schema, field, length)
+    return Columns(schema, {field.name: made[field.name] for field in schema.fields}, length)
+
+
+def make_column(schema: Schema, field: Field, values: Any, shapes: ShapePolicy) -> Column:
+    """A column from a tensor with a row each, a batch of nested documents, or a sequence of values."""
+    path = f"{schema.name}.{field.name}"
+    framework = framework_of(values)
+    if framework is not None and field.kind is FieldKind.TENSOR:
+        return _tensor_column(field, values, path)
+    if framework is not None and field.kind is FieldKind.SCALAR:
+        return _scalar_column(field, values, path)
+    nested = getattr(values, "_columns", None)
+    if isinstance(nested, Columns) and field.kind is FieldKind.DOCUMENT and nested.schema.document_type is field.type:
+        return DocumentColumn(field, nested)
+    if isinstance(values, (str, bytes, Mapping)) or not hasattr(type(values), "__iter__"):
+        raise ColumnError(f"{path}: a column is made from a tensor or a sequence of values, got {describe(values)}.")
+    return stack_values(field, _validated(schema, field, list(values), path), StackOptions(shapes=shapes), path)
+
+
+def _tensor_column(field: Field, values: Any, path: str) -> Column:
+    declared = field.type.framework
+    try:
+        values = values if declared is None else to_framework(getattr(values, "tensor", values), declared)
+    except TensorError as error:
+        raise ColumnError(f"{path}: {error}") from error
+    framework = framework_of(values)
+    assert framework is not None
+    shape = framework.shape(values)
+    if framework.is_sparse(values) or not shape or not field.spec.fits(shape[1:], framework.dtype(values)):
+        row = format_shape(shape[1:]) if shape else "none"
+        raise ColumnError(f"{path}: expected rows of {field.spec}, got {describe(values)}, whose rows are {row}.")
+    return TensorColumn(field, values, framework)
+
+
+def _scalar_column(field: Field, values: Any, path: str) -> Column:
+    framework = framework_of(values)
+    assert framework is not None
+    kind = framework.to_numpy(values).dtype.kind if framework.convertible(values) is None else "?"
+    if len(framework.shape(values)) != 1 or kind not in _SCALAR_KINDS.get(field.type, ""):
+        raise ColumnError(f"{path}: expected a vector of {field.type.__name__}, got {describe(values)}.")
+    return ScalarColumn(field, values, framework)
+
+
+def _validated(schema: Schema, field: Field, values: list[Any], path: str) -> list[Any]:
+    annotation = schema.document_type.model_fields[field.name].rebuild_annotation()
+    adapter = TypeAdapter(list[annotation], config=ConfigDict(arbitrary_types_allowed=True))  # type: ignore[valid-type]
+    try:
+        return adapter.validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ColumnError(f"{path}, row {first['loc'][0]}: {first['msg']}") from error
+
+
+def _default_column(schema: Schema, field: Field, length: int) -> Column:
+    if field.required:
+        raise ColumnError(f"{schema.name}.{field.name} has no default; give a column for it.")
+    info = schema.document_type.model_fields[field.name]
+    values = [info.get_default(call_default_factory=True) for _ in range(length)]
+    return stack_values(field, values, StackOptions(), f"{schema.name}.{field.name}")
+
+
+# --- tensors
+
+
+def mover(device: Any, *, non_blocking: bool) -> TensorMap:
+    """Moves tensors to a device."""
+    return lambda framework, value: (framework, framework.to_device(value, device, non_blocking=non_blocking))
+
+
+def converter(name: str) -> TensorMap:
+    """Converts tensors to a framework."""
+    target = get_framework(name)
+
+    def convert(framework: Any, value: Any) -> tuple[Any, Any]:
+        return target, to_framework(value, target)
+
+    return convert
+
+
+# --- pydantic
+
+
+def core_schema_of(batch_type: type[Any], source: Any, handler: Any, array_type: type[Any]) -> CoreSchema:
+    """pydantic's plan for a field of batches: a batch as it is, or what becomes an array, stacked."""
+    rows = handler.generate_schema(array_type[batch_type.document_type])  # type: ignore[index]
+
+    def validate(value: Any, inner: Callable[[Any], Any]) -> Any:
+        return value if isinstance(value, batch_type) else batch_type(inner(value))
+
+    return core_schema.no_info_wrap_validator_function(
+        validate,
+        rows,
+        serialization=core_schema.wrap_serializer_function_ser_schema(
+            lambda batch, inner: inner(batch.unstack()), schema=rows
+        ),
+    )
+

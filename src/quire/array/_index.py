@@ -1,0 +1,49 @@
+"""Positions of rows: integers, slices, lists, masks, arrays and tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quire.errors import RowIndexError
+from quire.tensors import framework_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def resolve_index(key: Any, length: int) -> int | slice | NDArray[np.int64]:
+    """What a key means among so many rows; negative positions count from the end."""
+    if isinstance(key, slice):
+        return key
+    if isinstance(key, (int, np.integer)) and not isinstance(key, (bool, np.bool_)):
+        return _checked(int(key), length)
+    framework = framework_of(key)
+    array = np.asarray(list(key) if isinstance(key, range) else key) if framework is None else framework.to_numpy(key)
+    if array.ndim == 0 and array.dtype.kind in "iu":
+        return _checked(int(array), length)
+    if array.ndim != 1 or array.dtype.kind not in "biuf":
+        raise RowIndexError(f"{key!r} is not a position: use an int, a slice, or a list, array or mask with one dimension.")
+    if array.dtype.kind == "b":
+        if len(array) != length:
+            raise RowIndexError(f"the mask has {len(array)} entries, but there are {length} rows.")
+        return np.flatnonzero(array)
+    return _positions(array, length)
+
+
+def _positions(array: NDArray[Any], length: int) -> NDArray[np.int64]:
+    if array.dtype.kind == "f" and array.size:
+        raise RowIndexError("positions are integers, got floats.")
+    positions = array.astype(np.int64)
+    positions = np.where(positions < 0, positions + length, positions)
+    wrong = (positions < 0) | (positions >= length)
+    if wrong.any():
+        raise RowIndexError(f"position {array[wrong][0]} is out of range: there are {length} rows.")
+    return positions
+
+
+def _checked(index: int, length: int) -> int:
+    if not -length <= index < length:
+        raise RowIndexError(f"position {index} is out of range: there are {length} rows.")
+    return index % length

@@ -1,0 +1,204 @@
+"""What the methods of DocumentArray do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
+
+import numpy as np
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from quire._typing import is_document_type
+from quire.array._find import Metric, as_matrix, nearest
+from quire.array._insert import admit
+from quire.display import render_rows_html
+from quire.document import BaseDocument
+from quire.errors import DocumentTypeError, PathError, SchemaError, did_you_mean
+from quire.tensors import framework_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from quire.array._array import DocumentArray
+
+ArrayT = TypeVar("ArrayT", bound="DocumentArray[Any]")
+
+
+def bind(array_type: type[Any], parameter: Any) -> dict[str, Any]:
+    """What a class of arrays of one document class is given."""
+    if not (isinstance(parameter, type) and issubclass(parameter, BaseDocument)):
+        hint = " Give the class, not a document." if isinstance(parameter, BaseDocument) else ""
+        raise SchemaError(f"{array_type.__name__}[...] takes a document class, got {parameter!r}.{hint}")
+    return {"document_type": parameter}
+
+
+def common_type(array: DocumentArray[Any]) -> type[Any]:
+    """The document class of an array; of one without a type, the class that all its documents have."""
+    found = set(map(type, array._documents)) if array.document_type is BaseDocument else ()
+    return next(iter(found)) if len(found) == 1 else array.document_type
+
+
+def select(array: ArrayT, rows: int | slice | NDArray[np.int64]) -> Any:
+    """A document, or an array of documents."""
+    documents = array._documents
+    if isinstance(rows, (int, slice)):
+        return documents[rows] if isinstance(rows, int) else array._like(documents[rows])
+    return array._like([documents[i] for i in rows.tolist()])
+
+
+def replace(array: DocumentArray[Any], rows: int | slice | NDArray[np.int64], value: Any) -> None:
+    """Put documents in the place of others: all of them, or none if one does not fit."""
+    documents = array._documents
+    changed = list(documents)
+    if isinstance(rows, (int, slice)):
+        incoming = admit(type(array), [value] if isinstance(rows, int) else value)
+        changed[rows] = incoming[0] if isinstance(rows, int) else incoming
+    else:
+        incoming = admit(type(array), value)
+        if len(incoming) != len(rows):
+            raise DocumentTypeError(f"{type(array).__name__}: {len(rows)} positions, but {len(incoming)} documents.")
+        for row, document in zip(rows.tolist(), incoming, strict=True):
+            changed[row] = document
+    array._check_unique([], changed)
+    reorder(array, changed)
+
+
+def delete(array: DocumentArray[Any], rows: int | slice | NDArray[np.int64]) -> None:
+    """Take documents out."""
+    changed = list(array._documents)
+    for row in [rows] if isinstance(rows, (int, slice)) else sorted(set(rows.tolist()), reverse=True):
+        del changed[row]
+    reorder(array, changed)
+
+
+def reorder(array: DocumentArray[Any], documents: list[Any]) -> None:
+    """The array with other contents, which are known to fit."""
+    array._restore(documents, unique_ids=array._unique_ids)
+
+
+def run(array: ArrayT, steps: list[Callable[[], None]]) -> ArrayT:
+    """Carry out what was planned."""
+    for step in steps:
+        step()
+    object.__setattr__(array, "_positions", None)
+    return array
+
+
+def attribute(array: DocumentArray[Any], name: str) -> Any:
+    """A column by attribute. Methods come first: a field called like one is read as docs['append']."""
+    if name.startswith("__") or (name.startswith("_") and name not in array._schema.by_name):
+        raise AttributeError(f"{type(array).__name__!r} object has no attribute {name!r}")
+    return array[name]
+
+
+def set_attribute(array: DocumentArray[Any], name: str, value: Any) -> None:
+    """Set a column by attribute, or an attribute that a subclass brings."""
+    fields = array._schema.by_name
+    if hasattr(type(array), name):
+        if name in fields:
+            raise PathError(f"{name!r} is a method of {type(array).__name__}: set the column by docs[{name!r}] = values.")
+        object.__setattr__(array, name, value)
+    elif name in fields:
+        array[name] = value
+    elif hasattr(array, "__dict__"):
+        object.__setattr__(array, name, value)
+    else:
+        raise PathError(f"{array._schema.name} has no field {name!r}. {did_you_mean(name, fields)}")
+
+
+def by_id(array: DocumentArray[Any], key: Any) -> Any:
+    """The first document with an id, from an index that is built when it is first asked for."""
+    for _ in range(2):  # the second time with a new index: a document's id may have been set since
+        positions = array._positions
+        if positions is None:
+            ids = [document.__dict__.get("id") for document in array._documents]
+            positions = {document_id: i for i, document_id in reversed(list(enumerate(ids)))}
+            object.__setattr__(array, "_positions", positions)
+        row = positions.get(key)
+        if row is not None and array._documents[row].__dict__.get("id") == key:
+            return array._documents[row]
+        object.__setattr__(array, "_positions", None)
+    raise PathError(f"no document in {array!r} has the id {key!r}.")
+
+
+def empty(array_type: type[ArrayT], size: int, default: Callable[[], type[Any]]) -> ArrayT:
+    """So many documents made from nothing."""
+    document_type = array_type.document_type
+    if document_type is BaseDocument:
+        document_type = default()
+    required = [field.name for field in document_type.document_schema().fields if field.required]
+    if required:
+        raise SchemaError(
+            f"{array_type.__name__}.empty: {document_type.__name__} has no default for {', '.join(required)}."
+        )
+    return array_type._trusted([document_type() for _ in range(size)])
+
+
+def split_by(array: ArrayT, path: str) -> dict[Any, ArrayT]:
+    """An array for each value at a path, in the order in which the values appear."""
+    groups: dict[Any, list[int]] = {}
+    for row, value in enumerate(array[path]):
+        groups.setdefault(value, []).append(row)
+    return {value: array[rows] for value, rows in groups.items()}
+
+
+def find(
+    array: DocumentArray[Any], queries: Any, field: str, metric: Metric, limit: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
+    """Positions and scores of the nearest documents for each query."""
+    vectors = array[field]
+    rows = np.array([row for row, vector in enumerate(vectors) if vector is not None], np.int64)
+    wanted = query_vectors(queries, field)
+    matrix = as_matrix([vectors[row] for row in rows.tolist()], field) if len(rows) else wanted[:0]
+    return ((rows[found], scores) for found, scores in nearest(matrix, wanted, metric, limit))
+
+
+def query_vectors(queries: Any, field: str) -> NDArray[Any]:
+    """Vectors, or the vectors of documents, as a matrix."""
+    return as_matrix(queries if framework_of(queries) else [_vector(query, field) for query in queries], "queries")
+
+
+def _vector(query: Any, field: str) -> Any:
+    if not is_document_type(type(query)):
+        return query
+    for name in field.split("."):
+        query = query.__dict__[name]
+    return query
+
+
+def html(array: DocumentArray[Any]) -> str:
+    """The first documents as a table."""
+    names = [field.name for field in array._schema.fields]
+    rows = [[document.__dict__.get(name) for name in names] for document in array._documents[:10]]
+    return render_rows_html(type(array).__name__, names, rows, len(array))
+
+
+def core_schema_of(array_type: type[Any], source: Any, handler: Any) -> CoreSchema:
+    """pydantic's plan for a field of arrays: an array as it is, or a list of what becomes documents."""
+    if get_origin(source) is array_type:
+        parameter = get_args(source)[0]
+        array_type = array_type if isinstance(parameter, TypeVar) else array_type[parameter]  # type: ignore[index]
+    items = core_schema.list_schema(handler.generate_schema(array_type.document_type))
+
+    def validate(value: Any, inner: Callable[[Any], list[Any]]) -> Any:
+        if isinstance(value, array_type):
+            return value
+        if isinstance(value, Iterable) and not isinstance(value, (list, str, bytes, dict)):
+            value = list(value)
+        return array_type._trusted(inner(value))
+
+    def check(value: Any) -> Any:
+        if isinstance(value, array_type):
+            return value
+        raise PydanticCustomError("array", "expected {array}", {"array": array_type.__name__})
+
+    return core_schema.lax_or_strict_schema(
+        lax_schema=core_schema.no_info_wrap_validator_function(validate, items),
+        strict_schema=core_schema.json_or_python_schema(
+            core_schema.no_info_wrap_validator_function(validate, items),
+            core_schema.no_info_plain_validator_function(check),
+        ),
+        serialization=core_schema.wrap_serializer_function_ser_schema(
+            lambda array, inner: inner(array._documents), schema=items
+        ),
+    )

@@ -1,0 +1,98 @@
+"""Every exception that quire raises, under one base.
+
+    QuireError
+    ├─ SchemaError(TypeError)              an annotation or a type parameter that has no meaning here
+    ├─ PathError(KeyError, AttributeError) no such field; tells the nearest names
+    ├─ TensorError(ValueError)             a tensor that does not fit its type, or cannot be converted without loss
+    ├─ DocumentTypeError(TypeError)        a value that is not a document of the array's type
+    ├─ RowIndexError(IndexError)           a position, slice or mask that does not fit the rows
+    ├─ DuplicateIdError(ValueError)        two documents with one id, where ids were asked to be unique
+    ├─ ColumnError(ValueError)             rows that do not make a column: mixed shapes, mixed dtypes, wrong length
+    ├─ QueryError(ValueError)              a filter or a search that cannot be understood
+    ├─ PickleError(PicklingError)          a class that pickle cannot name
+    └─ MissingDependencyError(ImportError) an extra that is not installed; names the install command
+       └─ ImportOrderError                 two frameworks that cannot be imported in this order
+
+Invalid field values of a document raise pydantic's own `ValidationError`, which names the field's path.
+"""
+
+from __future__ import annotations
+
+import difflib
+import pickle
+from collections.abc import Iterable
+
+__all__ = [
+    "ColumnError",
+    "DocumentTypeError",
+    "DuplicateIdError",
+    "ImportOrderError",
+    "MissingDependencyError",
+    "PathError",
+    "PickleError",
+    "QueryError",
+    "QuireError",
+    "RowIndexError",
+    "SchemaError",
+    "TensorError",
+]
+
+
+class QuireError(Exception):
+    """The base of every error that quire raises itself."""
+
+
+class SchemaError(QuireError, TypeError):
+    """An annotation or a type parameter that has no meaning here."""
+
+
+class PathError(QuireError, KeyError, AttributeError):
+    """A path that names no field."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would show the repr
+
+
+class TensorError(QuireError, ValueError):
+    """A tensor that does not fit its type, or cannot be converted without loss."""
+
+
+class DocumentTypeError(QuireError, TypeError):
+    """A value that is not a document of the array's type."""
+
+
+class RowIndexError(QuireError, IndexError):
+    """A position, slice or mask that does not fit the rows."""
+
+
+class DuplicateIdError(QuireError, ValueError):
+    """Two documents with one id in an array whose ids are unique."""
+
+
+class ColumnError(QuireError, ValueError):
+    """Rows that do not make a column."""
+
+
+class QueryError(QuireError, ValueError):
+    """A filter or a search that cannot be understood."""
+
+
+class PickleError(QuireError, pickle.PicklingError):
+    """A class that pickle cannot name."""
+
+
+class MissingDependencyError(QuireError, ImportError):
+    """An optional dependency that is not installed."""
+
+
+class ImportOrderError(MissingDependencyError):
+    """Two frameworks that cannot be imported in this order."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest known names, else all of them."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=3)
+    if near:
+        return f"Did you mean {' or '.join(repr(n) for n in near)}?"
+    return f"Known: {', '.join(names) or 'none'}."

@@ -1,0 +1,257 @@
+"""The plan of a document class: its fields and their kinds, worked out once.
+
+Everything that moves documents (columns, bytes, files, display) is a loop over a `Schema`; nothing else looks at
+annotations. A schema is built when it is first asked for, so forward references and recursive documents resolve.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from functools import cached_property
+from pathlib import PurePath
+from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin
+from uuid import UUID
+
+from pydantic import PydanticUndefinedAnnotation
+from pydantic.fields import FieldInfo
+
+from quire._paths import FieldPath, join_path
+from quire._typing import is_array_type, is_document_type
+from quire.errors import PathError, SchemaError, did_you_mean
+from quire.tensors import TensorSpec, TensorType, tensor_type_of
+
+
+class FieldKind(str, Enum):
+    """What a field holds."""
+
+    TENSOR = "tensor"
+    SCALAR = "scalar"
+    TEXT = "text"
+    BYTES = "bytes"
+    ENUM = "enum"
+    DATETIME = "datetime"
+    DATE = "date"
+    TIME = "time"
+    TIMEDELTA = "timedelta"
+    UUID = "uuid"
+    DECIMAL = "decimal"
+    PATH = "path"
+    DOCUMENT = "document"
+    DOCUMENTS = "documents"
+    LIST = "list"
+    DICT = "dict"
+    UNION = "union"
+    ANY = "any"
+
+
+_SIMPLE_KINDS: tuple[tuple[type, FieldKind], ...] = (  # the first that fits: a datetime is a date too
+    (Enum, FieldKind.ENUM),
+    (bool, FieldKind.SCALAR),
+    (int, FieldKind.SCALAR),
+    (float, FieldKind.SCALAR),
+    (complex, FieldKind.SCALAR),
+    (str, FieldKind.TEXT),
+    (bytes, FieldKind.BYTES),
+    (datetime, FieldKind.DATETIME),
+    (date, FieldKind.DATE),
+    (time, FieldKind.TIME),
+    (timedelta, FieldKind.TIMEDELTA),
+    (UUID, FieldKind.UUID),
+    (Decimal, FieldKind.DECIMAL),
+    (PurePath, FieldKind.PATH),
+    (Mapping, FieldKind.DICT),
+    (Set, FieldKind.LIST),
+    (Sequence, FieldKind.LIST),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a document class.
+
+    `type` is the class behind the kind: the nested document, the array, the tensor type, the scalar. `items` are the
+    parts of a list, a dict or a union.
+    """
+
+    name: str
+    kind: FieldKind
+    type: Any
+    nullable: bool = False
+    required: bool = True
+    recursive: bool = False
+    items: tuple[Field, ...] = ()
+
+    @property
+    def spec(self) -> TensorSpec:
+        """What a tensor field asks of its tensors."""
+        return self.type.spec if isinstance(self.type, TensorType) else TensorSpec()
+
+    @property
+    def document_type(self) -> Any:
+        """The document class of a field of documents."""
+        return self.type.document_type if self.kind is FieldKind.DOCUMENTS else self.type
+
+    def __str__(self) -> str:
+        return _describe(self)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The fields of a document class, in order."""
+
+    document_type: type[Any]
+    fields: tuple[Field, ...]
+    keeps_more: bool = dataclass_field(default=False, compare=False)
+    """Whether documents may hold more than their fields: extra values or private attributes."""
+
+    @property
+    def name(self) -> str:
+        """The document class's name."""
+        return self.document_type.__name__
+
+    @cached_property
+    def by_name(self) -> dict[str, Field]:
+        """The fields by name."""
+        return {field.name: field for field in self.fields}
+
+    def resolve(self, path: FieldPath) -> tuple[Field, ...]:
+        """The fields along a path, or an error that names the nearest ones."""
+        schema: Schema | None = self
+        found: list[Field] = []
+        for depth, name in enumerate(path):
+            if schema is None:
+                here = join_path(path[:depth])
+                raise PathError(f"{self.name}.{here} is {found[-1]}, which has no fields; {join_path(path)!r} goes on.")
+            if name not in schema.by_name:
+                hint = did_you_mean(name, schema.by_name)
+                raise PathError(f"{schema.name} has no field {name!r} (in the path {join_path(path)!r}). {hint}")
+            found.append(schema.by_name[name])
+            nested = found[-1].kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS)
+            schema = found[-1].document_type.document_schema() if nested else None
+        return tuple(found)
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{f.name}: {f}' for f in self.fields)})"
+
+
+def build_schema(document_type: type[Any]) -> Schema:
+    """Compile a document class."""
+    if not document_type.__pydantic_complete__:
+        try:
+            document_type.model_rebuild()
+        except PydanticUndefinedAnnotation as error:
+            raise SchemaError(
+                f"{document_type.__name__} names a type that is not defined yet: {error.name!r}. "
+                "Define it, or call model_rebuild() where it is known."
+            ) from error
+    fields = tuple(
+        _compile(name, info.annotation, info.metadata, required=info.is_required(), owner=document_type)
+        for name, info in document_type.model_fields.items()
+    )
+    more = document_type.model_config.get("extra") == "allow" or bool(document_type.__private_attributes__)
+    return Schema(document_type, fields, keeps_more=more)
+
+
+def field_tensor_type(info: FieldInfo) -> TensorType | None:
+    """The tensor type of one pydantic field, or of its value where it is optional."""
+    annotation, metadata = _unwrap(info.annotation, tuple(info.metadata))
+    members = [member for member in get_args(annotation) if member is not type(None)]
+    if get_origin(annotation) in (Union, types.UnionType) and len(members) == 1:
+        annotation, metadata = _unwrap(members[0], metadata)
+    return tensor_type_of(annotation, metadata)
+
+
+def _compile(name: str, annotation: Any, metadata: Iterable[Any], *, required: bool, owner: type[Any]) -> Field:
+    annotation, metadata = _unwrap(annotation, tuple(metadata))
+    if get_origin(annotation) in (Union, types.UnionType):
+        members = [member for member in get_args(annotation) if member is not type(None)]
+        nullable = len(members) < len(get_args(annotation))
+        if len(members) != 1:
+            parts = tuple(_compile(name, member, (), required=True, owner=owner) for member in members)
+            return Field(name, FieldKind.UNION, annotation, nullable, required, items=parts)
+        inner = _compile(name, members[0], metadata, required=required, owner=owner)
+        return Field(name, inner.kind, inner.type, nullable, required, inner.recursive, inner.items)
+    kind, tp = _kind(annotation, metadata)
+    items: tuple[Field, ...] = ()
+    if kind in (FieldKind.LIST, FieldKind.DICT):
+        arguments = [argument for argument in get_args(annotation) if argument is not Ellipsis]
+        items = tuple(_compile(name, argument, (), required=True, owner=owner) for argument in arguments)
+    recursive = kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS) and _reaches(tp, owner)
+    return Field(name, kind, tp, annotation in (None, type(None)), required, recursive, items)
+
+
+def _unwrap(annotation: Any, metadata: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """Take off Annotated, NewType and type aliases, keeping what was annotated."""
+    while True:
+        if get_origin(annotation) is Annotated:
+            annotation, *inner = get_args(annotation)
+            metadata = (*inner, *metadata)
+        elif isinstance(annotation, NewType):
+            annotation = annotation.__supertype__
+        elif hasattr(annotation, "__value__"):  # type X = ...
+            annotation = annotation.__value__
+        else:
+            return annotation, metadata
+
+
+def _kind(annotation: Any, metadata: tuple[Any, ...]) -> tuple[FieldKind, Any]:
+    tensor_type = tensor_type_of(annotation, metadata)
+    if tensor_type is not None:
+        return FieldKind.TENSOR, tensor_type
+    origin = get_origin(annotation)
+    if origin is Literal:
+        types_ = {type(value) for value in get_args(annotation)}
+        return _kind(types_.pop(), ()) if len(types_) == 1 else (FieldKind.ANY, annotation)
+    if is_array_type(origin):
+        annotation = origin[get_args(annotation)[0]]  # type: ignore[index]
+    elif isinstance(annotation, TypeVar):
+        return FieldKind.ANY, Any
+    if is_document_type(annotation):
+        return FieldKind.DOCUMENT, annotation
+    if is_array_type(annotation):
+        return FieldKind.DOCUMENTS, annotation
+    tp = origin or annotation
+    for known, kind in _SIMPLE_KINDS:
+        if isinstance(tp, type) and issubclass(tp, known):
+            return kind, tp
+    return FieldKind.ANY, annotation
+
+
+def _reaches(tp: Any, owner: type[Any]) -> bool:
+    """Whether a document class leads back to the owner: such a field nests without end and has no columns."""
+    todo, seen = [getattr(tp, "document_type", tp)], set()
+    while todo:
+        current = todo.pop()
+        if current is owner:
+            return True
+        if current in seen:
+            continue
+        seen.add(current)
+        for info in current.model_fields.values():
+            todo.extend(_documents_in(info.annotation))
+    return False
+
+
+def _documents_in(annotation: Any) -> list[type[Any]]:
+    annotation, _ = _unwrap(annotation, ())
+    if is_document_type(annotation):
+        return [annotation]
+    if is_array_type(annotation):
+        return [annotation.document_type] if is_document_type(annotation.document_type) else []
+    return [found for argument in get_args(annotation) for found in _documents_in(argument)]
+
+
+def _describe(field: Field) -> str:
+    if field.kind is FieldKind.UNION:
+        text = " | ".join(str(item) for item in field.items)
+    elif field.items:
+        text = f"{field.type.__name__}[{', '.join(str(item) for item in field.items)}]"
+    else:
+        text = getattr(field.type, "__name__", str(field.type))
+    return f"{text} | None" if field.nullable and text != "NoneType" else text

@@ -1,0 +1,92 @@
+"""`Annotated[torch.Tensor, Shape(3, 224, 224), DType('float32')]`: the spelling that static checkers understand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, get_args, get_origin
+
+import numpy as np
+from pydantic_core import CoreSchema
+
+from quire.errors import SchemaError
+from quire.tensors._registry import framework_of_type
+from quire.tensors._spec import Dimension, TensorSpec, dtype_name
+from quire.tensors._type import TensorType
+from quire.tensors._types import JaxArray, NativeTensorFlow, NdArray, PaddleTensor, TorchTensor
+
+_PLAIN_TYPES: dict[str, TensorType] = {
+    "numpy": NdArray,
+    "torch": TorchTensor,
+    "jax": JaxArray,
+    "paddle": PaddleTensor,
+    "tensorflow": NativeTensorFlow,
+}
+
+
+class _Annotation:
+    """A part of a tensor's spec, written inside `Annotated`."""
+
+    __slots__ = ()
+
+    def refine(self, spec: TensorSpec) -> TensorSpec:
+        raise NotImplementedError
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        inner = handler(source)
+        known = inner.get("metadata", {}).get("quire_tensor") or native_tensor_type(source)
+        if known is None:
+            raise SchemaError(f"{self!r} describes a tensor, but {source!r} is none.")
+        return known._with(self.refine(known.spec)).core_schema()
+
+
+@dataclass(frozen=True, init=False)
+class Shape(_Annotation):
+    """The shape of an annotated tensor: sizes, names, and `...` for any number of dimensions."""
+
+    dimensions: tuple[Dimension, ...]
+
+    def __init__(self, *dimensions: Dimension) -> None:
+        TensorSpec(dimensions)  # refuses what is not a dimension
+        object.__setattr__(self, "dimensions", dimensions)
+
+    def refine(self, spec: TensorSpec) -> TensorSpec:
+        return replace(spec, shape=self.dimensions)
+
+
+@dataclass(frozen=True, init=False)
+class DType(_Annotation):
+    """The dtype of an annotated tensor, by its common name or as any framework's dtype object."""
+
+    name: str
+
+    def __init__(self, dtype: Any) -> None:
+        object.__setattr__(self, "name", dtype_name(dtype))
+
+    def refine(self, spec: TensorSpec) -> TensorSpec:
+        return replace(spec, dtype=self.name)
+
+
+def native_tensor_type(annotation: Any) -> TensorType | None:
+    """The tensor type of a framework's own class: torch.Tensor -> TorchTensor, NDArray[np.float32] -> NdArray[float32]."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is np.ndarray:
+        scalars = get_args(arguments[-1]) if arguments else ()
+        concrete = scalars and isinstance(scalars[0], type) and issubclass(scalars[0], np.generic)
+        exact = concrete and scalars[0] not in (np.generic, np.number, np.floating, np.integer, np.complexfloating)
+        return NdArray._with(TensorSpec(dtype=dtype_name(scalars[0]))) if exact else NdArray
+    if not isinstance(annotation, type) or isinstance(annotation, TensorType):
+        return None
+    framework = framework_of_type(annotation)
+    if framework is None or annotation is not framework.native:
+        return None
+    return _PLAIN_TYPES.get(framework.name)
+
+
+def tensor_type_of(annotation: Any, metadata: Iterable[Any] = ()) -> TensorType | None:
+    """The tensor type that an annotation with its metadata means, or None if it is not a tensor."""
+    found = annotation if isinstance(annotation, TensorType) else native_tensor_type(annotation)
+    for extra in metadata:
+        if found is not None and isinstance(extra, _Annotation):
+            found = found._with(extra.refine(found.spec))
+    return found

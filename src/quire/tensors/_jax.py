@@ -1,0 +1,81 @@
+"""jax arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from quire.errors import TensorError
+from quire.tensors._framework import Framework, arrays_equal, common_dtype
+from quire.tensors._numpy import native_array
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_WIDE = ("float64", "int64", "uint64", "complex128")  # what jax cuts in half while its 64-bit switch is off
+
+
+class JaxFramework(Framework):
+    """jax.Array."""
+
+    name = "jax"
+    native = jax.Array
+
+    @property
+    def default_dtypes(self) -> dict[str, str]:  # type: ignore[override]
+        return {"f": "float32", "i": "int64" if jax.config.jax_enable_x64 else "int32"}
+
+    def handles(self, tp: type[Any]) -> bool:
+        return issubclass(tp, jax.Array)
+
+    def dtype(self, value: Any) -> str:
+        return str(value.dtype.name)
+
+    def native_dtype(self, name: str) -> Any:
+        return common_dtype(name)
+
+    def device(self, value: Any) -> str:
+        return str(value.device)
+
+    def to_numpy(self, value: Any) -> NDArray[Any]:
+        return np.asarray(value)
+
+    def from_numpy(self, array: NDArray[Any]) -> Any:
+        array = native_array(array, "jax")
+        if array.dtype.name in _WIDE and not jax.config.jax_enable_x64:
+            raise TensorError(
+                f"jax would cut {array.dtype.name} to 32 bits. Switch its 64-bit types on "
+                "(jax.config.update('jax_enable_x64', True)) or cast the values before."
+            )
+        return jnp.asarray(array)
+
+    def stack(self, values: Sequence[Any]) -> Any:
+        return jnp.stack(values)
+
+    def concat(self, columns: Sequence[Any]) -> Any:
+        return jnp.concatenate(columns)
+
+    def take(self, column: Any, indices: NDArray[np.int64]) -> Any:
+        return column[indices]
+
+    def zeros(self, shape: tuple[int, ...], dtype: str, like: Any = None) -> Any:
+        return self.from_numpy(np.zeros(shape, common_dtype(dtype)))
+
+    def equal(self, a: Any, b: Any) -> bool:
+        if a.dtype != b.dtype or a.shape != b.shape or a.devices() != b.devices():
+            return False
+        return arrays_equal(np.asarray(a), np.asarray(b))
+
+    def to_device(self, value: Any, device: Any, *, non_blocking: bool = False) -> Any:
+        return jax.device_put(value, jax.devices(device)[0] if isinstance(device, str) else device)
+
+    def unstack(self, column: Any) -> list[Any]:
+        return list(column)
+
+
+
+framework = JaxFramework()

@@ -1,0 +1,82 @@
+"""numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quire.errors import TensorError
+from quire.tensors._framework import Framework, arrays_equal, common_dtype
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class NumpyFramework(Framework):
+    """numpy.ndarray and its subclasses."""
+
+    name = "numpy"
+    native = np.ndarray
+    default_dtypes = {"f": "float64", "i": "int64"}
+
+    def handles(self, tp: type[Any]) -> bool:
+        return issubclass(tp, np.ndarray)
+
+    def dtype(self, value: Any) -> str:
+        return str(value.dtype.name)
+
+    def native_dtype(self, name: str) -> Any:
+        return common_dtype(name)
+
+    def to_numpy(self, value: Any) -> NDArray[Any]:
+        return np.asarray(value)
+
+    def from_numpy(self, array: NDArray[Any]) -> Any:
+        return array
+
+    def stack(self, values: Sequence[Any]) -> Any:
+        return np.stack(values)
+
+    def concat(self, columns: Sequence[Any]) -> Any:
+        return np.concatenate(columns)
+
+    def take(self, column: Any, indices: NDArray[np.int64]) -> Any:
+        return column.take(indices, axis=0)
+
+    def zeros(self, shape: tuple[int, ...], dtype: str, like: Any = None) -> Any:
+        return np.zeros(shape, common_dtype(dtype))
+
+    def equal(self, a: Any, b: Any) -> bool:
+        return arrays_equal(a, b)
+
+    def to_device(self, value: Any, device: Any, *, non_blocking: bool = False) -> Any:
+        return value  # numpy lives in main memory: a column that must move is converted first
+
+    def unstack(self, column: Any) -> list[Any]:
+        if column.ndim > 1:
+            return list(column)
+        return [column[i, ...] for i in range(len(column))]  # a row of a vector is a 0-d array, not a scalar
+
+    def row(self, column: Any, index: int) -> Any:
+        return column[index, ...]
+
+    def convertible(self, value: Any) -> str | None:
+        if value.dtype.kind in "biufc" or value.dtype.kind == "V" and value.dtype.names is None:
+            return None
+        return f"its dtype {value.dtype} holds no numbers"
+
+
+def native_array(array: NDArray[Any], wanted_by: str) -> NDArray[Any]:
+    """The array with a memory layout that other frameworks can share: native byte order, strides forward, writable."""
+    if array.dtype.kind not in "biufcV" or array.dtype.names is not None:
+        raise TensorError(f"{wanted_by} has no tensors of dtype {array.dtype}.")
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if not array.flags.writeable or any(step < 0 for step in array.strides):
+        array = array.copy()
+    return array
+
+
+framework = NumpyFramework()

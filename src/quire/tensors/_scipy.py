@@ -1,0 +1,86 @@
+"""scipy's sparse matrices and arrays: held as they are, compared by value, never stacked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import scipy.sparse
+
+from quire.errors import TensorError
+from quire.tensors._framework import Framework, arrays_equal, common_dtype
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_FORMATS = ("bsr", "coo", "csc", "csr", "dia", "dok", "lil")
+
+
+class ScipyFramework(Framework):
+    """scipy.sparse matrices and arrays of every format."""
+
+    name = "scipy"
+    native = scipy.sparse.spmatrix
+
+    def handles(self, tp: type[Any]) -> bool:
+        return issubclass(tp, (scipy.sparse.spmatrix, scipy.sparse.sparray))
+
+    def dtype(self, value: Any) -> str:
+        return str(value.dtype.name)
+
+    def native_dtype(self, name: str) -> Any:
+        return common_dtype(name)
+
+    def layout(self, value: Any) -> str:
+        return ("array:" if isinstance(value, scipy.sparse.sparray) else "matrix:") + str(value.format)
+
+    def to_coo(self, value: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        *indices, values = _canonical(value)
+        return np.stack(indices).astype(np.int64), values
+
+    def from_coo(self, indices: NDArray[np.int64], values: NDArray[Any], shape: tuple[int, ...], layout: str) -> Any:
+        kind, _, form = layout.partition(":")
+        if kind not in ("array", "matrix") or form not in _FORMATS:
+            raise TensorError(f"scipy has no sparse layout {layout!r}.")
+        make = scipy.sparse.coo_array if kind == "array" else scipy.sparse.coo_matrix
+        return make((values, tuple(indices)), shape=shape).asformat(form)
+
+    def equal(self, a: Any, b: Any) -> bool:
+        if type(a) is not type(b) or a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        return all(arrays_equal(x, y) for x, y in zip(_canonical(a), _canonical(b), strict=True))
+
+    def to_numpy(self, value: Any) -> NDArray[Any]:
+        _refuse("converted")
+
+    def from_numpy(self, array: NDArray[Any]) -> Any:
+        _refuse("made from a dense array")
+
+    def stack(self, values: Sequence[Any]) -> Any:
+        _refuse("stacked")
+
+    def concat(self, columns: Sequence[Any]) -> Any:
+        _refuse("joined")
+
+    def take(self, column: Any, indices: NDArray[np.int64]) -> Any:
+        _refuse("stacked")
+
+    def zeros(self, shape: tuple[int, ...], dtype: str, like: Any = None) -> Any:
+        _refuse("stacked")
+
+    def to_device(self, value: Any, device: Any, *, non_blocking: bool = False) -> Any:
+        return value
+
+
+def _canonical(value: Any) -> list[NDArray[Any]]:
+    coo = value.tocoo().copy()
+    coo.sum_duplicates()
+    return [*coo.coords, coo.data]
+
+
+def _refuse(done: str) -> NoReturn:
+    raise TensorError(f"A scipy sparse matrix cannot be {done} without becoming dense. Call .toarray() yourself.")
+
+
+framework = ScipyFramework()

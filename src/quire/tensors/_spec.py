@@ -1,0 +1,102 @@
+"""What a tensor must look like: a pattern of dimensions and a dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any
+
+from quire.errors import SchemaError
+
+Dimension = int | str | EllipsisType
+
+DTYPES = (
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+    *("bfloat16", "float16", "float32", "float64", "complex64", "complex128", "string"),
+)
+_SYNONYMS = {"bool_": "bool"}  # numpy 1 writes it so
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A pattern for shapes (`None` fits all) and a dtype by its common name (`None` fits all).
+
+    A dimension is a number, a name (equal names are equal sizes) or, once, `...` for any number of dimensions.
+    """
+
+    shape: tuple[Dimension, ...] | None = None
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        shape = self.shape or ()
+        for dimension in shape:
+            named = isinstance(dimension, str) and dimension.isidentifier()
+            sized = isinstance(dimension, int) and not isinstance(dimension, bool) and dimension >= 0
+            if not (named or sized or dimension is Ellipsis):
+                raise SchemaError(
+                    f"{dimension!r} is not a dimension: use a size (3), a name ('height') or ... for any number of them."
+                )
+        if sum(d is Ellipsis for d in shape) > 1:
+            raise SchemaError(f"A shape may contain ... once, got {format_shape(shape)}.")
+
+    @property
+    def fixed_shape(self) -> tuple[int, ...] | None:
+        """The shape, where every dimension is a number."""
+        if self.shape is None or not all(isinstance(d, int) for d in self.shape):
+            return None
+        return self.shape  # type: ignore[return-value]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The named dimensions."""
+        return frozenset(d for d in self.shape or () if isinstance(d, str))
+
+    def bind(self, shape: tuple[int, ...], names: dict[str, int]) -> bool:
+        """Whether the shape fits, given and extending the sizes that names already have."""
+        pattern = self.shape
+        if pattern is None:
+            return True
+        if Ellipsis in pattern:
+            at = pattern.index(Ellipsis)
+            free = len(shape) - len(pattern) + 1
+            if free < 0:
+                return False
+            shape = shape[:at] + shape[at + free :]
+            pattern = pattern[:at] + pattern[at + 1 :]
+        if len(shape) != len(pattern):
+            return False
+        return all(
+            size == (names.setdefault(wanted, size) if isinstance(wanted, str) else wanted)
+            for wanted, size in zip(pattern, shape, strict=True)
+        )
+
+    def fits(self, shape: tuple[int, ...], dtype: str) -> bool:
+        """Whether a tensor of this shape and dtype is what the pattern asks for."""
+        return (self.dtype is None or self.dtype == dtype) and self.bind(shape, {})
+
+    def __str__(self) -> str:
+        parts = [self.dtype or "any dtype", "any shape" if self.shape is None else format_shape(self.shape)]
+        return " ".join(parts)
+
+
+def format_shape(shape: Iterable[Dimension | int]) -> str:
+    """(3, 'h', ...) as it is written in a schema."""
+    parts = ["..." if d is Ellipsis else str(d) for d in shape]
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+
+
+def dtype_name(dtype: Any) -> str:
+    """The common name of a dtype of any framework: np.float32, torch.float32, tf.float32, DType('float32'), 'float32'."""
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype
+    name = str(name).rpartition(".")[2]
+    name = _SYNONYMS.get(name, name)
+    if name not in DTYPES:
+        raise SchemaError(f"{dtype!r} is not a dtype of tensors. Known: {', '.join(DTYPES)}.")
+    return name
+
+
+def looks_like_dtype(value: object) -> bool:
+    """Whether a type parameter is meant as a dtype rather than as a dimension."""
+    return not isinstance(value, (int, str, EllipsisType)) and value is not None

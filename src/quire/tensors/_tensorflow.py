@@ -1,0 +1,240 @@
+"""TensorFlow tensors, dense and sparse, and the wrapper that TensorFlow takes for one of its own.
+
+TensorFlow's eager tensor cannot be subclassed, so a field typed `TensorFlowTensor` holds a wrapper. The wrapper derives
+from TensorFlow's abstract tensor and converts itself on request, which is what TensorFlow asks of a tensor.
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from quire.errors import TensorError
+from quire.tensors._framework import Framework, arrays_equal
+from quire.tensors._numpy import native_array
+from quire.tensors._type import TensorType, reduce_tensor_type
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_AbstractTensor: Any = tf.__internal__.types.Tensor
+
+
+class TensorFlowFramework(Framework):
+    """tf.Tensor, tf.Variable, tf.SparseTensor and quire's wrapper of them."""
+
+    name = "tensorflow"
+    native = tf.Tensor
+
+    def handles(self, tp: type[Any]) -> bool:
+        return issubclass(tp, (_AbstractTensor, tf.SparseTensor, tf.RaggedTensor))
+
+    def shape(self, value: Any) -> tuple[int, ...]:
+        return tuple(-1 if size is None else size for size in unwrap(value).shape)
+
+    def dtype(self, value: Any) -> str:
+        return str(value.dtype.name)
+
+    def native_dtype(self, name: str) -> Any:
+        try:
+            return tf.dtypes.as_dtype(name)
+        except TypeError:
+            raise TensorError(f"tensorflow has no dtype {name!r}.") from None
+
+    def device(self, value: Any) -> str:
+        return str(unwrap(value).device)
+
+    def layout(self, value: Any) -> str:
+        value = unwrap(value)
+        if isinstance(value, tf.SparseTensor):
+            return "coo"
+        return "ragged" if isinstance(value, tf.RaggedTensor) else "dense"
+
+    def to_coo(self, value: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        value = unwrap(value)
+        if not isinstance(value, tf.SparseTensor):
+            raise TensorError("A ragged tensor has no sparse form; call .to_sparse() or .to_tensor() yourself.")
+        value = tf.sparse.reorder(value)
+        return np.ascontiguousarray(value.indices.numpy().T), value.values.numpy()
+
+    def from_coo(self, indices: NDArray[np.int64], values: NDArray[Any], shape: tuple[int, ...], layout: str) -> Any:
+        if layout != "coo":
+            raise TensorError(f"tensorflow has no sparse layout {layout!r}.")
+        return tf.SparseTensor(np.ascontiguousarray(indices.T), self.from_numpy(values), shape)
+
+    def to_numpy(self, value: Any) -> NDArray[Any]:
+        array: NDArray[Any] = np.asarray(unwrap(value).numpy())
+        return array
+
+    def from_numpy(self, array: NDArray[Any]) -> Any:
+        if array.dtype.kind == "O":
+            return tf.constant(array, dtype=tf.string)
+        return tf.constant(native_array(array, "tensorflow"), dtype=self.native_dtype(array.dtype.name))
+
+    def stack(self, values: Sequence[Any]) -> Any:
+        return tf.stack([unwrap(value) for value in values])
+
+    def concat(self, columns: Sequence[Any]) -> Any:
+        return tf.concat(columns, axis=0)
+
+    def take(self, column: Any, indices: NDArray[np.int64]) -> Any:
+        return tf.gather(column, indices)
+
+    def zeros(self, shape: tuple[int, ...], dtype: str, like: Any = None) -> Any:
+        return tf.zeros(shape, self.native_dtype(dtype))
+
+    def equal(self, a: Any, b: Any) -> bool:
+        a, b = unwrap(a), unwrap(b)
+        if type(a) is not type(b) or a.dtype != b.dtype or self.shape(a) != self.shape(b):
+            return False
+        if isinstance(a, tf.SparseTensor):
+            return all(arrays_equal(x, y) for x, y in zip(self.to_coo(a), self.to_coo(b), strict=True))
+        if isinstance(a, tf.RaggedTensor):
+            parts = zip([a.flat_values, *a.nested_row_splits], [b.flat_values, *b.nested_row_splits], strict=True)
+            return all(arrays_equal(x.numpy(), y.numpy()) for x, y in parts)
+        return a.device == b.device and arrays_equal(self.to_numpy(a), self.to_numpy(b))
+
+    def to_device(self, value: Any, device: Any, *, non_blocking: bool = False) -> Any:
+        with tf.device(device):
+            return tf.identity(value)
+
+    def unstack(self, column: Any) -> list[Any]:
+        return list(tf.unstack(column))
+
+    def reshape(self, value: Any, shape: tuple[int, ...]) -> Any:
+        return tf.reshape(unwrap(value), shape)
+
+    def pad(self, value: Any, shape: tuple[int, ...]) -> Any:
+        value = unwrap(value)
+        return tf.pad(value, [(0, want - have) for want, have in zip(shape, value.shape, strict=True)])
+
+    def convertible(self, value: Any) -> str | None:
+        if value.dtype == tf.string:
+            return "it holds strings"
+        if not hasattr(unwrap(value), "numpy"):
+            return "it is symbolic, inside a tf.function"
+        return super().convertible(value)
+
+
+class TensorFlowType(TensorType):
+    """The metaclass of the wrapper: its values are wrappers, not TensorFlow's own objects."""
+
+    def _holds(cls, value: object) -> bool:
+        return type.__instancecheck__(TensorFlowTensor, value)
+
+    def _coerce(cls, value: Any) -> Any:
+        if isinstance(value, (tf.Tensor, tf.Variable, tf.SparseTensor, tf.RaggedTensor)):
+            return TensorFlowTensor(value)
+        return TensorFlowTensor(super()._coerce(value))
+
+    def __call__(cls, tensor: Any) -> Any:
+        if cls is not TensorFlowTensor:
+            return TensorType.__call__(cls, tensor)
+        return type.__call__(cls, tensor)
+
+
+class TensorFlowTensor(_AbstractTensor, metaclass=TensorFlowType, framework="tensorflow"):  # type: ignore[misc]
+    """A TensorFlow tensor in a field: `TensorFlowTensor`, `TensorFlowTensor[3, 'h', 'w']`.
+
+    TensorFlow functions, operators on both sides, `tf.function`, `tf.GradientTape`, Keras and `tf.data` take it
+    directly. `.tensor` and `.unwrap()` give what is inside: a dense tensor (strings included), a `tf.SparseTensor`, or a
+    `tf.Variable`, which is held live: a later `assign` shows. A ragged tensor is refused, because it is no tensor to
+    most of TensorFlow; a field typed `AnyTensor` holds one.
+    """
+
+    __slots__ = ("tensor",)
+    __hash__ = None  # type: ignore[assignment]
+    __array_priority__ = 100
+
+    def __init__(self, tensor: Any) -> None:
+        tensor = unwrap(tensor)
+        if isinstance(tensor, tf.RaggedTensor):
+            raise TensorError(
+                "TensorFlowTensor holds no ragged tensor: call .to_tensor() to pad it, or type the field AnyTensor."
+            )
+        if not isinstance(tensor, (tf.Tensor, tf.Variable, tf.SparseTensor)):
+            tensor = TensorType._coerce(TensorFlowTensor, tensor)
+        object.__setattr__(self, "tensor", tensor)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"A TensorFlowTensor does not change: make a new one instead of setting {name!r}.")
+
+    def unwrap(self) -> Any:
+        """TensorFlow's own object."""
+        return self.tensor
+
+    @property
+    def shape(self) -> Any:
+        return self.tensor.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self.tensor.dtype
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "tensor"), name)
+
+    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> Any:
+        return tf.convert_to_tensor(self.tensor, dtype=dtype, name=name)
+
+    def __tf_flatten__(self) -> tuple[Any, tuple[Any, ...]]:
+        return (), (self.tensor,)  # so that a GradientTape watches what is inside
+
+    @classmethod
+    def __tf_unflatten__(cls, metadata: Any, components: Sequence[Any]) -> Any:
+        return components[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        array = np.asarray(self.tensor.numpy(), dtype=dtype)
+        return array.copy() if copy else array
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return TensorFlowTensor, (self.tensor,)
+
+    def __copy__(self) -> TensorFlowTensor:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TensorFlowTensor:
+        return TensorFlowTensor(copy.deepcopy(self.tensor, memo))
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.tensor)
+
+    def __repr__(self) -> str:
+        return f"TensorFlowTensor({self.tensor!r})"
+
+
+_OPERATORS = (
+    *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod"),
+    *("pow", "rpow", "matmul", "rmatmul", "and", "rand", "or", "ror", "xor", "rxor", "neg", "abs", "invert"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "getitem", "bool", "float", "int", "index", "complex"),
+)
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    def apply(self: TensorFlowTensor, *others: Any) -> Any:
+        return getattr(self.tensor, name)(*(unwrap(other) for other in others))
+
+    apply.__name__ = name
+    return apply
+
+
+for _name in _OPERATORS:
+    setattr(TensorFlowTensor, f"__{_name}__", _operator(f"__{_name}__"))
+
+
+def unwrap(value: Any) -> Any:
+    """TensorFlow's own object of a wrapper; anything else as it is."""
+    return value.tensor if type.__instancecheck__(TensorFlowTensor, value) else value
+
+
+copyreg.pickle(TensorFlowType, reduce_tensor_type)  # type: ignore[arg-type]
+framework = TensorFlowFramework()

@@ -1,0 +1,160 @@
+"""torch tensors, dense and sparse (COO, CSR)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from quire.errors import TensorError
+from quire.tensors._framework import Framework, common_dtype
+from quire.tensors._numpy import native_array
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_CARRIERS = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}  # what numpy and torch both know, by item size
+
+_LAYOUTS = {
+    torch.strided: "dense",
+    torch.sparse_coo: "coo",
+    torch.sparse_csr: "csr",
+    torch.sparse_csc: "csc",
+}
+
+
+class TorchFramework(Framework):
+    """torch.Tensor and its subclasses."""
+
+    name = "torch"
+    native = torch.Tensor
+
+    def handles(self, tp: type[Any]) -> bool:
+        return issubclass(tp, torch.Tensor)
+
+    def dtype(self, value: Any) -> str:
+        return str(value.dtype)[len("torch.") :]
+
+    def native_dtype(self, name: str) -> Any:
+        found = getattr(torch, name, None)
+        if not isinstance(found, torch.dtype):
+            raise TensorError(f"torch has no dtype {name!r}.")
+        return found
+
+    def device(self, value: Any) -> str:
+        return str(value.device)
+
+    def layout(self, value: Any) -> str:
+        return _LAYOUTS.get(value.layout, str(value.layout))
+
+    def to_coo(self, value: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        coo = value.detach().to_sparse_coo().coalesce()
+        return coo.indices().cpu().numpy(), self.to_numpy(coo.values())
+
+    def from_coo(self, indices: NDArray[np.int64], values: NDArray[Any], shape: tuple[int, ...], layout: str) -> Any:
+        coo = torch.sparse_coo_tensor(torch.from_numpy(indices), self.from_numpy(values), shape, is_coalesced=True)
+        wanted = next((known for known, name in _LAYOUTS.items() if name == layout), None)
+        if wanted is None:
+            raise TensorError(f"torch has no sparse layout {layout!r}.")
+        return coo if wanted is torch.sparse_coo else coo.to_sparse(layout=wanted)
+
+    def to_numpy(self, value: Any) -> NDArray[Any]:
+        value = value.detach().cpu().resolve_conj().resolve_neg()
+        if _numpy_lacks(value.dtype):
+            carrier, _ = _CARRIERS[value.dtype.itemsize]
+            array: NDArray[Any] = value.view(carrier).numpy().view(common_dtype(self.dtype(value)))
+            return array
+        plain: NDArray[Any] = value.numpy()
+        return plain
+
+    def from_numpy(self, array: NDArray[Any]) -> Any:
+        array = native_array(array, "torch")
+        if array.dtype.kind == "V" or array.dtype.name.startswith(("bfloat", "float8")):
+            _, carrier = _CARRIERS[array.dtype.itemsize]
+            return torch.from_numpy(array.view(carrier)).view(self.native_dtype(array.dtype.name))
+        try:
+            return torch.from_numpy(array)
+        except TypeError as error:
+            raise TensorError(f"torch has no tensors of dtype {array.dtype}.") from error
+
+    def stack(self, values: Sequence[Any]) -> Any:
+        return torch.stack(values)  # type: ignore[arg-type]
+
+    def concat(self, columns: Sequence[Any]) -> Any:
+        return torch.cat(columns)  # type: ignore[arg-type]
+
+    def take(self, column: Any, indices: NDArray[np.int64]) -> Any:
+        return column.index_select(0, torch.from_numpy(indices).to(column.device))
+
+    def zeros(self, shape: tuple[int, ...], dtype: str, like: Any = None) -> Any:
+        return torch.zeros(shape, dtype=self.native_dtype(dtype), device=None if like is None else like.device)
+
+    def pin(self, value: Any) -> Any:
+        return value.pin_memory() if torch.accelerator.is_available() else value
+
+    def share(self, value: Any) -> Any:
+        return value.share_memory_()
+
+    def equal(self, a: Any, b: Any) -> bool:
+        if a.dtype is not b.dtype or a.shape != b.shape or a.layout is not b.layout or a.device != b.device:
+            return False
+        if a is b or a.is_meta:
+            return a is b
+        with torch.no_grad():
+            return all(_equal(x, y) for x, y in zip(_parts(a), _parts(b), strict=True))
+
+    def to_device(self, value: Any, device: Any, *, non_blocking: bool = False) -> Any:
+        return value.to(device, non_blocking=non_blocking)
+
+    def unstack(self, column: Any) -> list[Any]:
+        return list(column.unbind(0))
+
+    def pad(self, value: Any, shape: tuple[int, ...]) -> Any:
+        made = value.new_zeros(shape)
+        made[tuple(slice(size) for size in value.shape)] = value
+        return made
+
+    def copy(self, value: Any, memo: dict[int, Any]) -> Any:
+        if value.is_leaf:
+            return super().copy(value, memo)
+        return memo.setdefault(id(value), value.detach().clone().requires_grad_())
+
+    def convertible(self, value: Any) -> str | None:
+        if value.requires_grad:
+            return "it is part of a gradient graph (use .detach())"
+        if value.device.type != "cpu":
+            return f"it is on {value.device} (use .cpu())"
+        return super().convertible(value)
+
+
+def _numpy_lacks(dtype: torch.dtype) -> bool:
+    return dtype is torch.bfloat16 or (dtype.is_floating_point and dtype.itemsize == 1)
+
+
+def _parts(value: torch.Tensor) -> list[torch.Tensor]:
+    """The dense tensors that make up a tensor of any layout."""
+    if value.layout is torch.sparse_coo:
+        value = value.coalesce()
+        return [value.indices(), value.values()]
+    if value.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [value.crow_indices(), value.col_indices(), value.values()]
+    if value.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [value.ccol_indices(), value.row_indices(), value.values()]
+    return [value]
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    if a.dtype.is_floating_point and a.dtype.itemsize == 1:
+        a, b = a.float(), b.float()  # torch compares no float8
+    if torch.equal(a, b):
+        return True
+    if not (a.dtype.is_floating_point or a.dtype.is_complex):
+        return False
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+framework = TorchFramework()

@@ -1,0 +1,97 @@
+"""What schemas are annotated with: tensor types, shapes, dtypes and ids.
+
+A static checker sees the framework's own class behind each tensor type. The subscripted form `TorchTensor[3, 'h', 'w']` is
+for run time only; `Annotated[torch.Tensor, Shape(3, 'h', 'w')]` means the same and is understood by checkers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from quire.tensors import DType, Shape, TensorSpec, dtype_name
+from quire.typing._dtypes import (
+    bfloat16,
+    bool_,
+    complex64,
+    complex128,
+    float8_e4m3fn,
+    float8_e5m2,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)
+from quire.typing._id import ID, new_id
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    import jax
+    import numpy as np
+    import paddle
+    import torch
+
+    from quire.tensors._tensorflow import TensorFlowTensor
+
+    NdArray: TypeAlias = np.ndarray[Any, Any]
+    TorchTensor: TypeAlias = torch.Tensor
+    JaxArray: TypeAlias = jax.Array
+    PaddleTensor: TypeAlias = paddle.Tensor
+    AnyTensor: TypeAlias = Any
+else:
+    from quire.tensors import AnyTensor, JaxArray, NdArray, PaddleTensor, TorchTensor
+
+    def __getattr__(name: str) -> Any:
+        if name == "TensorFlowTensor":  # derives from a class of TensorFlow, so it costs that import
+            from quire._optional import require
+
+            require("tensorflow", extra="tensorflow", needed_for=name)
+            from quire.tensors._tensorflow import TensorFlowTensor
+
+            globals()[name] = TensorFlowTensor
+            return TensorFlowTensor
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+# Not TensorFlowTensor: a star import must not import TensorFlow.
+__all__ = [
+    "ID",
+    "AnyTensor",
+    "DType",
+    "JaxArray",
+    "NdArray",
+    "PaddleTensor",
+    "Shape",
+    "TensorSpec",
+    "TorchTensor",
+    "bfloat16",
+    "bool_",
+    "complex64",
+    "complex128",
+    "dtype_name",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "new_id",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "TensorFlowTensor"]

@@ -1,0 +1,45 @@
+"""Document ids: random, cheap, and safe to make in forked processes and threads."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+from uuid import UUID
+
+from pydantic_core import CoreSchema, core_schema
+
+_BLOCK = 256
+_ready: list[str] = []
+
+
+def new_id() -> str:
+    """32 random hexadecimal digits from the operating system, which are fetched by the block."""
+    try:
+        return _ready.pop()
+    except IndexError:
+        digits = os.urandom(16 * _BLOCK).hex()
+        _ready.extend(digits[i : i + 32] for i in range(32, len(digits), 32))
+        return digits[:32]
+
+
+if hasattr(os, "register_at_fork"):  # or parent and child would hand out the same ids
+    os.register_at_fork(after_in_child=_ready.clear)
+
+
+class _IDSchema:
+    """A string; an int or a UUID becomes one."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        number = core_schema.no_info_after_validator_function(str, core_schema.int_schema(strict=True))
+        unique = core_schema.no_info_after_validator_function(UUID.__str__, core_schema.uuid_schema(strict=True))
+        lax = core_schema.union_schema([core_schema.str_schema(), number, unique], mode="left_to_right")
+        return core_schema.lax_or_strict_schema(
+            lax, core_schema.str_schema(), serialization=core_schema.to_string_ser_schema()
+        )
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+        return {"type": "string"}
+
+
+ID = Annotated[str, _IDSchema()]
+"""The type of a document's id: a string."""
