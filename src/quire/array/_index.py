@@ -33,9 +33,13 @@ def resolve_index(key: Any, length: int) -> int | slice | NDArray[np.int64]:
 
 
 def _positions(array: NDArray[Any], length: int) -> NDArray[np.int64]:
-    if array.dtype.kind == "f" and array.size:
+    if not array.size:
+        return np.empty(0, np.int64)
+    if array.dtype.kind == "f":
         raise RowIndexError("positions are integers, got floats.")
-    positions = array.astype(np.int64)
+    positions = np.ascontiguousarray(array, np.int64)
+    if positions.view(np.uint64).max() < length:  # seen without a sign, a negative position is larger than any
+        return positions
     positions = np.where(positions < 0, positions + length, positions)
     wrong = (positions < 0) | (positions >= length)
     if wrong.any():

@@ -8,6 +8,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel
 from typing_extensions import Self
 
 from quire.columns._column import Column, TensorMap, Validity
@@ -17,6 +18,12 @@ from quire.schema import Field, Schema
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+# What makes up a pydantic model, set past its validation: the descriptors themselves are the fastest way.
+_SETTERS = tuple(
+    BaseModel.__dict__[slot].__set__
+    for slot in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+)
 
 
 class Remainder(NamedTuple):
@@ -28,7 +35,7 @@ class Remainder(NamedTuple):
     private: dict[str, Any] | None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Columns:
     """The columns of a number of documents, by field name.
 
@@ -126,13 +133,13 @@ def _restore(
 
 
 def _make_plain(document_type: type[Any], rows: Any, names: set[str]) -> Iterator[Any]:
-    new, put = document_type.__new__, object.__setattr__
+    new, (put_dict, put_names, put_extra, put_private) = object.__new__, _SETTERS
     for row in rows:
         document = new(document_type)
-        put(document, "__dict__", row)
-        put(document, "__pydantic_fields_set__", names)  # shared: it holds every name already, and so never changes
-        put(document, "__pydantic_extra__", None)
-        put(document, "__pydantic_private__", None)
+        put_dict(document, row)
+        put_names(document, names)  # shared: it holds every name already, and so never changes
+        put_extra(document, None)
+        put_private(document, None)
         yield document
 
 
@@ -146,10 +153,9 @@ def _make_one(schema: Schema, row: dict[str, Any], remainder: Remainder | None) 
     elif document_type.__private_attributes__:
         private = {name: attribute.get_default() for name, attribute in document_type.__private_attributes__.items()}
     document = document_type.__new__(document_type)
-    object.__setattr__(document, "__dict__", row)
-    object.__setattr__(document, "__pydantic_fields_set__", {*row, *(extra or ())})
-    object.__setattr__(document, "__pydantic_extra__", None if extra is None else dict(extra))
-    object.__setattr__(document, "__pydantic_private__", None if private is None else dict(private))
+    state = (row, {*row, *(extra or ())}, None if extra is None else dict(extra), None if private is None else dict(private))
+    for put, value in zip(_SETTERS, state, strict=True):
+        put(document, value)
     return document
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,8 +35,9 @@ class ObjectColumn(Column):
         return self.items[index]
 
     def take(self, indices: NDArray[np.int64]) -> Self:
-        items = self.items
-        return type(self)(self.field, [items[i] for i in indices.tolist()])
+        if len(indices) < 2:
+            return type(self)(self.field, [self.items[i] for i in indices.tolist()])
+        return type(self)(self.field, list(itemgetter(*indices.tolist())(self.items)))
 
     def slice(self, rows: slice) -> Self:
         return type(self)(self.field, self.items[rows])

@@ -61,12 +61,11 @@ class TorchFramework(Framework):
         return coo if wanted is torch.sparse_coo else coo.to_sparse(layout=wanted)
 
     def to_numpy(self, value: Any) -> NDArray[Any]:
-        value = value.detach().cpu().resolve_conj().resolve_neg()
         if _numpy_lacks(value.dtype):
             carrier, _ = _CARRIERS[value.dtype.itemsize]
-            array: NDArray[Any] = value.view(carrier).numpy().view(common_dtype(self.dtype(value)))
-            return array
-        plain: NDArray[Any] = value.numpy()
+            array: NDArray[Any] = value.detach().view(carrier).numpy(force=True)
+            return array.view(common_dtype(self.dtype(value)))
+        plain: NDArray[Any] = value.numpy(force=True)
         return plain
 
     def from_numpy(self, array: NDArray[Any]) -> Any:
@@ -86,7 +85,8 @@ class TorchFramework(Framework):
         return torch.cat(columns)  # type: ignore[arg-type]
 
     def take(self, column: Any, indices: NDArray[np.int64]) -> Any:
-        return column.index_select(0, torch.from_numpy(indices).to(column.device))
+        positions = torch.from_numpy(indices)
+        return column.index_select(0, positions if column.is_cpu else positions.to(column.device))
 
     def zeros(self, shape: tuple[int, ...], dtype: str, like: Any = None) -> Any:
         return torch.zeros(shape, dtype=self.native_dtype(dtype), device=None if like is None else like.device)
