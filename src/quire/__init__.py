@@ -9,13 +9,31 @@
 
 from __future__ import annotations
 
-from quire.array import DocumentArray, DocumentBatch
-from quire.document import BaseDocument
-from quire.documents import Document, Image, Text
-from quire.errors import QuireError
-from quire.schema import Field, FieldKind, Schema
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quire.array import DocumentArray, DocumentBatch
+    from quire.document import BaseDocument
+    from quire.documents import Document, Image, Text
+    from quire.errors import QuireError
+    from quire.schema import Field, FieldKind, Schema
 
 __version__ = "0.1.0"
+
+_HOMES = {  # imported when they are first asked for: `import quire` alone costs nothing
+    "BaseDocument": "quire.document",
+    "Document": "quire.documents",
+    "DocumentArray": "quire.array",
+    "DocumentBatch": "quire.array",
+    "Field": "quire.schema",
+    "FieldKind": "quire.schema",
+    "Image": "quire.documents",
+    "QuireError": "quire.errors",
+    "Schema": "quire.schema",
+    "Text": "quire.documents",
+}
+_MODULES = ("array", "columns", "documents", "errors", "schema", "tensors", "typing")
 
 __all__ = [
     "BaseDocument",
@@ -30,3 +48,16 @@ __all__ = [
     "Text",
     "__version__",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"quire.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'quire' has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES, *_MODULES})

@@ -41,6 +41,8 @@ class ParametrizedMeta(ABCMeta):
         return super().__new__(mcls, name, bases, namespace, **kwargs)
 
     def __getitem__(cls, parameter: Any) -> Any:
+        if isinstance(parameter, tuple) and len(parameter) == 1:
+            (parameter,) = parameter  # so typing subscripts what it evaluates
         if isinstance(parameter, str):
             parameter = ForwardRef(parameter)
         if isinstance(parameter, (ForwardRef, TypeVar)):

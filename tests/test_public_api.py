@@ -1,0 +1,57 @@
+"""The public names: exported by hand, found where they say, and nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+
+import pytest
+
+import quire
+import quire.errors
+
+
+def test_every_exported_name_resolves() -> None:
+    assert {name: getattr(quire, name) for name in quire.__all__}.keys() == set(quire.__all__)
+
+
+def test_exports_are_sorted_and_are_the_lazy_names() -> None:
+    assert quire.__all__ == sorted(quire.__all__)
+    assert set(quire.__all__) - {"__version__"} == set(quire._HOMES)
+    assert set(quire.__all__) <= set(dir(quire))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Documnet'"):
+        quire.Documnet  # noqa: B018
+
+
+@pytest.mark.parametrize("name", quire._MODULES)
+def test_modules_are_reached_from_the_package(name: str) -> None:
+    assert getattr(quire, name) is importlib.import_module(f"quire.{name}")
+
+
+def test_every_package_exports_what_it_lists() -> None:
+    for module in pkgutil.walk_packages(quire.__path__, "quire."):
+        if module.ispkg:
+            package = importlib.import_module(module.name)
+            assert all(hasattr(package, name) for name in package.__all__), module.name
+
+
+def test_every_error_is_exported_and_is_drawn_in_the_tree() -> None:
+    errors = {
+        name
+        for name, value in vars(quire.errors).items()
+        if isinstance(value, type) and issubclass(value, quire.QuireError)
+    }
+    assert errors == set(quire.errors.__all__)
+    drawn = set(re.findall(r"\b\w+Error\b(?=\(|\n| )", quire.errors.__doc__ or ""))
+    assert errors <= drawn
+
+
+def test_errors_are_also_what_callers_expect() -> None:
+    assert issubclass(quire.errors.PathError, (KeyError, AttributeError))
+    assert str(quire.errors.PathError("no field 'x'")) == "no field 'x'"
+    assert issubclass(quire.errors.ImportOrderError, ImportError)
+    assert issubclass(quire.errors.RowIndexError, IndexError)
