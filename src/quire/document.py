@@ -7,16 +7,16 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, PrivateAttr
 from pydantic import Field as PydanticField
 from pydantic_core import CoreSchema
-from typing_extensions import Self
+from typing_extensions import Self, dataclass_transform
 
 from quire import _parametrize
 from quire._changes import copy_document, update_document
 from quire._equality import equal_values
 from quire._plan import complete_core_schema
-from quire.display import document_tree, print_document, print_schema, render_html, short_value
+from quire.display import document_tree, nested_rows, print_document, print_schema, render_html, short_value
 from quire.schema import Schema, build_schema
 from quire.typing import ID, new_id
 
@@ -38,6 +38,7 @@ class _Cell:
         return _Cell, ()
 
 
+@dataclass_transform(kw_only_default=True, field_specifiers=(PydanticField, PrivateAttr))
 class DocumentMeta(ModelMetaclass):
     """Lets fields be called like methods, and pickles parametrised generic documents by recipe."""
 
@@ -135,8 +136,7 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
         return copy_document(self, {} if memo is None else memo)
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
-        for name, value in self.__dict__.items():
-            yield name, short_value(value)
+        return [(name, short_value(value)) for name, value in nested_rows(self) or ()]
 
     def _repr_html_(self) -> str:
         return render_html(self)
@@ -147,7 +147,7 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema = handler(source)
-        return complete_core_schema(cls, schema, handler.resolve_ref_schema(schema))
+        return complete_core_schema(cls, schema, handler.resolve_ref_schema)
 
 
 def _reduce(cls: type[BaseDocument]) -> str | tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -1,0 +1,141 @@
+"""Everything that is run around quire, each in an environment of its own: `python -m nox -l` lists it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+
+import nox
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+nox.needs_version = ">=2024.10.9"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.error_on_missing_interpreters = True  # an interpreter that is not there is a failure, not a skip
+nox.options.sessions = ["lint", "types", "layers", "tests"]
+
+ROOT = Path(__file__).parent
+PROJECT = nox.project.load_toml("pyproject.toml")
+EXTRAS = sorted(PROJECT["project"]["optional-dependencies"].keys() - {"all"})
+PYTHON = "3.11"
+TORCH = ("-c", "constraints/3.11.txt")  # goes with every install that could bring torch
+CORE = ("-m", "not needs", "--no-skips")  # the tests that need no extra, every one of them
+
+
+def group(*names: str) -> list[str]:
+    """The requirements of dependency groups; pip itself knows `--group` only since 25.1."""
+    return nox.project.dependency_groups(PROJECT, *names)
+
+
+def install_everything(session: nox.Session, *requirements: str) -> None:
+    """Install quire with every extra; tensorflow-cpu stands for tensorflow, which is larger."""
+    extras = ",".join(extra for extra in EXTRAS if extra != "tensorflow")
+    session.install(*TORCH, "-e", f".[{extras}]", "tensorflow-cpu", *requirements)
+
+
+@nox.session(python=PYTHON)
+def lint(session: nox.Session) -> None:
+    """Ruff: the rules and the format."""
+    session.install(*group("lint"))
+    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "format", "--check", "--diff")
+
+
+@nox.session(python=PYTHON)
+def types(session: nox.Session) -> None:
+    """Mypy, strict, on the sources; mypy and pyright on what users write."""
+    session.install(*TORCH, "-e", ".[torch,jax]", *group("test", "types"))
+    session.run("mypy")
+    session.run("pyright")
+
+
+@nox.session(python=PYTHON)
+def layers(session: nox.Session) -> None:
+    """Imports only go down."""
+    session.install(*group("layers"))
+    session.run("lint-imports", "--no-cache", env={"PYTHONPATH": "src"})
+
+
+@nox.session(python=PYTHON)
+def tests(session: nox.Session) -> None:
+    """Every test, in one environment with every extra."""
+    install_everything(session, *group("test"))
+    session.run("pytest", "--no-skips", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("python, versions", [("3.10", "lowest"), ("3.10", "latest"), ("3.12", "latest"), ("3.13", "latest")])
+def minimal(session: nox.Session, versions: str) -> None:
+    """The core alone, on the other Pythons, and with the lowest versions that pyproject.toml allows."""
+    check_lower_bounds()
+    constraints = ["-c", "constraints/lowest.txt"] if versions == "lowest" else []
+    session.install(*constraints, "-e", ".", *group("test"))
+    session.run("pytest", *CORE, *session.posargs)
+
+
+def check_lower_bounds() -> None:
+    """The bounds in pyproject.toml and the pins in constraints/lowest.txt must be the same versions."""
+    bounds = dict(name_and_version(line) for line in PROJECT["project"]["dependencies"])
+    lines = (ROOT / "constraints/lowest.txt").read_text().splitlines()
+    pins = dict(name_and_version(line) for line in lines if not line.startswith("#"))
+    if bounds != pins:
+        raise SystemExit(f"pyproject.toml asks for {bounds}, constraints/lowest.txt pins {pins}")
+
+
+def name_and_version(requirement: str) -> tuple[str, Version]:
+    """'numpy>=1.26' and 'numpy==1.26.0' alike."""
+    parsed = Requirement(requirement)
+    [specifier] = parsed.specifier
+    return parsed.name, Version(specifier.version)
+
+
+@nox.session(python=PYTHON, reuse_venv=False)
+def package(session: nox.Session) -> None:
+    """Build the sdist, the wheel from it, and test the wheel where the sources cannot be seen."""
+    session.install("build", *group("test"))
+    with tempfile.TemporaryDirectory() as folder:
+        elsewhere = Path(folder)
+        session.run("python", "-m", "build", "--outdir", str(elsewhere / "dist"))
+        [wheel] = (elsewhere / "dist").glob("*.whl")
+        check_top_level(wheel)
+        session.install(str(wheel))
+        for name in ("tests", "docs"):
+            shutil.copytree(ROOT / name, elsewhere / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("README.md", "pyproject.toml"):
+            shutil.copy(ROOT / name, elsewhere)
+        session.chdir(elsewhere)
+        session.run("pytest", *CORE, *session.posargs)
+
+
+def check_top_level(wheel: Path) -> None:
+    """The wheel must add quire and its two packages of generated code to the import path, and nothing else."""
+    with zipfile.ZipFile(wheel) as archive:
+        found = {name.split("/")[0] for name in archive.namelist()}
+    found = {name for name in found if not name.endswith(".dist-info")}
+    if found != {"quire", "quire_proto3", "quire_proto4"}:
+        raise SystemExit(f"{wheel.name} has the top-level names {sorted(found)}")
+
+
+@nox.session(python=PYTHON)
+def docs(session: nox.Session) -> None:
+    """Run every code block of the pages, and build them."""
+    install_everything(session, *group("docs", "test"))
+    session.run("pytest", "--no-skips", "tests/docs")
+    session.run("mkdocs", "build", "--strict", *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@nox.session(python=PYTHON)
+def demo(session: nox.Session) -> None:
+    """The whole story, on data that it makes itself."""
+    session.install(*TORCH, "-e", ".[torch]")
+    session.run("python", "examples/demo.py", *session.posargs)
+
+
+@nox.session(python=PYTHON)
+def bench(session: nox.Session) -> None:
+    """Measure quire beside its peers."""
+    session.install(*TORCH, "-e", ".[torch]", *group("bench"))
+    session.run("python", "benchmarks/core.py", *session.posargs)

@@ -1,0 +1,1 @@
+"""Messages of quire for the protobuf runtime 4 and later."""

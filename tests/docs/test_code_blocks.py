@@ -1,0 +1,68 @@
+"""Every Python block of the README and the docs runs: the blocks of a page in order, in one module."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import textwrap
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^(?P<indent> *)```(?:python|py)\b[^\n]*\n(?P<code>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL)
+CORE = {"google", "numpy", "pydantic", "quire", "rich", "typing_extensions"}
+
+
+def blocks_of(page: str) -> list[str]:
+    """The page's blocks of code, each pushed down to its own line, so that a traceback points into the page."""
+    found = []
+    for match in FENCE.finditer(page):
+        line = page.count("\n", 0, match.start("code"))
+        found.append("\n" * line + textwrap.dedent(match["code"]))
+    return found
+
+
+def needs_of(blocks: list[str]) -> list[str]:
+    """The optional modules that the blocks import."""
+    nodes = [node for block in blocks for node in ast.walk(ast.parse(block))]
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return sorted({name.split(".")[0] for name in names} - CORE - sys.stdlib_module_names)
+
+
+def run(block: str, path: Path | str, namespace: dict[str, object]) -> None:
+    """Run a block as if the page were a module of its own, without the `__future__` imports of this one."""
+    exec(compile(block, path, "exec", dont_inherit=True), namespace)
+
+
+def page_parameter(path: Path) -> object:
+    """The page's path, marked with what the page needs."""
+    needs = needs_of(blocks_of(path.read_text()))
+    marks = [pytest.mark.needs(*needs)] if needs else []
+    return pytest.param(path, marks=marks, id=path.relative_to(ROOT).as_posix())
+
+
+@pytest.mark.parametrize("path", [page_parameter(path) for path in PAGES])
+def test_page_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of the page run one after the other, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    module = ModuleType(f"page_{path.stem}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for block in blocks_of(path.read_text()):
+        run(block, path, module.__dict__)
+
+
+def test_a_failing_block_is_found_with_its_line() -> None:
+    """The extraction sees indented and titled blocks, in order, and keeps the page's line numbers."""
+    page = 'text\n```python title="a"\nx = 1\n```\n- item\n    ```py\n    y = x\n    1 / 0\n    ```\n```text\nno\n```\n'
+    first, second = blocks_of(page)
+    namespace: dict[str, object] = {}
+    run(first, "page", namespace)
+    with pytest.raises(ZeroDivisionError) as caught:
+        run(second, "page", namespace)
+    assert namespace["y"] == 1
+    assert caught.traceback[-1].lineno + 1 == 8

@@ -1,0 +1,70 @@
+"""What checkers know of arrays and batches. Read by mypy and pyright, and run like any test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import assert_type
+
+from quire import BaseDocument, DocumentArray, DocumentBatch
+from quire.typing import Shape
+
+
+class Student(BaseDocument):
+    name: str
+    embedding: Annotated[npt.NDArray[np.float32], Shape(2)]
+
+
+class School(BaseDocument):
+    students: DocumentArray[Student]
+
+
+def students() -> DocumentArray[Student]:
+    return DocumentArray[Student](Student(name=name, embedding=np.ones(2, np.float32)) for name in ("Ada", "Bo"))
+
+
+def test_rows_are_documents_of_the_type() -> None:
+    docs = students()
+    assert_type(docs, DocumentArray[Student])
+    assert_type(docs[0], Student)
+    assert_type(docs[0].name, str)
+    assert_type(docs[:1], DocumentArray[Student])
+    assert_type(docs[[0, 1]], DocumentArray[Student])
+    assert_type(docs[np.array([True, False])], DocumentArray[Student])
+    assert_type([doc.name for doc in docs], list[str])
+    assert_type(docs.by_id(docs[1].id), Student)
+    assert_type(School(students=docs).students[0], Student)
+
+
+def test_parts_and_queries_are_arrays_of_the_type() -> None:
+    docs = students()
+    assert_type(docs.shuffle(seed=0), DocumentArray[Student])
+    assert_type(docs.sample(1), DocumentArray[Student])
+    assert_type(docs.split(0.5, 0.5), list[DocumentArray[Student]])
+    assert_type(docs.batch(2), Iterator[DocumentArray[Student]])
+    assert_type(docs.filter(lambda doc: doc.name == "Ada"), DocumentArray[Student])
+    assert_type(docs.find(docs[0].embedding).documents[0], Student)
+    assert_type(docs + docs, DocumentArray[Student])
+
+
+def test_stack_and_unstack_keep_the_type() -> None:
+    batch = students().stack()
+    assert_type(batch, DocumentBatch[Student])
+    assert_type(batch[0], Student)
+    assert_type(batch[:1], DocumentBatch[Student])
+    assert_type([doc.name for doc in batch], list[str])
+    assert_type(batch.take([0]), DocumentBatch[Student])
+    assert_type(batch.unstack(), DocumentArray[Student])
+    assert_type(DocumentBatch[Student](students()), DocumentBatch[Student])
+    assert_type(DocumentBatch[Student].concat([batch, batch]), DocumentBatch[Student])
+
+
+if TYPE_CHECKING:
+
+    def mistakes(docs: DocumentArray[Student], school: School, anything: Any) -> None:
+        """Each line is an error to both checkers, and an unused ignore would be one too."""
+        docs.append(school)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        DocumentArray[int](anything)  # type: ignore[type-var]  # pyright: ignore[reportInvalidTypeArguments]
