@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from quire._typing import is_array_type, is_document_type
 from quire.errors import DocumentTypeError, PathError, did_you_mean
 from quire.tensors import framework_of
 
 DocT = TypeVar("DocT")
-_Step = Callable[[], None]
+_Undo = list[Callable[[], None]]
 
 SLOTS = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
 """What makes up a pydantic model."""
@@ -34,36 +37,78 @@ def deepcopy_value(value: Any, memo: dict[int, Any]) -> Any:
     if framework is not None:
         return framework.copy(value, memo)
     if type(value) is dict:
-        return {deepcopy_value(key, memo): deepcopy_value(item, memo) for key, item in value.items()}
-    if type(value) in (list, tuple, set):
-        return type(value)(deepcopy_value(item, memo) for item in value)
+        made: dict[Any, Any] = {}
+        memo[id(value)] = made  # before its items: one of them may be the dict again
+        made.update((deepcopy_value(key, memo), deepcopy_value(item, memo)) for key, item in value.items())
+        return made
+    if type(value) is list:
+        items: list[Any] = []
+        memo[id(value)] = items
+        items.extend(deepcopy_value(item, memo) for item in value)
+        return items
+    if type(value) is tuple:
+        return memo.setdefault(id(value), tuple(deepcopy_value(item, memo) for item in value))
     return copy.deepcopy(value, memo)
 
 
 def update_document(document: Any, other: Any, fields: Mapping[str, Any]) -> None:
     """Take over fields; see `BaseDocument.update`."""
-    changes = {**_changes_of(document, other), **fields}
-    unknown = [name for name in changes if name not in document.document_schema().by_name]
-    if unknown and not type(document).model_config.get("extra") == "allow":
-        known = did_you_mean(unknown[0], document.document_schema().by_name)
-        raise PathError(f"{type(document).__name__} has no field {unknown[0]!r}. {known}")
-    for step in _plan_update(document, changes):
-        step()
+    with _whole_or_not_at_all() as undo:
+        _update(document, {**_changes_of(document, other), **fields}, undo)
 
 
-def merge_documents(documents: list[Any], others: list[Any]) -> list[_Step]:
-    """The steps that update the documents whose ids are in both lists and append the rest."""
-    by_id = {document.__dict__.get("id"): document for document in documents}
-    steps: list[_Step] = []
+def merge_documents(documents: list[Any], others: list[Any]) -> None:
+    """Update the documents whose ids are in both lists and append the rest to the first."""
+    with _whole_or_not_at_all() as undo:
+        _merge(documents, others, undo)
+
+
+@contextmanager
+def _whole_or_not_at_all() -> Iterator[_Undo]:
+    """A list for what puts things back; it is run if something goes wrong."""
+    undo: _Undo = []
+    try:
+        yield undo
+    except BaseException:
+        for put_back in reversed(undo):
+            put_back()
+        raise
+
+
+def _update(document: Any, changes: dict[str, Any], undo: _Undo) -> None:
+    _check_names(type(document), changes)
+    undo.append(_restorer(document))
+    replaced = {}
+    for name, value in changes.items():
+        current = document.__dict__.get(name)
+        if name == "id" or value is current:
+            continue
+        if is_document_type(type(current)) and (isinstance(value, Mapping) or type(value) is type(current)):
+            _update(current, _changes_of(current, value), undo)
+        elif is_array_type(type(current)) and value is not None:
+            _merge(current._documents, type(current)(value)._documents, undo)  # type: ignore[call-arg]
+        else:
+            both = isinstance(current, dict) and isinstance(value, Mapping)
+            replaced[name] = {**current, **value} if both else value
+    _assign(document, replaced)
+
+
+def _merge(documents: list[Any], others: list[Any], undo: _Undo) -> None:
+    before = list(documents)
+    undo.append(lambda: documents.__setitem__(slice(None), before))
+    here = set(map(id, documents))
+    known = {document.__dict__.get("id"): document for document in reversed(documents)}
+    known.pop(None, None)
     for other in others:
         key = other.__dict__.get("id")
-        known = by_id.get(key) if key is not None else None
-        if known is None:
-            by_id[key] = other
-            steps.append(lambda other=other: documents.append(other))  # type: ignore[misc]
-        elif known is not other:
-            steps.extend(_plan_update(known, _changes_of(known, other)))
-    return steps
+        if id(other) in here:
+            continue
+        if key in known:
+            _update(known[key], _changes_of(known[key], other), undo)
+        else:
+            documents.append(other)
+            here.add(id(other))
+            known.update({} if key is None else {key: other})
 
 
 def _changes_of(document: Any, other: Any) -> dict[str, Any]:
@@ -76,31 +121,45 @@ def _changes_of(document: Any, other: Any) -> dict[str, Any]:
             f"{type(document).__name__}.update takes a {type(document).__name__} or a mapping, got {type(other).__name__}."
         )
     chosen = other.__pydantic_fields_set__
-    return {name: value for name, value in other.__dict__.items() if name in chosen and name != "id"}
+    values = {**other.__dict__, **(other.__pydantic_extra__ or {})}
+    return {name: value for name, value in values.items() if name in chosen and name != "id"}
 
 
-def _plan_update(document: Any, changes: dict[str, Any]) -> list[_Step]:
-    """Check every change against a copy, and tell the steps that carry them out."""
-    trial, steps, replaced = copy.copy(document), [], {}
-    for name, value in changes.items():
-        if name == "id":
-            continue
-        current = document.__dict__.get(name)
-        if is_document_type(type(current)) and (isinstance(value, (Mapping, type(current)))):
-            steps.extend(_plan_update(current, _changes_of(current, value)))
-        elif is_array_type(type(current)) and value is not current:
-            incoming = type(current)(value)  # type: ignore[call-arg]
-            steps.extend(merge_documents(current._documents, incoming._documents))
-        else:
-            merged = {**current, **value} if isinstance(current, dict) and isinstance(value, Mapping) else value
-            setattr(trial, name, merged)  # validates
-            replaced[name] = getattr(trial, name)
-    return [*steps, lambda: _assign(document, trial, replaced)]
+def _check_names(document_type: type[Any], changes: Mapping[str, Any]) -> None:
+    known = document_type.document_schema().by_name
+    unknown = [name for name in changes if name not in known and name != "id"]
+    if unknown and document_type.model_config.get("extra") != "allow":
+        raise PathError(f"{document_type.__name__} has no field {unknown[0]!r}. {did_you_mean(unknown[0], known)}")
 
 
-def _assign(document: Any, trial: Any, values: dict[str, Any]) -> None:
-    extra = trial.__pydantic_extra__ or {}
-    document.__dict__.update({name: value for name, value in values.items() if name not in extra})
-    if extra:
-        document.__pydantic_extra__.update(extra)
+def _restorer(document: Any) -> Callable[[], None]:
+    before = [copy.copy(getattr(document, slot)) for slot in SLOTS]
+
+    def put_back() -> None:
+        for slot, value in zip(SLOTS, before, strict=True):
+            object.__setattr__(document, slot, value)
+
+    return put_back
+
+
+def _assign(document: Any, values: dict[str, Any]) -> None:
+    """Set fields one by one; where that fails, together: values may only fit each other."""
+    try:
+        for name, value in values.items():
+            setattr(document, name, value)
+    except ValidationError as error:
+        _assign_together(document, values, error)
+
+
+def _assign_together(document: Any, values: dict[str, Any], error: ValidationError) -> None:
+    if len(values) < 2 or any(problem["type"].startswith("frozen") for problem in error.errors()):
+        raise error
+    extra = document.__pydantic_extra__
+    try:
+        made = type(document).model_validate({**document.__dict__, **(extra or {}), **values})
+    except ValidationError:
+        raise error from None
+    document.__dict__.update({name: made.__dict__[name] for name in values if name in made.__dict__})
+    if extra is not None:
+        extra.update(made.__pydantic_extra__)
     document.__pydantic_fields_set__.update(values)

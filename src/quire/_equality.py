@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from quire._typing import is_array_type, is_document_type
@@ -18,16 +19,16 @@ def equal_values(a: Any, b: Any, *, ids: bool = False) -> bool:
         return tp is type(b) and _equal_documents(a, b, ids=ids)
     if is_array_type(tp):
         return _same_array_type(a, b) and _equal_items(a._documents, b._documents, ids=ids)
-    framework = framework_of(a)
-    if framework is not None:
-        return framework_of(b) is framework and framework.equal(a, b)
-    if isinstance(a, float):
-        return isinstance(b, float) and (a == b or (a != a and b != b))
+    framework, other = framework_of(a), framework_of(b)
+    if framework is not None or other is not None:
+        return framework is not None and framework is other and framework.equal(a, b)
+    if isinstance(a, (float, complex, Decimal)):
+        return bool(a == b) or (type(b) is tp and a != a and b != b)
     if isinstance(a, (list, tuple)):
         return isinstance(b, (list, tuple)) and isinstance(a, list) == isinstance(b, list) and _equal_items(a, b, ids=ids)
     if isinstance(a, Mapping):
         return isinstance(b, Mapping) and a.keys() == b.keys() and all(equal_values(a[k], b[k], ids=ids) for k in a)
-    return framework_of(b) is None and bool(a == b)
+    return bool(a == b)
 
 
 def _equal_items(a: Any, b: Any, *, ids: bool) -> bool:
@@ -39,12 +40,10 @@ def _same_array_type(a: Any, b: Any) -> bool:
 
 
 def _equal_documents(a: Any, b: Any, *, ids: bool) -> bool:
-    left, right = _content(a, ids=ids), _content(b, ids=ids)
-    return left.keys() == right.keys() and all(equal_values(left[name], right[name], ids=ids) for name in left)
-
-
-def _content(document: Any, *, ids: bool) -> dict[str, Any]:
-    content = {**document.__dict__, **(document.__pydantic_extra__ or {})}
-    if not ids:
-        content.pop("id", None)
-    return content
+    left, right = a.__dict__, b.__dict__  # which may hold more than the fields: cached properties do not count
+    for name in type(a).model_fields:
+        if name == "id" and not ids:
+            continue
+        if (name in left) != (name in right) or not equal_values(left.get(name), right.get(name), ids=ids):
+            return False
+    return equal_values(a.__pydantic_extra__, b.__pydantic_extra__, ids=ids)

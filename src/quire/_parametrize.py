@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import copyreg
 import itertools
+import os
 import sys
+import threading
 import types
 from abc import ABCMeta
 from collections.abc import Callable
@@ -24,6 +26,16 @@ from quire.errors import PickleError, SchemaError
 _classes: WeakValueDictionary[tuple[int, int], ParametrizedMeta] = WeakValueDictionary()
 _names: WeakValueDictionary[str, type] = WeakValueDictionary()
 _serial = itertools.count(2)
+_making = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _making  # noqa: PLW0603
+    _making = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # another thread may have held it, and there is none such in the child
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 class ParametrizedMeta(ABCMeta):
@@ -37,7 +49,6 @@ class ParametrizedMeta(ABCMeta):
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> ParametrizedMeta:
         namespace.setdefault("_origin", None)
-        namespace.setdefault("__slots__", ())
         return super().__new__(mcls, name, bases, namespace, **kwargs)
 
     def __getitem__(cls, parameter: Any) -> Any:
@@ -48,7 +59,10 @@ class ParametrizedMeta(ABCMeta):
         if isinstance(parameter, (ForwardRef, TypeVar)):
             return types.GenericAlias(cls, (parameter,))  # resolved later, by whoever knows the names
         found = _classes.get((id(cls), id(parameter)))
-        return found if found is not None else _make(cls, parameter)
+        if found is None:
+            with _making:  # two threads that ask at once get one class
+                found = _classes.get((id(cls), id(parameter))) or _make(cls, parameter)
+        return found
 
     def __repr__(cls) -> str:
         return f"<class '{cls.__module__}.{cls.__qualname__}'>" if cls._origin is None else cls.__name__
@@ -63,6 +77,7 @@ def _make(origin: ParametrizedMeta, parameter: Any) -> ParametrizedMeta:
         "__module__": __name__,
         "__qualname__": publish(f"{origin.__name__}[{parameter.__module__}:{parameter.__qualname__}]"),
         "__doc__": origin.__doc__,
+        "__slots__": (),
         "_parameter": parameter,
         "_origin": origin,
         **bound,

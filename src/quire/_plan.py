@@ -8,27 +8,32 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
+import numpy as np
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from quire.schema import field_tensor_type
-from quire.tensors import TensorType, describe, format_shape, framework_of
-from quire.tensors._annotations import native_tensor_type
+from quire.tensors import NdArray, TensorType, describe, format_shape, framework_of, tensor_type_of
+from quire.tensors._annotations import expand_alias, native_tensor_type
 
 _ModelContent = tuple[dict[str, Any], Any, set[str]]
+_Resolve = Callable[[Any], Any]
 
 
-def complete_core_schema(document_type: type[Any], schema: CoreSchema, resolved: CoreSchema) -> CoreSchema:
-    """pydantic's plan with quire's additions; `resolved` is the same plan with its reference followed."""
-    model = _find_model(resolved, document_type)
+def complete_core_schema(document_type: type[Any], schema: CoreSchema, resolve: _Resolve) -> CoreSchema:
+    """pydantic's plan with quire's additions; `resolve` follows a reference."""
+    model = _find_model(resolve(schema), document_type)
     if model is not None:
         fields = _find_fields(model["schema"])
         for name, field in fields.items():
-            _replace_native(field, field_tensor_type(document_type.model_fields[name]))
-            _check_default(field, document_type.model_fields[name].default)
+            info = document_type.model_fields[name]
+            hint = field_tensor_type(info)
+            _replace_native(field, iter(_array_types(info.annotation) if hint is None else [hint]), resolve)
+            _check_default(field, info.default)
         tensors = {name: found for name, field in fields.items() if (found := _tensor_type(field)) is not None}
         shared = _sharing_names(tensors)
         if shared:
@@ -57,21 +62,64 @@ def _find_fields(schema: Any) -> dict[str, Any]:
     return {}
 
 
-def _replace_native(schema: Any, hint: TensorType | None) -> None:
-    """Put quire's check in the place of a bare isinstance check, wherever a tensor class stands in a field."""
-    if isinstance(schema, list):
+def _replace_native(schema: Any, arrays: Iterator[TensorType], resolve: _Resolve) -> None:
+    """Put quire's check in the place of a bare isinstance check, wherever a tensor class stands in a field.
+
+    pydantic's plan has forgotten the dtype of an NDArray[np.float32]; `arrays` tells those of the annotation, in order.
+    """
+    if isinstance(schema, (list, tuple)):
         for item in schema:
-            _replace_native(item, hint)
+            _replace_native(item, arrays, resolve)
     elif isinstance(schema, dict):
-        if schema.get("type") == "is-instance":
-            tensor_type = hint or native_tensor_type(schema["cls"])
+        target = schema
+        if schema.get("type") == "definition-ref":  # NDArray may be an alias
+            with suppress(LookupError):  # or a document whose plan is being made right now
+                target = resolve(schema)
+        if target.get("type") == "is-instance":
+            tensor_type = native_tensor_type(target["cls"])
             if tensor_type is not None:
                 schema.clear()
-                schema.update(tensor_type.core_schema())
+                schema.update((next(arrays, tensor_type) if tensor_type is NdArray else tensor_type).core_schema())
         elif schema.get("type") != "model":  # nested documents have seen to themselves
             for key, value in schema.items():
                 if key != "metadata":
-                    _replace_native(value, hint)
+                    _replace_native(value, arrays, resolve)
+            _keep_what_fits(schema)
+
+
+def _keep_what_fits(schema: dict[str, Any]) -> None:
+    """A union gives a tensor to the member that it fits, and one in JSON to the member of its framework.
+
+    pydantic alone would try conversions for the members before that one.
+    """
+    choices = schema["choices"] if schema.get("type") == "union" else ()
+    members = [tp for choice in choices if (tp := _tensor_type(choice)) is not None]
+
+    def take(value: Any, handler: Callable[[Any], Any]) -> Any:
+        if framework_of(value) is not None and any(isinstance(value, tp) for tp in members):
+            return value
+        if isinstance(value, Mapping) and "framework" in value:
+            for member in members:
+                with suppress(PydanticCustomError):
+                    return member.read(value)
+        return handler(value)
+
+    if members:
+        union = dict(schema)
+        schema.clear()
+        schema.update(core_schema.no_info_wrap_validator_function(take, union))  # type: ignore[arg-type]
+
+
+def _array_types(annotation: Any) -> list[TensorType]:
+    """The types of numpy's arrays in an annotation, without those that Shape or DType refine."""
+    annotation = expand_alias(annotation)
+    if (get_origin(annotation) or annotation) is np.ndarray:
+        return [native_tensor_type(annotation) or NdArray]
+    arguments = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        refined = tensor_type_of(arguments[0], arguments[1:]) is not tensor_type_of(arguments[0])
+        return [] if refined else _array_types(arguments[0])
+    return [found for argument in arguments for found in _array_types(argument)]
 
 
 def _check_default(field: dict[str, Any], default: Any) -> None:

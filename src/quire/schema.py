@@ -25,6 +25,7 @@ from quire._paths import FieldPath, join_path
 from quire._typing import is_array_type, is_document_type
 from quire.errors import PathError, SchemaError, did_you_mean
 from quire.tensors import TensorSpec, TensorType, tensor_type_of
+from quire.tensors._annotations import expand_alias
 
 
 class FieldKind(str, Enum):
@@ -142,20 +143,26 @@ class Schema:
 
 def build_schema(document_type: type[Any]) -> Schema:
     """Compile a document class."""
-    if not document_type.__pydantic_complete__:
-        try:
-            document_type.model_rebuild()
-        except PydanticUndefinedAnnotation as error:
-            raise SchemaError(
-                f"{document_type.__name__} names a type that is not defined yet: {error.name!r}. "
-                "Define it, or call model_rebuild() where it is known."
-            ) from error
+    _complete(document_type)
     fields = tuple(
         _compile(name, info.annotation, info.metadata, required=info.is_required(), owner=document_type)
         for name, info in document_type.model_fields.items()
     )
     more = document_type.model_config.get("extra") == "allow" or bool(document_type.__private_attributes__)
     return Schema(document_type, fields, keeps_more=more)
+
+
+def _complete(document_type: type[Any]) -> None:
+    """Resolve the forward references of a document class."""
+    if document_type.__pydantic_complete__:
+        return
+    try:
+        document_type.model_rebuild()
+    except PydanticUndefinedAnnotation as error:
+        raise SchemaError(
+            f"{document_type.__name__} names a type that is not defined yet: {error.name!r}. "
+            "Define it, or call model_rebuild() where it is known."
+        ) from error
 
 
 def field_tensor_type(info: FieldInfo) -> TensorType | None:
@@ -195,7 +202,7 @@ def _unwrap(annotation: Any, metadata: tuple[Any, ...]) -> tuple[Any, tuple[Any,
         elif isinstance(annotation, NewType):
             annotation = annotation.__supertype__
         elif hasattr(annotation, "__value__"):  # type X = ...
-            annotation = annotation.__value__
+            annotation = expand_alias(annotation)
         else:
             return annotation, metadata
 
@@ -209,7 +216,7 @@ def _kind(annotation: Any, metadata: tuple[Any, ...]) -> tuple[FieldKind, Any]:
         types_ = {type(value) for value in get_args(annotation)}
         return _kind(types_.pop(), ()) if len(types_) == 1 else (FieldKind.ANY, annotation)
     if is_array_type(origin):
-        annotation = origin[get_args(annotation)[0]]  # type: ignore[index]
+        annotation = _array_type(annotation)
     elif isinstance(annotation, TypeVar):
         return FieldKind.ANY, Any
     if is_document_type(annotation):
@@ -223,28 +230,35 @@ def _kind(annotation: Any, metadata: tuple[Any, ...]) -> tuple[FieldKind, Any]:
     return FieldKind.ANY, annotation
 
 
+def _array_type(annotation: Any) -> Any:
+    """`DocumentArray['Node']`, whose forward reference is known by now, as a class; with a type variable, any array."""
+    origin, (parameter,) = get_origin(annotation), get_args(annotation)
+    return origin if isinstance(parameter, TypeVar) else origin[parameter]  # type: ignore[index]
+
+
 def _reaches(tp: Any, owner: type[Any]) -> bool:
     """Whether a document class leads back to the owner: such a field nests without end and has no columns."""
-    todo, seen = [getattr(tp, "document_type", tp)], set()
+    todo, seen = [_nested_type(tp)], set()
     while todo:
         current = todo.pop()
         if current is owner:
             return True
-        if current in seen:
+        if current is None or current in seen:
             continue
         seen.add(current)
-        for info in current.model_fields.values():
-            todo.extend(_documents_in(info.annotation))
+        _complete(current)
+        todo.extend(_nested_type(info.annotation) for info in current.model_fields.values())
     return False
 
 
-def _documents_in(annotation: Any) -> list[type[Any]]:
-    annotation, _ = _unwrap(annotation, ())
-    if is_document_type(annotation):
-        return [annotation]
-    if is_array_type(annotation):
-        return [annotation.document_type] if is_document_type(annotation.document_type) else []
-    return [found for argument in get_args(annotation) for found in _documents_in(argument)]
+def _nested_type(annotation: Any) -> Any:
+    """The document class whose columns a field has inside its own; None for the other kinds of fields."""
+    annotation, metadata = _unwrap(annotation, ())
+    if get_origin(annotation) in (Union, types.UnionType):
+        members = [member for member in get_args(annotation) if member is not type(None)]
+        return _nested_type(members[0]) if len(members) == 1 else None
+    kind, tp = _kind(annotation, metadata)
+    return {FieldKind.DOCUMENT: tp, FieldKind.DOCUMENTS: getattr(tp, "document_type", None)}.get(kind)
 
 
 def _describe(field: Field) -> str:

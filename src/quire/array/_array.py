@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 import numpy as np
 from pydantic_core import CoreSchema
-from typing_extensions import Self
+from typing_extensions import NamedTuple, Self
 
-from quire._changes import merge_documents
 from quire._equality import equal_values
 from quire._parametrize import ParametrizedMeta
 from quire._paths import parse_path
@@ -55,7 +54,7 @@ class DocumentArray(MutableSequence[DocT], metaclass=ParametrizedMeta):
     def __init__(self, documents: Iterable[DocT | Mapping[str, Any]] = (), *, unique_ids: bool = False) -> None:
         """Documents, or mappings that become documents; with `unique_ids`, no id may occur twice, now or later."""
         self._restore(admit(type(self), documents), unique_ids=unique_ids)
-        self._check_unique([], self._documents)
+        check_unique(self._documents if unique_ids else ())
 
     @classmethod
     def _bind(cls, parameter: Any) -> dict[str, Any]:
@@ -72,7 +71,7 @@ class DocumentArray(MutableSequence[DocT], metaclass=ParametrizedMeta):
             object.__setattr__(self, name, value)
 
     def _like(self, documents: list[DocT]) -> Self:
-        return type(self)._trusted(documents)
+        return _rows.like(self, documents)
 
     @property
     def _schema(self) -> Schema:
@@ -121,11 +120,16 @@ class DocumentArray(MutableSequence[DocT], metaclass=ParametrizedMeta):
 
     def sort(self, *, key: Callable[[DocT], Any], reverse: bool = False) -> None:
         """Sort in place by what a function makes of each document."""
-        _rows.reorder(self, sorted(self._documents, key=key, reverse=reverse))
+        _rows.sort(self, key, reverse=reverse)
+
+    def reverse(self) -> None:
+        """Turn the order round, in place."""
+        self._documents.reverse()
+        _rows.forget_positions(self)
 
     def copy(self) -> Self:
         """Another array of the same documents."""
-        return self._like(list(self._documents))
+        return _rows.copy(self)
 
     def __add__(self, other: Iterable[DocT]) -> Self:
         return self._like([*self._documents, *admit(type(self), other)])
@@ -192,13 +196,13 @@ class DocumentArray(MutableSequence[DocT], metaclass=ParametrizedMeta):
 
     def merge(self, other: Iterable[DocT]) -> Self:
         """Update the documents whose ids are in both arrays and append the rest; the other array's values win."""
-        return _rows.run(self, merge_documents(self._documents, admit(type(self), other)))
+        return _rows.merge(self, other)
 
     # --- queries
 
     def filter(self, query: Callable[[DocT], Any] | Mapping[str, Any]) -> Self:
         """The documents for which a function is true, or that match a query: `{'price': {'$lt': 5}}`."""
-        return self._like(list(filter(compile_filter(query, self._schema), self._documents)))
+        return self._like(list(filter(compile_filter(query, _rows.known_schema(self)), self._documents)))
 
     def find(self, query: Any, field: str = "embedding", *, metric: Metric = "cosine", limit: int = 10) -> Found[DocT]:
         """The nearest documents to a vector, or to a document by its own field; exact. Rows without a vector are left out."""
@@ -223,7 +227,7 @@ class DocumentArray(MutableSequence[DocT], metaclass=ParametrizedMeta):
         return facts_table(type(self).__name__, {"length": len(self)}, self._schema)
 
     def _repr_html_(self) -> str:
-        return _rows.html(self)
+        return _rows.html(type(self).__name__, self._schema, self._documents[:10], len(self))
 
     def __getstate__(self) -> tuple[list[DocT], bool, dict[str, Any]]:
         return self._documents, self._unique_ids, getattr(self, "__dict__", {})
@@ -232,10 +236,6 @@ class DocumentArray(MutableSequence[DocT], metaclass=ParametrizedMeta):
         self._restore(state[0], unique_ids=state[1])
         for name, value in state[2].items():
             object.__setattr__(self, name, value)
-
-    def _check_unique(self, known: list[DocT], added: list[DocT]) -> None:
-        if self._unique_ids:
-            check_unique(known, added)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:

@@ -15,7 +15,7 @@ from quire.array._array import DocumentArray, Found
 from quire.array._find import Metric
 from quire.array._index import resolve_index
 from quire.array._insert import admit
-from quire.columns import Column, Columns, ShapePolicy, StackOptions, concat_columns, stack
+from quire.columns import Column, Columns, ShapePolicy, StackOptions, stack
 from quire.display import facts_table, print_facts
 from quire.document import BaseDocument
 from quire.schema import Schema
@@ -111,8 +111,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
     @classmethod
     def concat(cls, batches: Iterable[Self], *, shapes: ShapePolicy = "error") -> Self:
         """Batches put one behind the other."""
-        parts = [batch._columns for batch in batches]
-        return cls._wrap(concat_columns(parts, shapes)) if parts else cls()
+        return _view.concat(cls, batches, shapes)  # type: ignore[no-any-return]
 
     def unstack(self) -> DocumentArray[DocT]:
         """The rows as documents, whose tensors share memory with the columns. The batch stays as it is."""
@@ -172,7 +171,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
 
     def share_memory_(self) -> Self:
         """Move the torch tensors, in place, into memory that other processes can map."""
-        self._columns.map_tensors(lambda framework, value: (framework, framework.share(value)))
+        self._columns.map_tensors(_view.sharer())
         return self
 
     # --- equality, display, pickling, pydantic
@@ -195,13 +194,16 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         return facts_table(type(self).__name__, {"rows": len(self)}, self.schema)
 
     def _repr_html_(self) -> str:
-        return self[:10].unstack()._repr_html_()
+        return _rows.html(type(self).__name__, self.schema, list(self[:10]), len(self))
 
-    def __getstate__(self) -> Columns:
-        return self._columns
+    def __copy__(self) -> Self:
+        return self._wrap(self._columns.slice(slice(None)))
 
-    def __setstate__(self, state: Columns) -> None:
-        self._set(state)
+    def __getstate__(self) -> tuple[Columns]:
+        return (self._columns,)
+
+    def __setstate__(self, state: tuple[Columns]) -> None:
+        self._set(*state)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:

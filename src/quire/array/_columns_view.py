@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from quire._paths import join_path, parse_path
 from quire.array._filter import compile_filter
 from quire.array._find import Metric, as_matrix, nearest
 from quire.array._index import resolve_index
-from quire.array._rows import query_vectors
+from quire.array._rows import parametrised, query_vectors
 from quire.columns import (
     Column,
     Columns,
@@ -27,12 +27,16 @@ from quire.columns import (
     StackOptions,
     TensorColumn,
     TensorMap,
+    Validity,
+    concat_columns,
+    dense_framework,
     stack_values,
     wrap_rows,
 )
-from quire.errors import ColumnError, PathError, QueryError, TensorError, did_you_mean
+from quire.document import BaseDocument
+from quire.errors import ColumnError, DocumentTypeError, PathError, QueryError, TensorError, did_you_mean
 from quire.schema import Field, FieldKind, Schema
-from quire.tensors import describe, format_shape, framework_of, get_framework, to_framework
+from quire.tensors import Framework, describe, format_shape, framework_of, get_framework, to_framework
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,8 +54,8 @@ class BatchList:
     __slots__ = ("_column", "flat")
 
     def __init__(self, column: DocumentsColumn, batch_of: BatchOf) -> None:
-        self._column = column
-        self.flat = batch_of(column.field.document_type, column.flat)
+        object.__setattr__(self, "_column", column)
+        object.__setattr__(self, "flat", batch_of(column.field.document_type, column.flat))
 
     @property
     def offsets(self) -> NDArray[np.int64]:
@@ -70,7 +74,12 @@ class BatchList:
         return self.flat[int(self.offsets[row]) : int(self.offsets[row + 1])]
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(object.__getattribute__(self, "flat"), name)
+        if name.startswith("_"):  # no field starts so
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.flat, name)
+
+    def __setattr__(self, name: str, values: Any) -> None:
+        setattr(self.flat, name, values)
 
     def __repr__(self) -> str:
         return f"<{len(self)} arrays with {len(self.flat)} {self.flat.schema.name} in all>"
@@ -114,7 +123,7 @@ def get_column(batch: Any, path: str, batch_of: BatchOf) -> Any:
 
 def attribute(batch: Any, name: str) -> Any:
     """A column by attribute. Methods come first: a field called like one is read as batch['take']."""
-    if name.startswith("_") and name not in batch._columns.schema.by_name:
+    if name.startswith("_"):  # no field starts so
         raise AttributeError(f"{type(batch).__name__!r} object has no attribute {name!r}")
     return batch[name]
 
@@ -140,7 +149,7 @@ def select(batch: Any, rows: int | slice | NDArray[np.int64]) -> Any:
 
 def matching(columns: Columns, query: Any) -> NDArray[np.int64]:
     """The positions of the rows that a filter lets through."""
-    test = compile_filter(query, columns.schema)
+    test = compile_filter(query, None if columns.schema.document_type is BaseDocument else columns.schema)
     return np.array([row for row, document in enumerate(columns.iter_documents()) if test(document)], np.int64)
 
 
@@ -202,7 +211,7 @@ def set_column(columns: Columns, path: str, values: Any) -> None:
             raise PathError(f"{parent!r} is held as objects, so {path!r} is not a column.")
         columns = column.columns if isinstance(column, DocumentColumn) else column.flat
     field = columns.schema.resolve((name,))[0]
-    columns.set_column(make_column(columns.schema, field, values, "error"))
+    columns.set_column(make_column(columns.schema, field, values, "error", columns.validity))
 
 
 def columns_from(schema: Schema, given: Mapping[str, Any], shapes: ShapePolicy) -> Columns:
@@ -220,23 +229,53 @@ def columns_from(schema: Schema, given: Mapping[str, Any], shapes: ShapePolicy) 
     return Columns(schema, {field.name: made[field.name] for field in schema.fields}, length)
 
 
-def make_column(schema: Schema, field: Field, values: Any, shapes: ShapePolicy) -> Column:
-    """A column from a tensor with a row each, a batch of nested documents, or a sequence of values."""
+def make_column(schema: Schema, field: Field, values: Any, shapes: ShapePolicy, rows: Validity = None) -> Column:
+    """A column from a tensor with a row each, from what a batch gives for a column, or from a sequence of values.
+
+    `rows` is False where there is no document, and so no value.
+    """
     path = f"{schema.name}.{field.name}"
-    framework = framework_of(values)
-    if framework is not None and field.kind is FieldKind.TENSOR:
-        return _tensor_column(field, values, path)
-    if framework is not None and field.kind is FieldKind.SCALAR:
-        return _scalar_column(field, values, path)
-    nested = getattr(values, "_columns", None)
-    if isinstance(nested, Columns) and field.kind is FieldKind.DOCUMENT and nested.schema.document_type is field.type:
-        return DocumentColumn(field, nested)
+    column = _ready_column(field, values, path, rows)
+    if column is not None:
+        return column
     if isinstance(values, (str, bytes, Mapping)) or not hasattr(type(values), "__iter__"):
         raise ColumnError(f"{path}: a column is made from a tensor or a sequence of values, got {describe(values)}.")
-    return stack_values(field, _validated(schema, field, list(values), path), StackOptions(shapes=shapes), path)
+    return stack_values(field, _validated(schema, field, list(values), path, rows), StackOptions(shapes=shapes), path)
 
 
-def _tensor_column(field: Field, values: Any, path: str) -> Column:
+def _ready_column(field: Field, values: Any, path: str, rows: Validity) -> Column | None:
+    """The column of values that are columns already; None for a sequence."""
+    framework = framework_of(values)
+    if framework is not None and field.kind is FieldKind.TENSOR:
+        return _tensor_column(field, values, path, rows)
+    if framework is not None and field.kind is FieldKind.SCALAR:
+        return _scalar_column(field, values, path, rows)
+    made: Column | None = None
+    if isinstance(values, RaggedColumn) and field.kind is FieldKind.TENSOR:
+        made = _ragged_column(field, values, path)
+    elif field.kind is FieldKind.DOCUMENT and _columns_of(values, field) is not None:
+        made = DocumentColumn(field, values._columns.slice(slice(None)))  # its own, so that setting one leaves the other
+    elif field.kind is FieldKind.DOCUMENTS and _columns_of(getattr(values, "flat", None), field) is not None:
+        made = type(values._column)(field, *_parts(values._column))
+    if made is not None and made.validity is not None and not field.nullable:
+        missing = np.flatnonzero(~made.validity & (True if rows is None else rows))
+        if len(missing):
+            raise ColumnError(f"{path}, row {missing[0]}: there is no value, and the field takes no None.")
+    return made
+
+
+def _columns_of(values: Any, field: Field) -> Columns | None:
+    """The columns of a batch, if they are those that the field has."""
+    columns = getattr(values, "_columns", None)
+    fits = isinstance(columns, Columns) and columns.schema.document_type is field.document_type and not field.recursive
+    return columns if fits else None
+
+
+def _parts(column: DocumentsColumn) -> tuple[Columns, NDArray[np.int64], Validity]:
+    return column.flat.slice(slice(None)), column.offsets, column.validity
+
+
+def _tensor_column(field: Field, values: Any, path: str, rows: Validity) -> Column:
     declared = field.type.framework
     try:
         values = values if declared is None else to_framework(getattr(values, "tensor", values), declared)
@@ -248,34 +287,77 @@ def _tensor_column(field: Field, values: Any, path: str) -> Column:
     if framework.is_sparse(values) or not shape or not field.spec.fits(shape[1:], framework.dtype(values)):
         row = format_shape(shape[1:]) if shape else "none"
         raise ColumnError(f"{path}: expected rows of {field.spec}, got {describe(values)}, whose rows are {row}.")
-    return TensorColumn(field, values, framework)
+    return TensorColumn(field, values, framework, _same_length(rows, shape[0]))
 
 
-def _scalar_column(field: Field, values: Any, path: str) -> Column:
+def _ragged_column(field: Field, values: RaggedColumn, path: str) -> Column:
+    dtype = values.framework.dtype(values.flat)
+    for row in np.flatnonzero(values.valid_rows()).tolist():
+        if not field.spec.fits(values.shapes[row], dtype):
+            got = f"{dtype} {format_shape(values.shapes[row])}"
+            raise ColumnError(f"{path}, row {row}: expected {field.spec}, got {got}.")
+    return RaggedColumn(field, values.flat, values.framework, values.shapes, values.validity)
+
+
+def _scalar_column(field: Field, values: Any, path: str, rows: Validity) -> Column:
     framework = framework_of(values)
     assert framework is not None
     kind = framework.to_numpy(values).dtype.kind if framework.convertible(values) is None else "?"
-    if len(framework.shape(values)) != 1 or kind not in _SCALAR_KINDS.get(field.type, ""):
+    shape = framework.shape(values)
+    if len(shape) != 1 or kind not in _SCALAR_KINDS.get(field.type, ""):
         raise ColumnError(f"{path}: expected a vector of {field.type.__name__}, got {describe(values)}.")
-    return ScalarColumn(field, values, framework)
+    return ScalarColumn(field, values, framework, _same_length(rows, shape[0]))
 
 
-def _validated(schema: Schema, field: Field, values: list[Any], path: str) -> list[Any]:
+def _same_length(rows: Validity, length: int) -> Validity:
+    return rows if rows is not None and len(rows) == length else None  # another length is refused later
+
+
+def _validated(schema: Schema, field: Field, values: list[Any], path: str, rows: Validity) -> list[Any]:
+    """The values as the field takes them; in rows without a document there must be None."""
+    there = list(range(len(values)))
+    if rows is not None and len(rows) == len(values):
+        there = np.flatnonzero(rows).tolist()
+        for row in np.flatnonzero(~rows).tolist():
+            if values[row] is not None:
+                raise ColumnError(f"{path}, row {row}: there is no document to hold the value; pass None in this row.")
     annotation = schema.document_type.model_fields[field.name].rebuild_annotation()
     adapter = TypeAdapter(list[annotation], config=ConfigDict(arbitrary_types_allowed=True))  # type: ignore[valid-type]
     try:
-        return adapter.validate_python(values)
+        checked = adapter.validate_python([values[row] for row in there])
     except ValidationError as error:
         first = error.errors()[0]
-        raise ColumnError(f"{path}, row {first['loc'][0]}: {first['msg']}") from error
+        raise ColumnError(f"{path}, row {there[int(first['loc'][0])]}: {first['msg']}") from error
+    found = dict(zip(there, checked, strict=True))
+    return [found.get(row) for row in range(len(values))]
 
 
 def _default_column(schema: Schema, field: Field, length: int) -> Column:
+    path = f"{schema.name}.{field.name}"
     if field.required:
-        raise ColumnError(f"{schema.name}.{field.name} has no default; give a column for it.")
+        raise ColumnError(f"{path} has no default; give a column for it.")
     info = schema.document_type.model_fields[field.name]
+    if getattr(info, "default_factory_takes_validated_data", False):
+        raise ColumnError(f"{path}: its default is made from other fields; give a column for it.")
     values = [info.get_default(call_default_factory=True) for _ in range(length)]
-    return stack_values(field, values, StackOptions(), f"{schema.name}.{field.name}")
+    if framework_of(info.default) is not None or isinstance(info.default, (list, tuple, dict)):
+        values = _validated(schema, field, values, path, None)  # as documents do with such defaults
+    return stack_values(field, values, StackOptions(), path)
+
+
+def concat(batch_type: type[Any], batches: Iterable[Any], shapes: ShapePolicy) -> Any:
+    """Batches of one document class put one behind the other."""
+    given = list(batches)
+    if not given:
+        return batch_type()
+    if batch_type.document_type is BaseDocument:
+        batch_type = type(given[0])
+    for index, batch in enumerate(given):
+        if getattr(batch, "document_type", None) is not batch_type.document_type or not hasattr(batch, "_columns"):
+            raise DocumentTypeError(
+                f"{batch_type.__name__}.concat: item {index}: expected a {batch_type.__name__}, got {describe(batch)}."
+            )
+    return batch_type._wrap(concat_columns([batch._columns for batch in given], shapes))
 
 
 # --- tensors
@@ -287,13 +369,18 @@ def mover(device: Any, *, non_blocking: bool) -> TensorMap:
 
 
 def converter(name: str) -> TensorMap:
-    """Converts tensors to a framework."""
-    target = get_framework(name)
+    """Converts tensors to a framework; sparse ones, which have no columns, stay what they are."""
+    target = dense_framework(name)
 
-    def convert(framework: Any, value: Any) -> tuple[Any, Any]:
-        return target, to_framework(value, target)
+    def convert(framework: Framework, value: Any) -> tuple[Framework, Any]:
+        return (framework, value) if framework.is_sparse(value) else (target, to_framework(value, target))
 
     return convert
+
+
+def sharer() -> TensorMap:
+    """Moves tensors, in place, into memory that other processes can map."""
+    return lambda framework, value: (framework, value if framework.is_sparse(value) else framework.share(value))
 
 
 # --- pydantic
@@ -301,6 +388,7 @@ def converter(name: str) -> TensorMap:
 
 def core_schema_of(batch_type: type[Any], source: Any, handler: Any, array_type: type[Any]) -> CoreSchema:
     """pydantic's plan for a field of batches: a batch as it is, or what becomes an array, stacked."""
+    batch_type = parametrised(batch_type, source)
     rows = handler.generate_schema(array_type[batch_type.document_type])  # type: ignore[index]
 
     def validate(value: Any, inner: Callable[[Any], Any]) -> Any:

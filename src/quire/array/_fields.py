@@ -9,11 +9,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from quire._paths import FieldPath, parse_path
-from quire.errors import ColumnError
+from quire.errors import ColumnError, PathError
 from quire.schema import Field, FieldKind, Schema
 from quire.tensors import framework_of
 
 MakeArray = Callable[[type[Any], list[Any]], Any]
+_Step = tuple[Any, str, Any]  # a document, a field of it, and its new value
 
 
 class NestedColumn(Sequence[Any]):
@@ -41,10 +42,15 @@ class NestedColumn(Sequence[Any]):
         set_column(self, parse_path(key), values)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # no field starts so
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return self[name]
 
     def __setattr__(self, name: str, values: Any) -> None:
         self[name] = values
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return type(self), (self._field, self._items, self._make_array)
 
     def __eq__(self, other: object) -> bool:
         return self._items == (other._items if isinstance(other, NestedColumn) else other)
@@ -116,29 +122,34 @@ def _is_document(value: Any) -> bool:
 def set_column(source: Any, path: FieldPath, values: Any) -> None:
     """Set one field of every document. Lengths and values are checked before any document changes."""
     schema: Schema = source._schema
-    schema.resolve(path)
+    if not path:
+        raise PathError("the empty path means the documents themselves: set them by position, docs[:] = documents.")
+    leaf = schema.resolve(path)[-1]
     where = f"{schema.name}.{'.'.join(path)}"
-    steps: list[tuple[Any, str, Any]] = []
-    _plan(source._documents, path, _as_list(values, where), where, steps)
+    steps: list[_Step] = []
+    _plan(source._documents, path, _as_list(values, where, leaf), where, steps)
     for document, name, value in steps:
         document.__dict__[name] = value
         document.__pydantic_fields_set__.add(name)
 
 
-def _plan(items: list[Any], path: FieldPath, values: list[Any], where: str, steps: list[tuple[Any, str, Any]]) -> None:
+def _plan(items: list[Any], path: FieldPath, values: list[Any], where: str, steps: list[_Step]) -> None:
     if len(values) != len(items):
         raise ColumnError(f"{where}: there are {len(items)} documents, got {len(values)} values.")
     for row, (item, value) in enumerate(zip(items, values, strict=True)):
-        here = f"{where}, row {row}"
-        if item is None:
-            if value is not None:
-                raise ColumnError(f"{here}: there is no document to hold the value; pass None in this row.")
-        elif isinstance(item, list) or hasattr(type(item), "_trusted"):
-            _plan(_inside(item), path, _as_list(value, here), here, steps)
-        elif len(path) > 1:
-            _plan([item.__dict__[path[0]]], path[1:], [value], here, steps)
-        else:
-            steps.append((item, path[0], _validated(item, path[0], value, here)))
+        _plan_one(item, path, value, f"{where}, row {row}", steps)
+
+
+def _plan_one(item: Any, path: FieldPath, value: Any, where: str, steps: list[_Step]) -> None:
+    if item is None:
+        if value is not None:
+            raise ColumnError(f"{where}: there is no document to hold the value; pass None in this row.")
+    elif isinstance(item, list) or hasattr(type(item), "_trusted"):
+        _plan(_inside(item), path, _as_list(value, where), where, steps)
+    elif len(path) > 1:
+        _plan_one(item.__dict__[path[0]], path[1:], value, where, steps)
+    else:
+        steps.append((item, path[0], _validated(item, path[0], value, where)))
 
 
 def _validated(document: Any, name: str, value: Any, where: str) -> Any:
@@ -150,9 +161,12 @@ def _validated(document: Any, name: str, value: Any, where: str) -> Any:
     return trial.__dict__[name]
 
 
-def _as_list(values: Any, where: str) -> list[Any]:
+def _as_list(values: Any, where: str, leaf: Field | None = None) -> list[Any]:
     framework = framework_of(values)
-    if framework is not None and framework.shape(values):
+    if framework is not None and framework.shape(values) and not framework.is_sparse(values):
+        if leaf is not None and leaf.kind in (FieldKind.SCALAR, FieldKind.TEXT, FieldKind.BYTES):
+            plain: list[Any] = framework.to_numpy(values).tolist()
+            return plain
         return framework.unstack(values)
     if isinstance(values, (str, bytes, dict)) or not hasattr(type(values), "__iter__"):
         raise ColumnError(f"{where}: a column is set from a sequence with a value for each document, got {values!r}.")

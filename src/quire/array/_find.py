@@ -50,7 +50,7 @@ def nearest(
         raise QueryError(f"{metric!r} is not a metric. {did_you_mean(str(metric), ('cosine', 'dot', 'euclidean'))}")
     if limit < 0:
         raise QueryError(f"limit={limit}: it cannot be negative.")
-    if len(rows) and rows.shape[1] != queries.shape[1]:
+    if len(rows) and len(queries) and rows.shape[1] != queries.shape[1]:
         raise QueryError(f"the queries have {queries.shape[1]} dimensions, the documents {rows.shape[1]}.")
     if metric == "cosine":
         rows, queries = _normalised(rows), _normalised(queries)
@@ -80,6 +80,7 @@ def _none(block: NDArray[Any]) -> NDArray[Any]:
 
 def _best(scores: NDArray[Any], limit: int, *, smallest: bool) -> tuple[NDArray[np.int64], NDArray[Any]]:
     keys = scores if smallest else -scores
+    keys = np.where(np.isnan(keys), np.inf, keys)  # what cannot be compared comes last
     limit = min(limit, len(keys))
     if limit < len(keys):
         # all rows as good as the last one taken, so that ties go to the earlier row

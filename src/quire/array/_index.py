@@ -19,8 +19,7 @@ def resolve_index(key: Any, length: int) -> int | slice | NDArray[np.int64]:
         return key
     if isinstance(key, (int, np.integer)) and not isinstance(key, (bool, np.bool_)):
         return _checked(int(key), length)
-    framework = framework_of(key)
-    array = np.asarray(list(key) if isinstance(key, range) else key) if framework is None else framework.to_numpy(key)
+    array = _as_array(key)
     if array.ndim == 0 and array.dtype.kind in "iu":
         return _checked(int(array), length)
     if array.ndim != 1 or array.dtype.kind not in "biuf":
@@ -32,11 +31,23 @@ def resolve_index(key: Any, length: int) -> int | slice | NDArray[np.int64]:
     return _positions(array, length)
 
 
+def _as_array(key: Any) -> NDArray[Any]:
+    framework = framework_of(key)
+    if framework is not None:
+        return framework.to_numpy(key)
+    try:
+        return np.asarray(list(key) if isinstance(key, range) else key)
+    except ValueError as error:
+        raise RowIndexError(f"{key!r} is not a list of positions: {error}") from error
+
+
 def _positions(array: NDArray[Any], length: int) -> NDArray[np.int64]:
     if not array.size:
         return np.empty(0, np.int64)
     if array.dtype.kind == "f":
         raise RowIndexError("positions are integers, got floats.")
+    if array.dtype.kind == "u" and array.max() >= length:  # as int64, a large one would be negative
+        raise RowIndexError(f"position {array.max()} is out of range: there are {length} rows.")
     positions = np.ascontiguousarray(array, np.int64)
     if positions.view(np.uint64).max() < length:  # seen without a sign, a negative position is larger than any
         return positions

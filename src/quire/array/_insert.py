@@ -14,7 +14,7 @@ from quire.tensors import describe
 
 def admit(array_type: type[Any], items: Iterable[Any]) -> list[Any]:
     """The items as documents of the array's type. A mapping, or the main value of a document, becomes a document."""
-    if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
+    if isinstance(items, (str, bytes, Mapping, BaseDocument)) or not isinstance(items, Iterable):
         raise DocumentTypeError(f"{array_type.__name__} takes an iterable of documents, got {describe(items)}.")
     documents = list(items)
     wanted = array_type.document_type
@@ -38,10 +38,10 @@ def _convert(array_type: type[Any], item: Any, index: int) -> Any:
         raise DocumentTypeError(message) from None
 
 
-def check_unique(known: Iterable[Any], added: Iterable[Any]) -> None:
-    """Refuse documents whose id is there already."""
-    seen = {document.__dict__.get("id") for document in known}
-    for document in added:
+def check_unique(documents: Iterable[Any]) -> None:
+    """Refuse documents of which two have one id."""
+    seen = set()
+    for document in documents:
         key = document.__dict__.get("id")
         if key is not None and key in seen:
             raise DuplicateIdError(f"a document with the id {key!r} is in the array already.")

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 import numpy as np
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from quire._changes import merge_documents
+from quire._paths import parse_path
 from quire._typing import is_document_type
 from quire.array._find import Metric, as_matrix, nearest
-from quire.array._insert import admit
+from quire.array._insert import admit, check_unique
 from quire.display import render_rows_html
 from quire.document import BaseDocument
-from quire.errors import DocumentTypeError, PathError, SchemaError, did_you_mean
-from quire.tensors import framework_of
+from quire.errors import DocumentTypeError, PathError, QueryError, SchemaError, did_you_mean
+from quire.schema import Schema
+from quire.tensors import describe, framework_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,59 +37,89 @@ def bind(array_type: type[Any], parameter: Any) -> dict[str, Any]:
 
 def common_type(array: DocumentArray[Any]) -> type[Any]:
     """The document class of an array; of one without a type, the class that all its documents have."""
-    found = set(map(type, array._documents)) if array.document_type is BaseDocument else ()
+    if array.document_type is not BaseDocument:
+        return array.document_type
+    found = set(map(type, getattr(array, "_documents", ())))
     return next(iter(found)) if len(found) == 1 else array.document_type
+
+
+def known_schema(array: DocumentArray[Any]) -> Schema | None:
+    """The plan that all documents of an array have; None for an array without a type that holds several classes."""
+    return None if common_type(array) is BaseDocument else array._schema
+
+
+def like(array: ArrayT, documents: list[Any]) -> ArrayT:
+    """An array of the same class, with the attributes that a subclass brings."""
+    made = type(array)._trusted(documents)
+    if type(array).__dictoffset__:
+        made.__dict__.update(array.__dict__)
+    return made
+
+
+def copy(array: ArrayT) -> ArrayT:
+    """Another array of the same documents, with the same promise about ids."""
+    made = like(array, list(array._documents))
+    object.__setattr__(made, "_unique_ids", array._unique_ids)
+    return made
 
 
 def select(array: ArrayT, rows: int | slice | NDArray[np.int64]) -> Any:
     """A document, or an array of documents."""
     documents = array._documents
     if isinstance(rows, (int, slice)):
-        return documents[rows] if isinstance(rows, int) else array._like(documents[rows])
-    return array._like([documents[i] for i in rows.tolist()])
+        return documents[rows] if isinstance(rows, int) else like(array, documents[rows])
+    return like(array, [documents[i] for i in rows.tolist()])
 
 
 def replace(array: DocumentArray[Any], rows: int | slice | NDArray[np.int64], value: Any) -> None:
     """Put documents in the place of others: all of them, or none if one does not fit."""
-    documents = array._documents
-    changed = list(documents)
+    incoming = admit(type(array), [value] if isinstance(rows, int) else value)
+    if not isinstance(rows, (int, slice)) and len(incoming) != len(rows):
+        raise DocumentTypeError(f"{type(array).__name__}: {len(rows)} positions, but {len(incoming)} documents.")
+    if array._unique_ids:
+        changed = list(array._documents)
+        _put(changed, rows, incoming)
+        check_unique(changed)
+    _put(array._documents, rows, incoming)
+    forget_positions(array)
+
+
+def _put(documents: list[Any], rows: int | slice | NDArray[np.int64], incoming: list[Any]) -> None:
     if isinstance(rows, (int, slice)):
-        incoming = admit(type(array), [value] if isinstance(rows, int) else value)
-        changed[rows] = incoming[0] if isinstance(rows, int) else incoming
-    else:
-        incoming = admit(type(array), value)
-        if len(incoming) != len(rows):
-            raise DocumentTypeError(f"{type(array).__name__}: {len(rows)} positions, but {len(incoming)} documents.")
-        for row, document in zip(rows.tolist(), incoming, strict=True):
-            changed[row] = document
-    array._check_unique([], changed)
-    reorder(array, changed)
+        documents[rows] = incoming[0] if isinstance(rows, int) else incoming
+        return
+    for row, document in zip(rows.tolist(), incoming, strict=True):
+        documents[row] = document
 
 
 def delete(array: DocumentArray[Any], rows: int | slice | NDArray[np.int64]) -> None:
     """Take documents out."""
-    changed = list(array._documents)
     for row in [rows] if isinstance(rows, (int, slice)) else sorted(set(rows.tolist()), reverse=True):
-        del changed[row]
-    reorder(array, changed)
+        del array._documents[row]
+    forget_positions(array)
 
 
-def reorder(array: DocumentArray[Any], documents: list[Any]) -> None:
-    """The array with other contents, which are known to fit."""
-    array._restore(documents, unique_ids=array._unique_ids)
+def sort(array: DocumentArray[Any], key: Callable[[Any], Any], *, reverse: bool) -> None:
+    """Sort in place; a key that fails changes nothing."""
+    array._documents[:] = sorted(array._documents, key=key, reverse=reverse)
+    forget_positions(array)
 
 
-def run(array: ArrayT, steps: list[Callable[[], None]]) -> ArrayT:
-    """Carry out what was planned."""
-    for step in steps:
-        step()
-    object.__setattr__(array, "_positions", None)
+def merge(array: ArrayT, other: Iterable[Any]) -> ArrayT:
+    """Update the documents whose ids are in both, append the rest, and give the array."""
+    merge_documents(array._documents, admit(type(array), other))
+    forget_positions(array)
     return array
+
+
+def forget_positions(array: DocumentArray[Any]) -> None:
+    """Let `by_id` look again."""
+    object.__setattr__(array, "_positions", None)
 
 
 def attribute(array: DocumentArray[Any], name: str) -> Any:
     """A column by attribute. Methods come first: a field called like one is read as docs['append']."""
-    if name.startswith("__") or (name.startswith("_") and name not in array._schema.by_name):
+    if name.startswith("_"):  # no field starts so
         raise AttributeError(f"{type(array).__name__!r} object has no attribute {name!r}")
     return array[name]
 
@@ -113,11 +146,12 @@ def by_id(array: DocumentArray[Any], key: Any) -> Any:
         if positions is None:
             ids = [document.__dict__.get("id") for document in array._documents]
             positions = {document_id: i for i, document_id in reversed(list(enumerate(ids)))}
+            positions.pop(None, None)  # documents without an id
             object.__setattr__(array, "_positions", positions)
         row = positions.get(key)
         if row is not None and array._documents[row].__dict__.get("id") == key:
             return array._documents[row]
-        object.__setattr__(array, "_positions", None)
+        forget_positions(array)
     raise PathError(f"no document in {array!r} has the id {key!r}.")
 
 
@@ -138,7 +172,10 @@ def split_by(array: ArrayT, path: str) -> dict[Any, ArrayT]:
     """An array for each value at a path, in the order in which the values appear."""
     groups: dict[Any, list[int]] = {}
     for row, value in enumerate(array[path]):
-        groups.setdefault(value, []).append(row)
+        try:
+            groups.setdefault(value, []).append(row)
+        except TypeError:
+            raise QueryError(f"{path}: a split needs values that can be keys of a dict, got {describe(value)}.") from None
     return {value: array[rows] for value, rows in groups.items()}
 
 
@@ -155,34 +192,48 @@ def find(
 
 def query_vectors(queries: Any, field: str) -> NDArray[Any]:
     """Vectors, or the vectors of documents, as a matrix."""
-    return as_matrix(queries if framework_of(queries) else [_vector(query, field) for query in queries], "queries")
+    if framework_of(queries) is not None:
+        return as_matrix(queries, "queries")
+    vectors = [_vector(query, field) for query in queries]
+    return as_matrix(vectors, "queries") if vectors else np.empty((0, 0))
 
 
 def _vector(query: Any, field: str) -> Any:
     if not is_document_type(type(query)):
         return query
-    for name in field.split("."):
-        query = query.__dict__[name]
-    return query
+    found = query
+    for name in parse_path(field):
+        found = getattr(found, "__dict__", {}).get(name)
+    if found is None:
+        raise QueryError(f"the {type(query).__name__} that is asked for has no {field!r}.")
+    return found
 
 
-def html(array: DocumentArray[Any]) -> str:
-    """The first documents as a table."""
-    names = [field.name for field in array._schema.fields]
-    rows = [[document.__dict__.get(name) for name in names] for document in array._documents[:10]]
-    return render_rows_html(type(array).__name__, names, rows, len(array))
+def html(title: str, schema: Schema, documents: list[Any], total: int) -> str:
+    """The first of so many documents as a table."""
+    names = [field.name for field in schema.fields]
+    rows = [[document.__dict__.get(name) for name in names] for document in documents]
+    return render_rows_html(title, names, rows, total)
+
+
+def parametrised(array_type: type[Any], source: Any) -> type[Any]:
+    """The class that an annotation means once its names are known: `DocumentArray['Node']`, `DocumentArray[T]`."""
+    parameter = get_args(source)[0] if get_origin(source) is array_type else None
+    return array_type if parameter is None or isinstance(parameter, TypeVar) else array_type[parameter]  # type: ignore[index, no-any-return]
 
 
 def core_schema_of(array_type: type[Any], source: Any, handler: Any) -> CoreSchema:
     """pydantic's plan for a field of arrays: an array as it is, or a list of what becomes documents."""
-    if get_origin(source) is array_type:
-        parameter = get_args(source)[0]
-        array_type = array_type if isinstance(parameter, TypeVar) else array_type[parameter]  # type: ignore[index]
-    items = core_schema.list_schema(handler.generate_schema(array_type.document_type))
+    array_type = parametrised(array_type, source)
+    any_document = core_schema.no_info_before_validator_function(_check_document, core_schema.any_schema())
+    untyped = array_type.document_type is BaseDocument
+    items = core_schema.list_schema(any_document if untyped else handler.generate_schema(array_type.document_type))
 
     def validate(value: Any, inner: Callable[[Any], list[Any]]) -> Any:
         if isinstance(value, array_type):
             return value
+        if isinstance(value, BaseDocument):
+            return check(value)  # it can be iterated, but not into documents
         if isinstance(value, Iterable) and not isinstance(value, (list, str, bytes, dict)):
             value = list(value)
         return array_type._trusted(inner(value))
@@ -190,7 +241,8 @@ def core_schema_of(array_type: type[Any], source: Any, handler: Any) -> CoreSche
     def check(value: Any) -> Any:
         if isinstance(value, array_type):
             return value
-        raise PydanticCustomError("array", "expected {array}", {"array": array_type.__name__})
+        context = {"array": array_type.__name__, "got": describe(value)}
+        raise PydanticCustomError("array", "expected {array}, got {got}", context)
 
     return core_schema.lax_or_strict_schema(
         lax_schema=core_schema.no_info_wrap_validator_function(validate, items),
@@ -202,3 +254,10 @@ def core_schema_of(array_type: type[Any], source: Any, handler: Any) -> CoreSche
             lambda array, inner: inner(array._documents), schema=items
         ),
     )
+
+
+def _check_document(value: Any) -> Any:
+    if isinstance(value, BaseDocument):
+        return value
+    message = "expected a document, got {got}; an array without a type does not know what to make of it"
+    raise PydanticCustomError("document", message, {"got": describe(value)})

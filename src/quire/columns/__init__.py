@@ -1,6 +1,6 @@
 """Documents as columns: how rows are stacked, and what can be done with columns without making documents."""
 
-from quire.columns._column import Column, TensorMap
+from quire.columns._column import Column, TensorMap, Validity, dense_framework
 from quire.columns._columns import Columns, DocumentColumn, DocumentsColumn
 from quire.columns._concat import concat_columns
 from quire.columns._objects import ObjectColumn
@@ -19,7 +19,9 @@ __all__ = [
     "StackOptions",
     "TensorColumn",
     "TensorMap",
+    "Validity",
     "concat_columns",
+    "dense_framework",
     "stack",
     "stack_values",
     "wrap_rows",

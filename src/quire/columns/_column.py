@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from typing_extensions import Self
 
+from quire.errors import ColumnError
 from quire.schema import Field
-from quire.tensors import Framework
+from quire.tensors import Framework, get_framework
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -90,3 +91,10 @@ def joined_validity(columns: Sequence[Column]) -> Validity:
     if all(column.validity is None for column in columns):
         return None
     return np.concatenate([column.valid_rows() for column in columns])
+
+
+def dense_framework(name: str) -> Framework:
+    """The framework of that name, if its tensors make columns."""
+    if name == "scipy":
+        raise ColumnError("scipy has sparse matrices only, and columns are dense: use framework='numpy'.")
+    return get_framework(name)

@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from quire.columns._column import Column, TensorMap, Validity
 from quire.columns._tensor import spread
-from quire.errors import ColumnError
+from quire.errors import ColumnError, TensorError
 from quire.schema import Field, Schema
 
 if TYPE_CHECKING:
@@ -79,7 +79,13 @@ class Columns:
 
     def map_tensors(self, change: TensorMap) -> Columns:
         """The columns with every tensor in them changed."""
-        return replace(self, columns={name: column.map_tensors(change) for name, column in self.columns.items()})
+        changed = {}
+        for name, column in self.columns.items():
+            try:
+                changed[name] = column.map_tensors(change)
+            except TensorError as error:
+                raise ColumnError(f"{self.schema.name}.{name}: {error}") from error
+        return replace(self, columns=changed)
 
     def set_column(self, column: Column) -> None:
         """Put another column in the place of a field's."""

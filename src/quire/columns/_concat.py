@@ -18,7 +18,7 @@ def concat_columns(parts: Sequence[Columns], shapes: ShapePolicy = "error") -> C
     kept = [part for part in parts if len(part)] or list(parts[:1])
     first = kept[0]
     if len(kept) == 1:
-        return first
+        return first.slice(slice(None))  # not the part itself: setting a column here must not show there
     columns = {name: _concat([part.columns[name] for part in kept], shapes, first.schema.name) for name in first.columns}
     validity = None
     if any(part.validity is not None for part in kept):

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from typing_extensions import Self
 
-from quire.columns._column import Column
-from quire.schema import Field
+from quire.columns._column import Column, TensorMap
+from quire.schema import Field, FieldKind
+from quire.tensors import framework_of_type
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_MAY_HOLD_TENSORS = (FieldKind.TENSOR, FieldKind.UNION, FieldKind.ANY)
 
 
 class ObjectColumn(Column):
@@ -44,6 +47,13 @@ class ObjectColumn(Column):
 
     def concat(self, others: Sequence[Self]) -> Self | None:
         return type(self)(self.field, [item for column in (self, *others) for item in column.items])
+
+    def map_tensors(self, change: TensorMap) -> Self:
+        if self.field.kind not in _MAY_HOLD_TENSORS:
+            return self
+        frameworks = {tp: framework_of_type(tp) for tp in set(map(type, self.items))}
+        pairs = [(frameworks[type(item)], item) for item in self.items]
+        return type(self)(self.field, [item if fw is None else change(fw, item)[1] for fw, item in pairs])
 
     def valid_rows(self) -> NDArray[np.bool_]:
         return np.fromiter((item is not None for item in self.items), np.bool_, len(self.items))

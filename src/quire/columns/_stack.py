@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from quire.columns._column import Column, Validity
+from quire.columns._column import Column, Validity, dense_framework
 from quire.columns._columns import Columns, DocumentColumn, DocumentsColumn, Remainder
 from quire.columns._objects import ObjectColumn
 from quire.columns._tensor import RaggedColumn, ScalarColumn, TensorColumn
 from quire.errors import ColumnError, TensorError
 from quire.schema import Field, FieldKind, Schema
-from quire.tensors import Framework, format_shape, framework_of, get_framework, to_framework
+from quire.tensors import Framework, format_shape, framework_of, framework_of_type, get_framework, to_framework
 
 ShapePolicy = Literal["error", "pad", "ragged"]
 _SCALAR_DTYPES = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
@@ -35,7 +35,7 @@ class StackOptions:
         if self.shapes not in ("error", "pad", "ragged"):
             raise ColumnError(f"shapes={self.shapes!r} is not a policy: use 'error', 'pad' or 'ragged'.")
         if self.framework is not None:
-            get_framework(self.framework)
+            dense_framework(self.framework)
 
 
 def stack(schema: Schema, documents: Sequence[Any], options: StackOptions, where: str = "") -> Columns:
@@ -54,7 +54,7 @@ def stack_values(field: Field, values: list[Any], options: StackOptions, path: s
     if field.kind is FieldKind.TENSOR:
         return _stack_tensors(field, values, options, path)
     if field.kind is FieldKind.SCALAR:
-        return _stack_scalars(field, values, options)
+        return _stack_scalars(field, values, options, path)
     if field.kind is FieldKind.DOCUMENT and not field.recursive:
         return DocumentColumn(field, stack(field.document_type.document_schema(), values, options, path))
     if field.kind is FieldKind.DOCUMENTS and not field.recursive:
@@ -90,29 +90,32 @@ def _remainder(schema: Schema, document: Any) -> Remainder:
     return Remainder(type(document), more, document.__pydantic_extra__, document.__pydantic_private__)
 
 
-def _stack_scalars(field: Field, values: list[Any], options: StackOptions) -> Column:
+def _stack_scalars(field: Field, values: list[Any], options: StackOptions, path: str) -> Column:
     validity = _validity(values)
     dtype = _SCALAR_DTYPES.get(field.type)
-    filled = values if validity is None else [0 if value is None else value for value in values]
-    if dtype is None or not set(map(type, filled)) <= {field.type, int if validity is not None else field.type}:
+    filled = values if validity is None or dtype is None else [field.type() if v is None else v for v in values]
+    if dtype is None or not set(map(type, filled)) <= {field.type}:
         return ObjectColumn(field, values)
     try:
         array = np.array(filled, dtype)
     except OverflowError:
         return ObjectColumn(field, values)  # integers beyond 64 bits
-    numpy = get_framework("numpy")
-    framework = numpy if options.framework is None else get_framework(options.framework)
-    return ScalarColumn(field, to_framework(array, framework), framework, validity)
+    framework = get_framework(options.framework or "numpy")
+    return ScalarColumn(field, _converted(array, framework, path), framework, validity)
 
 
 def _stack_arrays(field: Field, values: list[Any], options: StackOptions, path: str) -> Column:
-    if not set(map(type, values)) <= {field.type, type(None)}:
-        return ObjectColumn(field, values)  # arrays of a class of their own
+    if not set(map(type, values)) <= {field.type, type(None)} or _any_attributes(field.type, values):
+        return ObjectColumn(field, values)  # arrays with a class or with attributes of their own
     sizes = [0 if array is None else len(array._documents) for array in values]
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
     documents = [document for array in values if array is not None for document in array._documents]
     flat = stack(field.document_type.document_schema(), documents, options, path)
     return DocumentsColumn(field, flat, offsets, _validity(values))
+
+
+def _any_attributes(array_type: type[Any], arrays: list[Any]) -> bool:
+    return bool(array_type.__dictoffset__) and any(array is not None and array.__dict__ for array in arrays)
 
 
 def _stack_tensors(field: Field, values: list[Any], options: StackOptions, path: str) -> Column:
@@ -123,15 +126,17 @@ def _stack_tensors(field: Field, values: list[Any], options: StackOptions, path:
         return _no_tensors(field, len(values), target)
     if target is not None:
         present = [_converted(value, target, path) for value in present]
-    frameworks = {framework_of(value) for value in {type(value): value for value in present}.values()}
+        values = present if validity is None else _spread_over(validity, present, None)
+    frameworks = set(map(framework_of_type, set(map(type, present))))
     framework = frameworks.pop()
-    if frameworks or framework is None or any(framework.is_sparse(value) for value in present):
+    if frameworks or framework is None or any(map(framework.is_sparse, present)):
         return ObjectColumn(field, values)
     if len({value.dtype for value in present}) > 1:
         if field.type.framework is None:
             return ObjectColumn(field, values)
-        raise _mixed(path, [framework.dtype(value) for value in present], validity, "dtypes", "Cast them to one dtype.")
-    return _stack_dense(_Tensors(field, present, framework, validity, path), options.shapes)
+        raise _mixed(path, [str(value.dtype) for value in present], validity, "dtypes", "Cast them to one dtype.")
+    column = _stack_dense(_Tensors(field, present, framework, validity, path), options.shapes)
+    return column if column.dtype == present[0].dtype else ObjectColumn(field, values)  # as with other byte orders
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,7 @@ class _Tensors:
     path: str
 
 
-def _stack_dense(tensors: _Tensors, policy: ShapePolicy) -> Column:
+def _stack_dense(tensors: _Tensors, policy: ShapePolicy) -> TensorColumn | RaggedColumn:
     framework, present, validity = tensors.framework, tensors.present, tensors.validity
     shapes = [value.shape for value in present] if framework.name == "torch" else list(map(framework.shape, present))
     mixed = len(set(shapes)) > 1
@@ -158,7 +163,7 @@ def _stack_dense(tensors: _Tensors, policy: ShapePolicy) -> Column:
     if mixed:
         present = [framework.pad(value, largest) for value in present]
     if validity is not None:
-        zeros = framework.zeros(largest, framework.dtype(present[0]), like=present[0])
+        zeros = _zeros(framework, largest, present[0])
         present = _spread_over(validity, present, zeros)
         shapes = _spread_over(validity, shapes, (0,) * len(largest))
     try:
@@ -168,13 +173,19 @@ def _stack_dense(tensors: _Tensors, policy: ShapePolicy) -> Column:
     return TensorColumn(tensors.field, data, framework, validity, np.array(shapes, np.int64) if mixed else None)
 
 
+def _zeros(framework: Framework, shape: tuple[int, ...], like: Any) -> Any:
+    if framework.name == "numpy":
+        return np.zeros(shape, like.dtype)  # also what has no common name: text, records, dates
+    return framework.zeros(shape, framework.dtype(like), like=like)
+
+
 def _largest(shapes: list[tuple[int, ...]], path: str) -> tuple[int, ...]:
     if len({len(shape) for shape in shapes}) > 1:
         raise ColumnError(f"{path}: tensors with different numbers of dimensions cannot be padded. Use shapes='ragged'.")
     return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
 
 
-def _ragged(tensors: _Tensors, shapes: list[tuple[int, ...]]) -> Column:
+def _ragged(tensors: _Tensors, shapes: list[tuple[int, ...]]) -> RaggedColumn:
     framework, validity = tensors.framework, tensors.validity
     flat = framework.concat([framework.reshape(value, (-1,)) for value in tensors.present])
     if validity is not None:

@@ -39,6 +39,11 @@ class TensorColumn(Column):
     def __len__(self) -> int:
         return self.framework.shape(self.data)[0]
 
+    @property
+    def dtype(self) -> Any:
+        """The framework's own dtype of the elements."""
+        return self.data.dtype
+
     def values(self) -> list[Any]:
         framework, data = as_declared(self.field, self.framework, self.data)
         rows = framework.unstack(data)
@@ -50,10 +55,10 @@ class TensorColumn(Column):
     def value(self, index: int) -> Any:
         if self.validity is not None and not self.validity[index]:
             return None
-        framework, data = as_declared(self.field, self.framework, self.data)
-        row = framework.row(data, index)
+        row = self.framework.row(self.data, index)
         if self.shapes is not None:
             row = row[tuple(slice(size) for size in self.shapes[index].tolist())]
+        framework, row = as_declared(self.field, self.framework, row)
         return wrap_rows(self.field, framework, [row])[0]
 
     def take(self, indices: NDArray[np.int64]) -> Self:
@@ -70,13 +75,15 @@ class TensorColumn(Column):
         if any(not self._joins(other) for other in others):
             return None
         data = self.framework.concat([column.data for column in columns])
+        if data.dtype != self.dtype:
+            return None  # numpy brings other byte orders to its own
         shapes = None if self.shapes is None else np.concatenate([column.shapes for column in columns])  # type: ignore[misc]
         return type(self)(self.field, data, self.framework, joined_validity(columns), shapes)
 
     def _joins(self, other: Self) -> bool:
         return (
             self.framework is other.framework
-            and self.framework.dtype(self.data) == self.framework.dtype(other.data)
+            and self.dtype == other.dtype
             and self.framework.shape(self.data)[1:] == self.framework.shape(other.data)[1:]
             and (self.shapes is None) == (other.shapes is None)
         )
@@ -126,14 +133,19 @@ class RaggedColumn(Column):
     def __getitem__(self, index: int) -> Any:
         return self.value(range(len(self))[index])
 
+    @property
+    def dtype(self) -> Any:
+        """The framework's own dtype of the elements."""
+        return self.flat.dtype
+
     def values(self) -> list[Any]:
         return [self.value(i) for i in range(len(self))]
 
     def value(self, index: int) -> Any:
         if self.validity is not None and not self.validity[index]:
             return None
-        framework, flat = as_declared(self.field, self.framework, self.flat)
-        row = framework.reshape(flat[int(self.offsets[index]) : int(self.offsets[index + 1])], self.shapes[index])
+        flat = self.flat[int(self.offsets[index]) : int(self.offsets[index + 1])]
+        framework, row = as_declared(self.field, self.framework, self.framework.reshape(flat, self.shapes[index]))
         return wrap_rows(self.field, framework, [row])[0]
 
     def take(self, indices: NDArray[np.int64]) -> Self:
@@ -150,8 +162,7 @@ class RaggedColumn(Column):
 
     def concat(self, others: Sequence[Self]) -> Self | None:
         columns = [self, *others]
-        dtypes = {(column.framework.name, column.framework.dtype(column.flat)) for column in columns}
-        if len(dtypes) > 1:
+        if len({(column.framework.name, column.dtype) for column in columns}) > 1:
             return None
         flat = self.framework.concat([column.flat for column in columns])
         shapes = [shape for column in columns for shape in column.shapes]

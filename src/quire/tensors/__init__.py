@@ -4,7 +4,7 @@ from quire.tensors._annotations import DType, Shape, tensor_type_of
 from quire.tensors._convert import to_framework
 from quire.tensors._framework import Framework
 from quire.tensors._json import tensor_from_json, tensor_to_json
-from quire.tensors._registry import FRAMEWORKS, framework_of, framework_of_type, get_framework
+from quire.tensors._registry import FRAMEWORKS, framework_of, framework_of_type, get_framework, stored_framework
 from quire.tensors._spec import TensorSpec, dtype_name, format_shape
 from quire.tensors._type import TensorType, describe
 from quire.tensors._types import AnyTensor, JaxArray, NativeTensorFlow, NdArray, PaddleTensor, TorchTensor
@@ -28,6 +28,7 @@ __all__ = [
     "framework_of",
     "framework_of_type",
     "get_framework",
+    "stored_framework",
     "tensor_from_json",
     "tensor_to_json",
     "tensor_type_of",

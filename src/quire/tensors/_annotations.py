@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, get_args, get_origin
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import numpy as np
-from pydantic_core import CoreSchema
+from pydantic import PydanticSchemaGenerationError
+from pydantic_core import CoreSchema, core_schema
 
 from quire.errors import SchemaError
 from quire.tensors._registry import framework_of_type
@@ -33,7 +35,13 @@ class _Annotation:
         raise NotImplementedError
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
-        inner = handler(source)
+        members = get_args(source) if get_origin(source) in (Union, UnionType) else ()
+        if len(members) == 2 and members[1] is type(None):
+            return core_schema.nullable_schema(self.__get_pydantic_core_schema__(members[0], handler))
+        try:
+            inner = handler(source)
+        except PydanticSchemaGenerationError:  # pydantic takes no torch.Tensor, and it need not
+            inner = {}
         known = inner.get("metadata", {}).get("quire_tensor") or native_tensor_type(source)
         if known is None:
             raise SchemaError(f"{self!r} describes a tensor, but {source!r} is none.")
@@ -68,19 +76,35 @@ class DType(_Annotation):
 
 
 def native_tensor_type(annotation: Any) -> TensorType | None:
-    """The tensor type of a framework's own class: torch.Tensor -> TorchTensor, NDArray[np.float32] -> NdArray[float32]."""
+    """The tensor type of a framework's own class: torch.Tensor is TorchTensor, NDArray[np.uint8] is NdArray[uint8]."""
+    annotation = expand_alias(annotation)
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is np.ndarray:
-        scalars = get_args(arguments[-1]) if arguments else ()
-        concrete = scalars and isinstance(scalars[0], type) and issubclass(scalars[0], np.generic)
-        exact = concrete and scalars[0] not in (np.generic, np.number, np.floating, np.integer, np.complexfloating)
-        return NdArray._with(TensorSpec(dtype=dtype_name(scalars[0]))) if exact else NdArray
+        return _array_type(*get_args(arguments[-1]))
     if not isinstance(annotation, type) or isinstance(annotation, TensorType):
         return None
     framework = framework_of_type(annotation)
     if framework is None or annotation is not framework.native:
         return None
     return _PLAIN_TYPES.get(framework.name)
+
+
+def expand_alias(annotation: Any) -> Any:
+    """What a type alias (`type Pair[T] = tuple[T, T]`, and numpy's NDArray) stands for; anything else as it is."""
+    if not hasattr(annotation, "__value__"):
+        return annotation
+    value, arguments = annotation.__value__, get_args(annotation)
+    given = dict(zip(getattr(annotation, "__type_params__", ()), arguments, strict=False))
+    wanted = getattr(value, "__parameters__", ())
+    return value[tuple(given.get(parameter, parameter) for parameter in wanted)] if given and wanted else value
+
+
+def _array_type(scalar: Any = None) -> TensorType:
+    """The type of arrays of a numpy scalar: one that is no dtype of tensors, like np.floating, says nothing."""
+    try:
+        return NdArray._with(TensorSpec(dtype=dtype_name(scalar)))
+    except SchemaError:
+        return NdArray
 
 
 def tensor_type_of(annotation: Any, metadata: Iterable[Any] = ()) -> TensorType | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.errors import TensorError
-from quire.tensors._framework import Framework, common_dtype
+from quire.tensors._framework import Framework, array_of, cast_numbers, common_dtype
 from quire.tensors._json import tensor_from_json
 from quire.tensors._registry import framework_of, get_framework
 
@@ -24,11 +24,17 @@ def to_framework(value: Any, target: Framework) -> Any:
     if source is None:
         raise TensorError(f"{type(value).__name__} is not a tensor.")
     if source is target:
-        return value
+        return source.unwrap(value)
     reason = source.convertible(value)
     if reason is not None:
         raise TensorError(f"a {source.name} tensor cannot become a {target.name} tensor as it is: {reason}.")
     return target.from_numpy(source.to_numpy(value))
+
+
+def check_source(value: object) -> None:
+    """Refuse what cannot become a tensor, before a framework is imported for it."""
+    if not isinstance(value, (list, tuple, Mapping, np.generic)) and framework_of(value) is None:
+        raise TensorError(f"{type(value).__name__} is not a tensor")
 
 
 def coerce(value: Any, target: Framework | None, spec: TensorSpec) -> Any:
@@ -39,35 +45,45 @@ def coerce(value: Any, target: Framework | None, spec: TensorSpec) -> Any:
         return tensor_from_json(value, target)
     if isinstance(value, np.generic):
         value = np.asarray(value)
-    elif framework_of(value) is None:
-        raise TensorError(f"{type(value).__name__} is not a tensor")
     return value if target is None else to_framework(value, target)
 
 
 def _from_list(values: list[Any] | tuple[Any, ...], target: Framework, spec: TensorSpec) -> Any:
+    first = _first(values)
+    framework = framework_of(first)
+    reason = None if framework is None else framework.convertible(first)
+    if reason is not None:
+        raise TensorError(f"the list holds a tensor that cannot be copied as it is: {reason}")
     try:
-        array = np.array(values)
-    except (ValueError, TypeError, RuntimeError) as error:
+        array = array_of(values)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise TensorError(f"the list does not make a tensor ({error})") from None
-    if not values:
-        array = array.reshape(0, *(spec.fixed_shape or (0,))[1:])
+    if array.dtype.kind == "U" and target.name == "tensorflow":
+        return target.from_numpy(array.astype(object))
+    if not array.size:
+        array = _with_axes(array, spec)
     elif array.dtype.kind not in "biufc":
         raise TensorError("the list holds something else than numbers")
+    if framework is not None or _has_width(first):
+        return target.from_numpy(array)
     dtype = spec.dtype or target.default_dtypes.get(array.dtype.kind, array.dtype.name)
-    return target.from_numpy(_cast_numbers(array, common_dtype(dtype)))
+    return target.from_numpy(cast_numbers(array, common_dtype(dtype)))
 
 
-def _cast_numbers(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Plain Python numbers have no width: floats may be rounded, but nothing overflows and no fraction is cut."""
-    if array.dtype == dtype:
+def _first(values: Any) -> Any:
+    """The first thing in nested lists that is not a list."""
+    while isinstance(values, (list, tuple)) and values:
+        values = values[0]
+    return values
+
+
+def _has_width(value: object) -> bool:
+    """Whether a number has a dtype of its own to keep: np.float32(0.5) has, and 0.5, which is a np.float64 too, has not."""
+    return isinstance(value, np.generic) and value.dtype.name not in ("bool", "int64", "float64", "complex128")
+
+
+def _with_axes(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
+    """An empty list says nothing of the axes behind its first, so they are taken from the spec."""
+    if array.ndim != 1 or not spec.shape or Ellipsis in spec.shape:
         return array
-    with np.errstate(all="ignore"):
-        cast = array.astype(dtype)
-        if array.dtype.kind == "f" and (dtype.kind in "fc" or dtype.kind == "V"):
-            kept = np.isfinite(cast.astype(np.complex128)) == np.isfinite(array)
-        else:
-            kept = cast.astype(array.dtype) == array
-    lossy_kind = (array.dtype.kind, dtype.kind) in {("f", "i"), ("f", "u"), ("c", "f"), ("c", "i"), ("c", "u")}
-    if array.size and (lossy_kind or dtype.kind == "b" or not kept.all()):
-        raise TensorError(f"the numbers do not fit dtype {dtype.name}")
-    return cast
+    return array.reshape(0, *(size if isinstance(size, int) else 0 for size in spec.shape[1:]))

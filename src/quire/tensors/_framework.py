@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from quire._optional import require
 from quire.errors import TensorError
+from quire.tensors._spec import DTYPES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,8 +24,10 @@ class Framework(ABC):
     name: str
     native: type[Any]
     """The class that a dense tensor of the framework is an instance of."""
-    default_dtypes: dict[str, str] = {"f": "float32", "i": "int64"}
-    """The dtype of a tensor made from plain Python numbers, by kind (float, int)."""
+    default_dtypes: dict[str, str] = {"f": "float32", "i": "int64", "c": "complex64"}
+    """The dtype of a tensor made from plain Python numbers, by kind (float, int, complex)."""
+    refuses_some = False
+    """Whether documents hold some values of the framework's own class and refuse others, so that each must be asked."""
 
     def __reduce__(self) -> str:
         return "framework"  # each framework's module holds one
@@ -74,6 +78,14 @@ class Framework(ABC):
     @abstractmethod
     def to_device(self, value: Any, device: Any, *, non_blocking: bool = False) -> Any:
         """The tensor on another device."""
+
+    def unwrap(self, value: Any) -> Any:
+        """The framework's own object, where quire has a wrapper of it."""
+        return value
+
+    def refusal(self, value: Any) -> str | None:
+        """Why a document cannot hold the tensor; None when it can."""
+        return None
 
     def pin(self, value: Any) -> Any:
         """The tensor in pinned memory, from which it moves to an accelerator faster; itself where that means nothing."""
@@ -126,7 +138,8 @@ class Framework(ABC):
 
     def convertible(self, value: Any) -> str | None:
         """Why the tensor cannot become another framework's without loss or a move; None when it can."""
-        return f"it is sparse ({self.layout(value)})" if self.is_sparse(value) else None
+        reason = self.refusal(value)
+        return f"its layout is {self.layout(value)}, not dense" if reason is None and self.is_sparse(value) else reason
 
     def is_sparse(self, value: Any) -> bool:
         """Whether the tensor is sparse; a sparse tensor is never stacked."""
@@ -135,10 +148,15 @@ class Framework(ABC):
 
 def common_dtype(name: str) -> np.dtype[Any]:
     """numpy's dtype of a common name; the short floats come from ml_dtypes."""
+    text = re.fullmatch(r"(str|bytes)(\d+)", name)  # what numpy calls the dtypes of its texts, and does not understand
     try:
+        if text is not None:
+            return np.dtype(f"U{int(text[2]) // 32}" if text[1] == "str" else f"S{int(text[2]) // 8}")
         return np.dtype(name)
     except TypeError:
         pass
+    if name not in DTYPES:
+        raise TensorError(f"numpy has no dtype {name!r}.")
     ml_dtypes = require("ml_dtypes", extra="torch", needed_for=f"dtype {name} in numpy")
     try:
         return np.dtype(getattr(ml_dtypes, name))
@@ -146,9 +164,46 @@ def common_dtype(name: str) -> np.dtype[Any]:
         raise TensorError(f"numpy has no dtype {name!r}.") from None
 
 
+def array_of(values: Any) -> NDArray[Any]:
+    """Nested lists as an array. numpy would make floats of integers of which some are beyond int64."""
+    array = np.array(values)
+    if array.dtype == np.float64 and (np.abs(array) >= 2.0**63).any():
+        exact = np.array(values, dtype=object)
+        if all(isinstance(number, int) for number in exact.flat):
+            return exact.astype(np.uint64) if all(0 <= number < 2**64 for number in exact.flat) else exact
+    return array
+
+
+def cast_numbers(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Plain numbers as a dtype. They have no width, so floats may be rounded; nothing overflows, no fraction is cut."""
+    if array.dtype == dtype:
+        return array
+    kinds = array.dtype.kind + dtype.kind
+    if array.size and (kinds[1] == "b" or kinds in ("fi", "fu", "ci", "cu", "cf", "cV")):
+        raise TensorError(f"the numbers do not fit dtype {dtype.name}")
+    with np.errstate(all="ignore"):
+        cast = array.astype(dtype)
+        if array.size and not _kept(array, cast):
+            raise TensorError(f"the numbers do not fit dtype {dtype.name}")
+    return cast
+
+
+def _kept(array: NDArray[Any], cast: NDArray[Any]) -> bool:
+    kind = array.dtype.kind
+    if kind == "b":
+        return True
+    if cast.dtype.kind in "iu":
+        return bool(((cast.astype(array.dtype) == array) & ((cast < 0) == (array < 0))).all())
+    wide = cast.astype(np.complex128 if cast.dtype.kind == "c" else np.float64)
+    if kind in "fc":
+        return bool(((np.isnan(wide) == np.isnan(array)) & (np.isfinite(wide) == np.isfinite(array))).all())
+    limit = 2.0**64 if kind == "u" else 2.0**63  # what a float that large is as an integer, no one knows
+    return bool(((wide.real < limit) & (wide.real.astype(array.dtype) == array)).all())
+
+
 def arrays_equal(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Equal dtype, shape and values; NaN equals NaN."""
-    if a.dtype != b.dtype or a.shape != b.shape:
+    """Equal dtype, shape and values; NaN equals NaN, and the order of bytes in memory does not count."""
+    if a.shape != b.shape or a.dtype.newbyteorder("=") != b.dtype.newbyteorder("="):
         return False
     if a.dtype.kind in "fcmMV" and a.dtype.names is None:  # 'V' holds the short floats
         return bool(np.array_equal(a, b) or ((a == b) | ((a != a) & (b != b))).all())

@@ -27,10 +27,10 @@ class JaxFramework(Framework):
 
     @property
     def default_dtypes(self) -> dict[str, str]:  # type: ignore[override]
-        return {"f": "float32", "i": "int64" if jax.config.jax_enable_x64 else "int32"}
+        return {"f": "float32", "i": "int64" if jax.config.jax_enable_x64 else "int32", "c": "complex64"}
 
     def handles(self, tp: type[Any]) -> bool:
-        return issubclass(tp, jax.Array)
+        return issubclass(tp, (jax.Array, jax.core.Tracer))
 
     def dtype(self, value: Any) -> str:
         return str(value.dtype.name)
@@ -42,6 +42,8 @@ class JaxFramework(Framework):
         return str(value.device)
 
     def to_numpy(self, value: Any) -> NDArray[Any]:
+        if _is_key(value):
+            raise TensorError(f"numpy has no dtype {self.dtype(value)!r} (use jax.random.key_data).")
         return np.asarray(value)
 
     def from_numpy(self, array: NDArray[Any]) -> Any:
@@ -68,6 +70,8 @@ class JaxFramework(Framework):
     def equal(self, a: Any, b: Any) -> bool:
         if a.dtype != b.dtype or a.shape != b.shape or a.devices() != b.devices():
             return False
+        if _is_key(a):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
         return arrays_equal(np.asarray(a), np.asarray(b))
 
     def to_device(self, value: Any, device: Any, *, non_blocking: bool = False) -> Any:
@@ -76,6 +80,16 @@ class JaxFramework(Framework):
     def unstack(self, column: Any) -> list[Any]:
         return list(column)
 
+    def convertible(self, value: Any) -> str | None:
+        if isinstance(value, jax.core.Tracer):
+            return "it is traced, inside a jax transformation"
+        if any(device.platform != "cpu" for device in value.devices()):
+            return f"it is on {self.device(value)} (use jax.device_put)"
+        return super().convertible(value)
+
+
+def _is_key(value: Any) -> bool:
+    return bool(jnp.issubdtype(value.dtype, jax.dtypes.prng_key))
 
 
 framework = JaxFramework()

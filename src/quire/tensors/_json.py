@@ -7,14 +7,16 @@ A sparse tensor has its `layout` and `indices` beside the values. Complex number
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from quire.errors import TensorError
-from quire.tensors._framework import Framework, common_dtype
-from quire.tensors._registry import framework_of, get_framework
+from quire.tensors._framework import Framework, array_of, cast_numbers, common_dtype
+from quire.tensors._registry import framework_of, stored_framework
+from quire.tensors._spec import DTYPES, format_shape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,29 +31,42 @@ def tensor_to_json(value: Any) -> dict[str, Any]:
     framework = framework_of(value)
     if framework is None:
         raise TensorError(f"{type(value).__name__} is not a tensor.")
-    head = {
-        "framework": framework.name,
-        "dtype": framework.dtype(value),
-        "shape": list(framework.shape(value)),
-    }
+    dtype = framework.dtype(value)
+    head = {"framework": framework.name, "dtype": dtype, "shape": list(framework.shape(value))}
     if not framework.is_sparse(value):
-        return {**head, "data": _to_lists(framework.to_numpy(value))}
+        return {**head, "data": _to_lists(framework.to_numpy(value), dtype)}
     indices, values = framework.to_coo(value)
-    return {**head, "layout": framework.layout(value), "indices": indices.tolist(), "data": _to_lists(values)}
+    return {**head, "layout": framework.layout(value), "indices": indices.tolist(), "data": _to_lists(values, dtype)}
 
 
 def tensor_from_json(content: Mapping[str, Any], target: Framework | None) -> Any:
     """The tensor again; `target` overrides the framework that was written."""
+    missing = [key for key in ("dtype", "shape", "data") if key not in content]
+    if missing:
+        raise TensorError(f"the object is not a tensor in JSON: it has no {' and no '.join(map(repr, missing))}")
     try:
-        dtype, shape, data = content["dtype"], tuple(content["shape"]), content["data"]
-        framework = target or get_framework(content.get("framework", "numpy"))
+        shape = tuple(map(operator.index, content["shape"]))
+        framework = target or stored_framework(content.get("framework", "numpy"))
         layout = content.get("layout", "dense")
         if layout == "dense":
-            return framework.from_numpy(_from_lists(data, dtype).reshape(shape))
-        indices = np.array(content["indices"], np.int64).reshape(len(shape), -1)
-        return framework.from_coo(indices, _from_lists(data, dtype), shape, layout)
-    except (KeyError, TypeError, ValueError) as error:
+            return framework.from_numpy(_from_lists(content["data"], content["dtype"], shape))
+        indices, values = _sparse_parts(content, shape)
+        return framework.from_coo(indices, values, shape, layout)
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise TensorError(f"the object is not a tensor in JSON: {error}") from error
+
+
+def _sparse_parts(content: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Indices and values of a sparse tensor; the last axes may be dense, and then each value is an array."""
+    rows, entries = content["indices"], len(content["data"])
+    found = np.array(rows).reshape(len(rows), entries)
+    if found.size and found.dtype.kind != "i":
+        raise TensorError("the indices are not whole numbers")
+    indices: NDArray[np.int64] = found.astype(np.int64)
+    sizes = np.array(shape[: len(rows)], np.int64).reshape(-1, 1)
+    if len(rows) > len(shape) or (indices < 0).any() or (indices >= sizes).any():
+        raise TensorError("an index lies outside of the shape")
+    return indices, _from_lists(content["data"], content["dtype"], (entries, *shape[len(rows) :]))
 
 
 def json_schema(title: str, spec: TensorSpec) -> dict[str, Any]:
@@ -82,13 +97,20 @@ def json_schema(title: str, spec: TensorSpec) -> dict[str, Any]:
     }
 
 
-def _to_lists(array: NDArray[Any]) -> Any:
-    if array.dtype.kind == "c":
-        array = np.stack([array.real, array.imag], axis=-1)
-    elif array.dtype.kind == "O":
+def _to_lists(array: NDArray[Any], dtype: str) -> Any:
+    kind = array.dtype.kind
+    if dtype == "string":
         return np.vectorize(_text, otypes=[object])(array).tolist() if array.size else array.tolist()
-    elif array.dtype.kind not in "biuf":
-        array = array.astype(np.float32)  # the short floats
+    if kind in "mM":
+        return array.astype(np.int64).tolist()  # in the dtype's own unit
+    if kind == "U":
+        return array.tolist()
+    if dtype not in DTYPES:
+        raise TensorError(f"a tensor of dtype {dtype} has no JSON form.")
+    if kind == "c":
+        array = np.stack([array.real, array.imag], axis=-1)
+    elif dtype.startswith(("bfloat", "float8")):
+        array = array.astype(np.float32)
     if array.dtype.kind != "f" or np.isfinite(array).all():
         return array.tolist()
     words = array.astype(object)
@@ -97,17 +119,40 @@ def _to_lists(array: NDArray[Any]) -> Any:
     return words.tolist()
 
 
-def _from_lists(data: Any, dtype: str) -> NDArray[Any]:
+def _from_lists(data: Any, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    """An array of nested lists, which must be as deep and as long as the shape says."""
     if dtype == "string":
-        return np.array(data, dtype=object)
-    array = np.array(data)
+        return _shaped(_only(str, np.array(data, dtype=object)), shape)
+    wanted = common_dtype(dtype)
+    if wanted.kind == "U":
+        return _shaped(_only(str, np.array(data, dtype=object)), shape).astype(wanted)
+    if wanted.kind in "mM":
+        return cast_numbers(_shaped(np.array(data), shape), np.dtype(np.int64)).astype(wanted)
+    if dtype not in DTYPES:
+        raise TensorError(f"{dtype!r} is not a dtype of tensors")
+    array = array_of(data)
     if array.dtype.kind in "OU":
-        array = np.array(data, dtype=object)
-        array = np.vectorize(lambda x: _NOT_FINITE.get(x, x), otypes=[np.float64])(array)
-    if dtype.startswith("complex"):
-        array = array.reshape(-1, 2) if array.size else array.reshape(0, 2)
-        array = array[:, 0] + 1j * array[:, 1]
-    return array.astype(common_dtype(dtype)) if array.size else np.zeros(array.shape, common_dtype(dtype))
+        array = np.vectorize(_number, otypes=[np.float64])(np.array(data, dtype=object))
+    if wanted.kind != "c":
+        return cast_numbers(_shaped(array, shape), wanted)
+    pairs = np.ascontiguousarray(_shaped(array, (*shape, 2)), np.float64)
+    return cast_numbers(pairs.view(np.complex128)[..., 0], wanted)
+
+
+def _shaped(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    if array.shape != shape and (array.size or 0 not in shape):
+        raise TensorError(f"the data has shape {format_shape(array.shape)}, and not {format_shape(shape)}")
+    return array.reshape(shape)  # empty lists do not tell the axes behind them
+
+
+def _only(tp: type, array: NDArray[Any]) -> NDArray[Any]:
+    if not all(isinstance(item, tp) for item in array.flat):
+        raise TensorError(f"the data holds something else than {tp.__name__}")
+    return array
+
+
+def _number(value: Any) -> float:
+    return _NOT_FINITE[value] if isinstance(value, str) else float(value)
 
 
 def _text(value: Any) -> str:

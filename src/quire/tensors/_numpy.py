@@ -9,6 +9,7 @@ import numpy as np
 
 from quire.errors import TensorError
 from quire.tensors._framework import Framework, arrays_equal, common_dtype
+from quire.tensors._spec import DTYPES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,7 +20,7 @@ class NumpyFramework(Framework):
 
     name = "numpy"
     native = np.ndarray
-    default_dtypes = {"f": "float64", "i": "int64"}
+    default_dtypes = {"f": "float64", "i": "int64", "c": "complex128"}
 
     def handles(self, tp: type[Any]) -> bool:
         return issubclass(tp, np.ndarray)
@@ -29,6 +30,11 @@ class NumpyFramework(Framework):
 
     def native_dtype(self, name: str) -> Any:
         return common_dtype(name)
+
+    def refusal(self, value: Any) -> str | None:
+        if isinstance(value, np.ma.MaskedArray):
+            return "the mask would be lost on the way (use .filled(), and keep the mask in a field of its own)"
+        return None
 
     def to_numpy(self, value: Any) -> NDArray[Any]:
         return np.asarray(value)
@@ -63,18 +69,19 @@ class NumpyFramework(Framework):
         return column[index, ...]
 
     def convertible(self, value: Any) -> str | None:
-        if value.dtype.kind in "biufc" or value.dtype.kind == "V" and value.dtype.names is None:
-            return None
-        return f"its dtype {value.dtype} holds no numbers"
+        known = value.dtype.name in DTYPES
+        return super().convertible(value) if known else f"other frameworks have no dtype {value.dtype}"
 
 
 def native_array(array: NDArray[Any], wanted_by: str) -> NDArray[Any]:
-    """The array with a memory layout that other frameworks can share: native byte order, strides forward, writable."""
-    if array.dtype.kind not in "biufcV" or array.dtype.names is not None:
+    """The array with a memory layout that other frameworks can share: native byte order, whole strides, writable."""
+    if array.dtype.name not in DTYPES:
         raise TensorError(f"{wanted_by} has no tensors of dtype {array.dtype}.")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    if not array.flags.writeable or any(step < 0 for step in array.strides):
+    if array.dtype.char in "qQ":  # long long: what int64 is to numpy on some ways, and to torch never
+        array = array.view(array.dtype.name)
+    if not array.flags.writeable or any(step < 0 or step % array.itemsize for step in array.strides):
         array = array.copy()
     return array
 

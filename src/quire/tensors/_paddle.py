@@ -1,14 +1,15 @@
-"""paddle tensors (dense: paddle's sparse tensors end the process when they are pickled)."""
+"""paddle tensors: dense ones only, because a sparse one ends the process when it is pickled."""
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import paddle
 
-from quire.errors import TensorError
+from quire.errors import PickleError, TensorError
 from quire.tensors._framework import Framework, arrays_equal, common_dtype
 from quire.tensors._numpy import native_array
 
@@ -16,11 +17,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_NAMES_ONLY = ("uint16", "uint32", "uint64")  # the first means bfloat16 to paddle, the others it cannot take
+
+
 class PaddleFramework(Framework):
     """paddle.Tensor."""
 
     name = "paddle"
     native = paddle.Tensor
+    refuses_some = True
 
     def handles(self, tp: type[Any]) -> bool:
         return issubclass(tp, paddle.Tensor)
@@ -30,7 +35,7 @@ class PaddleFramework(Framework):
 
     def native_dtype(self, name: str) -> Any:
         found = getattr(paddle, name, None)
-        if not isinstance(found, paddle.dtype):
+        if not isinstance(found, paddle.dtype) or name in _NAMES_ONLY:
             raise TensorError(f"paddle has no dtype {name!r}.")
         return found
 
@@ -40,7 +45,12 @@ class PaddleFramework(Framework):
     def layout(self, value: Any) -> str:
         return "dense" if value.is_dense() else "sparse"
 
+    def refusal(self, value: Any) -> str | None:
+        return None if value.is_dense() else "a sparse paddle tensor would end the process when pickled (use .to_dense())"
+
     def to_numpy(self, value: Any) -> NDArray[Any]:
+        if not value.is_dense():
+            raise TensorError("a sparse paddle tensor has no dense form here: call .to_dense() yourself.")
         array: NDArray[Any] = value.detach().numpy()
         name = self.dtype(value)
         return array if array.dtype.name == name else array.view(common_dtype(name))
@@ -50,7 +60,7 @@ class PaddleFramework(Framework):
         array = native_array(array, "paddle")
         if array.dtype.name == "bfloat16":
             return paddle.to_tensor(array.view(np.uint16), dtype="bfloat16")
-        if array.dtype.kind == "V" or array.dtype.name.startswith("float8"):
+        if array.dtype.name.startswith("float8"):
             return paddle.to_tensor(array.view(np.uint8)).view(self.native_dtype(array.dtype.name))
         return paddle.to_tensor(array)
 
@@ -86,7 +96,24 @@ class PaddleFramework(Framework):
     def convertible(self, value: Any) -> str | None:
         if not value.stop_gradient:
             return "it is part of a gradient graph (use .detach())"
+        if not value.place.is_cpu_place():
+            return f"it is on {value.place} (use .cpu())"
         return super().convertible(value)
 
 
+def _reduce(value: Any) -> Any:
+    if not value.is_dense():
+        raise PickleError("A sparse paddle tensor cannot be pickled: paddle would end the process. Use .to_dense().")
+    if not str(value.dtype).startswith("paddle.float8"):
+        return value.__reduce_ex__(2)
+    return _load_float8, (framework.to_numpy(value), value.stop_gradient)
+
+
+def _load_float8(array: NDArray[Any], stop_gradient: bool) -> Any:  # noqa: FBT001
+    made = framework.from_numpy(array)
+    made.stop_gradient = stop_gradient
+    return made
+
+
+copyreg.pickle(paddle.Tensor, _reduce)  # paddle cannot load the float8 tensors that it pickles
 framework = PaddleFramework()

@@ -36,8 +36,8 @@ class ScipyFramework(Framework):
         return ("array:" if isinstance(value, scipy.sparse.sparray) else "matrix:") + str(value.format)
 
     def to_coo(self, value: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        *indices, values = _canonical(value)
-        return np.stack(indices).astype(np.int64), values
+        coo = _canonical(value)
+        return np.stack(coo.coords).astype(np.int64), coo.data
 
     def from_coo(self, indices: NDArray[np.int64], values: NDArray[Any], shape: tuple[int, ...], layout: str) -> Any:
         kind, _, form = layout.partition(":")
@@ -49,7 +49,7 @@ class ScipyFramework(Framework):
     def equal(self, a: Any, b: Any) -> bool:
         if type(a) is not type(b) or a.dtype != b.dtype or a.shape != b.shape:
             return False
-        return all(arrays_equal(x, y) for x, y in zip(_canonical(a), _canonical(b), strict=True))
+        return all(arrays_equal(x, y) for x, y in zip(_entries(a), _entries(b), strict=True))
 
     def to_numpy(self, value: Any) -> NDArray[Any]:
         _refuse("converted")
@@ -73,10 +73,16 @@ class ScipyFramework(Framework):
         return value
 
 
-def _canonical(value: Any) -> list[NDArray[Any]]:
+def _canonical(value: Any) -> Any:
     coo = value.tocoo().copy()
     coo.sum_duplicates()
-    return [*coo.coords, coo.data]
+    return coo
+
+
+def _entries(value: Any) -> list[NDArray[Any]]:
+    coo = _canonical(value)
+    coo.eliminate_zeros()  # some formats store a few
+    return [*(axis.astype(np.int64) for axis in coo.coords), coo.data]
 
 
 def _refuse(done: str) -> NoReturn:

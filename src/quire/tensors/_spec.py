@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any
+
+import numpy as np
 
 from quire.errors import SchemaError
 
@@ -32,12 +34,7 @@ class TensorSpec:
     def __post_init__(self) -> None:
         shape = self.shape or ()
         for dimension in shape:
-            named = isinstance(dimension, str) and dimension.isidentifier()
-            sized = isinstance(dimension, int) and not isinstance(dimension, bool) and dimension >= 0
-            if not (named or sized or dimension is Ellipsis):
-                raise SchemaError(
-                    f"{dimension!r} is not a dimension: use a size (3), a name ('height') or ... for any number of them."
-                )
+            _check_dimension(dimension)
         if sum(d is Ellipsis for d in shape) > 1:
             raise SchemaError(f"A shape may contain ... once, got {format_shape(shape)}.")
 
@@ -81,6 +78,17 @@ class TensorSpec:
         return " ".join(parts)
 
 
+def _check_dimension(dimension: object) -> None:
+    named = isinstance(dimension, str) and dimension.isidentifier()
+    sized = isinstance(dimension, int) and not isinstance(dimension, bool) and dimension >= 0
+    if dimension in DTYPES:
+        raise SchemaError(f"{dimension!r} is a dtype, not the name of a dimension: write DType({dimension!r}).")
+    if not (named or sized or dimension is Ellipsis):
+        raise SchemaError(
+            f"{dimension!r} is not a dimension: use a size (3), a name ('height') or ... for any number of them."
+        )
+
+
 def format_shape(shape: Iterable[Dimension | int]) -> str:
     """(3, 'h', ...) as it is written in a schema."""
     parts = ["..." if d is Ellipsis else str(d) for d in shape]
@@ -89,14 +97,22 @@ def format_shape(shape: Iterable[Dimension | int]) -> str:
 
 def dtype_name(dtype: Any) -> str:
     """The common name of a dtype of any framework: np.float32, torch.float32, tf.float32, DType('float32'), 'float32'."""
-    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype
-    name = str(name).rpartition(".")[2]
-    name = _SYNONYMS.get(name, name)
-    if name not in DTYPES:
-        raise SchemaError(f"{dtype!r} is not a dtype of tensors. Known: {', '.join(DTYPES)}.")
-    return name
+    for spelling in _spellings(dtype):
+        name = _SYNONYMS.get(spelling, spelling)
+        if name in DTYPES:
+            return name
+    raise SchemaError(f"{dtype!r} is not a dtype of tensors. Known: {', '.join(DTYPES)}.")
+
+
+def _spellings(dtype: Any) -> Iterator[str]:
+    if isinstance(dtype, type) and dtype in np.sctypeDict.values():
+        yield np.dtype(dtype).name  # np.longlong is int64
+    if not isinstance(dtype, str):
+        yield str(getattr(dtype, "name", ""))
+        yield str(getattr(dtype, "__name__", ""))
+    yield str(dtype).rpartition(".")[2]
 
 
 def looks_like_dtype(value: object) -> bool:
     """Whether a type parameter is meant as a dtype rather than as a dimension."""
-    return not isinstance(value, (int, str, EllipsisType)) and value is not None
+    return not isinstance(value, (int, str, EllipsisType, tuple)) and value is not None

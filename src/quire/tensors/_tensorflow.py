@@ -55,6 +55,9 @@ class TensorFlowFramework(Framework):
             return "coo"
         return "ragged" if isinstance(value, tf.RaggedTensor) else "dense"
 
+    def unwrap(self, value: Any) -> Any:
+        return unwrap(value)
+
     def to_coo(self, value: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
         value = unwrap(value)
         if not isinstance(value, tf.SparseTensor):
@@ -68,7 +71,8 @@ class TensorFlowFramework(Framework):
         return tf.SparseTensor(np.ascontiguousarray(indices.T), self.from_numpy(values), shape)
 
     def to_numpy(self, value: Any) -> NDArray[Any]:
-        array: NDArray[Any] = np.asarray(unwrap(value).numpy())
+        value = unwrap(value)
+        array: NDArray[Any] = np.asarray(value.numpy(), dtype=object if value.dtype == tf.string else None)
         return array
 
     def from_numpy(self, array: NDArray[Any]) -> Any:
@@ -116,9 +120,12 @@ class TensorFlowFramework(Framework):
     def convertible(self, value: Any) -> str | None:
         if value.dtype == tf.string:
             return "it holds strings"
-        if not hasattr(unwrap(value), "numpy"):
-            return "it is symbolic, inside a tf.function"
-        return super().convertible(value)
+        value = unwrap(value)
+        if isinstance(value, tf.Variable):
+            return "it is a tf.Variable, which changes (use tf.convert_to_tensor)"
+        if not tf.is_symbolic_tensor(value) and self.layout(value) == "dense" and "CPU" not in value.device:
+            return f"it is on {value.device} (use tf.identity under tf.device)"
+        return "it is symbolic, inside a tf.function" if tf.is_symbolic_tensor(value) else super().convertible(value)
 
 
 class TensorFlowType(TensorType):
@@ -163,6 +170,9 @@ class TensorFlowTensor(_AbstractTensor, metaclass=TensorFlowType, framework="ten
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"A TensorFlowTensor does not change: make a new one instead of setting {name!r}.")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"A TensorFlowTensor does not change: {name!r} cannot be deleted.")
 
     def unwrap(self) -> Any:
         """TensorFlow's own object."""
@@ -215,7 +225,7 @@ class TensorFlowTensor(_AbstractTensor, metaclass=TensorFlowType, framework="ten
 _OPERATORS = (
     *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod"),
     *("pow", "rpow", "matmul", "rmatmul", "and", "rand", "or", "ror", "xor", "rxor", "neg", "abs", "invert"),
-    *("eq", "ne", "lt", "le", "gt", "ge", "getitem", "bool", "float", "int", "index", "complex"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "getitem", "bool", "float", "int", "index", "complex", "format"),
 )
 
 

@@ -1,7 +1,9 @@
-"""torch tensors, dense and sparse (COO, CSR)."""
+"""torch tensors, dense and sparse (COO, CSR, CSC)."""
 
 from __future__ import annotations
 
+import copyreg
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,31 +48,44 @@ class TorchFramework(Framework):
     def device(self, value: Any) -> str:
         return str(value.device)
 
+    def shape(self, value: Any) -> tuple[int, ...]:
+        if value.is_nested:
+            return (value.size(0), *(-1,) * (value.dim() - 1))
+        return tuple(value.shape)
+
     def layout(self, value: Any) -> str:
-        return _LAYOUTS.get(value.layout, str(value.layout))
+        return "nested" if value.is_nested else _LAYOUTS.get(value.layout, str(value.layout))
 
     def to_coo(self, value: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        if value.is_nested or value.layout not in _LAYOUTS:
+            raise TensorError(f"a torch tensor of layout {self.layout(value)} has no COO form here.")
         coo = value.detach().to_sparse_coo().coalesce()
         return coo.indices().cpu().numpy(), self.to_numpy(coo.values())
 
     def from_coo(self, indices: NDArray[np.int64], values: NDArray[Any], shape: tuple[int, ...], layout: str) -> Any:
-        coo = torch.sparse_coo_tensor(torch.from_numpy(indices), self.from_numpy(values), shape, is_coalesced=True)
-        wanted = next((known for known, name in _LAYOUTS.items() if name == layout), None)
+        wanted = next((known for known, name in _LAYOUTS.items() if name == layout and layout != "dense"), None)
         if wanted is None:
             raise TensorError(f"torch has no sparse layout {layout!r}.")
-        return coo if wanted is torch.sparse_coo else coo.to_sparse(layout=wanted)
+        parts = torch.from_numpy(indices), self.from_numpy(values)
+        coo = torch.sparse_coo_tensor(*parts, shape, check_invariants=True).coalesce()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Sparse CS. tensor support is in beta state")
+            return coo if wanted is torch.sparse_coo else coo.to_sparse(layout=wanted)
 
     def to_numpy(self, value: Any) -> NDArray[Any]:
         if _numpy_lacks(value.dtype):
             carrier, _ = _CARRIERS[value.dtype.itemsize]
             array: NDArray[Any] = value.detach().view(carrier).numpy(force=True)
             return array.view(common_dtype(self.dtype(value)))
-        plain: NDArray[Any] = value.numpy(force=True)
+        try:
+            plain: NDArray[Any] = value.numpy(force=True)
+        except TypeError as error:  # complex32, quantised
+            raise TensorError(f"numpy has no dtype {self.dtype(value)!r}.") from error
         return plain
 
     def from_numpy(self, array: NDArray[Any]) -> Any:
         array = native_array(array, "torch")
-        if array.dtype.kind == "V" or array.dtype.name.startswith(("bfloat", "float8")):
+        if array.dtype.name.startswith(("bfloat", "float8")):
             _, carrier = _CARRIERS[array.dtype.itemsize]
             return torch.from_numpy(array.view(carrier)).view(self.native_dtype(array.dtype.name))
         try:
@@ -98,7 +113,7 @@ class TorchFramework(Framework):
         return value.share_memory_()
 
     def equal(self, a: Any, b: Any) -> bool:
-        if a.dtype is not b.dtype or a.shape != b.shape or a.layout is not b.layout or a.device != b.device:
+        if a.dtype is not b.dtype or a.layout is not b.layout or a.device != b.device or self.shape(a) != self.shape(b):
             return False
         if a is b or a.is_meta:
             return a is b
@@ -117,9 +132,9 @@ class TorchFramework(Framework):
         return made
 
     def copy(self, value: Any, memo: dict[int, Any]) -> Any:
-        if value.is_leaf:
+        if value.is_leaf and value.layout in (torch.strided, torch.sparse_coo, torch.jagged):
             return super().copy(value, memo)
-        return memo.setdefault(id(value), value.detach().clone().requires_grad_())
+        return memo.setdefault(id(value), value.detach().clone().requires_grad_(value.requires_grad))
 
     def convertible(self, value: Any) -> str | None:
         if value.requires_grad:
@@ -135,6 +150,8 @@ def _numpy_lacks(dtype: torch.dtype) -> bool:
 
 def _parts(value: torch.Tensor) -> list[torch.Tensor]:
     """The dense tensors that make up a tensor of any layout."""
+    if value.is_nested:
+        return list(value.unbind())
     if value.layout is torch.sparse_coo:
         value = value.coalesce()
         return [value.indices(), value.values()]
@@ -148,6 +165,8 @@ def _parts(value: torch.Tensor) -> list[torch.Tensor]:
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.shape != b.shape:
         return False
+    if a.dtype is not b.dtype:  # the indices of two sparse tensors
+        a, b = a.long(), b.long()
     if a.dtype.is_floating_point and a.dtype.itemsize == 1:
         a, b = a.float(), b.float()  # torch compares no float8
     if torch.equal(a, b):
@@ -157,4 +176,18 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
+# torch pickles a tensor of float8, uint16, uint32 or uint64 with an untyped storage, and then cannot load that storage.
+def _reduce_storage(storage: torch.UntypedStorage) -> Any:
+    if storage.device.type != "cpu":
+        return storage.__reduce__()
+    content = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+    return _load_storage, (content.numpy().tobytes(),)
+
+
+def _load_storage(content: bytes) -> torch.TypedStorage:
+    made = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+    return torch.TypedStorage(wrap_storage=made.untyped_storage(), dtype=torch.uint8, _internal=True)  # as torch expects it
+
+
+copyreg.pickle(torch.UntypedStorage, _reduce_storage)
 framework = TorchFramework()

@@ -7,7 +7,7 @@ such a torch tensor, calling it checks (and converts, where nothing is lost), an
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -16,7 +16,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from quire import _parametrize
 from quire.errors import SchemaError, TensorError
-from quire.tensors._convert import coerce
+from quire.tensors._convert import check_source, coerce
 from quire.tensors._framework import Framework
 from quire.tensors._json import json_schema, tensor_to_json
 from quire.tensors._registry import framework_of, get_framework
@@ -54,16 +54,8 @@ class TensorType(type):
             return cls._plain
         found = _types.get((cls._plain, spec))
         if found is None:
-            name = f"{cls._plain.__name__}[{_format_parameters(spec)}]"
-            namespace = {
-                "_spec": spec,
-                "__module__": _parametrize.__name__,
-                "__qualname__": _parametrize.publish(name),
-                "__doc__": cls._plain.__doc__,
-                "__slots__": (),
-            }
-            found = _types[cls._plain, spec] = type(cls)(name, (cls._plain,), namespace)
-            _parametrize.register(found)
+            with _parametrize._making:  # two threads that ask at once get one class
+                found = _types.get((cls._plain, spec)) or _make(cls._plain, spec)
         return found
 
     def __instancecheck__(cls, value: object) -> bool:
@@ -92,7 +84,9 @@ class TensorType(type):
     def _holds(cls, value: object) -> bool:
         """Whether the value is a tensor of the type's framework, whatever its shape."""
         found = framework_of(value)
-        return found is not None and cls._framework_name in (None, found.name)
+        if found is None or cls._framework_name is None:
+            return found is not None
+        return found.name == cls._framework_name and found.unwrap(value) is value
 
     def _explain(cls, value: object) -> str | None:
         """Why the value is not of this type; None when it is."""
@@ -100,6 +94,9 @@ class TensorType(type):
             return describe(value)
         framework = framework_of(value)
         assert framework is not None
+        reason = framework.refusal(value)
+        if reason is not None:
+            return f"{describe(value)}: {reason}"
         if cls._spec.fits(framework.shape(value), framework.dtype(value)):
             return None
         return describe(value)
@@ -116,10 +113,17 @@ class TensorType(type):
         if not cls._holds(value):
             got = describe(value)
             try:
+                check_source(value)
                 value = cls._coerce(value)
             except TensorError as error:
                 raise _mismatch(cls, f"{got}: {error}") from None
         return cls._fit(value)
+
+    def read(cls, content: Mapping[str, Any]) -> Any:
+        """A tensor in JSON that was written by this type's framework; any other does not fit."""
+        if cls._framework_name not in (None, content.get("framework")):
+            raise _mismatch(cls, f"a tensor of {content.get('framework')!r}")
+        return cls._validate(content)
 
     def _coerce(cls, value: Any) -> Any:
         return coerce(value, cls.framework, cls._spec)
@@ -134,7 +138,7 @@ class TensorType(type):
             nonlocal native, native_dtype
             checked = slow(value)
             framework = cls.framework
-            if framework is not None and cls._holds(checked):
+            if framework is not None and not framework.refuses_some and cls._holds(checked):
                 native, native_dtype = type(checked), framework.native_dtype(dtype) if dtype else None
             return checked
 
@@ -169,15 +173,29 @@ class TensorType(type):
         return cls.core_schema()
 
 
+def _make(plain: TensorType, spec: TensorSpec) -> TensorType:
+    name = f"{plain.__name__}[{_format_parameters(spec)}]"
+    namespace = {
+        "_spec": spec,
+        "__module__": _parametrize.__name__,
+        "__qualname__": _parametrize.publish(name),
+        "__doc__": plain.__doc__,
+        "__slots__": (),
+    }
+    made = _types[plain, spec] = type(plain)(name, (plain,), namespace)
+    _parametrize.register(made)
+    return made
+
+
 def parse_parameters(parameters: tuple[Any, ...]) -> TensorSpec:
-    """(float32, 3, 'h', 'w') -> a spec: at most one dtype, first or last, and the dimensions."""
+    """(float32, 3, 'h', 'w') -> a spec: at most one dtype, and the dimensions; (float32, ()) has no dimensions."""
     dtypes = [p for p in parameters if looks_like_dtype(p)]
     if len(dtypes) > 1:
         raise SchemaError(f"A tensor has one dtype, got {', '.join(map(repr, dtypes))}.")
     shape = tuple(p for p in parameters if not looks_like_dtype(p))
     if not dtypes:
         return TensorSpec(shape)
-    return TensorSpec(shape or None, dtype_name(dtypes[0]))
+    return TensorSpec(() if shape == ((),) else shape or None, dtype_name(dtypes[0]))
 
 
 def describe(value: object) -> str:
@@ -191,8 +209,8 @@ def describe(value: object) -> str:
 
 
 def _format_parameters(spec: TensorSpec) -> str:
-    shape = ["..." if d is Ellipsis else repr(d) for d in spec.shape or ()]
-    return ", ".join(([spec.dtype] if spec.dtype else []) + shape) or "()"
+    shape = ["()"] if spec.shape == () else ["..." if d is Ellipsis else repr(d) for d in spec.shape or ()]
+    return ", ".join(([spec.dtype] if spec.dtype else []) + shape)
 
 
 def _mismatch(cls: TensorType, got: str) -> PydanticCustomError:

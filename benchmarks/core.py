@@ -1,0 +1,336 @@
+"""What documents, arrays and batches cost, against bare torch and pydantic, and beside the peers.
+
+    python benchmarks/core.py --rows construct take --rounds 9 --size 10000 --markdown docs/benchmarks.md
+
+Every row is one interleaved run (see measure.py), and its result is a ratio. Peers that are not installed are shown as such.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from itertools import cycle, repeat
+from typing import Any
+
+import torch
+from measure import Contestant, Loop, Row, peer, repeated
+from pydantic import BaseModel, ConfigDict, Field
+from report import parse_options, run
+
+from quire import BaseDocument, DocumentArray
+from quire.typing import TorchTensor
+
+PACKAGES = ("quire", "pydantic", "numpy", "torch", "docarray", "tensordict")
+
+
+# --- schemas, in quire, in pydantic alone, and in the peers
+
+
+class Author(BaseDocument):
+    """The nested document."""
+
+    name: str
+
+
+class Article(BaseDocument):
+    """What is constructed."""
+
+    title: str
+    tensor: TorchTensor[512]
+    author: Author
+
+
+class Picture(BaseDocument):
+    """What is stacked, taken and iterated."""
+
+    image: TorchTensor[3, 64, 64]
+    label: int
+    text: str
+
+
+def random_hex() -> str:
+    """An id as one makes it by hand."""
+    return os.urandom(16).hex()
+
+
+class PlainAuthor(BaseModel):
+    """`Author` in pydantic alone."""
+
+    id: str = Field(default_factory=random_hex)
+    name: str
+
+
+class PlainArticle(BaseModel):
+    """`Article` in pydantic alone: that the tensor is one is checked, its shape is not."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    id: str = Field(default_factory=random_hex)
+    title: str
+    tensor: torch.Tensor
+    author: PlainAuthor
+
+
+def docarray_article() -> Any:
+    """`Article` in DocArray."""
+    from docarray import BaseDoc
+    from docarray.typing import TorchTensor as DocArrayTensor
+
+    class DocArrayAuthor(BaseDoc):
+        name: str
+
+    class DocArrayArticle(BaseDoc):
+        title: str
+        tensor: DocArrayTensor[512]
+        author: DocArrayAuthor
+
+    return DocArrayArticle
+
+
+def docarray_pictures(rows: list[dict[str, Any]]) -> Any:
+    """A DocList of `Picture`s, with tensor objects of their own: DocArray changes the class of those it is given."""
+    from docarray import BaseDoc, DocList
+    from docarray.typing import TorchTensor as DocArrayTensor
+
+    class DocArrayPicture(BaseDoc):
+        image: DocArrayTensor[3, 64, 64]
+        label: int
+        text: str
+
+    return DocList[DocArrayPicture](DocArrayPicture(**{**row, "image": row["image"].detach()}) for row in rows)
+
+
+def tensorclass_pictures(rows: list[dict[str, Any]]) -> list[Any]:
+    """`Picture`s as tensordict's tensorclass."""
+    from tensordict import tensorclass
+
+    @tensorclass
+    class TensorclassPicture:
+        image: torch.Tensor
+        label: torch.Tensor
+        text: str
+
+    return [TensorclassPicture(**{**row, "label": torch.tensor(row["label"])}, batch_size=[]) for row in rows]
+
+
+def picture_rows(size: int) -> list[dict[str, Any]]:
+    """What pictures are made from; the images are allocated one by one, as a reader of files does."""
+    return [{"image": torch.rand(3, 64, 64), "label": i % 10, "text": f"the text of picture {i}"} for i in range(size)]
+
+
+# --- rows
+
+
+def construct_row(_: int) -> Row:
+    """A dict with a dict in it becomes a document with a document in it."""
+    raw = {"title": "On Computable Numbers", "tensor": torch.rand(512), "author": {"name": "Alan"}}
+
+    def docarray() -> Loop:
+        article, own = docarray_article(), {**raw, "tensor": torch.rand(512)}
+        return repeated(lambda: article.model_validate(own))
+
+    return Row(
+        title="construct {id, str, TorchTensor[512], nested document} from a dict",
+        what="`model_validate` of a dict. The reference makes both ids with `os.urandom(16).hex()` and checks no shape.",
+        quire=Contestant("quire", repeated(lambda: Article.model_validate(raw))),
+        reference=Contestant("pydantic with torch.Tensor", repeated(lambda: PlainArticle.model_validate(raw))),
+        peers=[peer("DocArray TorchTensor[512]", "docarray", docarray)],
+        target=1.3,
+        calls=100,
+        turns=20,
+    )
+
+
+def stack_row(size: int) -> Row:
+    """All write into fresh memory; at full size its page faults are most of the time, for everybody."""
+    rows = picture_rows(size)
+    images = [row["image"] for row in rows]
+    documents = DocumentArray[Picture](Picture(**row) for row in rows)
+
+    def docarray() -> Loop:
+        return repeated(docarray_pictures(rows).to_doc_vec)
+
+    def tensorclass() -> Loop:
+        pictures = tensorclass_pictures(rows)
+        return repeated(lambda: torch.stack(pictures))
+
+    return Row(
+        title=f"stack {size:,} documents of (3, 64, 64) float32, label and text",
+        what="`documents.stack()`. The reference stacks the same image tensors, and neither label, text nor id.",
+        quire=Contestant("quire", repeated(documents.stack)),
+        reference=Contestant("torch.stack of the images", repeated(lambda: torch.stack(images))),
+        peers=[
+            peer("DocArray to_doc_vec", "docarray", docarray),
+            peer("tensorclass torch.stack", "tensordict", tensorclass),
+        ],
+        target=1.15,
+        unit="ms",
+    )
+
+
+def take_row(size: int) -> Row:
+    """64 random rows of every column; the reference takes the image column alone.
+
+    The work is a copy of 3 MB from rows that lie all over the column, so caches and page faults decide. Therefore calls
+    alternate one by one, results are dropped at once (the next caller gets their memory, whoever that is), and all go through
+    the same index tensors, more than any cache holds rows for, but each begins at another: nobody finds in the
+    cache what another has just read.
+    """
+    rows = picture_rows(size)
+    batch = DocumentArray[Picture](Picture(**row) for row in rows).stack()
+    images = batch.image
+    numbers = random.Random(0)
+    indices = [torch.tensor(numbers.choices(range(size), k=64)) for _ in range(60)]
+
+    def index_from(place: int, chosen: list[Any] = indices) -> Callable[[], Any]:
+        start = place * len(chosen) // 5
+        return cycle(chosen[start:] + chosen[:start]).__next__
+
+    def tensordict() -> Loop:
+        from tensordict import TensorDict
+
+        columns = TensorDict({"image": images, "label": torch.as_tensor(batch.label)}, [size])
+        index = index_from(3)
+        return repeated(lambda: columns[index()])
+
+    def docarray() -> Loop:
+        vector, index = docarray_pictures(rows).to_doc_vec(), index_from(4, [index.tolist() for index in indices])
+        return repeated(lambda: vector[index()])
+
+    first, second, third = index_from(0), index_from(1), index_from(2)
+    return Row(
+        title=f"take 64 random rows of a batch of {size:,}",
+        what="`batch.take(index)`. The reference is `index_select` of the image column, with the same index tensors in another "
+        "order; calls alternate one by one. TensorDict has image and label, no text and no id.",
+        quire=Contestant("quire", repeated(lambda: batch.take(first()))),
+        reference=Contestant("torch.index_select", repeated(lambda: torch.index_select(images, 0, second()))),
+        peers=[
+            Contestant("torch images[index]", repeated(lambda: images[third()])),
+            peer("TensorDict[index]", "tensordict", tensordict),
+            peer("DocArray DocVec[list]", "docarray", docarray),
+        ],
+        target=1.3,
+        turns=len(indices),
+    )
+
+
+def iterate_row(size: int) -> Row:
+    """Every row becomes an ordinary document, and is dropped."""
+    rows = picture_rows(size)
+    batch = DocumentArray[Picture](Picture(**row) for row in rows).stack()
+    images, labels, texts = batch.image, torch.as_tensor(batch.label), batch.text
+
+    def tuples() -> None:
+        for _ in zip(images.unbind(0), labels.tolist(), texts, strict=False):
+            pass
+
+    def docarray() -> Loop:
+        return repeated(passing_over(docarray_pictures(rows).to_doc_vec()))
+
+    return Row(
+        title=f"iterate {size:,} rows of a batch as documents",
+        what="`for _ in batch: pass`. The reference is the same over `zip(X.unbind(0), y.tolist(), texts)`. Times are for all rows.",
+        quire=Contestant("quire", repeated(passing_over(batch))),
+        reference=Contestant("zip of bare columns", repeated(tuples)),
+        peers=[peer("DocArray DocVec", "docarray", docarray)],
+        target=3.0,
+        unit="ms",
+        turns=4,
+    )
+
+
+def passing_over(rows: Any) -> Callable[[], None]:
+    """Goes through the rows and does nothing with them."""
+
+    def iterate() -> None:
+        for _ in rows:
+            pass
+
+    return iterate
+
+
+def add_row(_: int) -> Row:
+    """Loops that differ in the expression alone, without a call around it."""
+    tensor = torch.rand(512)
+
+    def bare(calls: int) -> None:
+        for _ in repeat(None, calls):
+            tensor + 1
+
+    def docarray() -> Loop:
+        return adding_to(docarray_article()(title="", tensor=torch.rand(512), author={"name": ""}))
+
+    return Row(
+        title="doc.tensor + 1, 512 floats",
+        what="The expression in a loop. The reference is `tensor + 1` with a variable.",
+        quire=Contestant("quire", adding_to(Article(title="", tensor=tensor, author=Author(name="")))),
+        reference=Contestant("torch", bare),
+        peers=[peer("DocArray", "docarray", docarray)],
+        target=1.05,
+        calls=200,
+        turns=50,
+    )
+
+
+def adding_to(document: Any) -> Loop:
+    """Evaluates `document.tensor + 1`."""
+
+    def loop(calls: int) -> None:
+        for _ in repeat(None, calls):
+            document.tensor + 1
+
+    return loop
+
+
+def import_row(_: int) -> Row:
+    """Fresh interpreters, one after the other."""
+
+    def docarray() -> Loop:
+        if importlib.util.find_spec("docarray") is None:
+            raise ModuleNotFoundError(name="docarray")
+        return repeated(python("import docarray"))
+
+    return Row(
+        title="import quire",
+        what="`python -c 'import quire'` in a fresh interpreter that finds compiled bytecode, net of `python -c pass`.",
+        quire=Contestant("quire", repeated(python("import quire"))),
+        reference=Contestant("import pydantic, numpy", repeated(python("import pydantic, numpy"))),
+        peers=[peer("DocArray", "docarray", docarray)],
+        floor=Contestant("python -c pass (taken off)", repeated(python("pass"))),
+        target=1.5,
+        unit="ms",
+        least_rounds=11,
+    )
+
+
+def python(code: str) -> Callable[[], object]:
+    """Runs code in a fresh interpreter, whose bytecode is kept in a folder of its own from the first run on."""
+    folder = tempfile.TemporaryDirectory()
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": folder.name}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+
+    def interpret() -> None:
+        assert os.path.isdir(folder.name)
+        subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+    return interpret
+
+
+ROWS: dict[str, Callable[[int], Row]] = {
+    "construct": construct_row,
+    "stack": stack_row,
+    "take": take_row,
+    "iterate": iterate_row,
+    "add": add_row,
+    "import": import_row,
+}
+
+if __name__ == "__main__":
+    options = parse_options(__doc__ or "", ROWS)
+    torch.set_num_threads(options.threads)
+    sys.exit(run(ROWS, options, PACKAGES))

@@ -1,0 +1,161 @@
+"""Interleaved measuring: contestants take turns within every round, so that the state of the machine falls on all alike.
+
+A round gives each contestant so many turns of so many calls; its time in the round is the mean over these calls. Kept are
+wall time and CPU time (of all threads, and of child processes). The ratio to the reference is the median over the rounds
+of the ratio within each round.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from statistics import median
+
+Loop = Callable[[int], object]
+"""Does its work so many times."""
+
+_shuffle = random.Random(0)
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A name and a loop; without a loop, the reason why there is none."""
+
+    name: str
+    loop: Loop | None = None
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is compared: quire with its reference, and the peers beside it.
+
+    A round is `turns` turns of `calls` calls. The time of `floor`, where there is one, is taken off everybody's.
+    """
+
+    title: str
+    what: str
+    quire: Contestant
+    reference: Contestant
+    peers: Sequence[Contestant]
+    target: float
+    unit: str = "us"
+    calls: int = 1
+    turns: int = 1
+    least_rounds: int = 5
+    floor: Contestant | None = None
+
+    @property
+    def contestants(self) -> list[Contestant]:
+        """Everybody, in the order of the table."""
+        return [self.reference, self.quire, *self.peers, *([self.floor] if self.floor else [])]
+
+
+@dataclass
+class Timing:
+    """Seconds a call, one number a round."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    def less(self, floor: Timing) -> Timing:
+        """The times without the floor's median time."""
+        wall, cpu = median(floor.wall), median(floor.cpu)
+        return Timing([seconds - wall for seconds in self.wall], [seconds - cpu for seconds in self.cpu])
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """How many times the reference: by the rounds' wall times, by the minima, and by the rounds' CPU times."""
+
+    wall: float
+    minima: float
+    cpu: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """The timings of a row, by contestant; who is missing is not among them."""
+
+    row: Row
+    timings: dict[str, Timing]
+
+    def ratios(self, name: str) -> Ratios:
+        """A contestant against the reference."""
+        ours, base = self.timings[name], self.timings[self.row.reference.name]
+        return Ratios(
+            median(a / b for a, b in zip(ours.wall, base.wall, strict=True)),
+            min(ours.wall) / min(base.wall),
+            median(a / b for a, b in zip(ours.cpu, base.cpu, strict=True)),
+        )
+
+    @property
+    def met(self) -> bool:
+        """Whether quire's wall ratio is within the target."""
+        return self.ratios(self.row.quire.name).wall <= self.row.target
+
+
+def repeated(function: Callable[[], object]) -> Loop:
+    """A loop that calls a function."""
+
+    def loop(calls: int) -> None:
+        for _ in repeat(None, calls):
+            function()
+
+    return loop
+
+
+def peer(name: str, package: str, build: Callable[[], Loop]) -> Contestant:
+    """A contestant whose loop is built if its package is there."""
+    try:
+        return Contestant(name, build())
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        return Contestant(name, missing="not installed")
+
+
+def measure(row: Row, rounds: int) -> Result:
+    """The timings of everybody who is there, after one turn that does not count.
+
+    What was made before is out of the garbage collector's sight, and the collector stays on: each pays for its own garbage.
+    """
+    present = [contestant for contestant in row.contestants if contestant.loop]
+    timings = {contestant.name: Timing() for contestant in present}
+    _play_round(present, row.calls, 1)
+    gc.collect()
+    gc.freeze()
+    try:
+        for _ in range(max(rounds, row.least_rounds)):
+            for name, (wall, cpu) in _play_round(present, row.calls, row.turns).items():
+                timings[name].wall.append(wall)
+                timings[name].cpu.append(cpu)
+    finally:
+        gc.unfreeze()
+    if row.floor:
+        floor = timings[row.floor.name]
+        timings = {name: timing if timing is floor else timing.less(floor) for name, timing in timings.items()}
+    return Result(row, timings)
+
+
+def _play_round(contestants: Sequence[Contestant], calls: int, turns: int) -> dict[str, tuple[float, float]]:
+    """Wall and CPU seconds a call. The order changes from turn to turn, so that nobody always comes after the same one."""
+    walls, cpus = [dict.fromkeys((contestant.name for contestant in contestants), 0.0) for _ in range(2)]
+    for _ in range(turns):
+        for contestant in _shuffle.sample(contestants, len(contestants)):
+            assert contestant.loop is not None
+            cpu, wall = _cpu_seconds(), time.perf_counter()
+            contestant.loop(calls)
+            walls[contestant.name] += time.perf_counter() - wall
+            cpus[contestant.name] += _cpu_seconds() - cpu
+    return {name: (walls[name] / (turns * calls), cpus[name] / (turns * calls)) for name in walls}
+
+
+def _cpu_seconds() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime

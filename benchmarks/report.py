@@ -1,0 +1,127 @@
+"""The command line of the benchmarks, and their results as tables and as a page."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from measure import Contestant, Ratios, Result, Row, measure
+
+UNITS = {"us": 1e6, "ms": 1e3}
+
+HOW_TO_READ = """\
+In every round the contestants take turns, and another one begins each turn. *median* and *min* are over the rounds, of the
+mean time of a call in a round; *CPU* counts all threads and child processes. *ratio* is to the first line of the table: the
+median over the rounds of the ratio within a round, of wall times. It decides whether a target is met. *of minima* and *of CPU*
+are the same by the fastest rounds and by CPU times: where the three differ much, the machine was busy with something else.
+"""
+
+
+def parse_options(description: str, names: Iterable[str]) -> argparse.Namespace:
+    """Which rows, how often, how large, on how many threads, and where to write the page."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", choices=list(names), default=list(names), help="default: all")
+    parser.add_argument("--rounds", type=int, default=9, help="at least 5, and 11 for imports")
+    parser.add_argument("--size", type=int, default=10_000, help="documents in an array or a batch")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the results as a page")
+    return parser.parse_args()
+
+
+def run(builders: Mapping[str, Callable[[int], Row]], options: argparse.Namespace, packages: Sequence[str]) -> int:
+    """Measure the rows, print them, write the page if asked; 1 if a row crashed."""
+    facts = machine_facts(options.threads, packages)
+    print(facts, "\n")
+    results, sections = [], []
+    for name in options.rows:
+        try:
+            results.append(measure(builders[name](options.size), options.rounds))
+            sections.append(section(results[-1]))
+        except Exception:  # noqa: BLE001 - a row that crashes is reported, and the others go on
+            sections.append(f"## {name}: crashed\n\n```text\n{traceback.format_exc()}```\n")
+        print(sections[-1], flush=True)
+    print(summary_table(results))
+    if options.markdown:
+        parts = ["# Benchmarks\n", summary_table(results) + "\n", HOW_TO_READ, facts + "\n", *sections]
+        options.markdown.write_text("\n".join(parts))
+    return 0 if len(results) == len(options.rows) else 1
+
+
+def machine_facts(threads: int, packages: Sequence[str]) -> str:
+    """Versions, cores, threads and load; nothing that names a machine."""
+    versions = [f"{package} {version_of(package)}" for package in packages]
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    return "\n".join([
+        f"- Python {platform.python_version()}, {', '.join(versions)}",
+        f"- {platform.system()} on {platform.machine()}, {os.cpu_count()} cores, load average {load} at the start",
+        f"- torch runs on {threads} thread{'s' if threads > 1 else ''}",
+    ])
+
+
+def version_of(package: str) -> str:
+    """The installed version."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+# --- tables
+
+
+def section(result: Result) -> str:
+    """A row's heading, what it measures, its table and its verdict."""
+    row = result.row
+    head = ["", f"median {row.unit}", f"min {row.unit}", f"CPU median {row.unit}", "ratio", "of minima", "of CPU"]
+    table = markdown_table(head, (_result_line(result, contestant) for contestant in row.contestants))
+    rounds = f"{len(result.timings[row.quire.name].wall)} rounds of {row.turns} x {row.calls} calls"
+    verdict = f"Target: at most {row.target:.2f}x, {_verdict(result)}."
+    return f"## {row.title}\n\n{row.what}\n{rounds}.\n\n{table}\n\n{verdict}\n"
+
+
+def _result_line(result: Result, contestant: Contestant) -> list[str]:
+    if contestant.loop is None:
+        return [contestant.name, contestant.missing, *[""] * 5]
+    timing, scale = result.timings[contestant.name], UNITS[result.row.unit]
+    times = [f"{seconds * scale:,.2f}" for seconds in (median(timing.wall), min(timing.wall), median(timing.cpu))]
+    ratios = [""] * 3 if contestant is result.row.floor else _format(result.ratios(contestant.name))
+    return [contestant.name, *times, *ratios]
+
+
+def summary_table(results: Iterable[Result]) -> str:
+    """A line a row: quire's ratios, the target, and the peers' ratios."""
+    head = ["quire", "against", "ratio", "of minima", "of CPU", "target", "", "peers"]
+    return markdown_table(head, map(_summary_line, results))
+
+
+def _summary_line(result: Result) -> list[str]:
+    row = result.row
+    peers = [
+        f"{contestant.name} {_format(result.ratios(contestant.name))[0] if contestant.loop else contestant.missing}"
+        for contestant in row.peers
+    ]
+    ratios = _format(result.ratios(row.quire.name))
+    return [row.title, row.reference.name, *ratios, f"<= {row.target:.2f}x", _verdict(result), ", ".join(peers)]
+
+
+def _verdict(result: Result) -> str:
+    return "met" if result.met else "**missed**"
+
+
+def _format(ratios: Ratios) -> list[str]:
+    return [f"{ratio:.2f}x" for ratio in (ratios.wall, ratios.minima, ratios.cpu)]
+
+
+def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table that reads well as text, too."""
+    cells = [head, *lines]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    written = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in cells]
+    written.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(written)

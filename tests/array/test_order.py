@@ -1,0 +1,122 @@
+"""Batches, shuffles, samples and splits: every row as often as promised, in the order of the seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire import BaseDocument, DocumentArray
+from quire.errors import QueryError, RowIndexError
+from quire.typing import NdArray
+from tests.strategies import laws
+
+
+class Item(BaseDocument):
+    number: int = 0
+    parity: str = ""
+    half: float | None = None
+    words: list[str] = []
+    vector: NdArray | None = None
+
+
+def numbered(length: int) -> DocumentArray[Item]:
+    parities = ("even", "odd")
+    return DocumentArray[Item]([{"number": n, "parity": parities[n % 2]} for n in range(length)])
+
+
+def both(length: int) -> list[Any]:
+    return [numbered(length), numbered(length).stack()]
+
+
+@laws
+@given(st.integers(0, 20), st.integers(1, 8), st.booleans(), st.booleans(), st.integers(0, 3))
+def test_batches_hold_every_row_once(length: int, size: int, shuffle: bool, drop_last: bool, seed: int) -> None:
+    for rows in both(length):
+        parts = list(rows.batch(size, shuffle=shuffle, seed=seed, drop_last=drop_last))
+        sizes = [len(part) for part in parts]
+        assert sizes[:-1] == [size] * (len(sizes) - 1)
+        kept = length - length % size if drop_last else length
+        assert sum(sizes) == kept
+        found = [number for part in parts for number in part.number]
+        assert len(set(found)) == kept
+        assert shuffle or found == list(range(kept))
+        assert all(type(part) is type(rows) for part in parts)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_seed_repeats_an_order(stacked: bool) -> None:
+    rows = both(50)[stacked]
+    orders = [list(rows.shuffle(seed).number) for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == list(range(50))
+    assert list(rows.number) == list(range(50))
+    samples = [list(rows.sample(5, seed).number) for seed in (1, 1, 2)]
+    assert samples[0] == samples[1] != samples[2]
+    batched = [[list(part.number) for part in rows.batch(7, shuffle=True, seed=seed)] for seed in (1, 1, 2)]
+    assert batched[0] == batched[1] != batched[2]
+    assert list(rows.shuffle().number) != list(rows.shuffle().number)
+
+
+def test_arrays_and_batches_share_an_order() -> None:
+    docs, batch = both(20)
+    assert docs.shuffle(3).number == batch.shuffle(3).number.tolist()
+    assert docs.sample(5, 3).number == batch.sample(5, 3).number.tolist()
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_samples_are_different_rows(stacked: bool) -> None:
+    rows = both(6)[stacked]
+    assert sorted(rows.sample(6).number) == list(range(6))
+    assert len(rows.sample(0)) == 0
+    for size in (7, -1):
+        with pytest.raises(RowIndexError, match=f"cannot take {size} different rows out of 6"):
+            rows.sample(size)
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_batch_has_a_row(size: int) -> None:
+    for rows in both(3):
+        with pytest.raises(RowIndexError, match=f"batch_size={size}"):
+            rows.batch(size)
+
+
+@laws
+@given(st.integers(0, 30), st.lists(st.integers(1, 9), min_size=1, max_size=4), st.booleans())
+def test_split_by_fractions(length: int, weights: list[int], shuffle: bool) -> None:
+    docs = numbered(length)
+    fractions = [weight / sum(weights) for weight in weights]
+    parts = docs.split(*fractions, shuffle=shuffle, seed=0)
+    assert len(parts) == len(weights)
+    found = [number for part in parts for number in part.number]
+    assert sorted(found) == list(range(length))
+    assert shuffle or found == list(range(length))
+    assert all(abs(len(part) - length * fraction) <= 1 for part, fraction in zip(parts, fractions, strict=True))
+
+
+def test_split_by_counts() -> None:
+    docs = numbered(6)
+    assert [part.number for part in docs.split(1, 0, 5)] == [[0], [], [1, 2, 3, 4, 5]]
+    assert [part.number for part in docs.split(1)] == [[0, 1, 2, 3, 4, 5]]
+    first, second = docs.split(3, 3, shuffle=True, seed=1), docs.split(3, 3, shuffle=True, seed=1)
+    assert first == second
+    assert docs.split(0.5, 0.5)[0][0] is docs[0]
+
+
+@pytest.mark.parametrize("parts", [(), (0.5,), (0.5, 0.6), (-0.5, 1.5), (2, 3), (0.5, 5)])
+def test_parts_that_are_no_split(parts: tuple[float, ...]) -> None:
+    with pytest.raises(RowIndexError):
+        numbered(6).split(*parts)
+
+
+def test_split_by_a_field() -> None:
+    groups = numbered(5).split_by("parity")
+    assert list(groups) == ["even", "odd"]
+    assert [group.number for group in groups.values()] == [[0, 2, 4], [1, 3]]
+    assert type(groups["odd"]) is DocumentArray[Item]
+    assert list(numbered(2).split_by("half")) == [None]
+    assert DocumentArray[Item]().split_by("parity") == {}
+    with pytest.raises(QueryError, match="words: a split needs values that can be keys"):
+        numbered(2).split_by("words")

@@ -1,0 +1,105 @@
+"""Rows to columns and back loses nothing, whatever the documents hold."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire import DocumentArray, DocumentBatch
+from tests.strategies import Branch, Leaf, Node, Tree, arrays, branches, laws, leaves, nodes, orders, same_types, trees
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    assert found.identical(wanted)
+    assert same_types(found, wanted)
+
+
+@laws
+@given(arrays(leaves(), Leaf, 5))
+def test_leaves_come_back(docs: DocumentArray[Leaf]) -> None:
+    before = copy.deepcopy(docs)
+    batch = docs.stack()
+    assert_same(batch.unstack(), docs)
+    assert_same(batch.unstack(), docs)  # both stay usable
+    assert_same(docs, before)
+    assert [len(docs), len(batch)] == [len(before)] * 2
+
+
+@laws
+@given(arrays(branches(), Branch, 4))
+def test_every_kind_of_field_comes_back(docs: DocumentArray[Branch]) -> None:
+    batch = docs.stack()
+    assert_same(batch.unstack(), docs)
+    for row, document in enumerate(docs):
+        assert_same(batch[row], document)
+    assert_same(DocumentArray[Branch](batch), docs)
+
+
+@laws
+@given(arrays(trees(), Tree))
+def test_ragged_shapes_come_back(docs: DocumentArray[Tree]) -> None:
+    assert_same(docs.stack(shapes="ragged").unstack(), docs)
+
+
+@laws
+@given(st.integers(0, 3).flatmap(lambda rank: arrays(trees(rank), Tree)))
+def test_padded_shapes_come_back(docs: DocumentArray[Tree]) -> None:
+    batch = docs.stack(shapes="pad")
+    assert_same(batch.unstack(), docs)
+    if isinstance(batch.shaped, np.ndarray):
+        mask = batch.mask("shaped")
+        assert mask.shape == batch.shaped.shape
+        assert mask.sum() == sum(0 if doc.shaped is None else doc.shaped.size for doc in docs)
+        assert not batch.shaped[~mask].any()
+
+
+@laws
+@given(arrays(nodes(), Node))
+def test_recursive_documents_come_back(docs: DocumentArray[Node]) -> None:
+    assert_same(docs.stack().unstack(), docs)
+
+
+@laws
+@given(arrays(branches(), Branch, 4).flatmap(lambda docs: st.tuples(st.just(docs), orders(len(docs)))))
+def test_take_is_indexing(case: tuple[DocumentArray[Branch], list[int]]) -> None:
+    docs, order = case
+    batch = docs.stack()
+    assert_same(batch.take(order).unstack(), docs[order])
+    assert_same(batch[order].unstack(), docs[order])
+
+
+@laws
+@given(arrays(trees(), Tree), st.slices(3))
+def test_slices_are_slices(docs: DocumentArray[Tree], rows: slice) -> None:
+    assert_same(docs.stack(shapes="ragged")[rows].unstack(), docs[rows])
+
+
+@laws
+@given(arrays(branches(), Branch), arrays(branches(), Branch), arrays(branches(), Branch))
+def test_concat_is_concatenation(a: Any, b: Any, c: Any) -> None:
+    batch = DocumentBatch[Branch].concat([a.stack(), b.stack(), c.stack()])
+    assert_same(batch.unstack(), a + b + c)
+
+
+@laws
+@given(arrays(trees(1), Tree), arrays(trees(1), Tree), st.sampled_from(["pad", "ragged"]), st.sampled_from(["pad", "ragged"]))
+def test_padded_and_ragged_batches_join(a: Any, b: Any, first: Any, second: Any) -> None:
+    batch = DocumentBatch[Tree].concat([a.stack(shapes=first), b.stack(shapes=second)], shapes=second)
+    assert_same(batch.unstack(), a + b)
+
+
+@laws
+@given(arrays(trees(), Tree))
+def test_pickles_and_copies_hold_everything(docs: DocumentArray[Tree]) -> None:
+    batch = docs.stack(shapes="ragged")
+    for made in (pickle.loads(pickle.dumps(batch)), copy.copy(batch), copy.deepcopy(batch)):
+        assert type(made) is DocumentBatch[Tree]
+        assert made.identical(batch)
+        assert_same(made.unstack(), docs)
+    assert_same(pickle.loads(pickle.dumps(docs)), docs)
+    assert_same(copy.deepcopy(docs), docs)

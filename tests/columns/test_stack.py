@@ -1,0 +1,358 @@
+"""Rows to columns: what each kind of field becomes, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire import BaseDocument, DocumentArray, DocumentBatch, Text
+from quire.columns import (
+    DocumentColumn,
+    DocumentsColumn,
+    ObjectColumn,
+    RaggedColumn,
+    ScalarColumn,
+    TensorColumn,
+)
+from quire.errors import ColumnError, SchemaError
+from quire.typing import AnyTensor, NdArray, float32
+from tests.strategies import Branch, Leaf, Node
+
+
+class Author(BaseDocument):
+    name: str = ""
+    age: int | None = None
+    vector: NdArray[float32, 2] | None = None
+
+
+class Special(Author):
+    more: int = 0
+
+
+class Shelf(DocumentArray[Author]):
+    def __init__(self, documents: Any = (), *, room: str = "") -> None:
+        super().__init__(documents)
+        if room:
+            self.room = room
+
+
+class Book(BaseDocument):
+    number: int = 0
+    real: float = 0.0
+    flag: bool = False
+    complex_: complex = 0j
+    maybe: int | None = None
+    maybe_real: float | None = None
+    title: str = ""
+    vector: NdArray | None = None
+    fixed: NdArray[float32, 2, "n"] | None = None
+    exact: NdArray[float32, 2] | None = None
+    anything: AnyTensor | None = None
+    author: Author = Author()
+    editor: Author | None = None
+    authors: DocumentArray[Author] = []
+    readers: DocumentArray[Author] | None = None
+    shelf: Shelf = []
+
+
+def stacked(name: str, values: list[Any], **options: Any) -> DocumentBatch[Book]:
+    """A batch of books with these values in one field, which come back as they went in."""
+    docs = DocumentArray[Book]([Book(**{name: value}) for value in values])
+    batch = docs.stack(**options)
+    assert batch.unstack().identical(docs)
+    assert [batch[row] for row in range(len(docs))] == list(docs)
+    return batch
+
+
+# --- numbers
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "dtype"),
+    [
+        ("number", [1, -2], "int64"),
+        ("number", [2**63 - 1, -(2**63)], "int64"),
+        ("real", [1.5, float("nan")], "float64"),
+        ("flag", [True, False], "bool"),
+        ("complex_", [1j, 2 + 0j], "complex128"),
+    ],
+)
+def test_numbers_are_vectors(name: str, values: list[Any], dtype: str) -> None:
+    batch = stacked(name, values)
+    column = batch.column(name)
+    assert type(column) is ScalarColumn
+    assert isinstance(batch[name], np.ndarray)
+    assert batch[name].dtype == dtype
+    assert [type(document.__dict__[name]) for document in batch] == [type(value) for value in values]
+
+
+@pytest.mark.parametrize("values", [[2**63], [1, -(2**63) - 1], [2**64, 0]], ids=str)
+def test_integers_beyond_64_bits_are_objects(values: list[int]) -> None:
+    batch = stacked("number", values)
+    assert type(batch.column("number")) is ObjectColumn
+    assert batch.number == values
+    assert stacked("maybe", [*values, None]).maybe == [*values, None]
+
+
+def test_missing_numbers_are_told_by_validity() -> None:
+    batch = stacked("maybe", [3, None, 0])
+    assert batch.maybe.tolist() == [3, 0, 0]
+    assert batch.validity("maybe").tolist() == [True, False, True]
+    assert batch.validity("number").tolist() == [True] * 3
+    assert stacked("maybe_real", [None, float("nan")]).validity("maybe_real").tolist() == [False, True]
+    assert stacked("maybe", [None, None]).validity("maybe").tolist() == [False, False]
+
+
+def test_numbers_that_were_not_validated_stay_what_they_are() -> None:
+    docs = DocumentArray[Book]([Book(), Book(maybe_real=1.0)])
+    docs[0].__dict__["number"] = True
+    docs[0].__dict__["maybe_real"] = 2**60 + 1
+    batch = docs.stack()
+    assert [type(batch.column(name)) for name in ("number", "maybe_real")] == [ObjectColumn, ObjectColumn]
+    assert batch[0].number is True
+    assert batch[0].maybe_real == 2**60 + 1
+
+
+# --- tensors
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "float16", "float64", "complex64", "<U3", "M8[s]", "S2"])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3)], ids=str)
+def test_tensors_of_one_shape_are_one_tensor(dtype: str, shape: tuple[int, ...]) -> None:
+    arrays = [np.zeros(shape, dtype), np.ones(shape, "i1").astype(dtype)]
+    batch = stacked("vector", arrays)
+    assert type(batch.column("vector")) is TensorColumn
+    assert (batch.vector.dtype, batch.vector.shape) == (arrays[0].dtype, (2, *shape))
+    assert [value.shape for value in batch.column("vector").values()] == [shape] * 2
+    missing = stacked("vector", [arrays[0], None])
+    assert (missing.vector.dtype, missing.validity("vector").tolist()) == (arrays[0].dtype, [True, False])
+
+
+def test_other_byte_orders_are_not_changed() -> None:
+    batch = stacked("vector", [np.ones(2, ">f4"), np.ones(2, ">f4")])
+    assert batch[0].vector.dtype == ">f4"
+    joined = DocumentBatch[Book].concat([batch, batch])
+    assert joined[3].vector.dtype == ">f4"
+    with pytest.raises(ColumnError, match="mixed dtypes: row 0 has >f4, row 1 has float32"):
+        stacked("vector", [np.ones(2, ">f4"), np.ones(2, "<f4")])
+
+
+def test_records_stack() -> None:
+    record = np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")])
+    assert stacked("vector", [record, None]).vector.dtype == record.dtype
+
+
+def test_mixed_dtypes_of_a_typed_field_are_refused() -> None:
+    docs = DocumentArray[Book]([Book(vector=np.zeros(2, np.int64)), Book(vector=np.array([0.5, 0.5]))])
+    with pytest.raises(ColumnError, match="Book.vector: mixed dtypes: row 0 has int64, row 1 has float64. Cast"):
+        docs.stack()
+    assert docs[0].vector.dtype == np.int64
+
+
+def test_mixed_dtypes_of_any_tensor_are_objects() -> None:
+    values = [np.zeros(2, np.int64), None, np.array([0.5, 0.5])]
+    batch = stacked("anything", values)
+    assert type(batch.column("anything")) is ObjectColumn
+    assert batch.anything[2] is values[2]
+    assert batch.validity("anything").tolist() == [True, False, True]
+
+
+def test_nothing_is_broadcast() -> None:
+    """A peer library makes (3,) and (1,) one shape without a word."""
+    docs = DocumentArray[Book]([Book(), Book(vector=np.zeros(3)), Book(vector=np.zeros(1))])
+    with pytest.raises(ColumnError, match=r"Book.vector: mixed shapes: row 1 has \(3,\), row 2 has \(1,\). Stack with"):
+        docs.stack()
+    with pytest.raises(ColumnError, match="mixed shapes"):
+        DocumentArray[Book]([Book(anything=np.zeros((2, 1))), Book(anything=np.zeros((2, 2)))]).stack()
+    nested = DocumentArray[Book]([Book(author={}, authors=[{}])])
+    nested[0].authors.append(Author.model_construct(vector=np.zeros(3, np.float32)))
+    nested[0].authors.append(Author(vector=[0, 0]))
+    with pytest.raises(ColumnError, match=r"Book.authors.vector: mixed shapes: row 1 has \(3,\), row 2 has \(2,\)"):
+        nested.stack()
+
+
+def test_padding() -> None:
+    values = [np.ones((2, 1)), None, np.full((1, 3), 2.0), np.ones((2, 3))]
+    batch = stacked("vector", values, shapes="pad")
+    assert batch.vector.shape == (4, 2, 3)
+    assert batch.vector.dtype == np.float64
+    assert batch.vector[2].tolist() == [[2, 2, 2], [0, 0, 0]]
+    mask = batch.mask("vector")
+    assert mask.dtype == bool
+    assert mask.astype(int).tolist() == [
+        *([[1, 0, 0], [1, 0, 0]], [[0, 0, 0], [0, 0, 0]], [[1, 1, 1], [0, 0, 0]], [[1, 1, 1], [1, 1, 1]]),
+    ]
+    assert [None if doc.vector is None else doc.vector.shape for doc in batch] == [(2, 1), None, (1, 3), (2, 3)]
+    assert batch[[0, 2]].mask("vector").sum() == 5
+    assert stacked("vector", values[2:], shapes="pad")[1:].mask("vector").all()
+    with pytest.raises(ColumnError, match="different numbers of dimensions cannot be padded. Use shapes='ragged'"):
+        stacked("vector", [np.zeros(2), np.zeros((2, 2))], shapes="pad")
+    with pytest.raises(ColumnError, match="title: only a tensor column has a mask"):
+        batch.mask("title")
+
+
+def test_ragged() -> None:
+    values = [np.ones((2, 1)), None, np.arange(3.0), np.zeros((0, 2)), np.array(7.0)]
+    batch = stacked("vector", values, shapes="ragged")
+    column = batch.vector
+    assert type(column) is RaggedColumn
+    assert (len(column), column.flat.tolist()) == (5, [1, 1, 0, 1, 2, 7])
+    assert column[2].tolist() == [0, 1, 2]
+    assert column[-1].shape == ()
+    assert column[1] is None
+    with pytest.raises(IndexError):
+        column[5]
+    assert batch.validity("vector").tolist() == [True, False, True, True, True]
+    assert type(stacked("vector", values[2:3], shapes="ragged").column("vector")) is TensorColumn
+
+
+def test_a_policy_is_checked() -> None:
+    with pytest.raises(ColumnError, match="shapes='stretch' is not a policy"):
+        DocumentArray[Book]().stack(shapes="stretch")
+    with pytest.raises(SchemaError, match="'troch' is not a framework. Did you mean 'torch'"):
+        DocumentArray[Book]().stack("troch")
+    with pytest.raises(ColumnError, match="scipy has sparse matrices only"):
+        DocumentArray[Book]().stack("scipy")
+
+
+def test_columns_without_a_single_tensor() -> None:
+    batch = stacked("exact", [None, None])
+    assert (batch.exact.shape, batch.exact.dtype) == ((2, 2), np.float32)
+    assert batch.validity("exact").tolist() == [False, False]
+    for name in ("vector", "fixed", "anything"):
+        assert batch[name] == [None, None]
+        assert batch.validity(name).tolist() == [False, False]
+
+
+# --- empty
+
+
+def test_an_empty_batch_is_a_value() -> None:
+    batch = DocumentArray[Book]().stack()
+    assert (len(batch), list(batch), batch.title) == (0, [], [])
+    assert (batch.number.dtype, batch.number.shape, batch.maybe.dtype) == (np.int64, (0,), np.int64)
+    assert (batch.exact.shape, batch.exact.dtype) == ((0, 2), np.float32)
+    assert (batch.fixed.shape, batch.fixed.dtype) == ((0, 2, 0), np.float32)
+    assert batch.author.name == []
+    assert (len(batch.authors), batch.authors.offsets.tolist(), len(batch.authors.flat)) == (0, [0], 0)
+    assert batch.unstack() == DocumentArray[Book]()
+    assert batch == DocumentBatch[Book]()
+    assert batch[:0] == batch.take([]) == batch
+    full = DocumentArray[Book]([Book(number=1, vector=np.zeros(2, np.int8), anything=np.zeros(3, bool))]).stack()
+    joined = DocumentBatch[Book].concat([batch, full, batch])
+    assert joined == full
+    assert [joined.vector.dtype, joined.anything.dtype] == [np.int8, np.bool_]
+    assert DocumentBatch[Book].concat([batch, batch]) == batch
+    assert DocumentBatch[Book].concat([]) == batch
+
+
+def test_parts_of_full_batches_may_be_empty() -> None:
+    batch = DocumentArray[Book]([Book(vector=np.zeros(2, np.int8), authors=[{}])]).stack()[:0]
+    assert (batch.vector.shape, batch.vector.dtype) == ((0, 2), np.int8)
+    assert len(batch.authors.flat) == 0
+
+
+# --- nested
+
+
+def test_nested_documents_are_batches() -> None:
+    docs = DocumentArray[Book]([Book(author=Author(name="a", age=1)), Book(editor=Special(name="e", more=3))])
+    batch = docs.stack()
+    assert type(batch.column("author")) is DocumentColumn
+    assert type(batch.author) is DocumentBatch[Author]
+    assert batch.author.name == batch["author.name"] == ["a", ""]
+    assert batch.editor.name == [None, "e"]
+    assert batch.validity("editor").tolist() == [False, True]
+    assert batch.validity("editor.age").tolist() == [False, False]
+    assert (batch.editor[0], type(batch.editor[1]), batch.editor[1].more) == (None, Special, 3)
+    assert list(batch.editor) == [None, docs[1].editor]
+
+
+def test_arrays_are_offsets_and_one_flat_batch() -> None:
+    docs = DocumentArray[Book](
+        [
+            Book(authors=[{"name": "a"}, {"name": "b", "vector": [1, 2]}], readers=[]),
+            Book(),
+            Book(authors=[{"name": "c"}], readers=[Special(name="r", more=1)]),
+        ]
+    )
+    batch = docs.stack()
+    assert batch.unstack().identical(docs)
+    column = batch.column("authors")
+    assert type(column) is DocumentsColumn
+    assert column.offsets.dtype == np.int64
+    assert batch.authors.offsets.tolist() == [0, 2, 2, 3]
+    assert batch.authors.name == batch["authors.name"] == batch.authors.flat.name == ["a", "b", "c"]
+    assert batch.authors.flat.vector.shape == (3, 2)
+    assert [part.name for part in (batch.authors[0], batch.authors[1], batch.authors[-1])] == [["a", "b"], [], ["c"]]
+    assert batch.validity("readers").tolist() == [True, False, True]
+    assert (batch.readers[1], len(batch.readers[0]), batch.readers[2][0].more) == (None, 0, 1)
+    assert batch[2].readers[0].more == 1
+    assert [batch.take([2, 0]).authors.offsets.tolist(), batch[1:].authors.offsets.tolist()] == [[0, 1, 3], [0, 0, 1]]
+    with pytest.raises(ColumnError, match="indexed by one position"):
+        batch.authors[[0, 1]]
+    with pytest.raises(IndexError):
+        batch.authors[3]
+
+
+def test_arrays_of_arrays_nest() -> None:
+    docs = DocumentArray[Branch](
+        [Branch(leaf=Leaf(text="l"), leaves=[Leaf(text=str(n)) for n in range(size)]) for size in (2, 0, 1)]
+    )
+    batch = docs.stack()
+    assert batch.leaves.offsets.tolist() == [0, 2, 2, 3]
+    assert batch[1].leaves == DocumentArray[Leaf]()
+    assert batch.unstack().identical(docs)
+
+
+def test_subclasses_of_arrays_keep_their_class_and_attributes() -> None:
+    plain = stacked("shelf", [Shelf([{"name": "a"}]), Shelf()])
+    assert type(plain.column("shelf")) is DocumentsColumn
+    assert type(plain[0].shelf) is Shelf
+    roomy = Shelf([{"name": "a"}], room="east")
+    batch = stacked("shelf", [roomy, Shelf()])
+    assert type(batch.column("shelf")) is ObjectColumn
+    assert (batch[0].shelf.room, batch.unstack()[0].shelf.room) == ("east", "east")
+
+    class Own(DocumentArray[Author]):
+        pass
+
+    own = stacked("authors", [Own([{"name": "a"}]), DocumentArray[Author]()])
+    assert [type(doc.authors) for doc in own] == [Own, DocumentArray[Author]]
+
+
+def test_recursive_documents_are_objects() -> None:
+    docs = DocumentArray[Node]([Node(name="a", children=[Node(name="b")]), Node(parent=Node(name="p"))])
+    batch = docs.stack()
+    assert [type(batch.column(name)) for name in ("parent", "children")] == [ObjectColumn, ObjectColumn]
+    assert batch.unstack().identical(docs)
+    assert batch.children[0][0].name == "b"
+
+
+def test_unions_are_objects() -> None:
+    docs = DocumentArray[Branch]([Branch(leaf=Leaf(text=""), either=3), Branch(leaf=Leaf(text=""), either=Leaf(text="x"))])
+    assert docs.stack().either == [3, Leaf(text="x")]
+
+
+# --- what cannot be stacked
+
+
+def test_documents_made_without_validation_may_lack_a_field() -> None:
+    broken = Text.model_construct()
+    del broken.__dict__["url"]
+    with pytest.raises(ColumnError, match="Text.url: document 1 has no such value; it was made without validation"):
+        DocumentArray[Text]([Text(), broken]).stack()
+
+
+def test_stacking_leaves_the_documents_alone() -> None:
+    docs = DocumentArray[Book]([Book(vector=np.zeros(2), author=Author(name="a")) for _ in range(2)])
+    held = [dict(document.__dict__) for document in docs]
+    batch = docs.stack()
+    batch.vector[0] = 7
+    batch.title = ["x", "y"]
+    batch.author.name = ["x", "y"]
+    assert all(docs[row].__dict__[name] is value for row in range(2) for name, value in held[row].items())
+    assert docs[0].vector.tolist() == [0, 0]
+    assert docs.author.name == ["a", "a"]

@@ -1,0 +1,203 @@
+"""Schemas and random documents of them: every kind of field, of numpy and pydantic alone."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
+from pathlib import PurePosixPath
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+import numpy as np
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from pydantic import Field
+
+from quire import BaseDocument, DocumentArray
+from quire.typing import AnyTensor, NdArray, float32, uint8
+
+laws = settings(
+    max_examples=40,
+    deadline=None,
+    database=None,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=list(HealthCheck),
+)
+"""For a law: some examples, no clock, no files."""
+
+T = TypeVar("T")
+
+
+class Color(Enum):
+    RED = "red"
+    BLUE = 2
+
+
+class Leaf(BaseDocument):
+    text: str
+    number: int = 0
+    weight: float | None = None
+    flag: bool = False
+    vector: NdArray[float32, 3] = [0.0, 0.0, 0.0]
+
+
+class Twig(Leaf):
+    """A leaf with more."""
+
+    bark: dict[str, int] = {}
+    ring: NdArray | None = None
+
+
+class Seed(BaseDocument, extra="allow"):
+    """A document that takes what it is given."""
+
+    size: complex = 0j
+    _hidden: int = 0
+
+
+class Branch(BaseDocument):
+    color: Color = Color.RED
+    when: datetime | None = None
+    day: date | None = None
+    span: timedelta = timedelta()
+    price: Decimal | None = None
+    key: UUID | None = None
+    path: PurePosixPath = PurePosixPath()
+    blob: bytes = b""
+    words: list[str] = []
+    tags: dict[int, Any] = {}
+    either: Leaf | Seed | int | None = None
+    leaf: Leaf
+    spare: Leaf | None = None
+    leaves: DocumentArray[Leaf] = []
+    more: DocumentArray[Leaf] | None = None
+    image: NdArray[uint8, 2, 3] | None = None
+    anything: AnyTensor | None = None
+
+
+class Tree(BaseDocument):
+    """Two floors of nesting, and rows of any shape."""
+
+    branch: Branch
+    branches: DocumentArray[Branch] = []
+    shaped: NdArray[float32] | None = None
+
+
+class Node(BaseDocument):
+    name: str = ""
+    parent: Node | None = None
+    children: DocumentArray[Node] = Field(default_factory=lambda: DocumentArray[Node]())
+
+
+class Box(BaseDocument, Generic[T]):
+    item: T
+
+
+class Crate(BaseDocument, Generic[T]):
+    items: DocumentArray[T]
+
+
+def tensors(dtype: st.SearchStrategy[Any] | Any, shape: Any) -> st.SearchStrategy[Any]:
+    """numpy arrays, NaN and infinities among them."""
+    return hnp.arrays(dtype, shape)
+
+
+any_dtypes = st.sampled_from(["bool", "uint8", "int16", "int64", "float16", "float32", "float64", "complex64", "<U2", ">f4"])
+any_shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
+integers = st.integers() | st.integers(2**62, 2**65)
+datetimes = st.datetimes(timezones=st.just(timezone.utc) | st.none())
+plain_values = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.binary(max_size=3)
+
+
+def leaves() -> st.SearchStrategy[Leaf]:
+    """Leaves, and twigs among them."""
+    fields = {
+        "text": st.text(max_size=4),
+        "number": integers,
+        "weight": st.none() | st.floats(),
+        "flag": st.booleans(),
+        "vector": tensors(np.float32, 3),
+    }
+    bark = st.dictionaries(st.text(max_size=2), st.integers(), max_size=2)
+    twigs = st.builds(Twig, **fields, bark=bark, ring=st.none() | tensors(np.float64, any_shapes))
+    return st.builds(Leaf, **fields) | twigs
+
+
+def seeds() -> st.SearchStrategy[Seed]:
+    """Seeds with extra values and private ones."""
+
+    def make(size: complex, hidden: int, extra: dict[str, Any]) -> Seed:
+        seed = Seed(size=size, **extra)
+        seed._hidden = hidden
+        return seed
+
+    extra = st.dictionaries(st.sampled_from(["a", "b"]), plain_values)
+    return st.builds(make, st.complex_numbers(), st.integers(), extra)
+
+
+def arrays(documents: st.SearchStrategy[Any], document_type: type[Any], max_size: int = 3) -> st.SearchStrategy[Any]:
+    """Arrays of documents, empty ones too."""
+    return st.lists(documents, max_size=max_size).map(DocumentArray[document_type])
+
+
+def branches() -> st.SearchStrategy[Branch]:
+    """Branches with every kind of field."""
+    return st.builds(
+        Branch,
+        color=st.sampled_from(Color),
+        when=st.none() | datetimes,
+        day=st.none() | st.dates(),
+        span=st.timedeltas(),
+        price=st.none() | st.decimals(allow_nan=False, allow_infinity=False),
+        key=st.none() | st.uuids(),
+        path=st.sampled_from(["a", "a/b", "/"]),
+        blob=st.binary(max_size=3),
+        words=st.lists(st.text(max_size=2), max_size=2),
+        tags=st.dictionaries(st.integers(), plain_values, max_size=2),
+        either=st.none() | st.integers() | leaves() | seeds(),
+        leaf=leaves(),
+        spare=st.none() | leaves(),
+        leaves=arrays(leaves(), Leaf),
+        more=st.none() | arrays(leaves(), Leaf),
+        image=st.none() | tensors(np.uint8, (2, 3)),
+        anything=st.none() | tensors(any_dtypes, 2),
+    )
+
+
+def trees(rank: int | None = None) -> st.SearchStrategy[Tree]:
+    """Trees whose `shaped` tensors are of any shape, or of any shape with so many dimensions."""
+    shapes = any_shapes if rank is None else hnp.array_shapes(min_dims=rank, max_dims=rank, min_side=0, max_side=3)
+    shaped = st.none() | tensors(np.float32, shapes)
+    return st.builds(Tree, branch=branches(), branches=arrays(branches(), Branch, 2), shaped=shaped)
+
+
+def nodes() -> st.SearchStrategy[Node]:
+    """Recursive documents."""
+    ends = st.builds(Node, name=st.text(max_size=3))
+    return st.recursive(
+        ends,
+        lambda inner: st.builds(
+            Node, name=st.text(max_size=3), parent=st.none() | inner, children=arrays(inner, Node, 2)
+        ),
+        max_leaves=5,
+    )
+
+
+def orders(length: int) -> st.SearchStrategy[list[int]]:
+    """Positions among so many rows, negative ones and repeated ones too."""
+    return st.lists(st.integers(-length, length - 1), max_size=6) if length else st.just([])
+
+
+def same_types(a: Any, b: Any) -> bool:
+    """Whether two equal values are also made of the same classes: no int for a bool, no list for a tuple."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, BaseDocument):
+        return same_types(a.__dict__, b.__dict__) and same_types(a.__pydantic_extra__, b.__pydantic_extra__)
+    if isinstance(a, dict):
+        return all(same_types(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple, DocumentArray)):
+        return all(same_types(x, y) for x, y in zip(a, b, strict=True))
+    return True

@@ -1,0 +1,105 @@
+"""Ids: random, unique across threads and forked processes, and deaf to seeds."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from quire import BaseDocument
+from quire.typing import ID, new_id
+
+
+class Sample(BaseDocument):
+    pass
+
+
+def test_an_id_is_32_hexadecimal_digits() -> None:
+    for made in (new_id(), Sample().id):
+        assert len(made) == 32
+        assert int(made, 16) >= 0
+        assert made == made.lower()
+
+
+def test_ids_are_unique() -> None:
+    assert len({new_id() for _ in range(10_000)}) == 10_000
+
+
+def test_ids_do_not_follow_seeds() -> None:
+    found = set()
+    for _ in range(3):
+        random.seed(0)
+        np.random.seed(0)
+        found.update(new_id() for _ in range(300))
+    assert len(found) == 900
+
+
+def test_ids_are_unique_across_threads() -> None:
+    made: list[list[str]] = [[] for _ in range(8)]
+    barrier = threading.Barrier(8)
+
+    def work(mine: list[str]) -> None:
+        barrier.wait()
+        mine.extend(new_id() for _ in range(5_000))
+
+    threads = [threading.Thread(target=work, args=(mine,)) for mine in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({found for mine in made for found in mine}) == 40_000
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_ids_are_unique_across_forks() -> None:
+    """Parent and children start from the same block of digits that were fetched already."""
+    new_id()
+    found = []
+    for _ in range(3):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(writer, "".join(new_id() for _ in range(100)).encode())
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
+            digits = pipe.read()
+        os.waitpid(child, 0)
+        found += [digits[i : i + 32] for i in range(0, len(digits), 32)]
+    found += [new_id() for _ in range(300)]
+    assert len(found) == 600
+    assert len(set(found)) == 600
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("a", "a"), (7, "7"), (UUID(int=1), "00000000-0000-0000-0000-000000000001"), ("", "")],
+)
+def test_an_id_is_a_string(given: Any, kept: str) -> None:
+    assert Sample(id=given).id == kept
+    assert Sample.model_validate_json(Sample(id=given).model_dump_json()).id == kept
+
+
+@pytest.mark.parametrize("given", [None, 1.5, True, object(), ["a"]])
+def test_anything_else_is_no_id(given: Any) -> None:
+    with pytest.raises(ValidationError):
+        Sample(id=given)
+
+
+def test_a_class_may_type_its_id_anew() -> None:
+    class Numbered(BaseDocument):
+        id: int
+
+    class Maybe(BaseDocument):
+        id: ID | None = None
+
+    assert Numbered(id=3).id == 3
+    assert Maybe().id is None
+    assert Maybe(id=3).id == "3"
+    assert Sample.model_json_schema()["properties"]["id"]["type"] == "string"

@@ -1,0 +1,202 @@
+"""What depends on which frameworks are installed, loaded, and in which order: each in a fresh process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+BLOCKED = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {module!r}:
+            raise ModuleNotFoundError("No module named " + repr(name), name=name)
+sys.meta_path.insert(0, Missing())
+from quire import BaseDocument
+from quire import typing
+from quire.errors import MissingDependencyError
+import numpy as np
+def message(action):
+    try:
+        action()
+    except MissingDependencyError as error:
+        assert isinstance(error, ImportError) and error.name
+        return str(error)
+"""
+
+FIELD = """
+class Sample(BaseDocument):
+    x: typing.{tp}
+    y: typing.AnyTensor | None = None
+print(message(lambda: Sample(x=[1, 2])))
+print(message(lambda: Sample(x=np.ones(2))))
+print(message(lambda: typing.{tp}[2]([1, 2])))
+stored = dict(framework={name!r}, dtype="float32", shape=[1], data=[1])
+print(message(lambda: typing.AnyTensor(stored)))
+try:
+    Sample(x="text")
+except ValueError as error:  # bad input needs no framework to be told
+    print("got str 'text'" in str(error))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "tp", "extra"), [("torch", "TorchTensor", "torch"), ("jax", "JaxArray", "jax"), ("paddle", "PaddleTensor", "paddle")]
+)
+def test_a_missing_framework_is_named_with_its_install_command(name: str, tp: str, extra: str, run_python: Any) -> None:
+    found = run_python(BLOCKED.format(module=name) + FIELD.format(tp=tp, name=name)).splitlines()
+    told = f"{{}} needs {name}, which is not installed: pip install 'quire[{extra}]'"
+    assert found == [told.format(tp), told.format(tp), told.format(f"{tp}[2]"), told.format(f"framework={name!r}"), "True"]
+
+
+def test_missing_tensorflow_is_named_when_its_type_is_asked_for(run_python: Any) -> None:
+    found = run_python(
+        BLOCKED.format(module="tensorflow")
+        + """
+print(message(lambda: typing.TensorFlowTensor))
+stored = dict(framework="tensorflow", dtype="float32", shape=[1], data=[1])
+print(message(lambda: typing.AnyTensor(stored)))
+from quire.typing import *
+"""
+    ).splitlines()
+    told = "{} needs tensorflow, which is not installed: pip install 'quire[tensorflow]'"
+    assert found == [told.format("TensorFlowTensor"), told.format("framework='tensorflow'")]
+
+
+def test_missing_scipy_is_named(run_python: Any) -> None:
+    found = run_python(
+        BLOCKED.format(module="scipy")
+        + """
+stored = dict(framework="scipy", dtype="float32", shape=[1, 1], data=[1], layout="array:csr", indices=[[0], [0]])
+print(message(lambda: typing.AnyTensor(stored)))
+"""
+    )
+    assert found.strip() == "framework='scipy' needs scipy.sparse, which is not installed: pip install 'quire[scipy]'"
+
+
+def test_missing_ml_dtypes_is_named(run_python: Any) -> None:
+    """numpy knows the short floats only by ml_dtypes; an unknown dtype is simply unknown."""
+    found = run_python(
+        BLOCKED.format(module="ml_dtypes")
+        + """
+print(message(lambda: typing.NdArray[typing.bfloat16]([1])))
+try:
+    typing.NdArray(dict(dtype="float33", shape=[1], data=[1]))
+except ValueError as error:
+    print(error)
+"""
+    ).splitlines()
+    assert found[0] == "dtype bfloat16 in numpy needs ml_dtypes, which is not installed: pip install 'quire[torch]'"
+    assert "numpy has no dtype 'float33'" in found[1]
+
+
+def test_a_folder_that_is_called_like_a_framework_breaks_nothing(run_python: Any) -> None:
+    found = run_python(
+        """
+import sys, types
+for name in ("torch", "tensorflow", "jax", "paddle"):
+    sys.modules[name] = types.ModuleType(name)
+from quire import BaseDocument
+from quire.typing import AnyTensor
+class Sample(BaseDocument):
+    x: AnyTensor
+    y: object = None
+print(Sample(x=[1, 2], y=Sample) == Sample(x=[1, 2], y=Sample), isinstance(object(), AnyTensor))
+"""
+    )
+    assert found.split() == ["True", "False"]
+
+
+@pytest.mark.needs("paddle", "tensorflow")
+def test_paddle_is_not_imported_after_tensorflow(run_python: Any) -> None:
+    """The process would end without a word; the error says what to do."""
+    found = run_python(
+        """
+import tensorflow, sys
+from quire import BaseDocument
+from quire.errors import ImportOrderError, MissingDependencyError
+from quire.typing import AnyTensor, PaddleTensor
+import numpy as np
+class Sample(BaseDocument):
+    x: PaddleTensor | None = None
+    y: AnyTensor | None = None
+stored = dict(framework="paddle", dtype="float32", shape=[1], data=[1])
+for action in (lambda: Sample(x=[1, 2]), lambda: Sample(x=np.ones(2)), lambda: PaddleTensor([1]), lambda: Sample(y=stored)):
+    try:
+        action()
+    except ImportOrderError as error:
+        assert isinstance(error, MissingDependencyError) and "paddle" not in sys.modules
+        print(error)
+print(Sample(y=tensorflow.ones(2)).y.shape, Sample(y=[1]).y)
+"""
+    ).splitlines()
+    assert len(found) == 5
+    for line, needed_for in zip(found, ("PaddleTensor", "PaddleTensor", "PaddleTensor", "framework='paddle'"), strict=False):
+        assert line.startswith(f"{needed_for} needs paddle, but tensorflow is already loaded in this process")
+        assert line.endswith("Put `import paddle` above the first import of tensorflow.")
+    assert found[4] == "(2,) [1]"
+
+
+SCHEMA = """
+from quire import BaseDocument
+from quire.typing import AnyTensor, PaddleTensor
+class Sample(BaseDocument):
+    a: AnyTensor | None = None
+    b: AnyTensor | None = None
+    c: PaddleTensor | None = None
+    many: list[AnyTensor] = []
+flow = '{"framework": "tensorflow", "dtype": "float32", "shape": [2], "data": [1, 2]}'
+oar = '{"framework": "paddle", "dtype": "float32", "shape": [2], "data": [1, 2]}'
+"""
+
+
+@pytest.mark.needs("paddle", "tensorflow")
+def test_one_decode_that_needs_both_imports_paddle_first(run_python: Any) -> None:
+    """TensorFlow's tensor comes first, and nothing is loaded yet."""
+    found = run_python(
+        SCHEMA
+        + """
+import sys, warnings
+assert "tensorflow" not in sys.modules and "paddle" not in sys.modules
+with warnings.catch_warnings():
+    warnings.simplefilter("error")  # paddle warns when it is imported, and here no one asked for paddle
+    sample = Sample.model_validate_json('{"a": %s}' % flow)
+print(type(sample.a).__name__)
+sample = Sample.model_validate_json('{"a": %s, "b": %s, "c": [1], "many": [%s, %s]}' % (flow, oar, flow, oar))
+print(*(type(x).__module__.split(".")[0] for x in (sample.a, sample.b, sample.c, *sample.many)))
+"""
+    )
+    assert found.split() == ["EagerTensor", "tensorflow", "paddle", "paddle", "tensorflow", "paddle"]
+
+
+@pytest.mark.needs("paddle", "tensorflow")
+def test_paddle_first_and_tensorflow_after_work_together(run_python: Any) -> None:
+    found = run_python(
+        SCHEMA
+        + """
+sample = Sample.model_validate_json('{"a": %s, "b": %s, "c": %s, "many": [%s, %s]}' % (oar, flow, oar, oar, flow))
+print(Sample.model_validate_json(sample.model_dump_json()) == sample)
+import paddle, tensorflow as tf
+from quire.typing import TensorFlowTensor
+class Both(BaseDocument):
+    x: PaddleTensor
+    y: TensorFlowTensor
+both = Both(x=[1, 2], y=[1, 2])
+print(type(both.x) is paddle.Tensor, isinstance(both.y.tensor, tf.Tensor))
+print(Both(x=both.y, y=both.x) == both)
+"""
+    )
+    assert found.split() == ["True"] * 4
+
+
+@pytest.mark.needs("tensorflow")
+def test_decoding_a_tensorflow_tensor_works_without_paddle(run_python: Any) -> None:
+    found = run_python(
+        BLOCKED.format(module="paddle")
+        + """
+stored = dict(framework="tensorflow", dtype="float32", shape=[1], data=[1])
+print(type(typing.AnyTensor(stored)).__name__, "paddle" in sys.modules)
+"""
+    )
+    assert found.split() == ["EagerTensor", "False"]

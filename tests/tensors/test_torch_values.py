@@ -1,0 +1,294 @@
+"""Equality, copies and JSON of torch tensors of every layout and state."""
+
+from __future__ import annotations
+
+import copy
+import json
+import multiprocessing
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic_core import PydanticSerializationError
+
+from quire import BaseDocument
+from quire.errors import TensorError
+from quire.tensors import framework_of, tensor_from_json, tensor_to_json
+from quire.typing import AnyTensor, TorchTensor
+
+pytestmark = [
+    pytest.mark.needs("torch"),
+    pytest.mark.filterwarnings("ignore:Sparse (CS|BS). tensor support is in beta state:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),
+]
+
+
+class Sample(BaseDocument):
+    x: TorchTensor
+
+
+class Pair(BaseDocument):
+    a: TorchTensor
+    b: TorchTensor
+    rest: dict[str, list[TorchTensor]] = {}
+
+
+NAN = float("nan")
+EYE = torch.eye(3)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "equal"),
+    [
+        (lambda: torch.tensor([1.0, NAN]), lambda: torch.tensor([1.0, NAN]), True),
+        (lambda: torch.tensor([1.0, NAN]), lambda: torch.tensor([NAN, 1.0]), False),
+        (lambda: torch.tensor([NAN, 1]).to(torch.bfloat16), lambda: torch.tensor([NAN, 1]).to(torch.bfloat16), True),
+        (lambda: torch.tensor([NAN, 1]).to(torch.float8_e5m2), lambda: torch.tensor([NAN, 1]).to(torch.float8_e5m2), True),
+        (lambda: torch.tensor([2, 1]).to(torch.float8_e5m2), lambda: torch.tensor([1, 1]).to(torch.float8_e5m2), False),
+        (lambda: torch.tensor([complex(NAN, 1)]), lambda: torch.tensor([complex(NAN, 1)]), True),
+        (lambda: torch.ones(2), lambda: torch.ones(2).double(), False),  # dtype
+        (lambda: torch.ones(2), lambda: torch.ones(2, 1), False),  # shape: no broadcast
+        (lambda: torch.ones(0, 2), lambda: torch.ones(0, 3), False),
+        (lambda: torch.ones(0, 2), lambda: torch.ones(0, 2), True),
+        (lambda: torch.tensor(1), lambda: torch.tensor(1), True),
+        (lambda: torch.tensor(1), lambda: torch.tensor([1]), False),
+        (lambda: torch.ones(2), lambda: torch.ones(2, requires_grad=True), True),  # a value is a value
+        (lambda: torch.ones(2), lambda: torch.nn.Parameter(torch.ones(2)), True),
+        (lambda: torch.ones(2, 3), lambda: torch.ones(3, 2).t(), True),
+        (lambda: torch.ones(2), lambda: torch.ones(2, device="meta"), False),  # device
+        (lambda: torch.ones(2, device="meta"), lambda: torch.ones(2, device="meta"), False),  # no one knows
+        (lambda: EYE.to_sparse(), lambda: EYE.to_sparse(), True),
+        (lambda: EYE.to_sparse(), lambda: (EYE * 2).to_sparse(), False),
+        (lambda: EYE.to_sparse(), lambda: EYE, False),  # layout
+        (lambda: EYE.to_sparse_csr(), lambda: EYE.to_sparse_csr(), True),
+        (lambda: EYE.to_sparse_csr(), lambda: (EYE * 2).to_sparse_csr(), False),
+        (lambda: EYE.to_sparse_csr(), lambda: EYE.to_sparse_csc(), False),
+        (lambda: EYE.to_sparse_csc(), lambda: EYE.to_sparse_csc(), True),
+        (lambda: EYE.to_sparse_bsr((1, 1)), lambda: EYE.to_sparse_bsr((1, 1)), True),
+        (
+            lambda: torch.sparse_coo_tensor([[1, 0, 1]], [1.0, 2.0, 3.0], (2,)),
+            lambda: torch.sparse_coo_tensor([[0, 1]], [2.0, 4.0], (2,)),
+            True,  # two entries of one index are their sum
+        ),
+        (
+            lambda: torch.sparse_csr_tensor(torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1), (1, 2)),
+            lambda: torch.sparse_csr_tensor(torch.tensor([0, 1]).int(), torch.tensor([0]).int(), torch.ones(1), (1, 2)),
+            True,
+        ),
+        (
+            lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+            lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+            True,
+        ),
+        (
+            lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+            lambda: torch.nested.nested_tensor([torch.ones(3), torch.ones(2)], layout=torch.jagged),
+            False,
+        ),
+    ],
+)
+def test_documents_compare_tensors_by_value(a: Any, b: Any, equal: bool) -> None:
+    left, right = a(), b()
+    assert (Sample(x=left) == Sample(x=right)) is equal
+    assert (Sample(x=right) == Sample(x=left)) is equal
+    assert Sample(x=left) == Sample(x=left)  # one object, meta too
+
+
+def test_two_frameworks_are_not_equal() -> None:
+    class Holder(BaseDocument):
+        x: AnyTensor
+
+    assert Holder(x=torch.ones(2)) != Holder(x=np.ones(2, np.float32))
+    assert Holder(x=np.ones(2, np.float32)) != Holder(x=torch.ones(2))
+
+
+def test_a_leaf_is_copied_as_a_leaf() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    leaf.sum().backward()
+    for again in (copy.deepcopy(Sample(x=leaf)), Sample(x=leaf).model_copy(deep=True)):
+        assert again.x is not leaf
+        assert again.x.is_leaf
+        assert again.x.requires_grad
+        assert again.x.grad is not None
+        assert again.x.grad is not leaf.grad
+        with torch.no_grad():
+            again.x.fill_(5)
+    assert leaf.tolist() == [1, 1]
+
+
+def test_a_parameter_stays_a_parameter() -> None:
+    sample = Sample(x=torch.nn.Parameter(torch.ones(2)))
+    for again in (copy.deepcopy(sample), sample.model_copy(deep=True), pickle.loads(pickle.dumps(sample))):
+        assert type(again.x) is torch.nn.Parameter
+        assert again.x is not sample.x
+        assert again.x.requires_grad
+
+
+def test_a_tensor_inside_a_gradient_graph_is_copied_out_of_it() -> None:
+    """torch alone refuses to deep-copy it."""
+    leaf = torch.ones(2, requires_grad=True)
+    inside = leaf * 3
+    sample = Pair(a=inside, b=leaf, rest={"more": [inside]})
+    for again in (copy.deepcopy(sample), sample.model_copy(deep=True)):
+        assert again == sample
+        assert again.a.is_leaf
+        assert again.a.requires_grad
+        assert again.a is again.rest["more"][0]  # one tensor stays one tensor
+    assert sample.a.grad_fn is not None
+    again = pickle.loads(pickle.dumps(sample))
+    assert again == sample
+    assert again.a.requires_grad
+    shallow = copy.copy(sample)
+    assert shallow.a is inside
+
+
+def test_a_copy_does_not_share_memory_and_keeps_what_was_shared() -> None:
+    base = torch.zeros(4)
+    pair = Pair(a=base[:2], b=base[1:3])
+    again = copy.deepcopy(pair)
+    again.a.fill_(7)
+    assert base.tolist() == [0, 0, 0, 0]
+    assert again.b.tolist() == [7, 0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: EYE.to_sparse(),
+        lambda: EYE.to_sparse_csr(),
+        lambda: EYE.to_sparse_csc(),
+        lambda: EYE.to_sparse_bsr((1, 1)),
+        lambda: EYE.to(torch.float64).to_sparse(),
+        lambda: EYE.to(torch.bfloat16).to_sparse(),
+        lambda: EYE.to(torch.bool).to_sparse(),
+        lambda: torch.zeros(3, 0).to_sparse(),
+        lambda: torch.zeros(3, 4).to_sparse(),
+        lambda: torch.sparse_coo_tensor([[2, 0]], torch.tensor([[1.0, NAN], [3.0, 4.0]]), (3, 2)),  # the last axis is dense
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    ],
+)
+def test_tensors_of_other_layouts_are_copied_and_pickled(make: Any) -> None:
+    sample = Sample(x=make())
+    for again in (copy.deepcopy(sample), sample.model_copy(deep=True), pickle.loads(pickle.dumps(sample))):
+        assert again == sample
+        assert again.x is not sample.x
+        assert again.x.layout is sample.x.layout
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: EYE.to_sparse(),
+        lambda: EYE.to_sparse_csr(),
+        lambda: EYE.to_sparse_csc(),
+        lambda: EYE.to(torch.complex64).to_sparse(),
+        lambda: EYE.to(torch.bfloat16).to_sparse(),
+        lambda: EYE.to(torch.int8).to_sparse(),
+        lambda: torch.zeros(3, 4).to_sparse(),
+        lambda: torch.zeros(3, 0).to_sparse(),
+        lambda: torch.zeros(3, 4).to_sparse_csr(),
+        lambda: torch.ones(2, 2, 2).to_sparse(),
+        lambda: torch.ones(4).to_sparse(),
+        lambda: torch.sparse_coo_tensor([[0, 1]], [0.0, float("inf")], (2,)),  # a zero that is there
+        lambda: torch.sparse_coo_tensor([[2, 0]], torch.tensor([[1.0, NAN], [3.0, 4.0]]), (3, 2)),
+        lambda: torch.sparse_coo_tensor(torch.zeros(1, 0), torch.zeros(0, 2), (3, 2)),
+        lambda: torch.eye(3, requires_grad=True).to_sparse(),
+    ],
+)
+def test_sparse_tensors_come_back_from_json(make: Any) -> None:
+    sample = Sample(x=make())
+    again = Sample.model_validate_json(sample.model_dump_json())
+    assert again == sample
+    assert again.x.layout is sample.x.layout
+    assert again.x.dtype is sample.x.dtype
+    assert not again.x.requires_grad
+
+
+def test_the_written_form_of_a_sparse_tensor() -> None:
+    written = tensor_to_json(torch.tensor([[0.0, 5.0], [0.0, NAN]]).to_sparse_csr())
+    assert written == {
+        "framework": "torch",
+        "dtype": "float32",
+        "shape": [2, 2],
+        "layout": "csr",
+        "indices": [[0, 1], [1, 1]],
+        "data": [5.0, "NaN"],
+    }
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: EYE.to_sparse_bsr((1, 1)),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    ],
+)
+def test_layouts_without_a_json_form_are_refused(make: Any) -> None:
+    with pytest.raises(PydanticSerializationError, match="has no COO form here"):
+        Sample(x=make()).model_dump_json()
+
+
+def test_sparse_content_from_a_stranger_is_checked() -> None:
+    content = {"framework": "torch", "dtype": "float32", "shape": [2], "layout": "coo", "indices": [[1, 0]], "data": [1, 2]}
+    assert tensor_from_json(content, None).to_dense().tolist() == [2, 1]  # in any order
+    for changes in ({"indices": [[5, 0]]}, {"indices": [[0]]}, {"layout": "csq"}, {"layout": "torch.sparse_bsr"}):
+        with pytest.raises(TensorError):
+            tensor_from_json({**content, **changes}, None)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+def test_what_numpy_does_not_know_has_no_json_form() -> None:
+    half = torch.ones(2, dtype=torch.complex32)
+    assert Sample(x=half).x is half
+    with pytest.raises(TensorError, match="numpy has no dtype 'complex32'"):
+        tensor_to_json(half)
+
+
+def test_json_of_a_tensor_with_a_gradient_is_its_value() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    for tensor in (leaf, leaf * 2, torch.nn.Parameter(torch.ones(2)), torch.ones(2, dtype=torch.complex64).conj()):
+        again = Sample.model_validate_json(Sample(x=tensor).model_dump_json())
+        assert again == Sample(x=tensor)
+        assert type(again.x) is torch.Tensor
+        assert not again.x.requires_grad
+
+
+def test_json_keeps_what_float32_is() -> None:
+    written = json.loads(Sample(x=torch.tensor([0.1, 1e-45, 3.4028235e38])).model_dump_json())
+    assert torch.tensor(written["x"]["data"]).tolist() == torch.tensor([0.1, 1e-45, 3.4028235e38]).tolist()
+
+
+def _send(connection: Any, dtype: torch.dtype) -> None:
+    connection.send(Sample(id="a", x=torch.ones(2).to(dtype)))
+    connection.recv()  # torch's memory is there only while its sender is
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn, torch.uint16], ids=str)
+def test_documents_travel_between_processes(dtype: torch.dtype) -> None:
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=_send, args=(there, dtype))
+    process.start()
+    assert here.recv().identical(Sample(id="a", x=torch.ones(2).to(dtype)))
+    here.send("thanks")
+    process.join()
+
+
+def test_a_pickled_view_shares_its_storage_again() -> None:
+    """Also where quire carries the storage (float8): two views of one memory stay so."""
+    base = torch.zeros(4).to(torch.float8_e5m2)
+    again = pickle.loads(pickle.dumps(Pair(a=base[:2], b=base[1:3])))
+    again.a.copy_(torch.ones(2))
+    assert again.b.float().tolist() == [1, 0]
+
+
+def test_framework_facts() -> None:
+    framework = framework_of(EYE)
+    assert framework is not None
+    assert (framework.name, framework.device(EYE), framework.layout(EYE)) == ("torch", "cpu", "dense")
+    assert framework.layout(EYE.to_sparse()) == "coo"
+    assert framework.is_sparse(EYE.to_sparse_csr())
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    assert framework.shape(nested) == (2, -1)

@@ -1,0 +1,145 @@
+"""What documents, arrays and batches look like: in a terminal, in a notebook."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from io import StringIO
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import Field
+from rich.console import Console
+
+from quire import BaseDocument, DocumentArray
+from quire.typing import NdArray, float32
+
+
+class Thesis(BaseDocument):
+    title: str
+    vector: NdArray[float32, 2] | None = None
+
+
+class Student(BaseDocument):
+    name: str
+    age: int = 20
+    thesis: Thesis
+    papers: DocumentArray[Thesis] = []
+    tags: dict[str, Any] = {}
+
+
+class Node(BaseDocument):
+    children: DocumentArray["Node"] = []  # noqa: UP037
+
+
+def student(name: str = "Ada", papers: int = 5) -> Student:
+    thesis = Thesis(title="Leaves", vector=np.zeros(2, np.float32))
+    return Student(name=name, thesis=thesis, papers=[Thesis(title=f"Paper {i}") for i in range(papers)])
+
+
+def rendered(thing: Any) -> str:
+    out = StringIO()
+    Console(file=out, width=200).print(thing)
+    return out.getvalue()
+
+
+def test_summary_of_a_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert student().summary() is None
+    shown = capsys.readouterr().out
+    for line in (
+        *("Student", "name = 'Ada'", "age = 20", "thesis: Thesis", "title = 'Leaves'", "vector = <numpy float32[2]>"),
+        *("papers: DocumentArray[Thesis]", "title = 'Paper 2'", "… 2 more", "tags = {}"),
+    ):
+        assert line in shown, line
+    assert "Paper 3" not in shown
+
+
+def test_summary_of_a_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    Student.schema_summary()
+    shown = capsys.readouterr().out
+    for line in ("Student", "age: int", "vector: NdArray[float32, 2] | None", "papers: DocumentArray[Thesis]"):
+        assert line in shown, line
+    assert shown.count("title: str") == 2
+    Node.schema_summary()
+    assert "children: DocumentArray[Node]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_summary_of_arrays_and_batches(capsys: pytest.CaptureFixture[str], stacked: bool) -> None:
+    docs: Any = DocumentArray[Student]([student()])
+    (docs.stack() if stacked else docs).summary()
+    shown = capsys.readouterr().out
+    for part in ("[Student]", " 1)", "name", "str", "papers", "DocumentArray[Thesis]"):
+        assert part in shown, part
+
+
+def test_rich_shows_the_same() -> None:
+    docs = DocumentArray[Student]([student()])
+    assert "name = 'Ada'" in rendered(student())
+    assert "DocumentArray[Student]  (length 1)" in rendered(docs)
+    assert "DocumentBatch[Student]  (rows 1)" in rendered(docs.stack())
+
+
+def test_brackets_are_no_markup() -> None:
+    shown = rendered(student("[bold]Ada[/bold]"))
+    assert "'[bold]Ada[/bold]'" in shown
+
+
+def test_repr() -> None:
+    docs = DocumentArray[Student]([student(), student()])
+    assert repr(docs) == "<DocumentArray[Student] of 2>"
+    assert repr(docs.stack()) == "<DocumentBatch[Student] of 2>"
+    assert repr(DocumentArray()) == "<DocumentArray of 0>"
+    assert repr(docs.stack().papers) == "<2 arrays with 10 Thesis in all>"
+
+
+def test_html_of_a_document() -> None:
+    html = student()._repr_html_()
+    assert "<caption>Student</caption>" in html
+    assert "<th>name</th><td>&#x27;Ada&#x27;</td>" in html
+    assert "<caption>Thesis</caption>" in html
+    assert "&lt;numpy float32[2]&gt;" in html
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_html_of_arrays_and_batches(stacked: bool) -> None:
+    docs: Any = DocumentArray[Student]([student(str(i), papers=1) for i in range(12)])
+    html = (docs.stack() if stacked else docs)._repr_html_()
+    assert f"Document{'Batch' if stacked else 'Array'}[Student] (12 rows, first 10)" in html
+    assert "<th>papers</th>" in html
+    assert "&#x27;9&#x27;" in html
+    assert "&#x27;10&#x27;" not in html
+    assert html.count("<caption>Thesis</caption>") == 10
+
+
+def test_html_is_escaped() -> None:
+    evil = "<script>alert('&')</script>"
+    one = student(evil)
+    one.tags = {evil: [evil]}
+    for html in (one._repr_html_(), DocumentArray[Student]([one])._repr_html_()):
+        assert "<script>" not in html
+        assert "&lt;script&gt;" in html
+
+
+def test_extra_values_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    class Loose(BaseDocument, extra="allow"):
+        pass
+
+    Loose(color="red").summary()
+    assert "color = 'red'" in capsys.readouterr().out
+    assert "<th>color</th>" in Loose(color="red")._repr_html_()
+    assert "color='red'" in repr(Loose(color="red"))
+
+
+def test_what_is_hidden_stays_hidden() -> None:
+    class Secret(BaseDocument):
+        password: str = Field(default="xyz", repr=False)
+
+        @cached_property
+        def derived(self) -> str:
+            return "derived"
+
+    secret = Secret()
+    assert secret.derived == "derived"
+    assert "xyz" not in repr(secret)
+    assert "derived" not in repr(secret)

@@ -1,0 +1,361 @@
+"""Documents: ids, names of fields, main values, assignment, copies, subclasses and what else they hold."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any, ClassVar
+from uuid import UUID
+
+import numpy as np
+import pytest
+from pydantic import Field, ValidationError
+
+from quire import BaseDocument, Document, DocumentArray, Image, Text
+from quire.typing import ID, NdArray, float32
+
+
+class Thesis(BaseDocument):
+    title: Text
+    vector: NdArray[float32, 2] = [0.0, 0.0]
+
+
+class Dissertation(Thesis):
+    pages: int = 0
+
+
+class Student(BaseDocument):
+    name: str
+    thesis: Thesis
+    papers: DocumentArray[Thesis] = []
+
+
+class Numbered(BaseDocument):
+    id: int
+    name: str = ""
+
+
+class Nameless(BaseDocument):
+    id: ClassVar[None] = None
+    name: str = ""
+    inner: Text | None = None
+
+
+class Loose(BaseDocument, extra="allow"):
+    name: str = ""
+    _visits: int = 0
+    _cache: dict[str, int] = {}
+
+
+# --- ids
+
+
+def test_an_id_is_random_hex() -> None:
+    ids = {Student(name="Ada", thesis=Thesis(title="a")).id for _ in range(1000)}
+    assert len(ids) == 1000
+    assert all(re.fullmatch("[0-9a-f]{32}", one) for one in ids)
+
+
+def test_ids_do_not_follow_the_seed() -> None:
+    import random
+
+    ids = []
+    for _ in range(2):
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        ids.append(BaseDocument().id)
+    assert ids[0] != ids[1]
+
+
+def test_ids_are_strings() -> None:
+    key = UUID(int=1)
+    assert [BaseDocument(id=value).id for value in ("a", 7, key)] == ["a", "7", str(key)]
+    with pytest.raises(ValidationError):
+        BaseDocument(id=None)
+    with pytest.raises(ValidationError):
+        BaseDocument(id=[1])
+    assert Student.model_fields["id"].annotation is ID or Student.document_schema().by_name["id"].type is str
+
+
+def test_a_class_may_type_its_id_anew() -> None:
+    document = Numbered(id="3", name="a")
+    assert document.id == 3
+    with pytest.raises(ValidationError):
+        Numbered(name="a")
+    docs = DocumentArray[Numbered]([{"id": 2}, document])
+    assert docs.by_id(3) is document
+    batch = docs.stack()
+    assert batch.id.tolist() == [2, 3]
+    assert batch.unstack().identical(docs)
+    assert not batch.unstack().identical(DocumentArray[Numbered]([{"id": 2}, {"id": 4, "name": "a"}]))
+
+
+def test_a_class_may_drop_its_id() -> None:
+    document = Nameless(name="a", inner="text")
+    assert "id" not in document.model_dump()
+    assert document.id is None
+    docs = DocumentArray[Nameless]([document, Nameless()])
+    batch = docs.stack()
+    assert (len(docs), len(batch), batch.name) == (2, 2, ["a", ""])
+    assert batch.unstack() == docs
+    assert batch[0].identical(document)
+    for made in (pickle.loads(pickle.dumps(docs)), copy.deepcopy(docs), pickle.loads(pickle.dumps(batch)).unstack()):
+        assert made == docs
+    document.update(name="b")
+    assert document.name == "b"
+    assert len(docs.merge(docs)) == 2
+    assert len(DocumentArray[Nameless]([document, Nameless()], unique_ids=True)) == 2
+
+
+def test_a_class_without_any_field() -> None:
+    class Empty(BaseDocument):
+        id: ClassVar[None] = None
+
+    docs = DocumentArray[Empty]([Empty(), Empty()])
+    assert (len(docs.stack()), docs.stack().unstack()) == (2, docs)
+
+
+# --- fields called like methods
+
+
+NAMES = [
+    *("summary", "update", "copy", "json", "dict", "schema", "validate", "construct", "identical", "schema_summary"),
+    *("append", "index", "count", "insert", "stack", "filter", "find", "take", "batch", "validity", "column", "flat"),
+    *("document_schema", "document_type", "fields", "shape", "values", "items", "schema_json", "parse_obj", "from_orm"),
+]
+
+
+def named_like_methods() -> type[Any]:
+    """A class whose fields have the names of methods, made without a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return type("Named", (BaseDocument,), {"__annotations__": dict.fromkeys(NAMES, "int"), "__module__": __name__})
+
+
+Named = named_like_methods()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_field_may_be_called_like_a_method(name: str) -> None:
+    values = {field: number for number, field in enumerate(NAMES)}
+    with pytest.raises(ValidationError, match="Field required"):
+        Named(**{field: value for field, value in values.items() if field != name})
+    document = Named(**values)
+    assert getattr(document, name) == values[name]
+    setattr(document, name, 100)
+    assert getattr(document, name) == 100
+    docs = DocumentArray[Named]([document])
+    assert docs[name] == [100]
+    docs[name] = [101]
+    assert docs.stack()[name].tolist() == [101]
+
+
+def test_quire_does_not_call_methods_that_a_field_may_hide() -> None:
+    document = Named(**{field: number for number, field in enumerate(NAMES)})
+    docs = DocumentArray[Named]([document])
+    batch = docs.stack()
+    batch["take"] = [7]
+    assert batch[0].take == 7
+    assert batch[:1].unstack() != docs
+    BaseDocument.update(document, {"update": 5})
+    assert document.update == 5
+    for made in (copy.copy(document), copy.deepcopy(document), pickle.loads(pickle.dumps(document))):
+        assert BaseDocument.identical(made, document)
+    assert "update=5" in repr(document)
+    assert "<th>update</th><td>5</td>" in document._repr_html_()
+    assert len(docs.filter({"update": 5}).merge([document])) == 1
+
+
+def test_a_default_is_kept() -> None:
+    class Hidden(BaseDocument):
+        copy: str = "c"
+        index: int = Field(default=3)
+
+    assert (Hidden().copy, Hidden().index, Hidden(copy="d").copy) == ("c", 3, "d")
+
+
+# --- main values
+
+
+def test_a_main_value_becomes_a_document() -> None:
+    thesis = Thesis(title="abc")
+    assert isinstance(thesis.title, Text)
+    assert (thesis.title.text, thesis.title.id != Thesis(title="abc").title.id) == ("abc", True)
+    thesis.title = "def"
+    assert thesis.title == Text(text="def")
+    assert Thesis(title=b"raw").title.bytes_ == b"raw"
+    assert Thesis(title=Text(text="x")).title == Thesis(title={"text": "x"}).title
+    assert DocumentArray[Text](["a", "b"]).text == ["a", "b"]
+    assert Text.model_validate("a") == Text(text="a")
+    with pytest.raises(ValidationError):
+        Thesis(title=3)
+
+
+def test_the_main_value_of_an_image_is_what_it_is() -> None:
+    class Page(BaseDocument):
+        image: Image | None = None
+
+    pixels = np.zeros((2, 2, 3), np.uint8)
+    assert Page(image="https://quire/a.png").image.url == "https://quire/a.png"
+    assert Page(image=pixels).image.tensor is pixels
+    assert Page(image=b"png").image.bytes_ == b"png"
+    assert Page(image=None).image is None
+
+
+def test_a_main_value_in_json() -> None:
+    assert Thesis.model_validate_json('{"title": "abc"}').title.text == "abc"
+    assert Thesis.model_validate_json(Thesis(title="abc").model_dump_json()).title.text == "abc"
+
+
+# --- assignment
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("name", 3), ("name", None), ("thesis", 3), ("thesis", Text()), ("papers", [Text()]), ("id", None)],
+)
+def test_a_failed_assignment_changes_nothing(name: str, value: Any) -> None:
+    student = Student(name="Ada", thesis=Thesis(title="a"), papers=[Thesis(title="b")])
+    before = copy.deepcopy(student)
+    held = dict(student.__dict__)
+    with pytest.raises(ValidationError, match=name):
+        setattr(student, name, value)
+    assert student.identical(before)
+    assert all(student.__dict__[field] is held[field] for field in held)
+
+
+def test_an_assignment_converts() -> None:
+    thesis = Thesis(title="a")
+    thesis.vector = [1, 2]
+    assert (thesis.vector.dtype, thesis.vector.tolist()) == (np.float32, [1.0, 2.0])
+    with pytest.raises(ValidationError, match=r"expected NdArray float32 \(2,\), got float64 \(2,\) of numpy"):
+        thesis.vector = np.zeros(2)
+    assert thesis.vector.tolist() == [1.0, 2.0]
+
+
+def test_an_unknown_field_is_refused() -> None:
+    with pytest.raises(ValueError, match="titel"):
+        Thesis(title="a").titel = "b"
+
+
+def test_defaults_are_not_shared() -> None:
+    a, b = Student(name="a", thesis={"title": "t"}), Student(name="b", thesis={"title": "t"})
+    a.papers.append(Thesis(title="x"))
+    a.thesis.vector[0] = 5
+    assert (len(b.papers), b.thesis.vector[0], Thesis(title="t").vector[0]) == (0, 0, 0)
+    assert type(a.papers) is DocumentArray[Thesis]
+
+
+# --- copies
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "model_copy": lambda document: document.model_copy(deep=True),
+    "pickle": lambda document: pickle.loads(pickle.dumps(document)),
+}
+
+
+@pytest.mark.parametrize("make", COPIES.values(), ids=COPIES)
+def test_deep_copies_are_independent(make: Callable[[Any], Any]) -> None:
+    student = Student(name="Ada", thesis=Dissertation(title="a", pages=3), papers=[Dissertation(title="b", pages=4)])
+    made = make(student)
+    assert made.identical(student)
+    assert [type(made.thesis), type(made.papers[0]), made.papers[0].pages] == [Dissertation, Dissertation, 4]
+    made.thesis.vector[0] = 9
+    made.papers.append(Thesis(title="c"))
+    made.name = "Grace"
+    assert (student.thesis.vector[0], len(student.papers), student.name) == (0, 1, "Ada")
+
+
+@pytest.mark.parametrize("make", [copy.copy, lambda document: document.model_copy()], ids=["copy", "model_copy"])
+def test_shallow_copies_share(make: Callable[[Any], Any]) -> None:
+    student = Student(name="Ada", thesis=Thesis(title="a"))
+    made = make(student)
+    made.name = "Grace"
+    assert (student.name, made.thesis is student.thesis) == ("Ada", True)
+
+
+def test_a_deep_copy_keeps_what_is_one() -> None:
+    thesis = Thesis(title="a")
+    shared: list[Any] = [thesis]
+    document = Document(tags={"a": shared, "b": shared, "c": (shared, thesis)})
+    document.tags["self"] = document.tags
+    made = copy.deepcopy(document)
+    assert made.tags["a"] is made.tags["b"] is made.tags["c"][0]
+    assert made.tags["a"][0] is made.tags["c"][1] is not thesis
+    assert made.tags["self"] is made.tags
+
+
+# --- subclasses, extra values, private attributes
+
+
+def test_subclasses_keep_their_fields() -> None:
+    student = Student(name="Ada", thesis=Dissertation(title="a", pages=3))
+    assert student.thesis.pages == 3
+    docs = DocumentArray[Thesis]([Thesis(title="a"), Dissertation(title="b", pages=4)])
+    for made in (docs.stack().unstack(), docs[:], pickle.loads(pickle.dumps(docs)), copy.deepcopy(docs)):
+        assert made.identical(docs)
+        assert [type(document) for document in made] == [Thesis, Dissertation]
+        assert made[1].pages == 4
+    assert docs.stack()[1].pages == 4
+    assert docs.stack().take([1, 1, 0])[1].pages == 4
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda docs: docs.stack().unstack(),
+        lambda docs: docs.stack()[[0]].unstack(),
+        lambda docs: [docs.stack()[0]],
+        lambda docs: pickle.loads(pickle.dumps(docs)),
+        lambda docs: pickle.loads(pickle.dumps(docs.stack())).unstack(),
+        copy.deepcopy,
+    ],
+    ids=["stack", "take", "row", "pickle", "pickled batch", "deepcopy"],
+)
+def test_extra_values_and_private_attributes_survive(way: Callable[[Any], Any]) -> None:
+    document = Loose(name="a", color="red", vector=np.ones(2))
+    document._visits = 3
+    made = way(DocumentArray[Loose]([document]))[0]
+    assert made.identical(document)
+    assert (made.color, made._visits, made.model_extra.keys()) == ("red", 3, {"color", "vector"})
+    made.color = "blue"
+    made._visits = 4
+    made._cache["a"] = 1
+    assert (document.color, document._visits) == ("red", 3)
+    assert Loose()._cache == {}
+
+
+def test_subclasses_with_extra_values_in_arrays_of_their_base() -> None:
+    class Tagged(Thesis, extra="allow"):
+        _seen: bool = False
+
+    tagged = Tagged(title="a", color="red")
+    tagged._seen = True
+    made = DocumentArray[Thesis]([Thesis(title="b"), tagged]).stack().unstack()
+    assert (type(made[1]), made[1].color, made[1]._seen, type(made[0])) == (Tagged, "red", True, Thesis)
+
+
+# --- short looks
+
+
+def test_repr_is_short() -> None:
+    document = Document(
+        text="x" * 1000,
+        tensor=np.zeros((100, 100)),
+        tags={"long": "y" * 1000, "tensor": np.zeros(1000), "deep": {"list": ["z" * 1000]}},
+        chunks=[Document() for _ in range(100)],
+        location=[0.5] * 100,
+        blob=b"b" * 1000,
+    )
+    text = repr(document)
+    assert "\n" not in text
+    assert len(text) < 900
+    assert "tensor=<numpy float64[100, 100]>" in text
+    assert "chunks=<DocumentArray[Document] of 100>" in text
+    assert "location=<list of 100>" in text
+    assert "(1000)" in text
+    assert repr(Nameless(name="a")) == "Nameless(name='a', inner=None)"

@@ -1,0 +1,275 @@
+"""`DocumentArray[T]` is a class: one for each T, found by name, made once among threads, gone with T."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import pytest
+
+from quire import BaseDocument, DocumentArray, DocumentBatch, Text, _parametrize
+from quire.errors import SchemaError
+from quire.typing import NdArray
+
+T = TypeVar("T")
+ORIGINS = [DocumentArray, DocumentBatch]
+
+
+class Student(BaseDocument):
+    name: str = "Ada"
+
+
+class Graduate(Student):
+    year: int = 0
+
+
+class Cohort(DocumentArray):
+    """A subclass that takes a type."""
+
+    def names(self) -> list[str]:
+        return [student.name for student in self]
+
+
+class Team(DocumentArray[Student]):
+    """A subclass that has its type, and attributes of its own."""
+
+    limit = 3
+
+    def __init__(self, documents: Any = (), *, motto: str = "") -> None:
+        super().__init__(documents)
+        self.motto = motto
+
+
+class Open(DocumentArray[T]):
+    """A subclass that is generic in the usual spelling."""
+
+
+@pytest.mark.parametrize("origin", [*ORIGINS, Cohort, Open])
+def test_one_class_for_each_type(origin: Any) -> None:
+    assert origin[Student] is origin[Student]
+    assert origin[Student] is not origin[Graduate]
+    assert origin[Student].document_type is Student
+    assert origin[Student].__name__ == f"{origin.__name__}[Student]"
+    assert repr(origin[Student]) == f"{origin.__name__}[Student]"
+    assert origin[Student].__doc__ == origin.__doc__
+
+
+@pytest.mark.parametrize("origin", [*ORIGINS, Cohort, Open])
+def test_isinstance_and_issubclass(origin: Any) -> None:
+    students = origin[Student]([Student()])
+    assert isinstance(students, origin[Student])
+    assert isinstance(students, origin)
+    assert not isinstance(students, origin[Graduate])
+    assert issubclass(origin[Student], origin)
+    assert not issubclass(origin[Graduate], origin[Student])
+    assert type(students) is origin[Student]
+
+
+def test_subclasses_are_kept_apart() -> None:
+    assert issubclass(Cohort[Student], Cohort)
+    assert not issubclass(DocumentArray[Student], Cohort)
+    assert Cohort[Student] is not DocumentArray[Student]
+    assert Cohort[Student]([Student()]).names() == ["Ada"]
+    assert type(Cohort[Student]([Student()])[:1]) is Cohort[Student]
+
+
+def test_a_subclass_with_a_type_and_attributes() -> None:
+    team = Team([{"name": "Grace"}], motto="onward")
+    assert (team.motto, team.limit, team.name) == ("onward", 3, ["Grace"])
+    assert (team[:1].motto, team.copy().motto, team.filter({}).motto) == ("onward",) * 3
+    team.motto = "upward"
+    team.limit = 5
+    assert (team.motto, team.limit, Team.limit) == ("upward", 5, 3)
+    team.name = ["Edith"]
+    assert team[0].name == "Edith"
+
+
+def test_attributes_may_be_set_before_the_documents() -> None:
+    class Early(DocumentArray):
+        def __init__(self, documents: Any) -> None:
+            self.year = 1815
+            super().__init__(documents)
+
+    assert Early([Student()]).year == 1815
+
+
+def test_arrays_themselves_take_no_attributes() -> None:
+    with pytest.raises(AttributeError, match="Student has no field 'nmae'. Did you mean 'name'"):
+        DocumentArray[Student]().nmae = ["Ada"]
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+@pytest.mark.parametrize(
+    ("parameter", "message"),
+    [
+        (Student(), "takes a document class.*Give the class, not a document"),
+        (int, "takes a document class"),
+        (None, "takes a document class"),
+        (list[Student], "takes a document class"),
+        ((Student, Graduate), "takes a document class"),
+    ],
+)
+def test_what_is_no_document_class_is_refused(origin: Any, parameter: Any, message: str) -> None:
+    with pytest.raises(SchemaError, match=message) as raised:
+        origin[parameter]
+    assert isinstance(raised.value, TypeError)
+
+
+@pytest.mark.parametrize("origin", [*(origin[Student] for origin in ORIGINS), Team, Cohort[Student]])
+def test_a_class_takes_one_type(origin: Any) -> None:
+    with pytest.raises(SchemaError, match="has its type already"):
+        origin[Student]
+
+
+# --- names
+
+SCHEMA = """
+from quire import BaseDocument
+class Student(BaseDocument):
+    {field}: int
+class School:
+    class Student(BaseDocument):
+        {field}_inside: int
+"""
+
+
+def test_schemas_named_alike_in_two_modules(tmp_path: Path, monkeypatch: Any) -> None:
+    for name in ("first_school", "second_school"):
+        (tmp_path / f"{name}.py").write_text(SCHEMA.format(field=name))
+    monkeypatch.syspath_prepend(tmp_path)
+    first, second = (importlib.import_module(name) for name in ("first_school", "second_school"))
+    classes = [DocumentArray[cls] for cls in (first.Student, second.Student, first.School.Student)]
+    assert len({cls.__qualname__ for cls in classes}) == 3
+    assert {cls.__name__ for cls in classes} == {"DocumentArray[Student]"}
+    assert [list(cls.document_type.model_fields)[1] for cls in classes] == [
+        *("first_school", "second_school", "first_school_inside"),
+    ]
+    assert [getattr(_parametrize, cls.__qualname__) for cls in classes] == classes
+
+
+def test_a_schema_defined_again_in_one_module() -> None:
+    def define() -> type[BaseDocument]:
+        class Again(BaseDocument):
+            pass
+
+        return Again
+
+    first, second = define(), define()
+    assert first.__qualname__ == second.__qualname__
+    arrays = [DocumentArray[first], DocumentArray[second]]
+    assert arrays[0] is not arrays[1]
+    assert len({cls.__qualname__ for cls in arrays}) == 2
+    assert [getattr(_parametrize, cls.__qualname__) for cls in arrays] == arrays
+    assert all("." not in cls.__qualname__ for cls in arrays)
+
+
+def test_unknown_names_are_no_attributes() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'DocumentArray'"):
+        _parametrize.DocumentArray  # noqa: B018
+
+
+# --- life and death
+
+
+def collected(make: Callable[[], tuple[Any, ...]]) -> list[Any]:
+    """What is left of the things that a function makes, after they were let go."""
+    references = [weakref.ref(thing) for thing in make()]
+    for _ in range(3):  # pydantic's cache of generics holds their arguments until they themselves are gone
+        gc.collect()
+    return [reference() for reference in references]
+
+
+def test_local_schemas_can_be_collected() -> None:
+    def make() -> tuple[Any, ...]:
+        class Local(BaseDocument):
+            title: Text
+            vector: NdArray[3]
+            others: DocumentArray[Text] = []
+
+        class Sub(DocumentArray[Local]):
+            pass
+
+        docs = DocumentArray[Local]([Local(title="a", vector=[1, 2, 3])])
+        batch = docs.stack()
+        assert batch.unstack() == docs
+        return Local, DocumentArray[Local], DocumentBatch[Local], Cohort[Local], Sub
+
+    assert collected(make) == [None] * 5
+
+
+def test_recursive_and_generic_schemas_can_be_collected() -> None:
+    def make() -> tuple[Any, ...]:
+        class Knot(BaseDocument):
+            knots: DocumentArray[Knot] = []
+
+        class Bag(BaseDocument, Generic[T]):
+            items: DocumentArray[T]
+
+        Knot.model_rebuild()
+        DocumentArray[Bag[Knot]]([Bag[Knot](items=[Knot()])]).stack()
+        return Knot, DocumentArray[Knot], Bag, Bag[Knot], DocumentArray[Bag[Knot]]
+
+    assert collected(make) == [None] * 5
+
+
+def test_a_name_is_free_again_after_its_class() -> None:
+    def name() -> str:
+        class Passing(BaseDocument):
+            pass
+
+        return DocumentArray[Passing].__qualname__
+
+    first = name()
+    gc.collect()
+    assert first not in _parametrize._names
+    assert name() == first
+
+
+def test_a_class_lives_as_long_as_it_is_used() -> None:
+    class Kept(BaseDocument):
+        pass
+
+    docs = DocumentArray[Kept]()
+    gc.collect()
+    assert type(docs) is DocumentArray[Kept]
+
+
+# --- threads
+
+
+def test_threads_that_ask_at_once_get_one_class() -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(30):
+            assert len(subscribed_by_threads(8)) == 2
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def subscribed_by_threads(count: int) -> set[Any]:
+    """The classes that threads get which all subscribe to a new schema at the same moment."""
+
+    class Fresh(BaseDocument):
+        pass
+
+    found: list[Any] = []
+    barrier = threading.Barrier(count)
+
+    def subscribe() -> None:
+        barrier.wait()
+        found.extend([DocumentArray[Fresh], DocumentBatch[Fresh]])
+
+    threads = [threading.Thread(target=subscribe) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 2 * count
+    return set(found)
