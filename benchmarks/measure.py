@@ -1,13 +1,14 @@
-"""Interleaved measuring: contestants take turns within every round, so that the state of the machine falls on all alike.
+"""Interleaved measuring: contestants take turns within every round, so that the machine's moods fall on all alike.
 
-A round gives each contestant so many turns of so many calls; its time in the round is the mean over these calls. Kept are
-wall time and CPU time (of all threads, and of child processes). The ratio to the reference is the median over the rounds
-of the ratio within each round.
+A round gives each contestant so many turns of so many calls; its time in the round is the mean over these calls. Kept
+are wall time and CPU time (of all threads, and of child processes). The ratio to the reference is the median over the
+rounds of the ratio within each round.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import random
 import resource
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from statistics import median
+from typing import Any
 
 Loop = Callable[[int], object]
 """Does its work so many times."""
@@ -110,20 +112,21 @@ def repeated(function: Callable[[], object]) -> Loop:
     return loop
 
 
-def peer(name: str, package: str, build: Callable[[], Loop]) -> Contestant:
-    """A contestant whose loop is built if its package is there."""
+def peer(name: str, package: str, build: Callable[[Any], Loop]) -> Contestant:
+    """A contestant whose loop is built with the module named after its package, such as peer_docarray."""
     try:
-        return Contestant(name, build())
+        module = importlib.import_module(f"peer_{package}")
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
         return Contestant(name, missing="not installed")
+    return Contestant(name, build(module))
 
 
 def measure(row: Row, rounds: int) -> Result:
     """The timings of everybody who is there, after one turn that does not count.
 
-    What was made before is out of the garbage collector's sight, and the collector stays on: each pays for its own garbage.
+    What was made before is out of the garbage collector's sight, and the collector stays on: each pays for its garbage.
     """
     present = [contestant for contestant in row.contestants if contestant.loop]
     timings = {contestant.name: Timing() for contestant in present}
@@ -144,7 +147,7 @@ def measure(row: Row, rounds: int) -> Result:
 
 
 def _play_round(contestants: Sequence[Contestant], calls: int, turns: int) -> dict[str, tuple[float, float]]:
-    """Wall and CPU seconds a call. The order changes from turn to turn, so that nobody always comes after the same one."""
+    """Wall and CPU seconds a call. The order is random, so that nobody always comes after the same one."""
     walls, cpus = [dict.fromkeys((contestant.name for contestant in contestants), 0.0) for _ in range(2)]
     for _ in range(turns):
         for contestant in _shuffle.sample(contestants, len(contestants)):

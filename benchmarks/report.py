@@ -6,6 +6,7 @@ import argparse
 import importlib.metadata
 import os
 import platform
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,10 +17,10 @@ from measure import Contestant, Ratios, Result, Row, measure
 UNITS = {"us": 1e6, "ms": 1e3}
 
 HOW_TO_READ = """\
-In every round the contestants take turns, and another one begins each turn. *median* and *min* are over the rounds, of the
-mean time of a call in a round; *CPU* counts all threads and child processes. *ratio* is to the first line of the table: the
-median over the rounds of the ratio within a round, of wall times. It decides whether a target is met. *of minima* and *of CPU*
-are the same by the fastest rounds and by CPU times: where the three differ much, the machine was busy with something else.
+In every round the contestants take turns, in random order. *median* and *min* are over the rounds, of the mean time
+of a call in a round; *CPU* counts all threads and child processes. *ratio* is to the first line of a table: the median
+over the rounds of the ratio of wall times within a round. It decides whether a target is met. *of minima* and *of CPU*
+are the same by the fastest rounds and by CPU times; where they differ much, the machine was busy with something else.
 """
 
 
@@ -44,7 +45,8 @@ def run(builders: Mapping[str, Callable[[int], Row]], options: argparse.Namespac
             results.append(measure(builders[name](options.size), options.rounds))
             sections.append(section(results[-1]))
         except Exception:  # noqa: BLE001 - a row that crashes is reported, and the others go on
-            sections.append(f"## {name}: crashed\n\n```text\n{traceback.format_exc()}```\n")
+            sections.append(f"## {name}\n\n**crashed**\n")
+            traceback.print_exc()
         print(sections[-1], flush=True)
     print(summary_table(results))
     if options.markdown:
@@ -57,19 +59,21 @@ def machine_facts(threads: int, packages: Sequence[str]) -> str:
     """Versions, cores, threads and load; nothing that names a machine."""
     versions = [f"{package} {version_of(package)}" for package in packages]
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    return "\n".join([
-        f"- Python {platform.python_version()}, {', '.join(versions)}",
-        f"- {platform.system()} on {platform.machine()}, {os.cpu_count()} cores, load average {load} at the start",
-        f"- torch runs on {threads} thread{'s' if threads > 1 else ''}",
-    ])
+    return "\n".join(
+        [
+            f"- Python {platform.python_version()}, {', '.join(versions)}",
+            f"- {platform.system()} on {platform.machine()}, {os.cpu_count()} cores, load average {load} at the start",
+            f"- torch runs on {threads} thread{'s' if threads > 1 else ''}",
+        ]
+    )
 
 
 def version_of(package: str) -> str:
-    """The installed version."""
+    """The installed version; what runs from its sources says it itself."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+        return getattr(sys.modules.get(package), "__version__", "not installed")
 
 
 # --- tables

@@ -13,7 +13,6 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from pydantic import Field
 
 from quire import BaseDocument, DocumentArray
 from quire.typing import AnyTensor, NdArray, float32, uint8
@@ -88,7 +87,7 @@ class Tree(BaseDocument):
 class Node(BaseDocument):
     name: str = ""
     parent: Node | None = None
-    children: DocumentArray[Node] = Field(default_factory=lambda: DocumentArray[Node]())
+    children: DocumentArray[Node] = []
 
 
 class Box(BaseDocument, Generic[T]):
@@ -104,7 +103,9 @@ def tensors(dtype: st.SearchStrategy[Any] | Any, shape: Any) -> st.SearchStrateg
     return hnp.arrays(dtype, shape)
 
 
-any_dtypes = st.sampled_from(["bool", "uint8", "int16", "int64", "float16", "float32", "float64", "complex64", "<U2", ">f4"])
+any_dtypes = st.sampled_from(
+    ["bool", "uint8", "int16", "int64", "float16", "float32", "float64", "complex64", "<U2", ">f4"]
+)
 any_shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
 integers = st.integers() | st.integers(2**62, 2**65)
 datetimes = st.datetimes(timezones=st.just(timezone.utc) | st.none())

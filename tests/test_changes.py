@@ -30,8 +30,8 @@ class Student(BaseDocument):
     papers: DocumentArray[Thesis] | None = None
     tags: dict[str, Any] = {}
     words: list[str] = []
-    image: NdArray["h", "w"] | None = None  # noqa: F821
-    mask: NdArray["h", "w"] | None = None  # noqa: F821
+    image: NdArray["h", "w"] | None = None
+    mask: NdArray["h", "w"] | None = None
 
 
 def ada() -> Student:

@@ -29,7 +29,7 @@ class Student(BaseDocument):
 
 
 class Node(BaseDocument):
-    children: DocumentArray["Node"] = []  # noqa: UP037
+    children: DocumentArray["Node"] = []
 
 
 def student(name: str = "Ada", papers: int = 5) -> Student:

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import numpy as np
 import pytest
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from quire import BaseDocument, Document, DocumentArray, Image, Text
 from quire.typing import ID, NdArray, float32
@@ -225,6 +225,43 @@ def test_a_failed_assignment_changes_nothing(name: str, value: Any) -> None:
         setattr(student, name, value)
     assert student.identical(before)
     assert all(student.__dict__[field] is held[field] for field in held)
+
+
+class Ranged(BaseDocument):
+    low: int = 0
+    high: int = 10
+    _set: int = 0
+
+    @model_validator(mode="after")
+    def in_order(self) -> Ranged:
+        if self.low > self.high:
+            raise ValueError("out of order")
+        return self
+
+
+class Wider(Ranged, extra="allow"):
+    pass
+
+
+@pytest.mark.parametrize("document_type", [Ranged, Wider])
+def test_a_validator_of_the_whole_refuses_an_assignment(document_type: type[Ranged]) -> None:
+    """pydantic alone raises, and keeps the bad value."""
+    document = document_type(low=1)
+    with pytest.raises(ValidationError, match="out of order"):
+        document.low = 11
+    assert (document.low, document.model_fields_set) == (1, {"low"})
+    document.high = 5
+    document._set = 3
+    assert (document.high, document._set, document.model_fields_set) == (5, 3, {"low", "high"})
+    docs = DocumentArray[document_type]([document])
+    with pytest.raises(ValueError, match="out of order"):
+        docs.low = [6]
+    with pytest.raises(ValidationError):
+        document.update(low=20)
+    assert document.low == 1
+    document.update(low=20, high=30)
+    assert (document.low, document.high) == (20, 30)
+    assert pickle.loads(pickle.dumps(document)).identical(document)
 
 
 def test_an_assignment_converts() -> None:

@@ -68,10 +68,10 @@ class Everything(BaseDocument):
     new: UserId
     bounded: Annotated[int, PydanticField(gt=0)]
     maybe: int | None
-    maybe_too: Optional[int] = None  # noqa: UP007, UP045
+    maybe_too: Optional[int] = None
     maybe_bounded: Annotated[int | None, PydanticField(gt=0)] = None
     either: Thesis | Text
-    either_too: Union[Thesis, Text, None] = None  # noqa: UP007
+    either_too: Union[Thesis, Text, None] = None
     words: list[str]
     pairs: dict[str, int]
     several: tuple[int, ...]
@@ -205,7 +205,7 @@ class Chain(BaseDocument):
     name: str = ""
     next: Chain | None = None
     links: DocumentArray[Chain] = []
-    named: DocumentArray["Chain"] = []  # noqa: UP037
+    named: DocumentArray["Chain"] = []
     friends: list[Chain] = []
     own: Thesis | None = None
 
@@ -249,6 +249,34 @@ def test_two_documents_that_hold_each_other(first: type[BaseDocument], tmp_path:
     assert not loaded.Book.document_schema().by_name["readers"].recursive  # a list has no columns, so it ends there
 
 
+def test_forward_references_in_quotes(tmp_path: Path, monkeypatch: Any) -> None:
+    """In a module whose annotations are evaluated at once."""
+    (tmp_path / "in_quotes.py").write_text(
+        "from typing import Optional\nfrom quire import BaseDocument, DocumentArray, DocumentBatch\n"
+        "class Node(BaseDocument):\n"
+        "    up: Optional['Node'] = None\n    also: 'Node | None' = None\n"
+        "    kids: DocumentArray['Node'] = []\n    more: Optional[DocumentArray['Node']] = None\n"
+        "    listed: list['Node'] = []\n    leaf: 'Optional[Leaf]' = None\n    leaves: DocumentArray['Leaf'] = []\n"
+        "    batch: Optional[DocumentBatch['Leaf']] = None\n"
+        "class Leaf(BaseDocument):\n    name: str = ''\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    loaded = importlib.import_module("in_quotes")
+    fields = loaded.Node.document_schema().by_name
+    assert [fields[name].type for name in ("up", "also", "leaf")] == [loaded.Node, loaded.Node, loaded.Leaf]
+    assert [fields[name].type.document_type for name in ("kids", "more", "leaves")] == [
+        *(loaded.Node, loaded.Node, loaded.Leaf),
+    ]
+    assert {name for name, found in fields.items() if found.recursive} == {"up", "also", "kids", "more"}
+    node = loaded.Node(kids=[{"kids": [{}]}], leaves=[{"name": "a"}], batch=[{"name": "b"}], leaf={"name": "c"})
+    assert [type(node.kids), type(node.leaves), type(node.kids[0].kids)] == [
+        *(DocumentArray[loaded.Node], DocumentArray[loaded.Leaf], DocumentArray[loaded.Node]),
+    ]
+    assert node.batch.name == ["b"]
+    docs = DocumentArray[loaded.Node]([node])
+    assert docs.stack().unstack().identical(docs)
+
+
 def test_a_circle_ends_where_it_begins() -> None:
     assert not Library.document_schema().by_name["books"].recursive
     assert not Author.document_schema().by_name["thesis"].recursive
@@ -269,7 +297,7 @@ def test_a_forward_reference_to_a_class_of_the_same_function() -> None:
 
 def test_an_unknown_forward_reference_is_named() -> None:
     class Lost(BaseDocument):
-        other: DocumentArray[Nowhere] = []  # noqa: F821
+        other: DocumentArray[Nowhere] = []
 
     with pytest.raises(SchemaError, match="Lost names a type that is not defined yet: 'Nowhere'"):
         Lost.document_schema()

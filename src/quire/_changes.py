@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from quire._typing import is_array_type, is_document_type
 from quire.errors import DocumentTypeError, PathError, did_you_mean
@@ -51,6 +51,13 @@ def deepcopy_value(value: Any, memo: dict[int, Any]) -> Any:
     return copy.deepcopy(value, memo)
 
 
+def set_or_restore(document: Any, name: str, value: Any) -> None:
+    """Set a field of a document whose class has validators for the whole: pydantic asks them after it has set it."""
+    with _whole_or_not_at_all() as undo:
+        undo.append(_restorer(document))
+        BaseModel.__setattr__(document, name, value)
+
+
 def update_document(document: Any, other: Any, fields: Mapping[str, Any]) -> None:
     """Take over fields; see `BaseDocument.update`."""
     with _whole_or_not_at_all() as undo:
@@ -86,7 +93,7 @@ def _update(document: Any, changes: dict[str, Any], undo: _Undo) -> None:
         if is_document_type(type(current)) and (isinstance(value, Mapping) or type(value) is type(current)):
             _update(current, _changes_of(current, value), undo)
         elif is_array_type(type(current)) and value is not None:
-            _merge(current._documents, type(current)(value)._documents, undo)  # type: ignore[call-arg]
+            _merge(current._documents, type(current)(value)._documents, undo)
         else:
             both = isinstance(current, dict) and isinstance(value, Mapping)
             replaced[name] = {**current, **value} if both else value
@@ -117,9 +124,8 @@ def _changes_of(document: Any, other: Any) -> dict[str, Any]:
     if isinstance(other, Mapping):
         return dict(other)
     if not isinstance(other, type(document)):
-        raise DocumentTypeError(
-            f"{type(document).__name__}.update takes a {type(document).__name__} or a mapping, got {type(other).__name__}."
-        )
+        wanted = type(document).__name__
+        raise DocumentTypeError(f"{wanted}.update takes a {wanted} or a mapping, got {type(other).__name__}.")
     chosen = other.__pydantic_fields_set__
     values = {**other.__dict__, **(other.__pydantic_extra__ or {})}
     return {name: value for name, value in values.items() if name in chosen and name != "id"}

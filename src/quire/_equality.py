@@ -25,7 +25,9 @@ def equal_values(a: Any, b: Any, *, ids: bool = False) -> bool:
     if isinstance(a, (float, complex, Decimal)):
         return bool(a == b) or (type(b) is tp and a != a and b != b)
     if isinstance(a, (list, tuple)):
-        return isinstance(b, (list, tuple)) and isinstance(a, list) == isinstance(b, list) and _equal_items(a, b, ids=ids)
+        return (
+            isinstance(b, (list, tuple)) and isinstance(a, list) == isinstance(b, list) and _equal_items(a, b, ids=ids)
+        )
     if isinstance(a, Mapping):
         return isinstance(b, Mapping) and a.keys() == b.keys() and all(equal_values(a[k], b[k], ids=ids) for k in a)
     return bool(a == b)

@@ -27,7 +27,7 @@ def require(module: str, *, extra: str, needed_for: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
+        if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
             raise  # the module is there, and something that it needs is not
         message = f"{needed_for} needs {module}, which is not installed: pip install 'quire[{extra}]'"
         raise MissingDependencyError(message, name=module) from None

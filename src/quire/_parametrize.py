@@ -123,7 +123,7 @@ def global_name(cls: type) -> str:
     for part in cls.__qualname__.split("."):
         found = getattr(found, part, None)
     if found is cls:
-        return cls.__qualname__
+        return str(cls.__qualname__)
     where = "inside a function" if "<locals>" in cls.__qualname__ else "under a name that now means something else"
     raise PickleError(
         f"{cls.__module__}.{cls.__qualname__} cannot be pickled: it was defined {where}, so another process could not "
@@ -131,4 +131,4 @@ def global_name(cls: type) -> str:
     )
 
 
-copyreg.pickle(ParametrizedMeta, _reduce)  # type: ignore[arg-type]
+copyreg.pickle(ParametrizedMeta, _reduce)

@@ -101,13 +101,13 @@ def _keep_what_fits(schema: dict[str, Any]) -> None:
         if isinstance(value, Mapping) and "framework" in value:
             for member in members:
                 with suppress(PydanticCustomError):
-                    return member.read(value)
+                    return member._read(value)
         return handler(value)
 
     if members:
         union = dict(schema)
         schema.clear()
-        schema.update(core_schema.no_info_wrap_validator_function(take, union))  # type: ignore[arg-type]
+        schema.update(core_schema.no_info_wrap_validator_function(take, union))
 
 
 def _array_types(annotation: Any) -> list[TensorType]:
@@ -123,7 +123,7 @@ def _array_types(annotation: Any) -> list[TensorType]:
 
 
 def _check_default(field: dict[str, Any], default: Any) -> None:
-    """A default is taken like a value: `authors: DocumentArray[Author] = []` is an array, and no two documents share one."""
+    """A default is taken like a value: [] becomes an array where the field is one, and no two documents share it."""
     schema = field["schema"]
     if schema["type"] != "default":
         return

@@ -13,7 +13,7 @@ from pydantic_core import CoreSchema
 from typing_extensions import Self, dataclass_transform
 
 from quire import _parametrize
-from quire._changes import copy_document, update_document
+from quire._changes import copy_document, set_or_restore, update_document
 from quire._equality import equal_values
 from quire._plan import complete_core_schema
 from quire.display import document_tree, nested_rows, print_document, print_schema, render_html, short_value
@@ -51,6 +51,7 @@ class DocumentMeta(ModelMetaclass):
         main: str | Iterable[str] | None = None,
         **kwargs: Any,
     ) -> type:
+        """Make a document class; see `BaseDocument` for `main`."""
         shadowing = _shadowing(bases, namespace)
         for field in shadowing:
             namespace.setdefault(field, PydanticField())  # or the method would be taken for its default
@@ -63,11 +64,18 @@ class DocumentMeta(ModelMetaclass):
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Field name .* shadows an attribute", UserWarning)
                 cls = super().__new__(mcls, name, bases, namespace, **kwargs)
+        if _validates_the_whole(cls) and cls.__setattr__ is BaseModel.__setattr__:
+            cls.__setattr__ = set_or_restore
         if cls.__pydantic_generic_metadata__["origin"] is not None and cls.__pydantic_complete__:
             cls.__qualname__ = _parametrize.publish(f"{cls.__module__}:{cls.__qualname__}")
             cls.__module__ = _parametrize.__name__
             _parametrize.register(cls)
         return cls  # type: ignore[no-any-return]
+
+
+def _validates_the_whole(cls: Any) -> bool:
+    validators = cls.__pydantic_decorators__.model_validators.values()
+    return any(validator.info.mode == "after" for validator in validators)
 
 
 def _shadowing(bases: tuple[type, ...], namespace: dict[str, Any]) -> list[str]:
@@ -93,6 +101,8 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
 
     __quire_cell__: ClassVar[_Cell]
     __quire_main__: ClassVar[tuple[str, ...]] = ()
+
+    __hash__ = None  # type: ignore[assignment]  # documents change
 
     id: ID = PydanticField(default_factory=new_id)
 
@@ -120,8 +130,8 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
     def update(self, other: Self | Mapping[str, Any] | None = None, /, **fields: Any) -> None:
         """Take over fields from another document of this class, a mapping, or keywords; the id stays.
 
-        Nested documents are updated in turn, arrays of documents are merged by id, dicts are merged, and everything else
-        is replaced. From a document only the fields that were set are taken. Bad values change nothing.
+        Nested documents are updated in turn, arrays of documents are merged by id, dicts are merged, and everything
+        else is replaced. From a document only the fields that were set are taken. Bad values change nothing.
         """
         update_document(self, other, fields)
 

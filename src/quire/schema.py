@@ -7,7 +7,8 @@ annotations. A schema is built when it is first asked for, so forward references
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from datetime import date, datetime, time, timedelta
@@ -67,7 +68,7 @@ _SIMPLE_KINDS: tuple[tuple[type, FieldKind], ...] = (  # the first that fits: a 
     (Decimal, FieldKind.DECIMAL),
     (PurePath, FieldKind.PATH),
     (Mapping, FieldKind.DICT),
-    (Set, FieldKind.LIST),
+    (AbstractSet, FieldKind.LIST),
     (Sequence, FieldKind.LIST),
 )
 
@@ -233,7 +234,7 @@ def _kind(annotation: Any, metadata: tuple[Any, ...]) -> tuple[FieldKind, Any]:
 def _array_type(annotation: Any) -> Any:
     """`DocumentArray['Node']`, whose forward reference is known by now, as a class; with a type variable, any array."""
     origin, (parameter,) = get_origin(annotation), get_args(annotation)
-    return origin if isinstance(parameter, TypeVar) else origin[parameter]  # type: ignore[index]
+    return origin if isinstance(parameter, TypeVar) else origin[parameter]
 
 
 def _reaches(tp: Any, owner: type[Any]) -> bool:

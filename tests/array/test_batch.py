@@ -262,7 +262,9 @@ def test_concat_of_any_tensors_keeps_their_dtypes() -> None:
 
 @pytest.mark.parametrize("bad", [DocumentArray[Other]([Other()]).stack(), books(1), "text", None], ids=repr)
 def test_only_batches_of_one_class_are_joined(bad: Any) -> None:
-    with pytest.raises(DocumentTypeError, match=r"DocumentBatch\[Book\].concat: item 1: expected a DocumentBatch\[Book\]"):
+    with pytest.raises(
+        DocumentTypeError, match=r"DocumentBatch\[Book\].concat: item 1: expected a DocumentBatch\[Book\]"
+    ):
         DocumentBatch[Book].concat([books(1).stack(), bad])
 
 
@@ -319,8 +321,25 @@ def test_methods_come_before_fields() -> None:
     assert batch["take"].tolist() == [0, 1, 2, 3]
     batch["take"] = [4, 5, 6, 7]
     assert batch[0].take == 4
-    with pytest.raises(PathError, match=r"'take' is a method of DocumentBatch\[Book\]: set the column by batch\['take'\]"):
+    with pytest.raises(
+        PathError, match=r"'take' is a method of DocumentBatch\[Book\]: set the column by batch\['take'\]"
+    ):
         batch.take = [1, 2, 3, 4]
+
+
+class Stack(DocumentBatch):
+    """A subclass that takes a type."""
+
+    def total(self) -> int:
+        return int(self.pages.sum())
+
+
+def test_subclasses_of_batches() -> None:
+    stack = Stack[Book](books())
+    assert (type(stack), stack.total(), stack[1:3].total(), stack.take([3]).total()) == (Stack[Book], 6, 3, 3)
+    assert type(Stack[Book].concat([stack, stack])) is Stack[Book]
+    assert type(pickle.loads(pickle.dumps(stack))) is Stack[Book]
+    assert stack == books().stack()
 
 
 def test_the_schema_of_a_batch() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.errors import ColumnError, PathError
@@ -136,6 +136,18 @@ def test_a_column_may_be_set_to_itself(name: str) -> None:
     assert made.identical(before)
 
 
+def test_a_column_object_carries_what_is_missing_and_padded() -> None:
+    docs = [Book(price=1.5, shaped=np.ones(1)), Book(shaped=np.ones(2)), Book()]
+    padded = DocumentArray[Book](docs).stack(shapes="pad")
+    made = DocumentArray[Book]([Book(), Book(), Book()]).stack()
+    for name in ("price", "shaped", "id", "author", "readers"):
+        made[name] = padded.column(name)
+    assert made.identical(padded)
+    assert made.mask("shaped").tolist() == padded.mask("shaped").tolist()
+    made.price = made.price  # a bare vector has no word for what is missing
+    assert made[1].price == 0.0
+
+
 def test_ragged_columns_may_be_set() -> None:
     docs = [Book(shaped=array) for array in (np.ones(1), np.ones(2))]
     ragged = DocumentArray[Book](docs).stack(shapes="ragged")
@@ -160,10 +172,15 @@ BAD = [
     ("pages", np.array([1, 2, 3]), "the batch has 2 rows, got 3 values"),
     ("price", np.array([1, 2]), "expected a vector of float"),
     ("sold", np.array([0, 1]), "expected a vector of bool"),
-    ("cover", np.zeros((2, 3, 3), np.float32), r"Book.cover: expected rows of float32 \(2, n\), got .* rows are \(3, 3\)"),
+    (
+        "cover",
+        np.zeros((2, 3, 3), np.float32),
+        r"Book.cover: expected rows of float32 \(2, n\), got .* rows are \(3, 3\)",
+    ),
     ("cover", np.zeros((2, 2, 3)), r"expected rows of float32 \(2, n\), got float64 \(2, 2, 3\) of numpy"),
     ("cover", np.zeros((3, 2, 3), np.float32), "the batch has 2 rows, got 3 values"),
-    ("cover", np.float32(1).reshape(()), "whose rows are none"),
+    ("cover", np.array(1, np.float32), "whose rows are none"),
+    ("cover", np.float32(1), "a column is made from a tensor or a sequence of values, got float32"),
     ("cover", [np.zeros((2, 1), np.float32), np.zeros((2, 2), np.float32)], "Book.cover: mixed shapes"),
     ("shaped", [np.zeros(2), np.zeros(2, np.int8)], "Book.shaped: mixed dtypes"),
     ("author", [Author(), Book()], "Book.author, row 1"),
@@ -211,7 +228,7 @@ def test_from_columns() -> None:
     assert (len(made), made.cover is cover, made.title) == (3, True, ["a", "b", "c"])
     assert (made.pages.tolist(), made[2].author.name, len(set(made.id))) == ([0, 0, 0], "n", 3)
     assert made.unstack().stack().identical(made)
-    rebuilt = DocumentBatch[Book].from_columns({name: made[name] for name in Book.model_fields})
+    rebuilt = DocumentBatch[Book].from_columns({name: made.column(name) for name in Book.model_fields})
     assert rebuilt.identical(made)
 
 
@@ -231,6 +248,27 @@ def test_from_columns_takes_defaults_as_documents_do() -> None:
     made[0].words.append("x")
     made[0].tensor[0] = 9
     assert (made[1].words, made[1].tensor[0], Full(number=1).words, Full(number=1).tensor[0]) == ([], 0, [], 0)
+
+
+def test_from_columns_gives_private_attributes_their_defaults() -> None:
+    class Private(BaseDocument):
+        name: str = ""
+        _cache: list[int] = PrivateAttr(default_factory=list)
+        _unset: int
+
+    class Holder(BaseDocument):
+        private: Private | None = None
+
+    made = DocumentBatch[Private].from_columns({"name": ["a", "b"]})
+    first, second = made
+    first._cache.append(1)
+    assert (first._cache, second._cache, hasattr(first, "_unset")) == ([1], [], False)
+    stacked = DocumentArray[Private]([first]).stack()
+    assert stacked[0]._cache == [1]
+    joined = DocumentBatch[Private].concat([stacked, made])
+    assert [document._cache for document in joined] == [[1], [], []]
+    holders = DocumentArray[Holder]([Holder(), Holder(private=first)])
+    assert [holder.private and holder.private._cache for holder in holders.stack()] == [None, [1]]
 
 
 def test_from_columns_of_nothing() -> None:

@@ -104,7 +104,9 @@ def test_methods_come_before_fields() -> None:
     assert docs["append"] == [0, 0, 7]
     docs["append"] = [1, 2, 3]
     assert [doc.append for doc in docs] == [1, 2, 3]
-    with pytest.raises(PathError, match=r"'append' is a method of DocumentArray\[Student\]: set the column by docs\['append'\]"):
+    with pytest.raises(
+        PathError, match=r"'append' is a method of DocumentArray\[Student\]: set the column by docs\['append'\]"
+    ):
         docs.append = [1, 2, 3]
     docs["index"] = [5, 6, 7]
     assert docs.index(docs[1]) == 1

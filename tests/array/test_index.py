@@ -126,7 +126,9 @@ def test_a_string_is_a_path_and_never_a_position() -> None:
 
 
 @laws
-@given(st.integers(0, 6).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(-n, n - 1) if n else st.nothing()))))
+@given(
+    st.integers(0, 6).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(-n, n - 1) if n else st.nothing())))
+)
 def test_lists_of_positions_pick_like_python(case: tuple[int, list[int]]) -> None:
     length, order = case
     docs = DocumentArray[Item]([{"number": n} for n in range(length)])

@@ -42,7 +42,7 @@ class Book(BaseDocument):
 
 class Stacked(BaseDocument):
     batch: DocumentBatch[Author]
-    later: DocumentBatch["Author"] | None = None  # noqa: UP037
+    later: DocumentBatch["Author"] | None = None
 
 
 def test_an_array_is_taken_as_it_is() -> None:

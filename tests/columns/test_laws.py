@@ -87,7 +87,12 @@ def test_concat_is_concatenation(a: Any, b: Any, c: Any) -> None:
 
 
 @laws
-@given(arrays(trees(1), Tree), arrays(trees(1), Tree), st.sampled_from(["pad", "ragged"]), st.sampled_from(["pad", "ragged"]))
+@given(
+    arrays(trees(1), Tree),
+    arrays(trees(1), Tree),
+    st.sampled_from(["pad", "ragged"]),
+    st.sampled_from(["pad", "ragged"]),
+)
 def test_padded_and_ragged_batches_join(a: Any, b: Any, first: Any, second: Any) -> None:
     batch = DocumentBatch[Tree].concat([a.stack(shapes=first), b.stack(shapes=second)], shapes=second)
     assert_same(batch.unstack(), a + b)

@@ -332,7 +332,9 @@ def test_recursive_documents_are_objects() -> None:
 
 
 def test_unions_are_objects() -> None:
-    docs = DocumentArray[Branch]([Branch(leaf=Leaf(text=""), either=3), Branch(leaf=Leaf(text=""), either=Leaf(text="x"))])
+    docs = DocumentArray[Branch](
+        [Branch(leaf=Leaf(text=""), either=3), Branch(leaf=Leaf(text=""), either=Leaf(text="x"))]
+    )
     assert docs.stack().either == [3, Leaf(text="x")]
 
 

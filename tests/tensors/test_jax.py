@@ -108,7 +108,13 @@ def test_lists_follow_jax() -> None:
     assert JaxArray([1j]).dtype == jnp.complex64
     assert JaxArray[jnp.bfloat16]([1.5]).dtype == jnp.bfloat16
     assert JaxArray[jnp.int8]([]).dtype == jnp.int8
-    for given, tp in (([2**31], JaxArray), ([300], JaxArray[jnp.uint8]), ([[1], [2, 3]], JaxArray), ("ab", JaxArray), (3, JaxArray)):
+    for given, tp in (
+        ([2**31], JaxArray),
+        ([300], JaxArray[jnp.uint8]),
+        ([[1], [2, 3]], JaxArray),
+        ("ab", JaxArray),
+        (3, JaxArray),
+    ):
         with pytest.raises(TensorError):
             tp(given)
 
@@ -152,7 +158,7 @@ def test_documents_work_inside_jax_transformations() -> None:
     with pytest.raises(ValidationError, match=r"expected JaxArray float32 \(n,\), got float32 \(2, 2\) of jax"):
         jax.jit(total)(jnp.ones((2, 2)))
     with pytest.raises(TensorError, match="it is traced, inside a jax transformation"):
-        jax.jit(lambda x: NdArray(x))(jnp.ones(2))
+        jax.jit(lambda x: NdArray(x) + 1)(jnp.ones(2))
 
 
 def test_random_keys_are_held_and_compared() -> None:

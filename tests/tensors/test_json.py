@@ -117,6 +117,9 @@ def _tensor(**changes: Any) -> dict[str, Any]:
         (_tensor(dtype=None), "expected string"),
         (_tensor(dtype="complex64"), "the data has shape (2,), and not (2, 2)"),
         (_tensor(dtype="str96", data=["a", 1]), "the data holds something else than str"),
+        (_tensor(dtype="str32", data=["a", "bcd"]), "the texts do not fit dtype str32"),
+        (_tensor(dtype="str320000000", data=["a", "b"]), "the texts do not fit dtype str320000000"),
+        (_tensor(dtype="datetime64[s]", data=["1", "2"]), "the numbers do not fit dtype int64"),
         (_tensor(framework="keras"), "'keras' is not a framework"),
         (_tensor(framework=["torch"]), "unhashable"),
         (_tensor(layout="coo", indices=[[0, 1]]), "numpy has no sparse tensors here"),
@@ -125,6 +128,11 @@ def _tensor(**changes: Any) -> dict[str, Any]:
         (_tensor(layout="coo", indices=[[0, -1]]), "an index lies outside of the shape"),
         (_tensor(layout="coo", indices=[[0, 0.5]]), "the indices are not whole numbers"),
         (_tensor(layout="coo", indices=[[0]]), "reshape"),
+        (_tensor(layout="csr", indices=[[0, 1]], shape=[10**12]), "the shape is too large for what it holds"),
+        (
+            _tensor(layout="array:dia", indices=[[0, 1], [0, 1]], shape=[2, 9**7]),
+            "the shape is too large for what it holds",
+        ),
         (_tensor(layout="coo", indices=[[0, 1], [0, 1]]), "an index lies outside of the shape"),
     ],
 )
@@ -134,6 +142,21 @@ def test_a_malformed_tensor_is_refused(content: Any, reason: str) -> None:
     (error,) = caught.value.errors()
     assert error["loc"] == ("x",)
     assert reason in error["msg"]
+
+
+def test_a_long_text_in_a_list_does_not_ask_for_much_memory() -> None:
+    """numpy would give each of the items its room: 40 GB."""
+    values = ["x" * 100_000, *[""] * 100_000]
+    for content in (values, {"dtype": "float32", "shape": [100_001], "data": values}):
+        with pytest.raises(ValidationError, match="got "):
+            Sample(x=content)
+
+
+def test_a_list_that_holds_itself_is_refused() -> None:
+    values: list[Any] = []
+    values.append(values)
+    with pytest.raises(ValidationError, match="the list does not make a tensor"):
+        Sample(x=values)
 
 
 def test_the_field_decides_the_framework() -> None:

@@ -35,7 +35,7 @@ def test_ids_do_not_follow_seeds() -> None:
     found = set()
     for _ in range(3):
         random.seed(0)
-        np.random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
         found.update(new_id() for _ in range(300))
     assert len(found) == 900
 

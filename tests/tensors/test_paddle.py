@@ -62,7 +62,9 @@ def test_annotations_mean_the_same() -> None:
     spelled = Spelled(bare=tensor, shaped=tensor, many=[tensor, None], named={"a": np.ones(2, np.float32)})
     assert spelled.bare is spelled.shaped is spelled.many[0] is tensor
     assert isinstance(spelled.named["a"], paddle.Tensor)
-    with pytest.raises(ValidationError, match=r"expected PaddleTensor float32 \(3, n\), got float32 \(2, 3\) of paddle"):
+    with pytest.raises(
+        ValidationError, match=r"expected PaddleTensor float32 \(3, n\), got float32 \(2, 3\) of paddle"
+    ):
         Spelled(bare=tensor, shaped=paddle.ones([2, 3]))
     assert Spelled.model_json_schema()["properties"]["bare"]["x-tensor"] == {"dtype": None, "shape": None}
 
@@ -102,7 +104,12 @@ def test_lists_and_arrays_become_tensors() -> None:
     assert made.numpy().tolist() == [[2, 1, 0], [5, 4, 3]]
     back = NdArray(made)
     assert (back.dtype, back.shape) == (np.int64, (2, 3))
-    for given, tp in (([300], PaddleTensor[paddle.uint8]), ([[1], [2, 3]], PaddleTensor), ("ab", PaddleTensor), (3, PaddleTensor)):
+    for given, tp in (
+        ([300], PaddleTensor[paddle.uint8]),
+        ([[1], [2, 3]], PaddleTensor),
+        ("ab", PaddleTensor),
+        (3, PaddleTensor),
+    ):
         with pytest.raises(TensorError):
             tp(given)
 

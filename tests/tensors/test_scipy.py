@@ -102,7 +102,9 @@ def test_a_matrix_never_becomes_dense_by_itself() -> None:
     class Dense(BaseDocument):
         x: NdArray
 
-    with pytest.raises(ValidationError, match="a scipy tensor cannot become a numpy tensor as it is: its layout is array:csr"):
+    with pytest.raises(
+        ValidationError, match="a scipy tensor cannot become a numpy tensor as it is: its layout is array:csr"
+    ):
         Dense(x=sp.csr_array(DENSE))
     framework = get_framework("scipy")
     assert framework_of(sp.csr_array(DENSE)) is framework

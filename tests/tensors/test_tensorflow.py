@@ -20,7 +20,20 @@ from quire.typing import AnyTensor, DType, NdArray, Shape, TensorFlowTensor, flo
 pytestmark = pytest.mark.needs("tensorflow")
 
 DTYPES = [
-    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32"),
+    *(
+        "bool",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "bfloat16",
+        "float32",
+    ),
     *("float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"),
 ]
 
@@ -109,7 +122,12 @@ def test_any_tensor_holds_exactly_the_object_given(make: Any) -> None:
     either = Either(x=value)
     assert either.x is value
     assert isinstance(value, AnyTensor)
-    for again in (pickle.loads(pickle.dumps(either)), copy.deepcopy(either), either.model_copy(deep=True), copy.copy(either)):
+    for again in (
+        pickle.loads(pickle.dumps(either)),
+        copy.deepcopy(either),
+        either.model_copy(deep=True),
+        copy.copy(either),
+    ):
         assert again == either
         assert type(again.x) is type(value)
 
@@ -226,7 +244,9 @@ def test_a_dense_tensor_becomes_an_array() -> None:
         assert array.tolist() == [[1, 1, 1], [1, 1, 1]]
 
 
-@pytest.mark.parametrize("union", [NdArray | TensorFlowTensor, TensorFlowTensor | NdArray, TensorFlowTensor | NdArray | None])
+@pytest.mark.parametrize(
+    "union", [NdArray | TensorFlowTensor, TensorFlowTensor | NdArray, TensorFlowTensor | NdArray | None]
+)
 def test_a_union_never_converts_what_fits_a_member(union: Any) -> None:
     class Both(BaseDocument):
         x: union

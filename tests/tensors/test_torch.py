@@ -26,7 +26,17 @@ pytestmark = [
 
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 DTYPES = [
-    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(
+        torch.bool,
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+    ),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, *FLOAT8),
 ]
 NUMPY_LACKS = [torch.bfloat16, *FLOAT8]
@@ -178,7 +188,13 @@ def test_bare_annotations_are_checked_everywhere() -> None:
     assert Bare.model_validate_json(bare.model_dump_json()) == bare
     bare = Bare(one=[1.0, 2.0], many=[np.ones(2, np.float32)], deep={"a": [[1, 2]]})
     assert all(type(value) is torch.Tensor for value in (bare.one, bare.many[0], bare.deep["a"][0]))
-    for field, value in (("one", "x"), ("maybe", 3), ("many", [None]), ("named", {"a": object()}), ("deep", {"a": [1]})):
+    for field, value in (
+        ("one", "x"),
+        ("maybe", 3),
+        ("many", [None]),
+        ("named", {"a": object()}),
+        ("deep", {"a": [1]}),
+    ):
         with pytest.raises(ValidationError, match="expected TorchTensor any dtype any shape, got "):
             Bare(**{"one": tensor, field: value})
 
@@ -316,7 +332,10 @@ def test_an_array_without_a_counterpart_is_refused(array: Any, reason: str) -> N
         (lambda: torch.empty(2, device="meta"), r"it is on meta \(use .cpu\(\)\)"),
         (lambda: torch.eye(2).to_sparse(), "its layout is coo, not dense"),
         (lambda: torch.eye(2).to_sparse_csr(), "its layout is csr, not dense"),
-        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "its layout is nested, not dense"),
+        (
+            lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+            "its layout is nested, not dense",
+        ),
     ],
 )
 def test_a_tensor_that_would_lose_something_is_not_converted(make: Any, reason: str) -> None:

@@ -46,7 +46,11 @@ EYE = torch.eye(3)
         (lambda: torch.tensor([1.0, NAN]), lambda: torch.tensor([1.0, NAN]), True),
         (lambda: torch.tensor([1.0, NAN]), lambda: torch.tensor([NAN, 1.0]), False),
         (lambda: torch.tensor([NAN, 1]).to(torch.bfloat16), lambda: torch.tensor([NAN, 1]).to(torch.bfloat16), True),
-        (lambda: torch.tensor([NAN, 1]).to(torch.float8_e5m2), lambda: torch.tensor([NAN, 1]).to(torch.float8_e5m2), True),
+        (
+            lambda: torch.tensor([NAN, 1]).to(torch.float8_e5m2),
+            lambda: torch.tensor([NAN, 1]).to(torch.float8_e5m2),
+            True,
+        ),
         (lambda: torch.tensor([2, 1]).to(torch.float8_e5m2), lambda: torch.tensor([1, 1]).to(torch.float8_e5m2), False),
         (lambda: torch.tensor([complex(NAN, 1)]), lambda: torch.tensor([complex(NAN, 1)]), True),
         (lambda: torch.ones(2), lambda: torch.ones(2).double(), False),  # dtype
@@ -60,13 +64,13 @@ EYE = torch.eye(3)
         (lambda: torch.ones(2, 3), lambda: torch.ones(3, 2).t(), True),
         (lambda: torch.ones(2), lambda: torch.ones(2, device="meta"), False),  # device
         (lambda: torch.ones(2, device="meta"), lambda: torch.ones(2, device="meta"), False),  # no one knows
-        (lambda: EYE.to_sparse(), lambda: EYE.to_sparse(), True),
-        (lambda: EYE.to_sparse(), lambda: (EYE * 2).to_sparse(), False),
-        (lambda: EYE.to_sparse(), lambda: EYE, False),  # layout
-        (lambda: EYE.to_sparse_csr(), lambda: EYE.to_sparse_csr(), True),
-        (lambda: EYE.to_sparse_csr(), lambda: (EYE * 2).to_sparse_csr(), False),
-        (lambda: EYE.to_sparse_csr(), lambda: EYE.to_sparse_csc(), False),
-        (lambda: EYE.to_sparse_csc(), lambda: EYE.to_sparse_csc(), True),
+        (EYE.to_sparse, EYE.to_sparse, True),
+        (EYE.to_sparse, (EYE * 2).to_sparse, False),
+        (EYE.to_sparse, lambda: EYE, False),  # layout
+        (EYE.to_sparse_csr, EYE.to_sparse_csr, True),
+        (EYE.to_sparse_csr, (EYE * 2).to_sparse_csr, False),
+        (EYE.to_sparse_csr, EYE.to_sparse_csc, False),
+        (EYE.to_sparse_csc, EYE.to_sparse_csc, True),
         (lambda: EYE.to_sparse_bsr((1, 1)), lambda: EYE.to_sparse_bsr((1, 1)), True),
         (
             lambda: torch.sparse_coo_tensor([[1, 0, 1]], [1.0, 2.0, 3.0], (2,)),
@@ -157,16 +161,18 @@ def test_a_copy_does_not_share_memory_and_keeps_what_was_shared() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: EYE.to_sparse(),
-        lambda: EYE.to_sparse_csr(),
-        lambda: EYE.to_sparse_csc(),
+        EYE.to_sparse,
+        EYE.to_sparse_csr,
+        EYE.to_sparse_csc,
         lambda: EYE.to_sparse_bsr((1, 1)),
         lambda: EYE.to(torch.float64).to_sparse(),
         lambda: EYE.to(torch.bfloat16).to_sparse(),
         lambda: EYE.to(torch.bool).to_sparse(),
         lambda: torch.zeros(3, 0).to_sparse(),
         lambda: torch.zeros(3, 4).to_sparse(),
-        lambda: torch.sparse_coo_tensor([[2, 0]], torch.tensor([[1.0, NAN], [3.0, 4.0]]), (3, 2)),  # the last axis is dense
+        lambda: torch.sparse_coo_tensor(
+            [[2, 0]], torch.tensor([[1.0, NAN], [3.0, 4.0]]), (3, 2)
+        ),  # the last axis is dense
         lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
     ],
 )
@@ -181,9 +187,9 @@ def test_tensors_of_other_layouts_are_copied_and_pickled(make: Any) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: EYE.to_sparse(),
-        lambda: EYE.to_sparse_csr(),
-        lambda: EYE.to_sparse_csc(),
+        EYE.to_sparse,
+        EYE.to_sparse_csr,
+        EYE.to_sparse_csc,
         lambda: EYE.to(torch.complex64).to_sparse(),
         lambda: EYE.to(torch.bfloat16).to_sparse(),
         lambda: EYE.to(torch.int8).to_sparse(),
@@ -232,7 +238,14 @@ def test_layouts_without_a_json_form_are_refused(make: Any) -> None:
 
 
 def test_sparse_content_from_a_stranger_is_checked() -> None:
-    content = {"framework": "torch", "dtype": "float32", "shape": [2], "layout": "coo", "indices": [[1, 0]], "data": [1, 2]}
+    content = {
+        "framework": "torch",
+        "dtype": "float32",
+        "shape": [2],
+        "layout": "coo",
+        "indices": [[1, 0]],
+        "data": [1, 2],
+    }
     assert tensor_from_json(content, None).to_dense().tolist() == [2, 1]  # in any order
     for changes in ({"indices": [[5, 0]]}, {"indices": [[0]]}, {"layout": "csq"}, {"layout": "torch.sparse_bsr"}):
         with pytest.raises(TensorError):

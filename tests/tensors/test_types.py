@@ -20,7 +20,17 @@ from quire.tensors import NativeTensorFlow, TensorSpec, TensorType
 from quire.typing import AnyTensor, DType, JaxArray, NdArray, PaddleTensor, TorchTensor, float32, uint8
 
 PLAIN = ["NdArray", "TorchTensor", "JaxArray", "PaddleTensor", "AnyTensor", "NativeTensorFlow"]
-PARAMETERS: list[Any] = [3, (3, 224, 224), ("c", "h", "w"), (3, ...), ..., (float32, 3, "h", "w"), float32, (), (float32, ())]
+PARAMETERS: list[Any] = [
+    3,
+    (3, 224, 224),
+    ("c", "h", "w"),
+    (3, ...),
+    ...,
+    (float32, 3, "h", "w"),
+    float32,
+    (),
+    (float32, ()),
+]
 
 
 @pytest.fixture(params=[*PLAIN, pytest.param("TensorFlowTensor", marks=pytest.mark.needs("tensorflow"))])
@@ -154,7 +164,9 @@ def test_isinstance_asks_whether_a_tensor_fits(tp: TensorType, shape: tuple[int,
     assert isinstance(np.zeros(shape), tp) is fits
 
 
-@pytest.mark.parametrize("value", [[0.0, 0.0], (0.0, 0.0), 2, 2.0, "ab", b"ab", None, {"a": 1}, np.float64(2), object()])
+@pytest.mark.parametrize(
+    "value", [[0.0, 0.0], (0.0, 0.0), 2, 2.0, "ab", b"ab", None, {"a": 1}, np.float64(2), object()]
+)
 def test_what_is_no_tensor_is_no_instance(plain: TensorType, value: object) -> None:
     assert not isinstance(value, plain)
     assert not isinstance(value, plain[2])
@@ -168,9 +180,7 @@ def test_calling_a_type_checks_a_value() -> None:
     assert made.dtype == np.float32
     with pytest.raises(TensorError) as caught:
         NdArray[float32, 3](array)
-    assert str(caught.value) == (
-        "NdArray[float32, 3]: expected NdArray float32 (3,), got float64 (2, 3) of numpy"
-    )
+    assert str(caught.value) == ("NdArray[float32, 3]: expected NdArray float32 (3,), got float64 (2, 3) of numpy")
     with pytest.raises(TensorError, match=r"expected NdArray any dtype \(3,\), got str 'abc': str is not a tensor"):
         NdArray[3]("abc")
 

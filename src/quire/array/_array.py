@@ -41,7 +41,7 @@ class Found(NamedTuple, Generic[DocT]):
 class DocumentArray(MutableSequence[DocT], metaclass=ParametrizedMeta):
     """A list of documents. `DocumentArray[Student]` is a class of its own, whose arrays hold only students.
 
-    Columns read like attributes: `docs.thesis.title`, or `docs['thesis.title']` (a string is always a path, never an id).
+    Columns read like attributes: `docs.thesis.title`, or `docs['thesis.title']` (a string is a path, never an id).
     Arrays without a type hold documents of any class.
     """
 
@@ -101,7 +101,7 @@ class DocumentArray(MutableSequence[DocT], metaclass=ParametrizedMeta):
     def __setitem__(self, key: Any, value: Any) -> None:
         if isinstance(key, str):
             return _fields.set_column(self, parse_path(key), value)
-        _rows.replace(self, resolve_index(key, len(self)), value)
+        return _rows.replace(self, resolve_index(key, len(self)), value)
 
     def __delitem__(self, key: Any) -> None:
         _rows.delete(self, resolve_index(key, len(self)))
@@ -175,7 +175,9 @@ class DocumentArray(MutableSequence[DocT], metaclass=ParametrizedMeta):
         self, batch_size: int, *, shuffle: bool = False, seed: int | None = None, drop_last: bool = False
     ) -> Iterator[Self]:
         """Arrays of so many documents, in order or shuffled."""
-        return map(self.__getitem__, _order.batches(len(self), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last))
+        return map(
+            self.__getitem__, _order.batches(len(self), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
+        )
 
     def shuffle(self, seed: int | None = None) -> Self:
         """An array of the same documents in random order."""
@@ -205,7 +207,7 @@ class DocumentArray(MutableSequence[DocT], metaclass=ParametrizedMeta):
         return self._like(list(filter(compile_filter(query, _rows.known_schema(self)), self._documents)))
 
     def find(self, query: Any, field: str = "embedding", *, metric: Metric = "cosine", limit: int = 10) -> Found[DocT]:
-        """The nearest documents to a vector, or to a document by its own field; exact. Rows without a vector are left out."""
+        """The nearest documents to a vector, or to a document's own; exact. Documents without one are left out."""
         return self.find_batch([query], field, metric=metric, limit=limit)[0]
 
     def find_batch(

@@ -29,9 +29,9 @@ DocT = TypeVar("DocT", bound=BaseDocument)
 class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
     """Documents as columns: `batch.image` is one tensor whose first axis is the rows.
 
-    Numbers are vectors, text and objects are lists, nested documents are batches, and arrays of documents are a batch of
-    all their documents with offsets. Rows without a value are told by `validity()`. `batch[i]` is an ordinary document whose
-    tensors share memory with the columns; setting its fields changes only that document.
+    Numbers are vectors, text and objects are lists, nested documents are batches, and arrays of documents are a batch
+    of all their documents with offsets. Rows without a value are told by `validity()`. `batch[i]` is an ordinary
+    document whose tensors share memory with the columns; setting its fields changes only that document.
     """
 
     __slots__ = ("_columns",)
@@ -111,11 +111,12 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
     @classmethod
     def concat(cls, batches: Iterable[Self], *, shapes: ShapePolicy = "error") -> Self:
         """Batches put one behind the other."""
-        return _view.concat(cls, batches, shapes)  # type: ignore[no-any-return]
+        made: Self = _view.concat(cls, batches, shapes)
+        return made
 
     def unstack(self) -> DocumentArray[DocT]:
         """The rows as documents, whose tensors share memory with the columns. The batch stays as it is."""
-        return DocumentArray[self.document_type]._trusted(self._columns.documents())  # type: ignore[name-defined, no-any-return]
+        return DocumentArray[self.document_type]._trusted(self._columns.documents())  # type: ignore[name-defined]
 
     def filter(self, query: Callable[[DocT], Any] | Mapping[str, Any]) -> Self:
         """The rows for which a function is true, or that match a query: `{'price': {'$lt': 5}}`."""

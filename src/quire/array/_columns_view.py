@@ -52,6 +52,8 @@ class BatchList:
     """
 
     __slots__ = ("_column", "flat")
+    _column: DocumentsColumn
+    flat: Any
 
     def __init__(self, column: DocumentsColumn, batch_of: BatchOf) -> None:
         object.__setattr__(self, "_column", column)
@@ -179,7 +181,9 @@ def validity(column: Column) -> Any:
 def mask(column: Column) -> Any:
     """Which elements are real, in the column's framework."""
     if not isinstance(column, TensorColumn):
-        raise ColumnError(f"{column.field.name}: only a tensor column has a mask; it is held as {type(column).__name__}.")
+        raise ColumnError(
+            f"{column.field.name}: only a tensor column has a mask; it is held as {type(column).__name__}."
+        )
     return column.framework.from_numpy(column.mask())
 
 
@@ -230,7 +234,7 @@ def columns_from(schema: Schema, given: Mapping[str, Any], shapes: ShapePolicy) 
 
 
 def make_column(schema: Schema, field: Field, values: Any, shapes: ShapePolicy, rows: Validity = None) -> Column:
-    """A column from a tensor with a row each, from what a batch gives for a column, or from a sequence of values.
+    """A column from a tensor with a row each, from a column of a batch, or from a sequence of values.
 
     `rows` is False where there is no document, and so no value.
     """
@@ -238,6 +242,9 @@ def make_column(schema: Schema, field: Field, values: Any, shapes: ShapePolicy, 
     column = _ready_column(field, values, path, rows)
     if column is not None:
         return column
+    if isinstance(values, Column):  # with the rows that have no value
+        shapes = "pad" if isinstance(values, TensorColumn) and values.shapes is not None else shapes
+        values = values.values()
     if isinstance(values, (str, bytes, Mapping)) or not hasattr(type(values), "__iter__"):
         raise ColumnError(f"{path}: a column is made from a tensor or a sequence of values, got {describe(values)}.")
     return stack_values(field, _validated(schema, field, list(values), path, rows), StackOptions(shapes=shapes), path)
@@ -254,7 +261,9 @@ def _ready_column(field: Field, values: Any, path: str, rows: Validity) -> Colum
     if isinstance(values, RaggedColumn) and field.kind is FieldKind.TENSOR:
         made = _ragged_column(field, values, path)
     elif field.kind is FieldKind.DOCUMENT and _columns_of(values, field) is not None:
-        made = DocumentColumn(field, values._columns.slice(slice(None)))  # its own, so that setting one leaves the other
+        made = DocumentColumn(
+            field, values._columns.slice(slice(None))
+        )  # its own, so that setting one leaves the other
     elif field.kind is FieldKind.DOCUMENTS and _columns_of(getattr(values, "flat", None), field) is not None:
         made = type(values._column)(field, *_parts(values._column))
     if made is not None and made.validity is not None and not field.nullable:
@@ -389,7 +398,7 @@ def sharer() -> TensorMap:
 def core_schema_of(batch_type: type[Any], source: Any, handler: Any, array_type: type[Any]) -> CoreSchema:
     """pydantic's plan for a field of batches: a batch as it is, or what becomes an array, stacked."""
     batch_type = parametrised(batch_type, source)
-    rows = handler.generate_schema(array_type[batch_type.document_type])  # type: ignore[index]
+    rows = handler.generate_schema(array_type[batch_type.document_type])
 
     def validate(value: Any, inner: Callable[[Any], Any]) -> Any:
         return value if isinstance(value, batch_type) else batch_type(inner(value))
@@ -401,4 +410,3 @@ def core_schema_of(batch_type: type[Any], source: Any, handler: Any, array_type:
             lambda batch, inner: inner(batch.unstack()), schema=rows
         ),
     )
-

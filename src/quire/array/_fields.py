@@ -24,6 +24,7 @@ class NestedColumn(Sequence[Any]):
     """
 
     __slots__ = ("_field", "_items", "_make_array")
+    _items: list[Any]
 
     def __init__(self, field: Field, items: list[Any], make_array: MakeArray) -> None:
         for name, value in (("_field", field), ("_items", items), ("_make_array", make_array)):
@@ -53,7 +54,7 @@ class NestedColumn(Sequence[Any]):
         return type(self), (self._field, self._items, self._make_array)
 
     def __eq__(self, other: object) -> bool:
-        return self._items == (other._items if isinstance(other, NestedColumn) else other)
+        return bool(self._items == (other._items if isinstance(other, NestedColumn) else other))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -71,7 +72,7 @@ class NestedColumn(Sequence[Any]):
 
 
 def get_column(source: Any, path: str, make_array: MakeArray) -> Any:
-    """The values at a path: a list; for nested documents an array of them, or a `NestedColumn` where some are missing."""
+    """The values at a path: a list; for nested documents an array, or a `NestedColumn` where some are missing."""
     parts = parse_path(path)
     fields = source._schema.resolve(parts)
     if not fields:

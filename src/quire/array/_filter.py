@@ -158,7 +158,7 @@ def _ordered(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], bool]:
 
 def _has_size(found: Any, wanted: Any) -> bool:
     try:
-        return len(found) == wanted
+        return bool(len(found) == wanted)
     except TypeError:  # a number, None, a tensor without dimensions
         return False
 

@@ -28,7 +28,11 @@ def as_matrix(values: Any, what: str) -> NDArray[Any]:
             raise QueryError(f"{what}: the vectors have different lengths.") from error
     if array.ndim != 2 or array.dtype.kind not in "biufV":
         raise QueryError(f"{what}: expected vectors (rows, dimensions), got {array.dtype.name} {array.shape}.")
-    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32 if array.itemsize < 8 else np.float64)
+    return (
+        array
+        if array.dtype in (np.float32, np.float64)
+        else array.astype(np.float32 if array.itemsize < 8 else np.float64)
+    )
 
 
 def _to_numpy(value: Any) -> NDArray[Any]:
@@ -54,7 +58,7 @@ def nearest(
         raise QueryError(f"the queries have {queries.shape[1]} dimensions, the documents {rows.shape[1]}.")
     if metric == "cosine":
         rows, queries = _normalised(rows), _normalised(queries)
-    found = []
+    found: list[tuple[NDArray[np.int64], NDArray[Any]]] = []
     for start in range(0, len(queries), _BLOCK):
         block = queries[start : start + _BLOCK]
         scores = _distances(rows, block) if metric == "euclidean" else block @ rows.T if len(rows) else _none(block)
@@ -64,7 +68,8 @@ def nearest(
 
 def _normalised(vectors: NDArray[Any]) -> NDArray[Any]:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
+    made: NDArray[Any] = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
+    return made
 
 
 def _distances(rows: NDArray[Any], block: NDArray[Any]) -> NDArray[Any]:

@@ -23,7 +23,9 @@ def resolve_index(key: Any, length: int) -> int | slice | NDArray[np.int64]:
     if array.ndim == 0 and array.dtype.kind in "iu":
         return _checked(int(array), length)
     if array.ndim != 1 or array.dtype.kind not in "biuf":
-        raise RowIndexError(f"{key!r} is not a position: use an int, a slice, or a list, array or mask with one dimension.")
+        raise RowIndexError(
+            f"{key!r} is not a position: use an int, a slice, or a list, array or mask with one dimension."
+        )
     if array.dtype.kind == "b":
         if len(array) != length:
             raise RowIndexError(f"the mask has {len(array)} entries, but there are {length} rows.")

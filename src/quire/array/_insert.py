@@ -28,7 +28,9 @@ def admit(array_type: type[Any], items: Iterable[Any]) -> list[Any]:
 def _convert(array_type: type[Any], item: Any, index: int) -> Any:
     wanted: type[BaseDocument] = array_type.document_type
     if wanted is BaseDocument or isinstance(item, BaseDocument):
-        raise DocumentTypeError(f"{array_type.__name__}: item {index}: expected a {wanted.__name__}, got {describe(item)}.")
+        raise DocumentTypeError(
+            f"{array_type.__name__}: item {index}: expected a {wanted.__name__}, got {describe(item)}."
+        )
     try:
         return wanted.model_validate(item)
     except ValidationError as error:

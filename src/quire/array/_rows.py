@@ -29,7 +29,8 @@ ArrayT = TypeVar("ArrayT", bound="DocumentArray[Any]")
 
 def bind(array_type: type[Any], parameter: Any) -> dict[str, Any]:
     """What a class of arrays of one document class is given."""
-    if not (isinstance(parameter, type) and issubclass(parameter, BaseDocument)):
+    alias = get_origin(parameter) is not None  # which Python 3.10 takes for a type
+    if alias or not (isinstance(parameter, type) and issubclass(parameter, BaseDocument)):
         hint = " Give the class, not a document." if isinstance(parameter, BaseDocument) else ""
         raise SchemaError(f"{array_type.__name__}[...] takes a document class, got {parameter!r}.{hint}")
     return {"document_type": parameter}
@@ -129,7 +130,9 @@ def set_attribute(array: DocumentArray[Any], name: str, value: Any) -> None:
     fields = array._schema.by_name
     if hasattr(type(array), name):
         if name in fields:
-            raise PathError(f"{name!r} is a method of {type(array).__name__}: set the column by docs[{name!r}] = values.")
+            raise PathError(
+                f"{name!r} is a method of {type(array).__name__}: set the column by docs[{name!r}] = values."
+            )
         object.__setattr__(array, name, value)
     elif name in fields:
         array[name] = value
@@ -175,7 +178,9 @@ def split_by(array: ArrayT, path: str) -> dict[Any, ArrayT]:
         try:
             groups.setdefault(value, []).append(row)
         except TypeError:
-            raise QueryError(f"{path}: a split needs values that can be keys of a dict, got {describe(value)}.") from None
+            raise QueryError(
+                f"{path}: a split needs values that can be keys of a dict, got {describe(value)}."
+            ) from None
     return {value: array[rows] for value, rows in groups.items()}
 
 
@@ -219,7 +224,8 @@ def html(title: str, schema: Schema, documents: list[Any], total: int) -> str:
 def parametrised(array_type: type[Any], source: Any) -> type[Any]:
     """The class that an annotation means once its names are known: `DocumentArray['Node']`, `DocumentArray[T]`."""
     parameter = get_args(source)[0] if get_origin(source) is array_type else None
-    return array_type if parameter is None or isinstance(parameter, TypeVar) else array_type[parameter]  # type: ignore[index, no-any-return]
+    made: type[Any] = array_type if parameter is None or isinstance(parameter, TypeVar) else array_type[parameter]
+    return made
 
 
 def core_schema_of(array_type: type[Any], source: Any, handler: Any) -> CoreSchema:

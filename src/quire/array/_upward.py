@@ -9,7 +9,7 @@ def stack(documents: list[Any], document_type: type[Any], framework: str | None,
     """`DocumentArray.stack`."""
     from quire.array._batch import DocumentBatch
 
-    return DocumentBatch[document_type](documents, framework=framework, shapes=shapes)
+    return DocumentBatch[document_type](documents, framework=framework, shapes=shapes)  # type: ignore[valid-type]
 
 
 def default_document_type() -> type[Any]:

@@ -48,7 +48,7 @@ class Column(ABC):
         """A run of rows, sharing memory with the column."""
 
     def concat(self, others: Sequence[Self]) -> Self | None:
-        """This column with others of its kind behind it; None where they do not join as they are."""
+        """The column with others of its kind behind it; None where they do not join as they are."""
         return None
 
     def value(self, index: int) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import repeat
+from itertools import compress, pairwise, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from quire.columns._column import Column, TensorMap, Validity
 from quire.columns._tensor import spread
 from quire.errors import ColumnError, TensorError
 from quire.schema import Field, Schema
+from quire.tensors import Framework
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,8 +41,8 @@ class Remainder(NamedTuple):
 class Columns:
     """The columns of a number of documents, by field name.
 
-    `validity` is False in rows that stand for no document at all (a nested document that is None). `remainders` holds what
-    documents of subclasses have beyond the schema.
+    `validity` is False in rows that stand for no document at all (a nested document that is None). `remainders` holds
+    what documents of subclasses have beyond the schema.
     """
 
     schema: Schema
@@ -55,6 +57,17 @@ class Columns:
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         parts = {name: (type(column), column.payload()) for name, column in self.columns.items()}
         return _restore, (self.schema.document_type, parts, self.length, self.validity, self.remainders)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Columns:
+        def remember(framework: Framework, value: Any) -> tuple[Framework, Any]:
+            if id(value) not in memo:
+                memo[id(value)] = framework.copy(value, memo)
+            return framework, memo[id(value)]
+
+        self.map_tensors(remember)  # first, because copy.deepcopy refuses tensors that are part of a gradient graph
+        restore, arguments = self.__reduce__()
+        made: Columns = restore(*copy.deepcopy(arguments, memo))
+        return made
 
     def take(self, indices: NDArray[np.int64]) -> Columns:
         """Rows by position, copied."""
@@ -109,11 +122,13 @@ class Columns:
         """The rows as documents, made a chunk at a time."""
         for start in range(0, self.length, chunk):
             part = self if chunk >= self.length else self.slice(slice(start, start + chunk))
-            made = part._make(part._rows(), part.remainders)
             if part.validity is None:
-                yield from made
+                yield from part._make(part._rows(), part.remainders)
             else:
-                yield from (row if there else None for row, there in zip(made, part.validity.tolist(), strict=True))
+                valid = part.validity.tolist()
+                remainders = part.remainders and list(compress(part.remainders, valid))
+                made = part._make(compress(part._rows(), valid), remainders)
+                yield from (next(made) if there else None for there in valid)
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         if not self.columns:
@@ -156,12 +171,17 @@ def _make_one(schema: Schema, row: dict[str, Any], remainder: Remainder | None) 
     if remainder is not None:
         document_type, more, extra, private = remainder
         row = {**row, **more}
-    elif document_type.__private_attributes__:
-        private = {name: attribute.get_default() for name, attribute in document_type.__private_attributes__.items()}
-    document = document_type.__new__(document_type)
-    state = (row, {*row, *(extra or ())}, None if extra is None else dict(extra), None if private is None else dict(private))
+    document = object.__new__(document_type)
+    state = (
+        row,
+        {*row, *(extra or ())},
+        None if extra is None else dict(extra),
+        None if private is None else dict(private),
+    )
     for put, value in zip(_SETTERS, state, strict=True):
         put(document, value)
+    if remainder is None and document_type.__private_attributes__:
+        document_type.model_post_init(document, None)  # gives private attributes their defaults
     return document
 
 
@@ -207,13 +227,15 @@ class DocumentsColumn(Column):
 
     def values(self) -> list[Any]:
         documents, ends = self.flat.documents(), self.offsets.tolist()
-        arrays = [self.field.type._trusted(documents[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+        arrays = [self.field.type._trusted(documents[a:b]) for a, b in pairwise(ends)]
         return self.masked(arrays)
 
     def take(self, indices: NDArray[np.int64]) -> Self:
         sizes = self.offsets[indices + 1] - self.offsets[indices]
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        return type(self)(self.field, self.flat.take(spread(self.offsets, indices)), offsets, self._validity_of(indices))
+        return type(self)(
+            self.field, self.flat.take(spread(self.offsets, indices)), offsets, self._validity_of(indices)
+        )
 
     def slice(self, rows: slice) -> Self:
         start, stop, step = rows.indices(len(self))
@@ -225,4 +247,3 @@ class DocumentsColumn(Column):
 
     def map_tensors(self, change: TensorMap) -> Self:
         return type(self)(self.field, self.flat.map_tensors(change), self.offsets, self.validity)
-

@@ -19,7 +19,9 @@ def concat_columns(parts: Sequence[Columns], shapes: ShapePolicy = "error") -> C
     first = kept[0]
     if len(kept) == 1:
         return first.slice(slice(None))  # not the part itself: setting a column here must not show there
-    columns = {name: _concat([part.columns[name] for part in kept], shapes, first.schema.name) for name in first.columns}
+    columns = {
+        name: _concat([part.columns[name] for part in kept], shapes, first.schema.name) for name in first.columns
+    }
     validity = None
     if any(part.validity is not None for part in kept):
         validity = np.concatenate([np.ones(len(p), np.bool_) if p.validity is None else p.validity for p in kept])

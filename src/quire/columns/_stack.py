@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from quire.errors import ColumnError, TensorError
 from quire.schema import Field, FieldKind, Schema
 from quire.tensors import Framework, format_shape, framework_of, framework_of_type, get_framework, to_framework
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 ShapePolicy = Literal["error", "pad", "ragged"]
 _SCALAR_DTYPES = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
 
@@ -24,8 +27,8 @@ _SCALAR_DTYPES = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.
 class StackOptions:
     """How rows become columns.
 
-    `framework` converts every tensor and number column; None keeps each tensor column's framework and makes numbers numpy.
-    `shapes` says what to do with tensors of mixed shapes.
+    `framework` converts every tensor and number column; None keeps each tensor column's framework and makes numbers
+    numpy. `shapes` says what to do with tensors of mixed shapes.
     """
 
     framework: str | None = None
@@ -97,7 +100,7 @@ def _stack_scalars(field: Field, values: list[Any], options: StackOptions, path:
     if dtype is None or not set(map(type, filled)) <= {field.type}:
         return ObjectColumn(field, values)
     try:
-        array = np.array(filled, dtype)
+        array: NDArray[Any] = np.array(filled, dtype)
     except OverflowError:
         return ObjectColumn(field, values)  # integers beyond 64 bits
     framework = get_framework(options.framework or "numpy")
@@ -129,7 +132,7 @@ def _stack_tensors(field: Field, values: list[Any], options: StackOptions, path:
         values = present if validity is None else _spread_over(validity, present, None)
     frameworks = set(map(framework_of_type, set(map(type, present))))
     framework = frameworks.pop()
-    if frameworks or framework is None or any(map(framework.is_sparse, present)):
+    if frameworks or framework is None or any(map(framework.is_sparse, _layouts(framework, present))):
         return ObjectColumn(field, values)
     if len({value.dtype for value in present}) > 1:
         if field.type.framework is None:
@@ -137,6 +140,13 @@ def _stack_tensors(field: Field, values: list[Any], options: StackOptions, path:
         raise _mixed(path, [str(value.dtype) for value in present], validity, "dtypes", "Cast them to one dtype.")
     column = _stack_dense(_Tensors(field, present, framework, validity, path), options.shapes)
     return column if column.dtype == present[0].dtype else ObjectColumn(field, values)  # as with other byte orders
+
+
+def _layouts(framework: Framework, present: list[Any]) -> Iterable[Any]:
+    """Tensors of every layout that there is: one of each where that is told quickly."""
+    if framework.name != "torch":
+        return present
+    return {(value.layout, value.is_nested): value for value in present}.values()
 
 
 @dataclass(frozen=True)
@@ -181,7 +191,9 @@ def _zeros(framework: Framework, shape: tuple[int, ...], like: Any) -> Any:
 
 def _largest(shapes: list[tuple[int, ...]], path: str) -> tuple[int, ...]:
     if len({len(shape) for shape in shapes}) > 1:
-        raise ColumnError(f"{path}: tensors with different numbers of dimensions cannot be padded. Use shapes='ragged'.")
+        raise ColumnError(
+            f"{path}: tensors with different numbers of dimensions cannot be padded. Use shapes='ragged'."
+        )
     return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
 
 
@@ -223,4 +235,6 @@ def _spread_over(validity: Any, present: list[Any], filler: Any) -> list[Any]:
 def _mixed(path: str, found: list[str], validity: Validity, what: str, hint: str) -> ColumnError:
     other = next(i for i, value in enumerate(found) if value != found[0])
     rows = np.flatnonzero(np.ones(len(found)) if validity is None else validity)
-    return ColumnError(f"{path}: mixed {what}: row {rows[0]} has {found[0]}, row {rows[other]} has {found[other]}. {hint}")
+    return ColumnError(
+        f"{path}: mixed {what}: row {rows[0]} has {found[0]}, row {rows[other]} has {found[other]}. {hint}"
+    )

@@ -77,7 +77,7 @@ class TensorColumn(Column):
         data = self.framework.concat([column.data for column in columns])
         if data.dtype != self.dtype:
             return None  # numpy brings other byte orders to its own
-        shapes = None if self.shapes is None else np.concatenate([column.shapes for column in columns])  # type: ignore[misc]
+        shapes = None if self.shapes is None else np.concatenate([column.shapes for column in columns])
         return type(self)(self.field, data, self.framework, joined_validity(columns), shapes)
 
     def _joins(self, other: Self) -> bool:
@@ -98,7 +98,7 @@ class TensorColumn(Column):
         mask = np.ones(shape, np.bool_)
         for row, sizes in enumerate([] if self.shapes is None else self.shapes.tolist()):
             for axis, size in enumerate(sizes):
-                mask[(row, *[slice(None)] * axis, slice(size, None))] = False
+                mask[row].swapaxes(0, axis)[size:] = False
         mask[~self.valid_rows()] = False
         return mask
 

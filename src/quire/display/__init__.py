@@ -2,11 +2,12 @@
 
 from quire.display._html import render_html, render_rows_html
 from quire.display._rich import document_tree, facts_table, print_document, print_facts, print_schema
-from quire.display._text import short_value
+from quire.display._text import nested_rows, short_value
 
 __all__ = [
     "document_tree",
     "facts_table",
+    "nested_rows",
     "print_document",
     "print_facts",
     "print_schema",

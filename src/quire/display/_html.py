@@ -11,7 +11,9 @@ from quire.display._text import nested_rows, short_value
 
 def render_html(document: Any) -> str:
     """A document as a table of its fields."""
-    rows = "".join(f"<tr><th>{escape(name)}</th><td>{_cell(value)}</td></tr>" for name, value in nested_rows(document) or [])
+    rows = "".join(
+        f"<tr><th>{escape(name)}</th><td>{_cell(value)}</td></tr>" for name, value in nested_rows(document) or []
+    )
     return f"<table><caption>{escape(type(document).__name__)}</caption>{rows}</table>"
 
 

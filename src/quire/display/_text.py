@@ -36,15 +36,19 @@ def short_value(value: Any) -> Any:
         return Short(f"<{type(value).__name__} of {len(value._documents)}>")
     if isinstance(value, (list, tuple, dict, set)) and len(value) > 10:
         return Short(f"<{type(value).__name__} of {len(value)}>")
-    if isinstance(value, (list, tuple)):
-        return type(value)(short_value(item) for item in value) if type(value) in (list, tuple) else value
+    if type(value) in (list, tuple, set):
+        return type(value)(short_value(item) for item in value)
+    if type(value) is dict:
+        return {short_value(key): short_value(item) for key, item in value.items()}
     return value
 
 
 def nested_rows(value: Any) -> list[tuple[str, Any]] | None:
     """The fields of a document or the first documents of an array, for a tree; None for a leaf."""
     if is_document_type(type(value)):
-        return [*value.__dict__.items(), *(value.__pydantic_extra__ or {}).items()]
+        fields = type(value).model_fields
+        shown = [(name, item) for name, item in value.__dict__.items() if name in fields and fields[name].repr]
+        return [*shown, *(value.__pydantic_extra__ or {}).items()]
     if is_array_type(type(value)):
         documents = value._documents
         more = [(f"… {len(documents) - 3} more", None)] if len(documents) > 3 else []
@@ -61,4 +65,3 @@ def schema_rows(schema: Schema) -> list[tuple[str, str, Schema | None]]:
             nested = field.document_type.document_schema()
         rows.append((field.name, str(field), nested))
     return rows
-

@@ -11,6 +11,10 @@ from quire.document import BaseDocument
 from quire.typing import AnyTensor
 
 
+def _no_documents() -> DocumentArray[Document]:
+    return DocumentArray[Document]()
+
+
 class Document(BaseDocument):
     """A document that holds whatever comes: text, a tensor, bytes, tags, and documents below and beside it."""
 
@@ -27,5 +31,5 @@ class Document(BaseDocument):
     location: list[float] | None = None
     offset: float | None = None
     scores: dict[str, Any] = Field(default_factory=dict)
-    chunks: DocumentArray[Document] = Field(default_factory=lambda: DocumentArray[Document]())
-    matches: DocumentArray[Document] = Field(default_factory=lambda: DocumentArray[Document]())
+    chunks: DocumentArray[Document] = Field(default_factory=_no_documents)
+    matches: DocumentArray[Document] = Field(default_factory=_no_documents)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import UnionType
@@ -26,13 +27,14 @@ _PLAIN_TYPES: dict[str, TensorType] = {
 }
 
 
-class _Annotation:
+class _Annotation(ABC):
     """A part of a tensor's spec, written inside `Annotated`."""
 
     __slots__ = ()
 
+    @abstractmethod
     def refine(self, spec: TensorSpec) -> TensorSpec:
-        raise NotImplementedError
+        """The spec with this part put in."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         members = get_args(source) if get_origin(source) in (Union, UnionType) else ()

@@ -55,11 +55,11 @@ def _from_list(values: list[Any] | tuple[Any, ...], target: Framework, spec: Ten
     if reason is not None:
         raise TensorError(f"the list holds a tensor that cannot be copied as it is: {reason}")
     try:
-        array = array_of(values)
+        array = np.array(values) if framework is not None else array_of(values)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise TensorError(f"the list does not make a tensor ({error})") from None
-    if array.dtype.kind == "U" and target.name == "tensorflow":
-        return target.from_numpy(array.astype(object))
+    if array.size and target.name == "tensorflow" and all(isinstance(item, str) for item in array.flat):
+        return target.from_numpy(array)
     if not array.size:
         array = _with_axes(array, spec)
     elif array.dtype.kind not in "biufc":
@@ -78,7 +78,7 @@ def _first(values: Any) -> Any:
 
 
 def _has_width(value: object) -> bool:
-    """Whether a number has a dtype of its own to keep: np.float32(0.5) has, and 0.5, which is a np.float64 too, has not."""
+    """Whether a number has a dtype to keep: np.float32(0.5) has, and 0.5, which np.float64(0.5) is as well, has not."""
     return isinstance(value, np.generic) and value.dtype.name not in ("bool", "int64", "float64", "complex128")
 
 

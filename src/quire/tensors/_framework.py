@@ -6,7 +6,8 @@ import copy
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -18,13 +19,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_DEEPEST = 65  # one more axis than numpy has
+
+
 class Framework(ABC):
     """One tensor framework. Values are its own tensors; dtypes are told by their common names ('bfloat16')."""
 
     name: str
     native: type[Any]
     """The class that a dense tensor of the framework is an instance of."""
-    default_dtypes: dict[str, str] = {"f": "float32", "i": "int64", "c": "complex64"}
+    default_dtypes: ClassVar[dict[str, str]] = {"f": "float32", "i": "int64", "c": "complex64"}
     """The dtype of a tensor made from plain Python numbers, by kind (float, int, complex)."""
     refuses_some = False
     """Whether documents hold some values of the framework's own class and refuse others, so that each must be asked."""
@@ -88,7 +92,7 @@ class Framework(ABC):
         return None
 
     def pin(self, value: Any) -> Any:
-        """The tensor in pinned memory, from which it moves to an accelerator faster; itself where that means nothing."""
+        """The tensor in pinned memory, from which accelerators read faster; itself where that means nothing."""
         return value
 
     def share(self, value: Any) -> Any:
@@ -158,20 +162,40 @@ def common_dtype(name: str) -> np.dtype[Any]:
     if name not in DTYPES:
         raise TensorError(f"numpy has no dtype {name!r}.")
     ml_dtypes = require("ml_dtypes", extra="torch", needed_for=f"dtype {name} in numpy")
-    try:
-        return np.dtype(getattr(ml_dtypes, name))
-    except AttributeError:
-        raise TensorError(f"numpy has no dtype {name!r}.") from None
+    scalar = getattr(ml_dtypes, name, None)
+    if scalar is None:
+        raise TensorError(f"numpy has no dtype {name!r}.")
+    found: np.dtype[Any] = np.dtype(scalar)
+    return found
 
 
 def array_of(values: Any) -> NDArray[Any]:
-    """Nested lists as an array. numpy would make floats of integers of which some are beyond int64."""
+    """Nested lists as an array of numbers; of objects, where there is anything else.
+
+    numpy alone would give every item the room of the longest text, which may be all the memory there is, and would make
+    floats of integers of which some are beyond int64.
+    """
+    types = _types_in(values)
+    if any(issubclass(tp, (str, bytes)) for tp in types):
+        return np.array(values, dtype=object)
     array = np.array(values)
-    if array.dtype == np.float64 and (np.abs(array) >= 2.0**63).any():
+    if array.dtype == np.float64 and float not in types and (np.abs(array) >= 2.0**63).any():
         exact = np.array(values, dtype=object)
         if all(isinstance(number, int) for number in exact.flat):
             return exact.astype(np.uint64) if all(0 <= number < 2**64 for number in exact.flat) else exact
     return array
+
+
+def _types_in(values: Any) -> set[type]:
+    """The types of all that is in nested lists."""
+    level, found = [[values]], set[type]()
+    for _ in range(_DEEPEST):
+        types = set(map(type, chain.from_iterable(level)))
+        found |= types
+        if not any(issubclass(tp, (list, tuple)) for tp in types):
+            break
+        level = [item for row in level for item in row if isinstance(item, (list, tuple))]
+    return found
 
 
 def cast_numbers(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -179,7 +203,7 @@ def cast_numbers(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     if array.dtype == dtype:
         return array
     kinds = array.dtype.kind + dtype.kind
-    if array.size and (kinds[1] == "b" or kinds in ("fi", "fu", "ci", "cu", "cf", "cV")):
+    if array.size and (kinds[0] not in "biufc" or kinds[1] == "b" or kinds in ("fi", "fu", "ci", "cu", "cf", "cV")):
         raise TensorError(f"the numbers do not fit dtype {dtype.name}")
     with np.errstate(all="ignore"):
         cast = array.astype(dtype)

@@ -16,6 +16,7 @@ from quire.tensors._numpy import native_array
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_config: Any = jax.config
 _WIDE = ("float64", "int64", "uint64", "complex128")  # what jax cuts in half while its 64-bit switch is off
 
 
@@ -27,7 +28,7 @@ class JaxFramework(Framework):
 
     @property
     def default_dtypes(self) -> dict[str, str]:  # type: ignore[override]
-        return {"f": "float32", "i": "int64" if jax.config.jax_enable_x64 else "int32", "c": "complex64"}
+        return {"f": "float32", "i": "int64" if _config.jax_enable_x64 else "int32", "c": "complex64"}
 
     def handles(self, tp: type[Any]) -> bool:
         return issubclass(tp, (jax.Array, jax.core.Tracer))
@@ -48,7 +49,7 @@ class JaxFramework(Framework):
 
     def from_numpy(self, array: NDArray[Any]) -> Any:
         array = native_array(array, "jax")
-        if array.dtype.name in _WIDE and not jax.config.jax_enable_x64:
+        if array.dtype.name in _WIDE and not _config.jax_enable_x64:
             raise TensorError(
                 f"jax would cut {array.dtype.name} to 32 bits. Switch its 64-bit types on "
                 "(jax.config.update('jax_enable_x64', True)) or cast the values before."

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from quire.tensors._spec import TensorSpec
 
+_SPARE = 10_000_000  # a few words must not ask for all the memory there is: so much may be empty
 _NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
@@ -66,6 +67,11 @@ def _sparse_parts(content: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[N
     sizes = np.array(shape[: len(rows)], np.int64).reshape(-1, 1)
     if len(rows) > len(shape) or (indices < 0).any() or (indices >= sizes).any():
         raise TensorError("an index lies outside of the shape")
+    if (
+        not str(content["layout"]).endswith("coo")
+        and max(shape) * (entries if "dia" in content["layout"] else 1) > _SPARE
+    ):
+        raise TensorError("the shape is too large for what it holds")
     return indices, _from_lists(content["data"], content["dtype"], (entries, *shape[len(rows) :]))
 
 
@@ -125,14 +131,14 @@ def _from_lists(data: Any, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
         return _shaped(_only(str, np.array(data, dtype=object)), shape)
     wanted = common_dtype(dtype)
     if wanted.kind == "U":
-        return _shaped(_only(str, np.array(data, dtype=object)), shape).astype(wanted)
+        return _as_wide(_shaped(_only(str, np.array(data, dtype=object)), shape), wanted)
     if wanted.kind in "mM":
-        return cast_numbers(_shaped(np.array(data), shape), np.dtype(np.int64)).astype(wanted)
+        return cast_numbers(_shaped(array_of(data), shape), np.dtype(np.int64)).astype(wanted)
     if dtype not in DTYPES:
         raise TensorError(f"{dtype!r} is not a dtype of tensors")
     array = array_of(data)
-    if array.dtype.kind in "OU":
-        array = np.vectorize(_number, otypes=[np.float64])(np.array(data, dtype=object))
+    if array.dtype.kind == "O":
+        array = np.vectorize(_number, otypes=[np.float64])(array)
     if wanted.kind != "c":
         return cast_numbers(_shaped(array, shape), wanted)
     pairs = np.ascontiguousarray(_shaped(array, (*shape, 2)), np.float64)
@@ -149,6 +155,14 @@ def _only(tp: type, array: NDArray[Any]) -> NDArray[Any]:
     if not all(isinstance(item, tp) for item in array.flat):
         raise TensorError(f"the data holds something else than {tp.__name__}")
     return array
+
+
+def _as_wide(texts: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Texts in an array that has room for so many characters each."""
+    lengths = [len(text) for text in texts.flat]
+    if max(lengths, default=0) > dtype.itemsize // 4 or dtype.itemsize * texts.size > _SPARE + 100 * sum(lengths):
+        raise TensorError(f"the texts do not fit dtype {dtype.name}")
+    return texts.astype(dtype)
 
 
 def _number(value: Any) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ class NumpyFramework(Framework):
 
     name = "numpy"
     native = np.ndarray
-    default_dtypes = {"f": "float64", "i": "int64", "c": "complex128"}
+    default_dtypes: ClassVar[dict[str, str]] = {"f": "float64", "i": "int64", "c": "complex128"}
 
     def handles(self, tp: type[Any]) -> bool:
         return issubclass(tp, np.ndarray)

@@ -46,7 +46,9 @@ class PaddleFramework(Framework):
         return "dense" if value.is_dense() else "sparse"
 
     def refusal(self, value: Any) -> str | None:
-        return None if value.is_dense() else "a sparse paddle tensor would end the process when pickled (use .to_dense())"
+        if value.is_dense():
+            return None
+        return "a sparse paddle tensor would end the process when pickled (use .to_dense())"
 
     def to_numpy(self, value: Any) -> NDArray[Any]:
         if not value.is_dense():

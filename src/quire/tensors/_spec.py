@@ -96,7 +96,7 @@ def format_shape(shape: Iterable[Dimension | int]) -> str:
 
 
 def dtype_name(dtype: Any) -> str:
-    """The common name of a dtype of any framework: np.float32, torch.float32, tf.float32, DType('float32'), 'float32'."""
+    """The common name of a dtype of any framework: np.int8, torch.int8, tf.int8 and DType('int8') are 'int8'."""
     for spelling in _spellings(dtype):
         name = _SYNONYMS.get(spelling, spelling)
         if name in DTYPES:

@@ -149,8 +149,8 @@ class TensorFlowTensor(_AbstractTensor, metaclass=TensorFlowType, framework="ten
     """A TensorFlow tensor in a field: `TensorFlowTensor`, `TensorFlowTensor[3, 'h', 'w']`.
 
     TensorFlow functions, operators on both sides, `tf.function`, `tf.GradientTape`, Keras and `tf.data` take it
-    directly. `.tensor` and `.unwrap()` give what is inside: a dense tensor (strings included), a `tf.SparseTensor`, or a
-    `tf.Variable`, which is held live: a later `assign` shows. A ragged tensor is refused, because it is no tensor to
+    directly. `.tensor` and `.unwrap()` give what is inside: a dense tensor (strings included), a `tf.SparseTensor`, or
+    a `tf.Variable`, which is held live: a later `assign` shows. A ragged tensor is refused, because it is no tensor to
     most of TensorFlow; a field typed `AnyTensor` holds one.
     """
 
@@ -246,5 +246,5 @@ def unwrap(value: Any) -> Any:
     return value.tensor if type.__instancecheck__(TensorFlowTensor, value) else value
 
 
-copyreg.pickle(TensorFlowType, reduce_tensor_type)  # type: ignore[arg-type]
+copyreg.pickle(TensorFlowType, reduce_tensor_type)
 framework = TensorFlowFramework()

@@ -177,16 +177,17 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 # torch pickles a tensor of float8, uint16, uint32 or uint64 with an untyped storage, and then cannot load that storage.
-def _reduce_storage(storage: torch.UntypedStorage) -> Any:
+def _reduce_storage(storage: Any) -> Any:
     if storage.device.type != "cpu":
         return storage.__reduce__()
-    content = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+    content = torch.empty(0, dtype=torch.uint8).set_(storage)
     return _load_storage, (content.numpy().tobytes(),)
 
 
-def _load_storage(content: bytes) -> torch.TypedStorage:
+def _load_storage(content: bytes) -> Any:
     made = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
-    return torch.TypedStorage(wrap_storage=made.untyped_storage(), dtype=torch.uint8, _internal=True)  # as torch expects it
+    typed: Any = torch.TypedStorage  # what torch's loader takes the storage out of
+    return typed(wrap_storage=made.untyped_storage(), dtype=torch.uint8, _internal=True)
 
 
 copyreg.pickle(torch.UntypedStorage, _reduce_storage)

@@ -119,7 +119,7 @@ class TensorType(type):
                 raise _mismatch(cls, f"{got}: {error}") from None
         return cls._fit(value)
 
-    def read(cls, content: Mapping[str, Any]) -> Any:
+    def _read(cls, content: Mapping[str, Any]) -> Any:
         """A tensor in JSON that was written by this type's framework; any other does not fit."""
         if cls._framework_name not in (None, content.get("framework")):
             raise _mismatch(cls, f"a tensor of {content.get('framework')!r}")
@@ -227,4 +227,4 @@ def reduce_tensor_type(cls: TensorType) -> Any:
     return (_rebuild, (cls._plain, cls._spec)) if cls is not cls._plain else cls.__qualname__
 
 
-copyreg.pickle(TensorType, reduce_tensor_type)  # type: ignore[arg-type]
+copyreg.pickle(TensorType, reduce_tensor_type)

@@ -1,4 +1,4 @@
-"""The tensor types, one a framework. (TensorFlow's is a wrapper and lives with TensorFlow.)"""
+"""The tensor types, one a framework; TensorFlow's is a wrapper and lives with TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """What schemas are annotated with: tensor types, shapes, dtypes and ids.
 
-A static checker sees the framework's own class behind each tensor type. The subscripted form `TorchTensor[3, 'h', 'w']` is
-for run time only; `Annotated[torch.Tensor, Shape(3, 'h', 'w')]` means the same and is understood by checkers.
+A static checker sees the framework's own class behind each tensor type. The subscripted form
+`TorchTensor[3, 'h', 'w']` is for run time only; `Annotated[torch.Tensor, Shape(3, 'h', 'w')]` means the same and is
+understood by checkers.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     import paddle
     import torch
 
-    from quire.tensors._tensorflow import TensorFlowTensor
+    from quire.tensors._tensorflow import TensorFlowTensor as TensorFlowTensor
 
     NdArray: TypeAlias = np.ndarray[Any, Any]
     TorchTensor: TypeAlias = torch.Tensor

@@ -1,0 +1,207 @@
+"""Pickles of classes, documents, arrays and batches, and what cannot be pickled."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire import BaseDocument, Document, DocumentArray, DocumentBatch, Text
+from quire.errors import PickleError
+from quire.typing import NdArray, TorchTensor, float32
+from tests.strategies import Box, Branch, Color, Crate, Leaf, Node, Seed, Twig
+
+PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
+
+# --- in this process
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_classes_by_recipe(protocol: int) -> None:
+    classes = [
+        *(DocumentArray, DocumentBatch, DocumentArray[Leaf], DocumentBatch[Leaf], DocumentArray[Box[int]]),
+        *(
+            Leaf,
+            Box[int],
+            Crate[Leaf],
+            Box[Box[Leaf]],
+            DocumentBatch[Crate[Leaf]],
+            NdArray[float32, 3, "n"],
+            BaseDocument,
+        ),
+    ]
+    for cls in classes:
+        assert pickle.loads(pickle.dumps(cls, protocol)) is cls
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_arrays_and_batches(protocol: int) -> None:
+    leaves = [Leaf(text="a", number=2**65, vector=[1, 2, 3]), Twig(text="b", bark={"x": 1})]
+    for docs in (
+        DocumentArray[Leaf](leaves),
+        DocumentArray[Leaf](),
+        DocumentArray([*leaves, Seed(a=1)]),
+        DocumentArray(),
+    ):
+        for thing in (docs, docs.stack()):
+            again = pickle.loads(pickle.dumps(thing, protocol))
+            assert type(again) is type(thing)
+            assert again.identical(thing)
+
+
+def test_pickled_arrays_are_independent() -> None:
+    docs = DocumentArray[Leaf]([Leaf(text="a")], unique_ids=True)
+    again = pickle.loads(pickle.dumps(docs))
+    again[0].vector[0] = 9
+    again[0].text = "b"
+    assert docs[0].vector[0] == 0
+    with pytest.raises(ValueError, match="is in the array already"):
+        again.append(Leaf(id=docs[0].id, text="c"))
+
+
+MAKERS: dict[str, Callable[[Any], Any]] = {
+    "pickle": lambda thing: pickle.loads(pickle.dumps(thing)),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_every_kind_of_field(make: Callable[[Any], Any]) -> None:
+    """A peer library pickles and copies through protobuf, which knows none of these."""
+    branch = Branch(
+        color=Color.BLUE,
+        when=datetime(2020, 1, 2, tzinfo=timezone.utc),
+        tags={1: 2**80, -3: {"deep": [None, b"x"]}},
+        either=Seed(size=1j, extra="e"),
+        leaf=Twig(text="t", number=2**64, bark={"b": 1}),
+        leaves=[Twig(text="u"), Leaf(text="v", number=-(2**63) - 1)],
+    )
+    for thing in (branch, DocumentArray[Branch]([branch]), DocumentArray[Branch]([branch]).stack()):
+        made = make(thing)
+        assert type(made) is type(thing)
+        assert made.identical(thing)
+    assert type(make(branch).leaves[0]) is Twig
+    assert type(make(branch).leaf) is Twig
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_bare_documents(make: Callable[[Any], Any]) -> None:
+    """A peer library cannot pickle one."""
+    for document in (BaseDocument(), Text(text="a"), Document(tags={"a": {1: 2}}), Node(children=[Node(name="x")])):
+        assert make(document).identical(document)
+
+
+def test_schemas_pickle() -> None:
+    for document_type in (Branch, Node, Box[int]):
+        schema = document_type.document_schema()
+        assert pickle.loads(pickle.dumps(schema)) == schema
+
+
+def test_what_is_one_stays_one() -> None:
+    leaf = Leaf(text="a")
+    docs = DocumentArray[Leaf]([leaf, leaf])
+    made = pickle.loads(pickle.dumps((docs, leaf)))
+    assert made[0][0] is made[0][1] is made[1]
+    copied = copy.deepcopy(docs)
+    assert copied[0] is copied[1] is not leaf
+
+
+# --- schemas that pickle cannot name
+
+
+def local_things() -> list[Any]:
+    class Local(BaseDocument):
+        name: str = "a"
+
+    docs = DocumentArray[Local]([Local()])
+    return [Local, Local(), docs, docs.stack(), DocumentArray[Local], Box[Local](item=Local())]
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_a_local_schema_gives_a_clear_error(index: int) -> None:
+    message = "Local cannot be pickled: it was defined inside a function.*top level of a module, or use cloudpickle"
+    with pytest.raises(PickleError, match=message) as raised:
+        pickle.dumps(local_things()[index])
+    assert isinstance(raised.value, pickle.PicklingError)
+
+
+def test_local_schemas_are_copied() -> None:
+    for thing in local_things():
+        made = copy.deepcopy(thing)
+        assert made is thing if isinstance(thing, type) else made.identical(thing)
+
+
+def test_a_schema_that_was_defined_again_gives_a_clear_error() -> None:
+    shadowed = type("Leaf", (BaseDocument,), {"__module__": "tests.strategies", "__qualname__": "Leaf"})
+    with pytest.raises(PickleError, match="under a name that now means something else"):
+        pickle.dumps(DocumentArray[shadowed]())
+
+
+# --- cloudpickle
+
+
+def test_cloudpickle_takes_the_recipe_for_classes_of_modules() -> None:
+    """Not a copy: the class that comes back is the class that went in, and the pickle is small."""
+    import cloudpickle
+
+    for cls in (DocumentArray[Leaf], DocumentBatch[Leaf], DocumentArray[Box[int]], Box[int], NdArray[float32, 3]):
+        content = cloudpickle.dumps(cls)
+        assert pickle.loads(content) is cls
+        assert len(content) < 400
+
+
+def test_cloudpickle_of_a_local_schema_gives_the_same_class_here() -> None:
+    import cloudpickle
+
+    things = local_things()
+    for thing in things:
+        again = pickle.loads(cloudpickle.dumps(thing))
+        if isinstance(thing, type):
+            assert again is thing
+        else:
+            assert type(again) is type(thing)
+            assert again.identical(thing)
+
+
+# --- torch
+
+
+class Torch(BaseDocument):
+    tensor: TorchTensor | None = None
+    label: int = 0
+    parts: DocumentArray[Leaf] = []
+
+
+@pytest.mark.needs("torch")
+def test_torch_batches_pickle_and_copy() -> None:
+    import torch
+
+    docs = DocumentArray[Torch]([Torch(tensor=torch.ones(2, dtype=torch.bfloat16), parts=[Leaf(text="a")]), Torch()])
+    for batch in (docs.stack(), docs.stack("torch")):
+        for made in (pickle.loads(pickle.dumps(batch)), copy.deepcopy(batch)):
+            assert made.identical(batch)
+            made.tensor.add_(1)
+            assert batch.tensor[0].tolist() == [1, 1]
+    graph = torch.ones(2, requires_grad=True) * 2
+    deep = copy.deepcopy(DocumentArray[Torch]([Torch(tensor=graph)]))
+    assert deep[0].tensor.is_leaf
+    assert deep[0].tensor.tolist() == [2, 2]
+    batch = DocumentArray[Torch]([Torch(tensor=graph)]).stack()
+    stacked = copy.deepcopy(batch)
+    assert stacked.tensor.tolist() == [[2, 2]]
+    assert stacked.tensor.data_ptr() != batch.tensor.data_ptr()
+
+
+def test_pickled_numpy_batches_are_compact() -> None:
+    batch = DocumentBatch[Leaf].from_columns({"text": ["a"] * 100, "vector": np.zeros((100, 3), np.float32)})
+    buffers: list[Any] = []
+    content = pickle.dumps(batch, 5, buffer_callback=buffers.append)
+    assert sum(buffer.raw().nbytes for buffer in buffers) >= 1200
+    again = pickle.loads(content, buffers=buffers)
+    assert again.identical(batch)
