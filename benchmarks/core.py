@@ -134,11 +134,11 @@ def take_row(size: int) -> Row:
     """64 random rows of every column; the reference takes the image column alone.
 
     The work is a copy of 3 MB from rows that lie all over 490 MB, so page faults and caches decide. Results are dropped
-    at once: the memory that one call frees is there for the next, whoever makes it, and nobody pays for fresh pages. All
-    go through the same index tensors, which name far more rows than caches hold, and each begins at another: nobody
+    at once: the memory that one call frees is there for the next, whoever makes it, and nobody pays for fresh pages.
+    All go through the same index tensors, which name far more rows than caches hold, and each begins at another: nobody
     finds cached what another has read. The copy also drives code and objects out of the caches, so that every step
-    beside it costs about three times what it costs in a loop of its own; a turn has 20 calls, because the first of them
-    comes after another's code and costs still more, which no loop of one's own would see.
+    beside it costs about three times what it costs in a loop of its own. A turn has some calls more than one, because
+    the first comes after the code of another contestant and costs still more, which a program's own loop would not see.
     """
     rows = picture_rows(size)
     batch = DocumentArray[Picture](Picture(**row) for row in rows).stack()
@@ -171,8 +171,8 @@ def take_row(size: int) -> Row:
             peer("DocArray DocVec[list]", "docarray", docarray),
         ],
         target=1.3,
-        calls=20,
-        turns=6,
+        calls=10,
+        turns=12,
     )
 
 
@@ -259,7 +259,7 @@ def import_row(_: int) -> Row:
         reference=Contestant("import pydantic, numpy", fresh.running("import pydantic, numpy")),
         peers=[
             Contestant("from quire import *", fresh.running("from quire import *")),
-            Contestant("numpy, a pydantic model", fresh.running(A_MODEL)),
+            Contestant("numpy and a pydantic model", fresh.running(A_MODEL)),
             peer("DocArray", "docarray", lambda _: fresh.running("import docarray")),
         ],
         floor=Contestant("python -c pass (taken off)", fresh.running("pass")),

@@ -1,8 +1,8 @@
 """Interleaved measuring: contestants take turns within every round, so that the machine's moods fall on all alike.
 
-A round gives each contestant so many turns of so many calls; its time in the round is the mean over these calls. Kept
-are wall time and CPU time (of all threads, and of child processes). The ratio to the reference is the median over the
-rounds of the ratio within each round.
+A round gives each contestant so many turns of so many calls; its time in the round is that of its median turn. Kept are
+wall time and CPU time (of all threads, and of child processes). The ratio to the reference is the median over rounds
+of the ratio within a round. CPU time decides: on a machine that others use too, wall time is also theirs.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Row:
 
 @dataclass
 class Timing:
-    """Seconds a call, one number a round."""
+    """Seconds, one number a round (or a turn)."""
 
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
@@ -73,11 +73,11 @@ class Timing:
 
 @dataclass(frozen=True)
 class Ratios:
-    """How many times the reference: by the rounds' wall times, by the minima, and by the rounds' CPU times."""
+    """How many times the reference: by the rounds' CPU times, by their wall times, and by the shortest wall times."""
 
+    cpu: float
     wall: float
     minima: float
-    cpu: float
 
 
 @dataclass(frozen=True)
@@ -91,15 +91,15 @@ class Result:
         """A contestant against the reference."""
         ours, base = self.timings[name], self.timings[self.row.reference.name]
         return Ratios(
+            median(a / b for a, b in zip(ours.cpu, base.cpu, strict=True)),
             median(a / b for a, b in zip(ours.wall, base.wall, strict=True)),
             min(ours.wall) / min(base.wall),
-            median(a / b for a, b in zip(ours.cpu, base.cpu, strict=True)),
         )
 
     @property
     def met(self) -> bool:
-        """Whether quire's wall ratio is within the target."""
-        return self.ratios(self.row.quire.name).wall <= self.row.target
+        """Whether quire's ratio of CPU times is within the target."""
+        return self.ratios(self.row.quire.name).cpu <= self.row.target
 
 
 def repeated(function: Callable[[], object]) -> Loop:
@@ -148,15 +148,15 @@ def measure(row: Row, rounds: int) -> Result:
 
 def _play_round(contestants: Sequence[Contestant], calls: int, turns: int) -> dict[str, tuple[float, float]]:
     """Wall and CPU seconds a call. The order is random, so that nobody always comes after the same one."""
-    walls, cpus = [dict.fromkeys((contestant.name for contestant in contestants), 0.0) for _ in range(2)]
+    spent = {contestant.name: Timing() for contestant in contestants}
     for _ in range(turns):
         for contestant in _shuffle.sample(contestants, len(contestants)):
             assert contestant.loop is not None
             cpu, wall = _cpu_seconds(), time.perf_counter()
             contestant.loop(calls)
-            walls[contestant.name] += time.perf_counter() - wall
-            cpus[contestant.name] += _cpu_seconds() - cpu
-    return {name: (walls[name] / (turns * calls), cpus[name] / (turns * calls)) for name in walls}
+            spent[contestant.name].wall.append(time.perf_counter() - wall)
+            spent[contestant.name].cpu.append(_cpu_seconds() - cpu)
+    return {name: (median(timing.wall) / calls, median(timing.cpu) / calls) for name, timing in spent.items()}
 
 
 def _cpu_seconds() -> float:

@@ -17,10 +17,11 @@ from measure import Contestant, Ratios, Result, Row, measure
 UNITS = {"us": 1e6, "ms": 1e3}
 
 HOW_TO_READ = """\
-In every round the contestants take turns, in random order. *median* and *min* are over the rounds, of the mean time
-of a call in a round; *CPU* counts all threads and child processes. *ratio* is to the first line of a table: the median
-over the rounds of the ratio of wall times within a round. It decides whether a target is met. *of minima* and *of CPU*
-are the same by the fastest rounds and by CPU times; where they differ much, the machine was busy with something else.
+In every round the contestants take turns, in random order; the time of a call in a round is taken from the median turn.
+*CPU*, *wall* and *min* are the median CPU time (of all threads and child processes), the median wall time and the
+shortest wall time over the rounds. *ratio* is to the first line of a table: the median over the rounds of the ratio of
+CPU times within a round. It decides whether a target is met, because the machine was not ours alone. *of wall* and *of
+min* are the same by wall times, and by the shortest; where they differ much, the machine was busy with something else.
 """
 
 
@@ -30,7 +31,9 @@ def parse_options(description: str, names: Iterable[str]) -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", choices=list(names), default=list(names), help="default: all")
     parser.add_argument("--rounds", type=int, default=9, help="at least 5, and 11 for imports")
     parser.add_argument("--size", type=int, default=10_000, help="documents in an array or a batch")
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="threads of torch; with more than one, read the ratio of wall times"
+    )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the results as a page")
     return parser.parse_args()
 
@@ -82,9 +85,9 @@ def version_of(package: str) -> str:
 def section(result: Result) -> str:
     """A row's heading, what it measures, its table and its verdict."""
     row = result.row
-    head = ["", f"median {row.unit}", f"min {row.unit}", f"CPU median {row.unit}", "ratio", "of minima", "of CPU"]
+    head = ["", f"CPU {row.unit}", f"wall {row.unit}", f"min {row.unit}", "ratio", "of wall", "of min"]
     table = markdown_table(head, (_result_line(result, contestant) for contestant in row.contestants))
-    rounds = f"{len(result.timings[row.quire.name].wall)} rounds of {row.turns} x {row.calls} calls"
+    rounds = f"{len(result.timings[row.quire.name].wall)} rounds, turns a round: {row.turns}, calls a turn: {row.calls}"
     verdict = f"Target: at most {row.target:.2f}x, {_verdict(result)}."
     return f"## {row.title}\n\n{row.what}\n{rounds}.\n\n{table}\n\n{verdict}\n"
 
@@ -93,14 +96,14 @@ def _result_line(result: Result, contestant: Contestant) -> list[str]:
     if contestant.loop is None:
         return [contestant.name, contestant.missing, *[""] * 5]
     timing, scale = result.timings[contestant.name], UNITS[result.row.unit]
-    times = [f"{seconds * scale:,.2f}" for seconds in (median(timing.wall), min(timing.wall), median(timing.cpu))]
+    times = [f"{seconds * scale:,.2f}" for seconds in (median(timing.cpu), median(timing.wall), min(timing.wall))]
     ratios = [""] * 3 if contestant is result.row.floor else _format(result.ratios(contestant.name))
     return [contestant.name, *times, *ratios]
 
 
 def summary_table(results: Iterable[Result]) -> str:
     """A line a row: quire's ratios, the target, and the peers' ratios."""
-    head = ["quire", "against", "ratio", "of minima", "of CPU", "target", "", "peers"]
+    head = ["quire", "against", "ratio", "of wall", "of min", "target", "", "peers"]
     return markdown_table(head, map(_summary_line, results))
 
 
@@ -119,7 +122,7 @@ def _verdict(result: Result) -> str:
 
 
 def _format(ratios: Ratios) -> list[str]:
-    return [f"{ratio:.2f}x" for ratio in (ratios.wall, ratios.minima, ratios.cpu)]
+    return [f"{ratio:.2f}x" for ratio in (ratios.cpu, ratios.wall, ratios.minima)]
 
 
 def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -21,7 +21,7 @@ laws = settings(
     max_examples=40,
     deadline=None,
     database=None,
-    phases=(Phase.explicit, Phase.generate),
+    phases=(Phase.explicit, Phase.generate, Phase.shrink),
     suppress_health_check=list(HealthCheck),
 )
 """For a law: some examples, no clock, no files."""

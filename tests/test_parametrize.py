@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
@@ -64,9 +64,11 @@ def test_one_class_for_each_type(origin: Any) -> None:
     assert origin[Student].__doc__ == origin.__doc__
 
 
-def test_a_type_in_a_tuple_is_a_type() -> None:
-    """So typing subscripts what it evaluates."""
-    assert DocumentArray[(Student,)] is DocumentArray[Student]
+def test_names_and_variables_make_an_alias() -> None:
+    """typing takes aliases apart and subscripts the origin with the tuple of the arguments."""
+    for parameter in ("Student", T, (Student,), (T,)):
+        assert get_origin(DocumentArray[parameter]) is DocumentArray
+    assert get_args(DocumentArray["Student"])[0].__forward_arg__ == "Student"
 
 
 @pytest.mark.parametrize("origin", [*ORIGINS, Cohort, Open])

@@ -198,6 +198,31 @@ def test_torch_batches_pickle_and_copy() -> None:
     assert stacked.tensor.data_ptr() != batch.tensor.data_ptr()
 
 
+@pytest.mark.needs("torch")
+def test_a_row_does_not_take_its_column_along() -> None:
+    """torch alone writes all the memory that a tensor lies in."""
+    import torch
+
+    wide = torch.zeros(1000)
+    docs = DocumentArray[Torch]([Torch(tensor=wide.clone()) for _ in range(50)])
+    batch = docs.stack()
+    one = len(pickle.dumps(docs[0]))
+    assert len(pickle.dumps(batch[0])) < one + 200
+    assert len(pickle.dumps(batch[:1])) < one + 1000
+    assert len(pickle.dumps(batch.unstack())) < 50 * one
+    assert len(pickle.dumps(DocumentArray[Torch]([Torch(parts=[Leaf(text="a")], tensor=batch.tensor[3])]))) < one + 1000
+    for thing in (batch[0], batch[1:3], batch.unstack(), batch[::2]):
+        assert pickle.loads(pickle.dumps(thing)).identical(thing)
+    for made in (copy.deepcopy(batch[0]), pickle.loads(pickle.dumps(batch[0]))):
+        assert made.tensor.untyped_storage().nbytes() == wide.nbytes
+        assert type(made.tensor) is torch.Tensor
+    leaf = torch.ones(4, 2, requires_grad=True)
+    row = pickle.loads(pickle.dumps(Torch(tensor=leaf[1])))
+    assert (row.tensor.requires_grad, row.tensor.tolist()) == (True, [1, 1])
+    parameter = torch.nn.Parameter(torch.ones(2))
+    assert type(pickle.loads(pickle.dumps(Torch(tensor=parameter))).tensor) is torch.nn.Parameter
+
+
 def test_pickled_numpy_batches_are_compact() -> None:
     batch = DocumentBatch[Leaf].from_columns({"text": ["a"] * 100, "vector": np.zeros((100, 3), np.float32)})
     buffers: list[Any] = []

@@ -331,8 +331,10 @@ class Item(BaseDocument):
     parts: DocumentArray[Part] = []
 
 def change(inbox, outbox):
-    batch = inbox.get()
+    batch, part, row = inbox.get()
     batch.tensor.add_(1)
+    part.tensor.mul_(10)
+    row.tensor.sub_(5)
     batch.label.mul_(2)
     batch.parts.flat.vector.sub_(1)
     outbox.put((type(batch) is DocumentBatch[Item], batch.tensor.is_shared(), batch.name, batch[0].label))
@@ -346,7 +348,7 @@ def main(method):
     child.start()
     items = [Item(tensor=torch.tensor([i, i + 0.5]), label=i, name=str(i), parts=[{"vector": [i]}]) for i in range(3)]
     batch = DocumentArray[Item](items).stack("torch")
-    inbox.put(batch)
+    inbox.put((batch, batch[2:], batch[0]))
     print(outbox.get(timeout=60))
     back = outbox.get(timeout=60)
     print(type(back) is DocumentBatch[Item], back.tensor.tolist(), back.name, back[0].parts[0].vector.tolist())
@@ -368,6 +370,6 @@ def test_batches_go_through_queues_in_shared_memory(method: str, folder: Path) -
     assert found.splitlines() == [
         "(True, True, ['0', '1', '2'], 0)",
         "True [[2.0, 2.5]] ['1'] [0]",
-        "[[1.0, 1.5], [2.0, 2.5], [3.0, 3.5]] [0, 2, 4] [[-1], [0], [1]]",
+        "[[-4.0, -3.5], [2.0, 2.5], [30.0, 35.0]] [0, 2, 4] [[-1], [0], [1]]",
         "0",
     ]

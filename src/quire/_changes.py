@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from quire._typing import is_array_type, is_document_type
 from quire.errors import DocumentTypeError, PathError, did_you_mean
-from quire.tensors import framework_of
+from quire.tensors import Framework, framework_of
 
 DocT = TypeVar("DocT")
 _Undo = list[Callable[[], None]]
@@ -24,6 +24,10 @@ def copy_document(document: DocT, memo: dict[int, Any]) -> DocT:
     """An independent copy of a document and of everything in it."""
     made = type(document).__new__(type(document))
     memo[id(document)] = made
+    for name, framework in _tensors_alone(document.__dict__):
+        value = document.__dict__[name]
+        if id(value) not in memo:
+            memo[id(value)] = framework.copy_alone(value, memo)
     for slot in SLOTS:
         object.__setattr__(made, slot, deepcopy_value(getattr(document, slot), memo))
     return made
@@ -49,6 +53,25 @@ def deepcopy_value(value: Any, memo: dict[int, Any]) -> Any:
     if type(value) is tuple:
         return memo.setdefault(id(value), tuple(deepcopy_value(item, memo) for item in value))
     return copy.deepcopy(value, memo)
+
+
+def packed_state(state: dict[str, Any]) -> dict[str, Any]:
+    """What a pickle of a document carries: tensors without the memory around them."""
+    fields = dict(state["__dict__"])
+    for name, framework in _tensors_alone(fields):
+        fields[name] = framework.packed(fields[name])
+    return {**state, "__dict__": fields}
+
+
+def _tensors_alone(fields: dict[str, Any]) -> list[tuple[str, Framework]]:
+    """The tensors that share memory with no other field: nobody misses what else is in it."""
+    memory: dict[int, list[tuple[str, Framework]]] = {}
+    for name, value in fields.items():
+        framework = framework_of(value)
+        address = None if framework is None else framework.memory(value)
+        if framework is not None and address is not None:
+            memory.setdefault(address, []).append((name, framework))
+    return [found[0] for found in memory.values() if len(found) == 1]
 
 
 def set_or_restore(document: Any, name: str, value: Any) -> None:

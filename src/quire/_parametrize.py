@@ -53,7 +53,7 @@ class ParametrizedMeta(ABCMeta):
 
     def __getitem__(cls, parameter: Any) -> Any:
         if isinstance(parameter, tuple) and len(parameter) == 1:
-            (parameter,) = parameter  # so typing subscripts what it evaluates
+            return types.GenericAlias(cls, parameter)  # typing takes an alias apart and puts it together again so
         if isinstance(parameter, str):
             parameter = ForwardRef(parameter)
         if isinstance(parameter, (ForwardRef, TypeVar)):

@@ -13,7 +13,7 @@ from pydantic_core import CoreSchema
 from typing_extensions import Self, dataclass_transform
 
 from quire import _parametrize
-from quire._changes import copy_document, set_or_restore, update_document
+from quire._changes import copy_document, packed_state, set_or_restore, update_document
 from quire._equality import equal_values
 from quire._plan import complete_core_schema
 from quire.display import document_tree, nested_rows, print_document, print_schema, render_html, short_value
@@ -144,6 +144,9 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         return copy_document(self, {} if memo is None else memo)
+
+    def __getstate__(self) -> dict[Any, Any]:
+        return packed_state(super().__getstate__())
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         return [(name, short_value(value)) for name, value in nested_rows(self) or ()]

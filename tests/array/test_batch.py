@@ -130,12 +130,15 @@ def test_unstack_twice() -> None:
     assert first.stack().unstack().identical(first)
 
 
-def test_iteration_is_lazy_and_repeats() -> None:
+def test_iteration_repeats_and_goes_on_beyond_a_chunk() -> None:
     batch = books(5).stack()
     assert [document.pages for document in batch] == [document.pages for document in batch] == [0, 1, 2, 3, 4]
     big = DocumentBatch[Author].from_columns({"age": np.arange(3000)})
     assert [document.age for document in big] == list(range(3000))
     assert next(iter(big)).age == 0
+    many = DocumentArray[Book]([Book(title=str(n), editor=None if n % 3 else Author(age=n)) for n in range(2500)])
+    assert [editor and editor.age for editor in many.stack().editor] == [None if n % 3 else n for n in range(2500)]
+    assert list(many.stack()) == list(many)
 
 
 # --- parts

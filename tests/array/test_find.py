@@ -77,9 +77,11 @@ def test_the_parts_of_an_answer() -> None:
 
 
 def test_ties_go_to_the_earlier_row() -> None:
-    docs = items([[1.0, 0.0]] * 5)
-    for limit in (1, 2, 4, 5):
-        assert docs.find([1.0, 0.0], metric="dot", limit=limit).documents.id == docs.id[:limit]
+    docs = items([[float(row % 3), 0.0] for row in range(300)])  # more than a sort of few does in order by chance
+    wanted = sorted(range(300), key=lambda row: -(row % 3))
+    for limit in (1, 2, 150, 299, 300, 400):
+        found = docs.find([1.0, 0.0], metric="dot", limit=limit).documents
+        assert found.id == [docs[row].id for row in wanted[:limit]]
 
 
 def test_rows_without_a_vector_are_left_out() -> None:
@@ -98,6 +100,13 @@ def test_nan_comes_last(metric: Any) -> None:
     docs = items([[np.nan, 1.0], [1.0, 1.0], [np.nan, np.nan]])
     assert docs.find([1.0, 1.0], metric=metric, limit=2).documents[0] is docs[1]
     assert len(docs.find([1.0, 1.0], metric=metric, limit=2).documents) == 2
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_infinities_do_not_warn(metric: Any) -> None:
+    docs = items([[np.inf, 1.0], [1.0, 1.0], [1e308, 1e308], [-np.inf, np.inf]])
+    assert len(docs.find([np.inf, 1e308], metric=metric, limit=4).documents) == 4
+    assert len(docs.find([1.0, 1.0], metric=metric, limit=4).documents) == 4
 
 
 def test_zero_vectors_have_no_direction() -> None:

@@ -130,7 +130,7 @@ def _tensor(**changes: Any) -> dict[str, Any]:
         (_tensor(layout="coo", indices=[[0]]), "reshape"),
         (_tensor(layout="csr", indices=[[0, 1]], shape=[10**12]), "the shape is too large for what it holds"),
         (
-            _tensor(layout="array:dia", indices=[[0, 1], [0, 1]], shape=[2, 9**7]),
+            _tensor(layout="array:dia", indices=[[0, 1], [0, 1]], shape=[2, 9**8]),
             "the shape is too large for what it holds",
         ),
         (_tensor(layout="coo", indices=[[0, 1], [0, 1]]), "an index lies outside of the shape"),

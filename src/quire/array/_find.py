@@ -56,31 +56,30 @@ def nearest(
         raise QueryError(f"limit={limit}: it cannot be negative.")
     if len(rows) and len(queries) and rows.shape[1] != queries.shape[1]:
         raise QueryError(f"the queries have {queries.shape[1]} dimensions, the documents {rows.shape[1]}.")
-    if metric == "cosine":
-        rows, queries = _normalised(rows), _normalised(queries)
-    found: list[tuple[NDArray[np.int64], NDArray[Any]]] = []
-    for start in range(0, len(queries), _BLOCK):
-        block = queries[start : start + _BLOCK]
-        scores = _distances(rows, block) if metric == "euclidean" else block @ rows.T if len(rows) else _none(block)
-        found.extend(_best(row, limit, smallest=metric == "euclidean") for row in scores)
-    return found
+    with np.errstate(invalid="ignore", over="ignore"):  # infinities make NaN, which comes last
+        if metric == "cosine":
+            rows, queries = _normalised(rows), _normalised(queries)
+        blocks = (queries[start : start + _BLOCK] for start in range(0, len(queries), _BLOCK))
+        return [
+            _best(row, limit, smallest=metric == "euclidean")
+            for block in blocks
+            for row in _scores(rows, block, metric)
+        ]
+
+
+def _scores(rows: NDArray[Any], block: NDArray[Any], metric: Metric) -> NDArray[Any]:
+    if not len(rows):
+        return np.zeros((len(block), 0), block.dtype)
+    if metric == "euclidean":  # differences rather than the expanded square: near rows keep their precision
+        return np.stack([np.linalg.norm(rows - query, axis=1) for query in block])
+    made: NDArray[Any] = block @ rows.T
+    return made
 
 
 def _normalised(vectors: NDArray[Any]) -> NDArray[Any]:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     made: NDArray[Any] = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
     return made
-
-
-def _distances(rows: NDArray[Any], block: NDArray[Any]) -> NDArray[Any]:
-    """Differences rather than the expanded square: near rows keep their precision."""
-    if not len(rows):
-        return _none(block)
-    return np.stack([np.linalg.norm(rows - query, axis=1) for query in block])
-
-
-def _none(block: NDArray[Any]) -> NDArray[Any]:
-    return np.zeros((len(block), 0), block.dtype)
 
 
 def _best(scores: NDArray[Any], limit: int, *, smallest: bool) -> tuple[NDArray[np.int64], NDArray[Any]]:

@@ -55,19 +55,21 @@ class Columns:
         return self.length
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        packed = self.map_tensors(lambda framework, value: (framework, framework.packed(value)))
+        return _restore, packed._arguments()
+
+    def _arguments(self) -> tuple[Any, ...]:
         parts = {name: (type(column), column.payload()) for name, column in self.columns.items()}
-        return _restore, (self.schema.document_type, parts, self.length, self.validity, self.remainders)
+        return self.schema.document_type, parts, self.length, self.validity, self.remainders
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Columns:
         def remember(framework: Framework, value: Any) -> tuple[Framework, Any]:
             if id(value) not in memo:
-                memo[id(value)] = framework.copy(value, memo)
+                memo[id(value)] = framework.copy_alone(value, memo)
             return framework, memo[id(value)]
 
         self.map_tensors(remember)  # first, because copy.deepcopy refuses tensors that are part of a gradient graph
-        restore, arguments = self.__reduce__()
-        made: Columns = restore(*copy.deepcopy(arguments, memo))
-        return made
+        return _restore(*copy.deepcopy(self._arguments(), memo))
 
     def take(self, indices: NDArray[np.int64]) -> Columns:
         """Rows by position, copied."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.errors import TensorError
-from quire.tensors._framework import Framework, array_of, cast_numbers, common_dtype
+from quire.tensors._framework import DEEPEST, Framework, array_of, cast_numbers, common_dtype
 from quire.tensors._json import tensor_from_json
 from quire.tensors._registry import framework_of, get_framework
 
@@ -72,7 +72,9 @@ def _from_list(values: list[Any] | tuple[Any, ...], target: Framework, spec: Ten
 
 def _first(values: Any) -> Any:
     """The first thing in nested lists that is not a list."""
-    while isinstance(values, (list, tuple)) and values:
+    for _ in range(DEEPEST):
+        if not isinstance(values, (list, tuple)) or not values:
+            break
         values = values[0]
     return values
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_DEEPEST = 65  # one more axis than numpy has
+DEEPEST = 65  # one more axis than numpy has
 
 
 class Framework(ABC):
@@ -140,6 +140,18 @@ class Framework(ABC):
         """An independent copy, as `copy.deepcopy` makes it; a tensor inside a gradient graph leaves the graph."""
         return copy.deepcopy(value, memo)
 
+    def memory(self, value: Any) -> int | None:
+        """The address of the memory that a tensor lies in, where copies and pickles take all of it along; else None."""
+        return None
+
+    def copy_alone(self, value: Any, memo: dict[int, Any]) -> Any:
+        """An independent copy, without the memory around the tensor."""
+        return self.copy(value, memo)
+
+    def packed(self, value: Any) -> Any:
+        """What a pickle carries for a tensor: the tensor, or what becomes one without the memory around it."""
+        return value
+
     def convertible(self, value: Any) -> str | None:
         """Why the tensor cannot become another framework's without loss or a move; None when it can."""
         reason = self.refusal(value)
@@ -188,8 +200,9 @@ def array_of(values: Any) -> NDArray[Any]:
 
 def _types_in(values: Any) -> set[type]:
     """The types of all that is in nested lists."""
-    level, found = [[values]], set[type]()
-    for _ in range(_DEEPEST):
+    level: list[Any] = [[values]]
+    found: set[type] = set()
+    for _ in range(DEEPEST):
         types = set(map(type, chain.from_iterable(level)))
         found |= types
         if not any(issubclass(tp, (list, tuple)) for tp in types):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copyreg
 import warnings
 from collections.abc import Sequence
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -136,12 +137,54 @@ class TorchFramework(Framework):
             return super().copy(value, memo)
         return memo.setdefault(id(value), value.detach().clone().requires_grad_(value.requires_grad))
 
+    def memory(self, value: Any) -> int | None:
+        address: int | None = value.untyped_storage().data_ptr() if _is_plain(value) else None
+        return address
+
+    def copy_alone(self, value: Any, memo: dict[int, Any]) -> Any:
+        if not _is_part(value):
+            return self.copy(value, memo)
+        return memo.setdefault(id(value), value.detach().clone().requires_grad_(value.requires_grad))
+
+    def packed(self, value: Any) -> Any:
+        return _Part(value) if _is_part(value) else value
+
     def convertible(self, value: Any) -> str | None:
         if value.requires_grad:
             return "it is part of a gradient graph (use .detach())"
         if value.device.type != "cpu":
             return f"it is on {value.device} (use .cpu())"
         return super().convertible(value)
+
+
+def _is_part(value: Any) -> bool:
+    """Whether a tensor lies in memory that holds more, as the rows of a column do."""
+    return _is_plain(value) and value.untyped_storage().nbytes() > value.nbytes
+
+
+def _is_plain(value: Any) -> bool:
+    plain = type(value) is torch.Tensor and value.layout is torch.strided
+    return plain and not value.is_nested and not value.is_meta
+
+
+class _Part:
+    """A tensor on its way into a pickle: alone, where torch would write all the memory that it lies in."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return _itself, (self.tensor.detach().clone().requires_grad_(self.tensor.requires_grad),)
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _reduce_shared(part: _Part) -> tuple[Any, tuple[Any, ...]]:
+    return _itself, (part.tensor,)  # to another process goes a handle to the memory, which holds the rest anyway
 
 
 def _numpy_lacks(dtype: torch.dtype) -> bool:
@@ -190,5 +233,6 @@ def _load_storage(content: bytes) -> Any:
     return typed(wrap_storage=made.untyped_storage(), dtype=torch.uint8, _internal=True)
 
 
+ForkingPickler.register(_Part, _reduce_shared)
 copyreg.pickle(torch.UntypedStorage, _reduce_storage)
 framework = TorchFramework()
