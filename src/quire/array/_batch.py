@@ -92,7 +92,8 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
 
     def take(self, indices: Any) -> Self:
         """The rows at these positions, copied."""
-        return self._wrap(self._columns.take(_view.positions(indices, len(self))))
+        columns = self._columns
+        return self._wrap(columns.take(_view.positions(indices, columns.length)))
 
     def batch(
         self, batch_size: int, *, shuffle: bool = False, seed: int | None = None, drop_last: bool = False

@@ -133,9 +133,9 @@ def attribute(batch: Any, name: str) -> Any:
 def positions(key: Any, length: int) -> NDArray[np.int64]:
     """Positions from anything that names rows."""
     rows = resolve_index(key, length)
-    if isinstance(rows, slice):
-        return np.arange(*rows.indices(length))
-    return np.array([rows]) if isinstance(rows, int) else rows
+    if type(rows) is np.ndarray:
+        return rows
+    return np.arange(*rows.indices(length)) if isinstance(rows, slice) else np.array([rows])
 
 
 def select(batch: Any, rows: int | slice | NDArray[np.int64]) -> Any:

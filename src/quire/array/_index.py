@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_INT64 = np.dtype(np.int64)
+
+
 def resolve_index(key: Any, length: int) -> int | slice | NDArray[np.int64]:
     """What a key means among so many rows; negative positions count from the end."""
     if isinstance(key, slice):
@@ -20,6 +23,8 @@ def resolve_index(key: Any, length: int) -> int | slice | NDArray[np.int64]:
     if isinstance(key, (int, np.integer)) and not isinstance(key, (bool, np.bool_)):
         return _checked(int(key), length)
     array = _as_array(key)
+    if array.dtype == _INT64 and array.strides == (8,) and len(array) and _within(array, length):
+        return array  # the usual case, before all questions: it runs when caches are cold, and each step costs
     if array.ndim == 0 and array.dtype.kind in "iu":
         return _checked(int(array), length)
     if array.ndim != 1 or array.dtype.kind not in "biuf":
@@ -51,13 +56,18 @@ def _positions(array: NDArray[Any], length: int) -> NDArray[np.int64]:
     if array.dtype.kind == "u" and array.max() >= length:  # as int64, a large one would be negative
         raise RowIndexError(f"position {array.max()} is out of range: there are {length} rows.")
     positions = np.ascontiguousarray(array, np.int64)
-    if positions.view(np.uint64).max() < length:  # seen without a sign, a negative position is larger than any
+    if _within(positions, length):
         return positions
     positions = np.where(positions < 0, positions + length, positions)
     wrong = (positions < 0) | (positions >= length)
     if wrong.any():
         raise RowIndexError(f"position {array[wrong][0]} is out of range: there are {length} rows.")
     return positions
+
+
+def _within(positions: NDArray[np.int64], length: int) -> bool:
+    """Whether all are from 0 to length. Seen without a sign, a negative position is larger than any."""
+    return 0 <= positions.item(positions.view(np.uint64).argmax()) < length
 
 
 def _checked(index: int, length: int) -> int:

@@ -25,8 +25,7 @@ class ObjectColumn(Column):
     __slots__ = ("items",)
 
     def __init__(self, field: Field, items: list[Any]) -> None:
-        super().__init__(field)
-        self.items = items
+        self.field, self.validity, self.items = field, None, items
 
     def __len__(self) -> int:
         return len(self.items)

@@ -33,8 +33,8 @@ class TensorColumn(Column):
         validity: Validity = None,
         shapes: NDArray[np.int64] | None = None,
     ) -> None:
-        super().__init__(field, validity)
-        self.data, self.framework, self.shapes = data, framework, shapes
+        self.field, self.data, self.framework, self.shapes = field, data, framework, shapes
+        self.validity = None if validity is None or validity.all() else validity
 
     def __len__(self) -> int:
         return self.framework.shape(self.data)[0]
