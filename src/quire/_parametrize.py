@@ -18,7 +18,7 @@ import threading
 import types
 from abc import ABCMeta
 from collections.abc import Callable
-from typing import Any, ForwardRef, TypeVar
+from typing import TYPE_CHECKING, Any, ForwardRef, TypeVar
 from weakref import WeakValueDictionary
 
 from quire.errors import PickleError, SchemaError
@@ -51,21 +51,27 @@ class ParametrizedMeta(ABCMeta):
         namespace.setdefault("_origin", None)
         return super().__new__(mcls, name, bases, namespace, **kwargs)
 
-    def __getitem__(cls, parameter: Any) -> Any:
-        if isinstance(parameter, tuple) and len(parameter) == 1:
-            return types.GenericAlias(cls, parameter)  # typing takes an alias apart and puts it together again so
-        if isinstance(parameter, str):
-            parameter = ForwardRef(parameter)
-        if isinstance(parameter, (ForwardRef, TypeVar)):
-            return types.GenericAlias(cls, (parameter,))  # resolved later, by whoever knows the names
-        found = _classes.get((id(cls), id(parameter)))
-        if found is None:
-            with _making:  # two threads that ask at once get one class
-                found = _classes.get((id(cls), id(parameter))) or _make(cls, parameter)
-        return found
+    if not TYPE_CHECKING:  # a checker takes DocumentArray[Student] for what it is, a generic class with its type
+
+        def __getitem__(cls, parameter: Any) -> Any:
+            return _subscripted(cls, parameter)
 
     def __repr__(cls) -> str:
         return f"<class '{cls.__module__}.{cls.__qualname__}'>" if cls._origin is None else cls.__name__
+
+
+def _subscripted(cls: ParametrizedMeta, parameter: Any) -> Any:
+    if isinstance(parameter, tuple) and len(parameter) == 1:
+        return types.GenericAlias(cls, parameter)  # typing takes an alias apart and puts it together again so
+    if isinstance(parameter, str):
+        parameter = ForwardRef(parameter)
+    if isinstance(parameter, (ForwardRef, TypeVar)):
+        return types.GenericAlias(cls, (parameter,))  # resolved later, by whoever knows the names
+    found = _classes.get((id(cls), id(parameter)))
+    if found is None:
+        with _making:  # two threads that ask at once get one class
+            found = _classes.get((id(cls), id(parameter))) or _make(cls, parameter)
+    return found
 
 
 def _make(origin: ParametrizedMeta, parameter: Any) -> ParametrizedMeta:
