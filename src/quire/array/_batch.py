@@ -58,8 +58,8 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
 
     @classmethod
     def _wrap(cls, columns: Columns) -> Self:
-        made = cls.__new__(cls)
-        made._set(columns)
+        made = object.__new__(cls)
+        object.__setattr__(made, "_columns", columns)
         return made
 
     def _set(self, columns: Columns) -> None:

@@ -120,7 +120,7 @@ def get_column(batch: Any, path: str, batch_of: BatchOf) -> Any:
         return BatchList(column, batch_of)
     if isinstance(column, TensorColumn):
         return wrap_rows(column.field, column.framework, [column.data])[0]
-    return column.items if isinstance(column, ObjectColumn) else column
+    return column.values() if isinstance(column, ObjectColumn) else column
 
 
 def attribute(batch: Any, name: str) -> Any:

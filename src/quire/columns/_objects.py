@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,39 +19,47 @@ _MAY_HOLD_TENSORS = (FieldKind.TENSOR, FieldKind.UNION, FieldKind.ANY)
 
 
 class ObjectColumn(Column):
-    """A list of values; None where there is none."""
+    """Values in an array of references, which picks rows faster than a list; None where there is none."""
 
-    __slots__ = ("items",)
+    __slots__ = ("objects",)
 
-    def __init__(self, field: Field, items: list[Any]) -> None:
-        self.field, self.validity, self.items = field, None, items
+    def __init__(self, field: Field, objects: list[Any] | NDArray[np.object_]) -> None:
+        self.field, self.validity = field, None
+        self.objects = objects if isinstance(objects, np.ndarray) else np.fromiter(objects, np.object_, len(objects))
 
     def __len__(self) -> int:
-        return len(self.items)
+        return len(self.objects)
 
     def values(self) -> list[Any]:
-        return self.items
+        items: list[Any] = self.objects.tolist()
+        return items
 
     def value(self, index: int) -> Any:
-        return self.items[index]
+        return self.objects[index]
 
     def take(self, indices: NDArray[np.int64]) -> Self:
-        if len(indices) < 2:
-            return type(self)(self.field, [self.items[i] for i in indices.tolist()])
-        return type(self)(self.field, list(itemgetter(*indices.tolist())(self.items)))
+        return type(self)(self.field, self.objects.take(indices))
 
     def slice(self, rows: slice) -> Self:
-        return type(self)(self.field, self.items[rows])
+        return type(self)(self.field, self.objects[rows])
 
     def concat(self, others: Sequence[Self]) -> Self | None:
-        return type(self)(self.field, [item for column in (self, *others) for item in column.items])
+        return type(self)(self.field, np.concatenate([column.objects for column in (self, *others)]))
 
     def map_tensors(self, change: TensorMap) -> Self:
         if self.field.kind not in _MAY_HOLD_TENSORS:
             return self
-        frameworks = {tp: framework_of_type(tp) for tp in set(map(type, self.items))}
-        pairs = [(frameworks[type(item)], item) for item in self.items]
+        items = self.values()
+        frameworks = {tp: framework_of_type(tp) for tp in set(map(type, items))}
+        pairs = [(frameworks[type(item)], item) for item in items]
         return type(self)(self.field, [item if fw is None else change(fw, item)[1] for fw, item in pairs])
 
     def valid_rows(self) -> NDArray[np.bool_]:
-        return np.fromiter((item is not None for item in self.items), np.bool_, len(self.items))
+        return np.fromiter((item is not None for item in self.objects), np.bool_, len(self.objects))
+
+    def payload(self) -> dict[str, Any]:
+        return {"validity": None, "objects": self.values()}
+
+    @classmethod
+    def restore(cls, field: Field, payload: dict[str, Any]) -> Self:
+        return cls(field, payload["objects"])

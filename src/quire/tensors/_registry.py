@@ -65,4 +65,5 @@ def framework_of_type(tp: type[Any]) -> Framework | None:
 
 def framework_of(value: object) -> Framework | None:
     """The framework whose tensor the value is, or None for anything else."""
-    return framework_of_type(type(value))
+    found = _by_type.get(type(value))
+    return framework_of_type(type(value)) if found is None else found
