@@ -9,15 +9,12 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from quire._typing import is_array_type, is_document_type
+from quire._typing import MODEL_SLOTS, is_array_type, is_document_type
 from quire.errors import DocumentTypeError, PathError, did_you_mean
 from quire.tensors import Framework, framework_of
 
 DocT = TypeVar("DocT")
 _Undo = list[Callable[[], None]]
-
-SLOTS = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
-"""What makes up a pydantic model."""
 
 
 def copy_document(document: DocT, memo: dict[int, Any]) -> DocT:
@@ -28,7 +25,7 @@ def copy_document(document: DocT, memo: dict[int, Any]) -> DocT:
         value = document.__dict__[name]
         if id(value) not in memo:
             memo[id(value)] = framework.copy_alone(value, memo)
-    for slot in SLOTS:
+    for slot in MODEL_SLOTS:
         object.__setattr__(made, slot, deepcopy_value(getattr(document, slot), memo))
     return made
 
@@ -162,10 +159,10 @@ def _check_names(document_type: type[Any], changes: Mapping[str, Any]) -> None:
 
 
 def _restorer(document: Any) -> Callable[[], None]:
-    before = [copy.copy(getattr(document, slot)) for slot in SLOTS]
+    before = [copy.copy(getattr(document, slot)) for slot in MODEL_SLOTS]
 
     def put_back() -> None:
-        for slot, value in zip(SLOTS, before, strict=True):
+        for slot, value in zip(MODEL_SLOTS, before, strict=True):
             object.__setattr__(document, slot, value)
 
     return put_back

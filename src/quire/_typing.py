@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
 if TYPE_CHECKING:
     from quire.schema import Schema
 
+MODEL_SLOTS = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+"""What makes up a pydantic model."""
+
 
 class DocumentLike(Protocol):
     """What a document is to the floors below `quire.document`."""

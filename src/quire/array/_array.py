@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from quire.array._batch import DocumentBatch
 
 DocT = TypeVar("DocT", bound=BaseDocument)
-OtherT = TypeVar("OtherT", bound=BaseDocument)
 
 
 class Found(NamedTuple, Generic[DocT]):

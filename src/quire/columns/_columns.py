@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import BaseModel
 from typing_extensions import Self
 
+from quire._typing import MODEL_SLOTS
 from quire.columns._column import Column, TensorMap, Validity
 from quire.columns._tensor import spread
 from quire.errors import ColumnError, TensorError
@@ -21,11 +22,8 @@ from quire.tensors import Framework
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# What makes up a pydantic model, set past its validation: the descriptors themselves are the fastest way.
-_SETTERS = tuple(
-    BaseModel.__dict__[slot].__set__
-    for slot in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
-)
+# A model's parts are set past its validation: the descriptors themselves are the fastest way.
+_SETTERS = tuple(BaseModel.__dict__[slot].__set__ for slot in MODEL_SLOTS)
 
 
 class Remainder(NamedTuple):
