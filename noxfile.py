@@ -62,7 +62,7 @@ def layers(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def tests(session: nox.Session) -> None:
     """Every test, in one environment with every extra."""
-    install_everything(session, *group("test"))
+    install_everything(session, *group("test", "test-protoc", "test-torch"))
     session.run("pytest", "--no-skips", *session.posargs)
 
 
@@ -90,6 +90,47 @@ def name_and_version(requirement: str) -> tuple[str, Version]:
     parsed = Requirement(requirement)
     [specifier] = parsed.specifier
     return parsed.name, Version(specifier.version)
+
+
+# The generated classes, once for each line of protobuf runtimes: the newest compilers that still write for them.
+COMPILERS = [("1.48.2", "quire_proto3", "proto3"), ("1.51.3", "quire_proto4", "proto4")]
+RUNTIMES = ["3.20.*", "4.21.*", "4.25.*", "5.*", "6.*", "7.*"]
+
+
+@nox.session(python="3.10")
+@nox.parametrize("tools, package, folder", COMPILERS, ids=["proto3", "proto4"])
+def protos(session: nox.Session, tools: str, package: str, folder: str) -> None:
+    """Write the generated classes anew from quire.proto; with `-- --check`, only say whether that changes them."""
+    session.install(f"grpcio-tools=={tools}", "setuptools<81")  # which it needs, and does not ask for
+    with tempfile.TemporaryDirectory() as made:
+        stubs = [] if package == "quire_proto3" else [f"--pyi_out={made}"]
+        source = f"-I{package}=src/quire/codec/proto"
+        session.run(
+            "python", "-m", "grpc_tools.protoc", source, f"--python_out={made}", *stubs, f"{package}/quire.proto"
+        )
+        for file in sorted(Path(made, package).iterdir()):
+            target = ROOT / folder / package / file.name
+            if "--check" not in session.posargs:
+                shutil.copy(file, target)
+            elif not target.exists() or file.read_bytes() != target.read_bytes():
+                session.error(f"{folder}/{package}/{file.name} is not what quire.proto gives: run `nox -s protos`")
+
+
+@nox.session(python=PYTHON)
+@nox.parametrize("runtime", RUNTIMES)
+def protobuf(session: nox.Session, runtime: str) -> None:
+    """The codec and its golden bytes under every protobuf runtime."""
+    session.install("-e", ".[compress]", f"protobuf=={runtime}", *group("test"))
+    session.run("pytest", "tests/codec", *CORE, *session.posargs)
+
+
+@nox.session(python=PYTHON)
+def protobuf_tensorflow(session: nox.Session) -> None:
+    """TensorFlow and quire in one environment, on the protobuf that TensorFlow asks for."""
+    session.install("tensorflow-cpu", *group("test"))
+    session.install("-e", ".[compress]")
+    session.run("python", "-c", "import tensorflow, google.protobuf; print('protobuf', google.protobuf.__version__)")
+    session.run("pytest", "tests/codec", *session.posargs)  # without what needs the other frameworks
 
 
 @nox.session(python=PYTHON, reuse_venv=False)
@@ -134,8 +175,14 @@ def demo(session: nox.Session) -> None:
     session.run("python", "examples/demo.py", *session.posargs)
 
 
+BENCHMARKS = ("core", "wire", "train")
+
+
 @nox.session(python=PYTHON)
 def bench(session: nox.Session) -> None:
-    """Measure quire beside its peers."""
-    session.install(*TORCH, "-e", ".[torch]", *group("bench"))
-    session.run("python", "benchmarks/core.py", *session.posargs)
+    """Measure quire beside its peers: all, or those that are named, as in `-- wire --rounds 9`."""
+    session.install(*TORCH, "-e", ".[torch,compress,image,process]", *group("bench"))
+    chosen = [name for name in session.posargs if name in BENCHMARKS]
+    options = [option for option in session.posargs if option not in BENCHMARKS]
+    for name in chosen or BENCHMARKS:
+        session.run("python", f"benchmarks/{name}.py", *options)

@@ -1,10 +1,13 @@
-"""The schemas of core.py in DocArray."""
+"""The schemas of core.py and wire.py in DocArray."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from docarray import BaseDoc, DocList
+from docarray.data import MultiModalDataset
+from docarray.documents import TextDoc
 from docarray.typing import TorchTensor
 
 
@@ -33,3 +36,50 @@ class Picture(BaseDoc):
 def pictures(rows: list[dict[str, Any]]) -> DocList[Picture]:
     """Documents with tensor objects of their own: DocArray changes the class of those that it is given."""
     return DocList[Picture](Picture(**{**row, "image": row["image"].detach()}) for row in rows)
+
+
+class Passage(BaseDoc):
+    """A text and its embedding, as it is sent."""
+
+    text: str
+    embedding: TorchTensor[512]
+
+
+class Photo(BaseDoc):
+    """A text and an image, as it is sent."""
+
+    text: str
+    image: TorchTensor[3, 224, 224]
+
+
+def documents(schema: type[BaseDoc], rows: list[dict[str, Any]]) -> DocList[Any]:
+    """Documents of torch's tensors, as DocArray does not stack those of numpy 2."""
+    return DocList[schema](  # type: ignore[valid-type]
+        schema(**{name: value if isinstance(value, str) else torch.from_numpy(value) for name, value in row.items()})
+        for row in rows
+    )
+
+
+class SmallPicture(BaseDoc):
+    """An image."""
+
+    tensor: TorchTensor[3, 64, 64]
+
+
+class Item(BaseDoc):
+    """An image and its caption, nested."""
+
+    image: SmallPicture
+    caption: TextDoc
+
+
+def normalise(tensor: Any) -> None:
+    """One image, in place: DocArray takes no tensor for an answer."""
+    tensor.sub_(0.5).div_(0.25)
+
+
+def dataset(images: Any) -> Any:
+    """Its own MultiModalDataset of nested images and captions."""
+    pairs = enumerate(images)
+    docs = DocList[Item](Item(image=SmallPicture(tensor=x), caption=TextDoc(text=f"caption {i}")) for i, x in pairs)
+    return MultiModalDataset[Item](docs, preprocessing={"image.tensor": normalise})

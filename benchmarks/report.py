@@ -88,7 +88,7 @@ def section(result: Result) -> str:
     head = ["", f"CPU {row.unit}", f"wall {row.unit}", f"min {row.unit}", "ratio", "of wall", "of min"]
     table = markdown_table(head, (_result_line(result, contestant) for contestant in row.contestants))
     rounds = f"{len(result.timings[row.quire.name].wall)} rounds, turns a round: {row.turns}, calls a turn: {row.calls}"
-    verdict = f"Target: at most {row.target:.2f}x, {_verdict(result)}."
+    verdict = f"Target: at most {row.target:.2f}x{' of wall time' if row.by_wall else ''}, {_verdict(result)}."
     return f"## {row.title}\n\n{row.what}\n{rounds}.\n\n{table}\n\n{verdict}\n"
 
 
@@ -114,7 +114,8 @@ def _summary_line(result: Result) -> list[str]:
         for contestant in row.peers
     ]
     ratios = _format(result.ratios(row.quire.name))
-    return [row.title, row.reference.name, *ratios, f"<= {row.target:.2f}x", _verdict(result), ", ".join(peers)]
+    target = f"<= {row.target:.2f}x{' of wall' if row.by_wall else ''}"
+    return [row.title, row.reference.name, *ratios, target, _verdict(result), ", ".join(peers)]
 
 
 def _verdict(result: Result) -> str:

@@ -49,7 +49,7 @@ def loaded_by(code: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "code",
-    ["import quire", "import quire.typing, quire.documents, quire.errors, quire.schema", SCHEMA],
+    ["import quire", "import quire.typing, quire.data, quire.documents, quire.errors, quire.schema", SCHEMA],
     ids=["import", "modules", "schema"],
 )
 def test_quire_loads_no_heavy_module(code: str) -> None:

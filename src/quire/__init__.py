@@ -16,16 +16,18 @@ if TYPE_CHECKING:
     from quire.array import DocumentArray, DocumentBatch
     from quire.document import BaseDocument
     from quire.documents import Document, Image, Text
-    from quire.errors import QuireError
+    from quire.errors import DecodeError, EncodeError, QuireError
     from quire.schema import Field, FieldKind, Schema
 
 __version__ = "0.1.0"
 
 _HOMES = {  # imported when they are first asked for: `import quire` alone costs nothing
     "BaseDocument": "quire.document",
+    "DecodeError": "quire.errors",
     "Document": "quire.documents",
     "DocumentArray": "quire.array",
     "DocumentBatch": "quire.array",
+    "EncodeError": "quire.errors",
     "Field": "quire.schema",
     "FieldKind": "quire.schema",
     "Image": "quire.documents",
@@ -33,13 +35,15 @@ _HOMES = {  # imported when they are first asked for: `import quire` alone costs
     "Schema": "quire.schema",
     "Text": "quire.documents",
 }
-_MODULES = ("array", "columns", "documents", "errors", "schema", "tensors", "typing")
+_MODULES = ("array", "columns", "data", "documents", "errors", "parallel", "schema", "tensors", "typing")
 
 __all__ = [
     "BaseDocument",
+    "DecodeError",
     "Document",
     "DocumentArray",
     "DocumentBatch",
+    "EncodeError",
     "Field",
     "FieldKind",
     "Image",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from importlib.util import find_spec
 from types import ModuleType
 
 from quire.errors import ImportOrderError, MissingDependencyError
@@ -18,6 +19,11 @@ _PADDLE_AFTER_TENSORFLOW = (
 def is_loaded(module: str) -> bool:
     """Whether the module was imported already, by anyone."""
     return sys.modules.get(module) is not None
+
+
+def is_installed(module: str) -> bool:
+    """Whether the module can be imported."""
+    return is_loaded(module) or find_spec(module) is not None
 
 
 def require(module: str, *, extra: str, needed_for: str) -> ModuleType:

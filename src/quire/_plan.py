@@ -2,11 +2,13 @@
 
 - A field annotated with a framework's own tensor class is checked like one of quire's tensor types.
 - Named dimensions that appear in several fields of a document must agree.
+- Bytes are base64 in JSON, so that any bytes can be written; pydantic alone writes those that are UTF-8.
 - A class with a main field accepts that field's value in place of a document.
 """
 
 from __future__ import annotations
 
+import base64
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -34,6 +36,7 @@ def complete_core_schema(document_type: type[Any], schema: CoreSchema, resolve: 
             hint = field_tensor_type(info)
             _replace_native(field, iter(_array_types(info.annotation) if hint is None else [hint]), resolve)
             _check_default(field, info.default)
+            _encode_bytes(field["schema"])
         tensors = {name: found for name, field in fields.items() if (found := _tensor_type(field)) is not None}
         shared = _sharing_names(tensors)
         if shared:
@@ -108,6 +111,40 @@ def _keep_what_fits(schema: dict[str, Any]) -> None:
         union = dict(schema)
         schema.clear()
         schema.update(core_schema.no_info_wrap_validator_function(take, union))
+
+
+def _encode_bytes(schema: Any) -> None:
+    """Have every bytes of a field, but for those that serialise themselves, written and read as base64 in JSON."""
+    if isinstance(schema, (list, tuple)):
+        for item in schema:
+            _encode_bytes(item)
+    if not isinstance(schema, dict) or "serialization" in schema or schema.get("type") == "model":
+        return
+    if schema.get("type") == "bytes":
+        plain: Any = dict(schema)
+        schema.clear()
+        schema |= core_schema.json_or_python_schema(
+            core_schema.no_info_before_validator_function(_read_base64, plain),
+            plain,
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                _write_base64, return_schema=core_schema.str_schema(), when_used="json"
+            ),
+        )
+        return
+    for key, value in schema.items():
+        if key != "metadata":
+            _encode_bytes(value)
+
+
+def _write_base64(value: Any) -> Any:
+    return base64.b64encode(value).decode("ascii") if isinstance(value, (bytes, bytearray, memoryview)) else value
+
+
+def _read_base64(value: Any) -> Any:
+    try:
+        return base64.b64decode(value, validate=True)
+    except (ValueError, TypeError):
+        raise PydanticCustomError("base64", "expected bytes in base64") from None
 
 
 def _array_types(annotation: Any) -> list[TensorType]:

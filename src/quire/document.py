@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copyreg
 import warnings
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, PrivateAttr
 from pydantic import Field as PydanticField
 from pydantic_core import CoreSchema
-from typing_extensions import Self, dataclass_transform
+from typing_extensions import Self, Unpack, dataclass_transform
 
-from quire import _parametrize
+from quire import _loaded, _parametrize, codec
 from quire._changes import copy_document, packed_state, set_or_restore, update_document
 from quire._equality import equal_values
 from quire._plan import complete_core_schema
+from quire.codec import Reading, _json
+from quire.codec._json import TensorForm
 from quire.display import document_tree, nested_rows, print_document, print_schema, render_html, short_value
 from quire.schema import Schema, build_schema
 from quire.typing import ID, new_id
@@ -70,6 +73,7 @@ class DocumentMeta(ModelMetaclass):
             cls.__qualname__ = _parametrize.publish(f"{cls.__module__}:{cls.__qualname__}")
             cls.__module__ = _parametrize.__name__
             _parametrize.register(cls)
+        _loaded.register(cls)
         return cls  # type: ignore[no-any-return]
 
 
@@ -97,10 +101,18 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
     Equality compares class and fields and leaves ids aside; `identical()` compares ids too.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, validate_assignment=True, protected_namespaces=())
+    model_config = ConfigDict(
+        arbitrary_types_allowed=True,
+        validate_assignment=True,
+        protected_namespaces=(),
+        populate_by_name=True,  # columns, paths and JSON go by the names of fields; aliases are read as well
+        ser_json_inf_nan="strings",  # null would be read as None
+    )
 
     __quire_cell__: ClassVar[_Cell]
     __quire_main__: ClassVar[tuple[str, ...]] = ()
+    __quire_open__: ClassVar[bool] = True
+    __quire_name__: ClassVar[str | None] = None
 
     __hash__ = None  # type: ignore[assignment]  # documents change
 
@@ -135,9 +147,78 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
         """
         update_document(self, other, fields)
 
+    @classmethod
+    def to_proto_schema(cls, previous: str | None = None, package: str | None = None) -> str:
+        """A `.proto` of this class for other languages; with the text of the previous one, every number stays."""
+        return codec.proto_schema(cls, previous, package)
+
+    def to_typed_protobuf(self, previous: str | None = None) -> Any:
+        """The document as a protobuf message of its own class, as `to_proto_schema(previous)` describes it."""
+        return codec.to_typed(self, previous)
+
+    @classmethod
+    def from_typed_protobuf(cls, source: Any, previous: str | None = None) -> Self:
+        """The document in a message of its own class (built here, or by code that protoc made), or in its bytes."""
+        return codec.from_typed(cls, source, previous)  # type: ignore[no-any-return]
+
     def identical(self, other: object) -> bool:
         """Whether the other document is equal and has the same id, and so have the documents inside."""
         return equal_values(self, other, ids=True)
+
+    def to_protobuf(self) -> Any:
+        """A protobuf message, `quire.v1.Document`."""
+        return codec.to_message("Document", codec.document_message(self))
+
+    @classmethod
+    def from_protobuf(cls, message: Any, **reading: Unpack[Reading]) -> Self:
+        """The document of a protobuf message."""
+        data = codec.from_message(message, "Document")
+        return codec.document_from_message(data, _expected(cls), codec.read_options(reading))  # type: ignore[no-any-return]
+
+    def to_bytes(
+        self, protocol: str | None = None, compress: str | None = None, *, allow_pickle: bool = False
+    ) -> bytes:
+        """The document as bytes: a protobuf message (`protocol='protobuf'`) or a pickle, packed if asked.
+
+        Values of classes that have no form on the wire are an error, or pickled with `allow_pickle`.
+        """
+        return codec.dumped(self, lambda: codec.document_message(self, allow_pickle=allow_pickle), protocol, compress)
+
+    @classmethod
+    def from_bytes(
+        cls, data: Any, protocol: str | None = None, compress: str | None = None, **reading: Unpack[Reading]
+    ) -> Self:
+        """The document of bytes, which tell their protocol and compression; those that are asked for must be theirs."""
+        return codec.document_from_bytes(cls, _expected(cls), data, protocol, compress, codec.read_options(reading))  # type: ignore[no-any-return]
+
+    def to_base64(self, protocol: str | None = None, compress: str | None = None, *, allow_pickle: bool = False) -> str:
+        """The bytes of `to_bytes` as text."""
+        return b64encode(self.to_bytes(protocol, compress, allow_pickle=allow_pickle)).decode()
+
+    @classmethod
+    def from_base64(
+        cls, data: str | bytes, protocol: str | None = None, compress: str | None = None, **reading: Unpack[Reading]
+    ) -> Self:
+        """The document of `to_base64`."""
+        return cls.from_bytes(codec.from_base64(data), protocol, compress, **reading)
+
+    def to_json(self, *, indent: int | None = None, tensors: TensorForm = "lists") -> str:
+        """The document as JSON; tensors as nested lists, or as 'base64' of their bytes."""
+        return _json.to_json(self, indent, tensors)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """The document that was written as JSON."""
+        return _json.from_json(cls, text)  # type: ignore[no-any-return]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as a dict; nested documents are dicts, arrays of documents lists of dicts, tensors tensors."""
+        return _json.to_dict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The document with the fields in a mapping."""
+        return _json.from_dict(cls, values)  # type: ignore[no-any-return]
 
     def __eq__(self, other: object) -> bool:
         return equal_values(self, other) if isinstance(other, BaseDocument) else NotImplemented
@@ -161,6 +242,46 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema = handler(source)
         return complete_core_schema(cls, schema, handler.resolve_ref_schema)
+
+
+def _expected(cls: type[BaseDocument]) -> type[BaseDocument] | None:
+    """The class, where it says what its documents hold."""
+    return None if "__quire_open__" in vars(cls) else cls
+
+
+def _extra_id(document: BaseDocument) -> Any:
+    return (document.__pydantic_extra__ or {}).get("id")
+
+
+class DynamicDocument(BaseDocument):
+    """A document of a class that is not loaded: it keeps every field that was read, and the name of its class."""
+
+    model_config = ConfigDict(extra="allow")
+    __quire_open__: ClassVar[bool] = True
+
+    id: ClassVar[Any] = property(_extra_id)  # type: ignore[misc]  # it may be one of the fields
+    _declared: str = PrivateAttr("")
+
+    @property
+    def __quire_name__(self) -> str:  # type: ignore[override]
+        return self._declared
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "id":
+            return super().__setattr__(name, value)
+        self.__pydantic_extra__ = {**(self.__pydantic_extra__ or {}), "id": value}
+        return None
+
+
+def _dynamic(name: str, content: dict[str, Any]) -> DynamicDocument:
+    document = DynamicDocument.model_construct()
+    document.__pydantic_extra__ = content
+    document.__pydantic_fields_set__ = set(content)
+    document._declared = name
+    return document
+
+
+_loaded.provide("dynamic", _dynamic)
 
 
 def _reduce(cls: type[BaseDocument]) -> str | tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -9,7 +9,15 @@
     ├─ DuplicateIdError(ValueError)        two documents with one id, where ids were asked to be unique
     ├─ ColumnError(ValueError)             rows that do not make a column: mixed shapes, mixed dtypes, wrong length
     ├─ QueryError(ValueError)              a filter or a search that cannot be understood
+    ├─ OptionError(ValueError)             an argument whose value has no meaning, or two that contradict each other
+    ├─ FunctionError(RuntimeError)         a function that failed on an item, or the worker that ran it
+    ├─ CodecError(ValueError)              what cannot be written to bytes or read from them
+    │  ├─ EncodeError                      a value that has no form on the wire
+    │  └─ DecodeError                      bytes that are not what they should be
     ├─ PickleError(PicklingError)          a class that pickle cannot name
+    ├─ UriError(OSError)                   an address that cannot be read: refused, broken off, too large
+    │  ├─ UriNotFoundError(FileNotFoundError) nothing is there
+    │  └─ UriTimeoutError(TimeoutError)    it takes too long
     └─ MissingDependencyError(ImportError) an extra that is not installed; names the install command
        └─ ImportOrderError                 two frameworks that cannot be imported in this order
 
@@ -23,11 +31,16 @@ import pickle
 from collections.abc import Iterable
 
 __all__ = [
+    "CodecError",
     "ColumnError",
+    "DecodeError",
     "DocumentTypeError",
     "DuplicateIdError",
+    "EncodeError",
+    "FunctionError",
     "ImportOrderError",
     "MissingDependencyError",
+    "OptionError",
     "PathError",
     "PickleError",
     "QueryError",
@@ -35,6 +48,9 @@ __all__ = [
     "RowIndexError",
     "SchemaError",
     "TensorError",
+    "UriError",
+    "UriNotFoundError",
+    "UriTimeoutError",
 ]
 
 
@@ -77,8 +93,40 @@ class QueryError(QuireError, ValueError):
     """A filter or a search that cannot be understood."""
 
 
+class OptionError(QuireError, ValueError):
+    """An argument whose value has no meaning, or two that contradict each other."""
+
+
+class FunctionError(QuireError, RuntimeError):
+    """A function that failed on an item, or the worker that ran it. The original error is the cause."""
+
+
+class CodecError(QuireError, ValueError):
+    """What cannot be written to bytes or read from them."""
+
+
+class EncodeError(CodecError):
+    """A value that has no form on the wire."""
+
+
+class DecodeError(CodecError):
+    """Bytes that are not what they should be."""
+
+
 class PickleError(QuireError, pickle.PicklingError):
     """A class that pickle cannot name."""
+
+
+class UriError(QuireError, OSError):
+    """An address that cannot be read."""
+
+
+class UriNotFoundError(UriError, FileNotFoundError):
+    """An address with nothing there."""
+
+
+class UriTimeoutError(UriError, TimeoutError):
+    """An address that takes too long to read."""
 
 
 class MissingDependencyError(QuireError, ImportError):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
+from dataclasses import fields as dataclass_fields
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -19,7 +20,7 @@ from pathlib import PurePath
 from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin
 from uuid import UUID
 
-from pydantic import PydanticUndefinedAnnotation
+from pydantic import AliasChoices, PydanticUndefinedAnnotation
 from pydantic.fields import FieldInfo
 
 from quire._paths import FieldPath, join_path
@@ -87,7 +88,10 @@ class Field:
     nullable: bool = False
     required: bool = True
     recursive: bool = False
+    """Whether it has no columns of its own: its documents lead back to the class, or are of any class."""
     items: tuple[Field, ...] = ()
+    constrained: bool = False
+    """Whether more is asked of a value than its kind: a pattern, a bound, one of a few values."""
 
     @property
     def spec(self) -> TensorSpec:
@@ -112,15 +116,52 @@ class Schema:
     keeps_more: bool = dataclass_field(default=False, compare=False)
     """Whether documents may hold more than their fields: extra values or private attributes."""
 
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return Schema, (self.document_type, self.fields, self.keeps_more)  # without what was worked out from them
+
     @property
     def name(self) -> str:
         """The document class's name."""
         return self.document_type.__name__
 
+    @property
+    def is_open(self) -> bool:
+        """Whether documents of any class are meant: the class says nothing of what they hold."""
+        return _is_open(self.document_type)
+
     @cached_property
     def by_name(self) -> dict[str, Field]:
         """The fields by name."""
         return {field.name: field for field in self.fields}
+
+    @cached_property
+    def accepted(self) -> dict[str, tuple[Field, str]]:
+        """The fields by every name that stored data may have for them: with the key by which pydantic takes each."""
+        found: dict[str, tuple[Field, str]] = {}
+        for field in self.fields:
+            aliases = _aliases(self.document_type.model_fields[field.name])
+            key = field.name if not aliases or self.document_type.model_config.get("populate_by_name") else aliases[0]
+            found |= {name: (field, key) for name in aliases if name not in self.by_name}
+            found[field.name] = (field, key)
+        return found
+
+    @cached_property
+    def notes(self) -> dict[Any, Any]:
+        """What others have worked out from the plan, and keep with it."""
+        return {}
+
+    @cached_property
+    def checks_rows(self) -> bool:
+        """Whether a row is only known to be valid when all of it is looked at: own validators, shared dimensions."""
+        decorators = self.document_type.__pydantic_decorators__
+        names = [name for field in self.fields if field.kind is FieldKind.TENSOR for name in set(field.spec.names)]
+        return bool(
+            decorators.validators
+            or decorators.field_validators
+            or decorators.root_validators
+            or decorators.model_validators
+            or len(set(names)) < len(names)
+        )
 
     def resolve(self, path: FieldPath) -> tuple[Field, ...]:
         """The fields along a path, or an error that names the nearest ones."""
@@ -138,6 +179,9 @@ class Schema:
             schema = found[-1].document_type.document_schema() if nested else None
         return tuple(found)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclass_fields(self)}  # without its notes
+
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{f.name}: {f}' for f in self.fields)})"
 
@@ -151,6 +195,13 @@ def build_schema(document_type: type[Any]) -> Schema:
     )
     more = document_type.model_config.get("extra") == "allow" or bool(document_type.__private_attributes__)
     return Schema(document_type, fields, keeps_more=more)
+
+
+def _aliases(info: FieldInfo) -> list[str]:
+    """The names by which pydantic takes a value for a field, other than its own."""
+    given = info.validation_alias or info.alias
+    choices = given.choices if isinstance(given, AliasChoices) else [given]
+    return [alias for alias in choices if isinstance(alias, str)]
 
 
 def _complete(document_type: type[Any]) -> None:
@@ -182,16 +233,23 @@ def _compile(name: str, annotation: Any, metadata: Iterable[Any], *, required: b
         nullable = len(members) < len(get_args(annotation))
         if len(members) != 1:
             parts = tuple(_compile(name, member, (), required=True, owner=owner) for member in members)
-            return Field(name, FieldKind.UNION, annotation, nullable, required, items=parts)
+            constrained = _constrains(metadata) or any(part.constrained for part in parts)
+            return Field(name, FieldKind.UNION, annotation, nullable, required, items=parts, constrained=constrained)
         inner = _compile(name, members[0], metadata, required=required, owner=owner)
-        return Field(name, inner.kind, inner.type, nullable, required, inner.recursive, inner.items)
+        return replace(inner, nullable=nullable)
     kind, tp = _kind(annotation, metadata)
     items: tuple[Field, ...] = ()
     if kind in (FieldKind.LIST, FieldKind.DICT):
         arguments = [argument for argument in get_args(annotation) if argument is not Ellipsis]
         items = tuple(_compile(name, argument, (), required=True, owner=owner) for argument in arguments)
-    recursive = kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS) and _reaches(tp, owner)
-    return Field(name, kind, tp, annotation in (None, type(None)), required, recursive, items)
+    nested = kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS)
+    recursive = nested and (_is_open(_nested_type(tp)) or _reaches(tp, owner))
+    constrained = _constrains(metadata) or get_origin(annotation) is Literal or any(item.constrained for item in items)
+    return Field(name, kind, tp, annotation in (None, type(None)), required, recursive, items, constrained)
+
+
+def _constrains(metadata: tuple[Any, ...]) -> bool:
+    return any(not getattr(item, "__quire_plain__", False) for item in metadata)
 
 
 def _unwrap(annotation: Any, metadata: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
@@ -225,16 +283,25 @@ def _kind(annotation: Any, metadata: tuple[Any, ...]) -> tuple[FieldKind, Any]:
     if is_array_type(annotation):
         return FieldKind.DOCUMENTS, annotation
     tp = origin or annotation
-    for known, kind in _SIMPLE_KINDS:
-        if isinstance(tp, type) and issubclass(tp, known):
-            return kind, tp
-    return FieldKind.ANY, annotation
+    kind = simple_kind(tp)
+    return kind, annotation if kind is FieldKind.ANY else tp
+
+
+def simple_kind(tp: Any) -> FieldKind:
+    """The kind of a class that is neither a tensor, a document nor an array."""
+    return next(
+        (kind for known, kind in _SIMPLE_KINDS if isinstance(tp, type) and issubclass(tp, known)), FieldKind.ANY
+    )
 
 
 def _array_type(annotation: Any) -> Any:
     """`DocumentArray['Node']`, whose forward reference is known by now, as a class; with a type variable, any array."""
     origin, (parameter,) = get_origin(annotation), get_args(annotation)
     return origin if isinstance(parameter, TypeVar) else origin[parameter]
+
+
+def _is_open(document_type: type[Any]) -> bool:
+    return "__quire_open__" in vars(document_type)
 
 
 def _reaches(tp: Any, owner: type[Any]) -> bool:

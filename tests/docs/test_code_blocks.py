@@ -35,7 +35,7 @@ def needs_of(blocks: list[str]) -> list[str]:
 
 
 def run(block: str, path: Path | str, namespace: dict[str, object]) -> None:
-    """Run a block as if the page were a module of its own, without the `__future__` imports of this one."""
+    """Run a block as if the page were a program of its own, without the `__future__` imports of this one."""
     exec(compile(block, path, "exec", dont_inherit=True), namespace)
 
 
@@ -50,7 +50,7 @@ def page_parameter(path: Path) -> object:
 def test_page_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of the page run one after the other, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    module = ModuleType(f"page_{path.stem}")
+    module = ModuleType("__main__")  # as in a notebook: what a page defines goes to other processes by value
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for block in blocks_of(path.read_text()):
         run(block, path, module.__dict__)

@@ -62,9 +62,29 @@ def test_stack_and_unstack_keep_the_type() -> None:
     assert_type(DocumentBatch[Student].concat([batch, batch]), DocumentBatch[Student])
 
 
+def test_what_is_read_has_the_type() -> None:
+    docs = students()
+    assert_type(docs.to_json(), str)
+    assert_type(docs.to_csv(), str)
+    assert_type(DocumentArray[Student].from_json(docs.to_json()), DocumentArray[Student])
+    assert_type(DocumentArray[Student].from_ndjson(docs.to_ndjson()), DocumentArray[Student])
+    assert_type(DocumentArray[Student].from_csv(docs.to_csv()), DocumentArray[Student])
+    assert_type(DocumentBatch[Student].from_dict(docs.to_dict()), DocumentBatch[Student])
+    assert_type(Student.from_json(docs[0].to_json()), Student)
+
+
 if TYPE_CHECKING:
 
     def mistakes(docs: DocumentArray[Student], school: School, anything: Any) -> None:
         """Each line is an error to both checkers, and an unused ignore would be one too."""
         docs.append(school)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         DocumentArray[int](anything)  # type: ignore[type-var]  # pyright: ignore[reportInvalidTypeArguments]
+
+
+def test_work_on_several_cores_gives_what_the_function_gives() -> None:
+    docs, batch = students(), students().stack()
+    assert_type(docs.map(lambda doc: doc.name), Iterator[str])
+    assert_type(docs.map_batch(lambda part: part[0], 2), Iterator[Student])
+    assert_type(batch.map_batch(len, 1, num_worker=1), Iterator[int])
+    assert_type(docs.apply(lambda doc: doc, num_workers=1, backend="thread"), DocumentArray[Student])
+    assert_type(docs.apply_batch(lambda part: part, 2, pool=None), DocumentArray[Student])

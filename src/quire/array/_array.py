@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
 
 import numpy as np
 from pydantic_core import CoreSchema
-from typing_extensions import NamedTuple, Self
+from typing_extensions import NamedTuple, Self, Unpack
 
+from quire import _loaded
 from quire._equality import equal_values
 from quire._parametrize import ParametrizedMeta
 from quire._paths import parse_path
-from quire.array import _fields, _order, _rows, _upward
+from quire.array import _fields, _order, _parallel, _rows, _upward
 from quire.array._filter import compile_filter
 from quire.array._find import Metric
 from quire.array._index import resolve_index
 from quire.array._insert import admit, check_unique
+from quire.array._stored import StoredArray
 from quire.columns import ShapePolicy
 from quire.display import facts_table, print_facts
 from quire.document import BaseDocument
+from quire.files import Patterns, Source, find_files, thin_out
 from quire.schema import Schema
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from quire.array._batch import DocumentBatch
 
 DocT = TypeVar("DocT", bound=BaseDocument)
+R = TypeVar("R")
 
 
 class Found(NamedTuple, Generic[DocT]):
@@ -37,14 +41,14 @@ class Found(NamedTuple, Generic[DocT]):
     scores: NDArray[Any]
 
 
-class DocumentArray(MutableSequence[DocT], metaclass=ParametrizedMeta):
+class DocumentArray(StoredArray[DocT], MutableSequence[DocT], metaclass=ParametrizedMeta):
     """A list of documents. `DocumentArray[Student]` is a class of its own, whose arrays hold only students.
 
     Columns read like attributes: `docs.thesis.title`, or `docs['thesis.title']` (a string is a path, never an id).
     Arrays without a type hold documents of any class.
     """
 
-    __slots__ = ("_documents", "_positions", "_unique_ids")
+    __slots__ = ("_declared", "_documents", "_positions", "_unique_ids")
     __hash__ = None  # type: ignore[assignment]
     document_type: ClassVar[type[Any]] = BaseDocument
 
@@ -68,6 +72,7 @@ class DocumentArray(MutableSequence[DocT], metaclass=ParametrizedMeta):
     def _restore(self, documents: list[Any], *, unique_ids: bool) -> None:
         for name, value in (("_documents", documents), ("_positions", None), ("_unique_ids", unique_ids)):
             object.__setattr__(self, name, value)
+        object.__setattr__(self, "_declared", None)
 
     def _like(self, documents: list[DocT]) -> Self:
         return _rows.like(self, documents)
@@ -170,6 +175,31 @@ class DocumentArray(MutableSequence[DocT], metaclass=ParametrizedMeta):
         """So many documents with nothing but their defaults."""
         return _rows.empty(cls, size, _upward.default_document_type)
 
+    @classmethod
+    def from_files(  # noqa: PLR0913
+        cls,
+        patterns: Patterns,
+        *,
+        recursive: bool = True,
+        size: int | None = None,
+        sampling_rate: float | None = None,
+        seed: int | None = None,
+        read_mode: Literal["r", "rb"] | None = None,
+        to_dataturi: bool = False,
+        exclude_regex: str | None = None,
+    ) -> Self:
+        """A document for each file that matches a pattern ('*.jpg', 'photos/**/*.png') or one of several, sorted.
+
+        Its address is `uri` (or `url`), and what that tells of its type is `mime_type`, in a class that has such a
+        field; an array without a type gets `Document`s. `read_mode` fills `text` ('r') or `blob` ('rb'; or `bytes_`),
+        and `to_dataturi` puts the content into the address. `exclude_regex` leaves out paths that it matches from their
+        start, `sampling_rate` is the probability with which a file is taken, and `size` the most that are.
+        """
+        paths = thin_out(
+            find_files(patterns, recursive=recursive, exclude_regex=exclude_regex), size, sampling_rate, seed
+        )
+        return _upward.documents_of_files(cls, paths, read_mode, to_dataturi=to_dataturi)  # type: ignore[no-any-return]
+
     def batch(
         self, batch_size: int, *, shuffle: bool = False, seed: int | None = None, drop_last: bool = False
     ) -> Iterator[Self]:
@@ -215,6 +245,71 @@ class DocumentArray(MutableSequence[DocT], metaclass=ParametrizedMeta):
         """The nearest documents to each of many vectors, or documents."""
         return [Found(self[rows], scores) for rows, scores in _rows.find(self, queries, field, metric, limit)]
 
+    # --- work on several cores
+
+    def map(self, func: Callable[[DocT], R], **how: Unpack[_parallel.MapWork]) -> Iterator[R]:
+        """What a function makes of each document, in order, each as soon as it is ready.
+
+        `backend` is 'thread' or 'process', with `num_workers` workers, by default one a core, or a `pool` of yours. At
+        most `window` documents are taken ahead of the consumer. `ordered=False` gives results as they come.
+        """
+        return _parallel.map_documents(list(self._documents), func, how)
+
+    def map_batch(
+        self,
+        func: Callable[[Self], R],
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int | None = None,
+        **how: Unpack[_parallel.MapWork],
+    ) -> Iterator[R]:
+        """What a function makes of each array of so many documents; see `map`."""
+        return _parallel.map_batches(self._batches(batch_size, shuffle=shuffle, seed=seed), func, how)
+
+    def apply(self, func: Callable[[DocT], Any], **how: Unpack[_parallel.Work]) -> Self:
+        """Put what a function gives in the place of each document: all of them, or none if it fails.
+
+        With threads the function may also change the document in place and give None; with processes it works on a
+        copy, which it must return. See `map`.
+        """
+        return _parallel.apply(self, func, how)
+
+    def apply_batch(
+        self,
+        func: Callable[[Self], Any],
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int | None = None,
+        **how: Unpack[_parallel.Work],
+    ) -> Self:
+        """`apply` with arrays of so many documents; what the function gives must be as long as what it got."""
+        return _parallel.apply_batches(self, self._batches(batch_size, shuffle=shuffle, seed=seed), func, how)
+
+    def _batches(self, batch_size: int, *, shuffle: bool, seed: int | None) -> _parallel.Batches:
+        return _parallel.Batches(self.copy().__getitem__, len(self), batch_size, shuffle=shuffle, seed=seed)
+
+    @classmethod
+    def dataloader(
+        cls,
+        path: Source,
+        func: Callable[[Self], R],
+        batch_size: int,
+        protocol: str | None = None,
+        compress: str | None = None,
+        *,
+        shuffle: bool = False,
+        seed: int | None = None,
+        **how: Unpack[_parallel.LoadWork],
+    ) -> Iterator[R]:
+        """What a function makes of each array of so many documents of a file, on one process unless asked otherwise.
+
+        The file is read no further ahead than the window; `shuffle` draws from 16 batches that are read ahead.
+        """
+        batches = _parallel.StreamBatches(batch_size, shuffle=shuffle, seed=seed)
+        return _parallel.dataloader(cls, path, func, batches, (protocol, compress), how)
+
     # --- display, pickling, pydantic
 
     def summary(self) -> None:
@@ -246,3 +341,15 @@ class DocumentArray(MutableSequence[DocT], metaclass=ParametrizedMeta):
 def _array_of(document_type: type[Any], documents: list[Any]) -> DocumentArray[Any]:
     """An array of documents that are known to be of the type."""
     return DocumentArray[document_type]._trusted(documents)  # type: ignore[valid-type]
+
+
+def _decoded(document_type: type[Any] | None, documents: list[Any], name: str) -> DocumentArray[Any]:
+    """An array that was read; where the class is not loaded, it keeps the name."""
+    if document_type is not None and not document_type.document_schema().is_open:
+        return _array_of(document_type, documents)
+    made: DocumentArray[Any] = DocumentArray._trusted(documents)
+    object.__setattr__(made, "_declared", name if document_type is None else None)
+    return made
+
+
+_loaded.provide("array", _decoded)

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
 
 from pydantic_core import CoreSchema
-from typing_extensions import Self
+from typing_extensions import Self, Unpack
 
+from quire import codec
 from quire._parametrize import ParametrizedMeta
 from quire.array import _columns_view as _view
-from quire.array import _order, _rows
+from quire.array import _order, _parallel, _rows, _tables, _wire
 from quire.array._array import DocumentArray, Found
 from quire.array._find import Metric
 from quire.array._index import resolve_index
 from quire.array._insert import admit
+from quire.codec import Reading
+from quire.codec._frames import column_parts, to_frame
+from quire.codec._json import TensorForm, rows_from_dict, rows_from_json
 from quire.columns import Column, Columns, ShapePolicy, StackOptions, stack
 from quire.display import facts_table, print_facts
 from quire.document import BaseDocument
+from quire.files import Source, Target
 from quire.schema import Schema
 
 if TYPE_CHECKING:
+    import pandas as pd
     from numpy.typing import NDArray
 
 DocT = TypeVar("DocT", bound=BaseDocument)
+R = TypeVar("R")
 
 
 class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
@@ -134,6 +142,25 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         found = _view.find(self._columns, queries, field, metric, limit)
         return [Found(self.take(rows).unstack(), scores) for rows, scores in found]
 
+    # --- work on several cores
+
+    def map(self, func: Callable[[DocT], R], **how: Unpack[_parallel.MapWork]) -> Iterator[R]:
+        """What a function makes of each row as a document; see `DocumentArray.map`."""
+        return _parallel.map_documents(self, func, how)
+
+    def map_batch(
+        self,
+        func: Callable[[Self], R],
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int | None = None,
+        **how: Unpack[_parallel.MapWork],
+    ) -> Iterator[R]:
+        """What a function makes of each batch of so many rows; see `DocumentArray.map`."""
+        batches = _parallel.Batches(self.take, len(self), batch_size, shuffle=shuffle, seed=seed)
+        return _parallel.map_batches(batches, func, how)
+
     # --- columns
 
     def __getattr__(self, name: str) -> Any:
@@ -175,6 +202,120 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         """Move the torch tensors, in place, into memory that other processes can map."""
         self._columns.map_tensors(_view.sharer())
         return self
+
+    # --- bytes and files
+
+    def to_protobuf(self) -> Any:
+        """A protobuf message, `quire.v1.Batch`."""
+        return codec.to_message("Batch", codec.columns_message(self._columns))
+
+    @classmethod
+    def from_protobuf(cls, message: Any, **reading: Unpack[Reading]) -> Self:
+        """The batch of a protobuf message, a Batch or an Array."""
+        return _wire.batch_from_protobuf(cls, message, reading)  # type: ignore[no-any-return]
+
+    def to_bytes(
+        self, protocol: str | None = None, compress: str | None = None, *, allow_pickle: bool = False
+    ) -> bytes:
+        """The columns as bytes."""
+        return _wire.batch_to_bytes(self, protocol, compress, allow_pickle=allow_pickle)
+
+    @classmethod
+    def from_bytes(
+        cls, data: Any, protocol: str | None = None, compress: str | None = None, **reading: Unpack[Reading]
+    ) -> Self:
+        """The columns of bytes; with `copy=False` tensors are views of them."""
+        return _wire.batch_from_bytes(cls, data, protocol, compress, reading)  # type: ignore[no-any-return]
+
+    def to_base64(self, protocol: str | None = None, compress: str | None = None, *, allow_pickle: bool = False) -> str:
+        """The bytes of `to_bytes` as text."""
+        return b64encode(self.to_bytes(protocol, compress, allow_pickle=allow_pickle)).decode()
+
+    @classmethod
+    def from_base64(
+        cls, data: str | bytes, protocol: str | None = None, compress: str | None = None, **reading: Unpack[Reading]
+    ) -> Self:
+        """The columns of `to_base64`."""
+        return cls.from_bytes(codec.from_base64(data), protocol, compress, **reading)
+
+    def save_binary(
+        self,
+        file: Target,
+        protocol: str | None = None,
+        compress: str | None = None,
+        *,
+        allow_pickle: bool = False,
+        show_progress: bool | None = None,
+    ) -> None:
+        """Write the rows to a file; its suffixes tell protocol and compression that are not given."""
+        _wire.save_batch(self, file, protocol, compress, allow_pickle=allow_pickle, show_progress=show_progress)
+
+    @overload
+    @classmethod
+    def load_binary(
+        cls,
+        file: Source,
+        protocol: str | None = None,
+        compress: str | None = None,
+        *,
+        streaming: Literal[False] = False,
+        **reading: Unpack[Reading],
+    ) -> Self: ...
+    @overload
+    @classmethod
+    def load_binary(
+        cls,
+        file: Source,
+        protocol: str | None = None,
+        compress: str | None = None,
+        *,
+        streaming: Literal[True],
+        **reading: Unpack[Reading],
+    ) -> Iterator[Self]: ...
+    @classmethod
+    def load_binary(
+        cls,
+        file: Source,
+        protocol: str | None = None,
+        compress: str | None = None,
+        *,
+        streaming: bool = False,
+        **reading: Unpack[Reading],
+    ) -> Any:
+        """The rows in a file: all as one batch, or a batch for each block of the file (`streaming`)."""
+        load = _wire.iterate_batches if streaming else _wire.load_batch
+        return load(cls, file, protocol, compress, reading)
+
+    # --- text and tables
+
+    def to_json(self, *, indent: int | None = None, tensors: TensorForm = "lists") -> str:
+        """The rows as a JSON list; tensors as nested lists, or as 'base64' of their bytes."""
+        return self.unstack().to_json(indent=indent, tensors=tensors)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, *, shapes: ShapePolicy = "error") -> Self:
+        """The rows that were written as a JSON list."""
+        return cls(rows_from_json(_tables.row_type(cls, "from_json()"), text), shapes=shapes)
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """The rows as dicts; see `BaseDocument.to_dict`."""
+        return self.unstack().to_dict()
+
+    @classmethod
+    def from_dict(cls, rows: Iterable[Mapping[str, Any]], *, shapes: ShapePolicy = "error") -> Self:
+        """A batch of rows with the fields in mappings."""
+        return cls(rows_from_dict(_tables.row_type(cls, "from_dict()"), rows), shapes=shapes)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A pandas data frame of the rows; number columns go over as one array."""
+        return to_frame(column_parts(self._columns), len(self))
+
+    @classmethod
+    def from_dataframe(
+        cls, frame: Any, *, extra: Literal["error", "ignore"] = "error", shapes: ShapePolicy = "error"
+    ) -> Self:
+        """A batch of the rows of a data frame; `extra` is about unknown columns."""
+        return cls._wrap(_tables.columns_from_frame(cls, frame, extra, shapes))
 
     # --- equality, display, pickling, pydantic
 

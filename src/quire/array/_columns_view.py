@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
 from quire._equality import equal_values
@@ -22,27 +21,24 @@ from quire.columns import (
     DocumentsColumn,
     ObjectColumn,
     RaggedColumn,
-    ScalarColumn,
     ShapePolicy,
-    StackOptions,
     TensorColumn,
     TensorMap,
-    Validity,
     concat_columns,
+    default_column,
     dense_framework,
-    stack_values,
+    make_column,
     wrap_rows,
 )
 from quire.document import BaseDocument
-from quire.errors import ColumnError, DocumentTypeError, PathError, QueryError, TensorError, did_you_mean
-from quire.schema import Field, FieldKind, Schema
-from quire.tensors import Framework, describe, format_shape, framework_of, get_framework, to_framework
+from quire.errors import ColumnError, DocumentTypeError, PathError, QueryError, did_you_mean
+from quire.schema import Schema
+from quire.tensors import Framework, describe, get_framework, to_framework
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BatchOf = Callable[[type[Any], Columns], Any]
-_SCALAR_KINDS = {bool: "b", int: "iu", float: "f", complex: "c"}
 
 
 class BatchList:
@@ -229,129 +225,8 @@ def columns_from(schema: Schema, given: Mapping[str, Any], shapes: ShapePolicy) 
     length = next(iter(lengths.values()), 0)
     for field in schema.fields:
         if field.name not in made:
-            made[field.name] = _default_column(schema, field, length)
+            made[field.name] = default_column(schema, field, length)
     return Columns(schema, {field.name: made[field.name] for field in schema.fields}, length)
-
-
-def make_column(schema: Schema, field: Field, values: Any, shapes: ShapePolicy, rows: Validity = None) -> Column:
-    """A column from a tensor with a row each, from a column of a batch, or from a sequence of values.
-
-    `rows` is False where there is no document, and so no value.
-    """
-    path = f"{schema.name}.{field.name}"
-    column = _ready_column(field, values, path, rows)
-    if column is not None:
-        return column
-    if isinstance(values, Column):  # with the rows that have no value
-        shapes = "pad" if isinstance(values, TensorColumn) and values.shapes is not None else shapes
-        values = values.values()
-    if isinstance(values, (str, bytes, Mapping)) or not hasattr(type(values), "__iter__"):
-        raise ColumnError(f"{path}: a column is made from a tensor or a sequence of values, got {describe(values)}.")
-    return stack_values(field, _validated(schema, field, list(values), path, rows), StackOptions(shapes=shapes), path)
-
-
-def _ready_column(field: Field, values: Any, path: str, rows: Validity) -> Column | None:
-    """The column of values that are columns already; None for a sequence."""
-    framework = framework_of(values)
-    if framework is not None and field.kind is FieldKind.TENSOR:
-        return _tensor_column(field, values, path, rows)
-    if framework is not None and field.kind is FieldKind.SCALAR:
-        return _scalar_column(field, values, path, rows)
-    made: Column | None = None
-    if isinstance(values, RaggedColumn) and field.kind is FieldKind.TENSOR:
-        made = _ragged_column(field, values, path)
-    elif field.kind is FieldKind.DOCUMENT and _columns_of(values, field) is not None:
-        made = DocumentColumn(
-            field, values._columns.slice(slice(None))
-        )  # its own, so that setting one leaves the other
-    elif field.kind is FieldKind.DOCUMENTS and _columns_of(getattr(values, "flat", None), field) is not None:
-        made = type(values._column)(field, *_parts(values._column))
-    if made is not None and made.validity is not None and not field.nullable:
-        missing = np.flatnonzero(~made.validity & (True if rows is None else rows))
-        if len(missing):
-            raise ColumnError(f"{path}, row {missing[0]}: there is no value, and the field takes no None.")
-    return made
-
-
-def _columns_of(values: Any, field: Field) -> Columns | None:
-    """The columns of a batch, if they are those that the field has."""
-    columns = getattr(values, "_columns", None)
-    fits = isinstance(columns, Columns) and columns.schema.document_type is field.document_type and not field.recursive
-    return columns if fits else None
-
-
-def _parts(column: DocumentsColumn) -> tuple[Columns, NDArray[np.int64], Validity]:
-    return column.flat.slice(slice(None)), column.offsets, column.validity
-
-
-def _tensor_column(field: Field, values: Any, path: str, rows: Validity) -> Column:
-    declared = field.type.framework
-    try:
-        values = values if declared is None else to_framework(getattr(values, "tensor", values), declared)
-    except TensorError as error:
-        raise ColumnError(f"{path}: {error}") from error
-    framework = framework_of(values)
-    assert framework is not None
-    shape = framework.shape(values)
-    if framework.is_sparse(values) or not shape or not field.spec.fits(shape[1:], framework.dtype(values)):
-        row = format_shape(shape[1:]) if shape else "none"
-        raise ColumnError(f"{path}: expected rows of {field.spec}, got {describe(values)}, whose rows are {row}.")
-    return TensorColumn(field, values, framework, _same_length(rows, shape[0]))
-
-
-def _ragged_column(field: Field, values: RaggedColumn, path: str) -> Column:
-    dtype = values.framework.dtype(values.flat)
-    for row in np.flatnonzero(values.valid_rows()).tolist():
-        if not field.spec.fits(values.shapes[row], dtype):
-            got = f"{dtype} {format_shape(values.shapes[row])}"
-            raise ColumnError(f"{path}, row {row}: expected {field.spec}, got {got}.")
-    return RaggedColumn(field, values.flat, values.framework, values.shapes, values.validity)
-
-
-def _scalar_column(field: Field, values: Any, path: str, rows: Validity) -> Column:
-    framework = framework_of(values)
-    assert framework is not None
-    kind = framework.to_numpy(values).dtype.kind if framework.convertible(values) is None else "?"
-    shape = framework.shape(values)
-    if len(shape) != 1 or kind not in _SCALAR_KINDS.get(field.type, ""):
-        raise ColumnError(f"{path}: expected a vector of {field.type.__name__}, got {describe(values)}.")
-    return ScalarColumn(field, values, framework, _same_length(rows, shape[0]))
-
-
-def _same_length(rows: Validity, length: int) -> Validity:
-    return rows if rows is not None and len(rows) == length else None  # another length is refused later
-
-
-def _validated(schema: Schema, field: Field, values: list[Any], path: str, rows: Validity) -> list[Any]:
-    """The values as the field takes them; in rows without a document there must be None."""
-    there = list(range(len(values)))
-    if rows is not None and len(rows) == len(values):
-        there = np.flatnonzero(rows).tolist()
-        for row in np.flatnonzero(~rows).tolist():
-            if values[row] is not None:
-                raise ColumnError(f"{path}, row {row}: there is no document to hold the value; pass None in this row.")
-    annotation = schema.document_type.model_fields[field.name].rebuild_annotation()
-    adapter = TypeAdapter(list[annotation], config=ConfigDict(arbitrary_types_allowed=True))  # type: ignore[valid-type]
-    try:
-        checked = adapter.validate_python([values[row] for row in there])
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ColumnError(f"{path}, row {there[int(first['loc'][0])]}: {first['msg']}") from error
-    found = dict(zip(there, checked, strict=True))
-    return [found.get(row) for row in range(len(values))]
-
-
-def _default_column(schema: Schema, field: Field, length: int) -> Column:
-    path = f"{schema.name}.{field.name}"
-    if field.required:
-        raise ColumnError(f"{path} has no default; give a column for it.")
-    info = schema.document_type.model_fields[field.name]
-    if getattr(info, "default_factory_takes_validated_data", False):
-        raise ColumnError(f"{path}: its default is made from other fields; give a column for it.")
-    values = [info.get_default(call_default_factory=True) for _ in range(length)]
-    if framework_of(info.default) is not None or isinstance(info.default, (list, tuple, dict)):
-        values = _validated(schema, field, values, path, None)  # as documents do with such defaults
-    return stack_values(field, values, StackOptions(), path)
 
 
 def concat(batch_type: type[Any], batches: Iterable[Any], shapes: ShapePolicy) -> Any:

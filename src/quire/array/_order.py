@@ -17,11 +17,17 @@ def batches(
     length: int, batch_size: int, *, shuffle: bool, seed: int | None, drop_last: bool
 ) -> Iterator[NDArray[np.int64]]:
     """Positions, so many at a time."""
-    if batch_size < 1:
-        raise RowIndexError(f"batch_size={batch_size}: a batch has at least one row.")
+    check_batch_size(batch_size)
     order = shuffled(length, seed) if shuffle else np.arange(length, dtype=np.int64)
     stop = length - length % batch_size if drop_last else length
     return (order[start : start + batch_size] for start in range(0, stop, batch_size))
+
+
+def check_batch_size(batch_size: int) -> int:
+    """The size, if it is one."""
+    if batch_size < 1:
+        raise RowIndexError(f"batch_size={batch_size}: a batch has at least one row.")
+    return batch_size
 
 
 def shuffled(length: int, seed: int | None) -> NDArray[np.int64]:

@@ -52,6 +52,7 @@ def known_schema(array: DocumentArray[Any]) -> Schema | None:
 def like(array: ArrayT, documents: list[Any]) -> ArrayT:
     """An array of the same class, with the attributes that a subclass brings."""
     made = type(array)._trusted(documents)
+    object.__setattr__(made, "_declared", array._declared)
     if type(array).__dictoffset__:
         made.__dict__.update(array.__dict__)
     return made

@@ -17,3 +17,10 @@ def default_document_type() -> type[Any]:
     from quire.documents import Document
 
     return Document
+
+
+def documents_of_files(array_type: type[Any], paths: list[str], read_mode: Any, *, to_dataturi: bool) -> Any:
+    """`DocumentArray.from_files`."""
+    from quire.documents import documents_of_files
+
+    return documents_of_files(array_type, paths, read_mode=read_mode, to_dataturi=to_dataturi)

@@ -1,10 +1,20 @@
 """Documents as columns: how rows are stacked, and what can be done with columns without making documents."""
 
 from quire.columns._column import Column, TensorMap, Validity, dense_framework
-from quire.columns._columns import Columns, DocumentColumn, DocumentsColumn
+from quire.columns._columns import Columns, DocumentColumn, DocumentsColumn, Remainder
 from quire.columns._concat import concat_columns
-from quire.columns._objects import ObjectColumn
-from quire.columns._stack import ShapePolicy, StackOptions, stack, stack_values
+from quire.columns._make import default_column, make_column, validate_values
+from quire.columns._objects import ObjectColumn, PackedColumn, pack
+from quire.columns._stack import (
+    ShapePolicy,
+    StackOptions,
+    any_attributes,
+    gather,
+    remainders_of,
+    stack,
+    stack_values,
+    validity_of,
+)
 from quire.columns._tensor import RaggedColumn, ScalarColumn, TensorColumn, wrap_rows
 
 __all__ = [
@@ -13,16 +23,26 @@ __all__ = [
     "DocumentColumn",
     "DocumentsColumn",
     "ObjectColumn",
+    "PackedColumn",
     "RaggedColumn",
+    "Remainder",
     "ScalarColumn",
     "ShapePolicy",
     "StackOptions",
     "TensorColumn",
     "TensorMap",
     "Validity",
+    "any_attributes",
     "concat_columns",
+    "default_column",
     "dense_framework",
+    "gather",
+    "make_column",
+    "pack",
+    "remainders_of",
     "stack",
     "stack_values",
+    "validate_values",
+    "validity_of",
     "wrap_rows",
 ]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from typing_extensions import Self
 
 from quire.errors import ColumnError
 from quire.schema import Field
@@ -40,14 +39,14 @@ class Column(ABC):
         """The values of all rows as a document holds them, sharing memory with the column; None where there is none."""
 
     @abstractmethod
-    def take(self, indices: NDArray[np.int64]) -> Self:
+    def take(self, indices: NDArray[np.int64]) -> Column:
         """Rows by position, copied."""
 
     @abstractmethod
-    def slice(self, rows: slice) -> Self:
+    def slice(self, rows: slice) -> Column:
         """A run of rows, sharing memory with the column."""
 
-    def concat(self, others: Sequence[Self]) -> Self | None:
+    def concat(self, others: Sequence[Any]) -> Column | None:
         """The column with others of its kind behind it; None where they do not join as they are."""
         return None
 
@@ -55,7 +54,7 @@ class Column(ABC):
         """The value of one row."""
         return self.slice(slice(index, index + 1)).values()[0]
 
-    def map_tensors(self, change: TensorMap) -> Self:
+    def map_tensors(self, change: TensorMap) -> Column:
         """The column with every tensor in it changed."""
         return self
 
@@ -75,7 +74,7 @@ class Column(ABC):
         return {name: getattr(self, name) for name in names if name != "field"}
 
     @classmethod
-    def restore(cls, field: Field, payload: dict[str, Any]) -> Self:
+    def restore(cls, field: Field, payload: dict[str, Any]) -> Column:
         """The column again, for the field of the reader's schema."""
         made = cls.__new__(cls)
         for name, value in {"field": field, **payload}.items():

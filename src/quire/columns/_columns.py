@@ -58,7 +58,9 @@ class Columns:
 
     def _arguments(self) -> tuple[Any, ...]:
         parts = {name: (type(column), column.payload()) for name, column in self.columns.items()}
-        return self.schema.document_type, parts, self.length, self.validity, self.remainders
+        own = self.schema.document_type.document_schema() is self.schema
+        fields = None if own else self.schema.fields
+        return self.schema.document_type, fields, parts, self.length, self.validity, self.remainders
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Columns:
         def remember(framework: Framework, value: Any) -> tuple[Framework, Any]:
@@ -146,9 +148,15 @@ class Columns:
 
 
 def _restore(
-    document_type: type[Any], parts: dict[str, tuple[type[Column], dict[str, Any]]], length: int, *rest: Any
+    document_type: Any,
+    fields: tuple[Field, ...] | None,
+    parts: dict[str, tuple[type[Column], dict[str, Any]]],
+    length: int,
+    *rest: Any,
 ) -> Columns:
     schema: Schema = document_type.document_schema()
+    if fields is not None:
+        schema = replace(schema, fields=fields)
     columns = {name: kind.restore(schema.resolve((name,))[0], payload) for name, (kind, payload) in parts.items()}
     return Columns(schema, columns, length, *rest)
 
@@ -180,7 +188,7 @@ def _make_one(schema: Schema, row: dict[str, Any], remainder: Remainder | None) 
     )
     for put, value in zip(_SETTERS, state, strict=True):
         put(document, value)
-    if remainder is None and document_type.__private_attributes__:
+    if private is None and document_type.__private_attributes__:
         document_type.model_post_init(document, None)  # gives private attributes their defaults
     return document
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -43,13 +44,13 @@ class StackOptions:
 
 def stack(schema: Schema, documents: Sequence[Any], options: StackOptions, where: str = "") -> Columns:
     """The columns of documents; a document that is None is a row that is not there."""
-    validity = _validity(documents)
+    validity = validity_of(documents)
     rows = [None if document is None else document.__dict__ for document in documents]
     columns = {}
     for field in schema.fields:
         path = f"{where or schema.name}.{field.name}"
-        columns[field.name] = stack_values(field, _gather(rows, field.name, path, validity), options, path)
-    return Columns(schema, columns, len(rows), validity, _remainders(schema, documents))
+        columns[field.name] = stack_values(field, gather(rows, field.name, path, validity), options, path)
+    return Columns(schema, columns, len(rows), validity, remainders_of(schema, documents))
 
 
 def stack_values(field: Field, values: list[Any], options: StackOptions, path: str) -> Column:
@@ -65,7 +66,8 @@ def stack_values(field: Field, values: list[Any], options: StackOptions, path: s
     return ObjectColumn(field, values)
 
 
-def _gather(rows: list[dict[str, Any] | None], name: str, path: str, validity: Validity) -> list[Any]:
+def gather(rows: list[dict[str, Any] | None], name: str, path: str, validity: Validity) -> list[Any]:
+    """The values of one field; None in rows that are not there."""
     try:
         if validity is None:
             return [row[name] for row in rows]  # type: ignore[index]
@@ -75,16 +77,23 @@ def _gather(rows: list[dict[str, Any] | None], name: str, path: str, validity: V
         raise ColumnError(f"{path}: document {index} has no such value; it was made without validation.") from None
 
 
-def _validity(values: Sequence[Any]) -> Validity:
+def validity_of(values: Sequence[Any]) -> Validity:
+    """Which values are not None; None where all are not."""
     if type(None) not in set(map(type, values)):
         return None
     return np.fromiter((value is not None for value in values), np.bool_, len(values))
 
 
-def _remainders(schema: Schema, documents: Sequence[Any]) -> list[Remainder | None] | None:
-    plain = {schema.document_type, type(None)}
-    if not schema.keeps_more and set(map(type, documents)) <= plain:
-        return None
+_extra = attrgetter("__pydantic_extra__")
+
+
+def remainders_of(schema: Schema, documents: Sequence[Any]) -> list[Remainder | None] | None:
+    """What the documents hold beyond the schema; None where they cannot hold more."""
+    types = set(map(type, documents))
+    if not schema.keeps_more and types <= {schema.document_type, type(None)}:
+        present = documents if type(None) not in types else [item for item in documents if item is not None]
+        if not any(map(_extra, present)):  # what was read with unknown='keep'
+            return None
     return [None if document is None else _remainder(schema, document) for document in documents]
 
 
@@ -94,7 +103,7 @@ def _remainder(schema: Schema, document: Any) -> Remainder:
 
 
 def _stack_scalars(field: Field, values: list[Any], options: StackOptions, path: str) -> Column:
-    validity = _validity(values)
+    validity = validity_of(values)
     dtype = _SCALAR_DTYPES.get(field.type)
     filled = values if validity is None or dtype is None else [field.type() if v is None else v for v in values]
     if dtype is None or not set(map(type, filled)) <= {field.type}:
@@ -108,21 +117,22 @@ def _stack_scalars(field: Field, values: list[Any], options: StackOptions, path:
 
 
 def _stack_arrays(field: Field, values: list[Any], options: StackOptions, path: str) -> Column:
-    if not set(map(type, values)) <= {field.type, type(None)} or _any_attributes(field.type, values):
+    if not set(map(type, values)) <= {field.type, type(None)} or any_attributes(field.type, values):
         return ObjectColumn(field, values)  # arrays with a class or with attributes of their own
     sizes = [0 if array is None else len(array._documents) for array in values]
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
     documents = [document for array in values if array is not None for document in array._documents]
     flat = stack(field.document_type.document_schema(), documents, options, path)
-    return DocumentsColumn(field, flat, offsets, _validity(values))
+    return DocumentsColumn(field, flat, offsets, validity_of(values))
 
 
-def _any_attributes(array_type: type[Any], arrays: list[Any]) -> bool:
+def any_attributes(array_type: type[Any], arrays: list[Any]) -> bool:
+    """Whether an array has attributes of its own, which a subclass may bring."""
     return bool(array_type.__dictoffset__) and any(array is not None and array.__dict__ for array in arrays)
 
 
 def _stack_tensors(field: Field, values: list[Any], options: StackOptions, path: str) -> Column:
-    validity = _validity(values)
+    validity = validity_of(values)
     present = values if validity is None else [value for value in values if value is not None]
     target = None if options.framework is None else get_framework(options.framework)
     if not present:

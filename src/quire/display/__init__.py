@@ -1,6 +1,7 @@
 """How schemas, documents, arrays and batches look in a terminal and in a notebook."""
 
 from quire.display._html import render_html, render_rows_html
+from quire.display._progress import tracked
 from quire.display._rich import document_tree, facts_table, print_document, print_facts, print_schema
 from quire.display._text import nested_rows, short_value
 
@@ -14,4 +15,5 @@ __all__ = [
     "render_html",
     "render_rows_html",
     "short_value",
+    "tracked",
 ]

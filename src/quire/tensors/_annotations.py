@@ -16,7 +16,7 @@ from quire.errors import SchemaError
 from quire.tensors._registry import framework_of_type
 from quire.tensors._spec import Dimension, TensorSpec, dtype_name
 from quire.tensors._type import TensorType
-from quire.tensors._types import JaxArray, NativeTensorFlow, NdArray, PaddleTensor, TorchTensor
+from quire.tensors._types import AnyTensor, JaxArray, NativeTensorFlow, NdArray, PaddleTensor, TorchTensor
 
 _PLAIN_TYPES: dict[str, TensorType] = {
     "numpy": NdArray,
@@ -27,10 +27,16 @@ _PLAIN_TYPES: dict[str, TensorType] = {
 }
 
 
+def plain_tensor_type(framework: str) -> TensorType:
+    """The type of all tensors of a framework."""
+    return _PLAIN_TYPES.get(framework, AnyTensor)
+
+
 class _Annotation(ABC):
     """A part of a tensor's spec, written inside `Annotated`."""
 
     __slots__ = ()
+    __quire_plain__ = True  # part of the tensor type, so nothing more to check
 
     @abstractmethod
     def refine(self, spec: TensorSpec) -> TensorSpec:

@@ -83,8 +83,16 @@ class Framework(ABC):
     def to_device(self, value: Any, device: Any, *, non_blocking: bool = False) -> Any:
         """The tensor on another device."""
 
+    def take_shared(self, column: Any, indices: NDArray[np.int64]) -> Any:
+        """Rows by position, in memory that other processes can map, where the framework has such."""
+        return self.take(column, indices)
+
     def unwrap(self, value: Any) -> Any:
         """The framework's own object, where quire has a wrapper of it."""
+        return value
+
+    def wrap(self, value: Any) -> Any:
+        """quire's wrapper of the framework's own object, where it has one."""
         return value
 
     def refusal(self, value: Any) -> str | None:

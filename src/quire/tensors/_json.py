@@ -2,11 +2,14 @@
 
     {"framework": "torch", "dtype": "float32", "shape": [2, 2], "data": [[1.0, 2.0], [3.0, "NaN"]]}
 
+With "encoding": "base64" the data is base64 of the bytes, row by row, the lowest byte of a number first.
 A sparse tensor has its `layout` and `indices` beside the values. Complex numbers are [real, imaginary].
 """
 
 from __future__ import annotations
 
+import base64
+import math
 import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -27,13 +30,15 @@ _SPARE = 10_000_000  # a few words must not ask for all the memory there is: so 
 _NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
-def tensor_to_json(value: Any) -> dict[str, Any]:
-    """A tensor as plain JSON values."""
+def tensor_to_json(value: Any, form: str = "lists") -> dict[str, Any]:
+    """A tensor as plain JSON values: its data in nested lists, or in 'base64' (text and sparse tensors in lists)."""
     framework = framework_of(value)
     if framework is None:
         raise TensorError(f"{type(value).__name__} is not a tensor.")
     dtype = framework.dtype(value)
     head = {"framework": framework.name, "dtype": dtype, "shape": list(framework.shape(value))}
+    if form == "base64" and not framework.is_sparse(value) and _has_bytes(dtype):
+        return {**head, "encoding": "base64", "data": _to_base64(framework.to_numpy(value))}
     if not framework.is_sparse(value):
         return {**head, "data": _to_lists(framework.to_numpy(value), dtype)}
     indices, values = framework.to_coo(value)
@@ -49,6 +54,8 @@ def tensor_from_json(content: Mapping[str, Any], target: Framework | None) -> An
         shape = tuple(map(operator.index, content["shape"]))
         framework = target or stored_framework(content.get("framework", "numpy"))
         layout = content.get("layout", "dense")
+        if "encoding" in content:
+            return framework.from_numpy(_from_base64(content, shape))
         if layout == "dense":
             return framework.from_numpy(_from_lists(content["data"], content["dtype"], shape))
         indices, values = _sparse_parts(content, shape)
@@ -89,7 +96,8 @@ def json_schema(title: str, spec: TensorSpec) -> dict[str, Any]:
             "framework": {"type": "string"},
             "dtype": {"type": "string"} if spec.dtype is None else {"const": spec.dtype},
             "shape": axes,
-            "data": {"description": "Nested lists of the values, row by row."},
+            "data": {"description": "Nested lists of the values, row by row; or base64 of their bytes."},
+            "encoding": {"const": "base64"},
             "layout": {"type": "string"},
             "indices": {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
         },
@@ -143,6 +151,31 @@ def _from_lists(data: Any, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
         return cast_numbers(_shaped(array, shape), wanted)
     pairs = np.ascontiguousarray(_shaped(array, (*shape, 2)), np.float64)
     return cast_numbers(pairs.view(np.complex128)[..., 0], wanted)
+
+
+def _has_bytes(dtype: str) -> bool:
+    return dtype in DTYPES or dtype.startswith(("datetime64", "timedelta64"))
+
+
+def _to_base64(array: NDArray[Any]) -> str:
+    return base64.b64encode(array.astype(array.dtype.newbyteorder("<"), order="C").tobytes()).decode("ascii")
+
+
+def _from_base64(content: Mapping[str, Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """An array of bytes, of which there must be exactly as many as the dtype and the shape say."""
+    encoding, data, name = content["encoding"], content["data"], content["dtype"]
+    if encoding != "base64" or content.get("layout", "dense") != "dense":
+        raise TensorError(f"{encoding!r} is not an encoding of dense tensors: there is 'base64'")
+    if not isinstance(data, str) or not isinstance(name, str) or not _has_bytes(name):
+        raise TensorError(f"there is no base64 form of dtype {name!r} with data of {type(data).__name__}")
+    dtype = common_dtype(name)
+    wanted, found = math.prod(shape) * dtype.itemsize, len(data) // 4 * 3 - data[-2:].count("=")
+    if min(shape, default=0) < 0 or found != wanted:  # before a byte is decoded
+        raise TensorError(f"the data has {found} bytes, and {name} {format_shape(shape)} has {wanted}")
+    raw = np.frombuffer(bytearray(base64.b64decode(data, validate=True)), dtype.newbyteorder("<"))
+    if dtype.kind == "b" and (raw.view(np.uint8) > 1).any():
+        raise TensorError("a byte is neither true nor false")
+    return raw.astype(dtype, copy=False).reshape(shape)
 
 
 def _shaped(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:

@@ -58,6 +58,9 @@ class TensorFlowFramework(Framework):
     def unwrap(self, value: Any) -> Any:
         return unwrap(value)
 
+    def wrap(self, value: Any) -> Any:
+        return TensorFlowTensor(value)
+
     def to_coo(self, value: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
         value = unwrap(value)
         if not isinstance(value, tf.SparseTensor):

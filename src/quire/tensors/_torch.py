@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import math
 import warnings
 from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
@@ -95,7 +96,10 @@ class TorchFramework(Framework):
             raise TensorError(f"torch has no tensors of dtype {array.dtype}.") from error
 
     def stack(self, values: Sequence[Any]) -> Any:
-        return torch.stack(values)  # type: ignore[arg-type]
+        if torch.utils.data.get_worker_info() is None or values[0].requires_grad or not values[0].is_cpu:
+            return torch.stack(values)  # type: ignore[arg-type]
+        shape = (len(values), *values[0].shape)
+        return torch.stack(values, out=_shared(shape, values[0].dtype))  # type: ignore[arg-type]
 
     def concat(self, columns: Sequence[Any]) -> Any:
         return torch.cat(columns)  # type: ignore[arg-type]
@@ -103,6 +107,10 @@ class TorchFramework(Framework):
     def take(self, column: Any, indices: NDArray[np.int64]) -> Any:
         positions = torch.from_numpy(indices)
         return column.index_select(0, positions if column.is_cpu else positions.to(column.device))
+
+    def take_shared(self, column: Any, indices: NDArray[np.int64]) -> Any:
+        out = _shared((len(indices), *column.shape[1:]), column.dtype)
+        return torch.index_select(column, 0, torch.from_numpy(indices), out=out)
 
     def zeros(self, shape: tuple[int, ...], dtype: str, like: Any = None) -> Any:
         return torch.zeros(shape, dtype=self.native_dtype(dtype), device=None if like is None else like.device)
@@ -165,6 +173,12 @@ def _is_part(value: Any) -> bool:
 def _is_plain(value: Any) -> bool:
     plain = type(value) is torch.Tensor and value.layout is torch.strided
     return plain and not value.is_nested and not value.is_meta
+
+
+def _shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor in memory that other processes can map: what a worker puts there is handed over as it is."""
+    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=dtype).set_(storage).view(shape)
 
 
 class _Part:

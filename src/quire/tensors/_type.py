@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
-from pydantic import GetJsonSchemaHandler
+from pydantic import GetJsonSchemaHandler, SerializationInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from quire import _parametrize
@@ -108,6 +108,10 @@ class TensorType(type):
             raise _mismatch(cls, got)
         return value
 
+    def _fit_json(cls, value: Any) -> Any:
+        """A tensor in its own JSON form: in JSON that is as strict as it gets."""
+        return cls._validate(value) if isinstance(value, Mapping) else cls._fit(value)
+
     def _validate(cls, value: Any) -> Any:
         """The value, or what it becomes without loss: what pydantic calls in lax mode."""
         if not cls._holds(value):
@@ -164,13 +168,22 @@ class TensorType(type):
 
         return core_schema.lax_or_strict_schema(
             lax_schema=core_schema.no_info_plain_validator_function(cls._validator()),
-            strict_schema=core_schema.no_info_plain_validator_function(cls._fit),
-            serialization=core_schema.plain_serializer_function_ser_schema(tensor_to_json, when_used="json"),
+            strict_schema=core_schema.json_or_python_schema(
+                core_schema.no_info_plain_validator_function(cls._fit_json),
+                core_schema.no_info_plain_validator_function(cls._fit),
+            ),
+            serialization=core_schema.plain_serializer_function_ser_schema(_serialize, info_arg=True, when_used="json"),
             metadata={"quire_tensor": cls, "pydantic_js_functions": [describe_json]},
         )
 
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
         return cls.core_schema()
+
+
+def _serialize(value: Any, info: SerializationInfo) -> dict[str, Any]:
+    """A tensor in JSON, in the form that the serialization context asks for: `{'tensors': 'base64'}`."""
+    context = info.context
+    return tensor_to_json(value, context.get("tensors", "lists") if isinstance(context, Mapping) else "lists")
 
 
 def _make(plain: TensorType, spec: TensorSpec) -> TensorType:

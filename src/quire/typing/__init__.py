@@ -1,4 +1,4 @@
-"""What schemas are annotated with: tensor types, shapes, dtypes and ids.
+"""What schemas are annotated with: tensor types, shapes, dtypes, ids and numbers of protobuf fields.
 
 A static checker sees the framework's own class behind each tensor type. The subscripted form
 `TorchTensor[3, 'h', 'w']` is for run time only; `Annotated[torch.Tensor, Shape(3, 'h', 'w')]` means the same and is
@@ -30,6 +30,7 @@ from quire.typing._dtypes import (
     uint64,
 )
 from quire.typing._id import ID, new_id
+from quire.typing._proto_number import ProtoNumber
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -69,6 +70,7 @@ __all__ = [
     "JaxArray",
     "NdArray",
     "PaddleTensor",
+    "ProtoNumber",
     "Shape",
     "TensorSpec",
     "TorchTensor",

@@ -29,6 +29,8 @@ if hasattr(os, "register_at_fork"):  # or parent and child would hand out the sa
 class _IDSchema:
     """A string; an int or a UUID becomes one."""
 
+    __quire_plain__ = True  # every string will do
+
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         number = core_schema.no_info_after_validator_function(str, core_schema.int_schema(strict=True))
         unique = core_schema.no_info_after_validator_function(UUID.__str__, core_schema.uuid_schema(strict=True))

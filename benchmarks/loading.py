@@ -1,0 +1,230 @@
+"""The rows of train.py about datasets: documents in memory through torch's DataLoader."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from measure import Contestant, Loop, Row, peer, repeated
+from torch.utils.data import DataLoader, Dataset
+
+from quire import BaseDocument, DocumentArray, Text
+from quire.data import MultiModalDataset, batched
+from quire.typing import TorchTensor
+
+SIDE = 64
+BATCH = 64
+
+
+class Picture(BaseDocument):
+    """An image."""
+
+    tensor: TorchTensor[3, SIDE, SIDE]
+
+
+class Item(BaseDocument):
+    """An image and its caption, nested."""
+
+    image: Picture
+    caption: Text
+
+
+def items(size: int) -> tuple[torch.Tensor, DocumentArray[Item]]:
+    """Images, and documents of them."""
+    images = torch.rand(size, 3, SIDE, SIDE)
+    pairs = enumerate(images)
+    return images, DocumentArray[Item](Item(image=Picture(tensor=x), caption=f"caption {i}") for i, x in pairs)
+
+
+@batched
+def normalise_column(tensor: torch.Tensor) -> None:
+    """The whole column, in place."""
+    tensor.sub_(0.5).div_(0.25)
+
+
+def normalise(tensor: torch.Tensor) -> torch.Tensor:
+    """One image."""
+    return (tensor - 0.5) / 0.25
+
+
+class Gathered(Dataset[Any]):
+    """What one writes by hand for speed: one tensor, rows by index_select."""
+
+    def __init__(self, images: torch.Tensor) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitems__(self, rows: list[int]) -> torch.Tensor:
+        return self.images.index_select(0, torch.tensor(rows)).sub_(0.5).div_(0.25)
+
+
+class ByHand(Dataset[Any]):
+    """What one writes by hand: a dict for each row, for default_collate."""
+
+    def __init__(self, images: torch.Tensor) -> None:
+        self.images = images
+        self.captions = [f"caption {i}" for i in range(len(images))]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return {"image": normalise(self.images[row]), "caption": self.captions[row]}
+
+
+def as_it_is(batch: Any) -> Any:
+    """A collate_fn for batches that are made already."""
+    return batch
+
+
+def epoch(dataset: Any, collate_fn: Any = None, workers: int = 0) -> Loop:
+    """One pass over a dataset, in random order; workers stay from pass to pass."""
+    loader = DataLoader(
+        dataset,
+        BATCH,
+        shuffle=True,
+        collate_fn=collate_fn,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        multiprocessing_context="fork" if workers else None,
+    )
+
+    def run() -> None:
+        for _ in loader:
+            pass
+
+    return repeated(run)
+
+
+def batched_row(size: int) -> Row:
+    """A batch at a time."""
+    images, docs = items(size)
+    dataset = MultiModalDataset[Item](docs, {"image.tensor": normalise_column})
+    return Row(
+        title=f"MultiModalDataset, {size:,} nested images and captions, batched preprocessing",
+        what="A pass through a DataLoader, 64 a batch. The reference has the images alone, and no texts or ids.",
+        quire=Contestant("quire", epoch(dataset, dataset.collate_fn)),
+        reference=Contestant("index_select by hand", epoch(Gathered(images), as_it_is)),
+        peers=[peer("TensorDict", "tensordict", lambda theirs: epoch(theirs.Gathered(images), theirs.as_it_is))],
+        target=1.15,
+        unit="ms",
+    )
+
+
+def per_row_row(size: int) -> Row:
+    """A function for each image."""
+    images, docs = items(size)
+    dataset = MultiModalDataset[Item](docs, {"image.tensor": normalise})
+
+    def docarray(theirs: Any) -> Loop:
+        own = theirs.dataset(images)
+        return epoch(own, own.collate_fn)
+
+    return Row(
+        title=f"MultiModalDataset, {size:,} nested images and captions, a function for each image",
+        what="A pass through a DataLoader, 64 a batch. The reference is a Dataset of dicts with default_collate.",
+        quire=Contestant("quire", epoch(dataset, dataset.collate_fn)),
+        reference=Contestant("a Dataset by hand", epoch(ByHand(images))),
+        peers=[peer("DocArray MultiModalDataset", "docarray", docarray)],
+        target=1.2,
+        unit="ms",
+    )
+
+
+def workers_row(size: int) -> Row:
+    """The same in two processes."""
+    images, docs = items(size)
+    dataset = MultiModalDataset[Item](docs, {"image.tensor": normalise})
+    return Row(
+        title=f"MultiModalDataset, {size:,} nested images and captions, 2 workers",
+        what="A pass through a DataLoader with 2 workers, 64 a batch, a function for each image.",
+        quire=Contestant("quire", epoch(dataset, dataset.collate_fn, 2)),
+        reference=Contestant("a Dataset by hand", epoch(ByHand(images), None, 2)),
+        peers=[],
+        target=1.0,
+        unit="ms",
+        by_wall=True,
+    )
+
+
+class Large(BaseDocument):
+    """An image of the usual size."""
+
+    image: TorchTensor[3, 224, 224]
+
+
+class Repeated(Dataset[Any]):
+    """The same batch again and again, of fresh memory: what is measured is the way to the trainer."""
+
+    def __init__(self, dataset: Any, number: int) -> None:
+        self.dataset, self.number = dataset, number
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, _: int) -> Any:
+        return self.dataset.__getitems__(list(range(32)))
+
+
+class Bare(Dataset[Any]):
+    """A tensor alone."""
+
+    def __init__(self, images: torch.Tensor) -> None:
+        self.images = images
+
+    def __getitems__(self, rows: list[int]) -> torch.Tensor:
+        out = torch.empty(0).set_(torch.UntypedStorage._new_shared(len(rows) * self.images[0].nbytes))
+        return torch.index_select(self.images, 0, torch.tensor(rows), out=out.view(len(rows), 3, 224, 224))
+
+
+def handed_over(dataset: Any) -> Loop:
+    """Batches from one worker."""
+    number = 64
+    loader = DataLoader(
+        Repeated(dataset, number),
+        batch_size=None,
+        num_workers=1,
+        persistent_workers=True,
+        multiprocessing_context="fork",
+    )
+
+    def batches() -> Iterator[Any]:
+        while True:
+            yield from loader
+
+    source = batches()
+
+    def loop(calls: int) -> None:
+        for _ in itertools.islice(source, calls):
+            pass
+
+    return loop
+
+
+def hand_over_row(_: int) -> Row:
+    """From a worker to the trainer."""
+    images = torch.rand(64, 3, 224, 224)
+    docs = DocumentArray[Large](Large(image=image) for image in images)
+    return Row(
+        title="hand-over of a batch of 32 images (3, 224, 224) from a worker",
+        what="Both gather straight into shared memory; quire's batch has ids, too.",
+        quire=Contestant("quire", handed_over(MultiModalDataset[Large](docs))),
+        reference=Contestant("a bare tensor", handed_over(Bare(images))),
+        peers=[],
+        target=1.1,
+        unit="ms",
+        calls=16,
+        by_wall=True,
+    )
+
+
+BUILDERS: dict[str, Callable[[int], Row]] = {
+    "dataset_batched": batched_row,
+    "dataset_per_row": per_row_row,
+    "dataset_workers": workers_row,
+    "hand_over": hand_over_row,
+}

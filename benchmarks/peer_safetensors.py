@@ -1,0 +1,5 @@
+"""safetensors, with numpy's arrays."""
+
+from safetensors.numpy import load, save
+
+__all__ = ["load", "save"]

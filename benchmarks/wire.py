@@ -1,0 +1,283 @@
+"""What bytes and files cost, against a copy of the payload and against pickle, and beside the peers.
+
+    python benchmarks/wire.py --rows batch_to_bytes document --rounds 9 --size 10000 --markdown docs/benchmarks-wire.md
+
+Every row is one interleaved run (see measure.py); its result is a ratio. A peer that is not installed is shown so.
+`--size` is the number of passages, a text and 512 float32; there is a fifth as many photos, uint8 (3, 224, 224).
+"""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from measure import Contestant, Loop, Row, peer, repeated
+from report import parse_options, run
+
+from quire import BaseDocument, DocumentArray
+from quire.typing import NdArray
+
+PACKAGES = ("quire", "pydantic", "numpy", "protobuf", "docarray", "safetensors")
+
+
+class Passage(BaseDocument):
+    """A text and its embedding."""
+
+    text: str
+    embedding: NdArray[512]
+
+
+class Photo(BaseDocument):
+    """A text and an image."""
+
+    text: str
+    image: NdArray[3, 224, 224]
+
+
+def passage_rows(size: int) -> list[dict[str, Any]]:
+    """What passages are made from."""
+    numbers = np.random.default_rng(0)
+    return [
+        {"text": f"the text of passage {i}", "embedding": numbers.random(512, dtype=np.float32)} for i in range(size)
+    ]
+
+
+def photo_rows(size: int) -> list[dict[str, Any]]:
+    """What photos are made from."""
+    numbers = np.random.default_rng(0)
+    shape = (3, 224, 224)
+    return [{"text": f"photo {i}", "image": numbers.integers(0, 256, shape, dtype=np.uint8)} for i in range(size // 5)]
+
+
+KINDS: dict[str, tuple[Any, Callable[[int], list[dict[str, Any]]], str]] = {
+    "passages": (Passage, passage_rows, "embedding"),
+    "photos": (Photo, photo_rows, "image"),
+}
+
+
+def documents(kind: str, size: int) -> DocumentArray[Any]:
+    """Documents of one of the kinds."""
+    schema, rows, _ = KINDS[kind]
+    return DocumentArray[schema](schema(**row) for row in rows(size))
+
+
+def tensors_of(batch: Any, kind: str) -> dict[str, Any]:
+    """The columns of a batch as plain arrays; texts and ids as their bytes."""
+    texts = {name: np.frombuffer("".join(batch[name]).encode(), np.uint8) for name in ("id", "text")}
+    return {**texts, KINDS[kind][2]: batch[KINDS[kind][2]]}
+
+
+# --- batches
+
+
+def batch_to_bytes_row(size: int, kind: str) -> Row:
+    """The reference copies the payload once into fresh memory, as bytes must be."""
+    docs = documents(kind, size)
+    batch = docs.stack()
+    payload = batch.to_bytes()
+    columns = tensors_of(batch, kind)
+    texts = {name: batch[name] for name in ("id", "text")}
+
+    def docarray(theirs: Any) -> Loop:
+        own = theirs.documents(getattr(theirs, KINDS[kind][0].__name__), KINDS[kind][1](size)).to_doc_vec()
+        return repeated(lambda: own.to_protobuf().SerializeToString())
+
+    return Row(
+        title=f"DocumentBatch.to_bytes, {len(docs):,} {kind}",
+        what=f"`batch.to_bytes()` of {len(payload) / 1e6:.0f} MB. The reference is one copy of them, `bytes(view)`.",
+        quire=Contestant("quire", repeated(batch.to_bytes)),
+        reference=Contestant("one copy", copied(payload)),
+        peers=[
+            peer("safetensors.save", "safetensors", lambda theirs: repeated(lambda: theirs.save(columns))),
+            Contestant("pickle5 of the columns", repeated(lambda: pickle.dumps((columns, texts), protocol=5))),
+            peer("DocArray DocVec", "docarray", docarray),
+        ],
+        target=2.5,
+        unit="ms",
+    )
+
+
+def beside_safetensors_row(size: int, kind: str) -> Row:
+    """The same, with safetensors as the reference."""
+    batch = documents(kind, size).stack()
+    columns = tensors_of(batch, kind)
+    return Row(
+        title=f"DocumentBatch.to_bytes beside safetensors, {len(batch):,} {kind}",
+        what="`batch.to_bytes()`. The reference saves the same columns, the texts and ids as bytes already.",
+        quire=Contestant("quire", repeated(batch.to_bytes)),
+        reference=peer("safetensors.save", "safetensors", lambda theirs: repeated(lambda: theirs.save(columns))),
+        peers=[],
+        target=1.0,
+        unit="ms",
+    )
+
+
+def batch_from_bytes_row(size: int, kind: str) -> Row:
+    """The reference copies the bytes once."""
+    batch = documents(kind, size).stack()
+    payload = batch.to_bytes()
+    batch_type = type(batch)
+    columns = tensors_of(batch, kind)
+
+    def docarray(theirs: Any) -> Loop:
+        from docarray import DocVec
+
+        schema = getattr(theirs, KINDS[kind][0].__name__)
+        message = theirs.documents(schema, KINDS[kind][1](size)).to_doc_vec().to_protobuf()
+        return repeated(lambda: DocVec[schema].from_protobuf(message))
+
+    def safetensors(theirs: Any) -> Loop:
+        data = theirs.save(columns)
+        return repeated(lambda: theirs.load(data))
+
+    return Row(
+        title=f"DocumentBatch.from_bytes, {len(batch):,} {kind}",
+        what=f"`from_bytes` of {len(payload) / 1e6:.0f} MB. The reference is one copy of them, `bytes(view)`.",
+        quire=Contestant("quire", repeated(lambda: batch_type.from_bytes(payload))),
+        reference=Contestant("one copy", copied(payload)),
+        peers=[
+            Contestant("quire, copy=False", repeated(lambda: batch_type.from_bytes(payload, copy=False))),
+            peer("safetensors.load", "safetensors", safetensors),
+            peer("DocArray DocVec (the message parsed already)", "docarray", docarray),
+        ],
+        target=1.3,
+        unit="ms",
+    )
+
+
+def copied(payload: bytes) -> Loop:
+    """One copy of the payload into fresh memory."""
+    view = memoryview(payload)
+    return repeated(lambda: bytes(view))
+
+
+# --- rows
+
+
+def rows_to_bytes_row(size: int, kind: str) -> Row:
+    """The reference is pickle, protocol 5, of the same documents."""
+    docs = documents(kind, size)
+
+    def docarray(theirs: Any) -> Loop:
+        own = theirs.documents(getattr(theirs, KINDS[kind][0].__name__), KINDS[kind][1](size))
+        return repeated(lambda: own.to_bytes(protocol="protobuf-array"))
+
+    return Row(
+        title=f"DocumentArray.to_bytes, {len(docs):,} {kind}",
+        what="`documents.to_bytes()`: rows, written as blocks of columns.",
+        quire=Contestant("quire", repeated(docs.to_bytes)),
+        reference=Contestant("pickle5 of the rows", repeated(lambda: pickle.dumps(docs, protocol=5))),
+        peers=[peer("DocArray protobuf-array", "docarray", docarray)],
+        target={"passages": 0.5, "photos": 1.5}[kind],
+        unit="ms",
+    )
+
+
+def rows_from_bytes_row(size: int, kind: str) -> Row:
+    """The reference is DocArray, which reads the message of the same documents."""
+    docs = documents(kind, size)
+    payload, array_type = docs.to_bytes(), type(docs)
+    pickled = pickle.dumps(docs, protocol=5)
+
+    def docarray(theirs: Any) -> Loop:
+        from docarray import DocList
+
+        schema = getattr(theirs, KINDS[kind][0].__name__)
+        data = theirs.documents(schema, KINDS[kind][1](size)).to_bytes(protocol="protobuf-array")
+        return repeated(lambda: DocList[schema].from_bytes(data, protocol="protobuf-array"))
+
+    return Row(
+        title=f"DocumentArray.from_bytes, {len(docs):,} {kind}",
+        what="`from_bytes`: columns, read into documents.",
+        quire=Contestant("quire", repeated(lambda: array_type.from_bytes(payload))),
+        reference=peer("DocArray protobuf-array", "docarray", docarray),
+        peers=[Contestant("pickle5 of the rows", repeated(lambda: pickle.loads(pickled)))],
+        target=1 / 30,
+        unit="ms",
+    )
+
+
+def document_row(_: int) -> Row:
+    """There and back again."""
+    passage = Passage(**passage_rows(1)[0])
+    data = passage.to_bytes()
+
+    def docarray(theirs: Any) -> Loop:
+        own = theirs.documents(theirs.Passage, passage_rows(1))[0]
+        return repeated(lambda: theirs.Passage.from_bytes(own.to_bytes()))
+
+    return Row(
+        title="one document to_bytes + from_bytes, {id, title, 512 float32}",
+        what=f"`Passage.from_bytes(passage.to_bytes())`, {len(data)} bytes. The reference pickles the same document.",
+        quire=Contestant("quire", repeated(lambda: Passage.from_bytes(passage.to_bytes()))),
+        reference=Contestant("pickle5", repeated(lambda: pickle.loads(pickle.dumps(passage, protocol=5)))),
+        peers=[peer("DocArray", "docarray", docarray)],
+        target=2.0,
+        calls=100,
+        turns=20,
+    )
+
+
+# --- files
+
+
+def gzip_row(size: int, *, write: bool) -> Row:
+    """A file of passages, and one stream of gzip with the same bytes at the same level."""
+    docs = documents("passages", size)
+    raw = docs.to_bytes()
+    folder = Path(tempfile.mkdtemp())
+    ours, theirs = folder / "ours.protobuf.gz", folder / "theirs.gz"
+    docs.save_binary(ours)
+    theirs.write_bytes(gzip.compress(raw, 6))
+
+    def one_stream() -> None:
+        if write:
+            with gzip.open(folder / "written.gz", "wb", compresslevel=6) as file:
+                file.write(docs.to_bytes())
+        else:
+            with gzip.open(theirs, "rb") as file:
+                DocumentArray[Passage].from_bytes(file.read())
+
+    def in_blocks() -> None:
+        if write:
+            docs.save_binary(folder / "written.protobuf.gz")
+        else:
+            DocumentArray[Passage].load_binary(ours)
+
+    return Row(
+        title=f".gz file {'written' if write else 'read'}, {len(docs):,} passages",
+        what=f"`{'save' if write else 'load'}_binary` of {ours.stat().st_size / 1e6:.0f} MB packed, on all cores.",
+        quire=Contestant("quire", repeated(in_blocks)),
+        reference=Contestant("one gzip stream", repeated(one_stream)),
+        peers=[],
+        target=1 / 1.5,
+        unit="ms",
+        by_wall=True,
+    )
+
+
+def both(build: Callable[[int, str], Row], name: str) -> dict[str, Callable[[int], Row]]:
+    """A row for passages and one for photos."""
+    return {f"{name}_{kind}": lambda size, kind=kind: build(size, kind) for kind in KINDS}  # type: ignore[misc]
+
+
+BUILDERS: dict[str, Callable[[int], Row]] = {
+    **both(batch_to_bytes_row, "batch_to_bytes"),
+    **both(beside_safetensors_row, "beside_safetensors"),
+    **both(batch_from_bytes_row, "batch_from_bytes"),
+    **both(rows_to_bytes_row, "rows_to_bytes"),
+    **both(rows_from_bytes_row, "rows_from_bytes"),
+    "document": document_row,
+    "gzip_written": lambda size: gzip_row(size, write=True),
+    "gzip_read": lambda size: gzip_row(size, write=False),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(run(BUILDERS, parse_options(__doc__ or "", BUILDERS), PACKAGES))

@@ -1,0 +1,80 @@
+"""Values as bytes and back: messages, streams of blocks, files."""
+
+from quire._loaded import find
+from quire.codec._blocks import Header, Segment
+from quire.codec._bytes import (
+    Purse,
+    array_message,
+    block_columns,
+    block_documents,
+    check_protocol,
+    columns_from_message,
+    columns_message,
+    columns_stream,
+    document_from_bytes,
+    document_from_message,
+    document_message,
+    documents_from_message,
+    dumped,
+    from_base64,
+    is_batch,
+    loaded,
+    message_type_name,
+    stream,
+)
+from quire.codec._context import Reading, ReadOptions, read_options
+from quire.codec._decode import unpickle
+from quire.codec._files import (
+    Rows,
+    check_asked,
+    memory_starts_stream,
+    segments_of,
+    selected_blocks,
+    starts_stream,
+    write_parts,
+)
+from quire.codec._messages import from_message, to_message
+from quire.codec._proto_text import proto_schema
+from quire.codec._suffixes import from_suffixes
+from quire.codec._typed import from_typed, to_typed
+
+__all__ = [
+    "Header",
+    "Purse",
+    "ReadOptions",
+    "Reading",
+    "Rows",
+    "Segment",
+    "array_message",
+    "block_columns",
+    "block_documents",
+    "check_asked",
+    "check_protocol",
+    "columns_from_message",
+    "columns_message",
+    "columns_stream",
+    "document_from_bytes",
+    "document_from_message",
+    "document_message",
+    "documents_from_message",
+    "dumped",
+    "find",
+    "from_base64",
+    "from_message",
+    "from_suffixes",
+    "from_typed",
+    "is_batch",
+    "loaded",
+    "memory_starts_stream",
+    "message_type_name",
+    "proto_schema",
+    "read_options",
+    "segments_of",
+    "selected_blocks",
+    "starts_stream",
+    "stream",
+    "to_message",
+    "to_typed",
+    "unpickle",
+    "write_parts",
+]

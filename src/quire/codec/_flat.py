@@ -1,0 +1,136 @@
+"""Nested documents as columns of one table: the fields without fields of their own, by dotted path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import PydanticUndefined
+
+from quire._paths import FieldPath, join_path, parse_path
+from quire.errors import DecodeError, EncodeError, PathError, did_you_mean
+from quire.schema import Field, FieldKind, Schema
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One column of a table: a field, and the documents on the way to it."""
+
+    path: FieldPath
+    field: Field
+    owner: Schema
+
+    @property
+    def name(self) -> str:
+        """The column's name: the dotted path."""
+        return join_path(self.path)
+
+    @property
+    def default(self) -> Any:
+        """The field's plain default; undefined where there is none, or a factory."""
+        info = self.owner.document_type.model_fields[self.field.name]
+        return info.default if info.default_factory is None else PydanticUndefined
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A document that may be missing: it is where none of its columns has a value."""
+
+    path: FieldPath
+    nullable: bool
+    columns: list[int]
+
+
+def leaves(schema: Schema, prefix: FieldPath = ()) -> list[Leaf]:
+    """The columns of a table of documents, in order."""
+    found: list[Leaf] = []
+    for field in schema.fields:
+        path = (*prefix, field.name)
+        found += (
+            leaves(field.document_type.document_schema(), path) if is_spread(field) else [Leaf(path, field, schema)]
+        )
+    return found
+
+
+def is_spread(field: Field) -> bool:
+    """Whether a field is a document whose fields are columns."""
+    return field.kind is FieldKind.DOCUMENT and not field.recursive and bool(field.document_type.model_fields)
+
+
+def check_nothing_more(schema: Schema, documents: Sequence[Any], prefix: FieldPath = (), *, deep: bool = True) -> None:
+    """Refuse documents with values that have no column: fields of a subclass, and extra values."""
+    known = schema.by_name
+    for row, document in enumerate(documents):
+        same = document is None or (type(document) is schema.document_type and not document.__pydantic_extra__)
+        if not same and (document.__pydantic_extra__ or any(name not in known for name in type(document).model_fields)):
+            raise EncodeError(f"row {row}: {no_column(schema, prefix)}")
+    for field in filter(is_spread, schema.fields if deep else ()):
+        values = [None if document is None else document.__dict__.get(field.name) for document in documents]
+        check_nothing_more(field.document_type.document_schema(), values, (*prefix, field.name))
+
+
+def no_column(schema: Schema, prefix: FieldPath) -> str:
+    """Why such documents make no table."""
+    what = f"{join_path(prefix)!r} holds" if prefix else "the array holds"
+    return f"{what} values that {schema.name} has no field for, and a table has columns for fields only. Use to_json()."
+
+
+def gaps(schema: Schema, columns: Sequence[Leaf | None], prefix: FieldPath = ()) -> list[Gap]:
+    """The documents that may be missing, the outer before the inner."""
+    found: list[Gap] = []
+    for field in filter(is_spread, schema.fields):
+        path = (*prefix, field.name)
+        inside = [i for i, leaf in enumerate(columns) if leaf is not None and leaf.path[: len(path)] == path]
+        inside = [i for i in inside if columns[i].path != path]  # type: ignore[union-attr]
+        if inside and (field.nullable or not field.required):
+            found.append(Gap(path, field.nullable, inside))
+        found += gaps(field.document_type.document_schema(), columns, path) if inside else []
+    return found
+
+
+def read_header(schema: Schema, names: Iterable[Any], extra: str, where: str) -> list[Leaf | None]:
+    """The column behind each name of a table; None for those that are passed over."""
+    if extra not in ("error", "ignore"):
+        raise DecodeError(f"extra={extra!r} is not a rule for unknown columns: use 'error' or 'ignore'.")
+    known = leaves(schema)
+    found = [_find(schema, known, name, extra, where) for name in names]
+    paths = [leaf.path for leaf in found if leaf is not None]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise DecodeError(f"{where}: the column {join_path(path)!r} is there twice.")
+        whole = next((path[:depth] for depth in range(1, len(path)) if path[:depth] in paths), None)
+        if whole is not None:
+            raise DecodeError(f"{where}: {join_path(path)!r} is part of {join_path(whole)!r}, which is there too.")
+    _check_required(schema, paths, where)
+    return found
+
+
+def _find(schema: Schema, known: list[Leaf], name: Any, extra: str, where: str) -> Leaf | None:
+    found = next((leaf for leaf in known if leaf.name == name), None)
+    if found is not None:
+        return found
+    try:  # or a whole document in one cell
+        fields = schema.resolve(parse_path(name))
+        if fields and all(is_spread(field) for field in fields):
+            owner = schema if len(fields) == 1 else fields[-2].document_type.document_schema()
+            return Leaf(parse_path(name), fields[-1], owner)
+    except (PathError, AttributeError, TypeError):
+        pass
+    if extra == "ignore":
+        return None
+    hint = did_you_mean(str(name), [leaf.name for leaf in known])
+    raise DecodeError(f"{where}: {schema.name} has no column {name!r}. {hint} Or pass extra='ignore'.")
+
+
+def _check_required(schema: Schema, paths: list[FieldPath], where: str, prefix: FieldPath = ()) -> None:
+    """A field without a default must have its column, unless the optional document that it is in has none at all."""
+    for field in schema.fields:
+        path = (*prefix, field.name)
+        inside = any(given[: len(path)] == path for given in paths)
+        if field.required and not inside:
+            raise DecodeError(
+                f"{where}: there is no column {join_path(path)!r}, and {schema.name} has no default for it."
+            )
+        if inside and path not in paths:
+            _check_required(field.document_type.document_schema(), paths, where, path)

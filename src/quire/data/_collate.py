@@ -1,0 +1,101 @@
+"""From documents or batches to the batch that a training loop gets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from quire._typing import is_document_type
+from quire.array import DocumentBatch
+from quire.columns import (
+    Column,
+    Columns,
+    DocumentColumn,
+    DocumentsColumn,
+    ScalarColumn,
+    ShapePolicy,
+    StackOptions,
+    TensorMap,
+    stack,
+)
+from quire.data._kinds import Where, loose_stack
+from quire.data._store import converted, default_framework
+from quire.errors import DocumentTypeError, FunctionError
+from quire.tensors import Framework, cast_numbers, common_dtype, describe, get_framework
+
+
+def collate(document_type: type[Any], data: Any) -> Any:
+    """A batch whose tensors and numbers are of the framework that batches are made with here.
+
+    The data is a batch, a dataset, batches, or documents, whose fields may hold what functions made of them.
+    """
+    if isinstance(data, DocumentBatch):
+        return data
+    if hasattr(data, "__getitems__"):
+        return data.__getitems__(range(len(data)))
+    items = list(data)
+    if items and all(isinstance(item, DocumentBatch) for item in items):
+        return type(items[0]).concat(items)
+    common = _common_type(document_type, items)
+    schema = common.document_schema()
+    columns = loose_stack(schema, items, StackOptions(), schema.name, lambda row: _where(items, row))
+    return DocumentBatch[common]._wrap(converted(columns, default_framework()))  # type: ignore[valid-type]
+
+
+def _common_type(document_type: type[Any], items: list[Any]) -> type[Any]:
+    found = set(map(type, items))
+    for tp in found:
+        if not is_document_type(tp):
+            raise DocumentTypeError(f"collate_fn takes documents or batches, got {describe(items[0])}.")
+    return found.pop() if len(found) == 1 else document_type
+
+
+def _where(items: list[Any], row: int) -> str:
+    return f"document {row} of the batch (id {items[row].id})"
+
+
+def validated_as(document_type: type[Any], columns: Columns, shapes: ShapePolicy, where: Where) -> Columns:
+    """The columns of the rows, validated as documents of another class."""
+    schema = document_type.document_schema()
+    documents = []
+    for row, document in enumerate(columns.iter_documents()):
+        content = {**document.__dict__, **(document.__pydantic_extra__ or {})}
+        try:
+            documents.append(document_type.__pydantic_validator__.validate_python(content))
+        except ValidationError as error:
+            raise _not_of_type(document_type, error, where(row)) from error
+    return stack(schema, documents, StackOptions(shapes=shapes))
+
+
+def _not_of_type(document_type: type[Any], error: ValidationError, where: str) -> FunctionError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    path = ".".join(str(part) for part in (document_type.__name__, *first["loc"]))
+    return FunctionError(f"{where} is no {document_type.__name__} after preprocessing: {path}: {first['msg']}.")
+
+
+def in_framework(batch: Any, name: str) -> Any:
+    """A batch with the tensors of a framework; for jax, numbers, which have no width, get the one that it gives."""
+    if name != "jax":
+        return batch.to_framework(name)
+    widths, numpy = get_framework("jax").default_dtypes, get_framework("numpy")
+
+    def fit(framework: Framework, value: Any) -> tuple[Framework, Any]:
+        array = framework.to_numpy(value)
+        return numpy, cast_numbers(array, common_dtype(widths.get(array.dtype.kind, array.dtype.name)))
+
+    return type(batch)._wrap(_map_numbers(batch._columns, fit)).to_framework("jax")
+
+
+def _map_numbers(columns: Columns, change: TensorMap) -> Columns:
+    made: dict[str, Column] = {}
+    for path, column in columns.columns.items():
+        if isinstance(column, DocumentColumn):
+            made[path] = DocumentColumn(column.field, _map_numbers(column.columns, change))
+        elif isinstance(column, DocumentsColumn):
+            flat = _map_numbers(column.flat, change)
+            made[path] = DocumentsColumn(column.field, flat, column.offsets, column.validity)
+        else:
+            made[path] = column.map_tensors(change) if isinstance(column, ScalarColumn) else column
+    return replace(columns, columns=made)

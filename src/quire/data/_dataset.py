@@ -1,0 +1,188 @@
+"""MultiModalDataset[T]: documents in memory as a dataset for training."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
+
+import numpy as np
+from typing_extensions import Self
+
+from quire._parametrize import ParametrizedMeta
+from quire._paths import FieldPath
+from quire.array import DocumentArray, DocumentBatch
+from quire.array._index import resolve_index
+from quire.array._order import batches
+from quire.array._rows import bind
+from quire.columns import Columns, ShapePolicy, StackOptions, stack
+from quire.data._collate import collate, in_framework, validated_as
+from quire.data._plan import Preprocessing, Step, plan_steps
+from quire.data._steps import Run, in_shape, run_steps
+from quire.data._store import converted, default_framework, gathered, has_ragged, in_worker, stored
+from quire.data._tensorflow import Wanted, tensorflow_dataset
+from quire.document import BaseDocument
+from quire.errors import DocumentTypeError, SchemaError
+from quire.tensors import describe
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch.utils.data import Dataset
+
+DocT = TypeVar("DocT", bound=BaseDocument)
+
+if TYPE_CHECKING:  # to a checker it is what torch's DataLoader takes; at run time torch asks for no more than methods
+
+    class _Base(Dataset[DocT]): ...
+
+else:
+    _Base = Generic
+
+
+class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
+    """Documents as a dataset for torch's DataLoader, TensorFlow and JAX.
+
+    The documents are held as columns and stay as they are: each batch is gathered, and preprocessed on its own memory.
+    `preprocessing` maps dotted paths ('' is the document itself) or types to functions, or lists of functions, which
+    run in this order on every value there; a function marked `batched` gets the whole column. A function changes its
+    value in place, or gives another, which need not be of the field's type: `batch.schema` tells. With `output`, the
+    results are validated as documents of that class.
+    """
+
+    __slots__ = ("_columns", "_framework", "_output", "_ragged", "_rows", "_shapes", "_steps")
+    document_type: ClassVar[type[Any]] = BaseDocument
+
+    def __init__(
+        self,
+        documents: Iterable[DocT] | DocumentBatch[DocT],
+        preprocessing: Preprocessing | None = None,
+        *,
+        output: type[BaseDocument] | None = None,
+        framework: str | None = None,
+        shapes: ShapePolicy = "error",
+    ) -> None:
+        """`framework` is that of the batches, torch by default; `shapes` is the policy for tensors of mixed shapes."""
+        if self.document_type is BaseDocument:
+            raise SchemaError("MultiModalDataset needs the documents' class: MultiModalDataset[Student](...).")
+        self._framework, self._shapes, self._output = framework or default_framework(), shapes, output
+        StackOptions(self._framework, shapes)  # complains of what it does not know
+        self._columns = stored(_columns_of(type(self), documents), self._framework)
+        self._ragged = shapes != "ragged" and has_ragged(self._columns)
+        self._rows: NDArray[np.int64] | None = None
+        self._steps: tuple[Step, ...] = plan_steps(self._columns.schema, preprocessing)
+
+    @classmethod
+    def _bind(cls, parameter: Any) -> dict[str, Any]:
+        return bind(cls, parameter)
+
+    def __len__(self) -> int:
+        return len(self._columns) if self._rows is None else len(self._rows)
+
+    @overload
+    def __getitem__(self, key: int) -> DocT: ...
+    @overload
+    def __getitem__(self, key: slice | Sequence[int] | NDArray[Any]) -> Self: ...
+    def __getitem__(self, key: Any) -> Any:
+        """A preprocessed document by position; by slice, list or mask, a dataset of those documents."""
+        rows = resolve_index(key, len(self))
+        if isinstance(rows, int):
+            return self.__getitems__([rows])[0]
+        part = object.__new__(type(self))
+        for name in MultiModalDataset.__slots__:
+            setattr(part, name, getattr(self, name))
+        part._rows = (np.arange(len(self._columns)) if self._rows is None else self._rows)[rows]
+        return part
+
+    def __getitems__(self, indices: Any) -> DocumentBatch[DocT]:
+        """A batch of preprocessed documents: what a DataLoader asks for."""
+        rows = resolve_index(indices, len(self))
+        positions = np.array([rows]) if isinstance(rows, int) else rows
+        if isinstance(positions, slice):
+            positions = np.arange(len(self))[positions]
+        return self._batch(positions if self._rows is None else self._rows[positions])
+
+    def _batch(self, positions: NDArray[np.int64]) -> DocumentBatch[DocT]:
+        columns = gathered(self._columns, positions, shared=in_worker(), passing=self._passing)
+        run = Run(positions, columns.columns.get("id"), self._shapes, self._framework, columns.schema.name)
+        if self._steps or self._ragged:
+            columns = in_shape(run_steps(columns, self._steps, run), run)
+        if self._output is not None:
+            columns = validated_as(self._output, columns, self._shapes, run.where)
+            columns = converted(columns, self._framework)
+        document_type = columns.schema.document_type
+        batch: DocumentBatch[DocT] = DocumentBatch[document_type]._wrap(columns)  # type: ignore[valid-type]
+        return batch
+
+    @property
+    def _passing(self) -> frozenset[FieldPath]:
+        """Where functions give new values for each row."""
+        return frozenset(step.path for step in self._steps if step.path and not step.is_batched)
+
+    def __iter__(self) -> Iterator[DocT]:
+        return (self[row] for row in range(len(self)))
+
+    @classmethod
+    def collate_fn(cls, batch: Any) -> DocumentBatch[DocT]:
+        """What a DataLoader is given to make a batch with: the batch itself, or documents, stacked."""
+        made: DocumentBatch[DocT] = collate(cls.document_type, batch)
+        return made
+
+    def iter_batches(
+        self,
+        batch_size: int,
+        *,
+        framework: str | None = None,
+        shuffle: bool = False,
+        seed: int | None = None,
+        drop_last: bool = False,
+    ) -> Iterator[DocumentBatch[DocT]]:
+        """Batches of so many documents, in order or shuffled, with the tensors of a framework."""
+        for rows in batches(len(self), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last):
+            batch = self.__getitems__(rows)
+            yield batch if framework is None else in_framework(batch, framework)
+
+    def to_tf_dataset(
+        self,
+        batch_size: int,
+        *,
+        features: Wanted = None,
+        labels: Wanted = None,
+        shuffle: bool = False,
+        seed: int | None = None,
+        drop_last: bool = False,
+    ) -> Any:
+        """A `tf.data.Dataset` of batches, for `model.fit` and its kin.
+
+        `features` and `labels` are paths: one gives a tensor, several give a dict of tensors; without `features`, all
+        that can be tensors comes in nested dicts. With `labels`, an element is a pair. Every pass is shuffled anew.
+        """
+        passes = itertools.count()
+
+        def batches() -> Iterator[DocumentBatch[DocT]]:
+            turn = None if seed is None else seed + next(passes)
+            return self.iter_batches(batch_size, shuffle=shuffle, seed=turn, drop_last=drop_last)
+
+        first = self.__getitems__(range(min(len(self), batch_size)))
+        number = len(self) // batch_size if drop_last else -(-len(self) // batch_size)
+        return tensorflow_dataset(batches, number, first, features, labels)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self)}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in MultiModalDataset.__slots__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+def _columns_of(dataset_type: type[Any], documents: Any) -> Columns:
+    """The columns of documents; those of a batch as they are."""
+    schema = dataset_type.document_type.document_schema()
+    if isinstance(documents, DocumentBatch):
+        if documents.document_type is not dataset_type.document_type:
+            raise DocumentTypeError(f"{dataset_type.__name__} takes documents of its class, got {describe(documents)}.")
+        return documents._columns
+    rows = DocumentArray[dataset_type.document_type](documents)  # type: ignore[name-defined]
+    return stack(schema, rows._documents, StackOptions(shapes="ragged"))

@@ -1,0 +1,242 @@
+"""Preprocessing: the steps of a dataset, run on the columns of a batch."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quire._paths import FieldPath
+from quire.array import DocumentArray, DocumentBatch
+from quire.columns import (
+    Column,
+    Columns,
+    DocumentColumn,
+    DocumentsColumn,
+    ObjectColumn,
+    ShapePolicy,
+    StackOptions,
+    TensorColumn,
+)
+from quire.data._kinds import column_of, column_of_data, with_fields
+from quire.data._plan import EACH, Function, Step
+from quire.data._store import converted, converted_column, has_ragged, settled, settled_column
+from quire.errors import ColumnError, FunctionError
+from quire.schema import Field, FieldKind, Schema
+from quire.tensors import TensorType
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_MUTABLE = (FieldKind.LIST, FieldKind.DICT, FieldKind.UNION, FieldKind.ANY, FieldKind.DOCUMENT, FieldKind.DOCUMENTS)
+_RAGGED = StackOptions(shapes="ragged")  # between steps; a later one may bring the rows to one shape
+_MOST_NAMED = 8  # documents in one message
+
+
+@dataclass(frozen=True)
+class Run:
+    """A batch on its way through the steps: where its rows come from, and how they are stacked again."""
+
+    indices: NDArray[np.int64]
+    ids: Column | None
+    shapes: ShapePolicy
+    framework: str
+    name: str
+    """The document class, as messages call it."""
+
+    def where(self, row: int) -> str:
+        """The document that a row stands for, as a message names it."""
+        document = f"document {int(self.indices[row])}"
+        return document if self.ids is None else f"{document} (id {self.ids.value(row)})"
+
+    def where_of(self, rows: NDArray[np.int64], element: int) -> str:
+        """The document that a value belongs to, where value i belongs to row rows[i]."""
+        return self.where(int(rows[element]))
+
+    def documents(self) -> str:
+        """All documents of the batch, as a message names them."""
+        named = ", ".join(map(str, self.indices[:_MOST_NAMED].tolist()))
+        return f"the batch of documents {named}{', ...' if len(self.indices) > _MOST_NAMED else ''}"
+
+    def path(self, step: Step) -> str:
+        """Where a step runs, as a message names it."""
+        return f"{self.name}.{step.named_path}" if step.named_path else self.name
+
+
+def run_steps(columns: Columns, steps: Iterable[Step], run: Run) -> Columns:
+    """The columns after all steps."""
+    rows = np.arange(len(columns))
+    for step in steps:
+        try:
+            columns = _inside(columns, step, step.path or (EACH,), rows, run)
+        except ColumnError as error:
+            raise FunctionError(f"{step.name} on {run.documents()}: {error}") from error
+    return columns
+
+
+def in_shape(columns: Columns, run: Run) -> Columns:
+    """The columns, ragged no more, as the policy says."""
+    if run.shapes == "ragged" or not has_ragged(columns):
+        return columns
+    try:
+        return settled(columns, run.shapes)
+    except ColumnError as error:
+        raise ColumnError(f"{run.documents()}: {error}") from error
+
+
+def _whole(columns: Columns, step: Step, rows: NDArray[np.int64], run: Run) -> Columns:
+    """The function runs on the documents, or on the batch of them."""
+    schema, own, path = columns.schema, _own(columns), run.path(step)
+    if step.is_batched:
+        batch = DocumentBatch[schema.document_type]._wrap(settled(own, run.shapes))  # type: ignore[name-defined]
+        result = _called_batched(step, batch, run)
+        made = batch if result is None else result
+        column = column_of_data(_document_field(schema), made, (len(columns), None), _RAGGED, path)
+    else:
+        results = _called(step, own.documents(), rows, run)
+        where = functools.partial(run.where_of, rows)
+        column = column_of(_document_field(schema), results, _RAGGED, path, where)
+    if isinstance(column, DocumentColumn) and column.columns.validity is None:
+        return converted(column.columns, run.framework)
+    raise FunctionError(f"{step.name} must give documents, or None after changing the document in place.")
+
+
+def _document_field(schema: Schema) -> Field:
+    return Field("", FieldKind.DOCUMENT, schema.document_type)
+
+
+def _inside(columns: Columns, step: Step, path: FieldPath, rows: NDArray[np.int64], run: Run) -> Columns:
+    """The columns with the one at the path changed. `rows` are the rows of the batch that these columns belong to."""
+    name, *rest = path
+    if name == EACH:
+        return _whole(columns, step, rows, run)
+    if name not in columns.columns:
+        raise FunctionError(f"{step.name}: an earlier function gave a {columns.schema.name}, which has no {name!r}.")
+    column = columns.columns[name]
+    if not rest:
+        made = converted_column(_changed(columns, column, step, rows, run), run.framework)
+    elif isinstance(column, DocumentColumn):
+        made = DocumentColumn(column.field, _inside(column.columns, step, tuple(rest), rows, run))
+    elif isinstance(column, DocumentsColumn):
+        owners = np.repeat(rows, np.diff(column.offsets))
+        flat = _inside(column.flat, step, tuple(rest), owners, run)
+        made = DocumentsColumn(_array_field(column.field, flat), flat, column.offsets, column.validity)
+    else:
+        made = _deep(column, step, tuple(rest), rows, run)
+    changed = {**columns.columns, name: made}
+    schema = with_fields(columns.schema, changed.values())
+    return Columns(schema, changed, columns.length, columns.validity, columns.remainders)
+
+
+def _array_field(field: Field, flat: Columns) -> Field:
+    """The field of arrays whose documents may be of another class now."""
+    found = flat.schema.document_type
+    return field if found is field.document_type else replace(field, type=DocumentArray[found])  # type: ignore[valid-type]
+
+
+def _changed(columns: Columns, column: Column, step: Step, rows: NDArray[np.int64], run: Run) -> Column:
+    own = _own_column(column)
+    if step.is_batched:
+        return _changed_whole(columns, own, step, run)
+    values = own.values()
+    results = _called(step, values, rows, run)
+    if _shares_rows(own) and all(a is b for a, b in zip(values, results, strict=True)):
+        return own  # changed in place, in the memory of the batch
+    return column_of(column.field, results, _RAGGED, run.path(step), functools.partial(run.where_of, rows))
+
+
+def _changed_whole(columns: Columns, column: Column, step: Step, run: Run) -> Column:
+    """What a batched function makes of a column, which it gets in one shape if the policy asks for that."""
+    column = settled_column(column, run.shapes, run.path(step))
+    name, own = column.field.name, columns
+    if column is not columns.columns[name]:
+        own = replace(columns, columns={**columns.columns, name: column})
+    given = DocumentBatch[own.schema.document_type]._wrap(own)[name]  # type: ignore[name-defined]
+    result = _called_batched(step, given, run)
+    if result is None and not isinstance(given, list):
+        return column
+    whole = isinstance(column, TensorColumn) and column.validity is None
+    validity = None if whole else column.valid_rows()
+    data = given if result is None else result
+    return column_of_data(column.field, data, (len(column), validity), _RAGGED, run.path(step))
+
+
+def _shares_rows(column: Column) -> bool:
+    """Whether the values of the column are views of it: not where the field is typed with another framework."""
+    if not isinstance(column, TensorColumn):
+        return False
+    declared = column.field.type.framework if isinstance(column.field.type, TensorType) else None
+    return declared is None or declared is column.framework
+
+
+def _deep(column: Column, step: Step, rest: FieldPath, rows: NDArray[np.int64], run: Run) -> Column:
+    """A path that goes on inside documents held as objects, as recursive ones are."""
+    if column.field.kind not in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS) or step.is_batched:
+        what = (
+            "is held as objects, and has no columns for a batched function" if step.is_batched else "has no fields now"
+        )
+        raise FunctionError(f"{step.name}: {column.field.name!r} {what}.")
+    values = _own_column(column).values()
+    for value, row in zip(values, rows.tolist(), strict=True):
+        for document in [] if value is None else getattr(value, "_documents", [value]):
+            _set_inside(document, rest, step, row, run)
+    return ObjectColumn(column.field, values)
+
+
+def _set_inside(document: Any, path: FieldPath, step: Step, row: int, run: Run) -> None:
+    name, *rest = path
+    value = document.__dict__.get(name)
+    if value is None:
+        return
+    if not rest:
+        document.__dict__[name] = _called(step, [value], np.array([row]), run)[0]
+        return
+    for inner in getattr(value, "_documents", [value]):
+        _set_inside(inner, tuple(rest), step, row, run)
+
+
+def _called(step: Step, values: list[Any], rows: NDArray[np.int64], run: Run) -> list[Any]:
+    """What the functions give for each value; None stands for the value itself, which they may have changed."""
+    results = values
+    for function in step.functions:
+        results = _mapped(function, results, step, rows, run)
+    return results
+
+
+def _mapped(function: Function, values: list[Any], step: Step, rows: NDArray[np.int64], run: Run) -> list[Any]:
+    results: list[Any] = []
+    try:
+        for value in values:
+            result = None if value is None else function(value)
+            results.append(value if result is None else result)
+    except Exception as error:
+        name, where = step.name_of(function), run.where(int(rows[len(results)]))
+        raise FunctionError(f"{name} failed on {where}: {type(error).__name__}: {error}") from error
+    return results
+
+
+def _called_batched(step: Step, column: Any, run: Run) -> Any:
+    try:
+        return step.functions[0](column)
+    except Exception as error:
+        raise FunctionError(f"{step.name} failed on {run.documents()}: {type(error).__name__}: {error}") from error
+
+
+def _own(columns: Columns) -> Columns:
+    """The columns with objects of their own: those of a batch are the source's, and functions may change them."""
+    made = {name: _own_column(column) for name, column in columns.columns.items()}
+    return replace(columns, columns=made, remainders=copy.deepcopy(columns.remainders))
+
+
+def _own_column(column: Column) -> Column:
+    if isinstance(column, DocumentColumn):
+        return DocumentColumn(column.field, _own(column.columns))
+    if isinstance(column, DocumentsColumn):
+        return DocumentsColumn(column.field, _own(column.flat), column.offsets, column.validity)
+    if isinstance(column, ObjectColumn) and (column.field.kind in _MUTABLE or column.field.kind is FieldKind.TENSOR):
+        return ObjectColumn(column.field, copy.deepcopy(column.values()))
+    return column

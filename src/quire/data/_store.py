@@ -1,0 +1,179 @@
+"""How a dataset holds its documents: as columns that workers read without copying them.
+
+Texts lie one behind the other in one run of bytes. As Python objects, each would have a count of its users, and a
+forked worker that reads it would copy the page that the count lies in.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire._optional import is_installed, is_loaded
+from quire._paths import FieldPath
+from quire.columns import (
+    Column,
+    Columns,
+    DocumentColumn,
+    DocumentsColumn,
+    ObjectColumn,
+    PackedColumn,
+    RaggedColumn,
+    ShapePolicy,
+    StackOptions,
+    TensorColumn,
+    pack,
+    stack_values,
+    validity_of,
+)
+from quire.errors import TensorError
+from quire.schema import FieldKind
+from quire.tensors import get_framework, to_framework
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def default_framework() -> str:
+    """torch where it is installed, else numpy."""
+    return "torch" if is_installed("torch") else "numpy"
+
+
+def stored(columns: Columns, framework: str) -> Columns:
+    """Columns as a dataset holds them."""
+    made = {name: _stored_column(column, framework) for name, column in columns.columns.items()}
+    return Columns(columns.schema, made, len(columns), columns.validity, columns.remainders)
+
+
+def _stored_column(column: Column, framework: str) -> Column:
+    if isinstance(column, DocumentColumn):
+        return DocumentColumn(column.field, stored(column.columns, framework))
+    if isinstance(column, DocumentsColumn):
+        return DocumentsColumn(column.field, stored(column.flat, framework), column.offsets, column.validity)
+    if isinstance(column, (TensorColumn, RaggedColumn)):
+        return _converted(column, framework)
+    if isinstance(column, ObjectColumn) and column.field.kind in (FieldKind.TEXT, FieldKind.BYTES):
+        return _packed(column)
+    return column
+
+
+def converted(columns: Columns, framework: str) -> Columns:
+    """The columns with the tensors and numbers of a framework."""
+    made = {name: converted_column(column, framework) for name, column in columns.columns.items()}
+    return replace(columns, columns=made)
+
+
+def converted_column(column: Column, framework: str) -> Column:
+    """The column with the tensors and numbers of a framework, those of nested documents too."""
+    if isinstance(column, DocumentColumn):
+        return DocumentColumn(column.field, converted(column.columns, framework))
+    if isinstance(column, DocumentsColumn):
+        return DocumentsColumn(column.field, converted(column.flat, framework), column.offsets, column.validity)
+    return _converted(column, framework) if isinstance(column, (TensorColumn, RaggedColumn)) else column
+
+
+def _converted(column: TensorColumn | RaggedColumn, name: str) -> Column:
+    if column.framework.name == name:
+        return column
+    target = get_framework(name)
+    try:
+        return column.map_tensors(lambda _, value: (target, to_framework(value, target)))
+    except TensorError:
+        return column  # what the other framework has not, such as texts and dates, stays
+
+
+def _packed(column: ObjectColumn) -> Column:
+    items = column.values()
+    plain = str if column.field.kind is FieldKind.TEXT else bytes
+    if isinstance(column, PackedColumn) or not set(map(type, items)) <= {plain, type(None)}:
+        return column
+    validity = validity_of(items)
+    try:
+        data, offsets = pack([plain() if item is None else item for item in items])
+    except UnicodeEncodeError:
+        return column
+    return PackedColumn.from_offsets(column.field, data, offsets, validity)
+
+
+def has_ragged(columns: Columns) -> bool:
+    """Whether a column, or one inside a column, is ragged."""
+    for column in columns.columns.values():
+        tp = type(column)
+        if tp is RaggedColumn:
+            return True
+        inner = column.columns if tp is DocumentColumn else column.flat if tp is DocumentsColumn else None  # type: ignore[attr-defined]
+        if inner is not None and has_ragged(inner):
+            return True
+    return False
+
+
+def settled(columns: Columns, shapes: ShapePolicy) -> Columns:
+    """Columns of a batch whose ragged ones are brought to one shape, as the policy says."""
+    if shapes == "ragged":
+        return columns
+    made = {
+        name: settled_column(column, shapes, f"{columns.schema.name}.{name}")
+        for name, column in columns.columns.items()
+    }
+    return replace(columns, columns=made)
+
+
+def settled_column(column: Column, shapes: ShapePolicy, path: str) -> Column:
+    """The column, ragged no more, as the policy says."""
+    if shapes == "ragged":
+        return column
+    if isinstance(column, DocumentColumn):
+        return DocumentColumn(column.field, settled(column.columns, shapes))
+    if isinstance(column, DocumentsColumn):
+        return DocumentsColumn(column.field, settled(column.flat, shapes), column.offsets, column.validity)
+    if isinstance(column, RaggedColumn):
+        rows = [None if row is None else column.framework.unwrap(row) for row in column.values()]
+        return stack_values(column.field, rows, StackOptions(shapes=shapes), path)
+    return column
+
+
+# --- gathering
+
+
+Paths = frozenset[FieldPath]
+
+
+def in_worker() -> bool:
+    """Whether this is a worker process of torch's DataLoader."""
+    if not is_loaded("torch.utils.data"):
+        return False
+    return sys.modules["torch.utils.data"].get_worker_info() is not None
+
+
+def gathered(columns: Columns, indices: NDArray[np.int64], *, shared: bool, passing: Paths = frozenset()) -> Columns:
+    """Rows by position; `shared` puts torch's tensors straight into memory that other processes can map.
+
+    Those at the paths that are `passing` do not go there: functions will put others in their place.
+    """
+    if not shared:
+        return columns.take(indices)
+    made = {
+        name: column.take(indices) if (name,) in passing else _gathered_column(column, indices, _below(name, passing))
+        for name, column in columns.columns.items()
+    }
+    remainders = None if columns.remainders is None else [columns.remainders[i] for i in indices.tolist()]
+    validity = None if columns.validity is None else columns.validity[indices]
+    return Columns(columns.schema, made, len(indices), validity, remainders)
+
+
+def _below(name: str, paths: Paths) -> Paths:
+    return frozenset(path[1:] for path in paths if path[0] == name)
+
+
+def _gathered_column(column: Column, indices: NDArray[np.int64], passing: Paths) -> Column:
+    if isinstance(column, DocumentColumn):
+        return DocumentColumn(column.field, gathered(column.columns, indices, shared=True, passing=passing))
+    if isinstance(column, TensorColumn):
+        data = column.framework.take_shared(column.data, indices)
+        shapes = None if column.shapes is None else column.shapes[indices]
+        validity = None if column.validity is None else column.validity[indices]
+        return type(column)(column.field, data, column.framework, validity, shapes)
+    return column.take(indices)

@@ -1,0 +1,25 @@
+"""Files: opened by path or given as objects, read by address, and written so that a crash leaves the old or the new."""
+
+from quire.files._data_uris import to_data_uri
+from quire.files._find import Patterns, find_files, thin_out
+from quire.files._limits import MAX_BYTES, TIMEOUT, Limits, shown
+from quire.files._open import Source, Target, open_source, open_target
+from quire.files._uris import guess_type, read_uri, scheme_of
+
+__all__ = [
+    "MAX_BYTES",
+    "TIMEOUT",
+    "Limits",
+    "Patterns",
+    "Source",
+    "Target",
+    "find_files",
+    "guess_type",
+    "open_source",
+    "open_target",
+    "read_uri",
+    "scheme_of",
+    "shown",
+    "thin_out",
+    "to_data_uri",
+]

@@ -1,0 +1,74 @@
+"""Files by path, or file objects, which are left open."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, cast
+
+Source = str | os.PathLike[str] | IO[bytes]
+"""Where bytes are read from: a path, or an object that can be read."""
+Target = str | os.PathLike[str] | IO[bytes]
+"""Where bytes are written to: a path, or an object that can be written to."""
+
+
+@contextmanager
+def open_source(source: Source) -> Iterator[IO[bytes]]:
+    """A file to read; one that was given as an object is left open."""
+    if not isinstance(source, (str, os.PathLike)):
+        yield _binary(source, "read")
+        return
+    with Path(source).open("rb") as file:
+        yield file
+
+
+@contextmanager
+def open_target(target: Target) -> Iterator[IO[bytes]]:
+    """A file to write. At a path, it takes the place of the old one when all of it is written, or not at all."""
+    if not isinstance(target, (str, os.PathLike)):
+        yield _binary(target, "write")
+        return
+    path = Path(os.path.realpath(target))  # a link stays a link
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    part = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        _take_mode(path, part)
+        part.replace(path)
+        _sync_folder(path.parent)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _take_mode(path: Path, part: Path) -> None:
+    """The permissions of the old file, or those that a new file gets here."""
+    with suppress(OSError):
+        if path.exists():
+            part.chmod(path.stat().st_mode & 0o7777)
+        else:
+            mask = os.umask(0)
+            os.umask(mask)
+            part.chmod(0o666 & ~mask)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Let the new name survive a loss of power, where the system can."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _binary(file: Any, verb: str) -> IO[bytes]:
+    if not hasattr(file, verb):
+        raise TypeError(f"expected a path or a file object with .{verb}(), got {type(file).__name__}.")
+    return cast("IO[bytes]", file)

@@ -1,0 +1,182 @@
+"""DocumentArray.dataloader: files, mapped while they are read."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import quire
+from quire import BaseDocument, DocumentArray
+from quire.array import _wire
+from quire.errors import DecodeError, FunctionError, RowIndexError
+from quire.parallel import Workers
+from quire.typing import NdArray
+
+
+class Picture(BaseDocument):
+    number: int
+    pixels: NdArray[8, 8]
+
+
+def pictures(count: int) -> Iterator[Picture]:
+    return (Picture(number=i, pixels=np.full((8, 8), i % 256, np.uint8)) for i in range(count))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("files") / "da.protobuf.gz"
+    DocumentArray[Picture].write_binary(pictures(1000), made)
+    return made
+
+
+def numbers(docs: DocumentArray[Picture]) -> list[int]:
+    assert type(docs) is DocumentArray[Picture]
+    return docs.number
+
+
+def same(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+    return docs
+
+
+def brighten(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+    for doc in docs:
+        doc.pixels += 1
+    return docs
+
+
+def test_results_of_batches_in_the_order_of_the_file(path: Path) -> None:
+    """As in seed 000, on processes."""
+    found = list(DocumentArray[Picture].dataloader(path, func=brighten, batch_size=64, num_worker=2))
+    assert [len(docs) for docs in found] == [64] * 15 + [40]
+    assert [number for docs in found for number in docs.number] == list(range(1000))
+    assert found[1][0].pixels[0, 0] == 65
+
+
+def test_threads_and_own_pools(path: Path) -> None:
+    loader = DocumentArray[Picture].dataloader
+    expected = [list(range(600)), list(range(600, 1000))]
+    assert list(loader(str(path), numbers, 600, backend="thread", num_workers=2)) == expected
+    with Workers(1, "process") as pool:
+        assert list(loader(path, lambda docs: docs.number, 600, pool=pool)) == expected
+    assert list(DocumentArray.dataloader(path, len, 600, backend="thread")) == [600, 400]
+
+
+def test_shuffle_with_a_seed(path: Path) -> None:
+    def order(seed: int) -> list[int]:
+        parts = DocumentArray[Picture].dataloader(path, numbers, 10, backend="thread", shuffle=True, seed=seed)
+        return [number for part in parts for number in part]
+
+    assert order(1) == order(1) != order(2)
+    assert sorted(order(1)) == list(range(1000))
+    assert order(1)[:10] != list(range(10))
+
+
+def test_reading_options_and_forms(tmp_path: Path) -> None:
+    DocumentArray[Picture](pictures(10)).save_binary(
+        tmp_path / "data", protocol="pickle", compress="gz", allow_pickle=True
+    )
+    loader = DocumentArray[Picture].dataloader
+    with pytest.raises(DecodeError, match="allow_pickle"):
+        list(loader(tmp_path / "data", numbers, 5, "pickle", "gz", backend="thread"))
+    found = list(loader(tmp_path / "data", numbers, 5, "pickle", "gz", backend="thread", allow_pickle=True))
+    assert found == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+
+
+def test_wrong_options_are_told_at_the_call(path: Path) -> None:
+    with pytest.raises(RowIndexError, match="batch_size=0"):
+        DocumentArray[Picture].dataloader(path, numbers, 0)
+    with pytest.raises(TypeError, match="num_wokers"):
+        DocumentArray[Picture].dataloader(path, numbers, 5, num_wokers=1)  # type: ignore[call-arg]
+
+
+def test_the_file_is_read_no_further_than_the_window(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def counted(*arguments: Any) -> Iterator[Any]:
+        for document in iterate(*arguments):
+            read.append(document.number)
+            yield document
+
+    iterate = _wire.iterate_array
+    monkeypatch.setattr(_wire, "iterate_array", counted)
+    parts = DocumentArray[Picture].dataloader(path, numbers, 10, backend="thread", num_workers=2, window=3)
+    for consumed, _ in enumerate(parts):
+        assert len(read) <= 10 * (consumed + 3)
+    assert len(read) == 1000
+
+
+def test_errors_name_the_batch(path: Path) -> None:
+    def fail(docs: DocumentArray[Picture]) -> None:
+        assert 130 not in docs.number, "there it is"
+
+    with pytest.raises(FunctionError, match="^batch 13: AssertionError: there it is"):
+        list(DocumentArray[Picture].dataloader(path, fail, 10))
+
+
+def test_what_is_whole_in_a_damaged_file_comes_first(tmp_path: Path) -> None:
+    file = tmp_path / "da.protobuf"
+    DocumentArray[Picture].write_binary(pictures(120_000), file)
+    data = bytearray(file.read_bytes())
+    data[len(data) * 9 // 10] ^= 255
+    file.write_bytes(data)
+    counts = [0, 0]
+    with pytest.raises(DecodeError):
+        for _ in DocumentArray[Picture].load_binary(file, streaming=True):
+            counts[0] += 1
+    with pytest.raises(DecodeError):
+        for size in DocumentArray[Picture].dataloader(file, len, 1000, backend="thread"):
+            counts[1] += size
+    assert counts[0] == counts[1] > 0
+
+
+MEMORY = """
+import resource, sys
+import numpy as np
+from quire import BaseDocument, DocumentArray
+from quire.typing import NdArray
+
+class Picture(BaseDocument):
+    number: int
+    pixels: NdArray[64, 64]
+
+def pictures():
+    random = np.random.default_rng(0)
+    for number in range(int(sys.argv[3])):
+        yield Picture(number=number, pixels=np.tile(random.integers(0, 256, 64, np.uint8), (64, 1)))
+
+def job(docs):
+    return docs
+
+if __name__ == "__main__":
+    if sys.argv[1] == "write":
+        DocumentArray[Picture].write_binary(pictures(), sys.argv[2])
+    else:
+        count = sum(len(docs) for docs in DocumentArray[Picture].dataloader(sys.argv[2], job, 64, num_worker=2))
+        print(count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def test_memory_is_bounded_by_the_window_and_not_by_the_file(tmp_path: Path) -> None:
+    """Files of 8 and 80 MB, unpacked, take about the same memory to read."""
+    (tmp_path / "program.py").write_text(MEMORY)
+
+    def run(*arguments: str) -> str:
+        environment = {**os.environ, "PYTHONPATH": str(Path(quire.__file__).parents[1])}
+        command = [sys.executable, str(tmp_path / "program.py"), *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120).stdout
+
+    peaks = {}
+    for count in (2_000, 20_000):
+        file = str(tmp_path / f"{count}.protobuf.gz")
+        run("write", file, str(count))
+        found, peaks[count] = map(int, re.findall(r"\d+", run("read", file, str(count))))
+        assert found == count
+    assert peaks[20_000] < peaks[2_000] + 40

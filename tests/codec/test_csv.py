@@ -1,0 +1,250 @@
+"""Documents as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from datetime import date, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+from uuid import UUID
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire import BaseDocument, DocumentArray, Text
+from quire.errors import DecodeError, EncodeError
+from quire.typing import NdArray, float32
+from tests.strategies import Branch, Leaf, Node, Twig, arrays, branches, laws, leaves, nodes
+
+
+class Level(Enum):
+    LOW = 1
+    HIGH = 2
+
+
+class Thesis(BaseDocument):
+    title: str
+    pages: int | None = None
+
+
+class Student(BaseDocument):
+    id: str = ""
+    name: str
+    nick: str | None = None
+    age: int = 18
+    tall: bool = False
+    born: date | None = None
+    thesis: Thesis
+    second: Thesis | None = None
+    vector: NdArray[float32, 2] | None = None
+    words: list[str] = []
+    level: Level = Level.LOW
+    grade: Literal[1, 2] = 1
+    either: int | str | None = None
+
+
+class Word(BaseDocument):
+    """Empty texts in every kind of text field."""
+
+    id: ClassVar[None] = None  # type: ignore[assignment]
+    required: str
+    optional: str | None = None
+    other: str = "x"
+    empty: str = ""
+
+
+def plain(branch: Branch) -> bool:
+    found = [branch.leaf, branch.spare, branch.either, *branch.leaves, *(branch.more or ())]
+    values = branch.tags.values()
+    return all(leaf is None or isinstance(leaf, int) or type(leaf) is Leaf for leaf in found) and not any(
+        isinstance(value, bytes) or (isinstance(value, float) and not np.isfinite(value)) for value in values
+    )
+
+
+def again(docs: Any, **options: Any) -> Any:
+    return type(docs).from_csv(docs.to_csv(**options), **options)
+
+
+NUL = "" if sys.version_info >= (3, 11) else "\0"  # which the csv module of Python 3.10 cannot write
+texts = st.text(st.characters(exclude_characters=NUL, codec="utf-8"), max_size=4) | st.text('"', max_size=4)
+words = st.builds(Word, required=texts, optional=st.none() | texts, other=texts, empty=texts)
+
+
+@laws
+@given(arrays(leaves().filter(lambda leaf: type(leaf) is Leaf), Leaf))
+def test_leaves_come_back(docs: DocumentArray[Leaf]) -> None:
+    assert again(docs).identical(docs)
+
+
+@laws
+@given(arrays(branches().filter(plain), Branch))
+def test_every_kind_of_field_comes_back(docs: DocumentArray[Branch]) -> None:
+    assert again(docs).identical(docs)
+
+
+@laws
+@given(arrays(nodes(), Node))
+def test_recursive_documents_come_back(docs: DocumentArray[Node]) -> None:
+    assert again(docs).identical(docs)
+
+
+@laws
+@given(arrays(words, Word, 5), st.sampled_from([",", ";", "\t"]))
+def test_none_and_empty_texts_are_told_apart(docs: DocumentArray[Word], delimiter: str) -> None:
+    assert again(docs, delimiter=delimiter) == docs
+
+
+def test_the_written_form() -> None:
+    docs = DocumentArray[Student](
+        [
+            {"id": "1", "name": "Ada", "thesis": {"id": "t", "title": "a,b"}, "vector": [1, 2], "either": "7"},
+            {"id": "2", "name": "", "nick": "", "thesis": {"id": "u", "title": ""}, "level": Level.HIGH, "either": 7},
+        ]
+    )
+    text = docs.to_csv()
+    header, first, second = csv.reader(io.StringIO(text))
+    assert header[:8] == ["id", "name", "nick", "age", "tall", "born", "thesis.id", "thesis.title"]
+    found = dict(zip(header, first, strict=True))
+    assert found["nick"] == found["second.title"] == found["second.id"] == ""
+    assert (found["age"], found["tall"], found["thesis.title"], found["words"]) == ("18", "false", "a,b", "[]")
+    assert found["vector"] == '{"framework":"numpy","dtype":"float32","shape":[2],"data":[1.0,2.0]}'
+    assert (found["level"], found["grade"], found["either"]) == ("1", "1", '"7"')
+    assert dict(zip(header, second, strict=True))["nick"] == '""'
+    assert again(docs).identical(docs)
+
+
+def test_a_foreign_file_is_read() -> None:
+    text = (
+        "name;thesis.title;age;tall;born;grade;vector;second.title;either\r\n"
+        "Ada;Leaves; 36 ;TRUE;1815-12-10;2;[1, 2];;seven\r\n"
+        "\r\n"
+        '"Grace\r\nHopper";"say ""hi""";;no;;;;Ships;7\r\n'
+    )
+    docs = DocumentArray[Student].from_csv(text, delimiter=";")
+    ada, grace = docs
+    assert (ada.age, ada.tall, ada.born, ada.grade) == (36, True, date(1815, 12, 10), 2)
+    assert ada.vector is not None
+    assert ada.vector.tolist() == [1, 2]
+    assert (ada.second, ada.either) == (None, "seven")
+    assert (grace.name, grace.thesis.title) == ("Grace\r\nHopper", 'say "hi"')
+    assert (grace.age, grace.tall, grace.born, grace.grade, grace.vector) == (18, False, None, 1, None)
+    assert grace.second is not None
+    assert (grace.second.title, grace.either) == ("Ships", 7)
+
+
+def test_a_whole_document_may_stand_in_one_cell() -> None:
+    class Page(BaseDocument):
+        title: Text
+        thesis: Thesis | None = None
+
+    docs = DocumentArray[Page].from_csv('title,thesis\nplain,"{""title"": ""a""}"\n')
+    assert docs[0].title.text == "plain"
+    assert docs[0].thesis is not None
+    assert docs[0].thesis.title == "a"
+    with pytest.raises(DecodeError, match="'thesis.title' is part of 'thesis', which is there too"):
+        DocumentArray[Page].from_csv("title,thesis,thesis.title\n")
+
+
+def test_paths_files_and_encodings(tmp_path: Path) -> None:
+    docs = DocumentArray[Thesis]([{"title": "naïve ✓", "pages": 3}])
+    path = tmp_path / "a.csv"
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        assert docs.to_csv(path, encoding=encoding) is None
+        assert DocumentArray[Thesis].from_csv(path, encoding=encoding).identical(docs)
+    docs.to_csv(str(path), encoding="utf-8-sig")
+    assert path.read_bytes().startswith(b"\xef\xbb\xbf")
+    assert DocumentArray[Thesis].from_csv(str(path)).identical(docs)
+    binary, text = io.BytesIO(), io.StringIO(newline="")
+    docs.to_csv(binary)
+    docs.to_csv(text)
+    assert binary.getvalue().decode() == text.getvalue()
+    for file in (binary, text):
+        file.seek(0)
+        assert DocumentArray[Thesis].from_csv(file).identical(docs)  # type: ignore[arg-type]
+        assert not file.closed
+    with pytest.raises(EncodeError, match="cannot be written in latin-1"):
+        docs.to_csv(path, encoding="latin-1")
+    assert DocumentArray[Thesis].from_csv(path).identical(docs)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.csv"]
+
+
+def test_dialects() -> None:
+    docs = DocumentArray[Thesis]([{"title": "a\tb"}])
+    assert again(docs, dialect="excel-tab").identical(docs)
+    assert again(docs, dialect="unix").identical(docs)
+
+
+def test_cells_may_be_large() -> None:
+    """The csv module refuses cells of more than 128 KiB unless it is told otherwise, for the whole process."""
+
+    class Large(BaseDocument):
+        x: NdArray
+
+    before = csv.field_size_limit()
+    docs = DocumentArray[Large]([{"x": np.arange(40_000.0)}])
+    assert again(docs).identical(docs)
+    assert csv.field_size_limit() == before
+
+
+def test_times_and_ids() -> None:
+    class Event(BaseDocument):
+        at: datetime
+        key: UUID | None = None
+
+    docs = DocumentArray[Event].from_csv("at,key\n2024-01-02 03:04,\n1,12345678-1234-5678-1234-567812345678\n")
+    assert docs[0].at == datetime(2024, 1, 2, 3, 4)  # noqa: DTZ001
+    assert docs[0].key is None
+    assert docs[1].key == UUID("12345678-1234-5678-1234-567812345678")
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "the table is empty"),
+        ("name,thesis.titel\n", r"line 1: Student has no column 'thesis.titel'. Did you mean 'thesis.title'"),
+        ("name\n", "there is no column 'thesis', and Student has no default"),
+        ("name,thesis.pages\n", "there is no column 'thesis.title', and Thesis has no default"),
+        ("name,name,thesis.title\n", "the column 'name' is there twice"),
+        ("name,thesis.title\na\n", "Student in the table, line 2: 1 cells, but the header has 2"),
+        ('name,thesis.title\n"a\nb",c\nd,e,f\n', "line 4: 3 cells"),
+        ("name,thesis.title,age\na,b,many\n", r"Student in the table, line 2, age: .*integer.*got str 'many'"),
+        ("name,thesis.title,thesis.pages\na,b,1.5\n", r"line 2, thesis.pages: "),
+        ("name,thesis.title,vector\na,b,[1\n", r"line 2, vector: the cell is not JSON"),
+        ("name,thesis.title,vector\na,b,[1]\n", r"line 2, vector: expected NdArray float32 \(2,\)"),
+        ('name,thesis.title\na,"b\n', "line 2: "),
+        ('name,thesis.title\na,"b"c\n', "line 2: .*expected"),
+    ],
+)
+def test_errors_name_line_and_column(text: str, match: str) -> None:
+    with pytest.raises(DecodeError, match=match):
+        DocumentArray[Student].from_csv(text.encode())
+
+
+def test_unknown_columns_are_ignored_when_asked() -> None:
+    docs = DocumentArray[Thesis].from_csv("title,colour\na,red\n", extra="ignore")
+    assert docs.title == ["a"]
+    with pytest.raises(DecodeError, match="use 'error' or 'ignore'"):
+        DocumentArray[Thesis].from_csv("title\n", extra="allow")  # type: ignore[arg-type]
+
+
+def test_an_empty_cell_without_a_default_is_an_error() -> None:
+    class Row(BaseDocument):
+        number: int
+
+    with pytest.raises(DecodeError, match="Row in the table, line 3, number: the cell is empty"):
+        DocumentArray[Row].from_csv('number\n1\n""\n')
+
+
+def test_arrays_of_several_classes_make_no_table() -> None:
+    with pytest.raises(EncodeError, match="several classes"):
+        DocumentArray([Thesis(title="a"), Word(required="b")]).to_csv()
+    with pytest.raises(EncodeError, match="row 1: the array holds values that Leaf has no field for"):
+        DocumentArray[Leaf]([Leaf(text="a"), Twig(text="a")]).to_csv()
+    with pytest.raises(EncodeError, match="row 0: 'leaf' holds values that Leaf has no field for"):
+        DocumentArray[Branch]([{"leaf": Twig(text="a")}]).to_csv()
+    assert DocumentArray([Thesis(title="a")]).to_csv().startswith("id,title,pages\r\n")

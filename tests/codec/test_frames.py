@@ -1,0 +1,372 @@
+"""Arrays and batches as pandas data frames."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timedelta, timezone
+from typing import Annotated, Any, ClassVar, Literal
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from pydantic import Field, field_validator
+
+from quire import BaseDocument, DocumentArray, DocumentBatch, Text
+from quire.columns import ScalarColumn
+from quire.errors import DecodeError, EncodeError, SchemaError
+from quire.typing import NdArray, float32
+from tests.strategies import Branch, Leaf, Node, Seed, Tree, Twig, arrays, branches, laws, leaves, nodes, trees
+
+pytestmark = pytest.mark.needs("pandas")
+
+
+class Thesis(BaseDocument):
+    title: str
+    pages: int | None = None
+
+
+class Student(BaseDocument):
+    name: str
+    nick: str | None = None
+    age: int = 18
+    tall: bool | None = None
+    height: float = 1.5
+    weight: float | None = None
+    thesis: Thesis
+    second: Thesis | None = None
+    vector: NdArray[float32, 2] | None = None
+    others: DocumentArray[Thesis] = []
+
+
+def flat(branch: Branch) -> bool:
+    """Whether a table can hold the branch: documents of the declared classes."""
+    found = [branch.leaf, branch.spare, *branch.leaves, *(branch.more or ())]
+    return all(leaf is None or type(leaf) is Leaf for leaf in found)
+
+
+def check(docs: Any) -> None:
+    """The law, for the array and for its batch."""
+    frame = docs.to_dataframe()
+    assert type(docs).from_dataframe(frame).identical(docs)
+    batch = docs.stack(shapes="ragged")
+    pd.testing.assert_frame_equal(batch.to_dataframe(), frame, check_dtype=len(docs) > 0)
+    assert type(batch).from_dataframe(frame, shapes="ragged").identical(batch)
+
+
+# --- the law
+
+
+@laws
+@given(arrays(leaves().filter(lambda leaf: type(leaf) is Leaf), Leaf, 5))
+def test_leaves_come_back(docs: DocumentArray[Leaf]) -> None:
+    check(docs)
+
+
+@laws
+@given(arrays(branches().filter(flat), Branch))
+def test_every_kind_of_field_comes_back(docs: DocumentArray[Branch]) -> None:
+    frame = docs.to_dataframe()
+    assert DocumentArray[Branch].from_dataframe(frame).identical(docs)
+    assert DocumentBatch[Branch].from_dataframe(docs.stack().to_dataframe()).unstack().identical(docs)
+
+
+@laws
+@given(arrays(trees(), Tree))
+def test_tensors_of_any_shape_come_back(docs: DocumentArray[Tree]) -> None:
+    if all(flat(tree.branch) and all(map(flat, tree.branches)) for tree in docs):
+        assert DocumentArray[Tree].from_dataframe(docs.to_dataframe()).identical(docs)
+
+
+@laws
+@given(arrays(nodes(), Node))
+def test_recursive_documents_come_back(docs: DocumentArray[Node]) -> None:
+    assert DocumentArray[Node].from_dataframe(docs.to_dataframe()).identical(docs)
+
+
+# --- the form
+
+
+STUDENTS: list[dict[str, Any]] = [
+    {"name": "Ada", "thesis": {"title": "a", "pages": 3}, "weight": float("nan"), "vector": [1, 2]},
+    {"name": "Bob", "nick": "", "tall": True, "thesis": {"title": "b"}, "second": {"title": "c", "pages": 7}},
+]
+
+
+def test_columns_and_dtypes() -> None:
+    docs = DocumentArray[Student](STUDENTS)
+    frame = docs.to_dataframe()
+    assert list(frame.columns[:7]) == ["id", "name", "nick", "age", "tall", "height", "weight"]
+    assert list(frame.columns[7:13]) == [
+        *("thesis.id", "thesis.title", "thesis.pages"),
+        *("second.id", "second.title", "second.pages"),
+    ]
+    dtypes = {name: str(dtype) for name, dtype in frame.dtypes.items()}
+    assert (dtypes["age"], dtypes["height"]) == ("int64", "float64")
+    assert (dtypes["tall"], dtypes["weight"], dtypes["thesis.pages"]) == ("boolean", "Float64", "Int64")
+    assert frame["nick"].tolist() == [None, ""]
+    assert frame["second.pages"].tolist() == [pd.NA, 7]
+    assert frame["second.title"].tolist() == [None, "c"]
+    assert frame["vector"][0] is docs[0].vector
+    assert frame["others"].tolist() == [[], []]
+    again = DocumentArray[Student].from_dataframe(frame)
+    assert again.identical(docs)
+    assert np.isnan(again[0].weight)
+    assert again[1].weight is None
+
+
+def test_a_frame_shares_no_memory_with_the_batch() -> None:
+    batch = DocumentArray[Student](STUDENTS).stack()
+    frame = batch.to_dataframe()
+    frame.loc[0, "age"] = 99
+    assert batch.age.tolist() == [18, 18]
+    again = DocumentBatch[Student].from_dataframe(frame)
+    again.age[0] = 1
+    assert frame["age"].tolist() == [99, 18]
+
+
+def test_numbers_of_a_batch_stay_what_they_are() -> None:
+    class Row(BaseDocument):
+        x: float
+        n: int | None = None
+
+    batch = DocumentBatch[Row].from_columns({"x": np.zeros(3, np.float32), "n": np.arange(3, dtype=np.int16)})
+    frame = batch.to_dataframe()
+    assert [str(frame[name].dtype) for name in ("x", "n")] == ["float32", "Int16"]
+    again = DocumentBatch[Row].from_dataframe(frame)
+    assert (again.x.dtype, again.n.dtype) == (np.float32, np.int16)
+
+
+def test_times() -> None:
+    class Event(BaseDocument):
+        naive: datetime | None = None
+        aware: datetime | None = None
+        zoned: datetime | None = None
+        mixed: datetime | None = None
+        span: timedelta | None = None
+        day: date | None = None
+        key: UUID | None = None
+
+    zone, noon = ZoneInfo("Europe/Paris"), datetime(1, 1, 1, 12, 0, 0, 1)  # noqa: DTZ001
+    docs = DocumentArray[Event](
+        [
+            {
+                "naive": noon,
+                "aware": noon.replace(tzinfo=timezone.utc),
+                "zoned": datetime(2024, 7, 1, tzinfo=zone),
+                "mixed": noon,
+                "span": timedelta(microseconds=1),
+                "day": date(2024, 1, 1),
+                "key": UUID(int=3),
+            },
+            {"mixed": noon.replace(tzinfo=timezone.utc)},
+        ]
+    )
+    frame = docs.to_dataframe()
+    assert [str(dtype) for dtype in frame.dtypes[1:]] == [
+        *("datetime64[us]", "datetime64[us, UTC]", "object", "object", "timedelta64[us]", "object", "object"),
+    ]
+    again = DocumentArray[Event].from_dataframe(frame)
+    assert again.identical(docs)
+    assert again[0].zoned.tzinfo is zone
+    zoned = pd.DataFrame(
+        {"zoned": pd.Series([datetime(2024, 7, 1, tzinfo=zone)]).astype("datetime64[ns, Europe/Paris]")}
+    )
+    assert DocumentArray[Event].from_dataframe(zoned)[0].zoned == datetime(2024, 7, 1, tzinfo=zone)
+    long = DocumentArray[Event]([{"span": timedelta.max}, {}])
+    assert DocumentArray[Event].from_dataframe(long.to_dataframe()).identical(long)
+    fine = pd.DataFrame({"naive": np.array(["2024-01-01", "2024-01-01T00:00:00.000000001"], "M8[ns]")})
+    with pytest.raises(DecodeError, match="column 'naive'.*row 1: .* has nanoseconds"):
+        DocumentArray[Event].from_dataframe(fine)
+
+
+def test_any_mixture_of_missing_values_is_none() -> None:
+    frame = pd.DataFrame(
+        {
+            "name": ["a", "b", "c", "d"],
+            "nick": pd.Series([None, np.nan, pd.NA, "x"], dtype=object),
+            "weight": [1.0, np.nan, 2.0, np.nan],
+            "thesis.title": ["t"] * 4,
+            "thesis.pages": [1.0, np.nan, 3.0, 4.0],
+            "tall": pd.Series([True, None, np.nan, False], dtype=object),
+            "vector": pd.Series([[1, 2], None, np.nan, np.zeros(2, np.float32)], dtype=object),
+        }
+    )
+    for docs in (DocumentArray[Student].from_dataframe(frame), DocumentBatch[Student].from_dataframe(frame).unstack()):
+        assert docs.nick == [None, None, None, "x"]
+        assert docs.weight == [1.0, None, 2.0, None]
+        assert docs.thesis.pages == [1, None, 3, 4]
+        assert all(type(pages) is int for pages in docs.thesis.pages if pages is not None)
+        assert docs.tall == [True, None, None, False]
+        assert [vector is None for vector in docs.vector] == [False, True, True, False]
+        assert docs.age == [18] * 4
+        assert len(set(docs.id)) == 4
+
+
+def test_text_of_any_dtype() -> None:
+    for dtype in ("object", "string", "category"):
+        frame = pd.DataFrame({"title": pd.Series(["a", "b"], dtype=dtype)})
+        assert DocumentArray[Thesis].from_dataframe(frame).title == ["a", "b"]
+
+
+def test_the_index_of_the_frame_does_not_matter() -> None:
+    frame = pd.DataFrame({"title": ["a", "b"], "pages": [1, 2]}, index=[7, 7])
+    assert DocumentArray[Thesis].from_dataframe(frame).pages == [1, 2]
+    assert DocumentArray[Thesis].from_dataframe(frame.iloc[:0]).pages == []
+
+
+def test_a_whole_document_may_stand_in_one_column() -> None:
+    class Page(BaseDocument):
+        title: Text
+        thesis: Thesis | None = None
+
+    frame = pd.DataFrame({"title": ["a", "b"], "thesis": pd.Series([{"title": "x"}, None], dtype=object)})
+    for docs in (DocumentArray[Page].from_dataframe(frame), DocumentBatch[Page].from_dataframe(frame).unstack()):
+        assert docs.title.text == ["a", "b"]
+        assert docs[0].thesis is not None
+        assert docs[1].thesis is None
+
+
+def test_a_missing_document_takes_defaults_only_where_it_is() -> None:
+    class Outer(BaseDocument):
+        inner: Leaf | None = None
+
+    frame = pd.DataFrame({"inner.text": pd.Series(["a", None], dtype=object)})
+    batch = DocumentBatch[Outer].from_dataframe(frame)
+    assert batch.unstack()[1].inner is None
+    assert batch.validity("inner.number").tolist() == [True, False]
+    assert DocumentBatch[Outer].from_dataframe(batch.to_dataframe()).identical(batch)
+
+
+# --- speed is a matter of structure: no document is built
+
+
+def test_no_document_is_built_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Row(BaseDocument):
+        text: str
+        number: int | None = None
+        inner: Leaf | None = None
+
+    docs = DocumentArray[Row]({"text": str(i), "number": i, "inner": {"text": "a"}} for i in range(10))
+    batch, frame = docs.stack(), docs.to_dataframe()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a document was built")
+
+    monkeypatch.setattr("quire.columns._columns._make_plain", refuse)
+    for document_type in (Row, Leaf):
+        monkeypatch.setattr(document_type, "model_validate", refuse)
+        monkeypatch.setattr(document_type, "__init__", refuse)
+    pd.testing.assert_frame_equal(batch.to_dataframe(), frame)
+    made = DocumentBatch[Row].from_dataframe(frame)
+    assert isinstance(made.column("number"), ScalarColumn)
+
+
+# --- rows, where columns are not enough
+
+
+def test_validators_are_asked() -> None:
+    class Checked(BaseDocument):
+        name: str
+        inner: Thesis | None = None
+
+        @field_validator("name")
+        @classmethod
+        def upper(cls, value: str) -> str:
+            assert value != "bad"
+            return value.upper()
+
+    frame = pd.DataFrame({"name": ["a", "b"], "inner.title": pd.Series(["x", None], dtype=object)})
+    docs = DocumentArray[Checked].from_dataframe(frame)
+    assert docs.name == ["A", "B"]
+    assert docs[1].inner is None
+    assert DocumentBatch[Checked].from_dataframe(frame).name == ["A", "B"]
+    with pytest.raises(DecodeError, match="^Checked, row 1, name: Assertion failed"):
+        DocumentArray[Checked].from_dataframe(pd.DataFrame({"name": ["a", "bad"]}))
+
+
+def test_configuration_and_shared_dimensions_are_heeded() -> None:
+    class Stripped(BaseDocument, str_strip_whitespace=True):
+        name: str
+
+    class Pair(BaseDocument):
+        a: NdArray["n"]
+        b: NdArray["n"]
+
+    assert DocumentArray[Stripped].from_dataframe(pd.DataFrame({"name": [" a "]})).name == ["a"]
+    frame = pd.DataFrame({"a": [np.zeros(2)], "b": [np.zeros(3)]})
+    with pytest.raises(DecodeError, match="^Pair, row 0: expected b"):
+        DocumentArray[Pair].from_dataframe(frame)
+
+
+def test_constraints_and_literals_are_heeded() -> None:
+    class Bound(BaseDocument):
+        id: ClassVar[None] = None  # type: ignore[assignment]
+        number: Annotated[int, Field(gt=0)] = 1
+        choice: Literal["a", "b"] = "a"
+
+    assert DocumentArray[Bound].from_dataframe(pd.DataFrame({"number": [1, 2]})).number == [1, 2]
+    with pytest.raises(DecodeError, match=r"Bound.number \(column 'number'\), row 1: .*greater than 0"):
+        DocumentArray[Bound].from_dataframe(pd.DataFrame({"number": [1, 0]}))
+    with pytest.raises(DecodeError, match="column 'choice'.*row 0"):
+        DocumentArray[Bound].from_dataframe(pd.DataFrame({"choice": ["c"]}))
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    ("columns", "match"),
+    [
+        ({"titel": ["a"]}, "Thesis has no column 'titel'. Did you mean 'title'"),
+        ({"pages": [1]}, "there is no column 'title', and Thesis has no default"),
+        ({"title": ["a"], 3: [1]}, "has no column 3"),
+        ({"title": ["a", 3]}, r"Thesis.title \(column 'title'\), row 1: .*valid string"),
+        ({"title": ["a", None]}, r"column 'title'\), row 1: .*valid string"),
+        ({"title": ["a"], "pages": [1.5]}, r"column 'pages'\), row 0: .*fractional"),
+        ({"title": ["a"], "pages": ["x"]}, r"column 'pages'\), row 0: .*integer"),
+        ({"title": ["a"], "pages": [np.inf]}, r"column 'pages'\), row 0: .*finite"),
+    ],
+)
+def test_errors_name_row_and_column(columns: dict[Any, Any], match: str) -> None:
+    frame = pd.DataFrame(columns)
+    for target in (DocumentArray[Thesis], DocumentBatch[Thesis]):
+        with pytest.raises(DecodeError, match=match):
+            target.from_dataframe(frame)  # type: ignore[attr-defined]
+
+
+def test_numbers_that_are_missing_where_they_must_not_be() -> None:
+    frame = pd.DataFrame({"name": ["a", "b"], "age": pd.array([1, None], "Int64"), "thesis.title": ["x", "y"]})
+    with pytest.raises(DecodeError, match=r"Student.age \(column 'age'\), row 1: .*valid integer"):
+        DocumentArray[Student].from_dataframe(frame)
+
+
+def test_unknown_columns_are_ignored_when_asked() -> None:
+    frame = pd.DataFrame({"title": ["a"], "colour": ["red"]})
+    assert DocumentArray[Thesis].from_dataframe(frame, extra="ignore").title == ["a"]
+    assert DocumentBatch[Thesis].from_dataframe(frame, extra="ignore").title == ["a"]
+
+
+def test_what_a_table_cannot_hold_is_an_error() -> None:
+    with pytest.raises(EncodeError, match="row 0: the array holds values that Leaf has no field for"):
+        DocumentArray[Leaf]([Twig(text="a")]).to_dataframe()
+    with pytest.raises(EncodeError, match="Leaf has no field for"):
+        DocumentArray[Leaf]([Twig(text="a")]).stack().to_dataframe()
+    with pytest.raises(EncodeError, match="Seed has no field for"):
+        DocumentArray[Seed]([Seed(more=1)]).to_dataframe()
+    with pytest.raises(EncodeError, match="several classes"):
+        DocumentArray([Thesis(title="a"), Leaf(text="b")]).to_dataframe()
+    assert list(DocumentArray([Thesis(title="a")]).to_dataframe().columns) == ["id", "title", "pages"]
+    with pytest.raises(SchemaError, match="from_dataframe"):
+        DocumentArray.from_dataframe(pd.DataFrame())
+    with pytest.raises(DecodeError, match="takes a data frame, got dict"):
+        DocumentArray[Thesis].from_dataframe({"title": ["a"]})
+
+
+def test_other_frames_are_converted() -> None:
+    class Other:
+        def to_pandas(self) -> Any:
+            return pd.DataFrame({"title": ["a"]})
+
+    assert DocumentArray[Thesis].from_dataframe(Other()).title == ["a"]

@@ -1,0 +1,271 @@
+"""The bounded map, on threads and on processes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from quire.errors import FunctionError, OptionError, QuireError
+from quire.parallel import MapOptions, Workers, mapped, run_map
+
+BACKENDS = ["thread", "process"]
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
+    with Workers(2, request.param) as made:
+        yield made
+
+
+class Source:
+    """Numbers, and how many of them were taken."""
+
+    def __init__(self, length: int, fail_at: int = -1) -> None:
+        self.length, self.fail_at, self.taken = length, fail_at, 0
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(self.length):
+            if number == self.fail_at:
+                raise OSError("the source is damaged")
+            self.taken += 1
+            yield number
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def slow_at_first(number: int) -> int:
+    time.sleep(0.03 if number % 4 == 0 else 0)
+    return number * number
+
+
+def fail_at_three(number: int) -> int:
+    if number == 3:
+        raise ValueError("three is not welcome")
+    return number
+
+
+class StubbornError(Exception):
+    """Cannot be made anew from its arguments."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} and {b}")
+
+
+def fail_stubbornly(_: int) -> None:
+    raise StubbornError(1, 2)
+
+
+# --- order and results
+
+
+def test_results_come_in_order(workers: Workers) -> None:
+    assert list(mapped(slow_at_first, range(20), pool=workers)) == [number * number for number in range(20)]
+
+
+def test_results_come_as_they_are_ready_when_order_does_not_matter(workers: Workers) -> None:
+    results = list(mapped(slow_at_first, range(20), pool=workers, ordered=False))
+    assert sorted(results) == [number * number for number in range(20)]
+    assert results[0] != 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_workers_of_its_own(backend: Any) -> None:
+    assert list(mapped(square, range(7), backend=backend, num_workers=2)) == [0, 1, 4, 9, 16, 25, 36]
+    assert list(mapped(square, [], backend=backend, num_workers=2)) == []
+
+
+def test_a_result_is_given_before_the_last_item_is_taken(workers: Workers) -> None:
+    source = Source(100)
+    results = mapped(square, source, pool=workers)
+    assert source.taken == 0
+    assert next(results) == 0
+    assert source.taken <= 4
+
+
+def test_a_slow_source_does_not_hold_back_what_is_ready() -> None:
+    """With a source that waits for the first result, a map that fills its window first would never end."""
+    first_is_used = threading.Event()
+
+    def source() -> Iterator[int]:
+        yield 0
+        time.sleep(0.05)
+        yield 1
+        assert first_is_used.wait(20)
+        yield 2
+
+    results = mapped(square, source(), num_workers=4)
+    assert next(results) == 0
+    first_is_used.set()
+    assert list(results) == [1, 4]
+
+
+def test_workers_are_at_it_while_the_consumer_is() -> None:
+    """The consumer waits, at the first result, for calls that come after it: they run meanwhile."""
+    began = [threading.Event() for _ in range(4)]
+
+    def job(number: int) -> int:
+        began[number].set()
+        return number
+
+    results = mapped(job, range(4), num_workers=2, window=4)
+    for number in results:
+        assert number in range(4)
+        assert began[min(number + 1, 3)].wait(20)
+
+
+# --- the window
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("window", [1, 2, 3, 9])
+def test_no_more_than_the_window_is_taken_ahead(window: int, ordered: bool, workers: Workers) -> None:
+    source = Source(40)
+    for consumed, _ in enumerate(mapped(square, source, pool=workers, window=window, ordered=ordered)):
+        assert source.taken <= consumed + window
+    assert source.taken == 40
+
+
+@pytest.mark.parametrize("window", [1, 5, 16, 1000])
+def test_the_window_holds_where_items_go_together(window: int) -> None:
+    source = Source(3000)
+    options = MapOptions(num_workers=2, window=window, task_seconds=0.004)
+    for consumed, result in enumerate(run_map(square, source, options)):
+        assert source.taken <= consumed + window
+        assert result == consumed * consumed
+
+
+def test_short_calls_go_together() -> None:
+    source = Source(3000)
+    results = run_map(abs, source, MapOptions(num_workers=2, task_seconds=0.004))
+    assert [next(results) for _ in range(1500)] == list(range(1500))
+    assert source.taken > 1500 + 4  # more than one a task
+    assert list(results) == list(range(1500, 3000))
+
+
+def test_long_calls_do_not() -> None:
+    source = Source(12)
+    results = run_map(slow_at_first, source, MapOptions(num_workers=2, task_seconds=1e-9))
+    next(results)
+    assert source.taken <= 4
+    results.close()  # type: ignore[attr-defined]
+
+
+# --- errors
+
+
+def test_an_error_names_the_index_and_keeps_the_original(workers: Workers) -> None:
+    with pytest.raises(FunctionError, match="^item 3: ValueError: three is not welcome$") as caught:
+        list(mapped(fail_at_three, range(50), pool=workers))
+    assert isinstance(caught.value, QuireError)
+    assert isinstance(caught.value, RuntimeError)
+    assert type(caught.value.__cause__) is ValueError
+    if workers.backend == "process":
+        assert "in fail_at_three" in str(caught.value.__cause__.__cause__)
+
+
+def test_an_error_within_a_task_of_several(workers: Workers) -> None:
+    def fail_at_a_thousand(number: int) -> int:
+        if number == 1000:
+            raise KeyError("thousand")
+        return number
+
+    with pytest.raises(FunctionError, match="^item 1000: KeyError: 'thousand'$"):
+        list(run_map(fail_at_a_thousand, range(3000), MapOptions(pool=workers, task_seconds=0.004)))
+
+
+def test_an_error_stops_the_work(workers: Workers) -> None:
+    source = Source(1000)
+    with pytest.raises(FunctionError):
+        list(mapped(fail_at_three, source, pool=workers))
+    assert source.taken <= 4 + 4
+
+
+def test_an_error_is_not_held_back_by_an_earlier_item() -> None:
+    release = threading.Event()
+
+    def job(number: int) -> None:
+        if number == 1:
+            release.set()
+            raise ValueError("one")
+        assert release.wait(20)
+        time.sleep(0.1)
+
+    with pytest.raises(FunctionError, match="item 1"):
+        list(mapped(job, range(2), num_workers=2))
+
+
+def test_an_error_that_does_not_travel_is_told_in_words() -> None:
+    with pytest.raises(FunctionError, match="item 0: StubbornError: 1 and 2") as caught:
+        list(mapped(fail_stubbornly, range(3), backend="process", num_workers=1))
+    assert "in fail_stubbornly" in str(caught.value.__cause__)
+
+
+def test_an_error_of_the_source_comes_after_what_was_taken(workers: Workers) -> None:
+    results = mapped(square, Source(10, fail_at=5), pool=workers)
+    assert [next(results) for _ in range(5)] == [0, 1, 4, 9, 16]
+    with pytest.raises(OSError, match="the source is damaged"):
+        next(results)
+
+
+def test_a_function_error_survives_other_pools() -> None:
+    again = pickle.loads(pickle.dumps(FunctionError("item 3: ValueError: no")))
+    assert type(again) is FunctionError
+    assert str(again) == "item 3: ValueError: no"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backend": "thraed"}, "backend='thraed': use 'thread' or 'process'"),
+        ({"num_workers": 0}, "num_workers=0: at least one is needed"),
+        ({"window": 0}, "window=0: at least one item"),
+        ({"pool": 4}, "pool=4: use quire.parallel.Workers"),
+    ],
+)
+def test_wrong_options_are_told_at_the_call(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        mapped(square, [], **options)
+
+
+# --- the end
+
+
+def test_closing_early_ends_the_threads() -> None:
+    before = threading.active_count()
+    source = Source(1000)
+    results = mapped(square, source, num_workers=3)
+    next(results)
+    results.close()  # type: ignore[attr-defined]
+    assert threading.active_count() == before
+    assert source.taken <= 6
+
+
+def test_closing_early_ends_the_processes_in_the_middle_of_their_work() -> None:
+    results = mapped(sleep_long_after_the_first, range(4), backend="process", num_workers=2)
+    pid = next(results)
+    assert is_alive(pid)
+    started = time.monotonic()
+    results.close()  # type: ignore[attr-defined]
+    assert not is_alive(pid)
+    assert time.monotonic() - started < 30
+
+
+def sleep_long_after_the_first(number: int) -> int:
+    time.sleep(60 if number else 0)
+    return os.getpid()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from quire.parallel import cpu_count, ordered_map
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_results_come_in_order(workers: int) -> None:
+    def slow_at_first(number: int) -> int:
+        time.sleep(0.02 if number % 4 == 0 else 0)
+        return number * number
+
+    assert list(ordered_map(slow_at_first, range(20), workers)) == [number * number for number in range(20)]
+
+
+def test_no_more_is_taken_than_is_asked_for() -> None:
+    taken: list[int] = []
+
+    def source() -> Iterator[int]:
+        for number in range(100):
+            taken.append(number)
+            yield number
+
+    results = ordered_map(lambda number: number, source(), 2)
+    assert next(results) == 0
+    assert len(taken) <= 4
+    results.close()  # type: ignore[attr-defined]
+    assert len(taken) <= 4
+
+
+def test_an_error_comes_where_it_belongs_and_ends_the_threads() -> None:
+    def fail_at_three(number: int) -> int:
+        if number == 3:
+            raise ValueError("three")
+        return number
+
+    before = threading.active_count()
+    results = ordered_map(fail_at_three, range(10), 2)
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="three"):
+        next(results)
+    assert threading.active_count() == before
+
+
+def test_there_is_a_core() -> None:
+    assert cpu_count() >= 1

@@ -1,0 +1,96 @@
+"""Pools and executors of the caller's, which are used and left open."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
+from typing import Any
+
+import pytest
+
+from quire import BaseDocument
+from quire.errors import FunctionError
+from quire.parallel import Workers, backend_of, mapped
+
+SPAWN = multiprocessing.get_context("spawn")
+POOLS: dict[str, tuple[Callable[[], Any], str]] = {
+    "ThreadPoolExecutor": (lambda: ThreadPoolExecutor(2), "thread"),
+    "ProcessPoolExecutor": (lambda: ProcessPoolExecutor(2, SPAWN), "process"),
+    "ThreadPool": (lambda: ThreadPool(2), "thread"),
+    "Pool": (lambda: SPAWN.Pool(2), "process"),
+    "Workers": (lambda: Workers(2, "process"), "process"),
+}
+
+
+@pytest.fixture(scope="module", params=POOLS)
+def pool(request: pytest.FixtureRequest) -> Iterator[Any]:
+    with POOLS[request.param][0]() as made:
+        assert backend_of(made) == POOLS[request.param][1]
+        yield made
+
+
+def fail_at_three(number: int) -> int:
+    if number == 3:
+        raise ValueError("three")
+    return number
+
+
+def test_it_is_used_and_left_open(pool: Any) -> None:
+    class Local(BaseDocument):
+        number: int
+
+    offset = 5
+    for _ in range(2):
+        found = list(mapped(lambda number: Local(number=number + offset), range(10), pool=pool))
+        assert [type(each) for each in found] == [Local] * 10
+        assert [each.number for each in found] == list(range(5, 15))
+
+
+def test_errors_name_the_index_and_leave_it_open(pool: Any) -> None:
+    with pytest.raises(FunctionError, match="item 3: ValueError: three") as caught:
+        list(mapped(fail_at_three, range(20), pool=pool))
+    assert type(caught.value.__cause__) is ValueError
+    assert list(mapped(abs, [-1], pool=pool)) == [1]
+
+
+def test_closing_early_leaves_it_open(pool: Any) -> None:
+    results = mapped(abs, range(100), pool=pool)
+    next(results)
+    results.close()  # type: ignore[attr-defined]
+    assert list(mapped(abs, [-1], pool=pool)) == [1]
+
+
+@pytest.mark.parametrize("name", ["ProcessPoolExecutor", "Pool"])
+def test_a_killed_process_is_an_error(name: str) -> None:
+    with POOLS[name][0]() as made, pytest.raises(FunctionError, match="ended|terminated"):
+        list(mapped(kill_itself_at_three, range(20), pool=made))
+
+
+def kill_itself_at_three(number: int) -> int:
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def test_processes_that_a_pool_replaces_by_itself_are_no_error() -> None:
+    with SPAWN.Pool(1, maxtasksperchild=2) as made:
+        assert list(mapped(abs, range(7), pool=made)) == list(range(7))
+
+
+class Inline(Executor):
+    """An executor that nobody has heard of."""
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(function(*arguments, **keywords))
+        return future
+
+
+def test_any_executor() -> None:
+    assert list(mapped(lambda number: -number, range(3), pool=Inline())) == [0, -1, -2]
+    with pytest.raises(FunctionError, match="item 3"):
+        list(mapped(fail_at_three, range(5), pool=Inline()))
