@@ -22,7 +22,9 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 EXTRAS = sorted(PROJECT["project"]["optional-dependencies"].keys() - {"all"})
 PYTHON = "3.11"
 TORCH = ("-c", "constraints/3.11.txt")  # goes with every install that could bring torch
-CORE = ("-m", "not needs", "--no-skips")  # the tests that need no extra, every one of them
+PARALLEL = ("-n", "2", "--dist", "loadfile")  # a file of tests stays in one process
+ALL = ("pytest", "--no-skips", *PARALLEL)
+CORE = (*ALL, "-m", "not needs")  # the tests that need no extra, every one of them
 
 
 def group(*names: str) -> list[str]:
@@ -63,7 +65,7 @@ def layers(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Every test, in one environment with every extra."""
     install_everything(session, *group("test", "test-protoc", "test-torch"))
-    session.run("pytest", "--no-skips", *session.posargs)
+    session.run(*ALL, *session.posargs)
 
 
 @nox.session
@@ -73,7 +75,7 @@ def minimal(session: nox.Session, versions: str) -> None:
     check_lower_bounds()
     constraints = ["-c", "constraints/lowest.txt"] if versions == "lowest" else []
     session.install(*constraints, "-e", ".", *group("test"))
-    session.run("pytest", *CORE, *session.posargs)
+    session.run(*CORE, *session.posargs)
 
 
 def check_lower_bounds() -> None:
@@ -119,9 +121,9 @@ def protos(session: nox.Session, tools: str, package: str, folder: str) -> None:
 @nox.session(python=PYTHON)
 @nox.parametrize("runtime", RUNTIMES)
 def protobuf(session: nox.Session, runtime: str) -> None:
-    """The codec and its golden bytes under every protobuf runtime."""
+    """The codec and its golden bytes under every protobuf runtime; or the tests that are named."""
     session.install("-e", ".[compress]", f"protobuf=={runtime}", *group("test"))
-    session.run("pytest", "tests/codec", *CORE, *session.posargs)
+    session.run(*CORE, *(session.posargs or ["tests/codec"]))
 
 
 @nox.session(python=PYTHON)
@@ -130,12 +132,12 @@ def protobuf_tensorflow(session: nox.Session) -> None:
     session.install("tensorflow-cpu", *group("test"))
     session.install("-e", ".[compress]")
     session.run("python", "-c", "import tensorflow, google.protobuf; print('protobuf', google.protobuf.__version__)")
-    session.run("pytest", "tests/codec", *session.posargs)  # without what needs the other frameworks
+    session.run("pytest", *PARALLEL, "tests/codec", *session.posargs)  # without what needs the other frameworks
 
 
 @nox.session(python=PYTHON, reuse_venv=False)
 def package(session: nox.Session) -> None:
-    """Build the sdist, the wheel from it, and test the wheel where the sources cannot be seen."""
+    """Build the sdist, the wheel from it, and test the wheel where the sources cannot be seen: all, or what is named."""
     session.install("build", *group("test"))
     with tempfile.TemporaryDirectory() as folder:
         elsewhere = Path(folder)
@@ -148,7 +150,7 @@ def package(session: nox.Session) -> None:
         for name in ("README.md", "pyproject.toml"):
             shutil.copy(ROOT / name, elsewhere)
         session.chdir(elsewhere)
-        session.run("pytest", *CORE, *session.posargs)
+        session.run(*CORE, *session.posargs)
 
 
 def check_top_level(wheel: Path) -> None:

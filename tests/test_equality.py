@@ -124,13 +124,13 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize(("a", "b"), EQUAL, ids=repr)
+@pytest.mark.parametrize(("a", "b"), EQUAL)
 def test_equal_values(a: Any, b: Any) -> None:
     assert equal_values(a, b)
     assert equal_values(b, a)
 
 
-@pytest.mark.parametrize(("a", "b"), DIFFERENT, ids=repr)
+@pytest.mark.parametrize(("a", "b"), DIFFERENT)
 def test_different_values(a: Any, b: Any) -> None:
     assert not equal_values(a, b)
     assert not equal_values(b, a)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import ref
 
 from quire._typing import is_document_type
 
-_classes: WeakValueDictionary[str, type[Any]] = WeakValueDictionary()
+_classes: dict[str, list[ref[type[Any]]]] = {}
 _makers: dict[str, Callable[..., Any]] = {}
 
 
@@ -23,13 +23,24 @@ def class_name(cls: type[Any]) -> str:
 
 
 def register(cls: type[Any]) -> None:
-    """Remember a document class; one of the same name that came before is forgotten."""
-    _classes[class_name(cls)] = cls
+    """Remember a document class: of those that have one name, the last that is still there is meant."""
+    name = class_name(cls)
+
+    def forget(gone: ref[type[Any]]) -> None:
+        _classes[name].remove(gone)
+        if not _classes[name]:
+            del _classes[name]
+
+    _classes.setdefault(name, []).append(ref(cls, forget))
+
+
+def _loaded(name: str) -> type[Any] | None:
+    return next((cls for cls in (known() for known in reversed(_classes.get(name, []))) if cls is not None), None)
 
 
 def find(name: str, expected: type[Any] | None, types: Sequence[type[Any]] = ()) -> type[Any] | None:
     """The class of that name, if it is loaded and is the expected one or made from it; else the expected one."""
-    found = next((tp for tp in types if class_name(tp) == name and is_document_type(tp)), None) or _classes.get(name)
+    found = next((tp for tp in types if class_name(tp) == name and is_document_type(tp)), None) or _loaded(name)
     if expected is None:
         return found
     return found if found is not None and issubclass(found, expected) else expected

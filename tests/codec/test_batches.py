@@ -291,7 +291,6 @@ def _forged(cls: type[Any], rows: int = 2, **content: Any) -> list[Any]:
             r"Branch\.leaves.*text",
         ),
     ],
-    ids=str,
 )
 def test_a_bad_value_is_an_error_that_names_class_and_field(
     cls: type[Any], content: dict[str, Any], message: str

@@ -255,7 +255,6 @@ class Empty(BaseDocument):
         BaseDocument(),
         BaseDocument(id="x"),
     ],
-    ids=repr,
 )
 def test_documents_without_an_id_or_with_another(document: Any) -> None:
     travels(document)

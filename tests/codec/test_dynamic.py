@@ -26,17 +26,30 @@ from tests.strategies import Branch, Leaf, Node, Seed, Tree, Twig
 @pytest.fixture
 def forget() -> Iterator[Callable[..., None]]:
     """Let classes seem not to be loaded, until the test ends."""
-    forgotten: dict[str, type[Any]] = {}
+    forgotten: dict[str, list[Any]] = {}
 
     def do(*classes: type[Any]) -> None:
         for cls in classes:
             name = _loaded.class_name(cls)
-            forgotten[name] = cls
-            del _loaded._classes[name]
+            forgotten[name] = _loaded._classes.pop(name)
 
     yield do
-    for name, cls in forgotten.items():
-        _loaded._classes[name] = cls
+    _loaded._classes.update(forgotten)
+
+
+def test_a_class_that_took_the_name_of_another_gives_it_back_when_it_is_gone() -> None:
+    class Passing(BaseDocument):
+        x: int = 1
+
+    name, data = _loaded.class_name(Passing), Passing().to_bytes()
+    later = type(BaseDocument)(
+        "Passing", (BaseDocument,), {"__module__": __name__, "__qualname__": Passing.__qualname__}
+    )
+    assert _loaded.find(name, None) is later
+    del later
+    gc.collect()
+    assert _loaded.find(name, None) is Passing
+    assert type(BaseDocument.from_bytes(data)) is Passing
 
 
 class Tone(Enum):

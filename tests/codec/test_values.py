@@ -282,7 +282,7 @@ TYPED: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("annotation", "value"), TYPED, ids=repr)
+@pytest.mark.parametrize(("annotation", "value"), TYPED)
 def test_a_value_in_a_field_of_its_type(annotation: Any, value: Any) -> None:
     travels(holding(annotation, value))
 
