@@ -18,6 +18,9 @@
     ├─ UriError(OSError)                   an address that cannot be read: refused, broken off, too large
     │  ├─ UriNotFoundError(FileNotFoundError) nothing is there
     │  └─ UriTimeoutError(TimeoutError)    it takes too long
+    ├─ StorageError(OSError)               a dataset's folder or file that cannot be read or written
+    │  ├─ StorageNotFoundError(FileNotFoundError) nothing is there
+    │  └─ ShardError                       a shard that is missing, truncated or altered
     └─ MissingDependencyError(ImportError) an extra that is not installed; names the install command
        └─ ImportOrderError                 two frameworks that cannot be imported in this order
 
@@ -47,6 +50,9 @@ __all__ = [
     "QuireError",
     "RowIndexError",
     "SchemaError",
+    "ShardError",
+    "StorageError",
+    "StorageNotFoundError",
     "TensorError",
     "UriError",
     "UriNotFoundError",
@@ -127,6 +133,18 @@ class UriNotFoundError(UriError, FileNotFoundError):
 
 class UriTimeoutError(UriError, TimeoutError):
     """An address that takes too long to read."""
+
+
+class StorageError(QuireError, OSError):
+    """A dataset's folder or file that cannot be read or written."""
+
+
+class StorageNotFoundError(StorageError, FileNotFoundError):
+    """A file of a dataset that is not there."""
+
+
+class ShardError(StorageError):
+    """A shard that is missing, truncated or altered."""
 
 
 class MissingDependencyError(QuireError, ImportError):
