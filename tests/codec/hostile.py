@@ -169,15 +169,15 @@ def documents() -> list[BaseDocument]:
     return [a_book(0), a_book(1), *some_notes(3), Open(size=2j, a=1, t=tensors()), Page(text="x")]
 
 
-def messages() -> dict[str, list[bytes]]:
-    """Valid bytes for every decoder."""
-    books = DocumentArray[Book]([a_book(i) for i in range(3)])
+def messages(books: int = 3) -> dict[str, list[bytes]]:
+    """Valid bytes for every decoder, of arrays of so many books."""
+    shelf = DocumentArray[Book]([a_book(i) for i in range(books)])
     notes = DocumentArray[Note](some_notes())
     mixed = DocumentArray[Page]([Page(text="a"), Sheet(text="b", marks={"x": 1})])
-    every = [books, notes, mixed, DocumentArray([a_book(1), *some_notes(2)])]
+    every = [shelf, notes, mixed, DocumentArray([a_book(1), *some_notes(2)])]
     single = [document.to_bytes() for document in documents()]
     arrays = [array.to_protobuf().SerializeToString() for array in every]
-    batches = [array.stack(shapes="ragged").to_bytes() for array in (books, notes, mixed)]
+    batches = [array.stack(shapes="ragged").to_bytes() for array in (shelf, notes, mixed)]
     streams = [array.to_bytes() for array in every]
     packed = [pack(data) for data in (single[0], streams[1]) for pack in packers().values()]
     return {

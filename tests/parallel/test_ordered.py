@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -45,6 +47,25 @@ def test_an_error_comes_where_it_belongs_and_ends_the_threads() -> None:
     with pytest.raises(ValueError, match="three"):
         next(results)
     assert threading.active_count() == before
+
+
+CLOSED_IN_A_LOCK = """
+import threading
+from quire.parallel import ordered_map
+
+results = ordered_map(str, range(100), 2)
+next(results)
+with threading._active_limbo_lock:  # as where a thread starts, and its first steps set the garbage collector off
+    results.close()
+print("closed")
+"""
+
+
+def test_closing_waits_for_no_thread_because_the_garbage_collector_may_do_it_anywhere() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CLOSED_IN_A_LOCK], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "closed\n"
 
 
 def test_there_is_a_core() -> None:

@@ -24,6 +24,7 @@ def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int) ->
         return
     waiting: deque[Future[R]] = deque()
     pool = ThreadPoolExecutor(workers)
+    wait = True
     try:
         for item in items:
             waiting.append(pool.submit(function, item))
@@ -31,5 +32,8 @@ def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int) ->
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+    except GeneratorExit:
+        wait = False  # it may be the garbage collector that closes this, while its thread holds any lock
+        raise
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.shutdown(wait=wait, cancel_futures=True)
