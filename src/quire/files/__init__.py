@@ -2,19 +2,26 @@
 
 from quire.files._data_uris import to_data_uri
 from quire.files._find import Patterns, find_files, thin_out
+from quire.files._folder import Entry, Folder
 from quire.files._limits import MAX_BYTES, TIMEOUT, Limits, shown
 from quire.files._open import Source, Target, open_source, open_target
+from quire.files._remote import open_folder
+from quire.files._retry import RemoteOptions
 from quire.files._uris import guess_type, read_uri, scheme_of
 
 __all__ = [
     "MAX_BYTES",
     "TIMEOUT",
+    "Entry",
+    "Folder",
     "Limits",
     "Patterns",
+    "RemoteOptions",
     "Source",
     "Target",
     "find_files",
     "guess_type",
+    "open_folder",
     "open_source",
     "open_target",
     "read_uri",

@@ -1,0 +1,173 @@
+"""A dataset's folder at a local path: names, sizes, ranges, whole files or none, lines from many processes."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire.errors import OptionError, StorageError, StorageNotFoundError
+from quire.files import Entry, open_folder
+
+APPEND = """
+import sys
+from quire.files import open_folder
+folder, worker = open_folder(sys.argv[1]), sys.argv[2]
+for number in range(200):
+    folder.append_line("log.jsonl", f'["{worker}", {number}, "{"x" * 200}"]')
+"""
+DIE_WRITING = """
+import os, signal, sys
+from quire.files import open_folder
+with open_folder(sys.argv[1]).open_for_write("a.bin") as file:
+    file.write(b"half")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_path_and_a_file_address_are_the_same_folder(tmp_path: Path) -> None:
+    for url in (tmp_path, str(tmp_path), tmp_path.as_uri(), f"{tmp_path}/"):
+        folder = open_folder(url)
+        assert folder.url == str(tmp_path)
+        assert folder.join("a.bin") == f"{tmp_path}/a.bin"
+        assert folder.local_path("a.bin") == tmp_path / "a.bin"
+
+
+def test_a_relative_path_means_the_same_file_in_a_worker_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = open_folder("data")
+    with folder.open_for_write("a.bin") as file:
+        file.write(b"abc")
+    monkeypatch.chdir("/")
+    assert pickle.loads(pickle.dumps(folder)).read("a.bin") == b"abc"
+
+
+def test_files_are_listed_by_name_with_their_sizes(tmp_path: Path) -> None:
+    for name in ("b.parquet", "a.parquet", "year=1/c.parquet", "note.txt", "_SUCCESS", ".a.crc", "_tmp/d.parquet"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(name.encode())
+    folder = open_folder(tmp_path)
+    assert folder.list([".parquet"]) == [Entry("a.parquet", 9), Entry("b.parquet", 9), Entry("year=1/c.parquet", 16)]
+    assert [entry.name for entry in folder.list()] == ["a.parquet", "b.parquet", "note.txt", "year=1/c.parquet"]
+    assert len(folder.list(hidden=True)) == 7
+    assert open_folder(tmp_path / "nowhere").list() == []
+
+
+def test_a_file_is_read_whole_and_in_ranges(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path)
+    (tmp_path / "a.bin").write_bytes(bytes(range(100)))
+    assert folder.exists("a.bin")
+    assert not folder.exists("b.bin")
+    assert folder.size("a.bin") == 100
+    assert folder.read("a.bin") == bytes(range(100))
+    assert folder.read_range("a.bin", 10, 12) == b"\x0a\x0b"
+    assert folder.read_range("a.bin", 100, 100) == b""
+    folder.fetch("a.bin", tmp_path / "b.bin")
+    assert folder.read("b.bin") == folder.read("a.bin")
+
+
+def test_a_range_beyond_the_end_is_an_error_that_tells_the_size(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path)
+    (tmp_path / "a.bin").write_bytes(bytes(100))
+    with pytest.raises(StorageError, match=r"a.bin: the file has 100 bytes, and bytes 90 to 101 were asked for"):
+        folder.read_range("a.bin", 90, 101)
+    with pytest.raises(OptionError, match="start <= stop"):
+        folder.read_range("a.bin", 3, 2)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path)
+    for call in (folder.read, folder.size, lambda name: folder.read_range(name, 0, 1)):
+        with pytest.raises(StorageNotFoundError, match=f"^{tmp_path}/sub/a.bin: there is no such file"):
+            call("sub/a.bin")
+    with pytest.raises(StorageNotFoundError):
+        folder.fetch("sub/a.bin", tmp_path / "b.bin")
+    assert list(tmp_path.iterdir()) == []
+    folder.delete("sub/a.bin")
+
+
+@pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/../../b", "", "a//b", ".", "a\\..\\b", "a\0"])
+def test_a_name_never_leaves_the_folder(tmp_path: Path, name: str) -> None:
+    folder = open_folder(tmp_path / "data")
+    for call in (folder.read, folder.exists, folder.delete, folder.join, folder.local_path):
+        with pytest.raises(StorageError, match="is not the name of a file in this folder"):
+            call(name)
+    with pytest.raises(StorageError), folder.open_for_write(name):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path)
+    with folder.open_for_write("sub/a.bin") as file:
+        file.write(b"old")
+    with pytest.raises(ZeroDivisionError), folder.open_for_write("sub/a.bin") as file:
+        file.write(b"new")
+        raise ZeroDivisionError
+    assert folder.list(hidden=True) == [Entry("sub/a.bin", 3)]
+    assert folder.read("sub/a.bin") == b"old"
+
+
+def test_a_writer_killed_half_way_leaves_no_file(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", DIE_WRITING, str(tmp_path)], check=False)
+    assert done.returncode == -9
+    folder = open_folder(tmp_path)
+    assert not folder.exists("a.bin")
+    assert folder.list() == []
+
+
+def test_lines_of_many_processes_are_all_there_and_whole(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", APPEND, str(tmp_path)]
+    workers = [subprocess.Popen([*command, str(worker)]) for worker in range(3)]
+    assert [worker.wait() for worker in workers] == [0, 0, 0]
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert sorted(row[:2] for row in rows) == [[str(w), n] for w in range(3) for n in range(200)]
+    for worker in range(3):
+        assert [number for name, number, _ in rows if name == str(worker)] == list(range(200))
+
+
+def test_a_half_line_of_a_killed_writer_stays_alone(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path)
+    folder.append_line("log", "one")
+    with (tmp_path / "log").open("ab") as file:
+        file.write(b"tw")
+    folder.append_line("log", "three")
+    assert folder.read("log") == b"one\ntw\nthree\n"
+    with pytest.raises(OptionError, match="no line break"):
+        folder.append_line("log", "a\nb")
+
+
+def test_a_local_folder_does_not_import_fsspec(tmp_path: Path) -> None:
+    code = """
+import sys
+from quire.files import open_folder
+folder = open_folder(sys.argv[1])
+folder.append_line("a", "b")
+folder.list(), folder.read("a"), folder.size("a"), folder.delete("a")
+assert "fsspec" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+
+
+def test_a_missing_fsspec_tells_its_command() -> None:
+    code = """
+import sys
+sys.modules["fsspec"] = None
+from quire.errors import MissingDependencyError
+from quire.files import open_folder
+try:
+    open_folder("s3://user:secret@bucket/data")
+except MissingDependencyError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    told = "s3://...@bucket/data needs fsspec, which is not installed: pip install 'quire[parquet]'"
+    assert done.stdout.strip() == told

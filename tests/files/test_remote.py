@@ -1,0 +1,356 @@
+"""Folders behind addresses: a store in memory, a real HTTP server, and one that fails as it is told."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from quire.errors import MissingDependencyError, OptionError, StorageError, StorageNotFoundError
+from quire.files import Entry, Folder, RemoteOptions, _remote, open_folder
+from tests.files.faults import FaultyFileSystem, faulty_store
+from tests.files.servers import Site, served
+
+pytestmark = pytest.mark.needs("fsspec", "aiohttp")
+
+_numbers = itertools.count()
+CONTENT = bytes(range(250)) * 4
+
+
+@pytest.fixture
+def memory() -> Folder:
+    return open_folder(f"memory://folder-{os.getpid()}-{next(_numbers)}/data")
+
+
+@pytest.fixture
+def faulty() -> Iterator[type[FaultyFileSystem]]:
+    with faulty_store() as store:
+        yield store
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with served({"a.parquet": CONTENT, "b.parquet": b"b", "note.txt": b"note"}) as site:
+        yield site
+
+
+def write(folder: Folder, name: str, content: bytes) -> None:
+    with folder.open_for_write(name) as file:
+        file.write(content)
+
+
+# --- any store
+
+
+def test_a_store_does_what_a_local_folder_does(memory: Folder, tmp_path: Path) -> None:
+    assert memory.list() == []
+    write(memory, "b.parquet", b"old")
+    write(memory, "b.parquet", CONTENT)
+    write(memory, "year=1/c.parquet", b"c")
+    write(memory, "_manifest.json", b"{}")
+    write(memory, "empty.txt", b"")
+    assert memory.list([".parquet"]) == [Entry("b.parquet", 1000), Entry("year=1/c.parquet", 1)]
+    assert [e.name for e in memory.list(hidden=True)] == [
+        "_manifest.json",
+        "b.parquet",
+        "empty.txt",
+        "year=1/c.parquet",
+    ]
+    assert [memory.exists(name) for name in ("b.parquet", "year=1", "x")] == [True, False, False]
+    assert memory.size("b.parquet") == 1000
+    assert memory.read("b.parquet") == CONTENT
+    assert memory.read_range("b.parquet", 10, 20) == CONTENT[10:20]
+    assert memory.read_range("b.parquet", 1000, 1000) == b""
+    assert memory.local_path("b.parquet") is None
+    memory.fetch("b.parquet", tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == CONTENT
+    memory.delete("b.parquet")
+    memory.delete("b.parquet")
+    assert not memory.exists("b.parquet")
+
+
+def test_lines_are_added_to_a_small_file(memory: Folder) -> None:
+    for line in ("one", "two", "drei ä"):
+        memory.append_line("log", line)
+    assert memory.read("log").decode() == "one\ntwo\ndrei ä\n"
+    write(memory, "log", b"half")
+    memory.append_line("log", "whole")
+    assert memory.read("log") == b"half\nwhole\n"
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(memory: Folder) -> None:
+    write(memory, "a", b"old")
+    with pytest.raises(ZeroDivisionError), memory.open_for_write("a") as file:
+        file.write(b"new")
+        raise ZeroDivisionError
+    assert memory.list(hidden=True) == [Entry("a", 3)]
+    assert memory.read("a") == b"old"
+
+
+def test_large_files_are_read_in_parts(memory: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_remote, "_PART", 300)
+    write(memory, "a", CONTENT)
+    assert memory.read_range("a", 1, 999) == CONTENT[1:999]
+    memory.fetch("a", tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == CONTENT
+
+
+def test_a_missing_file_is_named(memory: Folder, tmp_path: Path) -> None:
+    for call in (memory.read, memory.size, lambda name: memory.fetch(name, tmp_path / "a")):
+        with pytest.raises(StorageNotFoundError, match=f"^{memory.url}/a.bin: there is no such file"):
+            call("a.bin")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_range_beyond_the_end_is_an_error(memory: Folder) -> None:
+    write(memory, "a", b"abc")
+    folder = open_folder(memory.url, RemoteOptions(retries=1))
+    with pytest.raises(StorageError, match="reading bytes 1 to 9 failed, tried 2 times .* 2 bytes came instead of 8"):
+        folder.read_range("a", 1, 9)
+
+
+def test_a_folder_is_pickled_by_its_address_and_options() -> None:
+    options = RemoteOptions(retries=2, storage_options={"key": "secret"})
+    folder = open_folder("memory://pickled", options)
+    again = pickle.loads(pickle.dumps(folder))
+    assert (again.url, again.options) == (folder.url, options)
+    assert "secret" not in repr(folder) + repr(options)
+    hash(options)
+
+
+def test_an_unknown_scheme_and_a_package_that_is_not_there_are_told() -> None:
+    with pytest.raises(StorageError, match="^nosuch://x/a: reading the file is not possible .*[Pp]rotocol not known"):
+        open_folder("nosuch://x").read("a")
+    with pytest.raises(MissingDependencyError, match="^quire-missing://x/a: .* is not installed"):
+        fsspec.register_implementation("quire-missing", "no_such_package.FileSystem", clobber=True)
+        open_folder("quire-missing://x").read("a")
+
+
+@pytest.mark.parametrize(
+    "options", [{"retries": -1}, {"deadline": 0.0}, {"timeout": -1.0}], ids=["retries", "deadline", "timeout"]
+)
+def test_options_without_meaning_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=next(iter(options))):
+        RemoteOptions(**options)
+
+
+# --- faults
+
+
+def test_what_may_pass_is_tried_again(faulty: type[FaultyFileSystem], tmp_path: Path) -> None:
+    folder = open_folder("faulty://data")
+    write(folder, "a", CONTENT)
+    for method, call in {
+        "cat_file": lambda: folder.read("a"),
+        "info": lambda: folder.size("a"),
+        "ls": folder.list,
+    }.items():
+        faulty.plan[method] = [ConnectionResetError("reset"), TimeoutError("slow")]
+        faulty.calls.clear()
+        call()
+        assert faulty.calls.count(method) == 3
+    faulty.plan["cat_file"] = [OSError("broken")]
+    folder.fetch("a", tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == CONTENT
+
+
+def test_an_error_tells_file_attempts_and_last_reason(faulty: type[FaultyFileSystem]) -> None:
+    faulty.plan["cat_file"] = [OSError("first"), OSError("second"), OSError("third")]
+    folder = open_folder("faulty://data", RemoteOptions(retries=2))
+    told = (
+        r"^faulty://data/a: reading the file failed, tried 3 times in [\d.]+ seconds. The last reason: OSError: third"
+    )
+    with pytest.raises(StorageError, match=told) as caught:
+        folder.read("a")
+    assert str(caught.value.__cause__) == "third"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [PermissionError("no"), IsADirectoryError("dir"), NotImplementedError("never"), ValueError("bad")],
+    ids=repr,
+)
+def test_what_will_not_pass_is_not_tried_again(faulty: type[FaultyFileSystem], error: Exception) -> None:
+    faulty.plan["cat_file"] = [error, OSError("never reached")]
+    with pytest.raises(StorageError, match="^faulty://data/a: reading the file is not possible .*access rights"):
+        open_folder("faulty://data").read("a")
+    assert faulty.calls.count("cat_file") == 1
+
+
+def test_a_store_that_cannot_be_listed_is_not_an_empty_folder(faulty: type[FaultyFileSystem]) -> None:
+    faulty.plan["ls"] = [OSError("down")] * 2
+    with pytest.raises(StorageError, match="^faulty://data: listing the files failed, tried 2 times"):
+        open_folder("faulty://data", RemoteOptions(retries=1)).list()
+    faulty.plan["info"] = [OSError("down")] * 2
+    with pytest.raises(StorageError, match="looking for the file failed"):
+        open_folder("faulty://data", RemoteOptions(retries=1)).exists("a")
+
+
+def test_a_call_that_hangs_ends_with_the_deadline(faulty: type[FaultyFileSystem]) -> None:
+    faulty.hanging["cat_file"] = threading.Event()
+    folder = open_folder("faulty://data", RemoteOptions(retries=100, timeout=0.05, deadline=0.3))
+    with pytest.raises(StorageError, match="The last reason: TimeoutError: no answer within"):
+        folder.read("a")
+    assert faulty.calls.count("cat_file") < 100
+
+
+def test_a_failed_write_leaves_the_old_file(faulty: type[FaultyFileSystem]) -> None:
+    folder = open_folder("faulty://data", RemoteOptions(retries=1))
+    write(folder, "a", b"old")
+    for method in ("put_file", "mv"):
+        faulty.plan[method] = [OSError("full"), OSError("full")]
+        with pytest.raises(StorageError, match="^faulty://data/a: writing the file failed, tried 2 times .* full"):
+            write(folder, "a", b"new")
+        assert folder.list(hidden=True) == [Entry("a", 3)]
+    assert folder.read("a") == b"old"
+
+
+def test_a_write_is_done_once_even_if_the_answer_is_lost(faulty: type[FaultyFileSystem]) -> None:
+    folder = open_folder("faulty://data")
+    for method in ("put_file", "mv", "makedirs"):
+        faulty.after[method] = [ConnectionResetError("the answer is lost")]
+        write(folder, method, CONTENT)
+        assert folder.read(method) == CONTENT
+    assert [entry.name for entry in folder.list(hidden=True)] == ["makedirs", "mv", "put_file"]
+
+
+def test_a_removal_is_done_once_even_if_the_answer_is_lost(faulty: type[FaultyFileSystem]) -> None:
+    folder = open_folder("faulty://data")
+    write(folder, "a", b"a")
+    faulty.after["rm_file"] = [ConnectionResetError("the answer is lost")]
+    folder.delete("a")
+    assert folder.list(hidden=True) == []
+
+
+def test_an_interrupt_is_not_taken_for_a_fault(faulty: type[FaultyFileSystem]) -> None:
+    faulty.plan["cat_file"] = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        open_folder("faulty://data").read("a")
+
+
+# --- a server
+
+
+def test_a_dataset_is_read_over_http(site: Site, tmp_path: Path) -> None:
+    folder = open_folder(site.url)
+    assert folder.list([".parquet"]) == [Entry("a.parquet", 1000), Entry("b.parquet", 1)]
+    assert folder.read_range("a.parquet", 5, 9) == CONTENT[5:9]
+    assert [folder.exists(name) for name in ("a.parquet", "x")] == [True, False]
+    folder.fetch("a.parquet", tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == CONTENT
+    assert ("GET", "/data/a.parquet", "bytes=5-8") in site.seen
+    with pytest.raises(StorageNotFoundError, match="^http://127.0.0.1:.*/data/x: there is no such file"):
+        folder.size("x")
+
+
+def test_a_server_without_ranges_is_asked_once(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_remote, "_PART", 300)
+    site.ranges = False
+    folder = open_folder(site.url, RemoteOptions(retries=0))
+    assert folder.read_range("a.parquet", 10, 700) == CONTENT[10:700]
+    folder.fetch("a.parquet", tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == CONTENT
+    assert len([line for line in site.seen if line[0] == "GET"]) == 2
+    with pytest.raises(StorageError, match="the file has 1,000 bytes, and bytes 10 to 1,001 were asked for"):
+        folder.read_range("a.parquet", 10, 1001)
+
+
+def test_a_server_that_tells_no_sizes(site: Site, tmp_path: Path) -> None:
+    site.lengths = False
+    folder = open_folder(site.url)
+    assert folder.size("a.parquet") == 1000
+    folder.fetch("a.parquet", tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == CONTENT
+
+
+def test_a_server_that_fails_twice_is_asked_again(site: Site) -> None:
+    folder = open_folder(site.url)
+    site.failures = 2
+    assert folder.read("a.parquet") == CONTENT
+    assert len(site.seen) == 3
+    site.failures = 4  # one attempt asks by HEAD, and by GET
+    assert folder.size("a.parquet") == 1000
+    site.cuts = 2
+    assert folder.read_range("a.parquet", 0, 1000) == CONTENT
+
+
+@pytest.mark.parametrize("call", ["read", "exists", "size", "list"])
+def test_a_server_that_is_down_is_not_a_missing_file(site: Site, call: str) -> None:
+    site.failures = 1000
+    folder = open_folder(site.url, RemoteOptions(retries=1))
+    ask: Callable[..., Any] = getattr(folder, call)
+    with pytest.raises(StorageError, match="tried 2 times .*503") as caught:
+        ask(*[] if call == "list" else ["a.parquet"])
+    assert not isinstance(caught.value, FileNotFoundError)
+
+
+def test_a_refusal_is_not_asked_again(site: Site) -> None:
+    site.failures, site.status = 1, 403
+    with pytest.raises(StorageError, match="is not possible .*403"):
+        open_folder(site.url).read("a.parquet")
+    assert len(site.seen) == 1
+
+
+def test_a_server_that_hangs_is_left_at_the_deadline(site: Site) -> None:
+    site.hangs = True
+    folder = open_folder(site.url, RemoteOptions(timeout=0.2, deadline=0.7))
+    with pytest.raises(StorageError, match="^http://.*/a.parquet: reading the file failed.* no answer within"):
+        folder.read("a.parquet")
+    site.hangs = False
+    site.released.set()
+    assert folder.read("a.parquet") == CONTENT
+
+
+def test_no_server_at_all_is_an_error_that_names_the_file() -> None:
+    url = "http://127.0.0.1:9/data"
+    with pytest.raises(StorageError, match="^http://127.0.0.1:9/data/a: reading the file failed, tried 2 times"):
+        open_folder(url, RemoteOptions(retries=1)).read("a")
+
+
+def test_nothing_is_written_over_http(site: Site) -> None:
+    with pytest.raises(StorageError, match="nothing is written to an http address"):
+        write(open_folder(site.url), "a", b"x")
+    assert site.seen == []
+
+
+# --- processes and threads
+
+
+def _read_in_child(folder: Folder, answers: Any) -> None:
+    try:
+        answers.put((os.getpid(), folder.read("a.parquet"), folder.size("b.parquet")))
+    except BaseException as error:  # noqa: BLE001 - the parent waits for an answer
+        answers.put(repr(error))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_folder_in_use_works_in_other_processes(site: Site, method: str) -> None:
+    folder = open_folder(site.url, RemoteOptions(deadline=20))
+    assert folder.read("b.parquet") == b"b"
+    context = multiprocessing.get_context(method)
+    answers = context.SimpleQueue()
+    children = [context.Process(target=_read_in_child, args=(folder, answers)) for _ in range(2)]
+    for child in children:
+        child.start()
+    found = [answers.get() for _ in children]
+    for child in children:
+        child.join()
+    assert {answer[1:] for answer in found} == {(CONTENT, 1)}
+    assert len({answer[0] for answer in found} | {os.getpid()}) == 3
+    assert folder.read("a.parquet") == CONTENT
+
+
+def test_many_threads_share_a_folder(site: Site) -> None:
+    folder = open_folder(site.url)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda start: folder.read_range("a.parquet", start, start + 10), range(100)))
+    assert found == [CONTENT[start : start + 10] for start in range(100)]
