@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 def fuzz(decoder: str, asked: argparse.Namespace) -> tuple[str, str]:
     """Fuzz one decoder in a process of its own: its summary, and all that it printed where it failed."""
     command = [sys.executable, str(ROOT / "fuzz/decode.py"), f"--decoder={decoder}", f"--runs={asked.runs}"]
-    command += [f"--seconds={asked.seconds}", f"--seed={asked.seed}"]
+    command += [f"--seconds={asked.seconds}", f"--seed={asked.seed}", f"--timeout={asked.timeout}"]
     if asked.corpus:
         command.append(f"--corpus={asked.corpus / decoder}")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
@@ -33,6 +33,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=1_000_000, help="inputs for each decoder")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="at most so many seconds for each")
+    parser.add_argument("--timeout", type=int, default=10, help="seconds for one input; more where the machine is busy")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--corpus", type=Path, help="a folder to keep what was found in, for the next run")
