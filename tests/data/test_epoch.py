@@ -94,6 +94,8 @@ def test_runs_hold_the_rows_of_their_positions(
     begins, ends = order.runs(2, start, stop)
     assert begins.dtype == ends.dtype == np.int64
     held = np.concatenate([np.arange(0), *map(np.arange, begins.tolist(), ends.tolist())])
+    assert (begins < ends).all()
+    assert (ends <= size).all()
     assert len(np.unique(held)) == len(held)
     assert set(order.rows(2, np.arange(start, stop)).tolist()) <= set(held.tolist())
     if shuffle == "block":

@@ -106,3 +106,31 @@ def test_time_and_memory_do_not_grow_with_the_rows() -> None:
     assert large_calls <= small_calls + 100  # some positions go round once more
     assert large_bytes <= small_bytes + 20_000
     assert large_bytes < 300_000
+
+
+# --- the formulas of docs/scale.md
+
+
+@pytest.mark.parametrize(("nodes", "window"), [(8, 1_024), (64, 256), (64, 1_024)])
+def test_fetches_of_a_unit_follow_the_formula(nodes: int, window: int) -> None:
+    unit_rows, node_rows = 26, 8 * 64
+    order = RowOrder(10**9, 1, "block", unit_rows, window)
+    positions = np.arange(max(6, 64 * 64 // window) * unit_rows * window)
+    units = order.rows(0, positions) // unit_rows
+    node = positions // node_rows % nodes
+    fetches = len(np.unique(units * nodes + node)) / len(np.unique(units))
+    meeting = min(nodes, unit_rows * window / node_rows)
+    assert fetches == pytest.approx(meeting * (1 - (1 - 1 / meeting) ** unit_rows), rel=0.03)
+
+
+@pytest.mark.parametrize("share_of_data", [0.25, 0.5, 0.75])
+def test_hits_of_a_cache_that_drops_the_oldest_follow_the_formula(share_of_data: float) -> None:
+    units, hits = 4_000, 0
+    order = RowOrder(4 * units, 1, "block", 4, 256)
+    cache = dict.fromkeys((order.runs(0, 0, order.size)[0] // 4).tolist()[-int(share_of_data * units) :])
+    for unit in (order.runs(1, 0, order.size)[0] // 4).tolist():
+        hits += unit in cache
+        cache.pop(unit if unit in cache else next(iter(cache)))  # the oldest is the first
+        cache[unit] = None
+    left = 1 - share_of_data
+    assert hits / units == pytest.approx(share_of_data + left * np.log(left), abs=0.02)
