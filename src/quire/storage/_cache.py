@@ -1,0 +1,264 @@
+"""A local folder of files that are made once and kept while there is room, for many processes and threads.
+
+A file has the name of its key. Who makes it holds a lock on `<key>.lock`; the system lets go of it when the process
+ends, whichever way. The one lock on `room.lock` is held, for a moment, by who counts the files and removes some.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from quire.errors import OptionError, StorageError
+from quire.storage._locks import locked
+
+Make = Callable[[Path], None]
+"""Writes the file for a key to the path that it is given."""
+
+_KEY = re.compile(r"[0-9a-f]{8,128}")
+_NAME = re.compile(rf"\.?({_KEY.pattern})(\.part.*|\.lock)?")
+_MOST = 100 * 10**9
+
+
+def cache_key(*parts: str | int) -> str:
+    """A digest of the parts, in order: of 40 hex digits."""
+    digest = blake2b(digest_size=20)
+    for part in parts:
+        content = str(part).encode("utf-8", "surrogatepass")
+        digest.update(f"{type(part).__name__}:{len(content)}:".encode() + content)
+    return digest.hexdigest()
+
+
+def default_folder() -> Path:
+    """Where files are kept: QUIRE_CACHE, or `quire` in XDG_CACHE_HOME or ~/.cache."""
+    chosen = os.environ.get("QUIRE_CACHE")
+    if chosen:
+        return Path(chosen).expanduser().absolute() / "shards"
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(home) if os.path.isabs(home) else Path.home() / ".cache"  # noqa: PTH117 - '' is none
+    return base / "quire" / "shards"
+
+
+class _Held(NamedTuple):
+    """A file in the folder; the oldest are the least recently used."""
+
+    used: int
+    key: str
+    size: int
+    path: Path
+
+
+@dataclass(frozen=True, init=False)
+class ShardCache:
+    """Files by key, each made by one process while the others wait, at most `max_bytes` together.
+
+    When there is no room for one more, the least recently used are removed; who has one open or mapped keeps it. What
+    is just being made comes on top. Without `max_bytes`, it is half of what the disk has for it, and at most 100 GB.
+    """
+
+    folder: Path
+    max_bytes: int
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None, max_bytes: int | None = None) -> None:
+        if max_bytes is not None and max_bytes <= 0:
+            raise OptionError(f"max_bytes is a number of bytes above 0, got {max_bytes}.")
+        place = default_folder() if folder is None else Path(folder).expanduser().absolute()
+        object.__setattr__(self, "folder", place)
+        self._make_folder()
+        object.__setattr__(self, "max_bytes", self._default_limit() if max_bytes is None else max_bytes)
+
+    def holds(self, total_bytes: int) -> bool:
+        """Whether that many bytes can all be here at the same time."""
+        return total_bytes <= self.max_bytes
+
+    def total_bytes(self) -> int:
+        """The bytes of the files that are here."""
+        return sum(held.size for held in self._files())
+
+    def get(self, key: str, make: Make) -> Path:
+        """The file for the key, which is made if it is not there.
+
+        When others need room, it may be removed before it is opened: `open` has no such gap.
+        """
+        path = self._path(key)
+        if not _touch(path):
+            with self._lock(key):
+                self._ensure(key, make)
+        return path
+
+    def open(self, key: str, make: Make) -> BinaryIO:
+        """The file for the key, open for reading, or for mapping into memory; no one can take it away."""
+        path = self._path(key)
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            with self._lock(key):
+                self._ensure(key, make)
+                return path.open("rb")
+        _touch(path)
+        return file
+
+    def clear(self) -> None:
+        """Remove every file, except what is just being made."""
+        self._make_folder()
+        with self._room():
+            for held in self._files():
+                self._remove(held)
+            self._sweep()
+
+    # --- making
+
+    def _ensure(self, key: str, make: Make) -> None:
+        """Make the file unless it is there. The lock of the key is held."""
+        path = self._path(key)
+        if _touch(path):
+            return
+        self._drop_parts(key)
+        part = self.folder / f"{key}.part"
+        try:
+            make(part)
+            self._admit(part, path, self._finish(part))
+        finally:
+            self._drop_parts(key)
+
+    def _finish(self, part: Path) -> int:
+        """Bring what was made to the disk, so that a loss of power leaves no file with holes; its size."""
+        try:
+            with part.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                self._check_size(size)
+                os.fsync(file.fileno())
+        except FileNotFoundError as error:
+            raise StorageError(f"{part}: the function that makes this file returned, and there is no file.") from error
+        _touch(part)
+        return size
+
+    def _check_size(self, size: int) -> None:
+        if size > self.max_bytes:
+            raise StorageError(
+                f"{self.folder}: a file of {size:,} bytes does not fit into a cache of {self.max_bytes:,} bytes. "
+                "Pass a larger max_bytes, or write smaller shards."
+            )
+
+    def _drop_parts(self, key: str) -> None:
+        """Remove what a maker left that was killed, or that failed."""
+        for pattern in (f"{key}.part*", f".{key}.part*"):
+            for part in self.folder.glob(pattern):
+                part.unlink(missing_ok=True)
+
+    # --- room
+
+    def _admit(self, part: Path, path: Path, size: int) -> None:
+        """Give the file its name when there is room for it."""
+        while True:
+            with self._room():
+                busy = self._make_room(size)
+                if busy is None:
+                    part.replace(path)
+                    return
+            with locked(self._lock_path(busy)):
+                continue  # who is about to open that file has it now
+
+    def _make_room(self, size: int) -> str | None:
+        """Remove the least recently used until so many bytes have a place; the key of one that could not be."""
+        files = sorted(self._files())
+        excess = sum(held.size for held in files) + size - self.max_bytes
+        if excess <= 0:
+            return None
+        self._sweep()
+        busy = None
+        for held in files:
+            if excess <= 0:
+                return None
+            if self._remove(held):
+                excess -= held.size
+            else:
+                busy = held.key
+        return busy if excess > 0 else None
+
+    def _remove(self, held: _Held) -> bool:
+        """Remove a file unless someone is about to open it."""
+        with locked(self._lock_path(held.key), wait=False) as mine:
+            if mine:
+                held.path.unlink(missing_ok=True)
+            return mine
+
+    def _sweep(self) -> None:
+        """Remove what killed makers left."""
+        keys = {match[1] for entry in self._names() if (match := _NAME.fullmatch(entry)) and match[2]}
+        for key in keys:
+            with locked(self._lock_path(key), wait=False) as mine:
+                if mine:
+                    self._drop_parts(key)
+
+    def _files(self) -> Iterator[_Held]:
+        for name in self._names():
+            if not _KEY.fullmatch(name):
+                continue
+            path = self.folder / name
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                continue  # removed since
+            yield _Held(status.st_mtime_ns, name, status.st_size, path)
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.folder)  # noqa: PTH208 - names are enough
+        except FileNotFoundError:
+            return []
+
+    # --- places and locks
+
+    def _path(self, key: str) -> Path:
+        if not _KEY.fullmatch(key):
+            raise OptionError(f"a key is 8 to 128 hex digits, got {key!r}. Make one with cache_key(...).")
+        return self.folder / key
+
+    def _lock_path(self, key: str) -> Path:
+        return self.folder / f"{key}.lock"
+
+    @contextmanager
+    def _lock(self, key: str) -> Iterator[None]:
+        self._make_folder()  # someone may have removed it
+        with locked(self._lock_path(key)):
+            yield
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        with locked(self.folder / "room.lock"):
+            yield
+
+    def _make_folder(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"{self.folder}: the folder of the cache cannot be made ({error.strerror}). "
+                "Set the environment variable QUIRE_CACHE to a folder that can be written to."
+            ) from error
+
+    def _default_limit(self) -> int:
+        """Half of the free disk, where what the cache holds counts as free, so that it does not shrink as it fills."""
+        free = shutil.disk_usage(self.folder).free + self.total_bytes()
+        return max(1, min(free // 2, _MOST))
+
+
+def _touch(path: Path) -> bool:
+    """Note that the file is used; whether it is there."""
+    now = time.time_ns()  # the clock of the system's own time stamps ticks too slowly to tell two uses apart
+    try:
+        os.utime(path, ns=(now, now))
+    except FileNotFoundError:
+        return False
+    except PermissionError:
+        return path.exists()  # made by another user
+    return True

@@ -1,0 +1,380 @@
+"""A folder of files made once: by whichever process comes first, within a limit, whatever is killed."""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.errors import OptionError, StorageError
+from quire.storage._cache import ShardCache, cache_key, default_folder
+
+pytestmark = pytest.mark.needs("pyarrow")  # which the package imports
+
+METHODS = ["fork", "spawn"]
+KEYS = [cache_key("shard", number) for number in range(6)]
+A, B, C, D = KEYS[:4]
+
+
+def sized(size: int) -> Callable[[Path], None]:
+    return lambda path: path.write_bytes(b"x" * size) and None
+
+
+def never(path: Path) -> None:
+    raise AssertionError(f"{path} is made again")
+
+
+def names(cache: ShardCache) -> set[str]:
+    return {path.name for path in cache.folder.iterdir()}
+
+
+def log(path: Path, word: str) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(handle, f"{word}\n".encode())
+    os.close(handle)
+
+
+# --- keys, places, limits
+
+
+@given(st.lists(st.text() | st.integers()), st.lists(st.text() | st.integers()))
+def test_keys_differ_when_the_parts_do(first: list[str | int], second: list[str | int]) -> None:
+    assert len(cache_key(*first)) == 40
+    assert (cache_key(*first) == cache_key(*second)) == (first == second)
+
+
+def test_a_key_is_the_same_in_every_process_and_release() -> None:
+    assert cache_key("s3://bucket/a.parquet", 7) == "ab65219f22cbe9a24d496c92aaaaf1a610589fde"
+    assert len({cache_key("a", "b"), cache_key("ab"), cache_key("", "ab"), cache_key(1), cache_key("1")}) == 5
+
+
+@pytest.mark.parametrize("key", ["", "abc", "../../etc/passwd", "A" * 40, "g" * 40, "a" * 129, f"{A}\n"])
+def test_a_key_is_hex_digits(tmp_path: Path, key: str) -> None:
+    cache = ShardCache(tmp_path, 100)
+    with pytest.raises(OptionError, match=r"hex digits.* cache_key"):
+        cache.get(key, never)
+    with pytest.raises(OptionError):
+        cache.open(key, never)
+
+
+def test_the_default_place_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("QUIRE_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert default_folder() == tmp_path / "home/.cache/quire/shards"
+    monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
+    assert default_folder() == tmp_path / "home/.cache/quire/shards"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert default_folder() == tmp_path / "xdg/quire/shards"
+    monkeypatch.setenv("QUIRE_CACHE", str(tmp_path / "mine"))
+    cache = ShardCache()
+    assert cache.folder == tmp_path / "mine/shards"
+    assert 0 < cache.max_bytes <= 100 * 10**9
+    assert cache.get(A, sized(3)).read_bytes() == b"xxx"
+
+
+def test_a_place_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"file/cache: the folder of the cache cannot be made .* QUIRE_CACHE"):
+        ShardCache(tmp_path / "file" / "cache", 100)
+
+
+def test_holds_what_fits(tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path, 100)
+    assert [cache.holds(size) for size in (0, 100, 101)] == [True, True, False]
+    with pytest.raises(OptionError, match="max_bytes"):
+        ShardCache(tmp_path, 0)
+
+
+def test_a_pickle_is_the_same_cache(tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path, 100)
+    path = cache.get(A, sized(3))
+    again = pickle.loads(pickle.dumps(cache))
+    assert again == cache
+    assert again.get(A, never) == path
+
+
+# --- making
+
+
+def test_a_file_is_made_once_and_leaves_nothing_else(tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path, 100)
+    path = cache.get(A, sized(5))
+    assert path == tmp_path / A
+    assert cache.get(A, never) == path
+    with cache.open(A, never) as file:
+        assert file.read() == b"xxxxx"
+    assert names(cache) == {A}
+
+
+def test_a_maker_that_raises_leaves_nothing(tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path, 100)
+
+    def fail(path: Path) -> None:
+        path.write_bytes(b"half")
+        path.with_name(f".{path.name}.1234.part").write_bytes(b"of a copy")  # as open_target names it
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        cache.get(A, fail)
+    assert names(cache) == set()
+    with pytest.raises(StorageError, match="there is no file"):
+        cache.get(A, lambda _: None)
+    assert cache.get(A, sized(2)).read_bytes() == b"xx"
+
+
+def test_a_file_larger_than_the_limit_names_both_sizes(tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path, 1000)
+    cache.get(A, sized(900))
+    with pytest.raises(StorageError, match=r"a file of 1,001 bytes .* a cache of 1,000 bytes. Pass a larger max_bytes"):
+        cache.get(B, sized(1001))
+    assert names(cache) == {A}
+
+
+def test_a_maker_may_ask_for_other_files(tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path, 100)
+    path = cache.get(A, lambda path: path.write_bytes(cache.get(B, sized(3)).read_bytes() * 2) and None)
+    assert path.read_bytes() == b"xxxxxx"
+    assert names(cache) == {A, B}
+
+
+def test_a_folder_that_someone_removed_is_made_again(tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path / "cache", 100)
+    cache.get(A, sized(3)).unlink()
+    cache.folder.rmdir()
+    assert cache.total_bytes() == 0
+    assert cache.get(A, sized(4)).read_bytes() == b"xxxx"
+    cache.clear()
+
+
+def test_threads_make_a_file_once(tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path, 10_000)
+    made: list[Path] = []
+    start = threading.Barrier(8)
+
+    def make(path: Path) -> None:
+        made.append(path)
+        path.write_bytes(b"y" * 100)
+
+    def ask(_: int) -> list[int]:
+        start.wait()
+        return [len(cache.get(key, make).read_bytes()) for key in KEYS]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, range(8))) == [[100] * 6] * 8
+    assert len(made) == 6
+    assert names(cache) == set(KEYS)
+
+
+def _race(cache: ShardCache, start: Any, answers: Any) -> None:
+    def make(path: Path) -> None:
+        log(cache.folder.parent / "made", path.name.partition(".")[0])
+        path.write_bytes(path.name.encode() * 1000)
+
+    start.wait()
+    answers.put([cache.get(key, make).read_bytes()[:40].decode() for key in KEYS])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_processes_make_a_file_once(tmp_path: Path, method: str) -> None:
+    context = multiprocessing.get_context(method)
+    cache, start, answers = ShardCache(tmp_path / "cache", 10**6), context.Barrier(4), context.SimpleQueue()
+    children = [context.Process(target=_race, args=(cache, start, answers)) for _ in range(4)]
+    for child in children:
+        child.start()
+    assert [answers.get() for _ in children] == [KEYS] * 4
+    for child in children:
+        child.join()
+    assert sorted((tmp_path / "made").read_text().split()) == sorted(KEYS)
+    assert names(cache) == set(KEYS)
+
+
+def _die(cache: ShardCache, key: str, started: Any) -> None:
+    def make(path: Path) -> None:
+        path.write_bytes(b"half")
+        path.with_name(f".{path.name}.1234.part").write_bytes(b"of a copy")
+        started.send(os.getpid())
+        signal.pause()
+
+    cache.get(key, make)
+
+
+def _ask(cache: ShardCache, key: str, answers: Any) -> None:
+    answers.send(cache.get(key, sized(7)).read_bytes())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_who_waits_for_a_maker_that_is_killed_makes_the_file(tmp_path: Path, method: str) -> None:
+    context = multiprocessing.get_context(method)
+    cache = ShardCache(tmp_path, 1000)
+    started, tell_start = context.Pipe(duplex=False)
+    found, tell_found = context.Pipe(duplex=False)
+    maker = context.Process(target=_die, args=(cache, A, tell_start))
+    maker.start()
+    assert started.recv() == maker.pid
+    waiter = context.Process(target=_ask, args=(cache, A, tell_found))
+    waiter.start()
+    assert not found.poll(0.2)
+    assert f"{A}.part" in names(cache)
+    maker.kill()
+    assert found.recv() == b"x" * 7
+    for child in (maker, waiter):
+        child.join()
+    assert maker.exitcode == -signal.SIGKILL
+    assert names(cache) == {A}
+
+
+def test_a_child_forked_while_a_file_is_made_does_not_keep_its_lock(tmp_path: Path) -> None:
+    """Else a loader's workers, forked while a thread makes a shard, would hold that lock as long as they live."""
+    script = """
+import os, signal, sys
+from quire.storage._cache import ShardCache, cache_key
+cache, key = ShardCache(sys.argv[1], 1000), cache_key("shard", 0)
+
+def make(path):
+    child = os.fork()
+    if not child:
+        signal.pause()
+    print(child, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+cache.get(key, make)
+"""
+    done = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert done.stdout is not None
+    child = int(done.stdout.readline())
+    try:
+        assert done.wait() == -signal.SIGKILL
+        assert ShardCache(tmp_path, 1000).get(A, sized(3)).read_bytes() == b"xxx"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        done.stdout.close()
+
+
+# --- room
+
+
+def test_the_least_recently_used_files_are_removed(tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path, 300)
+    for key in (A, B, C):
+        cache.get(key, sized(100))
+    cache.get(A, never)
+    cache.get(D, sized(100))
+    assert names(cache) == {A, C, D}
+    with cache.open(C, never):
+        pass
+    cache.get(B, sized(150))
+    assert names(cache) == {C, B}
+    assert cache.total_bytes() == 250
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_bytes(bytes(1000))
+    cache = ShardCache(tmp_path, 100)
+    cache.get(A, sized(100))
+    cache.get(B, sized(100))
+    assert names(cache) == {"thesis.txt", B}
+    cache.clear()
+    assert names(cache) == {"thesis.txt"}
+
+
+def test_leftovers_of_a_killed_maker_are_removed_when_room_is_needed(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    cache = ShardCache(tmp_path, 100)
+    started, tell_start = context.Pipe(duplex=False)
+    maker = context.Process(target=_die, args=(cache, A, tell_start))
+    maker.start()
+    started.recv()
+    cache.get(B, sized(100))
+    cache.get(C, sized(100))
+    cache.clear()
+    assert {f"{A}.part", f"{A}.lock"} <= names(cache)  # it is being made
+    maker.kill()
+    maker.join()
+    cache.get(B, sized(100))
+    cache.get(C, sized(100))
+    assert names(cache) == {C}
+
+
+def _map(cache: ShardCache, pipe: Any) -> None:
+    with cache.open(A, sized(1 << 20)) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        pipe.send("mapped")
+        pipe.recv()
+        pipe.send(mapped[:] == b"x" * (1 << 20))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_who_has_a_file_mapped_keeps_it_when_it_is_removed(tmp_path: Path, method: str) -> None:
+    context = multiprocessing.get_context(method)
+    cache = ShardCache(tmp_path, 3 << 19)
+    ours, theirs = context.Pipe()
+    reader = context.Process(target=_map, args=(cache, theirs))
+    reader.start()
+    assert ours.recv() == "mapped"
+    cache.get(B, sized(1 << 20))
+    assert names(cache) == {B}
+    ours.send("go on")
+    assert ours.recv() is True
+    reader.join()
+
+
+@pytest.mark.parametrize("held", ["room", "file"])
+def test_no_file_is_removed_while_its_lock_or_that_of_the_room_is_held(tmp_path: Path, held: str) -> None:
+    """Who is about to open a file holds its lock; who counts the files holds that of the room."""
+    cache = ShardCache(tmp_path, 100)
+    cache.get(A, sized(100))
+    made = threading.Event()
+
+    def make(path: Path) -> None:
+        path.write_bytes(bytes(100))
+        made.set()
+
+    asking = threading.Thread(target=cache.get, args=(B, make))
+    with cache._room() if held == "room" else cache._lock(A):
+        asking.start()
+        made.wait()
+        asking.join(0.2)
+        assert asking.is_alive()
+        assert {A, f"{B}.part"} <= names(cache)
+        assert B not in names(cache)
+    asking.join()
+    assert names(cache) == {B}
+
+
+def _churn(folder: Path, limit: int, seed: int, answers: Any) -> None:
+    cache, most, wrong = ShardCache(folder, limit), 0, 0
+    for turn in range(60):
+        key = KEYS[(turn * 5 + seed * 3 + turn * turn) % len(KEYS)]
+        with cache.open(key, lambda path, key=key: path.write_bytes(key.encode() * 25) and None) as file:
+            wrong += file.read() != key.encode() * 25
+        with ShardCache(folder, limit)._room():
+            most = max(most, cache.total_bytes())
+    answers.put((most, wrong))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_processes_that_fight_for_room_stay_within_it(tmp_path: Path, method: str) -> None:
+    """There is room for two files of six, and who opens one always gets it whole."""
+    context = multiprocessing.get_context(method)
+    answers = context.SimpleQueue()
+    children = [context.Process(target=_churn, args=(tmp_path, 2000, seed, answers)) for seed in range(3)]
+    for child in children:
+        child.start()
+    found = [answers.get() for _ in children]
+    for child in children:
+        child.join()
+    assert found == [(2000, 0)] * 3
+    assert len(names(ShardCache(tmp_path, 2000))) == 2
