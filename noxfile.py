@@ -137,7 +137,7 @@ def protobuf_tensorflow(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON, reuse_venv=False)
 def package(session: nox.Session) -> None:
-    """Build the sdist, the wheel from it, and test the wheel where the sources cannot be seen: all, or what is named."""
+    """Build the sdist, the wheel from it, and test the wheel where the sources cannot be seen."""
     session.install("build", *group("test"))
     with tempfile.TemporaryDirectory() as folder:
         elsewhere = Path(folder)

@@ -42,7 +42,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
     document whose tensors share memory with the columns; setting its fields changes only that document.
     """
 
-    __slots__ = ("_columns",)
+    __slots__ = ("_columns", "_state")
     __hash__ = None  # type: ignore[assignment]
     document_type: ClassVar[type[Any]] = BaseDocument
 
@@ -180,9 +180,18 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         """Which rows have a value at a path: one bool a row, in the column's framework."""
         return _view.validity(self.column(path))
 
-    def mask(self, path: str) -> Any:
-        """Which elements of a padded column are real: a bool for each, in the column's framework."""
-        return _view.mask(self.column(path))
+    def mask(self, path: str = "") -> Any:
+        """Which elements of a padded column are real: a bool for each, in the column's framework.
+
+        Without a path, which rows are: those that fill up the last batch of a `StreamingDataset` are not.
+        """
+        return _view.mask(self.column(path)) if path else _view.row_mask(self._columns)
+
+    @property
+    def state(self) -> dict[str, Any] | None:
+        """Where the `StreamingDataset` that gave the batch goes on behind it; None for other batches."""
+        state: Any = getattr(self, "_state", None)
+        return None if state is None else state.to_dict()  # type: ignore[no-any-return]
 
     # --- tensors
 
@@ -342,11 +351,14 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
     def __copy__(self) -> Self:
         return self._wrap(self._columns.slice(slice(None)))
 
-    def __getstate__(self) -> tuple[Columns]:
-        return (self._columns,)
+    def __getstate__(self) -> tuple[Any, ...]:
+        state = getattr(self, "_state", None)
+        return (self._columns,) if state is None else (self._columns, state)
 
-    def __setstate__(self, state: tuple[Columns]) -> None:
-        self._set(*state)
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._set(state[0])
+        if len(state) > 1:
+            object.__setattr__(self, "_state", state[1])
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:

@@ -183,6 +183,14 @@ def mask(column: Column) -> Any:
     return column.framework.from_numpy(column.mask())
 
 
+def row_mask(columns: Columns) -> Any:
+    """Which rows stand for a document, in the framework of the tensors."""
+    tensors = [column for column in columns.columns.values() if isinstance(column, (TensorColumn, RaggedColumn))]
+    framework = tensors[0].framework if tensors else get_framework("numpy")
+    there = np.ones(len(columns), np.bool_) if columns.validity is None else columns.validity.copy()
+    return framework.from_numpy(there)
+
+
 def equal(a: Any, b: Any, *, ids: bool = False) -> bool:
     """Whether two batches have one document class and equal rows."""
     same = a.document_type is b.document_type and len(a) == len(b)

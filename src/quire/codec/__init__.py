@@ -35,6 +35,7 @@ from quire.codec._files import (
 )
 from quire.codec._messages import from_message, to_message
 from quire.codec._proto_text import proto_schema
+from quire.codec._single import value_from_message, value_message
 from quire.codec._suffixes import from_suffixes
 from quire.codec._typed import from_typed, to_typed
 
@@ -76,5 +77,7 @@ __all__ = [
     "to_message",
     "to_typed",
     "unpickle",
+    "value_from_message",
+    "value_message",
     "write_parts",
 ]

@@ -1,0 +1,76 @@
+"""A loop of its own: batches made ahead by threads, in order, within a budget of bytes."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from quire.array import DocumentBatch
+from quire.columns import Columns, DocumentColumn, DocumentsColumn, PackedColumn, RaggedColumn, TensorColumn
+from quire.document import BaseDocument
+from quire.errors import OptionError
+
+if TYPE_CHECKING:
+    from quire.data._streaming import StreamingDataset
+
+DocT = TypeVar("DocT", bound=BaseDocument)
+
+
+class Loader(Generic[DocT]):
+    """The passes over a dataset; its state is that of the batches that were taken, not of those made ahead."""
+
+    def __init__(self, dataset: StreamingDataset[DocT], prefetch: int, threads: int) -> None:
+        if prefetch < 1 or threads < 1:
+            raise OptionError(f"prefetch and threads are at least 1, got {prefetch} and {threads}.")
+        self.dataset, self.prefetch, self.threads = dataset, prefetch, threads
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __iter__(self) -> Iterator[DocumentBatch[DocT]]:
+        dataset, room = self.dataset, self.dataset.options.memory_bytes
+        steps = dataset.steps(0, 0, secrets.randbits(63) | 1)
+        waiting: deque[Future[DocumentBatch[DocT]]] = deque()
+        pool = ThreadPoolExecutor(self.threads, thread_name_prefix="quire-loader")
+        ahead, more = 1, True
+        try:
+            while more or waiting:
+                while more and len(waiting) < ahead:
+                    step = next(steps, None)
+                    more = step is not None
+                    if step is not None:
+                        waiting.append(pool.submit(dataset.fetch, *step))
+                if waiting:
+                    batch = waiting.popleft().result()
+                    ahead = max(1, min(self.prefetch, room // max(batch_bytes(batch._columns), 1)))
+                    dataset._state = batch._state
+                    yield batch
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loop is: behind the last batch that was taken."""
+        return self.dataset.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        self.dataset.load_state_dict(state)
+
+
+def batch_bytes(columns: Columns) -> int:
+    """About the bytes that the columns take."""
+    return sum(map(_column_bytes, columns.columns.values()))
+
+
+def _column_bytes(column: Any) -> int:
+    if isinstance(column, DocumentColumn):
+        return batch_bytes(column.columns)
+    if isinstance(column, DocumentsColumn):
+        return batch_bytes(column.flat)
+    if isinstance(column, (TensorColumn, RaggedColumn)):
+        data = column.data if isinstance(column, TensorColumn) else column.flat
+        return int(getattr(data, "nbytes", 0))
+    return len(column.data) if isinstance(column, PackedColumn) else 64 * len(column)

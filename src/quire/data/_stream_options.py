@@ -1,0 +1,95 @@
+"""How a dataset is streamed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
+
+from quire._optional import is_loaded, require
+from quire.columns import ShapePolicy, StackOptions
+from quire.data._epoch import Last, Shuffle
+from quire.data._store import default_framework
+from quire.errors import OptionError
+from quire.storage import ReadOptions, Where
+
+OnError = Literal["raise", "skip", "replace"]
+MiB = 1 << 20
+
+
+class Streaming(TypedDict, total=False):
+    """The keywords of `StreamingDataset`.
+
+    shuffle: 'block' (the default) mixes rows from all over the data, a window of blocks at a time; 'global' puts any
+        row anywhere; False leaves them as they lie.
+    seed: the order of every epoch follows from it.
+    last: what becomes of rows that do not fill a batch on every rank: 'keep' (the default), 'drop' or 'pad'.
+    columns: the paths of the fields to read. where: which rows.
+    framework: that of the batches, torch by default. shapes: the policy for tensors of mixed shapes.
+    rank, world_size: this process's share; by default those of torch.distributed, or of the launcher's environment.
+    epochs: how many epochs one pass has; None never ends.
+    on_error: what becomes of rows whose shard cannot be read: 'raise', 'skip' them, or 'replace' them by others.
+    memory_bytes: what a window of blocks may take, and what a loader may hold ahead.
+    storage: where shards are cached, and how remote stores are asked.
+    """
+
+    shuffle: Shuffle
+    seed: int
+    last: Last
+    columns: Sequence[str] | None
+    where: Where | None
+    framework: str | None
+    shapes: ShapePolicy
+    rank: int | None
+    world_size: int | None
+    epochs: int | None
+    on_error: OnError
+    memory_bytes: int
+    storage: ReadOptions
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """How a dataset is streamed; see `Streaming`."""
+
+    shuffle: Shuffle = "block"
+    seed: int = 0
+    last: Last = "keep"
+    columns: Sequence[str] | None = None
+    where: Where | None = None
+    framework: str | None = None
+    shapes: ShapePolicy = "error"
+    rank: int | None = None
+    world_size: int | None = None
+    epochs: int | None = 1
+    on_error: OnError = "raise"
+    memory_bytes: int = 256 * MiB
+    storage: ReadOptions = field(default_factory=ReadOptions)
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("raise", "skip", "replace"):
+            raise OptionError(f"on_error={self.on_error!r}: use 'raise', 'skip' or 'replace'.")
+        if self.epochs is not None and self.epochs < 1:
+            raise OptionError(f"epochs={self.epochs}: at least one, or None for a pass that never ends.")
+        if (self.rank is None) != (self.world_size is None):
+            raise OptionError("rank and world_size go together: pass both, or neither.")
+        if self.memory_bytes < 1:
+            raise OptionError(f"memory_bytes is a number of bytes above 0, got {self.memory_bytes}.")
+        StackOptions(self.framework, self.shapes)
+
+    def resolved_framework(self) -> str:
+        """The framework of the batches."""
+        return self.framework or default_framework()
+
+    def share(self) -> tuple[int, int]:
+        """The rank and the number of ranks: given, or told by torch.distributed or by a launcher."""
+        if self.rank is not None and self.world_size is not None:
+            return self.rank, self.world_size
+        if is_loaded("torch.distributed"):
+            distributed: Any = require("torch.distributed", extra="torch", needed_for="ranks")
+            if distributed.is_available() and distributed.is_initialized():
+                return distributed.get_rank(), distributed.get_world_size()
+        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

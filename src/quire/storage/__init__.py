@@ -1,0 +1,22 @@
+"""Datasets on disk: folders of plain Parquet or Arrow files, typed, with rows by their number."""
+
+from quire.storage._cache import ShardCache
+from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset
+from quire.storage._manifest import Shard
+from quire.storage._tensors import has_mixed_tensors
+from quire.storage._where import Split, Where
+from quire.storage._write import DatasetWriter, WriteOptions, write_dataset
+
+__all__ = [
+    "DatasetWriter",
+    "ReadOptions",
+    "Shard",
+    "ShardCache",
+    "Split",
+    "StoredDataset",
+    "Where",
+    "WriteOptions",
+    "has_mixed_tensors",
+    "open_dataset",
+    "write_dataset",
+]

@@ -1,0 +1,254 @@
+"""Datasets that are open: rows by their number, wherever their shards lie."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
+
+import numpy as np
+
+from quire._parametrize import ParametrizedMeta
+from quire.array import DocumentBatch
+from quire.array._index import resolve_index
+from quire.array._rows import bind
+from quire.columns import Columns
+from quire.document import BaseDocument
+from quire.errors import SchemaError, ShardError
+from quire.files import RemoteOptions, open_folder
+from quire.storage._cache import ShardCache
+from quire.storage._infer import class_of
+from quire.storage._layout import Layout
+from quire.storage._manifest import Shard, plain_files, read_manifest
+from quire.storage._rows import Rows
+from quire.storage._select import chosen_paths
+from quire.storage._shards import ShardReader, counted
+from quire.storage._where import Where, matching_rows
+from quire.tensors import Framework
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+DocT = TypeVar("DocT", bound=BaseDocument)
+_FOOTERS = 16
+"""So many footers of plain files are read at a time."""
+_MOST_OPEN = 16_384
+"""Of more shards, all are closed before the next is opened: a process has a limited number of mappings."""
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Where shards are kept that must be fetched or written anew to pick rows of them, and how stores are asked."""
+
+    cache: str | os.PathLike[str] | None = None
+    cache_bytes: int | None = None
+    remote: RemoteOptions = field(default_factory=RemoteOptions)
+
+
+class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
+    """A dataset in a folder: `dataset[i]` is a document, `dataset[[3, 1]]` and `dataset[10:20]` are batches.
+
+    Opening it reads which shards there are; a shard is opened when one of its rows is asked for. It can be pickled and
+    used in many processes and threads.
+    """
+
+    document_type: ClassVar[type[Any]] = BaseDocument
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        columns: Iterable[str] | None = None,
+        where: Where | None = None,
+        options: ReadOptions | None = None,
+    ) -> None:
+        if self.document_type is BaseDocument:
+            raise SchemaError("StoredDataset needs the documents' class: StoredDataset[Student](...).")
+        self.options = options or ReadOptions()
+        self.folder = open_folder(url, self.options.remote)
+        schema = self.document_type.document_schema()
+        self.layout = Layout(schema, paths=chosen_paths(schema, columns))
+        self.schema = self.layout.schema
+        self.shards: tuple[Shard, ...] = _shards_in(self)
+        self.starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum([s.rows for s in self.shards], dtype=np.int64)])
+        self.reader = ShardReader(self.folder, self.layout, ShardCache(self.options.cache, self.options.cache_bytes))
+        self._forget()
+        self.rows: NDArray[np.int64] | None = _rows(self, where)
+
+    @classmethod
+    def _bind(cls, parameter: Any) -> dict[str, Any]:
+        return bind(cls, parameter)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1]) if self.rows is None else len(self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all shards."""
+        return sum(shard.bytes for shard in self.shards)
+
+    # --- rows
+
+    @overload
+    def __getitem__(self, key: int) -> DocT: ...
+    @overload
+    def __getitem__(self, key: slice | Sequence[int] | NDArray[Any]) -> DocumentBatch[DocT]: ...
+    def __getitem__(self, key: Any) -> Any:
+        """A document by position; by slice, list or mask, a batch."""
+        rows = resolve_index(key, len(self))
+        if isinstance(rows, int):
+            return self.take(np.array([rows]))[0]
+        return self.take(np.arange(len(self))[rows] if isinstance(rows, slice) else rows)
+
+    def take(self, rows: NDArray[np.int64]) -> DocumentBatch[DocT]:
+        """The rows at these positions."""
+        document_type = self.schema.document_type
+        return DocumentBatch[document_type]._wrap(self.gather(rows))  # type: ignore[valid-type]
+
+    def gather(self, rows: NDArray[np.int64], framework: Framework | None = None) -> Columns:
+        """The columns of rows by position, copied; with the tensors of a framework, or of those that fields name."""
+        return self.gather_stored(rows if self.rows is None else self.rows[rows], framework)
+
+    def gather_stored(self, rows: NDArray[np.int64], framework: Framework | None = None) -> Columns:
+        """The columns of rows by their number in the shards."""
+        with self._lock:
+            found = self._located(rows)
+        found.framework = framework
+        return self.layout.gather(found)
+
+    def _located(self, rows: NDArray[np.int64]) -> Rows:
+        """Where the rows are; the shards that they are in are opened."""
+        shards = np.searchsorted(self.starts, rows, side="right") - 1
+        if (self._opened[shards] < 0).any():
+            self._open_shards(np.unique(shards))
+        virtual = self._opened[shards] + rows - self.starts[shards]
+        batches = np.searchsorted(self._batch_starts, virtual, side="right") - 1
+        return Rows(self._addresses, batches, virtual - self._batch_starts[batches])
+
+    def _open_shards(self, shards: NDArray[np.int64]) -> None:
+        if self._addresses.count + len(shards) > _MOST_OPEN:
+            self._forget()
+        starts = [self._batch_starts]
+        for number in shards[self._opened[shards] < 0].tolist():
+            batches = self.reader.open(self.shards[number])
+            self._opened[number] = self._virtual
+            for batch in batches:
+                self._addresses.add(self.layout.locate(batch), batch)
+                starts.append(np.array([self._virtual]))
+                self._virtual += len(batch)
+        self._batch_starts = np.concatenate(starts)
+
+    def _forget(self) -> None:
+        """Close all shards; rows that are being gathered keep theirs."""
+        self._lock = threading.RLock()
+        self._addresses = self.layout.addresses()
+        self._opened = np.full(len(self.shards), -1, np.int64)
+        self._batch_starts, self._virtual = np.zeros(0, np.int64), 0
+
+    def shards_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The numbers of the shards that rows are in."""
+        stored = rows if self.rows is None else self.rows[rows]
+        return np.searchsorted(self.starts, stored, side="right") - 1
+
+    def open_shard(self, number: int) -> None:
+        """Open a shard, if it is not open; one that cannot be read is an error."""
+        with self._lock:
+            if self._opened[number] < 0:
+                self._open_shards(np.array([number]))
+
+    def next_readable(self, rows: NDArray[np.int64], bad: set[int]) -> NDArray[np.int64]:
+        """For each row the next one that is in none of the bad shards, from the beginning again behind the end."""
+        good = np.flatnonzero(~np.isin(self.shards_of(np.arange(len(self))), list(bad)))
+        if not len(good):
+            raise ShardError(f"{self.folder.url}: no shard of the dataset can be read.")
+        return good[np.searchsorted(good, rows) % len(good)]
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether rows are read from the shards themselves, without a copy in the cache."""
+        if not self.shards:
+            return True
+        first = self.shards[0]
+        return first.format == "arrow" and self.folder.local_path(first.name) is not None
+
+    @property
+    def fits_cache(self) -> bool:
+        """Whether the cache has room for all shards."""
+        return self.reader.cache.holds(self.nbytes)
+
+    def iter_batches(self, batch_size: int = 1024) -> Iterator[DocumentBatch[DocT]]:
+        """The rows in order; shards that would have to be written anew are read as they are, a part at a time."""
+        for start in range(0, len(self), batch_size):
+            yield self.take(np.arange(start, min(start + batch_size, len(self))))
+
+    def read(self) -> DocumentBatch[DocT]:
+        """All rows in one batch."""
+        document_type = self.schema.document_type
+        parts = list(self._read_parts())
+        batch: Any = DocumentBatch[document_type]  # type: ignore[valid-type]
+        if not parts:
+            return self.take(np.zeros(0, np.int64)) if self.shards else batch()  # type: ignore[no-any-return]
+        return batch.concat([batch._wrap(part) for part in parts], shapes="ragged")  # type: ignore[no-any-return]
+
+    def _read_parts(self) -> Iterator[Columns]:
+        if self.rows is not None:
+            yield self.gather_stored(self.rows)
+            return
+        for shard in self.shards:
+            for batch in self.reader.read(shard):
+                yield self.reader.columns(batch)
+
+    def verify(self) -> None:
+        """Read every shard, and compare its size, checksum and rows with what was written."""
+        for shard in self.shards:
+            self.reader.check(shard)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self)} in {len(self.shards)} shards>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        for name in ("_lock", "_addresses", "_opened", "_batch_starts", "_virtual"):
+            del state[name]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+
+def _rows(dataset: StoredDataset[Any], where: Where | None) -> NDArray[np.int64] | None:
+    return None if where is None else matching_rows(dataset.reader, dataset.shards, where)
+
+
+def _shards_in(dataset: StoredDataset[Any]) -> tuple[Shard, ...]:
+    """The shards that have rows: those that the logs tell of, or else the plain files of the folder."""
+    folder, options = dataset.folder, dataset.options
+    found = read_manifest(folder, options.remote)
+    shards: Sequence[Shard] = found.shards
+    if not found.logs:
+        with ThreadPoolExecutor(_FOOTERS) as pool:
+            shards = list(pool.map(lambda shard: counted(folder, shard), plain_files(folder)))
+    return tuple(shard for shard in shards if shard.rows)
+
+
+def open_dataset(
+    url: str | os.PathLike[str],
+    schema: type[DocT] | None = None,
+    *,
+    columns: Iterable[str] | None = None,
+    where: Where | None = None,
+    options: ReadOptions | None = None,
+    **more: Any,
+) -> StoredDataset[DocT]:
+    """The dataset in a folder: one that quire wrote, or any folder of Parquet or Arrow files.
+
+    Without a class, it is the one that wrote the dataset if that is loaded, else one made from what the files hold.
+    `columns` are the paths of the fields to read, `where` tells which rows: a query as `DocumentArray.filter` takes it,
+    a `Split`, or a function. `more` are fields of `ReadOptions`: cache, cache_bytes, remote.
+    """
+    options = replace(options or ReadOptions(), **more)
+    document_type: Any = schema or class_of(open_folder(url, options.remote), options.remote)
+    return StoredDataset[document_type](url, columns, where, options)

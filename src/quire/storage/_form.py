@@ -1,0 +1,258 @@
+"""What every form of a field in Arrow can do, and the forms of rows that have one run of bytes each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from datetime import date, time, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from quire.columns import Column, ObjectColumn, PackedColumn, ScalarColumn, Validity, pack, validity_of
+from quire.errors import DecodeError, EncodeError
+from quire.schema import Field, FieldKind
+from quire.storage._rows import Rows
+from quire.tensors import get_framework
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Form(ABC):
+    """How one field lies in Arrow data: its Arrow type, columns to arrays, and rows of arrays to columns.
+
+    Rows are found by the addresses of the parts of arrays (`locate`); `first` is the number of the first part of this
+    form among those of the whole table.
+    """
+
+    __slots__ = ("field", "first", "path", "type")
+    own_parts = 2
+    """How many parts the form itself has, the validity first."""
+
+    def __init__(self, field: Field, path: str, arrow_type: pa.DataType) -> None:
+        self.field, self.path, self.type, self.first = field, path, arrow_type, 0
+
+    @abstractmethod
+    def encode(self, column: Column) -> pa.Array:
+        """The column as an Arrow array, without a copy where memory can be shared."""
+
+    @abstractmethod
+    def gather(self, rows: Rows) -> Column:
+        """The column of rows, copied."""
+
+    @abstractmethod
+    def locate_own(self, array: pa.Array) -> list[int]:
+        """The parts of an array behind its validity, without those of its children."""
+
+    @property
+    def children(self) -> Sequence[Form]:
+        """The forms inside this one."""
+        return ()
+
+    def child_arrays(self, array: pa.Array) -> list[pa.Array]:
+        """The arrays of the forms inside this one."""
+        return []
+
+    @property
+    def metadata(self) -> dict[str, str] | None:
+        """What is said of the field beside its type."""
+        return None
+
+    def arrow_field(self) -> pa.Field:
+        """The field of an Arrow schema."""
+        return pa.field(self.field.name, self.type, nullable=self.field.nullable, metadata=self.metadata)
+
+    def place(self, first: int) -> int:
+        """Give parts their numbers, from this one on; the next free one is told."""
+        self.first = first
+        first += self.own_parts
+        for child in self.children:
+            first = child.place(first)
+        return first
+
+    def locate(self, array: pa.Array) -> list[int]:
+        """The parts of an array and of those inside it."""
+        found = [_bit_address(array), *self.locate_own(array)]
+        for child, inner in zip(self.children, self.child_arrays(array), strict=True):
+            found += child.locate(inner)
+        return found
+
+    def fail(self, why: object) -> EncodeError:
+        """What cannot be written."""
+        return EncodeError(f"{self.path}: {why}")
+
+
+def address_of(buffer: pa.Buffer | None) -> int:
+    """Where a buffer begins; nothing is there without one."""
+    return 0 if buffer is None else int(buffer.address)
+
+
+def _bit_address(array: pa.Array) -> int:
+    bits = array.buffers()[0]
+    return 0 if bits is None or not array.null_count else address_of(bits) * 8 + array.offset
+
+
+def bitmap(validity: Validity) -> pa.Buffer | None:
+    """Validity as Arrow has it."""
+    return None if validity is None else pa.py_buffer(np.packbits(validity, bitorder="little"))
+
+
+def rows_with(column: Column) -> Validity:
+    """Which rows of a column have a value; None where all have."""
+    if isinstance(column, ObjectColumn) and not isinstance(column, PackedColumn):
+        return validity_of(column.values())
+    return column.validity
+
+
+class NumberForm(Form):
+    """Numbers: int64, float64, or bits."""
+
+    __slots__ = ()
+    types: ClassVar = {int: (pa.int64(), np.int64), float: (pa.float64(), np.float64), bool: (pa.bool_(), np.bool_)}
+
+    def __init__(self, field: Field, path: str) -> None:
+        super().__init__(field, path, self.types[field.type][0])
+
+    def encode(self, column: Column) -> pa.Array:
+        if not isinstance(column, ScalarColumn):
+            return self._encode_values(column.values())
+        array = column.framework.to_numpy(column.data)
+        mask = None if column.validity is None else ~column.validity
+        return pa.array(np.ascontiguousarray(array), self.type, mask=mask)
+
+    def _encode_values(self, values: list[Any]) -> pa.Array:
+        try:
+            return pa.array(values, self.type)
+        except (pa.ArrowException, OverflowError, TypeError) as error:
+            raise self.fail(
+                f"numbers of more than 64 bits, or of other types, have no column here ({error})."
+            ) from error
+
+    def locate_own(self, array: pa.Array) -> list[int]:
+        start = address_of(array.buffers()[1])
+        return [start * 8 + array.offset if self.field.type is bool else start + array.offset * 8]
+
+    def gather(self, rows: Rows) -> Column:
+        if self.field.type is bool:
+            data: NDArray[Any] = rows.bits(self.first + 1)
+        else:
+            data = rows.fixed(self.first + 1, 8).view(self.types[self.field.type][1])[:, 0]
+        framework = rows.framework or get_framework("numpy")
+        return ScalarColumn(self.field, framework.from_numpy(data), framework, rows.validity(self.first))
+
+
+_EPOCH = date(1970, 1, 1).toordinal()
+
+
+def _dates(data: NDArray[np.uint8]) -> list[Any]:
+    return [date.fromordinal(_EPOCH + day) for day in data.view(np.int32)[:, 0].tolist()]
+
+
+def _times(data: NDArray[np.uint8]) -> list[Any]:
+    parts = [divmod(each, 1_000_000) for each in data.view(np.int64)[:, 0].tolist()]
+    return [time(s // 3600, s // 60 % 60, s % 60, micro) for s, micro in parts]
+
+
+def _spans(data: NDArray[np.uint8]) -> list[Any]:
+    return [timedelta(microseconds=each) for each in data.view(np.int64)[:, 0].tolist()]
+
+
+def _uuids(data: NDArray[np.uint8]) -> list[Any]:
+    whole = data.tobytes()
+    return [UUID(bytes=whole[at : at + 16]) for at in range(0, len(whole), 16)]
+
+
+class MomentForm(Form):
+    """Dates, times, durations and UUIDs: a few bytes each, and objects for those who read them."""
+
+    __slots__ = ("_read", "_width")
+    types: ClassVar[dict[FieldKind, tuple[pa.DataType, int, Callable[[NDArray[np.uint8]], list[Any]]]]] = {
+        FieldKind.DATE: (pa.date32(), 4, _dates),
+        FieldKind.TIME: (pa.time64("us"), 8, _times),
+        FieldKind.TIMEDELTA: (pa.duration("us"), 8, _spans),
+        FieldKind.UUID: (pa.binary(16), 16, _uuids),
+    }
+
+    def __init__(self, field: Field, path: str) -> None:
+        arrow_type, self._width, self._read = self.types[field.kind]
+        super().__init__(field, path, arrow_type)
+
+    def encode(self, column: Column) -> pa.Array:
+        values = column.values()
+        if self.field.kind is FieldKind.UUID:
+            values = [None if value is None else value.bytes for value in values]
+        elif any(getattr(value, "tzinfo", None) is not None for value in values):
+            raise self.fail("a time with a zone has no column here; use a datetime, or text.")
+        try:
+            return pa.array(values, self.type)
+        except (pa.ArrowException, OverflowError, TypeError) as error:
+            raise self.fail(error) from error
+
+    def locate_own(self, array: pa.Array) -> list[int]:
+        return [address_of(array.buffers()[1]) + array.offset * self._width]
+
+    def gather(self, rows: Rows) -> Column:
+        values = self._read(rows.fixed(self.first + 1, self._width))
+        there = rows.validity(self.first)
+        if there is not None:
+            values = [value if valid else None for value, valid in zip(values, there.tolist(), strict=True)]
+        return ObjectColumn(self.field, values)
+
+
+class BinaryForm(Form):
+    """Rows of any number of bytes: texts, blobs, and what is written as such."""
+
+    __slots__ = ()
+    own_parts = 4  # validity, offsets, how much there is, content
+
+    def __init__(self, field: Field, path: str, arrow_type: pa.DataType) -> None:
+        super().__init__(field, path, arrow_type)
+
+    def encode(self, column: Column) -> pa.Array:
+        if isinstance(column, PackedColumn):
+            return self.from_packed(*column.packed(), column.validity)
+        values = column.values()
+        validity = validity_of(values)
+        return self.from_values(self.written(values, validity), validity)
+
+    def written(self, values: list[Any], validity: Validity) -> list[Any]:
+        """The values as texts or bytes; empty where there is none."""
+        empty: Any = b"" if self.type == pa.binary() else ""
+        return values if validity is None else [empty if value is None else value for value in values]
+
+    def read(self, column: PackedColumn) -> Column:
+        """The column of the field, from that of its texts or bytes."""
+        return column
+
+    def from_values(self, values: list[Any], validity: Validity) -> pa.Array:
+        """The array of texts or bytes."""
+        try:
+            data, offsets = pack(values)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise self.fail(f"the value has no form as bytes: {error}.") from error
+        return self.from_packed(data, offsets, validity)
+
+    def from_packed(self, data: Any, offsets: NDArray[np.int64], validity: Validity) -> pa.Array:
+        """The array of bytes that lie one behind the other."""
+        if offsets[-1] >= 1 << 31:
+            raise self.fail("one record batch would hold 2 GiB or more; write fewer rows at a time.")
+        buffers = [bitmap(validity), pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
+        return pa.Array.from_buffers(self.type, len(offsets) - 1, buffers)
+
+    def locate_own(self, array: pa.Array) -> list[int]:
+        _, offsets, data = array.buffers()
+        return [address_of(offsets) + array.offset * 4, 0 if data is None else data.size, address_of(data)]
+
+    def gather(self, rows: Rows) -> Column:
+        return self.read(self.packed(rows))
+
+    def packed(self, rows: Rows) -> PackedColumn:
+        """The texts or bytes of rows."""
+        try:
+            data, offsets = rows.texts(self.first + 1)
+        except DecodeError as error:
+            raise DecodeError(f"{self.path}: {error}") from error
+        return PackedColumn.from_offsets(self.field, data, offsets, rows.validity(self.first))

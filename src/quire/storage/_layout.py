@@ -1,0 +1,142 @@
+"""The layout of a document class in Arrow: which form each of its fields has, worked out from its schema alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from enum import Flag
+from typing import Any, Literal
+
+import pyarrow as pa
+from pydantic import PydanticUserError
+from pydantic.errors import PydanticInvalidForJsonSchema
+
+from quire._loaded import class_name
+from quire.columns import Columns
+from quire.errors import OptionError, SchemaError
+from quire.schema import Field, FieldKind, Schema
+from quire.storage._form import Form, MomentForm, NumberForm
+from quire.storage._nested import DocumentForm, DocumentsForm, ListForm, has_list_form, refuse_remainders
+from quire.storage._objects import BytesForm, DatetimeForm, NamedForm, TextForm, ValueForm
+from quire.storage._rows import Addresses, Rows
+from quire.storage._select import Paths, chosen_schema, paths_below
+from quire.storage._tensors import ComplexForm, RaggedForm, TensorForm
+from quire.tensors import common_dtype
+
+TensorStorage = Literal["fixed", "binary", "list"]
+"""How tensors of one shape are stored: as bytes of one length, as bytes, or as nested lists."""
+SCHEMA_KEY, FINGERPRINT_KEY, CLASS_KEY = b"quire.json_schema", b"quire.fingerprint", b"quire.class"
+_MOMENTS = MomentForm.types
+_NAMED = (FieldKind.ENUM, FieldKind.DECIMAL, FieldKind.PATH)
+
+
+class Layout:
+    """The forms of all fields of a schema, and the Arrow schema that they make."""
+
+    def __init__(self, schema: Schema, tensor_storage: TensorStorage = "fixed", paths: Paths = None) -> None:
+        if tensor_storage not in ("fixed", "binary", "list"):
+            raise OptionError(f"tensor_storage={tensor_storage!r}: use 'fixed', 'binary' or 'list'.")
+        if schema.is_open:
+            raise SchemaError("a dataset needs the documents' class: schema=Student.")
+        self.schema = chosen_schema(schema, paths)
+        self.forms = _forms(self.schema, schema.name, tensor_storage, paths)
+        self.fields = pa.schema([form.arrow_field() for form in self.forms])
+        self.parts = 0
+        for form in self.forms:
+            self.parts = form.place(self.parts)
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells layouts apart: the names and types of all fields."""
+        return hashlib.blake2b(_described(self.fields).encode(), digest_size=8).hexdigest()
+
+    def arrow_schema(self) -> pa.Schema:
+        """The Arrow schema of shards, with what is told of the class."""
+        metadata = {
+            CLASS_KEY: class_name(self.schema.document_type).encode(),
+            FINGERPRINT_KEY: self.fingerprint.encode(),
+            SCHEMA_KEY: json_schema(self.schema).encode(),
+        }
+        return self.fields.with_metadata(metadata)
+
+    def encode(self, columns: Columns) -> pa.RecordBatch:
+        """The columns as a record batch."""
+        refuse_remainders(columns, self.schema.name)
+        arrays = [form.encode(columns.columns[form.field.name]) for form in self.forms]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.fields)
+
+    def addresses(self) -> Addresses:
+        """A table for the addresses of record batches of this layout."""
+        return Addresses(self.parts)
+
+    def locate(self, batch: pa.RecordBatch) -> list[int]:
+        """The parts of a record batch."""
+        return [part for form, array in zip(self.forms, batch.columns, strict=True) for part in form.locate(array)]
+
+    def gather(self, rows: Rows) -> Columns:
+        """The columns of rows, copied."""
+        made = {form.field.name: form.gather(rows) for form in self.forms}
+        return Columns(self.schema, made, len(rows))
+
+
+def _forms(schema: Schema, path: str, storage: str, paths: Paths) -> Sequence[Form]:
+    return [_form(f, f"{path}.{f.name}", storage, paths_below(f.name, paths)) for f in schema.fields]
+
+
+def _form(field: Field, path: str, storage: str, paths: Paths) -> Form:
+    kind = field.kind
+    if kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS) and not field.recursive:
+        return _document_form(field, path, storage, paths)
+    if kind is FieldKind.TENSOR:
+        return _tensor_form(field, path, storage)
+    if kind is FieldKind.SCALAR and field.type in NumberForm.types:
+        return NumberForm(field, path)
+    if kind is FieldKind.SCALAR and field.type is complex:
+        return ComplexForm(field, path)
+    if kind is FieldKind.TEXT:
+        return TextForm(field, path)
+    if kind is FieldKind.BYTES and field.type is bytes:
+        return BytesForm(field, path)
+    if kind in _MOMENTS:
+        return MomentForm(field, path)
+    if kind is FieldKind.DATETIME:
+        return DatetimeForm(field, path)
+    if kind in _NAMED and not (kind is FieldKind.ENUM and issubclass(field.type, Flag)):
+        return NamedForm(field, path)
+    return ListForm(field, path) if has_list_form(field) else ValueForm(field, path)
+
+
+def _document_form(field: Field, path: str, storage: str, paths: Paths) -> Form:
+    schema = chosen_schema(field.document_type.document_schema(), paths)
+    forms = _forms(schema, path, storage, paths)
+    if field.kind is FieldKind.DOCUMENT:
+        return DocumentForm(field, path, schema, forms)
+    one = Field("item", FieldKind.DOCUMENT, field.document_type)
+    return DocumentsForm(field, path, DocumentForm(one, path, schema, forms))
+
+
+def _tensor_form(field: Field, path: str, storage: str) -> Form:
+    spec = field.spec
+    if spec.dtype == "string":
+        return ValueForm(field, path)
+    if spec.dtype is None or spec.fixed_shape is None:
+        return RaggedForm(field, path)
+    if 0 in spec.fixed_shape:
+        return RaggedForm(field, path)
+    if storage == "list" and common_dtype(spec.dtype).kind not in "iufb":
+        storage = "fixed"  # lists have no short floats and no complex numbers
+    return TensorForm(field, path, spec.dtype, spec.fixed_shape, storage)
+
+
+def json_schema(schema: Schema) -> str:
+    """The JSON schema of a class; an empty one where pydantic has none for a field."""
+    try:
+        return json.dumps(schema.document_type.model_json_schema())
+    except (PydanticInvalidForJsonSchema, PydanticUserError):
+        return "{}"
+
+
+def _described(schema: Any) -> str:
+    fields = [(field.name, str(field.type), field.nullable, sorted((field.metadata or {}).items())) for field in schema]
+    return repr(fields)

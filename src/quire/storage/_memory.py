@@ -1,0 +1,115 @@
+"""Memory by its address: rows that lie in any number of mapped files are gathered in one call.
+
+numpy gathers rows of one array. Here the array is all of the memory that a process can address, so that rows of many
+files, one behind the other in each of them, are one index. Who asks must know that every address is that of memory
+which is there, and keep it there until the call returns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from functools import cache
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_LOWEST, _HIGHEST = 1 << 12, 1 << 48
+_WIDEST = 1 << 14
+"""Rows of more bytes are copied one by one, which costs them little."""
+
+
+class _Span:
+    """A run of memory as numpy's array interface tells of it."""
+
+    def __init__(self, width: int) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (_LOWEST, True),
+            "shape": (_HIGHEST - _LOWEST - width + 1,),
+            "strides": (1,),
+            "typestr": f"|V{width}",
+        }
+
+
+@cache
+def _window(width: int) -> NDArray[Any]:
+    """All memory as rows of so many bytes, one at every address."""
+    return np.asarray(_Span(width))
+
+
+@cache
+def _view() -> memoryview:
+    return memoryview(_window(1).view(np.uint8))
+
+
+def fetch(addresses: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
+    """The bytes at each address, a row each, copied."""
+    count = len(addresses)
+    if not width or not count:
+        return np.empty((count, width), np.uint8)
+    if width <= _WIDEST:
+        found: NDArray[np.uint8] = _window(width)[addresses - _LOWEST].view(np.uint8).reshape(count, width)
+        return found
+    rows = np.empty((count, width), np.uint8)
+    start = rows.ctypes.data
+    for target, source in zip(range(start, start + rows.nbytes, width), addresses.tolist(), strict=True):
+        ctypes.memmove(target, source, width)
+    return rows
+
+
+def fetch_texts(addresses: NDArray[np.int64], sizes: NDArray[np.int64], room: NDArray[np.int64]) -> bytes:
+    """The bytes of runs of any size, one behind the other; `room` is how many may be read at each address.
+
+    Short runs of about one size are taken all at once, with what is behind them, which is then left out.
+    """
+    if not len(sizes):
+        return b""
+    longest, total = int(sizes.max()), int(sizes.sum())
+    if longest * len(sizes) <= 4 * total + 4096 and longest <= _WIDEST and (room >= longest).all():
+        rows = fetch(addresses, longest)
+        if total < rows.size:
+            rows = rows[np.arange(longest) < sizes[:, None]]
+        return rows.tobytes()
+    starts, ends = (addresses - _LOWEST).tolist(), (addresses - _LOWEST + sizes).tolist()
+    view = _view()
+    return b"".join([view[start:end] for start, end in zip(starts, ends, strict=True)])
+
+
+# --- files
+
+
+def map_file(file: BinaryIO) -> pa.Buffer:
+    """The bytes of an open file, mapped; it can be closed, so that any number of files can be mapped."""
+    size = os.fstat(file.fileno()).st_size
+    if not size:
+        return pa.py_buffer(b"")
+    address = _libc().mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+    if address in (None, ctypes.c_void_p(-1).value):
+        code = ctypes.get_errno()
+        raise OSError(code, f"{os.strerror(code)}, while it was mapped", file.name)
+    return pa.foreign_buffer(address, size, _Mapping(address, size))
+
+
+class _Mapping:
+    """Unmaps its memory when nobody needs it any more."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self._address, self._size, self._unmap = address, size, _libc().munmap
+
+    def __del__(self) -> None:
+        self._unmap(self._address, self._size)
+
+
+@cache
+def _libc() -> Any:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_size_t)
+    library.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    return library

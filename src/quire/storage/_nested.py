@@ -1,0 +1,194 @@
+"""Forms of documents inside documents, and of lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from quire.columns import (
+    Column,
+    Columns,
+    DocumentColumn,
+    DocumentsColumn,
+    ObjectColumn,
+    StackOptions,
+    stack,
+    validity_of,
+)
+from quire.errors import DecodeError
+from quire.schema import Field, FieldKind, Schema
+from quire.storage._form import Form, NumberForm, address_of, bitmap
+from quire.storage._objects import BytesForm, TextForm
+from quire.storage._rows import Rows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class DocumentForm(Form):
+    """A nested document: a struct of its fields."""
+
+    __slots__ = ("forms", "schema")
+    own_parts = 1
+
+    def __init__(self, field: Field, path: str, schema: Schema, forms: Sequence[Form]) -> None:
+        self.schema, self.forms = schema, forms
+        super().__init__(field, path, pa.struct([_inside(form) for form in forms]))
+
+    @property
+    def children(self) -> Sequence[Form]:
+        return self.forms
+
+    def child_arrays(self, array: pa.Array) -> list[pa.Array]:
+        return [array.field(form.field.name) for form in self.forms]
+
+    def locate_own(self, array: pa.Array) -> list[int]:
+        return []
+
+    def encode(self, column: Column) -> pa.Array:
+        columns = column.columns if isinstance(column, DocumentColumn) else self._stacked(column.values())
+        return self.encode_columns(columns)
+
+    def encode_columns(self, columns: Columns) -> pa.Array:
+        """The array of all rows of the columns."""
+        refuse_remainders(columns, self.path)
+        if not self.forms:
+            return pa.array([{}] * len(columns), self.type)
+        arrays = [form.encode(columns.columns[form.field.name]) for form in self.forms]
+        return pa.Array.from_buffers(self.type, len(columns), [bitmap(columns.validity)], children=arrays)
+
+    def _stacked(self, documents: list[Any]) -> Columns:
+        return stack(self.schema, documents, StackOptions(shapes="ragged"), self.path)
+
+    def gather(self, rows: Rows) -> DocumentColumn:
+        return DocumentColumn(self.field, self.gather_columns(rows))
+
+    def gather_columns(self, rows: Rows) -> Columns:
+        """The columns of the documents of rows."""
+        made = {form.field.name: form.gather(rows) for form in self.forms}
+        return Columns(self.schema, made, len(rows), rows.validity(self.first))
+
+
+def _inside(form: Form) -> pa.Field:
+    """A field of a nested document; where there is none, its fields have no values."""
+    return form.arrow_field().with_nullable(True)  # noqa: FBT003 - pyarrow's signature
+
+
+def refuse_remainders(columns: Columns, path: str) -> None:
+    """Rows that hold more than the schema would lose it."""
+    for row, more in enumerate(columns.remainders or ()):
+        if more is None:
+            continue
+        if more.document_type is not columns.schema.document_type:
+            raise DecodeError(
+                f"{path}, row {row}: the shards hold documents of {columns.schema.name}, got the subclass "
+                f"{more.document_type.__name__}, whose other fields would be lost. Write it as a dataset of its own."
+            )
+        if more.extra or more.fields:
+            names = ", ".join([*(more.extra or ()), *more.fields])
+            raise DecodeError(f"{path}, row {row}: {columns.schema.name} has no fields for {names}; declare them.")
+
+
+class _Lists(Form):
+    """Rows of any number of items: offsets, and the items of all rows one behind the other."""
+
+    __slots__ = ("item",)
+    own_parts = 3  # validity, offsets, how many items there are
+
+    def __init__(self, field: Field, path: str, item: Form, item_field: pa.Field) -> None:
+        self.item = item
+        super().__init__(field, path, pa.list_(item_field))
+
+    @property
+    def children(self) -> tuple[Form, ...]:
+        return (self.item,)
+
+    def child_arrays(self, array: pa.Array) -> list[pa.Array]:
+        return [array.values]
+
+    def locate_own(self, array: pa.Array) -> list[int]:
+        return [address_of(array.buffers()[1]) + array.offset * 4, len(array.values)]
+
+    def array(self, items: pa.Array, offsets: NDArray[np.int64], validity: Any) -> pa.Array:
+        """The array of lists."""
+        if offsets[-1] >= 1 << 31:
+            raise self.fail("one record batch would hold 2,147,483,648 items or more; write fewer rows at a time.")
+        buffers = [bitmap(validity), pa.py_buffer(offsets.astype(np.int32))]
+        return pa.Array.from_buffers(self.type, len(offsets) - 1, buffers, children=[items])
+
+    def inside(self, rows: Rows) -> tuple[Rows, NDArray[np.int64]]:
+        """The items of the rows, and where those of each begin and end."""
+        try:
+            starts, sizes = rows.content(self.first + 1)
+        except DecodeError as error:
+            raise DecodeError(f"{self.path}: {error}") from error
+        return rows.spread(starts, sizes), np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+
+
+class DocumentsForm(_Lists):
+    """Arrays of documents: a list of structs."""
+
+    __slots__ = ()
+    item: DocumentForm
+
+    def __init__(self, field: Field, path: str, item: DocumentForm) -> None:
+        super().__init__(field, path, item, pa.field("item", item.type, nullable=False))
+
+    def encode(self, column: Column) -> pa.Array:
+        if isinstance(column, DocumentsColumn):
+            items = self.item.encode_columns(column.flat)
+            return self.array(items, column.offsets - column.offsets[0], column.validity)
+        arrays = [() if array is None else array for array in column.values()]
+        offsets = _offsets(arrays)
+        documents = ObjectColumn(self.item.field, list(chain.from_iterable(arrays)))
+        return self.array(self.item.encode(documents), offsets, validity_of(column.values()))
+
+    def gather(self, rows: Rows) -> DocumentsColumn:
+        inner, offsets = self.inside(rows)
+        return DocumentsColumn(self.field, self.item.gather_columns(inner), offsets, rows.validity(self.first))
+
+
+_ITEMS = {FieldKind.SCALAR: NumberForm, FieldKind.TEXT: TextForm, FieldKind.BYTES: BytesForm}
+
+
+class ListForm(_Lists):
+    """Lists of numbers, texts or blobs."""
+
+    __slots__ = ()
+
+    def __init__(self, field: Field, path: str) -> None:
+        item = field.items[0]
+        form = _ITEMS[item.kind](item, f"{path}[]")
+        super().__init__(field, path, form, pa.field("item", form.type, nullable=item.nullable))
+
+    def encode(self, column: Column) -> pa.Array:
+        values = column.values()
+        lists = [() if value is None else value for value in values]
+        items = self.item.encode(ObjectColumn(self.item.field, list(chain.from_iterable(lists))))
+        return self.array(items, _offsets(lists), validity_of(values))
+
+    def gather(self, rows: Rows) -> ObjectColumn:
+        inner, offsets = self.inside(rows)
+        items, there = self.item.gather(inner).values(), rows.validity(self.first)
+        lists: list[Any] = [items[a:b] for a, b in pairwise(offsets.tolist())]
+        if there is not None:
+            lists = [found if valid else None for found, valid in zip(lists, there.tolist(), strict=True)]
+        return ObjectColumn(self.field, lists)
+
+
+def _offsets(lists: Sequence[Any]) -> NDArray[np.int64]:
+    sizes = np.fromiter(map(len, lists), np.int64, len(lists))
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+
+
+def has_list_form(field: Field) -> bool:
+    """Whether a field is a list whose items have columns of their own."""
+    if field.kind is not FieldKind.LIST or field.type is not list or len(field.items) != 1:
+        return False
+    item = field.items[0]
+    plain = {FieldKind.SCALAR: (int, float, bool), FieldKind.TEXT: (str,), FieldKind.BYTES: (bytes,)}
+    return item.type in plain.get(item.kind, ())

@@ -1,0 +1,175 @@
+"""Forms of objects that are written as text or as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timezone
+from decimal import Decimal
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pyarrow as pa
+
+from quire import codec
+from quire.columns import Column, ObjectColumn, PackedColumn, Validity, validity_of
+from quire.errors import CodecError, DecodeError
+from quire.schema import Field, FieldKind
+from quire.storage._form import BinaryForm, Form, address_of, bitmap
+from quire.storage._rows import Rows
+
+EXTENSION = "ARROW:extension:name"
+
+
+class TextForm(BinaryForm):
+    """Texts; subclasses of `str` are made again when they are read."""
+
+    __slots__ = ()
+
+    def __init__(self, field: Field, path: str) -> None:
+        super().__init__(field, path, pa.string())
+
+    def read(self, column: PackedColumn) -> Column:
+        if self.field.type is str or not isinstance(self.field.type, type):
+            return column
+        return ObjectColumn(self.field, [None if text is None else self.field.type(text) for text in column.values()])
+
+
+class BytesForm(BinaryForm):
+    """Blobs."""
+
+    __slots__ = ()
+
+    def __init__(self, field: Field, path: str) -> None:
+        super().__init__(field, path, pa.binary())
+
+
+class NamedForm(BinaryForm):
+    """Members of enums by their name, paths and decimals by their text."""
+
+    __slots__ = ("_read", "_write")
+
+    def __init__(self, field: Field, path: str) -> None:
+        super().__init__(field, path, pa.string())
+        self._write, self._read = _as_text(field)
+
+    def written(self, values: list[Any], validity: Validity) -> list[Any]:
+        return ["" if value is None else self._write(value) for value in values]
+
+    def read(self, column: PackedColumn) -> Column:
+        try:
+            return ObjectColumn(self.field, [None if t is None else self._read(t) for t in column.values()])
+        except (KeyError, ValueError, ArithmeticError) as error:
+            raise DecodeError(f"{self.path}: a text in the data is no {self.field}: {error}.") from error
+
+
+def _as_text(field: Field) -> tuple[Callable[[Any], str], Callable[[str], Any]]:
+    if field.kind is FieldKind.ENUM:
+        return lambda member: member.name, field.type.__getitem__
+    return str, Decimal if field.kind is FieldKind.DECIMAL else field.type
+
+
+class ValueForm(BinaryForm):
+    """Whatever has no columns of its own, each value a message of quire's wire format."""
+
+    __slots__ = ()
+
+    def __init__(self, field: Field, path: str) -> None:
+        super().__init__(field, path, pa.binary())
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        return {EXTENSION: "quire.value"}
+
+    def written(self, values: list[Any], validity: Validity) -> list[bytes]:
+        try:
+            return [b"" if value is None else codec.value_message(value) for value in values]
+        except CodecError as error:
+            raise self.fail(error) from error
+
+    def read(self, column: PackedColumn) -> Column:
+        options = codec.ReadOptions(types=_enums_of(self.field))
+        try:
+            values = [
+                None if data is None else codec.value_from_message(data, self.field, options)
+                for data in self._blobs(column)
+            ]
+        except CodecError as error:
+            raise DecodeError(f"{self.path}: {error}") from error
+        return ObjectColumn(self.field, values)
+
+    def _blobs(self, column: PackedColumn) -> list[Any]:
+        view = memoryview(column.data)
+        spans = zip(column.starts.tolist(), column.ends.tolist(), strict=True)
+        return column.masked([view[start:end] for start, end in spans])
+
+
+def _enums_of(field: Field) -> list[type[Any]]:
+    """The enums that a field may hold."""
+    own = [field.type] if field.kind is FieldKind.ENUM else []
+    return own + [enum for item in field.items for enum in _enums_of(item)]
+
+
+class DatetimeForm(Form):
+    """Moments as the clock on the wall showed them, and the zone of that clock; naive ones have none."""
+
+    __slots__ = ("_zone",)
+    own_parts = 2
+
+    def __init__(self, field: Field, path: str) -> None:
+        fields = [pa.field("at", pa.timestamp("us"), nullable=False), pa.field("zone", pa.string())]
+        super().__init__(field, path, pa.struct(fields))
+        self._zone = TextForm(Field("zone", FieldKind.TEXT, str, nullable=True), f"{path}.zone")
+
+    @property
+    def children(self) -> tuple[Form, ...]:
+        return (self._zone,)
+
+    def child_arrays(self, array: pa.Array) -> list[pa.Array]:
+        return [array.field(1)]
+
+    def locate_own(self, array: pa.Array) -> list[int]:
+        at = array.field(0)
+        return [address_of(at.buffers()[1]) + at.offset * 8]
+
+    def encode(self, column: Column) -> pa.Array:
+        values = column.values()
+        validity = validity_of(values)
+        wall = [_START if value is None else value.replace(tzinfo=None, fold=0) for value in values]
+        at = np.array(wall, "datetime64[us]").astype(np.int64)
+        zone = self._zone.encode(ObjectColumn(self._zone.field, [_zone_name(value, self.path) for value in values]))
+        moments = pa.Array.from_buffers(pa.timestamp("us"), len(at), [None, pa.py_buffer(at)])
+        return pa.Array.from_buffers(self.type, len(at), [bitmap(validity)], children=[moments, zone])
+
+    def gather(self, rows: Rows) -> Column:
+        micros = rows.fixed(self.first + 1, 8).view("datetime64[us]")[:, 0].tolist()
+        zones = self._zone.gather(rows).values()
+        there = rows.validity(self.first)
+        valid = [True] * len(rows) if there is None else there.tolist()
+        moments = zip(micros, zones, valid, strict=True)
+        return ObjectColumn(self.field, [_in_zone(at, zone) if ok else None for at, zone, ok in moments])
+
+
+_START = datetime(1970, 1, 1)  # noqa: DTZ001 - the wall's, as all others here
+
+
+def _zone_name(value: datetime | None, path: str) -> str | None:
+    if value is None or value.tzinfo is None:
+        return None
+    offset = value.utcoffset()
+    if offset is None:
+        raise DecodeError(f"{path}: the zone of {value!r} knows no offset.")
+    if isinstance(value.tzinfo, ZoneInfo):
+        return f"{value.tzinfo.key}#{value.fold}"
+    return "UTC" if value.tzinfo is timezone.utc else value.isoformat()[len(value.replace(tzinfo=None).isoformat()) :]
+
+
+def _in_zone(at: datetime, zone: str | None) -> datetime:
+    if zone is None:
+        return at
+    if zone == "UTC":
+        return at.replace(tzinfo=timezone.utc)
+    name, sharp, fold = zone.partition("#")
+    if sharp:
+        return at.replace(tzinfo=ZoneInfo(name), fold=int(fold))
+    return datetime.fromisoformat(at.isoformat() + zone)

@@ -1,0 +1,111 @@
+"""Where rows lie in memory: the parts of Arrow data by their addresses, a column of a table for each record batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quire.columns import Validity
+from quire.errors import DecodeError
+from quire.storage._memory import fetch, fetch_texts
+from quire.tensors import Framework
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Addresses:
+    """A row for each part of a record batch (a buffer's address, or its size), a column for each record batch."""
+
+    __slots__ = ("_keep", "_table", "count")
+
+    def __init__(self, parts: int) -> None:
+        self._table = np.zeros((parts, 16), np.int64)
+        self._keep: list[Any] = []
+        self.count = 0
+
+    def add(self, parts: list[int], owner: Any) -> None:
+        """Another record batch; its owner keeps the memory there."""
+        if self.count == self._table.shape[1]:
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
+        self._table[:, self.count] = parts
+        self._keep.append(owner)
+        self.count += 1
+
+    def row(self, part: int) -> NDArray[np.int64]:
+        """One part of every record batch."""
+        found: NDArray[np.int64] = self._table[part, : self.count]
+        return found
+
+
+class Rows:
+    """Rows of a table: the record batch of each, its place there, and the framework of the tensors to make of them.
+
+    Without a framework, tensors are of that which their field is typed with.
+    """
+
+    __slots__ = ("addresses", "batches", "framework", "places")
+
+    def __init__(
+        self,
+        addresses: Addresses,
+        batches: NDArray[np.int64],
+        places: NDArray[np.int64],
+        framework: Framework | None = None,
+    ) -> None:
+        self.addresses, self.batches, self.places, self.framework = addresses, batches, places, framework
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def part(self, part: int) -> NDArray[np.int64]:
+        """One part of the record batch of each row."""
+        row = self.addresses.row(part)
+        return np.full(len(self), row[0]) if len(row) == 1 else row[self.batches]
+
+    def fixed(self, part: int, width: int) -> NDArray[np.uint8]:
+        """The bytes of rows that have so many each, a row each."""
+        return fetch(self.part(part) + self.places * width, width)
+
+    def bits(self, part: int) -> NDArray[np.bool_]:
+        """A bit of each row; the part is the address of the first one, counted in bits."""
+        at = self.part(part) + self.places
+        shifted = fetch(at >> 3, 1)[:, 0] >> (at & 7).astype(np.uint8)
+        return (shifted & 1).astype(np.bool_)
+
+    def validity(self, part: int) -> Validity:
+        """Which rows have a value; None where all have. A record batch without nulls has no such bits."""
+        if not self.addresses.row(part).any():
+            return None
+        there = np.ones(len(self), np.bool_)
+        marked = np.flatnonzero(self.part(part))
+        if len(marked):
+            some = Rows(self.addresses, self.batches[marked], self.places[marked])
+            there[marked] = some.bits(part)
+        return None if there.all() else there
+
+    def content(self, part: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the content of each row begins, and its size; behind the part of the offsets is that of their limit."""
+        pairs = fetch(self.part(part) + self.places * 4, 8).view(np.int32).astype(np.int64)
+        starts, ends = pairs[:, 0], pairs[:, 1]
+        if len(pairs) and ((starts < 0) | (ends < starts) | (ends > self.part(part + 1))).any():
+            raise DecodeError("a row's content lies outside of its record batch.")
+        return starts, ends - starts
+
+    def texts(self, part: int) -> tuple[bytes, NDArray[np.int64]]:
+        """The bytes of all rows one behind the other, and where each begins and ends.
+
+        The part is that of the offsets; behind it are how many bytes there are, and the address of the first.
+        """
+        starts, sizes = self.content(part)
+        room = self.part(part + 1) - starts
+        offsets = np.zeros(len(self) + 1, np.int64)
+        np.cumsum(sizes, out=offsets[1:])
+        return fetch_texts(self.part(part + 2) + starts, sizes, room), offsets
+
+    def spread(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> Rows:
+        """The elements of lists: row i has so many of them from its start on."""
+        before = np.cumsum(sizes) - sizes
+        places = np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()), dtype=np.int64)
+        return Rows(self.addresses, np.repeat(self.batches, sizes), places, self.framework)
