@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from enum import Flag
+from functools import cached_property
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -46,11 +47,12 @@ class Layout:
         for form in self.forms:
             self.parts = form.place(self.parts)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """What tells layouts apart: the names and types of all fields."""
         return hashlib.blake2b(_described(self.fields).encode(), digest_size=8).hexdigest()
 
+    @cached_property
     def arrow_schema(self) -> pa.Schema:
         """The Arrow schema of shards, with what is told of the class."""
         metadata = {

@@ -80,7 +80,7 @@ class ShardReader:
 
     def _transcode(self, shard: Shard, target: Path) -> None:
         """Write a shard anew as Arrow, in the layout of the class."""
-        schema = self.layout.arrow_schema()
+        schema = self.layout.arrow_schema
         with pa.OSFile(str(target), "wb") as file, pa.ipc.new_file(file, schema) as writer:
             for batch in self.read(shard):
                 writer.write_batch(batch.replace_schema_metadata(schema.metadata))

@@ -72,7 +72,7 @@ class ShardFile:
         self._target: AbstractContextManager[IO[bytes]] = folder.open_for_write(name)
         self._file = _Summing(self._target.__enter__())
         self.name, self._layout, self.groups = name, layout, list[int]()
-        schema = layout.arrow_schema()
+        schema = layout.arrow_schema
         if name.endswith(".parquet"):
             self._writer: Any = pq.ParquetWriter(self._file, schema, **parquet_options(layout, options))
         else:
@@ -85,7 +85,7 @@ class ShardFile:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """A row group, or a record batch."""
-        batch = batch.replace_schema_metadata(self._layout.arrow_schema().metadata)
+        batch = batch.replace_schema_metadata(self._layout.arrow_schema.metadata)
         self._writer.write_batch(batch)
         self.groups.append(len(batch))
 
