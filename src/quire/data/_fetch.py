@@ -12,7 +12,7 @@ from quire.columns import Columns
 from quire.data._collate import validated_as
 from quire.data._plan import Preprocessing, plan_steps
 from quire.data._steps import Run, in_shape, run_steps
-from quire.data._store import converted
+from quire.data._store import converted, in_worker
 from quire.data._stream_options import StreamOptions
 from quire.errors import ShardError
 from quire.storage import StoredDataset, has_mixed_tensors
@@ -57,7 +57,7 @@ class Fetch:
             if self._bad:
                 rows, real = self._without_bad(rows, real)
             try:
-                return self._stored.gather(rows, self._target), rows, real
+                return self._stored.gather(rows, self._target, shared=in_worker()), rows, real
             except ShardError as error:
                 if self._on_error == "raise":
                     raise

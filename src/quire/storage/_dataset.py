@@ -107,15 +107,16 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         document_type = self.schema.document_type
         return DocumentBatch[document_type]._wrap(self.gather(rows))  # type: ignore[valid-type]
 
-    def gather(self, rows: NDArray[np.int64], framework: Framework | None = None) -> Columns:
-        """The columns of rows by position, copied; with the tensors of a framework, or of those that fields name."""
-        return self.gather_stored(rows if self.rows is None else self.rows[rows], framework)
+    def gather(
+        self, rows: NDArray[np.int64], framework: Framework | None = None, *, shared: bool = False
+    ) -> Columns:
+        """The columns of rows by position, copied; with the tensors of a framework, or of those that fields name.
 
-    def gather_stored(self, rows: NDArray[np.int64], framework: Framework | None = None) -> Columns:
-        """The columns of rows by their number in the shards."""
+        `shared` puts large tensors into memory that other processes can map, where the framework has such.
+        """
         with self._lock:
-            found = self._located(rows)
-        found.framework = framework
+            found = self._located(rows if self.rows is None else self.rows[rows])
+        found.framework, found.shared = framework, shared
         return self.layout.gather(found)
 
     def _located(self, rows: NDArray[np.int64]) -> Rows:
@@ -194,7 +195,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
 
     def _read_parts(self) -> Iterator[Columns]:
         if self.rows is not None:
-            yield self.gather_stored(self.rows)
+            yield self.gather(np.arange(len(self.rows)))
             return
         for shard in self.shards:
             for batch in self.reader.read(shard):

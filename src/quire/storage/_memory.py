@@ -57,10 +57,15 @@ def fetch(addresses: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
         found: NDArray[np.uint8] = _window(width)[addresses - _LOWEST].view(np.uint8).reshape(count, width)
         return found
     rows = np.empty((count, width), np.uint8)
-    start = rows.ctypes.data
-    for target, source in zip(range(start, start + rows.nbytes, width), addresses.tolist(), strict=True):
-        ctypes.memmove(target, source, width)
+    fetch_into(rows, addresses, width)
     return rows
+
+
+def fetch_into(target: NDArray[np.uint8], addresses: NDArray[np.int64], width: int) -> None:
+    """Copy the bytes at each address, one row behind the other."""
+    start = target.ctypes.data
+    for place, source in zip(range(start, start + target.nbytes, width), addresses.tolist(), strict=True):
+        ctypes.memmove(place, source, width)
 
 
 def fetch_texts(addresses: NDArray[np.int64], sizes: NDArray[np.int64], room: NDArray[np.int64]) -> bytes:

@@ -42,10 +42,11 @@ class Addresses:
 class Rows:
     """Rows of a table: the record batch of each, its place there, and the framework of the tensors to make of them.
 
-    Without a framework, tensors are of that which their field is typed with.
+    Without a framework, tensors are of that which their field is typed with. `shared` ones lie in memory that other
+    processes can map.
     """
 
-    __slots__ = ("addresses", "batches", "framework", "places")
+    __slots__ = ("addresses", "batches", "framework", "places", "shared")
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class Rows:
         framework: Framework | None = None,
     ) -> None:
         self.addresses, self.batches, self.places, self.framework = addresses, batches, places, framework
+        self.shared = False
 
     def __len__(self) -> int:
         return len(self.places)

@@ -15,6 +15,7 @@ from quire.columns import Column, ObjectColumn, RaggedColumn, TensorColumn, Vali
 from quire.errors import CodecError, DecodeError, TensorError
 from quire.schema import Field, FieldKind
 from quire.storage._form import Form, address_of, bitmap
+from quire.storage._memory import fetch_into
 from quire.storage._nested import ListForm
 from quire.storage._objects import EXTENSION, BytesForm, TextForm, ValueForm
 from quire.storage._rows import Rows
@@ -23,6 +24,7 @@ from quire.tensors import Framework, common_dtype, format_shape, framework_of, g
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_LARGE = 2048
 _DETAILS = "ARROW:extension:metadata"
 
 
@@ -83,10 +85,19 @@ class TensorForm(Form):
         return [address_of(array.buffers()[1]) + array.offset * self.width]
 
     def gather(self, rows: Rows) -> Column:
+        framework = rows.framework or _declared(self.field) or get_framework("numpy")
+        made = framework.empty_shared((len(rows), *self.shape), self.dtype) if self._goes_shared(rows) else None
+        if made is not None:
+            tensor, target = made
+            fetch_into(target, rows.part(self.first + 1) + rows.places * self.width, self.width)
+            return TensorColumn(self.field, tensor, framework, rows.validity(self.first))
         data = rows.fixed(self.first + 1, self.width)
         array = data.view(self.dtype).reshape(len(rows), *self.shape) if self.width else self._empty(len(rows))
-        framework = rows.framework or _declared(self.field) or get_framework("numpy")
         return TensorColumn(self.field, framework.from_numpy(array), framework, rows.validity(self.first))
+
+    def _goes_shared(self, rows: Rows) -> bool:
+        """Whether rows are copied one by one into memory for another process: large ones, which it costs little."""
+        return rows.shared and self.width >= _LARGE and len(rows) > 0
 
     def _empty(self, count: int) -> NDArray[Any]:
         return np.zeros((count, *self.shape), self.dtype)
