@@ -1,7 +1,8 @@
 """A local folder of files that are made once and kept while there is room, for many processes and threads.
 
-A file has the name of its key. Who makes it holds a lock on `<key>.lock`; the system lets go of it when the process
-ends, whichever way. The one lock on `room.lock` is held, for a moment, by who counts the files and removes some.
+A file has the name of its key. Who makes it, in the folder `<key>.part`, holds a lock on `<key>.lock`; the system lets
+go of it when the process ends, whichever way. The one lock on `room.lock` is held, for a moment, by who counts the
+files and removes some.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Make = Callable[[Path], None]
 """Writes the file for a key to the path that it is given."""
 
 _KEY = re.compile(r"[0-9a-f]{8,128}")
-_NAME = re.compile(rf"\.?({_KEY.pattern})(\.part.*|\.lock)?")
+_LEFT = re.compile(rf"({_KEY.pattern})\.(part|lock)")
 _MOST = 100 * 10**9
 
 
@@ -53,7 +54,6 @@ class _Held(NamedTuple):
     used: int
     key: str
     size: int
-    path: Path
 
 
 @dataclass(frozen=True, init=False)
@@ -121,13 +121,14 @@ class ShardCache:
         path = self._path(key)
         if _touch(path):
             return
-        self._drop_parts(key)
-        part = self.folder / f"{key}.part"
+        self._drop(key)
+        part = self._workshop(key) / key
+        part.parent.mkdir()
         try:
             make(part)
             self._admit(part, path, self._finish(part))
         finally:
-            self._drop_parts(key)
+            self._drop(key)
 
     def _finish(self, part: Path) -> int:
         """Bring what was made to the disk, so that a loss of power leaves no file with holes; its size."""
@@ -148,11 +149,9 @@ class ShardCache:
                 "Pass a larger max_bytes, or write smaller shards."
             )
 
-    def _drop_parts(self, key: str) -> None:
-        """Remove what a maker left that was killed, or that failed."""
-        for pattern in (f"{key}.part*", f".{key}.part*"):
-            for part in self.folder.glob(pattern):
-                part.unlink(missing_ok=True)
+    def _drop(self, key: str) -> None:
+        """Remove what is left of making a file, by us or by who was killed."""
+        shutil.rmtree(self._workshop(key), ignore_errors=True)
 
     # --- room
 
@@ -188,31 +187,21 @@ class ShardCache:
         """Remove a file unless someone is about to open it."""
         with locked(self._lock_path(held.key), wait=False) as mine:
             if mine:
-                held.path.unlink(missing_ok=True)
+                self._path(held.key).unlink(missing_ok=True)
             return mine
 
     def _sweep(self) -> None:
         """Remove what killed makers left."""
-        keys = {match[1] for entry in self._names() if (match := _NAME.fullmatch(entry)) and match[2]}
-        for key in keys:
+        matches = (_LEFT.fullmatch(name) for name in os.listdir(self.folder))  # noqa: PTH208 - names are enough
+        for key in {match[1] for match in matches if match}:
             with locked(self._lock_path(key), wait=False) as mine:
                 if mine:
-                    self._drop_parts(key)
+                    self._drop(key)
 
-    def _files(self) -> Iterator[_Held]:
-        for name in self._names():
-            if not _KEY.fullmatch(name):
-                continue
-            path = self.folder / name
-            try:
-                status = path.stat()
-            except FileNotFoundError:
-                continue  # removed since
-            yield _Held(status.st_mtime_ns, name, status.st_size, path)
-
-    def _names(self) -> list[str]:
+    def _files(self) -> list[_Held]:
         try:
-            return os.listdir(self.folder)  # noqa: PTH208 - names are enough
+            with os.scandir(self.folder) as entries:
+                return [held for entry in entries if _KEY.fullmatch(entry.name) and (held := _held(entry))]
         except FileNotFoundError:
             return []
 
@@ -225,6 +214,10 @@ class ShardCache:
 
     def _lock_path(self, key: str) -> Path:
         return self.folder / f"{key}.lock"
+
+    def _workshop(self, key: str) -> Path:
+        """The folder where a file is made, with whatever else its maker needs."""
+        return self.folder / f"{key}.part"
 
     @contextmanager
     def _lock(self, key: str) -> Iterator[None]:
@@ -250,6 +243,14 @@ class ShardCache:
         """Half of the free disk, where what the cache holds counts as free, so that it does not shrink as it fills."""
         free = shutil.disk_usage(self.folder).free + self.total_bytes()
         return max(1, min(free // 2, _MOST))
+
+
+def _held(entry: os.DirEntry[str]) -> _Held | None:
+    try:
+        status = entry.stat()
+    except FileNotFoundError:
+        return None  # removed since
+    return _Held(status.st_mtime_ns, entry.name, status.st_size)
 
 
 def _touch(path: Path) -> bool:
