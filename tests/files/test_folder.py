@@ -16,9 +16,9 @@ from quire.files import Entry, open_folder
 APPEND = """
 import sys
 from quire.files import open_folder
-folder, worker = open_folder(sys.argv[1]), sys.argv[2]
+folder, worker, long = open_folder(sys.argv[1]), sys.argv[2], "x" * 5000
 for number in range(200):
-    folder.append_line("log.jsonl", f'["{worker}", {number}, "{"x" * 200}"]')
+    folder.append_line("log.jsonl", f'["{worker}", {number}, "{long}"]')
 """
 DIE_WRITING = """
 import os, signal, sys

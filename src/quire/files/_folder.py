@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from quire.errors import OptionError, StorageError, StorageNotFoundError
 from quire.files._limits import shown
 from quire.files._open import _sync_folder, open_target
+
+if sys.platform != "win32":
+    import fcntl
 
 
 class Entry(NamedTuple):
@@ -167,7 +171,7 @@ class LocalFolder(Folder):
         path, content = self._parent_made(name), line_bytes(line)
         with self._told(name):
             handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
-            with os.fdopen(handle, "r+b", buffering=0) as file:
+            with os.fdopen(handle, "r+b", buffering=0) as file, _alone(handle):
                 end = file.seek(0, os.SEEK_END)
                 if end and _byte_at(file, end - 1) != b"\n":
                     content = b"\n" + content  # someone was killed while writing: their half line stays alone
@@ -231,6 +235,21 @@ def line_bytes(line: str) -> bytes:
     if "\n" in line:
         raise OptionError(f"a line has no line break in it, got {line[:80]!r}.")
     return line.encode() + b"\n"
+
+
+@contextmanager
+def _alone(handle: int) -> Iterator[None]:
+    """Let no other process write in between, where the system has such locks: half of a line may be seen."""
+    if sys.platform == "win32":
+        yield
+        return
+    with suppress(OSError):  # some network disks have none
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)
 
 
 def _byte_at(file: IO[bytes], position: int) -> bytes:
