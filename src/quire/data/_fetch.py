@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ from quire.tensors import get_framework
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    Part = tuple[NDArray[np.int64], NDArray[np.bool_] | None]
+
 
 class Fetch:
     """Gathers rows, preprocesses them, and makes a batch of them."""
@@ -37,11 +40,15 @@ class Fetch:
         self._bad: set[int] = set()
         self.errors: list[str] = []
 
-    def batch(self, rows: NDArray[np.int64], real: NDArray[np.bool_] | None) -> DocumentBatch[Any]:
-        """The batch of rows; those that are not real, but fill it up, are told by its mask."""
-        columns, rows, real = self._gathered(rows, real)
-        if self._target is None or self._has_mixed:
-            columns = converted(columns, self._framework)
+    def batches(self, parts: list[Part]) -> Iterator[DocumentBatch[Any]]:
+        """A batch of the rows of each part; those that are not real, but fill it up, are told by its mask."""
+        gathered, parts = self._gathered(parts)
+        for columns, (rows, real) in zip(gathered, parts, strict=True):
+            if self._target is None or self._has_mixed:
+                columns = converted(columns, self._framework)  # noqa: PLW2901 - the same columns
+            yield self._finished(columns, rows, real)
+
+    def _finished(self, columns: Columns, rows: NDArray[np.int64], real: Any) -> DocumentBatch[Any]:
         run = Run(rows, columns.columns.get("id"), self._shapes, self._framework, columns.schema.name)
         columns = in_shape(run_steps(columns, self._steps, run), run)
         if self._output is not None:
@@ -52,16 +59,17 @@ class Fetch:
         document_type = columns.schema.document_type
         return DocumentBatch[document_type]._wrap(columns)  # type: ignore[valid-type]
 
-    def _gathered(self, rows: NDArray[np.int64], real: Any) -> tuple[Columns, NDArray[np.int64], Any]:
+    def _gathered(self, parts: list[Part]) -> tuple[Iterator[Columns], list[Part]]:
         while True:
             if self._bad:
-                rows, real = self._without_bad(rows, real)
+                parts = [self._without_bad(rows, real) for rows, real in parts]
+            wanted = [rows for rows, _ in parts]
             try:
-                return self._stored.gather(rows, self._target, shared=in_worker()), rows, real
+                return self._stored.gather_parts(wanted, self._target, shared=in_worker()), parts
             except ShardError as error:
                 if self._on_error == "raise":
                     raise
-                self._find_bad(rows, error)
+                self._find_bad(np.concatenate(wanted), error)
 
     def _find_bad(self, rows: NDArray[np.int64], error: ShardError) -> None:
         """Note which shards of the rows cannot be read."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from quire.array import DocumentBatch
 from quire.columns import Columns, DocumentColumn, DocumentsColumn, PackedColumn, RaggedColumn, TensorColumn
+from quire.data._group import Group
 from quire.document import BaseDocument
 from quire.errors import OptionError
 
@@ -32,20 +33,21 @@ class Loader(Generic[DocT]):
 
     def __iter__(self) -> Iterator[DocumentBatch[DocT]]:
         dataset, room = self.dataset, self.dataset.options.memory_bytes
-        steps = dataset.steps(0, 0, secrets.randbits(63) | 1)
-        waiting: deque[Future[DocumentBatch[DocT]]] = deque()
+        groups = dataset.groups(0, 0, secrets.randbits(63) | 1)
+        waiting: deque[Future[list[DocumentBatch[DocT]]]] = deque()
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="quire-loader")
         ahead, more = 1, True
         try:
             while more or waiting:
                 while more and len(waiting) < ahead:
-                    step = next(steps, None)
-                    more = step is not None
-                    if step is not None:
-                        waiting.append(pool.submit(dataset.fetch, *step))
-                if waiting:
-                    batch = waiting.popleft().result()
-                    ahead = max(1, min(self.prefetch, room // max(batch_bytes(batch._columns), 1)))
+                    group = next(groups, None)
+                    more = group is not None
+                    if group is not None:
+                        waiting.append(pool.submit(_fetched, dataset, group))
+                batches = waiting.popleft().result() if waiting else []
+                size = max(1, sum(batch_bytes(batch._columns) for batch in batches))
+                ahead = max(1, min(-(-self.prefetch // max(1, len(batches))), room // size))
+                for batch in batches:
                     dataset._state = batch._state
                     yield batch
         finally:
@@ -58,6 +60,10 @@ class Loader(Generic[DocT]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
         self.dataset.load_state_dict(state)
+
+
+def _fetched(dataset: StreamingDataset[DocT], group: Group) -> list[DocumentBatch[DocT]]:
+    return list(dataset.fetch(group))
 
 
 def batch_bytes(columns: Columns) -> int:

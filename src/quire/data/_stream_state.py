@@ -37,13 +37,13 @@ class StreamState:
     version: int = _VERSION
 
     @classmethod
-    def at(cls, share: Slice, start: Pass, step: int, options: StreamOptions) -> StreamState:
+    def at(cls, share: Slice, done: int, step: int, options: StreamOptions) -> StreamState:
         """The state behind so many steps."""
         order = share.order
         parts = (order.size, order.seed, order.shuffle, order.block, order.window)
         epochs = options.epochs or 0
         shares = (share.world_size, share.batch_size, share.last)
-        return cls(share.epoch, share.start, step, start.done, epochs, *shares, *parts)
+        return cls(share.epoch, share.start, step, done, epochs, *shares, *parts)
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers, by name."""

@@ -16,10 +16,10 @@ from quire._parametrize import ParametrizedMeta
 from quire.array import DocumentBatch
 from quire.array._index import resolve_index
 from quire.array._rows import bind
-from quire.data._ahead import Ahead
 from quire.data._collate import in_framework
 from quire.data._epoch import RowOrder, Slice, choose_block
 from quire.data._fetch import Fetch
+from quire.data._group import Group
 from quire.data._loader import Loader
 from quire.data._passes import Pass, Passes
 from quire.data._plan import Preprocessing
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from torch.utils.data import IterableDataset
 
 DocT = TypeVar("DocT", bound=BaseDocument)
+_MOST_TOGETHER, _BYTES_TOGETHER = 16, 16 << 20
+"""So many batches are gathered at a time, if they are not larger together."""
 
 if TYPE_CHECKING:
 
@@ -77,9 +79,10 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         self._share = options.share()
         self._slice(Pass())  # complains of what it does not know
         self._check_global()
-        self._ahead = Ahead()
+        self._together = max(1, min(_MOST_TOGETHER, int(_BYTES_TOGETHER / max(row_bytes * batch_size, 1))))
         self._passes = Passes()
         self._state: StreamState | None = None
+        self._resume: tuple[Pass, int] | None = None
         _known_to_torch(type(self))
 
     def _opened(self, url: Any) -> StoredDataset[DocT]:
@@ -117,14 +120,14 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def batches(self, worker: int, workers: int, mark: int) -> Iterator[DocumentBatch[DocT]]:
         """The batches of one of several workers of a pass."""
-        for part, step in self.steps(worker, workers, mark):
-            batch = self.fetch(part, step)
-            self._state = batch._state
-            yield batch
+        for group in self.groups(worker, workers, mark):
+            for batch in self.fetch(group):
+                self._state = batch._state
+                yield batch
 
-    def steps(self, worker: int, workers: int, mark: int) -> Iterator[tuple[tuple[Slice, Pass], int]]:
-        """The steps of one of several workers of a pass, each with the epoch that it is of."""
-        resumed, self._resume = getattr(self, "_resume", None), None
+    def groups(self, worker: int, workers: int, mark: int) -> Iterator[Group]:
+        """The steps of one of several workers of a pass; a few at a time, which costs hardly more than one."""
+        resumed, self._resume = self._resume, None
         start = self._passes.begin(mark, self.options.epochs or 1)
         first = 0
         if resumed is not None:  # in a worker that goes on where it was
@@ -132,20 +135,18 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         for done in itertools.count(start.done):
             if self.options.epochs is not None and done >= self.options.epochs:
                 return
-            part = self._slice(start)
-            for step in part.worker_steps(worker, workers):
-                if step >= first:
-                    yield (part, start._replace(done=done)), step
-            self._state = StreamState.at(part, start._replace(done=done), part.steps, self.options)
+            share = self._slice(start)
+            steps = [step for step in share.worker_steps(worker, workers) if step >= first]
+            for at in range(0, len(steps), self._together):
+                yield Group(share, done, steps[at : at + self._together])
+            self._state = StreamState.at(share, done, share.steps, self.options)
             start, first = Pass(start.epoch + 1, 0, done + 1), 0
 
-    def fetch(self, part: tuple[Slice, Pass], step: int) -> DocumentBatch[DocT]:
-        """The batch of a step; it carries the state to go on from behind it."""
-        share, start = part
-        rows, real = self._ahead.rows(share, step)
-        batch = self._fetch.batch(rows, real)
-        object.__setattr__(batch, "_state", StreamState.at(share, start, step + 1, self.options))
-        return batch
+    def fetch(self, group: Group) -> Iterator[DocumentBatch[DocT]]:
+        """The batches of some steps; each carries the state to go on from behind it."""
+        for step, batch in zip(group.steps, self._fetch.batches(group.rows()), strict=True):
+            object.__setattr__(batch, "_state", StreamState.at(group.share, group.done, step + 1, self.options))
+            yield batch
 
     def _slice(self, start: Pass) -> Slice:
         rank, world_size = self._share
@@ -174,7 +175,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def to_tf_dataset(self, *, features: Wanted = None, labels: Wanted = None) -> Any:
         """A `tf.data.Dataset` of the batches of a pass; see `MultiModalDataset.to_tf_dataset`."""
-        first = self._fetch.batch(np.arange(min(self.batch_size, self.num_rows)), None)
+        [first] = self._fetch.batches([(np.arange(min(self.batch_size, self.num_rows)), None)])
         return tensorflow_dataset(lambda: iter(self), len(self), first, features, labels)
 
     # --- rows
@@ -186,9 +187,10 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
     def __getitem__(self, key: Any) -> Any:
         """A preprocessed document by the number of its row; by slice, list or mask, a batch."""
         rows = resolve_index(key, self.num_rows)
-        if isinstance(rows, int):
-            return self._fetch.batch(np.array([rows]), None)[0]
-        return self._fetch.batch(np.arange(self.num_rows)[rows] if isinstance(rows, slice) else rows, None)
+        one = isinstance(rows, int)
+        chosen = np.array([rows]) if one else np.arange(self.num_rows)[rows] if isinstance(rows, slice) else rows
+        [batch] = self._fetch.batches([(chosen, None)])
+        return batch[0] if one else batch
 
     # --- where it is
 
@@ -208,7 +210,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         if self._state is not None:
             return self._state.to_dict()
         start = self._passes.next()
-        return StreamState.at(self._slice(start), start, 0, self.options).to_dict()
+        return StreamState.at(self._slice(start), start.done, 0, self.options).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state: that of a dataset, of a loader, or of a batch, with any number of ranks and workers."""

@@ -107,17 +107,23 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         document_type = self.schema.document_type
         return DocumentBatch[document_type]._wrap(self.gather(rows))  # type: ignore[valid-type]
 
-    def gather(
-        self, rows: NDArray[np.int64], framework: Framework | None = None, *, shared: bool = False
-    ) -> Columns:
-        """The columns of rows by position, copied; with the tensors of a framework, or of those that fields name.
+    def gather(self, rows: NDArray[np.int64], framework: Framework | None = None) -> Columns:
+        """The columns of rows by position, copied; with the tensors of a framework, or of those that fields name."""
+        [columns] = self.gather_parts([rows], framework)
+        return columns
+
+    def gather_parts(
+        self, parts: Sequence[NDArray[np.int64]], framework: Framework | None = None, *, shared: bool = False
+    ) -> Iterator[Columns]:
+        """The columns of several parts of rows, each when it is asked for; the shards are opened now.
 
         `shared` puts large tensors into memory that other processes can map, where the framework has such.
         """
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
         with self._lock:
             found = self._located(rows if self.rows is None else self.rows[rows])
         found.framework, found.shared = framework, shared
-        return self.layout.gather(found)
+        return self.layout.gather_parts(found, [*map(len, parts)])
 
     def _located(self, rows: NDArray[np.int64]) -> Rows:
         """Where the rows are; the shards that they are in are opened."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import date, time, timedelta
@@ -19,6 +20,9 @@ from quire.tensors import get_framework
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+EXTENSION, DETAILS = "ARROW:extension:name", "ARROW:extension:metadata"
 
 
 class Form(ABC):
@@ -52,6 +56,11 @@ class Form(ABC):
         """The forms inside this one."""
         return ()
 
+    @property
+    def is_large(self) -> bool:
+        """Whether rows take so much memory that gathering them for several batches at a time does not pay."""
+        return any(child.is_large for child in self.children)
+
     def child_arrays(self, array: pa.Array) -> list[pa.Array]:
         """The arrays of the forms inside this one."""
         return []
@@ -64,6 +73,14 @@ class Form(ABC):
     def arrow_field(self) -> pa.Field:
         """The field of an Arrow schema."""
         return pa.field(self.field.name, self.type, nullable=self.field.nullable, metadata=self.metadata)
+
+    needs_mark: ClassVar = False
+    """Whether data of the same Arrow type that is not marked as this form is something else."""
+
+    def is_form_of(self, field: pa.Field) -> bool:
+        """Whether the data of an Arrow field can be read as it is: it has the type and no mark of another form."""
+        mark, own = mark_of(field), mark_of(self.arrow_field())
+        return bool(field.type == self.type) and (mark == own or (mark is None and not self.needs_mark))
 
     def place(self, first: int) -> int:
         """Give parts their numbers, from this one on; the next free one is told."""
@@ -85,6 +102,18 @@ class Form(ABC):
         return EncodeError(f"{self.path}: {why}")
 
 
+def mark_of(field: pa.Field) -> tuple[str, Any] | None:
+    """What a field says of itself beside its type: the name of its form, and what that knows."""
+    metadata = field.metadata or {}
+    name = metadata.get(EXTENSION.encode(), b"").decode("utf-8", "replace")
+    if not name.startswith("quire."):
+        return None
+    try:
+        return name, json.loads(metadata.get(DETAILS.encode(), b"null"))
+    except ValueError as error:
+        raise DecodeError(f"{field.name}: what the data says of it is no JSON.") from error
+
+
 def address_of(buffer: pa.Buffer | None) -> int:
     """Where a buffer begins; nothing is there without one."""
     return 0 if buffer is None else int(buffer.address)
@@ -100,11 +129,11 @@ def bitmap(validity: Validity) -> pa.Buffer | None:
     return None if validity is None else pa.py_buffer(np.packbits(validity, bitorder="little"))
 
 
-def rows_with(column: Column) -> Validity:
-    """Which rows of a column have a value; None where all have."""
-    if isinstance(column, ObjectColumn) and not isinstance(column, PackedColumn):
-        return validity_of(column.values())
-    return column.validity
+def masked(values: list[Any], validity: Validity) -> list[Any]:
+    """The values, with None in rows that have none."""
+    if validity is None:
+        return values
+    return [value if valid else None for value, valid in zip(values, validity.tolist(), strict=True)]
 
 
 class NumberForm(Form):
@@ -195,11 +224,14 @@ class MomentForm(Form):
         return [address_of(array.buffers()[1]) + array.offset * self._width]
 
     def gather(self, rows: Rows) -> Column:
-        values = self._read(rows.fixed(self.first + 1, self._width))
+        data = rows.fixed(self.first + 1, self._width)
         there = rows.validity(self.first)
         if there is not None:
-            values = [value if valid else None for value, valid in zip(values, there.tolist(), strict=True)]
-        return ObjectColumn(self.field, values)
+            data[~there] = 0  # whatever lies there
+        try:
+            return ObjectColumn(self.field, masked(self._read(data), there))
+        except (ValueError, OverflowError) as error:
+            raise DecodeError(f"{self.path}: a number in the data is no {self.field}: {error}.") from error
 
 
 class BinaryForm(Form):

@@ -18,7 +18,7 @@ from quire.document import BaseDocument
 from quire.files import Folder, RemoteOptions
 from quire.storage._layout import CLASS_KEY
 from quire.storage._manifest import Shard, plain_files, read_manifest
-from quire.storage._objects import EXTENSION
+from quire.storage._form import EXTENSION
 from quire.storage._shards import Parts, told
 from quire.tensors import DType, Shape
 

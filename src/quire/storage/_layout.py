@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Flag
 from functools import cached_property
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from quire.errors import OptionError, SchemaError
 from quire.schema import Field, FieldKind, Schema
 from quire.storage._form import Form, MomentForm, NumberForm
 from quire.storage._nested import DocumentForm, DocumentsForm, ListForm, has_list_form, refuse_remainders
-from quire.storage._objects import BytesForm, DatetimeForm, NamedForm, TextForm, ValueForm
+from quire.storage._objects import BytesForm, DatetimeForm, EnumForm, NamedForm, TextForm, ValueForm
 from quire.storage._rows import Addresses, Rows
 from quire.storage._select import Paths, chosen_schema, paths_below
 from quire.storage._tensors import ComplexForm, RaggedForm, TensorForm
@@ -29,7 +29,7 @@ TensorStorage = Literal["fixed", "binary", "list"]
 """How tensors of one shape are stored: as bytes of one length, as bytes, or as nested lists."""
 SCHEMA_KEY, FINGERPRINT_KEY, CLASS_KEY = b"quire.json_schema", b"quire.fingerprint", b"quire.class"
 _MOMENTS = MomentForm.types
-_NAMED = (FieldKind.ENUM, FieldKind.DECIMAL, FieldKind.PATH)
+_NAMED = {FieldKind.ENUM: EnumForm, FieldKind.DECIMAL: NamedForm, FieldKind.PATH: NamedForm}
 
 
 class Layout:
@@ -81,6 +81,19 @@ class Layout:
         made = {form.field.name: form.gather(rows) for form in self.forms}
         return Columns(self.schema, made, len(rows))
 
+    def gather_parts(self, rows: Rows, sizes: Sequence[int]) -> Iterator[Columns]:
+        """The columns of parts of rows, of these sizes: the small columns of all of them are gathered at once."""
+        small = {form.field.name: form.gather(rows) for form in self.forms if not form.is_large}
+        start = 0
+        for size in sizes:
+            span = slice(start, start + size)
+            start, own = start + size, rows.slice(span)
+            made = {
+                form.field.name: form.gather(own) if form.is_large else small[form.field.name].slice(span)
+                for form in self.forms
+            }
+            yield Columns(self.schema, made, size)
+
 
 def _forms(schema: Schema, path: str, storage: str, paths: Paths) -> Sequence[Form]:
     return [_form(f, f"{path}.{f.name}", storage, paths_below(f.name, paths)) for f in schema.fields]
@@ -105,7 +118,7 @@ def _form(field: Field, path: str, storage: str, paths: Paths) -> Form:
     if kind is FieldKind.DATETIME:
         return DatetimeForm(field, path)
     if kind in _NAMED and not (kind is FieldKind.ENUM and issubclass(field.type, Flag)):
-        return NamedForm(field, path)
+        return _NAMED[kind](field, path)
     return ListForm(field, path) if has_list_form(field) else ValueForm(field, path)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import weakref
 from functools import cache
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _LOWEST, _HIGHEST = 1 << 12, 1 << 48
-_WIDEST = 1 << 14
-"""Rows of more bytes are copied one by one, which costs them little."""
+_WIDE = 1 << 14
+"""Rows of so many bytes are copied one by one, which costs them little, into memory that was used before."""
+_KEPT = 128 << 20
+"""So many bytes are kept for later at most."""
 
 
 class _Span:
@@ -53,19 +56,46 @@ def fetch(addresses: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
     count = len(addresses)
     if not width or not count:
         return np.empty((count, width), np.uint8)
-    if width <= _WIDEST:
+    if width < _WIDE:
         found: NDArray[np.uint8] = _window(width)[addresses - _LOWEST].view(np.uint8).reshape(count, width)
         return found
-    rows = np.empty((count, width), np.uint8)
+    rows = _reused(count * width)
     fetch_into(rows, addresses, width)
-    return rows
+    return rows.reshape(count, width)
 
 
 def fetch_into(target: NDArray[np.uint8], addresses: NDArray[np.int64], width: int) -> None:
     """Copy the bytes at each address, one row behind the other."""
-    start = target.ctypes.data
-    for place, source in zip(range(start, start + target.nbytes, width), addresses.tolist(), strict=True):
-        ctypes.memmove(place, source, width)
+    view, rows = _view(), memoryview(target)
+    for place, source in zip(range(0, target.nbytes, width), (addresses - _LOWEST).tolist(), strict=True):
+        rows[place : place + width] = view[source : source + width]
+
+
+class _Reuse:
+    """Memory of batches that are gone, for those that come: fresh memory costs more than what is copied into it."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[bytearray]] = {}
+        self._kept = 0
+
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """So many bytes; they come back when nothing refers to the array any more."""
+        try:
+            memory = self._free[size].pop()
+            self._kept -= size
+        except (KeyError, IndexError):
+            memory = bytearray(size)
+        array = np.frombuffer(memory, np.uint8)
+        weakref.finalize(array, self._give, memory, size).atexit = False
+        return array
+
+    def _give(self, memory: bytearray, size: int) -> None:
+        if self._kept + size <= _KEPT:
+            self._free.setdefault(size, []).append(memory)
+            self._kept += size
+
+
+_reused = _Reuse().take
 
 
 def fetch_texts(addresses: NDArray[np.int64], sizes: NDArray[np.int64], room: NDArray[np.int64]) -> bytes:
@@ -76,7 +106,7 @@ def fetch_texts(addresses: NDArray[np.int64], sizes: NDArray[np.int64], room: ND
     if not len(sizes):
         return b""
     longest, total = int(sizes.max()), int(sizes.sum())
-    if longest * len(sizes) <= 4 * total + 4096 and longest <= _WIDEST and (room >= longest).all():
+    if longest * len(sizes) <= 4 * total + 4096 and longest < _WIDE and (room >= longest).all():
         rows = fetch(addresses, longest)
         if total < rows.size:
             rows = rows[np.arange(longest) < sizes[:, None]]

@@ -19,7 +19,7 @@ from quire.columns import (
     stack,
     validity_of,
 )
-from quire.errors import DecodeError
+from quire.errors import DecodeError, EncodeError
 from quire.schema import Field, FieldKind, Schema
 from quire.storage._form import Form, NumberForm, address_of, bitmap
 from quire.storage._objects import BytesForm, TextForm
@@ -84,13 +84,13 @@ def refuse_remainders(columns: Columns, path: str) -> None:
         if more is None:
             continue
         if more.document_type is not columns.schema.document_type:
-            raise DecodeError(
+            raise EncodeError(
                 f"{path}, row {row}: the shards hold documents of {columns.schema.name}, got the subclass "
                 f"{more.document_type.__name__}, whose other fields would be lost. Write it as a dataset of its own."
             )
         if more.extra or more.fields:
             names = ", ".join([*(more.extra or ()), *more.fields])
-            raise DecodeError(f"{path}, row {row}: {columns.schema.name} has no fields for {names}; declare them.")
+            raise EncodeError(f"{path}, row {row}: {columns.schema.name} has no fields for {names}; declare them.")
 
 
 class _Lists(Form):

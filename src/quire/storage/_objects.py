@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +15,8 @@ from quire import codec
 from quire.columns import Column, ObjectColumn, PackedColumn, Validity, validity_of
 from quire.errors import CodecError, DecodeError
 from quire.schema import Field, FieldKind
-from quire.storage._form import BinaryForm, Form, address_of, bitmap
+from quire.storage._form import EXTENSION, BinaryForm, Form, address_of, bitmap, masked
 from quire.storage._rows import Rows
-
-EXTENSION = "ARROW:extension:name"
 
 
 class TextForm(BinaryForm):
@@ -45,7 +43,7 @@ class BytesForm(BinaryForm):
 
 
 class NamedForm(BinaryForm):
-    """Members of enums by their name, paths and decimals by their text."""
+    """Paths and decimals by their text."""
 
     __slots__ = ("_read", "_write")
 
@@ -54,7 +52,10 @@ class NamedForm(BinaryForm):
         self._write, self._read = _as_text(field)
 
     def written(self, values: list[Any], validity: Validity) -> list[Any]:
-        return ["" if value is None else self._write(value) for value in values]
+        try:
+            return ["" if value is None else self._write(value) for value in values]
+        except (KeyError, ValueError, TypeError) as error:
+            raise self.fail(f"the value is no {self.field}: {error}.") from error
 
     def read(self, column: PackedColumn) -> Column:
         try:
@@ -63,9 +64,20 @@ class NamedForm(BinaryForm):
             raise DecodeError(f"{self.path}: a text in the data is no {self.field}: {error}.") from error
 
 
+class EnumForm(NamedForm):
+    """Members of enums: their names, so that other writers' texts, which are values, are told apart by the mark."""
+
+    __slots__ = ()
+    needs_mark = True
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        return {EXTENSION: "quire.enum"}
+
+
 def _as_text(field: Field) -> tuple[Callable[[Any], str], Callable[[str], Any]]:
     if field.kind is FieldKind.ENUM:
-        return lambda member: member.name, field.type.__getitem__
+        return lambda member: field.type(member).name, field.type.__getitem__
     return str, Decimal if field.kind is FieldKind.DECIMAL else field.type
 
 
@@ -73,6 +85,7 @@ class ValueForm(BinaryForm):
     """Whatever has no columns of its own, each value a message of quire's wire format."""
 
     __slots__ = ()
+    needs_mark = True
 
     def __init__(self, field: Field, path: str) -> None:
         super().__init__(field, path, pa.binary())
@@ -137,34 +150,39 @@ class DatetimeForm(Form):
         validity = validity_of(values)
         wall = [_START if value is None else value.replace(tzinfo=None, fold=0) for value in values]
         at = np.array(wall, "datetime64[us]").astype(np.int64)
-        zone = self._zone.encode(ObjectColumn(self._zone.field, [_zone_name(value, self.path) for value in values]))
+        zone = self._zone.encode(ObjectColumn(self._zone.field, [self._zone_of(value) for value in values]))
         moments = pa.Array.from_buffers(pa.timestamp("us"), len(at), [None, pa.py_buffer(at)])
         return pa.Array.from_buffers(self.type, len(at), [bitmap(validity)], children=[moments, zone])
 
+    def _zone_of(self, value: datetime | None) -> str | None:
+        """The zone's name and fold, or the offset."""
+        if value is None or value.tzinfo is None:
+            return None
+        if isinstance(value.tzinfo, ZoneInfo) and value.tzinfo.key:
+            return f"{value.tzinfo.key}#{value.fold}"
+        if value.utcoffset() is None:
+            raise self.fail(f"the zone of {value!r} knows no offset.")
+        wall = value.replace(tzinfo=None).isoformat()
+        return "UTC" if value.tzinfo is timezone.utc else value.isoformat()[len(wall) :]
+
     def gather(self, rows: Rows) -> Column:
-        micros = rows.fixed(self.first + 1, 8).view("datetime64[us]")[:, 0].tolist()
-        zones = self._zone.gather(rows).values()
         there = rows.validity(self.first)
-        valid = [True] * len(rows) if there is None else there.tolist()
-        moments = zip(micros, zones, valid, strict=True)
-        return ObjectColumn(self.field, [_in_zone(at, zone) if ok else None for at, zone, ok in moments])
+        at = rows.fixed(self.first + 1, 8).view("datetime64[us]")[:, 0]
+        if there is not None:
+            at[~there] = 0  # whatever lies there
+        try:
+            found = list(map(_in_zone, at.tolist(), self._zone.gather(rows).values()))
+        except (ValueError, TypeError, ZoneInfoNotFoundError) as error:
+            raise DecodeError(f"{self.path}: a moment in the data is no {self.field}: {error}.") from error
+        return ObjectColumn(self.field, masked(found, there))
 
 
 _START = datetime(1970, 1, 1)  # noqa: DTZ001 - the wall's, as all others here
 
 
-def _zone_name(value: datetime | None, path: str) -> str | None:
-    if value is None or value.tzinfo is None:
-        return None
-    offset = value.utcoffset()
-    if offset is None:
-        raise DecodeError(f"{path}: the zone of {value!r} knows no offset.")
-    if isinstance(value.tzinfo, ZoneInfo):
-        return f"{value.tzinfo.key}#{value.fold}"
-    return "UTC" if value.tzinfo is timezone.utc else value.isoformat()[len(value.replace(tzinfo=None).isoformat()) :]
-
-
-def _in_zone(at: datetime, zone: str | None) -> datetime:
+def _in_zone(at: Any, zone: str | None) -> datetime:
+    if not isinstance(at, datetime):
+        raise TypeError(f"{at} microseconds are beyond the years that a datetime has")
     if zone is None:
         return at
     if zone == "UTC":

@@ -61,6 +61,12 @@ class Rows:
     def __len__(self) -> int:
         return len(self.places)
 
+    def slice(self, rows: slice) -> Rows:
+        """A run of the rows."""
+        made = Rows(self.addresses, self.batches[rows], self.places[rows], self.framework)
+        made.shared = self.shared
+        return made
+
     def part(self, part: int) -> NDArray[np.int64]:
         """One part of the record batch of each row."""
         row = self.addresses.row(part)

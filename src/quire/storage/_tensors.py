@@ -14,10 +14,10 @@ from quire.codec._tensors import plain_array
 from quire.columns import Column, ObjectColumn, RaggedColumn, TensorColumn, Validity, validity_of
 from quire.errors import CodecError, DecodeError, TensorError
 from quire.schema import Field, FieldKind
-from quire.storage._form import Form, address_of, bitmap
+from quire.storage._form import DETAILS, EXTENSION, Form, address_of, bitmap
 from quire.storage._memory import fetch_into
 from quire.storage._nested import ListForm
-from quire.storage._objects import EXTENSION, BytesForm, TextForm, ValueForm
+from quire.storage._objects import BytesForm, TextForm, ValueForm
 from quire.storage._rows import Rows
 from quire.tensors import Framework, common_dtype, format_shape, framework_of, get_framework, stored_framework
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _LARGE = 2048
-_DETAILS = "ARROW:extension:metadata"
 
 
 class TensorForm(Form):
@@ -43,7 +42,11 @@ class TensorForm(Form):
         if self.storage == "list":
             return None
         details = {"dtype": self.dtype.name, "shape": list(self.shape)}
-        return {EXTENSION: "quire.tensor", _DETAILS: json.dumps(details)}
+        return {EXTENSION: "quire.tensor", DETAILS: json.dumps(details)}
+
+    @property
+    def is_large(self) -> bool:
+        return self.width >= _LARGE
 
     def encode(self, column: Column) -> pa.Array:
         data, validity = self._rows_of(column)
@@ -66,9 +69,9 @@ class TensorForm(Form):
         for row, value in enumerate(values):
             if value is None:
                 continue
-            framework = framework_of(value)
-            if framework is None or framework.is_sparse(value) or framework.shape(value) != self.shape:
-                got = "a sparse tensor" if framework is None else format_shape(framework.shape(value))
+            framework = _dense_framework(self, row, value)
+            if framework.shape(value) != self.shape:
+                got = format_shape(framework.shape(value))
                 raise self.fail(f"row {row}: the shards hold tensors of {format_shape(self.shape)}, got {got}.")
             array[row] = self._plain(framework, value, f"row {row}")
         return array, validity
@@ -97,7 +100,7 @@ class TensorForm(Form):
 
     def _goes_shared(self, rows: Rows) -> bool:
         """Whether rows are copied one by one into memory for another process: large ones, which it costs little."""
-        return rows.shared and self.width >= _LARGE and len(rows) > 0
+        return rows.shared and self.is_large and len(rows) > 0
 
     def _empty(self, count: int) -> NDArray[Any]:
         return np.zeros((count, *self.shape), self.dtype)
@@ -113,11 +116,7 @@ class ComplexForm(TensorForm):
 
     def gather(self, rows: Rows) -> Column:
         data = rows.fixed(self.first + 1, self.width).view(self.dtype)[:, 0]
-        there = rows.validity(self.first)
-        values = data.tolist()
-        if there is not None:
-            values = [value if valid else None for value, valid in zip(values, there.tolist(), strict=True)]
-        return ObjectColumn(self.field, values)
+        return ObjectColumn(self.field, masked(data.tolist(), rows.validity(self.first)))
 
     def encode(self, column: Column) -> pa.Array:
         values = column.values()
@@ -150,6 +149,15 @@ def _lists(array: NDArray[Any], arrow_type: pa.DataType, validity: Validity) -> 
     return pa.Array.from_buffers(arrow_type, len(array), [bitmap(validity)], children=[made])
 
 
+def _dense_framework(form: Form, row: int, value: Any) -> Framework:
+    framework = framework_of(value)
+    if framework is None:
+        raise form.fail(f"row {row}: a {type(value).__name__} is no tensor.")
+    if framework.is_sparse(value):
+        raise form.fail(f"row {row}: sparse tensors have no column here; store them dense, or in a dict.")
+    return framework
+
+
 def _declared(field: Field) -> Framework | None:
     framework: Framework | None = field.type.framework
     return framework
@@ -174,11 +182,15 @@ class RaggedForm(Form):
 
     @property
     def metadata(self) -> dict[str, str]:
-        return {EXTENSION: "quire.ragged_tensor", _DETAILS: json.dumps({"dtype": self._dtype})}
+        return {EXTENSION: "quire.ragged_tensor", DETAILS: json.dumps({"dtype": self._dtype})}
 
     @property
     def children(self) -> tuple[Form, ...]:
         return (self._data, self._shape, *self._names.values())
+
+    @property
+    def is_large(self) -> bool:
+        return True  # no one knows
 
     def child_arrays(self, array: pa.Array) -> list[pa.Array]:
         return [array.field(i) for i in range(array.type.num_fields)]
@@ -212,21 +224,17 @@ class RaggedForm(Form):
         return shapes, data, offsets, names
 
     def _plain_rows(self, column: Column) -> list[tuple[str, Any]]:
-        rows: list[tuple[str, Any]] = []
-        for row, value in enumerate(column.values()):
-            framework = None if value is None else framework_of(value)
-            if value is None or framework is None:
-                rows.append(("", None))
-                continue
-            if framework.is_sparse(value):
-                raise self.fail(f"row {row}: sparse tensors have no column here; store them dense, or in a dict.")
-            if self._dtype is not None and framework.dtype(value) != self._dtype:
-                raise self.fail(f"row {row}: the shards hold {self._dtype}, got {framework.dtype(value)}.")
-            try:
-                rows.append((framework.name, plain_array(framework.to_numpy(value))))
-            except (TensorError, CodecError, RuntimeError) as error:
-                raise self.fail(f"row {row}: {error}") from error
-        return rows
+        values = enumerate(column.values())
+        return [("", None) if value is None else self._plain(row, value) for row, value in values]
+
+    def _plain(self, row: int, value: Any) -> tuple[str, NDArray[Any]]:
+        framework = _dense_framework(self, row, value)
+        if self._dtype is not None and framework.dtype(value) != self._dtype:
+            raise self.fail(f"row {row}: the shards hold {self._dtype}, got {framework.dtype(value)}.")
+        try:
+            return framework.name, plain_array(framework.to_numpy(value))
+        except (TensorError, CodecError, RuntimeError) as error:
+            raise self.fail(f"row {row}: {error}") from error
 
     def gather(self, rows: Rows) -> Column:
         packed = self._data.packed(rows)
@@ -248,25 +256,36 @@ class RaggedForm(Form):
     def _whole(self, data: bytes, shapes: list[Any], frameworks: Any, dtypes: Any) -> Column:
         """One column of rows of one dtype: stacked if they have one shape, else ragged."""
         framework = self._framework(frameworks and frameworks[0])
-        flat = np.frombuffer(bytearray(data), self._numpy_dtype(dtypes and dtypes[0]))
-        if sum(math.prod(shape) for shape in shapes) != len(flat):
-            raise DecodeError(f"{self.path}: the shapes of the tensors do not fit their bytes.")
+        flat = self._flat(data, dtypes and dtypes[0], shapes)
         if len(set(shapes)) == 1:
             stacked = flat.reshape(len(shapes), *shapes[0])
             return TensorColumn(self.field, framework.from_numpy(stacked), framework)
         return RaggedColumn(self.field, framework.from_numpy(flat), framework, shapes)
 
     def _tensor(self, data: bytes, shape: Any, framework: str | None, dtype: str | None) -> Any:
-        array = np.frombuffer(bytearray(data), self._numpy_dtype(dtype))
-        if math.prod(shape) != len(array):
-            raise DecodeError(f"{self.path}: the shape {shape} of a tensor does not fit its {len(data)} bytes.")
-        return self._framework(framework).from_numpy(array.reshape(shape))
+        flat = self._flat(data, dtype, [shape])
+        return self._framework(framework).from_numpy(flat.reshape(shape))
+
+    def _flat(self, data: bytes, dtype: str | None, shapes: list[Any]) -> NDArray[Any]:
+        """The elements, as many as the shapes ask for."""
+        numpy_dtype = self._numpy_dtype(dtype)
+        count = sum(math.prod(shape) for shape in shapes)
+        if count * numpy_dtype.itemsize != len(data) or any(size < 0 for shape in shapes for size in shape):
+            raise DecodeError(f"{self.path}: the shapes of the tensors do not fit their {len(data):,} bytes.")
+        return np.frombuffer(bytearray(data), numpy_dtype) if data else np.zeros(count, numpy_dtype)
 
     def _framework(self, name: str | None) -> Framework:
         return _declared(self.field) or stored_framework(name or "numpy")
 
     def _numpy_dtype(self, name: str | None) -> np.dtype[Any]:
-        return common_dtype(self._dtype or name or "float32")
+        """The dtype of a row; what the data names may be anything."""
+        try:
+            found = common_dtype(self._dtype or name or "")
+        except (TensorError, ValueError) as error:
+            raise DecodeError(f"{self.path}: {error}") from error
+        if found.hasobject or found.names is not None or found.subdtype is not None:
+            raise DecodeError(f"{self.path}: {name!r} is not a dtype of stored tensors.")
+        return found
 
 
 def has_mixed_tensors(forms: Sequence[Form]) -> bool:
