@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from enum import Flag
 from functools import cached_property
@@ -18,16 +19,17 @@ from quire.columns import Columns
 from quire.errors import OptionError, SchemaError
 from quire.schema import Field, FieldKind, Schema
 from quire.storage._form import Form, MomentForm, NumberForm
-from quire.storage._nested import DocumentForm, DocumentsForm, ListForm, has_list_form, refuse_remainders
+from quire.storage._nested import DocumentForm, DocumentsForm, ListForm, encode_fields, has_list_form
 from quire.storage._objects import BytesForm, DatetimeForm, EnumForm, NamedForm, TextForm, ValueForm
 from quire.storage._rows import Addresses, Rows
 from quire.storage._select import Paths, chosen_schema, paths_below
 from quire.storage._tensors import ComplexForm, RaggedForm, TensorForm
-from quire.tensors import common_dtype
 
 TensorStorage = Literal["fixed", "binary", "list"]
 """How tensors of one shape are stored: as bytes of one length, as bytes, or as nested lists."""
 SCHEMA_KEY, FINGERPRINT_KEY, CLASS_KEY = b"quire.json_schema", b"quire.fingerprint", b"quire.class"
+_LISTED = re.compile(r"bool|u?int\d+|float(16|32|64)")
+"""The dtypes that lists can have."""
 _MOMENTS = MomentForm.types
 _NAMED = {FieldKind.ENUM: EnumForm, FieldKind.DECIMAL: NamedForm, FieldKind.PATH: NamedForm}
 
@@ -64,9 +66,7 @@ class Layout:
 
     def encode(self, columns: Columns) -> pa.RecordBatch:
         """The columns as a record batch."""
-        refuse_remainders(columns, self.schema.name)
-        arrays = [form.encode(columns.columns[form.field.name]) for form in self.forms]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.fields)
+        return pa.RecordBatch.from_arrays(encode_fields(self.forms, columns, self.schema.name), schema=self.fields)
 
     def addresses(self) -> Addresses:
         """A table for the addresses of record batches of this layout."""
@@ -139,7 +139,7 @@ def _tensor_form(field: Field, path: str, storage: str) -> Form:
         return RaggedForm(field, path)
     if 0 in spec.fixed_shape:
         return RaggedForm(field, path)
-    if storage == "list" and common_dtype(spec.dtype).kind not in "iufb":
+    if storage == "list" and not _LISTED.fullmatch(spec.dtype):
         storage = "fixed"  # lists have no short floats and no complex numbers
     return TensorForm(field, path, spec.dtype, spec.fixed_shape, storage)
 

@@ -55,10 +55,9 @@ class DocumentForm(Form):
 
     def encode_columns(self, columns: Columns) -> pa.Array:
         """The array of all rows of the columns."""
-        refuse_remainders(columns, self.path)
-        if not self.forms:
+        arrays = encode_fields(self.forms, columns, self.path)
+        if not arrays:
             return pa.array([{}] * len(columns), self.type)
-        arrays = [form.encode(columns.columns[form.field.name]) for form in self.forms]
         return pa.Array.from_buffers(self.type, len(columns), [bitmap(columns.validity)], children=arrays)
 
     def _stacked(self, documents: list[Any]) -> Columns:
@@ -78,7 +77,16 @@ def _inside(form: Form) -> pa.Field:
     return form.arrow_field().with_nullable(True)  # noqa: FBT003 - pyarrow's signature
 
 
-def refuse_remainders(columns: Columns, path: str) -> None:
+def encode_fields(forms: Sequence[Form], columns: Columns, path: str) -> list[pa.Array]:
+    """The arrays of all fields; columns that lack one, or hold more, are an error."""
+    _refuse_remainders(columns, path)
+    for form in forms:
+        if form.field.name not in columns.columns:
+            raise form.fail("the batch has no column for it.")
+    return [form.encode(columns.columns[form.field.name]) for form in forms]
+
+
+def _refuse_remainders(columns: Columns, path: str) -> None:
     """Rows that hold more than the schema would lose it."""
     for row, more in enumerate(columns.remainders or ()):
         if more is None:

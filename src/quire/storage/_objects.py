@@ -77,7 +77,7 @@ class EnumForm(NamedForm):
 
 def _as_text(field: Field) -> tuple[Callable[[Any], str], Callable[[str], Any]]:
     if field.kind is FieldKind.ENUM:
-        return lambda member: field.type(member).name, field.type.__getitem__
+        return lambda member: field.type(member).name, lambda name: field.type[name]  # `str` has a __getitem__ too
     return str, Decimal if field.kind is FieldKind.DECIMAL else field.type
 
 

@@ -14,12 +14,20 @@ from quire.codec._tensors import plain_array
 from quire.columns import Column, ObjectColumn, RaggedColumn, TensorColumn, Validity, validity_of
 from quire.errors import CodecError, DecodeError, TensorError
 from quire.schema import Field, FieldKind
-from quire.storage._form import DETAILS, EXTENSION, Form, address_of, bitmap
+from quire.storage._form import DETAILS, EXTENSION, Form, address_of, bitmap, masked
 from quire.storage._memory import fetch_into
 from quire.storage._nested import ListForm
 from quire.storage._objects import BytesForm, TextForm, ValueForm
 from quire.storage._rows import Rows
-from quire.tensors import Framework, common_dtype, format_shape, framework_of, get_framework, stored_framework
+from quire.tensors import (
+    FRAMEWORKS,
+    Framework,
+    common_dtype,
+    format_shape,
+    framework_of,
+    get_framework,
+    stored_framework,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -232,7 +240,8 @@ class RaggedForm(Form):
         if self._dtype is not None and framework.dtype(value) != self._dtype:
             raise self.fail(f"row {row}: the shards hold {self._dtype}, got {framework.dtype(value)}.")
         try:
-            return framework.name, plain_array(framework.to_numpy(value))
+            array = framework.to_numpy(value)
+            return framework.name, plain_array(array).reshape(array.shape)  # which makes an axis where there is none
         except (TensorError, CodecError, RuntimeError) as error:
             raise self.fail(f"row {row}: {error}") from error
 
@@ -275,7 +284,10 @@ class RaggedForm(Form):
         return np.frombuffer(bytearray(data), numpy_dtype) if data else np.zeros(count, numpy_dtype)
 
     def _framework(self, name: str | None) -> Framework:
-        return _declared(self.field) or stored_framework(name or "numpy")
+        declared = _declared(self.field)
+        if declared is None and name not in FRAMEWORKS:
+            raise DecodeError(f"{self.path}: {name!r} is not a framework of stored tensors.")
+        return declared or stored_framework(name or "numpy")
 
     def _numpy_dtype(self, name: str | None) -> np.dtype[Any]:
         """The dtype of a row; what the data names may be anything."""
