@@ -6,9 +6,11 @@ from quire.storage._manifest import Shard
 from quire.storage._tensors import has_mixed_tensors
 from quire.storage._where import Split, Where
 from quire.storage._write import DatasetWriter, WriteOptions, write_dataset
+from quire.storage.importers import ImportOptions, import_dataset
 
 __all__ = [
     "DatasetWriter",
+    "ImportOptions",
     "ReadOptions",
     "Shard",
     "ShardCache",
@@ -17,6 +19,7 @@ __all__ = [
     "Where",
     "WriteOptions",
     "has_mixed_tensors",
+    "import_dataset",
     "open_dataset",
     "write_dataset",
 ]

@@ -173,13 +173,19 @@ def _from_lists(array: pa.Array) -> list[Any]:
             level = level.flatten()
         if not _is_list(level.type) and not level.null_count:
             return list(_plain(level).reshape(len(array), *sizes))
-    return [
-        None if row is None else _plain(pa.array(row)) if _flat(row) else np.array(row) for row in array.to_pylist()
-    ]
+    return [None if row.values is None else _row(row.values) for row in array]
 
 
-def _flat(row: Any) -> bool:
-    return not row or not isinstance(row[0], list)
+def _row(values: pa.Array) -> NDArray[Any]:
+    """The array of one row's list; it has the type of the data even where it is empty."""
+    if not _is_list(values.type):
+        return _plain(values)
+    parts = _from_lists(values)
+    if not parts:
+        return _row(values.flatten())
+    if any(part is None or part.shape != parts[0].shape for part in parts):
+        raise TensorError("its lists have different lengths, or are null.")
+    return np.stack(parts)
 
 
 def _plain(array: pa.Array) -> NDArray[Any]:

@@ -1,0 +1,198 @@
+"""WebDataset: tar files, in which files of one stem, one behind the other, are a sample."""
+
+from __future__ import annotations
+
+import json
+import re
+import tarfile
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from typing import IO, Any
+
+from quire.errors import DecodeError, OptionError, StorageError
+from quire.files import MAX_BYTES, Folder, open_folder, shown
+from quire.schema import Field, FieldKind
+from quire.storage.importers._cells import image_of, in_field, load_image, load_npy, load_npz, tensor_of
+from quire.storage.importers._classes import document_class, field_names, targets, tensor_annotation
+from quire.storage.importers._reading import ImportOptions, Reading, local_file, made_documents, told
+from quire.storage.importers._unpickle import load_value
+
+SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
+KEY = "key"
+_SAMPLES = 100
+"""The class is made from so many samples."""
+_NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
+_IMAGES = {"jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm", "webp", "bmp", "gif", "tif", "tiff"}
+_TEXTS = {"txt", "text", "transcript"}
+_NUMBERS = {"cls", "cls2", "class", "count", "index", "inx", "id"}
+_PICKLES = {"pyd", "pickle", "pkl"}
+
+Sample = tuple[str, dict[str, bytes]]
+
+
+def read_webdataset(source: Any, schema: type[Any] | None, options: ImportOptions) -> Reading:
+    """The tar files of a folder, in the order of their names."""
+    folder = open_folder(source, options.remote)
+    files = [entry.name for entry in folder.list(SUFFIXES)]
+    if not files:
+        raise StorageError(f"{shown(folder.url)}: there are no tar files ({', '.join(SUFFIXES)}).")
+    document_type = schema or _inferred(islice(_samples(folder, files), _SAMPLES), options)
+
+    def rows(first: int) -> Iterator[Any]:
+        places = (
+            (where, partial(_row, document_type, where, files, options, closed=schema is None))
+            for where, files in islice(_samples(folder, files), first, None)
+        )
+        yield from made_documents(document_type, places)
+
+    return Reading(document_type, rows)
+
+
+def _row(
+    document_type: type[Any], where: str, files: dict[str, bytes], options: ImportOptions, *, closed: bool
+) -> dict[str, Any]:
+    wanted = targets(document_type, files)
+    if closed and len(wanted) < len(files):
+        more = ", ".join(sorted(files.keys() - wanted.keys()))
+        raise DecodeError(f"{more}: not among the files of the first {_SAMPLES} samples. Pass schema=...")
+    return {key: _value(name, files[name], field, where, options) for name, (key, field) in wanted.items()}
+
+
+# --- samples
+
+
+def _samples(folder: Folder, files: list[str]) -> Iterator[Sample]:
+    """The files of each sample by what is behind the first dot of their names, with the sample's place."""
+    for name in files:
+        where = folder.join(name)
+        with told(where), local_file(folder, name) as path, path.open("rb") as opened:
+            for key, found in _grouped(opened):
+                yield f"{where}, sample {key!r}", {KEY: key.encode(), **found}
+
+
+def _grouped(opened: IO[bytes]) -> Iterator[Sample]:
+    key, found = "", dict[str, bytes]()
+    try:
+        with tarfile.open(fileobj=opened, mode="r|*") as archive:
+            for stem, suffix, content in _members(archive):
+                if found and (stem != key or suffix in found):
+                    if stem == key:
+                        raise DecodeError(f"two files of the sample {key!r} end in {suffix!r}.")
+                    yield key, found
+                    found = {}
+                key, found[suffix] = stem, content
+    except tarfile.TarError as error:
+        raise DecodeError(f"not a whole tar file: {error}.") from error
+    if found:
+        yield key, found
+
+
+def _members(archive: tarfile.TarFile) -> Iterator[tuple[str, str, bytes]]:
+    """The files: the stem, what is behind it, and the content; others and those of hidden names are left out."""
+    for member in archive:
+        archive.members = []  # type: ignore[attr-defined]  # a stream remembers all of them otherwise
+        match = _NAME.fullmatch(member.name)
+        if not member.isreg() or match is None:
+            continue
+        if member.size > MAX_BYTES:
+            raise DecodeError(f"{member.name} has {member.size:,} bytes; a file may have {MAX_BYTES:,}.")
+        file = archive.extractfile(member)
+        content = b"" if file is None else file.read()
+        if len(content) != member.size:
+            raise DecodeError(f"{member.name} is cut off.")
+        yield match[1], match[2].lower(), content
+
+
+# --- values
+
+
+def _value(name: str, content: bytes, field: Field, where: str, options: ImportOptions) -> Any:
+    """What a file holds, as the field wants it."""
+    kind = name.rpartition(".")[2]
+    if field.kind is FieldKind.BYTES:
+        return content
+    if field.kind is FieldKind.TENSOR:
+        if kind in ("npy", "npz"):
+            return tensor_of(content, field, where)
+        return image_of(content, field, where) if kind in _IMAGES else in_field(_plain(name, content, options), field)
+    return _plain(name, content, options)
+
+
+def _plain(name: str, content: bytes, options: ImportOptions) -> Any:
+    kind = name.rpartition(".")[2]
+    if name == KEY or kind in _TEXTS:
+        return content.decode()
+    if kind in _NUMBERS:
+        return int(content)
+    if kind in ("json", "jsn"):
+        return json.loads(content)
+    if kind == "npy":
+        return load_npy(content)
+    if kind == "npz":
+        return load_npz(content)
+    if kind not in _PICKLES:
+        return content
+    if not options.allow_pickle:
+        raise OptionError(
+            f"{name}: a pickle. Pass allow_pickle=True to read numbers, texts, containers and arrays of them, or a "
+            "schema=... without that field."
+        )
+    return load_value(content)
+
+
+# --- the class
+
+
+def _inferred(samples: Iterator[Sample], options: ImportOptions) -> type[Any]:
+    """A class for samples: what some of them have and others do not is optional."""
+    seen: dict[str, Any] = {}
+    number, found = 0, dict[str, int]()
+    for where, files in samples:
+        number += 1
+        for name, content in files.items():
+            with told(f"{where}: {name}"):
+                annotation = _annotation(name, content, options, where)
+            seen[name] = annotation if name not in seen else _both(seen[name], annotation)
+            found[name] = found.get(name, 0) + 1
+    names = field_names(seen)
+    typed = {names[name]: _typed(annotation) for name, annotation in seen.items()}
+    for name, count in found.items():
+        if count < number:
+            typed[names[name]] = typed[names[name]] | None
+    return document_class(options.name or "Sample", typed)
+
+
+def _annotation(name: str, content: bytes, options: ImportOptions, where: str) -> Any:
+    """A type; of arrays, their dtype and shape."""
+    kind = name.rpartition(".")[2]
+    if kind == "npy":
+        array = load_npy(content)
+        return array.dtype, array.shape
+    if kind in _IMAGES:
+        if options.images != "decode":
+            return bytes
+        pixels = load_image(content, where)
+        return pixels.dtype, pixels.shape
+    if kind in ("json", "jsn", "npz") or kind in _PICKLES:
+        _plain(name, content, options)  # says at once what it refuses
+        return Any
+    return type(_plain(name, content, options))
+
+
+def _both(one: Any, other: Any) -> Any:
+    """What two arrays have in common; None for a dtype or a shape that differs."""
+    if not (isinstance(one, tuple) and isinstance(other, tuple)):
+        return one
+    shape = one[1] if one[1] == other[1] else _common_shape(one[1], other[1])
+    return one[0] if one[0] == other[0] else None, shape
+
+
+def _common_shape(one: Any, other: Any) -> Any:
+    if one is None or other is None or len(one) != len(other):
+        return None
+    return tuple(a if a == b else None for a, b in zip(one, other, strict=True))
+
+
+def _typed(annotation: Any) -> Any:
+    return tensor_annotation(*annotation) if isinstance(annotation, tuple) else annotation

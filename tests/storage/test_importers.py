@@ -1,0 +1,418 @@
+"""Datasets that other libraries wrote (tests/storage/foreign/make.py) become datasets of documents."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import shutil
+import sys
+import tarfile
+from collections import OrderedDict
+from decimal import Decimal
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import Field
+
+from quire import BaseDocument
+from quire.documents._pillow import decode_frames
+from quire.errors import DecodeError, OptionError, StorageError, StorageNotFoundError
+from quire.storage import StoredDataset, import_dataset, open_dataset
+from quire.storage.importers._unpickle import load_schema, load_value
+from quire.typing import NdArray, TorchTensor, float32, uint8
+from tests.storage.foreign.make import ROWS, row
+
+pytestmark = pytest.mark.needs("pyarrow", "PIL")
+FOREIGN = Path(__file__).parent / "foreign"
+
+
+def check_shared(dataset: StoredDataset[Any], rows: range, *fields: str) -> None:
+    """The fields are what `row` tells, in order."""
+    assert len(dataset) == len(rows)
+    for document, i in zip(dataset[:], rows, strict=True):
+        expected = row(i)
+        for field in fields:
+            found = getattr(document, field)
+            same = np.array_equal(found, expected[field]) if isinstance(found, np.ndarray) else found == expected[field]
+            assert same, (i, field, found)
+
+
+def copied(name: str, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(FOREIGN / name, tmp_path / "source"))
+
+
+# --- Petastorm
+
+
+def test_petastorm_with_its_own_schema(tmp_path: Path) -> None:
+    dataset = import_dataset(FOREIGN / "petastorm", tmp_path / "made", "petastorm", allow_pickle=True)
+    check_shared(dataset, range(ROWS), "number", "name", "weight", "image", "embedding", "ragged")
+    assert str(dataset.schema).startswith("Foreign(number: int, name: str, weight: float, even: bool, price: Decimal,")
+    assert "image: NdArray[uint8, 4, 6, 3], photo: NdArray[uint8, 'dim0', 'dim1', 3]" in str(dataset.schema)
+    assert "maybe: NdArray[float32, 2] | None, note: str | None" in str(dataset.schema)
+    assert dataset[3].price == Decimal("0.75")
+    assert [document.note for document in dataset[:]] == ["note 0", None, None, "note 3", None, None, "note 6"]
+    assert [None if each.maybe is None else each.maybe.tolist() for each in dataset[:3]] == [[0, 0], None, [2, -2]]
+    assert abs(int(dataset[5].photo.mean()) - 105) <= 1
+
+
+def test_a_pickled_schema_is_not_read_unless_allowed(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="allow_pickle=True"):
+        import_dataset(FOREIGN / "petastorm", tmp_path / "made", "petastorm")
+    assert not (tmp_path / "made").exists()
+
+
+def test_petastorm_with_a_class_reads_no_pickle(tmp_path: Path) -> None:
+    class Picture(BaseDocument):
+        number: int
+        image: TorchTensor[3, 4, 6, uint8]
+        vector: NdArray[float32, 5] = Field(validation_alias="embedding")
+
+    source = copied("petastorm", tmp_path)
+    (source / "_common_metadata").unlink()
+    dataset = import_dataset(source, tmp_path / "made", "petastorm", Picture)
+    assert dataset[4].image.tolist() == np.full((3, 4, 6), 40).tolist()
+    assert dataset[4].vector.tolist() == [4, 5, 6, 7, 8]
+
+
+def test_petastorm_columns_of_folders(tmp_path: Path) -> None:
+    class Row(BaseDocument):
+        number: int
+        year: int
+        place: str
+
+    source = copied("petastorm", tmp_path)
+    [file] = source.glob("*.parquet")
+    for year, place in ((2023, "north"), (2024, "south")):
+        (source / f"year={year}" / f"place={place}").mkdir(parents=True)
+        shutil.copy(file, source / f"year={year}" / f"place={place}" / "part.parquet")
+    file.unlink()
+    dataset = import_dataset(source, tmp_path / "made", schema=Row)
+    assert [(each.number, each.year, each.place) for each in dataset[ROWS - 1 : ROWS + 1]] == [
+        (6, 2023, "north"),
+        (0, 2024, "south"),
+    ]
+
+
+class _Evil:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.marker),)
+
+
+def test_a_schema_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    source = copied("petastorm", tmp_path)
+    schema = pq.read_schema(source / "_common_metadata")
+    evil = {b"dataset-toolkit.unischema.v1": pickle.dumps(_Evil(tmp_path / "ran"))}
+    pq.write_metadata(schema.with_metadata({**schema.metadata, **evil}), source / "_common_metadata")
+    with pytest.raises(DecodeError, match=r"_common_metadata: the pickle names (posix|nt).mkdir, which is refused"):
+        import_dataset(source, tmp_path / "made", "petastorm", allow_pickle=True)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["builtins eval", "numpy load", "petastorm.fs_utils run", "pyspark.sql.types x"])
+def test_names_of_functions_are_refused(name: str) -> None:
+    module, function = name.split()
+    content = b"c" + f"{module}\n{function}\n".encode() + b"(S'1'\ntR."
+    with pytest.raises(DecodeError, match="refused|broken"):
+        load_schema(content)
+    with pytest.raises(DecodeError, match="refused"):
+        load_value(content)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_schemas_of_every_protocol_are_read(protocol: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As older Pythons wrote them: without petastorm, classes of its names are pickled."""
+    monkeypatch.setitem(sys.modules, "petastorm", ModuleType("petastorm"))
+    unischema, codecs = ModuleType("petastorm.unischema"), ModuleType("petastorm.codecs")
+    for module, name in ((unischema, "Unischema"), (unischema, "Member"), (codecs, "NdarrayCodec")):
+        setattr(module, name, type(name, (), {"__module__": module.__name__}))
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    schema, codec = unischema.Unischema(), codecs.NdarrayCodec()
+    schema._name, schema._fields = "Old", OrderedDict(x=(np.dtype("<f4"), (None, 2), codec), y=np.int16)
+    found = load_schema(pickle.dumps(schema, protocol))
+    assert (found.kind, found._name, list(found._fields)) == ("Unischema", "Old", ["x", "y"])
+    assert found._fields["x"][2].kind == "NdarrayCodec"
+    assert found._fields["x"][0].arguments[0] == "f4"
+    assert found._fields["y"].name == "int16"
+
+
+# --- MDS
+
+MDS_FIELDS = ("number", "name", "weight", "embedding", "ragged", "blob")
+
+
+def test_mds_with_every_encoding(tmp_path: Path) -> None:
+    dataset = import_dataset(FOREIGN / "mds-raw", tmp_path / "made", "mds")
+    check_shared(dataset, range(ROWS), *MDS_FIELDS)
+    last = dataset[ROWS - 1]
+    assert (last.big, last.small, last.half, last.exact) == (10**15 + 6, 6, 3.0, Decimal("1.5"))
+    assert last.extra == {"tags": [], "i": 6}
+    assert last.typed.dtype == np.int16
+    assert np.array_equal(decode_frames(last.image, "", None, None)[0], row(6)["image"])
+    assert [len(document.gallery) for document in dataset[:]] == [0, 1, 2, 0, 1, 2, 0]
+    assert decode_frames(dataset[2].gallery[1], "", None, None)[0][0, 0].tolist() == [20, 20, 20]
+
+
+def test_mds_images_as_tensors(tmp_path: Path) -> None:
+    dataset = import_dataset(FOREIGN / "mds-raw", tmp_path / "made", "mds", images="decode")
+    check_shared(dataset, range(ROWS), *MDS_FIELDS, "image")
+    assert (dataset[3].raw.shape, int(dataset[3].raw[0, 0])) == ((4, 6), 30)
+
+
+@pytest.mark.parametrize("name", ["mds-gz", "mds-zstd"])
+def test_mds_packed(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("zstandard")
+    check_shared(import_dataset(FOREIGN / name, tmp_path / "made"), range(ROWS), "number", "name")
+
+
+def test_mds_pickles_are_refused_unless_allowed(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="thing: pickled. Pass allow_pickle=True"):
+        import_dataset(FOREIGN / "mds-pickle", tmp_path / "made")
+    dataset = import_dataset(FOREIGN / "mds-pickle", tmp_path / "made", allow_pickle=True)
+    assert [document.thing for document in dataset[:2]] == [{"i": 0}, {"i": 1}]
+
+
+def test_plain_pickled_values_are_read_and_others_refused(tmp_path: Path) -> None:
+    value = {"a": [1, 2.5, None], "b": np.arange(6).reshape(2, 3), "c": np.float32(2), "d": Decimal("1.5"), "e": {3}}
+    for protocol in range(2, 6):
+        found = load_value(pickle.dumps(value, protocol))
+        assert found["b"].tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert {**found, "b": 0} == {**value, "b": 0}
+    with pytest.raises(DecodeError, match="mkdir, which is refused"):
+        load_value(pickle.dumps(_Evil(tmp_path / "ran")))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "altered", "missing"])
+def test_a_damaged_mds_shard_is_an_error_that_names_it(damage: str, tmp_path: Path) -> None:
+    source = copied("mds-raw", tmp_path)
+    shard = source / "shard.00001.mds"
+    content = bytearray(shard.read_bytes())
+    content[4:8] = (0xFFFFFFFF).to_bytes(4, "little")
+    {"cut": lambda: os.truncate(shard, 1000), "altered": lambda: shard.write_bytes(content), "missing": shard.unlink}[
+        damage
+    ]()
+    with pytest.raises((DecodeError, StorageNotFoundError), match="shard.00001.mds"):
+        import_dataset(source, tmp_path / "made", "mds")
+
+
+def test_an_import_that_was_broken_off_goes_on_where_it_was(tmp_path: Path) -> None:
+    source, target = copied("mds-raw", tmp_path), tmp_path / "made"
+    shard = source / "shard.00002.mds"
+    kept = shard.read_bytes()
+    shard.write_bytes(kept[:100])
+    with pytest.raises(DecodeError, match="shard.00002.mds"):
+        import_dataset(source, target, "mds", shard_bytes=1, group_bytes=1)
+    shard.write_bytes(kept)
+    made = import_dataset(source, target, "mds", mode="resume", shard_bytes=1, group_bytes=1)
+    check_shared(made, range(ROWS), *MDS_FIELDS)
+
+
+@pytest.mark.parametrize("name", ["petastorm", "webdataset", "huggingface"])
+def test_every_format_resumes_from_any_row(name: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"allow_pickle": True, "split": "train" if name == "huggingface" else None}
+    whole = import_dataset(FOREIGN / name, tmp_path / "whole", **options)
+    from quire.storage import write_dataset
+
+    for done in range(len(whole) + 1):
+        target = tmp_path / f"part{done}"
+        write_dataset(whole[:done], target)
+        made = import_dataset(FOREIGN / name, target, schema=whole.document_type, mode="resume", **options)
+        assert made[:] == whole[:]
+
+
+# --- WebDataset
+
+
+def test_webdataset_with_a_class_of_its_samples(tmp_path: Path) -> None:
+    dataset = import_dataset(FOREIGN / "webdataset", tmp_path / "made", "webdataset")
+    assert [document.key for document in dataset[:]] == [f"sample{i:04d}" for i in range(4)]
+    assert [document.note_txt for document in dataset[:]] == [None, "note 1", None, "note 3"]
+    for i, document in enumerate(dataset[:]):
+        expected = row(i)
+        assert (document.txt, document.bin, document.cls) == (expected["name"], expected["blob"], i % 3)
+        assert document.json_ == {"tags": expected["tags"], "i": i}
+        assert np.array_equal(document.npy, expected["embedding"])
+        assert np.array_equal(document.crop_npy, expected["ragged"])
+        assert np.array_equal(decode_frames(document.png, "", None, None)[0], expected["image"])
+    assert "npy: NdArray[float32, 5]" in str(dataset.schema)
+    assert "crop_npy: NdArray[int16, 'dim0', 2]" in str(dataset.schema)
+
+
+def test_webdataset_with_a_class(tmp_path: Path) -> None:
+    class Picture(BaseDocument):
+        image: NdArray[uint8, 3, 4, 6] = Field(validation_alias="png")
+        label: int = Field(validation_alias="cls")
+
+    dataset = import_dataset(FOREIGN / "webdataset", tmp_path / "made", "webdataset", Picture)
+    assert [document.label for document in dataset[:]] == [0, 1, 2, 0]
+    assert np.array_equal(dataset[2].image, row(2)["image"].transpose(2, 0, 1))
+
+
+def test_webdataset_packed(tmp_path: Path) -> None:
+    [document] = import_dataset(FOREIGN / "webdataset-packed", tmp_path / "made")[:]
+    assert (document.key, document.txt, document.cls) == ("one", "packed", 5)
+
+
+def tar_of(path: Path, files: dict[str, bytes]) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_samples_are_grouped_by_what_is_before_the_first_dot(tmp_path: Path) -> None:
+    names = {"a/x.txt": b"1", "a/x.seg.txt": b"2", "b/x.txt": b"3", "b/x.seg.TXT": b"4", ".hidden": b"", "plain": b""}
+    tar_of(tmp_path / "source" / "s.tar", names)
+    found = import_dataset(tmp_path / "source", tmp_path / "made")[:]
+    assert [(each.key, each.txt, each.seg_txt) for each in found] == [("a/x", "1", "2"), ("b/x", "3", "4")]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"a.cls": b"one"}, "sample 'a'.*cls.*invalid literal"),
+        ({"a.npy": b"\x93NUMPY"}, "sample 'a'.*npy"),
+        ({"a.json": b"{"}, "sample 'a'.*json"),
+        ({"a.txt": b"1", "a.TXT": b"2"}, "two files of the sample 'a' end in 'txt'"),
+        ({"a.png": b"no image"}, "sample 'a'.*not an image"),
+    ],
+)
+def test_a_bad_sample_is_an_error_that_names_it(files: dict[str, bytes], message: str, tmp_path: Path) -> None:
+    tar_of(tmp_path / "source" / "s.tar", files)
+    with pytest.raises(DecodeError, match=f"s.tar.*{message}"):
+        import_dataset(tmp_path / "source", tmp_path / "made", images="decode")
+
+
+def test_arrays_of_objects_and_pickles_are_refused(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([{}], object), allow_pickle=True)
+    tar_of(tmp_path / "source" / "s.tar", {"a.npy": buffer.getvalue()})
+    with pytest.raises(DecodeError, match="allow_pickle=False"):
+        import_dataset(tmp_path / "source", tmp_path / "made", allow_pickle=True)
+    tar_of(tmp_path / "source" / "s.tar", {"a.pkl": pickle.dumps(_Evil(tmp_path / "ran"))})
+    with pytest.raises(OptionError, match="allow_pickle=True"):
+        import_dataset(tmp_path / "source", tmp_path / "made")
+    with pytest.raises(DecodeError, match="refused"):
+        import_dataset(tmp_path / "source", tmp_path / "made", allow_pickle=True)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_tar_that_is_cut_off_is_an_error_and_whole_samples_are_kept(tmp_path: Path) -> None:
+    source = copied("webdataset", tmp_path)
+    os.truncate(source / "part-001.tar", 700)
+    with pytest.raises(DecodeError, match="part-001.tar"):
+        import_dataset(source, tmp_path / "made")
+
+
+def test_a_file_that_only_late_samples_have_asks_for_a_class(tmp_path: Path) -> None:
+    files = {f"s{i:03d}.txt": b"x" for i in range(100)} | {"s100.txt": b"x", "s100.cls": b"1"}
+    tar_of(tmp_path / "source" / "s.tar", files)
+    with pytest.raises(DecodeError, match="sample 's100': cls: not among the files of the first 100 samples"):
+        import_dataset(tmp_path / "source", tmp_path / "made")
+
+
+# --- Hugging Face
+
+
+def test_huggingface_with_its_features(tmp_path: Path) -> None:
+    dataset = import_dataset(FOREIGN / "huggingface", tmp_path / "made", "huggingface", split="train", name="thing")
+    check_shared(dataset, range(5), "number", "name", "weight", "embedding", "tags", "blob")
+    assert str(dataset.schema).startswith("Thing(number: int, name: str, weight: float, embedding: NdArray[float32, 5]")
+    assert "grid: NdArray[float32, 2, 3], growing: NdArray[int16, 'dim0', 2], ragged: NdArray[int64]" in str(
+        dataset.schema
+    )
+    for i, document in enumerate(dataset[:]):
+        assert document.label == i % 3
+        assert np.array_equal(document.grid, np.full((2, 3), i))
+        assert np.array_equal(document.growing, row(i)["ragged"])
+        assert document.ragged.tolist() == list(range(i % 4))
+        assert (document.where.x, document.where.y) == (i, -i)
+        assert [(box.left, box.text) for box in document.boxes] == [(k, f"box {k}") for k in range(i % 3)]
+        assert document.note == (None if i % 2 else f"note {i}")
+        assert np.array_equal(decode_frames(document.image, "", None, None)[0], row(i)["image"])
+    label = dataset.document_type.model_json_schema()["properties"]["label"]
+    assert label["names"] == ["cat", "dog", "owl"]
+
+
+def test_huggingface_images_as_tensors_of_the_other_split(tmp_path: Path) -> None:
+    dataset = import_dataset(FOREIGN / "huggingface", tmp_path / "made", split="test", images="decode")
+    check_shared(dataset, range(5, ROWS), "number", "image")
+
+
+def test_a_split_that_is_not_there_tells_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="split=None: the splits are 'train', 'test'"):
+        import_dataset(FOREIGN / "huggingface", tmp_path / "made")
+
+
+def saved(folder: Path, table: pa.Table, features: dict[str, Any]) -> Path:
+    folder.mkdir()
+    with pa.OSFile(str(folder / "data.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+    (folder / "dataset_info.json").write_text(json.dumps({"features": features}))
+    return folder
+
+
+def test_images_that_are_elsewhere_are_not_looked_for(tmp_path: Path) -> None:
+    images = pa.array([{"bytes": b"", "path": None}, {"bytes": None, "path": "/etc/passwd"}])
+    source = saved(tmp_path / "source", pa.table({"image": images}), {"image": {"_type": "Image"}})
+    with pytest.raises(DecodeError, match="image: some files are not in the dataset, but at a path"):
+        import_dataset(source, tmp_path / "made")
+
+
+def test_images_inside_of_lists_and_structs_are_bytes_too(tmp_path: Path) -> None:
+    cell = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    one, two = {"bytes": b"1", "path": None}, {"bytes": b"2", "path": "x"}
+    table = pa.table(
+        {
+            "many": pa.array([[one, two], None, []], pa.list_(cell)),
+            "inner": pa.array([{"picture": one}, {"picture": two}, {"picture": None}]),
+        }
+    )
+    features = {
+        "many": {"feature": {"_type": "Image"}, "_type": "List"},
+        "inner": {"picture": {"_type": "Image"}},
+    }
+    found = import_dataset(saved(tmp_path / "source", table, features), tmp_path / "made")[:]
+    assert [document.many for document in found] == [[b"1", b"2"], None, []]
+    assert [document.inner.picture for document in found] == [b"1", b"2", None]
+
+
+# --- all of them
+
+
+def test_a_remote_source_and_target() -> None:
+    fsspec = pytest.importorskip("fsspec")
+    store = fsspec.filesystem("memory")
+    store.put(str(FOREIGN / "mds-raw"), "/import-source", recursive=True)
+    dataset = import_dataset("memory://import-source", "memory://import-target")
+    check_shared(dataset, range(ROWS), "number", "name")
+
+
+def test_what_was_imported_opens_without_its_class(tmp_path: Path) -> None:
+    import_dataset(FOREIGN / "petastorm", tmp_path / "made", allow_pickle=True, name="Gone")
+    check_shared(open_dataset(tmp_path / "made"), range(ROWS), "number", "image", "ragged")
+
+
+def test_a_folder_that_tells_no_format(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="the files do not tell their format"):
+        import_dataset(tmp_path, tmp_path / "made")
+    with pytest.raises(OptionError, match="format='mdx' is not a format that is imported. Did you mean 'mds'?"):
+        import_dataset(tmp_path, tmp_path / "made", "mdx")  # type: ignore[arg-type]
+    for name in ("petastorm", "mds", "webdataset", "huggingface"):
+        with pytest.raises(StorageError, match="no such file|there are no"):
+            import_dataset(tmp_path, tmp_path / "made", name)  # type: ignore[arg-type]
