@@ -191,7 +191,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
     def state(self) -> dict[str, Any] | None:
         """Where the `StreamingDataset` that gave the batch goes on behind it; None for other batches."""
         state: Any = getattr(self, "_state", None)
-        return None if state is None else state.to_dict()  # type: ignore[no-any-return]
+        return None if state is None else state.to_dict()
 
     # --- tensors
 

@@ -48,7 +48,7 @@ def _window(width: int) -> NDArray[Any]:
 
 @cache
 def _view() -> memoryview:
-    return memoryview(_window(1).view(np.uint8))
+    return memoryview(_window(1).view(np.uint8))  # type: ignore[arg-type]
 
 
 def fetch(addresses: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
@@ -66,7 +66,7 @@ def fetch(addresses: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
 
 def fetch_into(target: NDArray[np.uint8], addresses: NDArray[np.int64], width: int) -> None:
     """Copy the bytes at each address, one row behind the other."""
-    view, rows = _view(), memoryview(target)
+    view, rows = _view(), memoryview(target)  # type: ignore[arg-type]
     for place, source in zip(range(0, target.nbytes, width), (addresses - _LOWEST).tolist(), strict=True):
         rows[place : place + width] = view[source : source + width]
 
