@@ -10,12 +10,15 @@ import numpy as np
 
 from quire.array import DocumentBatch
 from quire.columns import Columns
+from quire.data._arena import Arena
 from quire.data._collate import validated_as
+from quire.data._passes import Passes
 from quire.data._plan import Preprocessing, plan_steps
 from quire.data._steps import Run, in_shape, run_steps
 from quire.data._store import converted, in_worker
 from quire.data._stream_options import StreamOptions
-from quire.errors import ShardError
+from quire.errors import DecodeError, ShardError
+from quire.files import shown
 from quire.storage import StoredDataset, has_mixed_tensors
 from quire.tensors import get_framework
 
@@ -29,27 +32,37 @@ class Fetch:
     """Gathers rows, preprocesses them, and makes a batch of them."""
 
     def __init__(
-        self, stored: StoredDataset[Any], preprocessing: Preprocessing | None, output: Any, options: StreamOptions
+        self,
+        stored: StoredDataset[Any],
+        preprocessing: Preprocessing | None,
+        output: Any,
+        options: StreamOptions,
+        passes: Passes,
     ) -> None:
-        self._stored, self._output = stored, output
+        self._stored, self._output, self._passes = stored, output, passes
         self._framework, self._shapes = options.resolved_framework(), options.shapes
         self._target = get_framework(self._framework) if self._framework in ("numpy", "torch") else None
         self._on_error = options.on_error
         self._steps = plan_steps(stored.schema, preprocessing)
         self._has_mixed = has_mixed_tensors(stored.layout.forms)
-        self._bad: set[int] = set()
-        self.errors: list[str] = []
+        self._arena = Arena()
+        self._bad: frozenset[int] = frozenset()
+
+    def batch(self, rows: NDArray[np.int64]) -> DocumentBatch[Any]:
+        """The batch of rows."""
+        [made] = self.batches([(rows, None)])
+        return made
 
     def batches(self, parts: list[Part]) -> Iterator[DocumentBatch[Any]]:
         """A batch of the rows of each part; those that are not real, but fill it up, are told by its mask."""
-        gathered, parts = self._gathered(parts)
-        for columns, (rows, real) in zip(gathered, parts, strict=True):
+        for columns, (rows, real) in self._gathered(parts):
             if self._target is None or self._has_mixed:
                 columns = converted(columns, self._framework)  # noqa: PLW2901 - the same columns
             yield self._finished(columns, rows, real)
 
     def _finished(self, columns: Columns, rows: NDArray[np.int64], real: Any) -> DocumentBatch[Any]:
-        run = Run(rows, columns.columns.get("id"), self._shapes, self._framework, columns.schema.name)
+        ids, name = columns.columns.get("id"), columns.schema.name
+        run = Run(rows, ids, self._shapes, self._framework, name, self._arena)
         columns = in_shape(run_steps(columns, self._steps, run), run)
         if self._output is not None:
             columns = validated_as(self._output, columns, self._shapes, run.where)
@@ -59,37 +72,68 @@ class Fetch:
         document_type = columns.schema.document_type
         return DocumentBatch[document_type]._wrap(columns)  # type: ignore[valid-type]
 
-    def _gathered(self, parts: list[Part]) -> tuple[Iterator[Columns], list[Part]]:
-        while True:
-            if self._bad:
-                parts = [self._without_bad(rows, real) for rows, real in parts]
-            wanted = [rows for rows, _ in parts]
+    def _gathered(self, parts: list[Part]) -> Iterator[tuple[Columns, Part]]:
+        """The columns of each part; when a shard cannot be read, what is left is gathered without it."""
+        done = 0
+        while done < len(parts):
+            rest = [self._readable(*part) for part in parts[done:]]
+            wanted = [rows for rows, _ in rest]
             try:
-                return self._stored.gather_parts(wanted, self._target, shared=in_worker()), parts
-            except ShardError as error:
-                if self._on_error == "raise":
-                    raise
-                self._find_bad(np.concatenate(wanted), error)
+                gathered = self._stored.gather_parts(wanted, self._target, shared=in_worker())
+                for made in zip(gathered, rest, strict=True):
+                    done += 1
+                    yield made
+            except (ShardError, DecodeError) as error:
+                self._note_bad(np.concatenate(wanted), error)
 
-    def _find_bad(self, rows: NDArray[np.int64], error: ShardError) -> None:
-        """Note which shards of the rows cannot be read."""
-        before = len(self._bad)
-        for shard in np.unique(self._stored.shards_of(rows)).tolist():
-            if shard in self._bad:
-                continue
-            try:
-                self._stored.open_shard(shard)
-            except ShardError as found:
-                self._bad.add(shard)
-                self.errors.append(str(found))
-        if len(self._bad) == before:
+    # --- shards that cannot be read
+
+    def _note_bad(self, rows: NDArray[np.int64], error: Exception) -> None:
+        """Note which shards of the rows cannot be read, if that is allowed."""
+        if self._on_error == "raise" and isinstance(error, ShardError):
             raise error
+        shards = self._stored.shards_of(rows)
+        found = {shard: self._error_of(shard, rows[shards == shard]) for shard in np.unique(shards).tolist()}
+        errors = {shard: why for shard, why in found.items() if why is not None}
+        if not errors:
+            raise error  # they can all be read by now
+        if self._on_error == "raise":
+            raise next(iter(errors.values())) from error
+        self._bad |= errors.keys()
+        for why in errors.values():
+            self._passes.note(str(why))
 
-    def _without_bad(self, rows: NDArray[np.int64], real: Any) -> tuple[NDArray[np.int64], Any]:
-        """The rows that can be read; in the place of others, as was asked for, none or the next that can be."""
+    def _error_of(self, shard: int, rows: NDArray[np.int64]) -> ShardError | None:
+        """Why rows of a shard cannot be read."""
+        try:
+            self._stored.gather(rows)
+        except ShardError as error:
+            return error
+        except DecodeError as error:
+            name = self._stored.folder.join(self._stored.shards[shard].name)
+            return ShardError(f"{shown(name)}: the shard cannot be read: {error}")
+        return None
+
+    def _readable(self, rows: NDArray[np.int64], real: Any) -> Part:
+        """The rows that can be read; in the place of others, as was asked for, none or some that can be."""
+        if not self._bad:
+            return rows, real
         bad = np.isin(self._stored.shards_of(rows), list(self._bad))
         if not bad.any():
             return rows, real
         if self._on_error == "skip":
             return rows[~bad], None if real is None else real[~bad]
-        return np.where(bad, self._stored.next_readable(rows, self._bad), rows), real
+        return np.where(bad, self._others(rows), rows), real
+
+    def _others(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """For each row another one that can be read; for different ones different ones, as far as there are."""
+        stored = self._stored
+        bounds = stored.starts if stored.rows is None else np.searchsorted(stored.rows, stored.starts)
+        good = np.setdiff1d(np.arange(len(stored.shards)), list(self._bad))
+        ends = np.cumsum(np.diff(bounds)[good])
+        if not len(ends) or not ends[-1]:
+            raise ShardError(f"{shown(stored.folder.url)}: no shard of the dataset can be read.")
+        picked = rows % ends[-1]
+        which = np.searchsorted(ends, picked, side="right")
+        found: NDArray[np.int64] = bounds[good[which] + 1] - ends[which] + picked
+        return found

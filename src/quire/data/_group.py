@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Group:
-    """Some steps of one rank in an epoch; `done` are the epochs of the pass that are behind."""
+    """Some steps of one rank in an epoch; `done` are the epochs of the pass behind it, `before` the steps in them."""
 
     share: Slice
     done: int
-    steps: list[int]
+    before: int
+    steps: Sequence[int]
 
     def rows(self) -> list[tuple[NDArray[np.int64], NDArray[np.bool_] | None]]:
         """The rows of each step, and which of them are real."""

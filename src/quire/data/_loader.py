@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from quire.array import DocumentBatch
 from quire.columns import Columns, DocumentColumn, DocumentsColumn, PackedColumn, RaggedColumn, TensorColumn
 from quire.data._group import Group
+from quire.data._passes import new_mark
 from quire.document import BaseDocument
 from quire.errors import OptionError
 
@@ -32,24 +32,30 @@ class Loader(Generic[DocT]):
         return len(self.dataset)
 
     def __iter__(self) -> Iterator[DocumentBatch[DocT]]:
-        dataset, room = self.dataset, self.dataset.options.memory_bytes
-        groups = dataset.groups(0, 0, secrets.randbits(63) | 1)
-        waiting: deque[Future[list[DocumentBatch[DocT]]]] = deque()
+        dataset, mark = self.dataset, new_mark()
+        for batch in self._batches(dataset.groups(mark)):
+            dataset._state = batch._state
+            yield batch
+        dataset._passes.end(mark)
+
+    def _batches(self, groups: Iterator[Group]) -> Iterator[DocumentBatch[DocT]]:
+        """The batches of groups in order; while those of one are taken, others are made, if they have room."""
+        waiting: deque[Future[deque[DocumentBatch[DocT]]]] = deque()
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="quire-loader")
-        ahead, more = 1, True
+        ahead, largest, more = 1, 1, True
         try:
             while more or waiting:
                 while more and len(waiting) < ahead:
                     group = next(groups, None)
                     more = group is not None
                     if group is not None:
-                        waiting.append(pool.submit(_fetched, dataset, group))
-                batches = waiting.popleft().result() if waiting else []
-                size = max(1, sum(batch_bytes(batch._columns) for batch in batches))
-                ahead = max(1, min(-(-self.prefetch // max(1, len(batches))), room // size))
-                for batch in batches:
-                    dataset._state = batch._state
-                    yield batch
+                        waiting.append(pool.submit(_fetched, self.dataset, group))
+                batches = waiting.popleft().result() if waiting else deque()
+                largest = max(largest, sum(batch_bytes(batch._columns) for batch in batches))
+                room = self.dataset.options.memory_bytes // largest - 1  # one is being taken
+                ahead = max(1, min(-(-self.prefetch // max(1, len(batches))), room))
+                while batches:
+                    yield batches.popleft()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -62,8 +68,8 @@ class Loader(Generic[DocT]):
         self.dataset.load_state_dict(state)
 
 
-def _fetched(dataset: StreamingDataset[DocT], group: Group) -> list[DocumentBatch[DocT]]:
-    return list(dataset.fetch(group))
+def _fetched(dataset: StreamingDataset[DocT], group: Group) -> deque[DocumentBatch[DocT]]:
+    return deque(dataset.fetch(group))
 
 
 def batch_bytes(columns: Columns) -> int:

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from quire.data._epoch import RowOrder, Slice
 from quire.data._passes import Pass
-from quire.data._stream_options import StreamOptions
 from quire.errors import OptionError
 
 _VERSION = 1
+_NO_STATE = "this is no state of a StreamingDataset, or one of another version of quire."
 
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
     """So many steps behind a position of an epoch, with so many ranks and rows in a batch; and which order that is of.
 
-    `done` are the epochs of the pass that are behind.
+    `done` are the epochs of the pass that are behind, and `before` the steps of the pass in them.
     """
 
     epoch: int
     start: int
     step: int
     done: int
+    before: int
     epochs: int
     world_size: int
     batch_size: int
@@ -34,16 +35,16 @@ class StreamState:
     shuffle: Any
     block: int
     window: int
+    dataset: str
     version: int = _VERSION
 
     @classmethod
-    def at(cls, share: Slice, done: int, step: int, options: StreamOptions) -> StreamState:
-        """The state behind so many steps."""
+    def at(cls, share: Slice, step: int, behind: tuple[int, int], epochs: int | None, dataset: str) -> StreamState:
+        """The state behind so many steps; `behind` are the epochs of the pass that are, and the steps in them."""
         order = share.order
-        parts = (order.size, order.seed, order.shuffle, order.block, order.window)
-        epochs = options.epochs or 0
-        shares = (share.world_size, share.batch_size, share.last)
-        return cls(share.epoch, share.start, step, done, epochs, *shares, *parts)
+        parts: Any = (share.world_size, share.batch_size, share.last)
+        parts += (order.size, order.seed, order.shuffle, order.block, order.window)
+        return cls(share.epoch, share.start, step, *behind, epochs or 0, *parts, dataset=dataset)
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers, by name."""
@@ -51,16 +52,42 @@ class StreamState:
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> StreamState:
-        """The state again; what is none is an error."""
-        if isinstance(state, StreamState):
-            return state
+        """The state again, also out of that of a StatefulDataLoader; what is none is an error."""
+        if not isinstance(state, Mapping):
+            raise OptionError(_NO_STATE)
+        if "_snapshot" in state:
+            return cls._from_workers(state["_snapshot"]["_worker_snapshots"], state["_steps_since_snapshot"])
+        state = state.get("dataset_state") or state
         if state.get("version") != _VERSION or not set(cls.__slots__) <= set(state):
-            raise OptionError("this is no state of a StreamingDataset, or one of another version of quire.")
+            raise OptionError(_NO_STATE)
         return cls(**{name: state[name] for name in cls.__slots__})
 
-    def check(self, order: RowOrder) -> None:
+    @classmethod
+    def _from_workers(cls, snapshots: Mapping[str, Any], later: int) -> StreamState:
+        """Where workers are together, each of which knows how far it is itself, and so many steps later."""
+        found = [cls.from_dict(snapshots[f"worker_{worker}"]) for worker in range(len(snapshots))]
+        taken = min(state._next_of(worker, len(found)) for worker, state in enumerate(found))
+        first = min(found, key=lambda state: state.done)
+        return first._moved(taken + later - first.before)
+
+    def _next_of(self, worker: int, workers: int) -> int:
+        """The next step of the pass that is a worker's, counted from where the pass began."""
+        at = self.before + self.step
+        return at + (worker - at) % workers
+
+    def _moved(self, step: int) -> StreamState:
+        """So many steps behind the same position; where the epoch has fewer, in the one that comes then."""
+        state, steps = self, self._steps()
+        while step > steps and (not state.epochs or state.done + 1 < state.epochs):
+            step, behind = step - steps, state.before + steps
+            state = replace(state, epoch=state.epoch + 1, start=0, done=state.done + 1, before=behind)
+            steps = state._steps()
+        return replace(state, step=min(step, steps))
+
+    def check(self, order: RowOrder, dataset: str) -> None:
         """Refuse a state of another order: its position would be that of other rows."""
         wanted = {name: getattr(order, name) for name in ("size", "seed", "shuffle", "block", "window")}
+        wanted["dataset"] = dataset
         other = [
             f"{name} was {getattr(self, name)!r}, is {value!r}"
             for name, value in wanted.items()
@@ -69,20 +96,20 @@ class StreamState:
         if other:
             raise OptionError(
                 f"the state is of another order of rows: {'; '.join(other)}. Open the same dataset with the same seed, "
-                "shuffle and memory_bytes, or begin anew."
+                "shuffle, where and memory_bytes, or begin anew."
             )
 
     def divides_like(self, share: Slice) -> bool:
         """Whether its steps are those of a share."""
         return (self.world_size, self.batch_size, self.last) == (share.world_size, share.batch_size, share.last)
 
-    def next_pass(self) -> Pass:
+    def next_pass(self, epochs: int | None) -> Pass:
         """Where to go on: with the very next row, of this epoch or of the next one."""
-        steps = self._steps()
-        if self.step < steps:
-            return Pass(self.epoch, self.start + self.step * self.world_size * self.batch_size, self.done)
+        if self.step < self._steps():
+            position = self.start + self.step * self.world_size * self.batch_size
+            return Pass(self.epoch, position, self.done if epochs is None or self.done < epochs else 0)
         done = self.done + 1
-        return Pass(self.epoch + 1, 0, done if done < self.epochs or not self.epochs else 0)
+        return Pass(self.epoch + 1, 0, done if epochs is None or done < epochs else 0)
 
     def _steps(self) -> int:
         order = RowOrder(self.size)

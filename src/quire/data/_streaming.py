@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 import numpy as np
 from typing_extensions import Self, Unpack
 
-from quire._optional import is_installed, is_loaded, require
+from quire._optional import is_installed, require
 from quire._parametrize import ParametrizedMeta
 from quire.array import DocumentBatch
 from quire.array._index import resolve_index
 from quire.array._rows import bind
 from quire.data._collate import in_framework
-from quire.data._epoch import RowOrder, Slice, choose_block
+from quire.data._epoch import Slice
 from quire.data._fetch import Fetch
 from quire.data._group import Group
 from quire.data._loader import Loader
-from quire.data._passes import Pass, Passes
+from quire.data._passes import Pass, Passes, new_mark, this_worker
 from quire.data._plan import Preprocessing
 from quire.data._stream_options import Streaming, StreamOptions
+from quire.data._stream_order import fingerprint, order_of, row_bytes
 from quire.data._stream_state import StreamState
 from quire.data._tensorflow import Wanted, tensorflow_dataset
 from quire.document import BaseDocument
@@ -71,18 +70,16 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         self.options = options = StreamOptions(**streaming)
         self.batch_size = batch_size
         self.stored: StoredDataset[DocT] = self._opened(url)
-        self._fetch = Fetch(self.stored, preprocessing, output, options)
-        rows = len(self.stored)
-        row_bytes = self.stored.nbytes / max(int(self.stored.starts[-1]), 1)
-        block, window = choose_block(rows, row_bytes, options.memory_bytes, self._unit_bytes())
-        self.order = RowOrder(rows, options.seed, options.shuffle, block, window)
-        self._share = options.share()
-        self._slice(Pass())  # complains of what it does not know
-        self._check_global()
-        self._together = max(1, min(_MOST_TOGETHER, int(_BYTES_TOGETHER / max(row_bytes * batch_size, 1))))
+        self.order = order_of(self.stored, options)
         self._passes = Passes()
+        self._fetch = Fetch(self.stored, preprocessing, output, options, self._passes)
+        self._ranks: tuple[int, int] | None = None
+        self._slice(Pass())  # complains of what it does not know
+        together = min(_BYTES_TOGETHER, options.memory_bytes // 2) / max(row_bytes(self.stored) * batch_size, 1)
+        self._together = max(1, min(_MOST_TOGETHER, int(together)))
+        self._fingerprint = fingerprint(self.stored)
         self._state: StreamState | None = None
-        self._resume: tuple[Pass, int] | None = None
+        self._resume: StreamState | None = None
         _known_to_torch(type(self))
 
     def _opened(self, url: Any) -> StoredDataset[DocT]:
@@ -93,20 +90,6 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
             return url
         return StoredDataset[self.document_type](url, options.columns, options.where, options.storage)  # type: ignore[name-defined]
 
-    def _unit_bytes(self) -> int | None:
-        """Shards that are fetched or written anew as a whole are shuffled as a whole, if not all of them have room."""
-        if self.stored.is_mapped or self.stored.fits_cache:
-            return None
-        return self.stored.nbytes // max(len(self.stored.shards), 1)
-
-    def _check_global(self) -> None:
-        if self.options.shuffle == "global" and not (self.stored.is_mapped or self.stored.fits_cache):
-            raise OptionError(
-                "shuffle='global' needs all shards at hand, and the cache holds "
-                f"{self.stored.reader.cache.max_bytes:,} bytes of {self.stored.nbytes:,}. "
-                "Use shuffle='block', or pass storage=ReadOptions(cache_bytes=...)."
-            )
-
     @classmethod
     def _bind(cls, parameter: Any) -> dict[str, Any]:
         return bind(cls, parameter)
@@ -115,50 +98,83 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def __iter__(self) -> Iterator[DocumentBatch[DocT]]:
         """A pass: the batches of this rank, or of this worker of it."""
-        worker, workers, mark = _worker()
-        return self.batches(worker, workers, mark or secrets.randbits(63) | 1)
+        worker = this_worker()
+        if worker is None:
+            return self.batches(0, 0, new_mark())
+        return self._batches(self._begun(worker.number, worker.workers, worker.mark))  # it begins now, as others do
 
     def batches(self, worker: int, workers: int, mark: int) -> Iterator[DocumentBatch[DocT]]:
-        """The batches of one of several workers of a pass."""
-        for group in self.groups(worker, workers, mark):
+        """The batches of one of several workers of a pass, which the mark stands for."""
+        yield from self._batches(self._begun(worker, workers, mark))
+        if not workers:
+            self._passes.end(mark)
+
+    def _batches(self, groups: Iterable[Group]) -> Iterator[DocumentBatch[DocT]]:
+        for group in groups:
             for batch in self.fetch(group):
                 self._state = batch._state
                 yield batch
 
-    def groups(self, worker: int, workers: int, mark: int) -> Iterator[Group]:
-        """The steps of one of several workers of a pass; a few at a time, which costs hardly more than one."""
+    def groups(self, mark: int) -> Iterator[Group]:
+        """The steps of a pass; a few at a time, which costs hardly more than one."""
+        return self._begun(0, 0, mark)
+
+    def _begun(self, worker: int, workers: int, mark: int) -> Iterator[Group]:
+        """Begin a pass as one of its workers, or go on in it: its steps."""
         resumed, self._resume = self._resume, None
-        start = self._passes.begin(mark, self.options.epochs or 1)
-        first = 0
-        if resumed is not None:  # in a worker that goes on where it was
-            start, first = resumed
-        for done in itertools.count(start.done):
-            if self.options.epochs is not None and done >= self.options.epochs:
-                return
+        if resumed is None:
+            start = self._passes.begin(mark, worker, workers, self.options.epochs or 1)
+            self._state = self._state_at(self._slice(start), 0, (start.done, 0))
+        else:
+            start = Pass(resumed.epoch, resumed.start, resumed.done)
+            self._passes.resume(start, mark, worker, workers)
+        before, first = (0, 0) if resumed is None else (resumed.before, resumed.step)
+        return self._groups(start, (worker, workers, mark), before, first)
+
+    def _groups(self, start: Pass, who: tuple[int, int, int], before: int, first: int) -> Iterator[Group]:
+        """The steps of a worker, a few at a time: it takes every so-manieth of the whole pass, so they come in turn."""
+        worker, workers, mark = who
+        epochs, each = self.options.epochs, max(workers, 1)
+        while epochs is None or start.done < epochs:
             share = self._slice(start)
-            steps = [step for step in share.worker_steps(worker, workers) if step >= first]
+            steps = range(first + (worker - before - first) % each, share.steps, each)
             for at in range(0, len(steps), self._together):
-                yield Group(share, done, steps[at : at + self._together])
-            self._state = StreamState.at(share, done, share.steps, self.options)
-            start, first = Pass(start.epoch + 1, 0, done + 1), 0
+                yield Group(share, start.done, before, steps[at : at + self._together])
+            start, before, first = Pass(start.epoch + 1, 0, start.done + 1), before + share.steps, 0
+            if epochs is None:
+                self._check_endless(share)
+                self._passes.reach(mark, start.epoch)
+
+    def _check_endless(self, share: Slice) -> None:
+        if not share.steps and not share.start:
+            raise OptionError("epochs=None, but an epoch has no steps: a pass would never end, and give nothing.")
 
     def fetch(self, group: Group) -> Iterator[DocumentBatch[DocT]]:
         """The batches of some steps; each carries the state to go on from behind it."""
         for step, batch in zip(group.steps, self._fetch.batches(group.rows()), strict=True):
-            object.__setattr__(batch, "_state", StreamState.at(group.share, group.done, step + 1, self.options))
+            state = self._state_at(group.share, step + 1, (group.done, group.before))
+            object.__setattr__(batch, "_state", state)
             yield batch
 
+    def _state_at(self, share: Slice, step: int, behind: tuple[int, int]) -> StreamState:
+        return StreamState.at(share, step, behind, self.options.epochs, self._fingerprint)
+
     def _slice(self, start: Pass) -> Slice:
-        rank, world_size = self._share
+        rank, world_size = self._share()
         return Slice(self.order, start.epoch, start.position, rank, world_size, self.batch_size, self.options.last)
 
+    def _share(self) -> tuple[int, int]:
+        """The rank and the number of ranks; a worker has those of the process that it works for."""
+        return self.options.share() if self._ranks is None or this_worker() is None else self._ranks
+
     def __len__(self) -> int:
-        """The batches of the next pass, on this rank."""
-        if self.options.epochs is None:
+        """The batches of the pass that is under way on this rank, or of the next."""
+        epochs = self.options.epochs
+        if epochs is None:
             raise TypeError("a dataset with epochs=None never ends, and has no length.")
-        start = self._passes.next()
+        start = self._passes.next(epochs)
         first, whole = self._slice(start).steps, self._slice(Pass(start.epoch)).steps
-        return first + whole * (self.options.epochs - start.done - 1)
+        return first + whole * (epochs - start.done - 1)
 
     @property
     def num_rows(self) -> int:
@@ -175,7 +191,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def to_tf_dataset(self, *, features: Wanted = None, labels: Wanted = None) -> Any:
         """A `tf.data.Dataset` of the batches of a pass; see `MultiModalDataset.to_tf_dataset`."""
-        [first] = self._fetch.batches([(np.arange(min(self.batch_size, self.num_rows)), None)])
+        first = self._fetch.batch(np.arange(min(self.batch_size, self.num_rows)))
         return tensorflow_dataset(lambda: iter(self), len(self), first, features, labels)
 
     # --- rows
@@ -187,61 +203,72 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
     def __getitem__(self, key: Any) -> Any:
         """A preprocessed document by the number of its row; by slice, list or mask, a batch."""
         rows = resolve_index(key, self.num_rows)
-        one = isinstance(rows, int)
-        chosen = np.array([rows]) if one else np.arange(self.num_rows)[rows] if isinstance(rows, slice) else rows
-        [batch] = self._fetch.batches([(chosen, None)])
-        return batch[0] if one else batch
+        if isinstance(rows, int):
+            return self._fetch.batch(np.array([rows]))[0]
+        return self._fetch.batch(np.arange(self.num_rows)[rows] if isinstance(rows, slice) else rows)
 
     # --- where it is
 
     @property
     def epoch(self) -> int:
-        """The epoch of the pass that is under way, or of the next."""
-        return self._passes.next().epoch
+        """The epoch that the pass which is under way began with, or the next one will."""
+        return self._passes.next(self.options.epochs or 1).epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be that epoch."""
+        """Let the next pass be that epoch. One that was resumed there goes on where it was."""
         self._slice(Pass(epoch))
-        self._passes.set(Pass(epoch))
+        record = self._passes.last()
+        if not (record.is_new and record.start.epoch == epoch):
+            self._passes.set(Pass(epoch))
         self._state = None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the dataset is: behind the last batch that was taken of it, in this process."""
+        if this_worker() is None and self._passes.last().workers:
+            raise OptionError(
+                "workers of a DataLoader make the batches, and the dataset does not know how many of them were taken. "
+                "Keep the state of the last one, batch.state, or that of a StatefulDataLoader."
+            )
         if self._state is not None:
             return self._state.to_dict()
-        start = self._passes.next()
-        return StreamState.at(self._slice(start), start.done, 0, self.options).to_dict()
+        start = self._passes.next(self.options.epochs or 1)
+        return self._state_at(self._slice(start), 0, (start.done, 0)).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state: that of a dataset, of a loader, or of a batch, with any number of ranks and workers."""
+        """Go on from a state, with any number of ranks and workers.
+
+        It is that of a dataset, a loader, a batch, or a StatefulDataLoader.
+        """
         found = StreamState.from_dict(state)
-        found.check(self.order)
-        if _worker()[1] and found.divides_like(self._slice(Pass())):
-            self._resume = Pass(found.epoch, found.start, found.done), found.step
-            self._state = found
-            return
-        self._passes.set(found.next_pass())
-        self._state = None
+        found.check(self.order, self._fingerprint)
+        if this_worker() is None:
+            self._passes.set(found.next_pass(self.options.epochs))
+            self._state = None
+        elif found.divides_like(self._slice(Pass())) and found.epochs == (self.options.epochs or 0):
+            self._state = self._resume = found
+        else:
+            raise OptionError(
+                "with other ranks, batch_size, last or epochs than before, no worker knows where it goes on. Give the "
+                "state to the dataset, not to the loader: dataset.load_state_dict(state)."
+            )
 
     @property
     def errors(self) -> list[str]:
-        """What went wrong with shards whose rows were skipped or replaced."""
-        return self._fetch.errors
+        """What went wrong with shards whose rows were skipped or replaced, in this process and its workers."""
+        return self._passes.errors()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ranks": self._share()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _known_to_torch(type(self))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.num_rows} rows in batches of {self.batch_size}>"
 
     def __copy__(self) -> Self:
         return self
-
-
-def _worker() -> tuple[int, int, int]:
-    """The number of this worker of a DataLoader, how many there are, and a mark of the pass; 0, 0, 0 in no worker."""
-    if not is_loaded("torch.utils.data"):
-        return 0, 0, 0
-    data: Any = require("torch.utils.data", extra="torch", needed_for="workers")
-    info = data.get_worker_info()
-    return (0, 0, 0) if info is None else (info.id, info.num_workers, (info.seed - info.id) % 2**63 | 1)
 
 
 def _known_to_torch(dataset_type: type[Any]) -> None:
