@@ -69,6 +69,7 @@ def test_a_pickled_schema_is_not_read_unless_allowed(tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.needs("torch")
 def test_petastorm_with_a_class_reads_no_pickle(tmp_path: Path) -> None:
     class Picture(BaseDocument):
         number: int
@@ -169,9 +170,9 @@ def test_mds_images_as_tensors(tmp_path: Path) -> None:
     assert (dataset[3].raw.shape, int(dataset[3].raw[0, 0])) == ((4, 6), 30)
 
 
+@pytest.mark.needs("zstandard")
 @pytest.mark.parametrize("name", ["mds-gz", "mds-zstd"])
 def test_mds_packed(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("zstandard")
     check_shared(import_dataset(FOREIGN / name, tmp_path / "made"), range(ROWS), "number", "name")
 
 
@@ -395,8 +396,10 @@ def test_images_inside_of_lists_and_structs_are_bytes_too(tmp_path: Path) -> Non
 # --- all of them
 
 
+@pytest.mark.needs("fsspec")
 def test_a_remote_source_and_target() -> None:
-    fsspec = pytest.importorskip("fsspec")
+    import fsspec
+
     store = fsspec.filesystem("memory")
     store.put(str(FOREIGN / "mds-raw"), "/import-source", recursive=True)
     dataset = import_dataset("memory://import-source", "memory://import-target")

@@ -1,14 +1,22 @@
 """Datasets for training."""
 
+import importlib
+from typing import TYPE_CHECKING
+
 from quire.data._dataset import MultiModalDataset
 from quire.data._plan import batched
 
-__all__ = ["MultiModalDataset", "StreamingDataset", "batched"]
+if TYPE_CHECKING:
+    from quire.data._spark import from_spark
+    from quire.data._streaming import StreamingDataset
+
+__all__ = ["MultiModalDataset", "StreamingDataset", "batched", "from_spark"]
+
+_HOMES = {"StreamingDataset": "_streaming", "from_spark": "_spark"}
+"""Where names are that need pyarrow, which is an extra."""
 
 
 def __getattr__(name: str) -> object:
-    if name != "StreamingDataset":
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from quire.data._streaming import StreamingDataset  # noqa: PLC0415 - it needs pyarrow, which is an extra
-
-    return StreamingDataset
+    return getattr(importlib.import_module(f"quire.data.{_HOMES[name]}"), name)

@@ -1,0 +1,172 @@
+"""Frames of Spark as datasets for training: written once by Spark, then read like any other dataset."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+from typing_extensions import Unpack
+
+from quire._optional import require
+from quire.data._spark_frame import Floats, Written, write_frame
+from quire.data._stream_options import Streaming
+from quire.data._streaming import StreamingDataset
+from quire.data._tensorflow import Wanted
+from quire.document import BaseDocument
+from quire.errors import OptionError, StorageError
+from quire.files import scheme_of
+from quire.storage._infer import class_from_arrow
+
+DocT = TypeVar("DocT", bound=BaseDocument)
+
+_lock = threading.RLock()
+_made: list[tuple[Any, tuple[Any, ...], SparkConverter[Any]]] = []
+"""The frames that lie in a cache, what else they were made from, and their converters."""
+
+
+class SparkConverter(Generic[DocT]):
+    """A frame of Spark that lies in a cache as Parquet: `len()`, loaders for torch and TensorFlow, and `delete()`.
+
+    It can be pickled and sent to other processes and machines that see the cache. The files are removed by `delete()`,
+    or at the end of the process that made them.
+    """
+
+    def __init__(self, written: Written, schema: type[DocT] | None = None) -> None:
+        self._written, self._schema = written, schema
+        self._owner: int | None = os.getpid()
+        self.document_type: type[Any] = schema or class_from_arrow(written.fields, "Row")
+
+    def __len__(self) -> int:
+        return self._written.rows
+
+    @property
+    def url(self) -> str:
+        """The folder of the Parquet files."""
+        return self._written.url
+
+    def dataset(self, batch_size: int, **streaming: Unpack[Streaming]) -> StreamingDataset[DocT]:
+        """The rows as a dataset for training."""
+        made: Any = StreamingDataset[self.document_type]  # type: ignore[name-defined]
+        return made(self.url, batch_size, **streaming)  # type: ignore[no-any-return]
+
+    @contextmanager
+    def make_torch_dataloader(
+        self,
+        batch_size: int = 32,
+        num_epochs: int | None = 1,
+        workers_count: int = 1,
+        data_loader_fn: Callable[[StreamingDataset[DocT]], Any] | None = None,
+        **streaming: Unpack[Streaming],
+    ) -> Iterator[Any]:
+        """A loader of batches of torch tensors, made ahead by so many threads; the keywords are `StreamingDataset`'s.
+
+        It ends after `num_epochs`, and never if that is None. `data_loader_fn` makes another loader of the dataset, as
+        in `lambda dataset: DataLoader(dataset, batch_size=None, num_workers=2)`.
+        """
+        dataset = self.dataset(batch_size, **_with_epochs(streaming, num_epochs, "torch"))
+        yield dataset.loader(threads=workers_count) if data_loader_fn is None else data_loader_fn(dataset)
+
+    @contextmanager
+    def make_tf_dataset(
+        self,
+        batch_size: int = 32,
+        num_epochs: int | None = 1,
+        *,
+        features: Wanted = None,
+        labels: Wanted = None,
+        **streaming: Unpack[Streaming],
+    ) -> Iterator[Any]:
+        """A `tf.data.Dataset` of batches; features and labels as for `StreamingDataset.to_tf_dataset`."""
+        if num_epochs is None:
+            dataset = self.dataset(batch_size, **_with_epochs(streaming, 1, "tensorflow"))
+            yield dataset.to_tf_dataset(features=features, labels=labels).repeat()
+        else:
+            dataset = self.dataset(batch_size, **_with_epochs(streaming, num_epochs, "tensorflow"))
+            yield dataset.to_tf_dataset(features=features, labels=labels)
+
+    def delete(self) -> None:
+        """Remove the files; fine if they are gone."""
+        with _lock:
+            _made[:] = [entry for entry in _made if entry[2] is not self]
+        self._owner = None
+        _remove(self.url)
+
+    def __getstate__(self) -> dict[str, Any]:
+        fields = self._written.fields
+        written = (self.url, len(self), None if fields is None else fields.serialize().to_pybytes())
+        return {"written": written, "schema": self._schema}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        url, rows, fields = state["written"]
+        read = None if fields is None else pa.ipc.read_schema(pa.py_buffer(fields))
+        SparkConverter.__init__(self, Written(url, rows, read), state["schema"])
+        self._owner = None  # only the process that made the files removes them
+
+    def __repr__(self) -> str:
+        return f"<SparkConverter of {len(self)} {self.document_type.__name__} in {self.url}>"
+
+
+def _with_epochs(streaming: Streaming, epochs: int | None, framework: str) -> Streaming:
+    if "epochs" in streaming:
+        raise OptionError("pass num_epochs, not epochs: a loader has one number of them.")
+    return {"framework": framework, **streaming, "epochs": epochs}
+
+
+def from_spark(
+    frame: Any,
+    schema: type[DocT] | None = None,
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    dtype: Floats | None = None,
+) -> SparkConverter[DocT]:
+    """A frame of Spark (3.4 or newer) as a dataset for training: Spark writes it as Parquet, once for each plan.
+
+    Without a class, one is made: numbers, texts and dates as they are, structs as documents, arrays of numbers and
+    vectors of Spark ML as tensors, with their length where all rows have the same. With `dtype`, floats in columns and
+    arrays are written so: 'float32' halves doubles. `cache` is the folder for the files, which executors can write to
+    and this process can read; by default one of this machine, if Spark runs on it alone.
+    """
+    require("pyspark", extra="spark", needed_for="from_spark()")
+    if not hasattr(frame, "sameSemantics"):
+        raise OptionError(f"from_spark() takes a DataFrame of Spark, got {type(frame).__name__}.")
+    if dtype not in (None, "float32", "float64"):
+        raise OptionError(f"dtype={dtype!r}: use 'float32' or 'float64', or None to leave floats as they are.")
+    how = (schema, None if cache is None else os.fspath(cache), dtype)
+    with _lock:
+        known = next((made for other, used, made in _made if used == how and _same(other, frame)), None)
+        if known is None:
+            known = SparkConverter(write_frame(frame, *how), schema)
+            _made.append((frame, how, known))
+        return known
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two frames have the same plan, in one session."""
+    return one.sparkSession is other.sparkSession and bool(one.sameSemantics(other))
+
+
+def _remove(url: str) -> None:
+    if not scheme_of(url):
+        shutil.rmtree(url, ignore_errors=True)
+        return
+    core: Any = require("fsspec.core", extra="parquet", needed_for=f"removing {url}")
+    store, path = core.url_to_fs(url)
+    try:
+        store.rm(path, recursive=True)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StorageError(f"{url}: the files of the frame cannot be removed: {error}") from error
+
+
+@atexit.register
+def _remove_all() -> None:
+    for _, _, converter in _made:
+        if converter._owner == os.getpid():  # and not in a process that was forked
+            converter.delete()

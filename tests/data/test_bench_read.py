@@ -1,0 +1,126 @@
+"""`quire bench-read`: as a real process, and the function that it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import quire
+from quire import BaseDocument
+from quire.cli import main
+from quire.data import StreamingDataset
+from quire.data._measure import measure
+from quire.errors import OptionError
+from quire.storage import write_dataset
+from quire.typing import NdArray, uint8
+
+pytestmark = pytest.mark.needs("pyarrow", "torch")
+SCHOOL = """
+from quire import BaseDocument
+from quire.typing import NdArray, uint8
+
+class Picture(BaseDocument):
+    image: NdArray[uint8, 4, 4]
+    label: int
+"""
+
+
+class Picture(BaseDocument):
+    image: NdArray[uint8, 4, 4]
+    label: int
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("bench")
+    (made / "school.py").write_text(SCHOOL)
+    rows = [Picture(image=np.full((4, 4), i, np.uint8), label=i) for i in range(100)]
+    write_dataset(rows, made / "pictures")
+    write_dataset([], made / "empty", Picture)
+    return made
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-B", "-m", "quire", "bench-read", *arguments]
+    home = {"PYTHONPATH": str(Path(quire.__file__).parents[1])}
+    return subprocess.run(command, cwd=folder, env=os.environ | home, capture_output=True, text=True, check=False)
+
+
+def test_numbers_for_people(folder: Path) -> None:
+    ran = run(folder, "pictures", "--seconds", "0.2", "--batch-size", "10")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    told = dict(line.rsplit(maxsplit=1) for line in ran.stdout.splitlines())
+    assert {"rows per second", "mb per second", "cpu seconds per million rows", "first batch seconds"} <= told.keys()
+    assert float(told["peak memory mb"].replace(",", "")) > 1
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--shuffle", "none", "--columns", "label", "--threads", "2"],
+        ["--shuffle", "global", "--document", "school:Picture", "--framework", "torch"],
+        ["--document", "school:Picture", "--workers", "2"],
+    ],
+    ids=["threads", "torch", "workers"],
+)
+def test_numbers_for_programs(
+    more: list[str], folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert main(["bench-read", "pictures", "--seconds", "0.2", "--batch-size", "10", "--json", *more]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"] == 10 * found["batches"] > 0
+    assert found["rows_per_second"] == pytest.approx(found["rows"] / found["seconds"])
+    assert found["mb_per_second"] == pytest.approx(found["bytes"] / 1e6 / found["seconds"])
+    assert min(found["cpu_seconds"], found["first_batch_seconds"], found["peak_memory_mb"]) > 0
+
+
+def test_bytes_are_those_of_the_columns_that_are_read(folder: Path) -> None:
+    whole = StreamingDataset[Picture](folder / "pictures", 10, columns=["image", "label"])
+    part = StreamingDataset[Picture](folder / "pictures", 10, columns=["label"])
+    images, labels = measure(whole, 0.05), measure(part, 0.05)
+    assert (images.bytes / images.rows, labels.bytes / labels.rows) == (16 + 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["nowhere"], 1, "quire: .*nowhere"),
+        (["empty"], 1, "quire: "),
+        (["pictures", "--columns", "lable"], 1, "lable.*Did you mean 'label'"),
+        (["pictures", "--seconds", "0"], 1, "seconds=0.0"),
+        (["pictures", "--shuffle", "some"], 2, "invalid choice: 'some'"),
+        ([], 2, "required: url"),
+    ],
+)
+def test_wrong_calls_have_exit_codes(
+    arguments: list[str],
+    code: int,
+    message: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(folder)
+    try:
+        found = main(["bench-read", *arguments])
+    except SystemExit as ended:
+        found = ended.code  # type: ignore[assignment]
+    assert found == code
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert re.search(message, told.err), told.err
+
+
+def test_a_dataset_without_a_batch_cannot_be_measured(folder: Path) -> None:
+    dataset = StreamingDataset[Picture](folder / "pictures", 1000, last="drop")
+    with pytest.raises(OptionError, match="not one batch"):
+        measure(dataset, 1)
