@@ -158,45 +158,6 @@ def test_a_shape_without_elements_comes_back(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.needs("torch")
-def test_tensors_of_torch_come_back_as_such() -> None:
-    import torch
-
-    Row = _class(fixed=Annotated[torch.Tensor, Shape(2), DType("bfloat16")], ragged=torch.Tensor, any_one=AnyTensor)
-    documents = [
-        Row(fixed=torch.ones(2, dtype=torch.bfloat16) * n, ragged=torch.arange(n), any_one=torch.ones(n, 1))
-        for n in range(3)
-    ]
-    _comes_back(documents, Row)
-    assert type(gathered(Layout(Row.document_schema()), [encoded(documents, Row)], [1])[0].fixed) is torch.Tensor
-
-
-@pytest.mark.needs("tensorflow")
-def test_tensors_of_tensorflow_come_back_as_such() -> None:
-    import tensorflow as tf
-
-    from quire.typing import TensorFlowTensor
-
-    Row = _class(fixed=TensorFlowTensor[float32, 2], any_one=AnyTensor)
-    documents = [Row(fixed=tf.ones(2) * n, any_one=tf.ones((n, 1))) for n in range(3)]
-    found = gathered(Layout(Row.document_schema()), [encoded(documents, Row)], [2, 0])
-    assert isinstance(found[0].fixed, TensorFlowTensor)
-    assert found[0].fixed.numpy().tolist() == [2, 2]
-    assert found[0].any_one.shape == (2, 1)
-    assert found[1].any_one.shape == (0, 1)
-
-
-@pytest.mark.needs("jax")
-def test_tensors_of_jax_come_back_as_such() -> None:
-    import jax
-    import jax.numpy as jnp
-
-    Row = _class(fixed=Annotated[jax.Array, Shape(2), DType("float32")], any_one=AnyTensor)
-    documents = [Row(fixed=jnp.ones(2) * n, any_one=jnp.ones((n, 1))) for n in range(3)]
-    _comes_back(documents, Row)
-    assert isinstance(gathered(Layout(Row.document_schema()), [encoded(documents, Row)], [1])[0].any_one, jax.Array)
-
-
-@pytest.mark.needs("torch")
 def test_tensors_of_many_frameworks_in_one_field_come_back_each_as_its_own() -> None:
     import torch
 
@@ -360,12 +321,12 @@ def test_what_has_no_form_is_an_error_that_names_the_field(values: dict[str, Any
 def test_a_sparse_tensor_is_an_error_that_names_the_field() -> None:
     import torch
 
-    Row = _class(fixed=Annotated[torch.Tensor, Shape(2), DType("float32")], ragged=torch.Tensor)
+    row_type = _class(fixed=Annotated[torch.Tensor, Shape(2), DType("float32")], ragged=torch.Tensor)
     sparse = torch.eye(2)[0].to_sparse()
     with pytest.raises(EncodeError, match="Row.fixed.*sparse"):
-        encoded([Row(fixed=sparse, ragged=torch.ones(1))], Row)
+        encoded([row_type(fixed=sparse, ragged=torch.ones(1))], row_type)
     with pytest.raises(EncodeError, match="Row.ragged.*sparse"):
-        encoded([Row(fixed=torch.ones(2), ragged=sparse)], Row)
+        encoded([row_type(fixed=torch.ones(2), ragged=sparse)], row_type)
 
 
 def test_a_tensor_that_was_put_past_its_type_is_an_error_that_names_the_field() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -17,15 +18,15 @@ from quire.array._index import resolve_index
 from quire.array._rows import bind
 from quire.columns import Columns
 from quire.document import BaseDocument
-from quire.errors import SchemaError, ShardError
-from quire.files import RemoteOptions, open_folder
+from quire.errors import DecodeError, SchemaError, ShardError
+from quire.files import Folder, RemoteOptions, open_folder
 from quire.storage._cache import ShardCache
 from quire.storage._infer import class_of
 from quire.storage._layout import Layout
-from quire.storage._manifest import Shard, plain_files, read_manifest
+from quire.storage._manifest import SUFFIXES, Shard, plain_files, read_manifest
 from quire.storage._rows import Rows
 from quire.storage._select import chosen_paths
-from quire.storage._shards import ShardReader, counted
+from quire.storage._shards import ShardReader, counted, told
 from quire.storage._where import Where, matching_rows
 from quire.tensors import Framework
 
@@ -56,6 +57,9 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
     """
 
     document_type: ClassVar[type[Any]] = BaseDocument
+    _opened: NDArray[np.int64]
+    _batch_starts: NDArray[np.int64]
+    _virtual: int
 
     def __init__(
         self,
@@ -67,14 +71,15 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         if self.document_type is BaseDocument:
             raise SchemaError("StoredDataset needs the documents' class: StoredDataset[Student](...).")
         self.options = options or ReadOptions()
-        self.folder = open_folder(url, self.options.remote)
+        self.folder, self._file = split_file(url, self.options.remote)
         schema = self.document_type.document_schema()
-        self.layout = Layout(schema, paths=chosen_paths(schema, columns))
+        self._paths = chosen_paths(schema, columns)
+        self.layout = Layout(schema, paths=self._paths)
         self.schema = self.layout.schema
         self.shards: tuple[Shard, ...] = _shards_in(self)
         self.starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum([s.rows for s in self.shards], dtype=np.int64)])
         self.reader = ShardReader(self.folder, self.layout, ShardCache(self.options.cache, self.options.cache_bytes))
-        self._forget()
+        self._start()
         self.rows: NDArray[np.int64] | None = _rows(self, where)
 
     @classmethod
@@ -121,9 +126,20 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         """
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
         with self._lock:
-            found = self._located(rows if self.rows is None else self.rows[rows])
+            found = self._located(self._stored(rows))
         found.framework, found.shared = framework, shared
-        return self.layout.gather_parts(found, [*map(len, parts)])
+        return self._named(self.layout.gather_parts(found, [*map(len, parts)]), rows)
+
+    def _named(self, parts: Iterator[Columns], rows: NDArray[np.int64]) -> Iterator[Columns]:
+        """What goes wrong with rows names their shard."""
+        try:
+            yield from parts
+        except DecodeError:
+            numbers = self.shards_of(rows)
+            for number in np.unique(numbers).tolist():
+                with self._lock, told(self.folder, self.shards[number]):
+                    self.layout.gather(self._located(self._stored(rows[numbers == number])))
+            raise
 
     def _located(self, rows: NDArray[np.int64]) -> Rows:
         """Where the rows are; the shards that they are in are opened."""
@@ -138,26 +154,36 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         if self._addresses.count + len(shards) > _MOST_OPEN:
             self._forget()
         starts = [self._batch_starts]
-        for number in shards[self._opened[shards] < 0].tolist():
-            batches = self.reader.open(self.shards[number])
-            self._opened[number] = self._virtual
-            for batch in batches:
-                self._addresses.add(self.layout.locate(batch), batch)
-                starts.append(np.array([self._virtual]))
-                self._virtual += len(batch)
-        self._batch_starts = np.concatenate(starts)
+        try:
+            for number in shards[self._opened[shards] < 0].tolist():
+                batches = self.reader.open(self.shards[number])
+                located = [self.layout.locate(batch) for batch in batches]
+                self._opened[number] = self._virtual
+                for batch, parts in zip(batches, located, strict=True):
+                    self._addresses.add(parts, batch)
+                    starts.append(np.array([self._virtual]))
+                    self._virtual += len(batch)
+        finally:
+            self._batch_starts = np.concatenate(starts)  # those before one that cannot be read are open
+
+    def _start(self) -> None:
+        self._lock = threading.RLock()
+        self._forget()
+        _alive.add(self)
 
     def _forget(self) -> None:
         """Close all shards; rows that are being gathered keep theirs."""
-        self._lock = threading.RLock()
         self._addresses = self.layout.addresses()
         self._opened = np.full(len(self.shards), -1, np.int64)
         self._batch_starts, self._virtual = np.zeros(0, np.int64), 0
 
+    def _stored(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The numbers in the shards of rows by position."""
+        return rows if self.rows is None else self.rows[rows]
+
     def shards_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The numbers of the shards that rows are in."""
-        stored = rows if self.rows is None else self.rows[rows]
-        return np.searchsorted(self.starts, stored, side="right") - 1
+        return np.searchsorted(self.starts, self._stored(rows), side="right") - 1
 
     def open_shard(self, number: int) -> None:
         """Open a shard, if it is not open; one that cannot be read is an error."""
@@ -192,38 +218,60 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
 
     def read(self) -> DocumentBatch[DocT]:
         """All rows in one batch."""
-        document_type = self.schema.document_type
-        parts = list(self._read_parts())
-        batch: Any = DocumentBatch[document_type]  # type: ignore[valid-type]
+        parts = list(self._read_parts()) if self.rows is None else []
         if not parts:
-            return self.take(np.zeros(0, np.int64)) if self.shards else batch()  # type: ignore[no-any-return]
+            return self.take(np.arange(len(self)))
+        batch: Any = DocumentBatch[self.schema.document_type]  # type: ignore[name-defined]
         return batch.concat([batch._wrap(part) for part in parts], shapes="ragged")  # type: ignore[no-any-return]
 
     def _read_parts(self) -> Iterator[Columns]:
-        if self.rows is not None:
-            yield self.gather(np.arange(len(self.rows)))
-            return
         for shard in self.shards:
-            for batch in self.reader.read(shard):
-                yield self.reader.columns(batch)
+            with told(self.folder, shard):
+                for batch in self.reader.read(shard):
+                    yield self.reader.columns(batch)
 
     def verify(self) -> None:
-        """Read every shard, and compare its size, checksum and rows with what was written."""
+        """Read every shard, and compare its size, checksum and rows with what was written. The error names all bad."""
+        bad: list[ShardError] = []
         for shard in self.shards:
-            self.reader.check(shard)
+            try:
+                self.reader.check(shard)
+            except ShardError as error:
+                bad.append(error)
+        if bad:
+            told_all = "".join(f"\n  {error}" for error in bad)
+            raise ShardError(f"{len(bad)} of {len(self.shards)} shards cannot be read:{told_all}") from bad[0]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self)} in {len(self.shards)} shards>"
 
     def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        for name in ("_lock", "_addresses", "_opened", "_batch_starts", "_virtual"):
-            del state[name]
-        return state
+        kept = ("options", "folder", "shards", "starts", "rows", "_file", "_paths")
+        return {**{name: self.__dict__[name] for name in kept}, "cache": self.reader.cache}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        cache = state.pop("cache")
         self.__dict__.update(state)
-        self._forget()
+        self.layout = Layout(self.document_type.document_schema(), paths=self._paths)
+        self.schema = self.layout.schema
+        self.reader = ShardReader(self.folder, self.layout, cache)
+        self._start()
+
+
+_alive: weakref.WeakSet[StoredDataset[Any]] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """In a child, let go of what other threads of the parent were just doing."""
+    for dataset in list(_alive):
+        if dataset._lock.acquire(blocking=False):
+            dataset._lock.release()
+        else:
+            dataset._start()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def _rows(dataset: StoredDataset[Any], where: Where | None) -> NDArray[np.int64] | None:
@@ -231,14 +279,31 @@ def _rows(dataset: StoredDataset[Any], where: Where | None) -> NDArray[np.int64]
 
 
 def _shards_in(dataset: StoredDataset[Any]) -> tuple[Shard, ...]:
-    """The shards that have rows: those that the logs tell of, or else the plain files of the folder."""
-    folder, options = dataset.folder, dataset.options
-    found = read_manifest(folder, options.remote)
-    shards: Sequence[Shard] = found.shards
-    if not found.logs:
+    """The shards that have rows."""
+    folder = dataset.folder
+    shards = shards_in(folder, dataset._file, dataset.options)
+    if any(shard.rows < 0 for shard in shards):
         with ThreadPoolExecutor(_FOOTERS) as pool:
-            shards = list(pool.map(lambda shard: counted(folder, shard), plain_files(folder)))
+            shards = list(pool.map(lambda shard: counted(folder, shard), shards))
     return tuple(shard for shard in shards if shard.rows)
+
+
+def shards_in(folder: Folder, file: str | None, options: ReadOptions) -> Sequence[Shard]:
+    """The shards that the logs tell of, or else the plain files of the folder; or the one file that was asked for."""
+    if file is not None:
+        return [Shard(file, -1, folder.size(file))]
+    found = read_manifest(folder, options.remote)
+    return found.shards if found.logs else plain_files(folder)
+
+
+def split_file(url: str | os.PathLike[str], remote: RemoteOptions) -> tuple[Folder, str | None]:
+    """The folder at an address; or that of the one Parquet or Arrow file that is there, and its name."""
+    folder = open_folder(url, remote)
+    if not folder.url.endswith(tuple(SUFFIXES.values())):
+        return folder, None
+    parent, _, name = folder.url.rpartition("/")
+    outside = open_folder(parent or "/", remote)
+    return (outside, name) if outside.exists(name) else (folder, None)
 
 
 def open_dataset(
@@ -257,5 +322,8 @@ def open_dataset(
     a `Split`, or a function. `more` are fields of `ReadOptions`: cache, cache_bytes, remote.
     """
     options = replace(options or ReadOptions(), **more)
-    document_type: Any = schema or class_of(open_folder(url, options.remote), options.remote)
+    document_type: Any = schema
+    if document_type is None:
+        folder, file = split_file(url, options.remote)
+        document_type = class_of(folder, shards_in(folder, file, options))
     return StoredDataset[document_type](url, columns, where, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,79 +13,124 @@ from quire.columns import Column, ObjectColumn, ScalarColumn, StackOptions, Vali
 from quire.documents._pillow import decode_frames
 from quire.errors import DecodeError, QuireError, TensorError
 from quire.schema import Field, FieldKind, Schema
-from quire.storage._form import Form, NumberForm
+from quire.storage._form import Form, NumberForm, bitmap, mark_of
 from quire.storage._nested import DocumentForm, DocumentsForm
 from quire.tensors import cast_numbers, common_dtype, get_framework
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+Arrays = list[pa.Array]
 _RAGGED = StackOptions(shapes="ragged")
 _WIDER = {int: "iu", float: "iuf", bool: "b"}
 """Which numbers a field takes, by the letter of their kind: what can be told without loss."""
 
 
-def conform(form: Form, array: pa.Array, schema: Schema) -> pa.Array:
-    """An array in the form that the field has; an error says what it is instead."""
-    if isinstance(array, pa.ExtensionArray):
-        array = array.storage
-    if array.type == form.type:
-        return array
+def conform(form: Form, array: pa.Array, field: pa.Field, schema: Schema) -> pa.Array:
+    """The array of an Arrow field in the form that the field of the class has; an error says what it is instead."""
     if isinstance(form, DocumentForm) and pa.types.is_struct(array.type):
         return _struct(form, array)
     if isinstance(form, DocumentsForm) and _is_list(array.type):
-        items = conform(form.item, array.flatten() if array.null_count else _whole(array), schema)
+        items = conform(form.item, array.flatten(), array.type.value_field, schema)
+        if items.null_count:
+            raise DecodeError(f"{form.path}: a document in an array is null.")
         return form.array(items, _offsets(array), _validity(array))
+    if form.is_form_of(field):
+        return array
     try:
-        return form.encode(_column(form, array, schema))
-    except (QuireError, pa.ArrowException) as error:
-        raise DecodeError(f"{form.path}: the data has {array.type}, the field is {form.field}: {error}") from error
+        return form.encode(_column(form, array, field, schema))
+    except (QuireError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+        told = mark_of(field) or array.type
+        raise DecodeError(f"{form.path}: the data has {told}, the field is {form.field}: {error}") from error
 
 
-def fits(form: Form, arrow_type: pa.DataType) -> bool:
-    """Whether an array of that type can be read as it is."""
+def fits(form: Form, field: pa.Field) -> bool:
+    """Whether the data of an Arrow field can be read as it is."""
+    if field.nullable and not form.field.nullable and form.field.kind is not FieldKind.ANY:
+        return False  # whether it has nulls, someone must look
+    return _has_form(form, field)
+
+
+def _has_form(form: Form, field: pa.Field) -> bool:
+    arrow_type = field.type
     if isinstance(form, DocumentForm):
         return pa.types.is_struct(arrow_type) and all(
-            (at := arrow_type.get_field_index(child.field.name)) >= 0 and fits(child, arrow_type.field(at).type)
+            (at := arrow_type.get_field_index(child.field.name)) >= 0 and _has_form(child, arrow_type.field(at))
             for child in form.forms
         )
     if isinstance(form, DocumentsForm):
-        return pa.types.is_list(arrow_type) and fits(form.item, arrow_type.value_type)
-    return bool(arrow_type == form.type)
+        return pa.types.is_list(arrow_type) and _has_form(form.item, arrow_type.value_field)
+    return form.is_form_of(field)
 
 
-def conform_fields(forms: Any, found: Any, schema: Schema, length: int, where: str) -> list[pa.Array]:
-    """The arrays of forms, from those that the data has by name; what it has not takes its default."""
-    names = {field.name: name for name, (field, _) in schema.accepted.items() if name in found}
-    names |= {form.field.name: form.field.name for form in forms if form.field.name in found}
+Found = Mapping[str, tuple[pa.Field, pa.Array]]
+"""Arrays by their names in the data, with their Arrow fields."""
+
+
+def conform_fields(forms: Sequence[Form], found: Found, schema: Schema, present: Validity, length: int) -> Arrays:
+    """The arrays of forms, from those that the data has by name; what it has not takes its default.
+
+    `present` tells which rows are documents at all; there, a field that is not optional must have a value.
+    """
+    names = stored_names(schema, found)
     made = []
     for form in forms:
-        if form.field.name in names:
-            made.append(conform(form, found[names[form.field.name]], schema))
-        else:
-            made.append(_default(form, schema, length, where))
+        if form.field.name not in names:
+            made.append(_default(form, schema, length))
+            continue
+        field, array = found[names[form.field.name]]
+        array = _plain_array(array)
+        made.append(conform(form, array, field.with_type(array.type), schema))
+        _check_values(form, made[-1], present)
     return made
 
 
-def _default(form: Form, schema: Schema, length: int, where: str) -> pa.Array:
+def _plain_array(array: pa.Array) -> pa.Array:
+    """Without the dictionaries and extensions that say no more than what is in them."""
+    if isinstance(array, pa.ExtensionArray) and not isinstance(array.type, pa.FixedShapeTensorType):
+        array = array.storage
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def stored_names(schema: Schema, found: Iterable[str]) -> dict[str, str]:
+    """Under which name the data has each field: its own, or else another that the class accepts."""
+    there = set(found)
+    names = {field.name: name for name, (field, _) in schema.accepted.items() if name in there}
+    return names | {field.name: field.name for field in schema.fields if field.name in there}
+
+
+def _check_values(form: Form, array: pa.Array, present: Validity) -> None:
+    if form.field.nullable or form.field.kind is FieldKind.ANY or not array.null_count:
+        return
+    missing = np.asarray(array.is_null())
+    if present is not None:
+        missing &= present
+    if missing.any():
+        row = int(np.flatnonzero(missing)[0])
+        raise DecodeError(f"{form.path}: row {row} of the record batch has no value, and the field is not optional.")
+
+
+def _default(form: Form, schema: Schema, length: int) -> pa.Array:
     field = form.field
     if field.required:
-        raise DecodeError(f"{form.path}: {where} does not hold it, and it has no default.")
+        raise DecodeError(f"{form.path}: the data does not hold it, and it has no default.")
     info = schema.document_type.model_fields[field.name]
     try:
         values = [info.get_default(call_default_factory=True, validated_data={}) for _ in range(length)]
         values = validate_values(schema, field, values, form.path, None)
         return form.encode(stack_values(field, values, _RAGGED, form.path))
     except (QuireError, KeyError, TypeError) as error:
-        raise DecodeError(f"{form.path}: {where} does not hold it, and its default cannot be made: {error}") from error
+        raise DecodeError(f"{form.path}: the data does not hold it, and its default cannot be made: {error}") from error
 
 
 def _struct(form: DocumentForm, array: pa.Array) -> pa.Array:
-    found = {array.type.field(i).name: array.field(i) for i in range(array.type.num_fields)}
-    arrays = conform_fields(form.forms, found, form.schema, len(array), "a nested document in the data")
-    validity = _validity(array)
-    marks = None if validity is None else pa.py_buffer(np.packbits(validity, bitorder="little"))
-    return pa.Array.from_buffers(form.type, len(array), [marks], children=arrays)
+    fields = [array.type.field(i) for i in range(array.type.num_fields)]
+    found = {field.name: (field, array.field(i)) for i, field in enumerate(fields)}
+    present = _validity(array)
+    arrays = conform_fields(form.forms, found, form.schema, present, len(array))
+    if not arrays:
+        return pa.array([{} if there else None for there in array.is_valid().to_pylist()], form.type)
+    return pa.Array.from_buffers(form.type, len(array), [bitmap(present)], children=arrays)
 
 
 def _validity(array: pa.Array) -> Validity:
@@ -96,38 +142,54 @@ def _is_list(arrow_type: pa.DataType) -> bool:
     return bool(types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type))
 
 
-def _whole(array: pa.Array) -> pa.Array:
-    return array.flatten()
-
-
 def _offsets(array: pa.Array) -> NDArray[np.int64]:
     sizes = np.asarray(pc.fill_null(pc.list_value_length(array), 0)).astype(np.int64)
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
 
 
-def _column(form: Form, array: pa.Array, schema: Schema) -> Column:
+def _column(form: Form, array: pa.Array, stored: pa.Field, schema: Schema) -> Column:
     field = form.field
     if isinstance(form, NumberForm) and field.kind is FieldKind.SCALAR:
         return _numbers(field, array)
     if field.kind is FieldKind.TENSOR:
-        return stack_values(field, _tensors(field, array, form.path), _RAGGED, form.path)
+        return stack_values(field, _tensors(form, array, stored), _RAGGED, form.path)
     if field.kind in (FieldKind.TEXT, FieldKind.BYTES) and field.type in (str, bytes):
         wanted = pa.string() if field.kind is FieldKind.TEXT else pa.binary()
         return ObjectColumn(field, array.cast(wanted).to_pylist())
-    if field.kind is FieldKind.UUID and pa.types.is_fixed_size_binary(array.type):
+    values = validate_values(schema, field, _objects(array, stored), form.path, np.asarray(array.is_valid()))
+    return stack_values(field, values, _RAGGED, form.path)
+
+
+def _objects(array: pa.Array, stored: pa.Field) -> list[Any]:
+    """Values as pydantic takes them."""
+    mark = mark_of(stored)
+    if mark is not None and mark[0] != "quire.enum":
+        raise DecodeError("what was written as this has no other form.")
+    if pa.types.is_fixed_size_binary(array.type):
         array = array.cast(pa.binary())
-    return stack_values(field, validate_values(schema, field, array.to_pylist(), form.path, None), _RAGGED, form.path)
+    if pa.types.is_map(array.type):
+        return [None if row is None else dict(row) for row in array.to_pylist()]
+    objects: list[Any] = _micros(array).to_pylist()
+    return objects
+
+
+def _micros(array: pa.Array) -> pa.Array:
+    """Moments and durations in the microseconds that Python has; what is finer is an error."""
+    arrow_type = array.type
+    if pa.types.is_timestamp(arrow_type):
+        return array.cast(pa.timestamp("us", arrow_type.tz))
+    if pa.types.is_duration(arrow_type):
+        return array.cast(pa.duration("us"))
+    return array.cast(pa.time64("us")) if pa.types.is_time64(arrow_type) else array
 
 
 def _numbers(field: Field, array: pa.Array) -> Column:
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
     kind = "b" if pa.types.is_boolean(array.type) else _kind(array.type)
     if kind not in _WIDER[field.type]:
         raise DecodeError("a number of another kind is no wider one.")
     target, dtype = NumberForm.types[field.type]
     cast = array.cast(target)  # safely: what does not fit is an error
-    data = np.asarray(pc.fill_null(cast, False if field.type is bool else 0)).astype(dtype)
+    data: NDArray[Any] = np.asarray(pc.fill_null(cast, False if field.type is bool else 0)).astype(dtype)
     return ScalarColumn(field, data, get_framework("numpy"), _validity(array))
 
 
@@ -140,15 +202,43 @@ def _kind(arrow_type: pa.DataType) -> str:
 # --- tensors
 
 
-def _tensors(field: Field, array: pa.Array, path: str) -> list[Any]:
-    """The tensors of lists of numbers, of bytes, or of images in bytes."""
+def _tensors(form: Form, array: pa.Array, stored: pa.Field) -> list[Any]:
+    """The tensors of lists of numbers, of bytes, of images in bytes, or of another dtype."""
+    field = form.field
     dtype = None if field.spec.dtype is None else common_dtype(field.spec.dtype)
     framework = field.type.framework or get_framework("numpy")
-    if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type) or _is_fixed_binary(array.type):
-        rows = [None if row is None else _from_bytes(field, row, dtype, path) for row in array.to_pylist()]
-    else:
-        rows = _from_lists(array)
+    rows = _arrays(form, array, stored, dtype)
     return [None if row is None else framework.from_numpy(_as_dtype(row, dtype)) for row in rows]
+
+
+def _arrays(form: Form, array: pa.Array, stored: pa.Field, dtype: np.dtype[Any] | None) -> list[Any]:
+    name, details = mark_of(stored) or ("", {})
+    if isinstance(array.type, pa.FixedShapeTensorType):
+        return _from_tensors(array)
+    if name == "quire.tensor":
+        return [None if row is None else _elements(row, details) for row in array.to_pylist()]
+    if name == "quire.ragged_tensor":
+        return [None if row is None else _elements(row["data"], {**details, **row}) for row in array.to_pylist()]
+    if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type) or _is_fixed_binary(array.type):
+        return [None if row is None else _from_bytes(form.field, row, dtype, form.path) for row in array.to_pylist()]
+    return _from_lists(array)
+
+
+def _elements(row: bytes, details: Mapping[str, Any]) -> NDArray[Any]:
+    """A tensor that was written with another dtype or shape."""
+    array: NDArray[Any] = np.frombuffer(bytearray(row), common_dtype(details["dtype"]))
+    shaped: NDArray[Any] = array.reshape(tuple(details["shape"]))
+    return shaped
+
+
+def _from_tensors(array: pa.Array) -> list[Any]:
+    """Arrow's own tensors; their axes may lie in another order than they are told."""
+    kind, there = array.type, array.is_valid().to_pylist()
+    order = kind.permutation or range(len(kind.shape))
+    flat = _plain(array.storage.values)[array.storage.offset * array.storage.type.list_size :]
+    rows = flat[: len(array) * array.storage.type.list_size].reshape(len(array), *kind.shape)
+    moved = rows.transpose(0, *(axis + 1 for axis in order))
+    return [np.ascontiguousarray(row) if ok else None for row, ok in zip(moved, there, strict=True)]
 
 
 def _is_fixed_binary(arrow_type: pa.DataType) -> bool:
@@ -189,17 +279,19 @@ def _row(values: pa.Array) -> NDArray[Any]:
 
 
 def _plain(array: pa.Array) -> NDArray[Any]:
-    found = array.to_numpy(zero_copy_only=False)
+    found: NDArray[Any] = array.to_numpy(zero_copy_only=False)
     if found.dtype.kind not in "biuf":
         raise TensorError(f"{array.type} is not a number.")
-    return found.copy()
+    copied: NDArray[Any] = found.copy()
+    return copied
 
 
 def _from_bytes(field: Field, row: bytes, dtype: np.dtype[Any] | None, path: str) -> NDArray[Any]:
     """The elements themselves, where their number fits the shape; else an image."""
     shape = field.spec.fixed_shape
     if dtype is not None and shape is not None and len(row) == dtype.itemsize * int(np.prod(shape)):
-        return np.frombuffer(bytearray(row), dtype).reshape(shape)
+        elements: NDArray[Any] = np.frombuffer(bytearray(row), dtype)
+        return elements.reshape(shape)
     image = decode_frames(row, path, None, None)[0]
     if field.spec.fits(image.shape, image.dtype.name):
         return image

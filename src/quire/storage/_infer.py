@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import json
+import keyword
+import re
+from collections.abc import Container, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-from pydantic import create_model
+from pydantic import ConfigDict, create_model
+from pydantic.fields import FieldInfo
 
 from quire._loaded import find
 from quire.array import DocumentArray
 from quire.document import BaseDocument
-from quire.files import Folder, RemoteOptions
+from quire.errors import StorageError
+from quire.files import Folder, shown
+from quire.storage._form import mark_of
 from quire.storage._layout import CLASS_KEY
-from quire.storage._manifest import Shard, plain_files, read_manifest
-from quire.storage._form import EXTENSION
-from quire.storage._shards import Parts, told
+from quire.storage._manifest import Shard
+from quire.storage._shards import arrow_schema_of, partitions
 from quire.tensors import DType, Shape
 
 _SIMPLE: tuple[tuple[Any, Any], ...] = (
@@ -39,38 +42,53 @@ _SIMPLE: tuple[tuple[Any, Any], ...] = (
 )
 
 
-def class_of(folder: Folder, remote: RemoteOptions) -> type[Any]:
+def class_of(folder: Folder, shards: Sequence[Shard]) -> type[Any]:
     """The class of the first shard: loaded, or made."""
-    shards = read_manifest(folder, remote).shards or plain_files(folder)
+    if not shards:
+        raise StorageError(
+            f"{shown(folder.url)}: no shard is whole that could tell the class. Pass it: schema=Student."
+        )
     schema = arrow_schema_of(folder, shards[0])
+    for key, value in partitions(shards[0].name).items():
+        if key not in schema.names:
+            schema = schema.append(pa.field(key, pa.int64() if isinstance(value, int) else pa.string()))
     name = (schema.metadata or {}).get(CLASS_KEY, b"").decode()
     loaded = find(name, None) if name else None
     return loaded or class_from_arrow(schema, name.rpartition(":")[2].rpartition(".")[2] or "Row")
 
 
-def arrow_schema_of(folder: Folder, shard: Shard) -> pa.Schema:
-    """The Arrow schema in the footer of a shard."""
-    with told(folder, shard), pa.PythonFile(Parts(folder, shard), "r") as file:
-        return pq.read_schema(file) if shard.format == "parquet" else pa.ipc.open_file(file).schema
-
-
 def class_from_arrow(schema: Any, name: str) -> type[Any]:
-    """A document class with a field for each of an Arrow schema."""
+    """A document class with a field for each of an Arrow schema; a name that no field can have becomes an alias."""
     fields: dict[str, Any] = {}
     for field in schema:
         annotation = _annotation(field, f"{name}_{field.name}")
-        fields[field.name] = (annotation | None, None) if field.nullable else (annotation, ...)
+        own = _field_name(field.name, fields)
+        details: dict[str, Any] = {} if own == field.name else {"alias": field.name}
+        default = FieldInfo(default=None, **details) if field.nullable else FieldInfo(**details)
+        fields[own] = (annotation | None if field.nullable else annotation, default)
+    config = ConfigDict(populate_by_name=True, protected_namespaces=())
     made: type[Any] = create_model(name, __base__=BaseDocument, **fields)
+    made.model_config = {**made.model_config, **config}
+    made.model_rebuild(force=True)
     return made
+
+
+def _field_name(name: str, taken: Container[str]) -> str:
+    """The name itself, or one like it that a field can have, and that is no method of documents."""
+    found = re.sub(r"\W", "_", name).lstrip("_") or "column"
+    if keyword.iskeyword(found) or found[0].isdigit() or (hasattr(BaseDocument, found) and found != "id"):
+        found = f"column_{found}"
+    while found in taken:
+        found += "_"
+    return found
 
 
 def _annotation(field: pa.Field, name: str) -> Any:
     arrow_type = field.type.storage_type if isinstance(field.type, pa.ExtensionType) else field.type
-    details = field.metadata or {}
-    kind = details.get(EXTENSION.encode())
-    if kind in (b"quire.tensor", b"quire.ragged_tensor"):
-        return _tensor(json.loads(details[b"ARROW:extension:metadata"]))
-    if kind == b"quire.value":
+    kind, details = mark_of(field) or ("", None)
+    if kind in ("quire.tensor", "quire.ragged_tensor"):
+        return _tensor(details)
+    if kind == "quire.value":
         return Any
     if isinstance(field.type, pa.FixedShapeTensorType):
         return Annotated[np.ndarray, Shape(*field.type.shape), DType(_dtype(field.type.value_type))]
@@ -111,10 +129,11 @@ def _list(arrow_type: pa.DataType, name: str) -> Any:
 
 
 def _dtype(arrow_type: pa.DataType) -> str:
-    return np.dtype(arrow_type.to_pandas_dtype()).name
+    return str(np.dtype(arrow_type.to_pandas_dtype()).name)
 
 
-def _tensor(details: dict[str, Any]) -> Any:
-    parts = [Shape(*details["shape"])] if details.get("shape") is not None else []
-    parts += [DType(details["dtype"])] if details.get("dtype") else []
-    return Annotated[(np.ndarray, *parts)] if parts else np.ndarray  # type: ignore[return-value]
+def _tensor(details: Any) -> Any:
+    shape, dtype = details.get("shape"), details.get("dtype")
+    if shape is None:
+        return np.ndarray if dtype is None else Annotated[np.ndarray, DType(dtype)]
+    return Annotated[np.ndarray, Shape(*shape), DType(dtype)]

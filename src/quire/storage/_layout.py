@@ -144,6 +144,15 @@ def _tensor_form(field: Field, path: str, storage: str) -> Form:
     return TensorForm(field, path, spec.dtype, spec.fixed_shape, storage)
 
 
+def layout_fingerprint(schema: Schema) -> str:
+    """The fingerprint of the layout of all fields of a class."""
+    key = "storage", "fingerprint"
+    if key not in schema.notes:
+        schema.notes[key] = Layout(schema).fingerprint
+    found: str = schema.notes[key]
+    return found
+
+
 def json_schema(schema: Schema) -> str:
     """The JSON schema of a class; an empty one where pydantic has none for a field."""
     try:

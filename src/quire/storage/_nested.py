@@ -43,6 +43,12 @@ class DocumentForm(Form):
     def children(self) -> Sequence[Form]:
         return self.forms
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether not all of a document is read."""
+        inner = [form for form in self.forms if isinstance(form, DocumentForm)]
+        return len(self.forms) < len(self.field.document_type.model_fields) or any(form.is_narrow for form in inner)
+
     def child_arrays(self, array: pa.Array) -> list[pa.Array]:
         return [array.field(form.field.name) for form in self.forms]
 
@@ -160,7 +166,7 @@ class DocumentsForm(_Lists):
         return DocumentsColumn(self.field, self.item.gather_columns(inner), offsets, rows.validity(self.first))
 
 
-_ITEMS = {FieldKind.SCALAR: NumberForm, FieldKind.TEXT: TextForm, FieldKind.BYTES: BytesForm}
+_ITEMS: dict[FieldKind, Any] = {FieldKind.SCALAR: NumberForm, FieldKind.TEXT: TextForm, FieldKind.BYTES: BytesForm}
 
 
 class ListForm(_Lists):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -16,18 +18,20 @@ import pyarrow.parquet as pq
 from quire.columns import Columns
 from quire.errors import DecodeError, ShardError, StorageError, StorageNotFoundError
 from quire.files import Folder, shown
+from quire.schema import Schema
 from quire.storage._cache import ShardCache, cache_key
-from quire.storage._foreign import conform_fields, fits
+from quire.storage._foreign import conform_fields, fits, stored_names
 from quire.storage._form import Form
-from quire.storage._layout import Layout
+from quire.storage._layout import FINGERPRINT_KEY, Layout, json_schema, layout_fingerprint
 from quire.storage._manifest import Shard
 from quire.storage._memory import map_file
 from quire.storage._nested import DocumentForm
 from quire.storage._rows import Rows
 from quire.storage._sink import hasher
 
-_ROWS = 8192
-"""Of a row group of another writer, so many rows are read at a time."""
+_ROWS, _BYTES = 8192, 16 << 20
+"""Of a row group of another writer, so many rows, or bytes, are read at a time."""
+_TAIL = 1 << 16
 
 
 class ShardReader:
@@ -39,10 +43,10 @@ class ShardReader:
     def open(self, shard: Shard) -> list[pa.RecordBatch]:
         """The record batches of a shard, mapped into memory."""
         with told(self.folder, shard):
-            batches = self._mapped(shard) or self._from_cache(shard)
-        rows = sum(map(len, batches))
-        if shard.rows not in (-1, rows):
-            raise self.altered(shard, f"it has {rows:,} rows, and the dataset says {shard.rows:,}")
+            batches = self._mapped(shard)
+            if batches is None:
+                batches = self._from_cache(shard)
+        self._check_rows(shard, sum(map(len, batches)))
         return batches
 
     def _mapped(self, shard: Shard) -> list[pa.RecordBatch] | None:
@@ -56,15 +60,12 @@ class ShardReader:
     def _buffer(self, path: Path, shard: Shard) -> pa.Buffer:
         with path.open("rb") as file:
             buffer = map_file(file)
-        if shard.bytes != buffer.size:
-            raise self.altered(shard, f"it has {buffer.size:,} bytes, and the dataset says {shard.bytes:,}")
+        self._check_size(shard, buffer.size)
         return buffer
 
     def _in_layout(self, schema: pa.Schema) -> bool:
-        return all(
-            (at := schema.get_field_index(form.field.name)) >= 0 and fits(form, schema.field(at).type)
-            for form in self.layout.forms
-        )
+        places = [(form, schema.get_all_field_indices(form.field.name)) for form in self.layout.forms]
+        return all(len(found) == 1 and fits(form, schema.field(found[0])) for form, found in places)
 
     def _selected(self, reader: Any) -> list[pa.RecordBatch]:
         names = [form.field.name for form in self.layout.forms]
@@ -74,9 +75,15 @@ class ShardReader:
         return batches
 
     def _from_cache(self, shard: Shard) -> list[pa.RecordBatch]:
-        key = cache_key(shard.xxh3 or self.folder.join(shard.name), shard.bytes, self.layout.fingerprint)
-        with self.cache.open(key, lambda target: self._transcode(shard, target)) as file:
+        with self.cache.open(self._key(shard), lambda target: self._transcode(shard, target)) as file:
             return self._selected(pa.ipc.open_file(map_file(file)))
+
+    def _key(self, shard: Shard) -> str:
+        """What is in the cache depends on the class too where the shard is not in its layout: on aliases, defaults."""
+        layout, whole = self.layout, self.layout.schema.document_type.document_schema()
+        same = shard.layout in (layout.fingerprint, layout_fingerprint(whole))
+        where = "" if shard.xxh3 else self.folder.url
+        return cache_key(where, *shard.identity, layout.fingerprint, "" if same else json_schema(layout.schema))
 
     def _transcode(self, shard: Shard, target: Path) -> None:
         """Write a shard anew as Arrow, in the layout of the class."""
@@ -85,24 +92,36 @@ class ShardReader:
             for batch in self.read(shard):
                 writer.write_batch(batch.replace_schema_metadata(schema.metadata))
 
-    def read(self, shard: Shard, rows: int = _ROWS) -> Iterator[pa.RecordBatch]:
+    def read(self, shard: Shard) -> Iterator[pa.RecordBatch]:
         """The record batches of a shard in the layout of the class, one at a time, whatever its format."""
+        rows = 0
         with told(self.folder, shard), self._local(shard) as path:
-            if shard.format == "arrow":
-                reader = pa.ipc.open_file(self._buffer(path, shard))
-                found: Any = (reader.get_batch(i) for i in range(reader.num_record_batches))
-            else:
-                if path.stat().st_size != shard.bytes:
-                    raise self.altered(shard, f"it has {path.stat().st_size:,} bytes, not {shard.bytes:,}")
-                file = pq.ParquetFile(path, memory_map=True)
-                found = file.iter_batches(rows, columns=self._wanted(file.schema_arrow))
-            for batch in found:
+            for batch in self._batches(path, shard):
+                rows += len(batch)
                 yield self.conformed(batch, shard)
+        self._check_rows(shard, rows)
+
+    def _batches(self, path: Path, shard: Shard) -> Iterator[pa.RecordBatch]:
+        """The record batches of a file as they are."""
+        if shard.format == "parquet":
+            file = self._parquet(path, shard)
+            yield from file.iter_batches(_rows_at_once(file.metadata), columns=self._wanted(file.schema_arrow))
+            return
+        reader = pa.ipc.open_file(self._buffer(path, shard))
+        checked = self._in_layout(reader.schema)  # then each row is looked at when it is gathered
+        for number in range(reader.num_record_batches):
+            batch = reader.get_batch(number)
+            batch.validate(full=not checked)
+            yield batch
+
+    def _parquet(self, path: Path, shard: Shard) -> pq.ParquetFile:
+        self._check_size(shard, path.stat().st_size)
+        return pq.ParquetFile(path, memory_map=True)
 
     def groups(self, shard: Shard, wanted: Callable[[Any], bool]) -> Iterator[tuple[int, Columns]]:
         """The row groups of a Parquet shard whose metadata are wanted: the number of the first row, and the columns."""
         with told(self.folder, shard), self._local(shard) as path:
-            file = pq.ParquetFile(path, memory_map=True)
+            file = self._parquet(path, shard)
             names, first = self._wanted(file.schema_arrow), 0
             for number in range(file.num_row_groups):
                 metadata = file.metadata.row_group(number)
@@ -123,16 +142,15 @@ class ShardReader:
 
     def _wanted(self, schema: pa.Schema) -> list[str]:
         """The columns of a Parquet file that the layout asks for, under any name that the class accepts."""
-        accepted = self.layout.schema.accepted
-        forms = {form.field.name: form for form in self.layout.forms}
-        chosen = [(name, forms.get(accepted[name][0].name)) for name in schema.names if name in accepted]
-        return [path for name, form in chosen if form is not None for path in _leaves(form, name)]
+        return list(_columns_of(self.layout.forms, self.layout.schema, schema, ""))
 
     def conformed(self, batch: pa.RecordBatch, shard: Shard) -> pa.RecordBatch:
         """A record batch in the layout of the class."""
-        found = dict(zip(batch.schema.names, batch.columns, strict=True))
-        where = f"shard {shard.name}"
-        arrays = conform_fields(self.layout.forms, found, self.layout.schema, len(batch), where)
+        found = dict(zip(batch.schema.names, zip(batch.schema, batch.columns, strict=True), strict=True))
+        for name, value in partitions(shard.name).items():
+            array = pa.repeat(value, len(batch))
+            found.setdefault(name, (pa.field(name, array.type), array))
+        arrays = conform_fields(self.layout.forms, found, self.layout.schema, None, len(batch))
         return pa.RecordBatch.from_arrays(arrays, schema=self.layout.fields)
 
     @contextmanager
@@ -149,29 +167,68 @@ class ShardReader:
             self.folder.fetch(shard.name, target)
             yield target
 
-    def altered(self, shard: Shard, why: str) -> ShardError:
+    def _check_size(self, shard: Shard, size: int) -> None:
+        if size != shard.bytes:
+            raise self._altered(shard, f"it has {size:,} bytes, and the dataset says {shard.bytes:,}")
+
+    def _check_rows(self, shard: Shard, rows: int) -> None:
+        if shard.rows not in (-1, rows):
+            raise self._altered(shard, f"it has {rows:,} rows, and the dataset says {shard.rows:,}")
+
+    def _altered(self, shard: Shard, why: str) -> ShardError:
         """A shard that is not what was written."""
         name = shown(self.folder.join(shard.name))
         return ShardError(f"{name}: the shard was altered or cut off: {why}. Write it again.")
 
     def check(self, shard: Shard) -> None:
-        """Read all of a shard, and compare its checksum."""
+        """Read all of a shard, and compare its size, checksum and rows."""
         with told(self.folder, shard), self._local(shard) as path:
             buffer = self._buffer(path, shard)
             if shard.xxh3:
                 found = hasher()
                 found.update(memoryview(buffer))
                 if found.hexdigest() != shard.xxh3:
-                    raise self.altered(shard, "its checksum is another one")
-            for batch in self.read(shard):
+                    raise self._altered(shard, "its checksum is another one")
+            rows = 0
+            for batch in self._batches(path, shard):
                 batch.validate(full=True)
+                rows += len(self.conformed(batch, shard))
+            self._check_rows(shard, rows)
 
 
-def _leaves(form: Form, name: str) -> list[str]:
-    """A column, or the parts of it that are read."""
-    if isinstance(form, DocumentForm) and len(form.forms) < len(form.field.document_type.model_fields):
-        return [path for child in form.forms for path in _leaves(child, f"{name}.{child.field.name}")]
-    return [name]
+def _rows_at_once(metadata: pq.FileMetaData) -> int:
+    """How many rows of a Parquet file are read at a time: about so many bytes, whatever its row groups are."""
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    widest = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
+    return max(1, min(_ROWS, _BYTES // max(widest, 1)))
+
+
+def _columns_of(forms: Sequence[Form], schema: Schema, fields: Any, before: str) -> Iterator[str]:
+    """The columns that hold what forms ask for; of nested documents, only the parts that are read."""
+    found = {field.name: field.type for field in fields}
+    names = stored_names(schema, found)
+    for form in forms:
+        name = names.get(form.field.name)
+        if name is None:
+            continue
+        inner = found[name]
+        parts: list[str] = []
+        if isinstance(form, DocumentForm) and pa.types.is_struct(inner) and form.is_narrow:
+            children = [inner.field(i) for i in range(inner.num_fields)]
+            parts = list(_columns_of(form.forms, form.schema, children, f"{before}{name}."))
+        yield from parts or [f"{before}{name}"]
+
+
+def partitions(name: str) -> dict[str, int | str | None]:
+    """The columns that the folders of a file tell, as Spark and Hive name them: 'year=2024/lang=en/part-0.parquet'."""
+    parts = [part.partition("=") for part in name.split("/")[:-1] if "=" in part]
+    return {unquote(key): _partition_value(unquote(value)) for key, _, value in parts}
+
+
+def _partition_value(text: str) -> int | str | None:
+    if text == "__HIVE_DEFAULT_PARTITION__":
+        return None
+    return int(text) if re.fullmatch(r"-?\d{1,18}", text) else text
 
 
 @contextmanager
@@ -203,7 +260,34 @@ def counted(folder: Folder, shard: Shard) -> Shard:
         else:
             opened = pa.ipc.open_file(file)
             groups = tuple(len(opened.get_batch(i)) for i in range(opened.num_record_batches))
-    return replace(shard, rows=sum(groups), groups=groups)
+        return replace(shard, rows=sum(groups), groups=groups, stamp=_stamp(folder, shard))
+
+
+def _stamp(folder: Folder, shard: Shard) -> str:
+    """The time of a local file; of a remote one, a checksum of its end, where the sizes of all of its parts are."""
+    path = folder.local_path(shard.name)
+    if path is not None:
+        return str(path.stat().st_mtime_ns)
+    end = hasher()
+    end.update(folder.read_range(shard.name, max(0, shard.bytes - _TAIL), shard.bytes))
+    return str(end.hexdigest())
+
+
+def summed(folder: Folder, shard: Shard) -> Shard:
+    """A whole file with all that a log tells of a shard."""
+    found, total = counted(folder, shard), hasher()
+    with told(folder, shard):
+        for start in range(0, shard.bytes, _BYTES):
+            total.update(folder.read_range(shard.name, start, min(start + _BYTES, shard.bytes)))
+    metadata = arrow_schema_of(folder, shard).metadata or {}
+    layout = metadata.get(FINGERPRINT_KEY, b"").decode()
+    return replace(found, xxh3=total.hexdigest(), layout=layout, stamp="")
+
+
+def arrow_schema_of(folder: Folder, shard: Shard) -> pa.Schema:
+    """The Arrow schema in the footer of a shard."""
+    with told(folder, shard), pa.PythonFile(Parts(folder, shard), "r") as file:
+        return pq.read_schema(file) if shard.format == "parquet" else pa.ipc.open_file(file).schema
 
 
 class Parts:

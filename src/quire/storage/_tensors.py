@@ -250,7 +250,8 @@ class RaggedForm(Form):
         shapes = [tuple(shape or ()) for shape in self._shape.gather(rows).values()]
         names = {name: form.gather(rows).values() for name, form in self._names.items()}
         there = rows.validity(self.first)
-        frameworks, dtypes = names.get("framework"), names.get("dtype")
+        frameworks: Any = names.get("framework")
+        dtypes: Any = names.get("dtype")
         if there is None and len(set(frameworks or ())) < 2 and len(set(dtypes or ())) < 2 and len(rows):
             return self._whole(packed.data, shapes, frameworks, dtypes)
         bounds = zip(packed.starts.tolist(), packed.ends.tolist(), strict=True)

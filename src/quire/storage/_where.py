@@ -6,7 +6,7 @@ import hashlib
 import json
 import operator
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,13 @@ from quire.array._columns_view import find_column, matching
 from quire.array._filter import compile_filter
 from quire.columns import Columns, ScalarColumn
 from quire.errors import OptionError
+from quire.schema import FieldKind
 from quire.storage._cache import cache_key
-from quire.storage._layout import Layout
+from quire.storage._form import Form, NumberForm
+from quire.storage._layout import Layout, json_schema, layout_fingerprint
 from quire.storage._manifest import Shard
+from quire.storage._nested import DocumentForm
+from quire.storage._objects import TextForm
 from quire.storage._shards import ShardReader
 
 if TYPE_CHECKING:
@@ -72,7 +76,8 @@ def matching_rows(reader: ShardReader, shards: Iterable[Shard], where: Where) ->
     name = _name(where)
     if name is None:
         return _evaluated(reader, shards, where)
-    parts = [part for shard in shards for part in (shard.name, shard.bytes, shard.xxh3)]
+    parts = [part for shard in shards for part in shard.identity]
+    parts += [layout_fingerprint(schema), json_schema(schema)]  # which tell aliases and defaults
 
     def make(target: Any) -> None:
         with open(target, "wb") as file:  # noqa: PTH123 - as numpy's own call would add a suffix
@@ -94,9 +99,9 @@ def _name(where: Where) -> str | None:
 
 def _evaluated(reader: ShardReader, shards: list[Shard], where: Where) -> NDArray[np.int64]:
     schema = reader.layout.schema.document_type.document_schema()
-    paths = None if callable(where) else [(path[0],) for path in _paths(where)]
+    paths: Any = None if callable(where) else [(path[0],) for path in _paths(where)]
     narrow = ShardReader(reader.folder, Layout(schema, paths=paths or None), reader.cache)
-    bounds = {} if callable(where) or isinstance(where, Split) else dict(_bounds(where))
+    bounds = {} if callable(where) or isinstance(where, Split) else dict(_bounds(where, narrow.layout))
     found, start = [np.zeros(0, np.int64)], 0
     for shard in shards:
         for first, columns in _parts(narrow, shard, bounds):
@@ -138,7 +143,7 @@ def _compared(columns: Columns, query: Mapping[str, Any]) -> NDArray[np.bool_] |
     result = np.ones(len(columns), np.bool_)
     for path, tests in _conditions(query):
         column = columns.columns.get(path)
-        if not isinstance(column, ScalarColumn) or any(not _is_plain(value) for value in tests.values()):
+        if not isinstance(column, ScalarColumn) or any(not _is_plain(column, value) for value in tests.values()):
             return None
         if not tests.keys() <= _COMPARE.keys():
             return None
@@ -149,9 +154,12 @@ def _compared(columns: Columns, query: Mapping[str, Any]) -> NDArray[np.bool_] |
     return None if any(key.startswith("$") for key in query) else result
 
 
-def _is_plain(value: Any) -> bool:
-    items = value if isinstance(value, (list, tuple, set)) else [value]
-    return all(type(item) in (int, float, bool) for item in items)
+def _is_plain(column: ScalarColumn, value: Any) -> bool:
+    """Whether numpy compares the numbers as Python does: integers as such, and floats that are numbers."""
+    items = value if isinstance(value, (list, tuple, set, frozenset)) else [value]
+    if column.field.type is float:
+        return all(type(item) in (int, float) and abs(item) < 1 << 53 for item in items)
+    return all(type(item) is column.field.type and -(1 << 63) <= item < 1 << 63 for item in items)
 
 
 def _conditions(query: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -180,14 +188,25 @@ def _paths(query: Any) -> list[FieldPath]:
 # --- what statistics tell
 
 
-def _bounds(query: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _bounds(query: Mapping[str, Any], layout: Layout) -> Iterator[tuple[str, dict[str, Any]]]:
     """The conditions that the least and the greatest value of a row group can rule out."""
     for path, tests in _conditions(query):
         kept = {name: value for name, value in tests.items() if name in _COMPARE and value is not None}
-        if kept:
+        if kept and _is_ordered(layout, parse_path(path)):
             yield path, kept
     for part in query.get("$and", ()):
-        yield from _bounds(part)
+        yield from _bounds(part, layout)
+
+
+def _is_ordered(layout: Layout, path: FieldPath) -> bool:
+    """Whether values at a path are stored as they are, so that their order is that of the file."""
+    forms: Sequence[Form] = layout.forms
+    found: Form | None = None
+    for name in path:
+        found = next((form for form in forms if form.field.name == name), None)
+        forms = found.forms if isinstance(found, DocumentForm) else ()
+    plain = isinstance(found, TextForm) and found.field.type is str
+    return plain or isinstance(found, NumberForm) or (found is not None and found.field.kind is FieldKind.DATE)
 
 
 def _may_match(group: pq.RowGroupMetaData, bounds: Mapping[str, Any]) -> bool:

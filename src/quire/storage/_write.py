@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from types import TracebackType
 from typing import Any, Generic, Literal, TypeVar
 
@@ -17,16 +19,19 @@ from quire.codec._bytes import in_blocks
 from quire.columns import Columns, StackOptions, stack
 from quire.display import tracked
 from quire.document import BaseDocument
-from quire.errors import DocumentTypeError, OptionError, StorageError
-from quire.files import Folder, RemoteOptions, open_folder
+from quire.errors import DocumentTypeError, EncodeError, OptionError, StorageError
+from quire.files import Folder, RemoteOptions, open_folder, shown
+from quire.schema import Schema
 from quire.storage._layout import Layout, TensorStorage
-from quire.storage._manifest import SUFFIXES, Log, Manifest, read_manifest
-from quire.storage._sink import Format, ShardFile
+from quire.storage._manifest import LOGS, SUFFIXES, Log, Manifest, Shard, read_manifest, strays, write_index
+from quire.storage._shards import summed
+from quire.storage._sink import Format, ShardFile, parquet_packing
 from quire.tensors import describe
 
 DocT = TypeVar("DocT", bound=BaseDocument)
 Mode = Literal["create", "append", "resume", "overwrite"]
 MiB = 1 << 20
+_CODECS = ("none", "zstd", "snappy", "gzip", "brotli", "lz4")
 _SMALL = MiB // 2
 """Record batches of fewer bytes are joined before they are written."""
 
@@ -54,8 +59,14 @@ class WriteOptions:
             raise OptionError(f"mode={self.mode!r}: use 'create', 'append', 'resume' or 'overwrite'.")
         if min(self.shard_bytes, self.group_bytes) < 1:
             raise OptionError("shard_bytes and group_bytes are at least 1.")
-        if self.tensor_storage != "fixed" and self.format == "arrow":
-            raise OptionError("tensor_storage is about Parquet, which other readers read; Arrow shards are 'fixed'.")
+        if self.format == "arrow" and (self.tensor_storage != "fixed" or self.compression):
+            raise OptionError(
+                "tensor_storage and compression are about Parquet files; those of Arrow are mapped into memory as they "
+                "are. Pass format='parquet'."
+            )
+        for path, how in (self.compression or {}).items():
+            if how != "none" and (how not in _CODECS or not pa.Codec.is_available(how)):
+                raise OptionError(f"compression of {path!r}: {how!r} is none of {', '.join(_CODECS)}.")
 
 
 class DatasetWriter(Generic[DocT]):
@@ -69,13 +80,13 @@ class DatasetWriter(Generic[DocT]):
     ) -> None:
         self.options = replace(options or WriteOptions(), **more)
         self.layout = Layout(schema.document_schema(), self.options.tensor_storage)
+        self._packing = parquet_packing(self.layout, self.options.compression or {})
         self.folder: Folder = open_folder(url, self.options.remote)
-        self._old = read_manifest(self.folder, self.options.remote)
-        _check_empty(self.folder, self._old, self.options.mode)
-        self._log = Log.create(self.folder, self._old.logs if self.options.mode == "overwrite" else ())
+        self._log = Log.create(self.folder, replaces=self.options.mode == "overwrite")
+        self._old = _earlier(self.folder, self.options, self._log)
         self._shard: ShardFile | None = None
         self._waiting: list[pa.RecordBatch] = []
-        self._shards = self._bytes = 0
+        self._bytes = 0
 
     @property
     def rows_before(self) -> int:
@@ -107,29 +118,32 @@ class DatasetWriter(Generic[DocT]):
             return
         whole = self._waiting[0] if len(self._waiting) == 1 else pa.concat_batches(self._waiting)
         self._waiting, self._bytes = [], 0
-        if self._shard is None:
-            name = f"{self._log.name}-{self._shards:05d}{SUFFIXES[self.options.format]}"
-            self._shard = ShardFile(self.folder, name, self.layout, {"compression": self.options.compression})
-        self._shard.write(whole)
-        if self._shard.size >= self.options.shard_bytes:
+        self._open_shard().write(whole)
+        if self._shard is not None and self._shard.size >= self.options.shard_bytes:
             self._commit()
+
+    def _open_shard(self) -> ShardFile:
+        if self._shard is None:
+            self._log.begin()
+            name = self._log.shard_name(len(self._log.lines), SUFFIXES[self.options.format])
+            self._shard = ShardFile(self.folder, name, self.layout, self._packing)
+        return self._shard
 
     def _commit(self) -> None:
         if self._shard is not None:
             shard, self._shard = self._shard, None
             self._log.add(shard.finish())
-            self._shards += 1
 
     def close(self) -> None:
         """Write what is left; the dataset then has all of it."""
         self._flush()
+        if not self._log.lines and (self._log.replaces or not self._old.shards):
+            self._open_shard()  # without rows, so that the dataset is there, and tells of its class
         self._commit()
         if self._log.replaces:
-            self._log.publish()
-            for shard in self._old.shards:
-                self.folder.delete(shard.name)
-            for name in self._old.logs:
-                self.folder.delete(f"_quire/{name}")
+            _replace_all(self.folder, self._log, self.options.remote)
+        elif self._log.lines:
+            _check_counted(self.folder, self._log, self.options.remote)
 
     def __enter__(self) -> Self:
         return self
@@ -137,18 +151,82 @@ class DatasetWriter(Generic[DocT]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is None or error is None:
+        if error is not None:
+            self._abandon(error)
+            return
+        try:
             self.close()
-        elif self._shard is not None:
-            self._shard.abandon(kind, error, traceback)
+        except BaseException as failure:
+            self._abandon(failure)
+            raise
+
+    def _abandon(self, error: BaseException) -> None:
+        if self._shard is not None:
+            self._shard.abandon(error)
+        self._log.withdraw()
 
 
-def _check_empty(folder: Folder, old: Manifest, mode: str) -> None:
-    if mode == "create" and (old.shards or folder.list(tuple(SUFFIXES.values()))):
+def _earlier(folder: Folder, options: WriteOptions, log: Log) -> Manifest:
+    """What there is already, if the mode goes with it."""
+    old = read_manifest(folder, options.remote)
+    found = strays(folder, old)
+    if options.mode == "create" and (old.shards or found.keys() - {""}):
         raise StorageError(
-            f"{folder.url}: there is a dataset already. Pass mode='append' to add to it, 'resume' to go on with a "
-            "write that was broken off, or 'overwrite' to replace it."
+            f"{shown(folder.url)}: there is a dataset already. Pass mode='append' to add to it, 'resume' to go on with "
+            "a write that was broken off, or 'overwrite' to replace it."
         )
+    if "" in found:
+        raise StorageError(
+            f"{shown(folder.url)}: {found[''][0].name} was not written by quire, and would not be a part of the "
+            "dataset. Write to another folder."
+        )
+    return old if options.mode != "resume" else _resumed(folder, old, found, log)
+
+
+def _resumed(folder: Folder, old: Manifest, found: Mapping[str, list[Shard]], log: Log) -> Manifest:
+    """With the shards that are whole, and whose writer was killed before it could say so."""
+    writers = {name.removesuffix(".jsonl") for name in old.logs}
+    shards = list(old.shards)
+    for writer in sorted(found):
+        if writer not in writers:
+            raise StorageError(
+                f"{shown(folder.url)}: {found[writer][0].name} is of a writer that was to replace the dataset, and was "
+                "broken off. Pass mode='overwrite' to do so from the beginning."
+            )
+        for stray in found[writer]:
+            shards.append(summed(folder, stray))
+            log.begin()
+            log.add(shards[-1])
+    return replace(old, shards=tuple(shards))
+
+
+def _replace_all(folder: Folder, log: Log, remote: RemoteOptions) -> None:
+    """Let the log take the place of all others, and remove what they told of."""
+    now = read_manifest(folder, remote)
+    names = {entry.name for entry in folder.list(tuple(SUFFIXES.values()))}
+    if any(json.loads(line)["name"] not in names for line in log.lines):
+        raise StorageError(
+            f"{shown(folder.url)}: another writer has overwritten the dataset meanwhile. Write it again."
+        )
+    logs = (*now.logs, *now.old_logs)
+    log.publish(logs)
+    after = read_manifest(folder, remote)
+    write_index(folder, after)
+    left = [shard.name for writer, shards in strays(folder, after).items() if writer < log.name for shard in shards]
+    for name in (*(shard.name for shard in now.shards), *now.old_shards, *left):
+        folder.delete(name)
+    for name in logs:
+        folder.delete(f"{LOGS}/{name}")
+
+
+def _check_counted(folder: Folder, log: Log, remote: RemoteOptions) -> None:
+    now = read_manifest(folder, remote)
+    if f"{log.name}.jsonl" not in now.logs:
+        raise StorageError(
+            f"{shown(folder.url)}: another writer has overwritten the dataset meanwhile, and what was written here is "
+            "no part of it. Write it again."
+        )
+    write_index(folder, now)
 
 
 def _rows_within(batch: pa.RecordBatch, size: int) -> int:
@@ -162,23 +240,23 @@ def columns_in(items: Iterable[Any], writer: DatasetWriter[Any]) -> Iterator[Col
     schema = writer.layout.schema
     options = StackOptions(shapes="ragged")
 
-    def stacked(documents: Iterable[Any]) -> Iterator[Columns]:
+    for is_batch, run in groupby(items, lambda item: isinstance(item, DocumentBatch)):
+        if is_batch:
+            yield from (_batch_columns(schema, batch) for batch in run)
+            continue
+        documents = (_document(schema.document_type, item) for item in run)
         for block in in_blocks(documents, writer.options.group_bytes):
             yield stack(schema, block, options)
 
-    pending: list[Any] = []
-    for item in items:
-        if isinstance(item, DocumentBatch):
-            yield from stacked(pending)
-            pending = []
-            _check_type(schema.document_type, item.document_type, item)
-            yield item._columns
-        else:
-            pending.append(_document(schema.document_type, item))
-            if len(pending) == 512:
-                yield from stacked(pending)
-                pending = []
-    yield from stacked(pending)
+
+def _batch_columns(schema: Schema, batch: DocumentBatch[Any]) -> Columns:
+    _check_type(schema.document_type, batch.document_type, batch)
+    if batch.document_type is not schema.document_type:
+        raise EncodeError(
+            f"the shards hold documents of {schema.name}, got a batch of the subclass {batch.document_type.__name__}, "
+            "whose other fields would be lost. Write it as a dataset of its own."
+        )
+    return batch._columns
 
 
 def _document(document_type: type[Any], item: Any) -> Any:
@@ -214,9 +292,8 @@ def write_dataset(
     with DatasetWriter(url, document_type, options, **more) as writer:
         if writer.options.mode == "resume":
             items = _rest(items, writer.rows_before)
-        total = len(data) if hasattr(data, "__len__") else None
-        shown = tracked(items, "writing", None if isinstance(data, DocumentBatch) else total, show=show_progress)
-        writer.write(shown)
+        total = len(data) if isinstance(data, Sized) and not isinstance(data, DocumentBatch) else None
+        writer.write(tracked(items, "writing", total, show=show_progress))
 
 
 def _typed(data: Any, schema: type[Any] | None) -> tuple[Iterable[Any], type[Any]]:

@@ -114,7 +114,8 @@ def made_batch(layout: Layout, columns: Mapping[str, pa.Array], length: int, whe
     with told(where):
         wanted = targets(layout.schema.document_type, columns)
         found = {key: _decoded(forms[field.name], columns[name], where) for name, (key, field) in wanted.items()}
-        arrays = conform_fields(layout.forms, found, layout.schema, length, where)
+        told_types = {name: (pa.field(name, array.type), array) for name, array in found.items()}
+        arrays = conform_fields(layout.forms, told_types, layout.schema, None, length)
         batch = pa.RecordBatch.from_arrays(arrays, schema=layout.fields)
         addresses = layout.addresses()
         addresses.add(layout.locate(batch), batch)

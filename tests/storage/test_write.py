@@ -1,0 +1,334 @@
+"""Datasets are written in whole shards of the size that was asked for, from whatever gives documents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import ValidationError
+
+from quire import BaseDocument, DocumentArray
+from quire.errors import (
+    DocumentTypeError,
+    EncodeError,
+    OptionError,
+    PathError,
+    StorageError,
+)
+from quire.storage import DatasetWriter, WriteOptions, open_dataset, write_dataset
+from quire.typing import NdArray, float32
+from tests.codec.ways import exact
+from tests.storage.shelf import Meta, Photo, photo, photos
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_CACHE", str(tmp_path / "cache"))
+
+
+class Wide(BaseDocument):
+    number: int
+    data: NdArray[float32, 256]
+
+
+def _wide(count: int) -> Iterator[Wide]:
+    return (Wide(number=n, data=np.full(256, n, np.float32)) for n in range(count))
+
+
+def _numbers(path: Path, document_type: type[Any] = Photo) -> list[int]:
+    return [int(number) for number in open_dataset(path, document_type, columns=["number"]).read().number]
+
+
+def _files(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+# --- what is written
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_documents_come_back_as_they_were(tmp_path: Path, kind: Any) -> None:
+    documents = photos(50)
+    write_dataset(documents, tmp_path / "d", format=kind, group_bytes=4000, shard_bytes=10_000)
+    dataset = open_dataset(tmp_path / "d")
+    assert type(dataset).document_type is Photo
+    assert len(dataset.shards) > 1
+    assert exact(list(dataset[:].unstack()), list(documents))
+    assert exact(list(dataset.read().unstack()), list(documents))
+    dataset.verify()
+
+
+def _mixed(documents: DocumentArray[Photo]) -> Iterator[Any]:
+    yield documents[0]
+    yield documents[1:3].stack(shapes="ragged")
+    yield documents[3].model_dump()
+    yield documents[4:4].stack(shapes="ragged")
+    yield from documents[4:]
+
+
+_SOURCES: dict[str, Any] = {
+    "an array": lambda documents: documents,
+    "a list": list,
+    "a generator": iter,
+    "a batch": lambda documents: documents.stack(shapes="ragged"),
+    "batches": lambda documents: [documents[:3].stack(shapes="ragged"), documents[3:].stack(shapes="ragged")],
+    "mappings": lambda documents: [document.model_dump() for document in documents],
+    "a mixture": _mixed,
+}
+
+
+@pytest.mark.parametrize("source", _SOURCES.values(), ids=_SOURCES)
+def test_whatever_gives_documents_is_written(tmp_path: Path, source: Any) -> None:
+    documents = photos(9)
+    write_dataset(source(documents), tmp_path, schema=Photo)
+    assert exact(list(open_dataset(tmp_path)[:].unstack()), list(documents))
+
+
+def test_the_class_is_that_of_the_first_document(tmp_path: Path) -> None:
+    write_dataset((photo(n) for n in range(3)), tmp_path / "documents")
+    write_dataset([photos(3).stack(shapes="ragged")], tmp_path / "batches")
+    assert _numbers(tmp_path / "documents") == _numbers(tmp_path / "batches") == [0, 1, 2]
+    with pytest.raises(OptionError, match="schema="):
+        write_dataset([], tmp_path / "nothing")
+    with pytest.raises(OptionError, match="schema="):
+        write_dataset([{"number": 1}], tmp_path / "mapping")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_dataset_without_rows_is_one(tmp_path: Path, kind: Any) -> None:
+    write_dataset([], tmp_path, schema=Photo, format=kind)
+    dataset = open_dataset(tmp_path)
+    assert (len(dataset), type(dataset).document_type) == (0, Photo)
+    assert len(dataset.read()) == len(dataset[:]) == len(dataset[[]]) == 0
+    assert list(dataset.iter_batches()) == []
+    dataset.verify()
+    write_dataset(photos(2), tmp_path, format=kind, mode="append")
+    assert _numbers(tmp_path) == [0, 1]
+
+
+def test_row_groups_and_shards_have_about_the_size_that_is_asked_for(tmp_path: Path) -> None:
+    write_dataset(_wide(40_000), tmp_path, schema=Wide, shard_bytes=12 << 20)
+    shards = open_dataset(tmp_path, Wide).shards
+    assert len(shards) == 3
+    for shard in shards[:-1]:
+        assert (12 << 20) <= shard.bytes < (17 << 20)
+    metadata = pq.read_metadata(tmp_path / shards[0].name)
+    sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
+    assert all((2 << 20) <= size <= (5 << 20) for size in sizes)
+    assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == list(shards[0].groups)
+
+
+def test_one_large_batch_is_cut_into_row_groups(tmp_path: Path) -> None:
+    batch = DocumentArray[Wide](list(_wide(5000))).stack()
+    write_dataset(batch, tmp_path, group_bytes=1 << 18, shard_bytes=2 << 20)
+    shards = open_dataset(tmp_path, Wide).shards
+    assert len(shards) == 3
+    assert all(max(shard.groups) <= 256 for shard in shards)
+
+
+def test_the_log_tells_rows_bytes_and_checksums(tmp_path: Path) -> None:
+    write_dataset(photos(5), tmp_path)
+    [log] = (tmp_path / "_quire").glob("*.jsonl")
+    head, line = map(json.loads, log.read_text().splitlines())
+    assert head == {"version": 1}
+    assert (line["rows"], line["groups"], line["bytes"]) == (5, [5], (tmp_path / line["name"]).stat().st_size)
+    assert len(line["xxh3"]) == len(line["layout"]) == 16
+
+
+def test_shards_are_named_in_their_order_and_are_plain_parquet(tmp_path: Path) -> None:
+    write_dataset(photos(40), tmp_path, group_bytes=2000, shard_bytes=3000)
+    assert pq.read_table(tmp_path)["number"].to_pylist() == list(range(40))
+    metadata = pq.read_schema(next(tmp_path.glob("*.parquet"))).metadata
+    assert json.loads(metadata[b"quire.json_schema"])["title"] == "Photo"
+    assert metadata[b"quire.class"] == b"tests.storage.shelf:Photo"
+
+
+# --- how columns are packed
+
+
+def _column(path: Path, name: str) -> Any:
+    group = pq.read_metadata(next(path.glob("*.parquet"))).row_group(0)
+    columns = [group.column(i) for i in range(group.num_columns)]
+    return next(column for column in columns if column.path_in_schema == name)
+
+
+def test_tensors_are_not_packed_and_all_else_is_with_zstd(tmp_path: Path) -> None:
+    write_dataset(photos(5), tmp_path)
+    assert _column(tmp_path, "image").compression == "UNCOMPRESSED"
+    assert _column(tmp_path, "image").physical_type == "FIXED_LEN_BYTE_ARRAY"
+    assert _column(tmp_path, "image").statistics is None
+    assert _column(tmp_path, "caption").compression == "ZSTD"
+    assert _column(tmp_path, "meta.stamp").statistics.max == 40
+
+
+def test_compression_is_chosen_by_field(tmp_path: Path) -> None:
+    chosen = {"image": "zstd", "number": "none", "meta": "snappy", "meta.tags": "gzip"}
+    write_dataset(photos(5), tmp_path, compression=chosen)
+    names = {"image": "ZSTD", "number": "UNCOMPRESSED", "meta.source": "SNAPPY", "meta.tags.list.element": "GZIP"}
+    assert {name: _column(tmp_path, name).compression for name in names} == names
+    assert _column(tmp_path, "number").statistics.max == 4
+    assert exact(list(open_dataset(tmp_path)[:].unstack()), list(photos_like(tmp_path)))
+
+
+def photos_like(path: Path) -> Any:
+    """The documents of a dataset, read another way."""
+    return open_dataset(path).read().unstack()
+
+
+def test_compression_of_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(PathError, match="colour"):
+        write_dataset(photos(1), tmp_path / "d", compression={"colour": "zstd"})
+    with pytest.raises(OptionError, match="'image': 'rar'"):
+        write_dataset(photos(1), tmp_path / "d", compression={"image": "rar"})
+    with pytest.raises(OptionError, match="format='parquet'"):
+        write_dataset(photos(1), tmp_path / "d", compression={"image": "zstd"}, format="arrow")
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("storage", ["binary", "list"])
+def test_tensors_are_stored_for_old_readers(tmp_path: Path, storage: Any) -> None:
+    documents = photos(6)
+    write_dataset(documents, tmp_path, tensor_storage=storage)
+    stored = pq.read_schema(next(tmp_path.glob("*.parquet"))).field("image").type
+    assert stored == pa.binary() if storage == "binary" else pa.types.is_fixed_size_list(stored)
+    assert exact(list(open_dataset(tmp_path)[:].unstack()), list(documents))
+
+
+# --- modes
+
+
+def test_create_does_not_touch_a_dataset_that_is_there(tmp_path: Path) -> None:
+    write_dataset(photos(3), tmp_path)
+    before = _files(tmp_path)
+    with pytest.raises(StorageError, match="'append'.*'resume'.*'overwrite'"):
+        write_dataset(photos(2), tmp_path)
+    assert _files(tmp_path) == before
+
+
+def test_append_adds_rows_behind_the_others(tmp_path: Path) -> None:
+    for start in (0, 3, 6):
+        write_dataset(photos(3, start), tmp_path, mode="append", format="arrow" if start == 3 else "parquet")
+    assert _numbers(tmp_path) == list(range(9))
+
+
+def test_resume_passes_over_what_is_there(tmp_path: Path) -> None:
+    write_dataset(photos(5), tmp_path)
+    write_dataset(iter(photos(9)), tmp_path, schema=Photo, mode="resume")
+    assert _numbers(tmp_path) == list(range(9))
+    write_dataset([photos(6).stack(shapes="ragged"), photos(6, 6).stack(shapes="ragged")], tmp_path, mode="resume")
+    assert _numbers(tmp_path) == list(range(12))
+    write_dataset(photos(12), tmp_path, mode="resume")
+    assert _numbers(tmp_path) == list(range(12))
+
+
+def test_overwrite_leaves_nothing_of_what_was_there(tmp_path: Path) -> None:
+    for _ in range(2):
+        write_dataset(photos(3), tmp_path, mode="append")
+    write_dataset(photos(4, 100), tmp_path, mode="overwrite")
+    assert _numbers(tmp_path) == [100, 101, 102, 103]
+    assert len(list(tmp_path.glob("*.parquet"))) == 1
+    assert len(list((tmp_path / "_quire").glob("*.jsonl"))) == 1
+    write_dataset([], tmp_path, schema=Photo, mode="overwrite")
+    assert _numbers(tmp_path) == []
+
+
+def test_overwrite_that_fails_leaves_the_old_dataset(tmp_path: Path) -> None:
+    write_dataset(photos(3), tmp_path)
+    before = _files(tmp_path)
+
+    def failing() -> Iterator[Photo]:
+        yield from photos(50)
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        write_dataset(failing(), tmp_path, schema=Photo, mode="overwrite", group_bytes=1000, shard_bytes=1000)
+    assert _numbers(tmp_path) == [0, 1, 2]
+    assert before.items() <= _files(tmp_path).items()
+    with pytest.raises(StorageError, match="mode='overwrite'"):
+        write_dataset(photos(5), tmp_path, mode="resume")
+    write_dataset(photos(1, 7), tmp_path, mode="overwrite")
+    assert _numbers(tmp_path) == [7]
+    assert len(list(tmp_path.glob("*.parquet"))) == 1
+
+
+@pytest.mark.parametrize("mode", ["create", "append", "resume", "overwrite"])
+def test_a_folder_with_files_of_others_is_not_written_to(tmp_path: Path, mode: Any) -> None:
+    pq.write_table(pa.table({"number": [1]}), tmp_path / "other.parquet")
+    with pytest.raises(StorageError, match="other.parquet"):
+        write_dataset(photos(1), tmp_path, mode=mode)
+    assert list(tmp_path.iterdir()) == [tmp_path / "other.parquet"]
+
+
+def test_options_that_mean_nothing_are_errors() -> None:
+    for wrong in ({"format": "csv"}, {"mode": "w"}, {"shard_bytes": 0}, {"group_bytes": -1}):
+        with pytest.raises(OptionError):
+            WriteOptions(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="tensor_storage"):
+        WriteOptions(format="arrow", tensor_storage="list")
+
+
+def test_progress_is_shown_when_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_dataset(photos(3), tmp_path / "a", show_progress=True)
+    shown = capsys.readouterr()
+    assert "writing" in shown.out + shown.err
+    write_dataset(photos(3), tmp_path / "b", show_progress=False)
+    quiet = capsys.readouterr()
+    assert quiet.out + quiet.err == ""
+
+
+# --- what cannot be written
+
+
+class Small(BaseDocument):
+    number: int
+
+
+class Larger(Small):
+    more: int = 0
+
+
+_WRONG: dict[str, tuple[Any, type[Exception], str]] = {
+    "a document of another class": (Meta(), DocumentTypeError, "dataset of Small"),
+    "no document": (3, DocumentTypeError, "got.*int"),
+    "a subclass": (Larger(number=1), EncodeError, "Small.*Larger"),
+    "a batch of a subclass": (DocumentArray[Larger]([Larger(number=1)]).stack(), EncodeError, "Small.*Larger"),
+    "a batch of another class": (DocumentArray[Meta]([Meta()]).stack(), DocumentTypeError, "dataset of Small"),
+    "a number of 65 bits": (Small(number=2**64), EncodeError, "Small.number"),
+    "a mapping that does not fit": ({"number": "x"}, ValidationError, "number"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "error", "message"), _WRONG.values(), ids=_WRONG)
+@pytest.mark.parametrize("mode", ["create", "append", "overwrite"])
+def test_a_wrong_document_changes_nothing(
+    tmp_path: Path, wrong: Any, error: type[Exception], message: str, mode: Any
+) -> None:
+    if mode != "create":
+        write_dataset([Small(number=n) for n in range(3)], tmp_path)
+    before = _files(tmp_path)
+    good = [Small(number=n) for n in range(2000)]
+    with pytest.raises(error, match=message):
+        write_dataset([*good, wrong], tmp_path, schema=Small, mode=mode, group_bytes=4000)
+    assert _files(tmp_path) == before
+
+
+def test_a_writer_goes_on_after_a_document_that_it_refused(tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path, Small) as writer:
+        for number in (1, 2**64, 2):
+            try:
+                writer.write([Small(number=number)])
+            except EncodeError:
+                assert number == 2**64
+    assert _numbers(tmp_path, Small) == [1, 2]
+
+
+def test_a_folder_that_cannot_be_written_to_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file"):
+        write_dataset(photos(1), tmp_path / "file" / "below")
