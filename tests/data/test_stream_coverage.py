@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.storage import StoredDataset
@@ -67,6 +67,7 @@ def test_every_row_once(stored: Any, rows: int, last: str, shuffle: Any) -> None
         check(found, rows, batch_size, last)
 
 
+@settings(deadline=None, max_examples=40)
 @given(
     world=st.integers(1, 8),
     workers=st.integers(0, 4),

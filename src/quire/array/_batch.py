@@ -70,6 +70,12 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         object.__setattr__(made, "_columns", columns)
         return made
 
+    def _with(self, columns: Columns) -> Self:
+        """The same rows in another form, from the same place of a stream."""
+        made = self._wrap(columns)
+        object.__setattr__(made, "_state", getattr(self, "_state", None))
+        return made
+
     def _set(self, columns: Columns) -> None:
         object.__setattr__(self, "_columns", columns)
 
@@ -197,15 +203,15 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
 
     def to(self, device: Any, *, non_blocking: bool = False) -> Self:
         """The batch with its tensors on another device; numpy columns stay in main memory."""
-        return self._wrap(self._columns.map_tensors(_view.mover(device, non_blocking=non_blocking)))
+        return self._with(self._columns.map_tensors(_view.mover(device, non_blocking=non_blocking)))
 
     def to_framework(self, framework: str) -> Self:
         """The batch with every tensor and number column converted; memory is shared where it can be."""
-        return self._wrap(self._columns.map_tensors(_view.converter(framework)))
+        return self._with(self._columns.map_tensors(_view.converter(framework)))
 
     def pin_memory(self) -> Self:
         """The batch with its torch tensors in pinned memory; the same where there is no accelerator."""
-        return self._wrap(self._columns.map_tensors(lambda framework, value: (framework, framework.pin(value))))
+        return self._with(self._columns.map_tensors(lambda framework, value: (framework, framework.pin(value))))
 
     def share_memory_(self) -> Self:
         """Move the torch tensors, in place, into memory that other processes can map."""

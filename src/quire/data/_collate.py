@@ -85,7 +85,7 @@ def in_framework(batch: Any, name: str) -> Any:
         array = framework.to_numpy(value)
         return numpy, cast_numbers(array, common_dtype(widths.get(array.dtype.kind, array.dtype.name)))
 
-    return type(batch)._wrap(_map_numbers(batch._columns, fit)).to_framework("jax")
+    return batch._with(_map_numbers(batch._columns, fit)).to_framework("jax")
 
 
 def _map_numbers(columns: Columns, change: TensorMap) -> Columns:

@@ -60,7 +60,11 @@ class StreamState:
         state = state.get("dataset_state") or state
         if state.get("version") != _VERSION or not set(cls.__slots__) <= set(state):
             raise OptionError(_NO_STATE)
-        return cls(**{name: state[name] for name in cls.__slots__})
+        found = cls(**{name: state[name] for name in cls.__slots__})
+        counts = (found.epoch, found.start, found.step, found.done, found.before, found.epochs)
+        if not all(isinstance(count, int) and count >= 0 for count in counts):
+            raise OptionError(f"the state is damaged: {dict(state)}")
+        return found
 
     @classmethod
     def _from_workers(cls, snapshots: Mapping[str, Any], later: int) -> StreamState:
