@@ -74,13 +74,17 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         self._passes = Passes()
         self._fetch = Fetch(self.stored, preprocessing, output, options, self._passes)
         self._ranks: tuple[int, int] | None = None
-        self._slice(Pass())  # complains of what it does not know
-        together = min(_BYTES_TOGETHER, options.memory_bytes // 2) / max(row_bytes(self.stored) * batch_size, 1)
-        self._together = max(1, min(_MOST_TOGETHER, int(together)))
+        self._together = self._batches_together(self._slice(Pass()))  # complains of what it does not know
         self._fingerprint = fingerprint(self.stored)
         self._state: StreamState | None = None
         self._resume: StreamState | None = None
         _known_to_torch(type(self))
+
+    def _batches_together(self, share: Slice) -> int:
+        """How many batches are gathered at a time: few enough for the budget, and for the window that is at hand."""
+        room = min(_BYTES_TOGETHER, self.options.memory_bytes // 2) / max(row_bytes(self.stored) * self.batch_size, 1)
+        window = self.order.block * self.order.window // (share.world_size * share.batch_size)
+        return max(1, min(_MOST_TOGETHER, int(room), window))
 
     def _opened(self, url: Any) -> StoredDataset[DocT]:
         options = self.options

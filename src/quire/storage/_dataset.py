@@ -60,6 +60,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
     _opened: NDArray[np.int64]
     _batch_starts: NDArray[np.int64]
     _virtual: int
+    _cached: int
 
     def __init__(
         self,
@@ -151,14 +152,15 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         return Rows(self._addresses, batches, virtual - self._batch_starts[batches])
 
     def _open_shards(self, shards: NDArray[np.int64]) -> None:
-        if self._addresses.count + len(shards) > _MOST_OPEN:
-            self._forget()
+        if self._addresses.count + len(shards) > _MOST_OPEN or self._cached > self.reader.cache.max_bytes:
+            self._forget()  # of what the cache has removed, the disk is free when no one has it open
         starts = [self._batch_starts]
         try:
             for number in shards[self._opened[shards] < 0].tolist():
                 batches = self.reader.open(self.shards[number])
                 located = [self.layout.locate(batch) for batch in batches]
                 self._opened[number] = self._virtual
+                self._cached += 0 if self.is_mapped else sum(batch.nbytes for batch in batches)
                 for batch, parts in zip(batches, located, strict=True):
                     self._addresses.add(parts, batch)
                     starts.append(np.array([self._virtual]))
@@ -176,6 +178,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         self._addresses = self.layout.addresses()
         self._opened = np.full(len(self.shards), -1, np.int64)
         self._batch_starts, self._virtual = np.zeros(0, np.int64), 0
+        self._cached = 0  # the bytes of copies in the cache that are open
 
     def _stored(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The numbers in the shards of rows by position."""
