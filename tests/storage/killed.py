@@ -1,0 +1,102 @@
+"""Writers that are killed at every step that they take, in a process without threads: run as a script.
+
+Arguments: the folder to work in, what is done ('resume' or 'overwrite'), the format, and how many steps to leave out
+between two kills. It prints a line of JSON: how many writers were killed, and how many had finished before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from quire.errors import StorageError
+from quire.storage import open_dataset, write_dataset
+from tests.storage.shelf import Photo, photos
+
+_STEPS = ("_write.py", "_sink.py", "_manifest.py", "_folder.py", "_open.py")
+ROWS = 12
+
+
+def write(path: Path, mode: Any, kind: Any, start: int = 0) -> None:
+    """A dataset of a few shards."""
+    write_dataset(photos(ROWS, start), path, mode=mode, format=kind, group_bytes=900, shard_bytes=2500)
+
+
+def killed_at(step: int, run: Callable[[], None]) -> bool:
+    """Run a function in a child that kills itself at a step; whether it came so far."""
+    child = os.fork()
+    if child == 0:
+        left = step
+
+        def count(frame: Any, event: str, _: Any) -> None:
+            nonlocal left
+            if event in ("call", "return") and frame.f_code.co_filename.endswith(_STEPS):
+                left -= 1
+                if left < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.setprofile(count)
+        run()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if not os.WIFSIGNALED(status):
+        assert os.WEXITSTATUS(status) == 0, f"the writer failed at step {step}"
+    return os.WIFSIGNALED(status)
+
+
+def numbers(path: Path) -> list[int]:
+    """What the dataset has, and that all of it is as it was written."""
+    dataset = open_dataset(path, Photo, cache=path.parent / "cache")
+    dataset.verify()
+    return [int(number) for number in dataset.read().number]
+
+
+def plain_numbers(path: Path, kind: str) -> list[int]:
+    """What other tools see."""
+    return sorted(pq.read_table(path)["number"].to_pylist()) if kind == "parquet" else sorted(numbers(path))
+
+
+def check_resume(path: Path, kind: str) -> None:
+    try:
+        found = numbers(path)
+    except StorageError:
+        found = []
+        assert not list(path.glob(f"*.{kind}")), "there are shards, and no dataset"
+    assert found == list(range(len(found))), found
+    write(path, "resume", kind)
+    assert numbers(path) == plain_numbers(path, kind) == list(range(ROWS))
+
+
+def check_overwrite(path: Path, kind: str) -> None:
+    found = numbers(path)
+    assert found in (list(range(ROWS)), list(range(100, 100 + ROWS))), found
+    write(path, "overwrite", kind, 200)
+    assert numbers(path) == plain_numbers(path, kind) == list(range(200, 200 + ROWS))
+    assert len(list((path / "_quire").glob("*.jsonl"))) == 1
+
+
+def main(folder: Path, mode: str, kind: str, stride: int) -> None:
+    killed, step = 0, 0
+    while True:
+        path = folder / f"{step}"
+        if mode == "overwrite":
+            write(path, "create", kind)
+        dies = killed_at(step, lambda at=path: write(at, mode, kind, 100 if mode == "overwrite" else 0))  # type: ignore[misc]
+        (check_overwrite if mode == "overwrite" else check_resume)(path, kind)
+        shutil.rmtree(path)
+        if not dies:
+            break
+        killed, step = killed + 1, step + stride
+    print(json.dumps({"killed": killed}))  # noqa: T201 - what the test reads
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))
