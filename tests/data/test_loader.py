@@ -98,7 +98,6 @@ def test_workers_of_every_kind(method: str) -> None:
     assert ages(batches) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     for batch in batches:
         check(batch)
-        assert batch.photo.is_shared()
 
 
 def test_no_workers() -> None:

@@ -10,16 +10,17 @@ import numpy as np
 from typing_extensions import Self
 
 from quire._parametrize import ParametrizedMeta
-from quire._paths import FieldPath
 from quire.array import DocumentArray, DocumentBatch
 from quire.array._index import resolve_index
 from quire.array._order import batches
 from quire.array._rows import bind
 from quire.columns import Columns, ShapePolicy, StackOptions, stack
+from quire.data._arena import Arena
 from quire.data._collate import collate, in_framework, validated_as
+from quire.data._handover import send_quickly, shared_arena
 from quire.data._plan import Preprocessing, Step, plan_steps
 from quire.data._steps import Run, in_shape, run_steps
-from quire.data._store import converted, default_framework, gathered, has_ragged, in_worker, stored
+from quire.data._store import Arenas, converted, default_framework, gathered, has_ragged, in_worker, stored
 from quire.data._tensorflow import Wanted, tensorflow_dataset
 from quire.document import BaseDocument
 from quire.errors import DocumentTypeError, SchemaError
@@ -49,7 +50,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
     results are validated as documents of that class.
     """
 
-    __slots__ = ("_columns", "_framework", "_output", "_ragged", "_rows", "_shapes", "_steps")
+    __slots__ = ("_arena", "_columns", "_framework", "_output", "_passing", "_ragged", "_rows", "_shapes", "_steps")
     document_type: ClassVar[type[Any]] = BaseDocument
 
     def __init__(
@@ -70,6 +71,8 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         self._ragged = shapes != "ragged" and has_ragged(self._columns)
         self._rows: NDArray[np.int64] | None = None
         self._steps: tuple[Step, ...] = plan_steps(self._columns.schema, preprocessing)
+        self._passing = frozenset(step.path for step in self._steps if step.path and not step.is_batched)
+        self._arena = Arena()
 
     @classmethod
     def _bind(cls, parameter: Any) -> dict[str, Any]:
@@ -102,21 +105,24 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         return self._batch(positions if self._rows is None else self._rows[positions])
 
     def _batch(self, positions: NDArray[np.int64]) -> DocumentBatch[DocT]:
-        columns = gathered(self._columns, positions, shared=in_worker(), passing=self._passing)
-        run = Run(positions, columns.columns.get("id"), self._shapes, self._framework, columns.schema.name)
+        arenas = self._arenas()
+        columns = gathered(self._columns, positions, arenas, self._passing)
+        run = Run(
+            positions, columns.columns.get("id"), self._shapes, self._framework, columns.schema.name, arenas.batch
+        )
         if self._steps or self._ragged:
             columns = in_shape(run_steps(columns, self._steps, run), run)
         if self._output is not None:
             columns = validated_as(self._output, columns, self._shapes, run.where)
             columns = converted(columns, self._framework)
-        document_type = columns.schema.document_type
-        batch: DocumentBatch[DocT] = DocumentBatch[document_type]._wrap(columns)  # type: ignore[valid-type]
+        batch_type = DocumentBatch[columns.schema.document_type]  # type: ignore[name-defined]
+        if arenas.batch is not self._arena:
+            send_quickly(batch_type)
+        batch: DocumentBatch[DocT] = batch_type._wrap(columns)
         return batch
 
-    @property
-    def _passing(self) -> frozenset[FieldPath]:
-        """Where functions give new values for each row."""
-        return frozenset(step.path for step in self._steps if step.path and not step.is_batched)
+    def _arenas(self) -> Arenas:
+        return Arenas(shared_arena() if in_worker() else self._arena, self._arena)
 
     def __iter__(self) -> Iterator[DocT]:
         return (self[row] for row in range(len(self)))

@@ -26,6 +26,7 @@ from quire.columns import (
     stack_values,
     validity_of,
 )
+from quire.data._arena import Arena, are_alike
 from quire.errors import ColumnError
 from quire.schema import Field, FieldKind, Schema, simple_kind
 from quire.tensors import describe, framework_of, plain_tensor_type
@@ -42,6 +43,16 @@ def column_of(field: Field, values: list[Any], options: StackOptions, path: str,
     if found.kind is FieldKind.DOCUMENTS and not found.recursive:
         return _arrays_column(found, values, options, path, where)
     return _honest(stack_values(found, _plain_numbers(found, values), options, path))
+
+
+def tensors_column(field: Field, values: list[Any], arena: Arena) -> Column | None:
+    """The column of torch's tensors that are alike, stacked in the memory of the arena; None for other values."""
+    framework = framework_of(values[0]) if values and field.kind is FieldKind.TENSOR else None
+    if framework is None or framework.name != "torch" or field.type.framework not in (None, framework):
+        return None
+    if not are_alike(values):
+        return None
+    return _honest(TensorColumn(field, arena.stack(values), framework))
 
 
 def _arrays_column(field: Field, values: list[Any], options: StackOptions, path: str, where: Where) -> Column:

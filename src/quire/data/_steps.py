@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,10 @@ from quire.columns import (
     ShapePolicy,
     StackOptions,
     TensorColumn,
+    wrap_rows,
 )
-from quire.data._kinds import column_of, column_of_data, with_fields
+from quire.data._arena import Arena
+from quire.data._kinds import column_of, column_of_data, tensors_column, with_fields
 from quire.data._plan import EACH, Function, Step
 from quire.data._store import converted, converted_column, has_ragged, settled, settled_column
 from quire.errors import ColumnError, FunctionError
@@ -37,8 +39,7 @@ _RAGGED = StackOptions(shapes="ragged")  # between steps; a later one may bring 
 _MOST_NAMED = 8  # documents in one message
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """A batch on its way through the steps: where its rows come from, and how they are stacked again."""
 
     indices: NDArray[np.int64]
@@ -47,6 +48,8 @@ class Run:
     framework: str
     name: str
     """The document class, as messages call it."""
+    arena: Arena
+    """The memory that its tensors are made in."""
 
     def where(self, row: int) -> str:
         """The document that a row stands for, as a message names it."""
@@ -128,7 +131,7 @@ def _inside(columns: Columns, step: Step, path: FieldPath, rows: NDArray[np.int6
     else:
         made = _deep(column, step, tuple(rest), rows, run)
     changed = {**columns.columns, name: made}
-    schema = with_fields(columns.schema, changed.values())
+    schema = columns.schema if made.field is column.field else with_fields(columns.schema, changed.values())
     return Columns(schema, changed, columns.length, columns.validity, columns.remainders)
 
 
@@ -146,6 +149,9 @@ def _changed(columns: Columns, column: Column, step: Step, rows: NDArray[np.int6
     results = _called(step, values, rows, run)
     if _shares_rows(own) and all(a is b for a, b in zip(values, results, strict=True)):
         return own  # changed in place, in the memory of the batch
+    alike = tensors_column(column.field, results, run.arena)
+    if alike is not None:
+        return alike
     return column_of(column.field, results, _RAGGED, run.path(step), functools.partial(run.where_of, rows))
 
 
@@ -155,7 +161,7 @@ def _changed_whole(columns: Columns, column: Column, step: Step, run: Run) -> Co
     name, own = column.field.name, columns
     if column is not columns.columns[name]:
         own = replace(columns, columns={**columns.columns, name: column})
-    given = DocumentBatch[own.schema.document_type]._wrap(own)[name]  # type: ignore[name-defined]
+    given = _as_given(own, column)
     result = _called_batched(step, given, run)
     if result is None and not isinstance(given, list):
         return column
@@ -163,6 +169,13 @@ def _changed_whole(columns: Columns, column: Column, step: Step, run: Run) -> Co
     validity = None if whole else column.valid_rows()
     data = given if result is None else result
     return column_of_data(column.field, data, (len(column), validity), _RAGGED, run.path(step))
+
+
+def _as_given(columns: Columns, column: Column) -> Any:
+    """A column as a batch gives it."""
+    if isinstance(column, TensorColumn):
+        return wrap_rows(column.field, column.framework, [column.data])[0]
+    return DocumentBatch[columns.schema.document_type]._wrap(columns)[column.field.name]  # type: ignore[name-defined]
 
 
 def _shares_rows(column: Column) -> bool:
@@ -233,6 +246,8 @@ def _own(columns: Columns) -> Columns:
 
 
 def _own_column(column: Column) -> Column:
+    if isinstance(column, TensorColumn):
+        return column  # gathered for this batch
     if isinstance(column, DocumentColumn):
         return DocumentColumn(column.field, _own(column.columns))
     if isinstance(column, DocumentsColumn):

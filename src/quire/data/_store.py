@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -29,8 +29,9 @@ from quire.columns import (
     stack_values,
     validity_of,
 )
+from quire.data._arena import Arena
 from quire.errors import TensorError
-from quire.schema import FieldKind
+from quire.schema import Field, FieldKind
 from quire.tensors import get_framework, to_framework
 
 if TYPE_CHECKING:
@@ -68,11 +69,13 @@ def converted(columns: Columns, framework: str) -> Columns:
 
 def converted_column(column: Column, framework: str) -> Column:
     """The column with the tensors and numbers of a framework, those of nested documents too."""
+    if isinstance(column, (TensorColumn, RaggedColumn)):
+        return _converted(column, framework)
     if isinstance(column, DocumentColumn):
         return DocumentColumn(column.field, converted(column.columns, framework))
     if isinstance(column, DocumentsColumn):
         return DocumentsColumn(column.field, converted(column.flat, framework), column.offsets, column.validity)
-    return _converted(column, framework) if isinstance(column, (TensorColumn, RaggedColumn)) else column
+    return column
 
 
 def _converted(column: TensorColumn | RaggedColumn, name: str) -> Column:
@@ -123,7 +126,7 @@ def settled(columns: Columns, shapes: ShapePolicy) -> Columns:
 
 def settled_column(column: Column, shapes: ShapePolicy, path: str) -> Column:
     """The column, ragged no more, as the policy says."""
-    if shapes == "ragged":
+    if shapes == "ragged" or isinstance(column, TensorColumn):
         return column
     if isinstance(column, DocumentColumn):
         return DocumentColumn(column.field, settled(column.columns, shapes))
@@ -141,6 +144,13 @@ def settled_column(column: Column, shapes: ShapePolicy, path: str) -> Column:
 Paths = frozenset[FieldPath]
 
 
+class Arenas(NamedTuple):
+    """The memory that a batch is made in, and that of what is only looked at on the way."""
+
+    batch: Arena
+    scratch: Arena
+
+
 def in_worker() -> bool:
     """Whether this is a worker process of torch's DataLoader."""
     if not is_loaded("torch.utils.data"):
@@ -148,32 +158,52 @@ def in_worker() -> bool:
     return sys.modules["torch.utils.data"].get_worker_info() is not None
 
 
-def gathered(columns: Columns, indices: NDArray[np.int64], *, shared: bool, passing: Paths = frozenset()) -> Columns:
-    """Rows by position; `shared` puts torch's tensors straight into memory that other processes can map.
+class PackedRows(PackedColumn):
+    """Some rows of a packed column; where they lie is looked up when somebody looks at them."""
 
-    Those at the paths that are `passing` do not go there: functions will put others in their place.
+    __slots__ = ("rows", "source")
+
+    def __init__(self, source: PackedColumn, rows: NDArray[np.int64]) -> None:
+        Column.__init__(self, source.field, None if source.validity is None else source.validity[rows])
+        self.data, self.source, self.rows = source.data, source, rows
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("starts", "ends"):
+            return super().__getattr__(name)
+        found = getattr(self.source, name)[self.rows]
+        setattr(self, name, found)
+        return found
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @classmethod
+    def restore(cls, field: Field, payload: dict[str, Any]) -> PackedColumn:  # type: ignore[override]
+        return PackedColumn.restore(field, payload)
+
+
+def gathered(columns: Columns, indices: NDArray[np.int64], arenas: Arenas, passing: Paths = frozenset()) -> Columns:
+    """Rows by position; torch's tensors lie in memory of the arenas.
+
+    Those at the paths that are `passing` do not stay in the batch: functions will put others in their place.
     """
-    if not shared:
-        return columns.take(indices)
-    made = {
-        name: column.take(indices) if (name,) in passing else _gathered_column(column, indices, _below(name, passing))
-        for name, column in columns.columns.items()
-    }
+    made: dict[str, Column] = {}
+    for name, column in columns.columns.items():  # by exact type: this runs for every batch
+        if type(column) is PackedColumn:
+            made[name] = PackedRows(column, indices)
+        elif type(column) is DocumentColumn:
+            below = frozenset(path[1:] for path in passing if path[:1] == (name,)) if passing else passing
+            made[name] = DocumentColumn(column.field, gathered(column.columns, indices, arenas, below))
+        elif isinstance(column, TensorColumn) and column.framework.name == "torch":
+            made[name] = _gathered_tensors(column, indices, arenas.scratch if (name,) in passing else arenas.batch)
+        else:
+            made[name] = column.take(indices)
     remainders = None if columns.remainders is None else [columns.remainders[i] for i in indices.tolist()]
     validity = None if columns.validity is None else columns.validity[indices]
     return Columns(columns.schema, made, len(indices), validity, remainders)
 
 
-def _below(name: str, paths: Paths) -> Paths:
-    return frozenset(path[1:] for path in paths if path[0] == name)
-
-
-def _gathered_column(column: Column, indices: NDArray[np.int64], passing: Paths) -> Column:
-    if isinstance(column, DocumentColumn):
-        return DocumentColumn(column.field, gathered(column.columns, indices, shared=True, passing=passing))
-    if isinstance(column, TensorColumn):
-        data = column.framework.take_shared(column.data, indices)
-        shapes = None if column.shapes is None else column.shapes[indices]
-        validity = None if column.validity is None else column.validity[indices]
-        return type(column)(column.field, data, column.framework, validity, shapes)
-    return column.take(indices)
+def _gathered_tensors(column: TensorColumn, indices: NDArray[np.int64], arena: Arena) -> TensorColumn:
+    shapes = None if column.shapes is None else column.shapes[indices]
+    validity = None if column.validity is None else column.validity[indices]
+    return type(column)(column.field, arena.take(column.data, indices), column.framework, validity, shapes)

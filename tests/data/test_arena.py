@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from quire import BaseDocument, DocumentArray
+from quire.data import MultiModalDataset, batched
+from quire.typing import TorchTensor
+
+SIDE = 64
+"""A batch of 8 such images is large enough to be made in memory that was used before."""
+
+
+class Picture(BaseDocument):
+    image: TorchTensor[3, SIDE, SIDE]
+    label: int = 0
+
+
+def pictures(count: int = 32) -> DocumentArray[Picture]:
+    return DocumentArray[Picture](Picture(image=torch.full((3, SIDE, SIDE), float(i)), label=i) for i in range(count))
+
+
+def double(image: torch.Tensor) -> torch.Tensor:
+    return image * 2
+
+
+def double_in_place(image: torch.Tensor) -> None:
+    image *= 2
+
+
+STEPS: dict[str, Callable[[Any], Any] | None] = {
+    "nothing": None,
+    "a new value": double,
+    "in place": double_in_place,
+    "batched": batched(torch.neg),
+    "a view of the row": lambda image: image[:, :32],
+}
+every_step = pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+
+
+def dataset(step: Callable[[Any], Any] | None = None, count: int = 32) -> MultiModalDataset[Picture]:
+    return MultiModalDataset[Picture](pictures(count), None if step is None else {"image": step})
+
+
+def expected(step: Callable[[Any], Any] | None, rows: list[int]) -> torch.Tensor:
+    images = torch.stack([torch.full((3, SIDE, SIDE), float(row)) for row in rows])
+    if step is None:
+        return images
+    if step is STEPS["a view of the row"]:
+        return images[:, :, :32]
+    return -images if step is STEPS["batched"] else images * 2
+
+
+@every_step
+def test_batches_that_are_kept_stay_as_they_are(step: Any) -> None:
+    ds = dataset(step)
+    kept = [ds.__getitems__(list(range(start, start + 8))) for start in (0, 8, 16, 24, 0)]
+    for batch, start in zip(kept, (0, 8, 16, 24, 0), strict=True):
+        assert batch.image.equal(expected(step, list(range(start, start + 8))))
+
+
+@pytest.mark.parametrize("name", [name for name in STEPS if name != "batched"])  # which gives memory of its own
+def test_batches_that_are_let_go_leave_their_memory_to_others(name: str) -> None:
+    ds = dataset(STEPS[name])
+    places = {ds.__getitems__(range(8)).image.untyped_storage().data_ptr() for _ in range(20)}
+    assert len(places) <= 2
+
+
+HOLDS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a view": lambda image: image[2, 1],
+    "an array": lambda image: image.numpy(),
+    "a view of an array": lambda image: image.numpy()[3:5],
+    "a memoryview": lambda image: memoryview(image.numpy()),
+    "its memory": lambda image: image.untyped_storage(),
+    "a capsule": torch.utils.dlpack.to_dlpack,
+    "a graph": lambda image: (image * torch.ones((), requires_grad=True)).sum(),
+}
+
+
+@pytest.mark.parametrize("hold", HOLDS.values(), ids=HOLDS)
+def test_memory_that_anything_lies_in_is_not_used_again(hold: Callable[[torch.Tensor], Any]) -> None:
+    ds = dataset()
+    first = ds.__getitems__(range(8)).image
+    place, held = first.data_ptr(), hold(first)
+    del first
+    assert place not in {ds.__getitems__(range(8, 16)).image.data_ptr() for _ in range(10)}
+    del held
+    assert place in {ds.__getitems__(range(8, 16)).image.data_ptr() for _ in range(10)}
+
+
+def test_memory_that_other_processes_may_have_mapped_is_not_used_again() -> None:
+    ds = dataset()
+    first = ds.__getitems__(range(8)).image.share_memory_()
+    place = first.data_ptr()
+    del first
+    assert place not in {ds.__getitems__(range(8)).image.data_ptr() for _ in range(10)}
+
+
+def test_memory_that_was_resized_is_not_used_again() -> None:
+    ds = dataset()
+    first = ds.__getitems__(range(8)).image
+    first.resize_(3)
+    first.untyped_storage().resize_(12)
+    del first
+    assert ds.__getitems__(range(8)).image.equal(expected(None, list(range(8))))
+
+
+def test_not_much_memory_is_kept() -> None:
+    ds = dataset(count=64)
+    held = [ds.__getitems__(range(8)) for _ in range(40)]
+    del held
+    for size in range(8, 64):
+        ds.__getitems__(range(size))
+    kept = [piece for pieces in ds._arena._kept.values() for piece in pieces]
+    assert len(kept) <= 4 + 16
+
+
+def test_the_memory_does_not_go_with_a_pickle() -> None:
+    ds = dataset()
+    before = len(pickle.dumps(ds))
+    ds.__getitems__(range(32))
+    assert len(pickle.dumps(ds)) == before
+    assert pickle.loads(pickle.dumps(ds)).__getitems__([3]).label.tolist() == [3]
+
+
+def test_a_function_that_keeps_its_value_has_it_for_good() -> None:
+    seen: list[torch.Tensor] = []
+
+    def keep(image: torch.Tensor) -> torch.Tensor:
+        seen.append(image)
+        return image + 1
+
+    ds = dataset(keep)
+    for start in (0, 8, 16):
+        ds.__getitems__(range(start, start + 8))
+    assert [float(image[0, 0, 0]) for image in seen] == [float(row) for row in range(24)]
+
+
+def test_gradients_and_parameters_are_gathered_as_ever() -> None:
+    images = torch.rand(16, 3, SIDE, SIDE, requires_grad=True)
+    batch = DocumentArray[Picture](Picture(image=torch.zeros(3, SIDE, SIDE)) for _ in range(16)).stack()
+    batch.image = images
+    taken = MultiModalDataset[Picture](batch).__getitems__(range(8)).image
+    assert taken.requires_grad
+    taken.sum().backward()
+    assert images.grad is not None
+    assert images.grad[:8].eq(1).all()
+    assert images.grad[8:].eq(0).all()

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from quire import BaseDocument, DocumentBatch
+from quire.data import MultiModalDataset, _handover
+from quire.errors import FunctionError, PickleError
+from quire.typing import TorchTensor
+
+METHODS = ["fork", "spawn", "forkserver"]
+SIDE = 64
+"""A batch of 4 such images is large enough for memory that worker and trainer have mapped."""
+
+
+class Picture(BaseDocument):
+    image: TorchTensor[3, SIDE, SIDE]
+    label: int = 0
+    name: str = ""
+
+
+def plus_one(image: torch.Tensor) -> torch.Tensor:
+    return image + 1
+
+
+def plus_one_in_place(image: torch.Tensor) -> None:
+    image += 1
+
+
+def dataset(count: int = 48, step: Any = plus_one) -> MultiModalDataset[Picture]:
+    documents = [Picture(image=torch.full((3, SIDE, SIDE), float(i)), label=i, name=f"n{i}") for i in range(count)]
+    return MultiModalDataset[Picture](documents, {"image": step})
+
+
+def collate(batch: Any) -> Any:
+    return MultiModalDataset[Picture].collate_fn(batch)
+
+
+def loader(ds: Any, collate_fn: Any = collate, method: str = "fork", **options: Any) -> DataLoader[Any]:
+    return DataLoader(ds, batch_size=4, collate_fn=collate_fn, multiprocessing_context=method, **options)
+
+
+def check(batch: Any) -> None:
+    assert type(batch) is DocumentBatch[Picture]
+    labels = batch.label
+    assert batch.image.equal(torch.stack([torch.full((3, SIDE, SIDE), float(i + 1)) for i in labels.tolist()]))
+    assert batch.name == [f"n{i}" for i in labels.tolist()]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Any:
+    yield
+    gc.collect()
+    _handover._mapped.clear()
+
+
+# --- batches
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("step", [plus_one, plus_one_in_place])
+def test_batches_that_are_kept_stay_as_they_are(method: str, step: Any) -> None:
+    batches = list(loader(dataset(step=step), method=method, num_workers=2))
+    assert [batch.label.tolist() for batch in batches] == [list(range(i, i + 4)) for i in range(0, 48, 4)]
+    for batch in batches:
+        check(batch)
+
+
+def test_memory_is_used_again_when_batches_are_let_go() -> None:
+    places = []
+    for batch in loader(dataset(), num_workers=1):
+        check(batch)
+        places.append(batch.image.data_ptr())
+    assert len(places) == 12
+    assert len(set(places)) <= 5
+
+
+def test_it_is_used_again_in_the_next_epoch_by_workers_that_stay() -> None:
+    data = loader(dataset(), num_workers=1, persistent_workers=True)
+    places = {batch.image.data_ptr() for _ in range(3) for batch in data}
+    assert len(places) <= 5
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda image: image[1:2],
+        lambda image: image.numpy()[1:2],
+        lambda image: image.untyped_storage(),
+        torch.from_dlpack,
+    ],
+    ids=["a view", "an array", "its memory", "a capsule"],
+)
+def test_memory_that_anything_lies_in_is_not_used_again(hold: Any) -> None:
+    held, places = [], []
+    for batch in loader(dataset(), num_workers=1):
+        held.append(hold(batch.image))
+        places.append(batch.image.data_ptr())
+    assert len(set(places)) == len(places) == len(held)
+
+
+def test_a_batch_may_be_changed_by_the_trainer() -> None:
+    for batch in loader(dataset(), num_workers=1):
+        check(batch)
+        batch.image.zero_()
+        batch.label.zero_()
+
+
+class Mixed(BaseDocument):
+    flag: bool
+    number: complex
+    half: TorchTensor
+    wide: TorchTensor
+
+
+def test_what_is_large_and_what_is_small_keep_their_dtypes() -> None:
+    documents = [
+        Mixed(flag=i % 2 == 0, number=1j * i, half=torch.full((4,), i).bfloat16(), wide=torch.full((40_000,), 1j * i))
+        for i in range(8)
+    ]
+    ds = MultiModalDataset[Mixed](documents)
+    [batch] = DataLoader(ds, 8, collate_fn=ds.collate_fn, num_workers=1, multiprocessing_context="fork")
+    plain = ds.__getitems__(range(8))
+    for name in ("flag", "number", "half", "wide"):
+        assert batch[name].dtype is plain[name].dtype
+        assert batch[name].equal(plain[name])
+
+
+def test_a_class_that_the_trainer_could_not_find_is_an_error_and_no_hang() -> None:
+    class Local(BaseDocument):
+        label: int
+
+    ds = MultiModalDataset[Local]([Local(label=i) for i in range(8)])
+    with pytest.raises(PickleError, match="defined inside a function"):
+        next(iter(loader(ds, ds.collate_fn, num_workers=1)))
+
+
+# --- other ways to send
+
+
+def together(batch: Any) -> Any:
+    made = collate(batch)
+    return made, made[1:3], [made]
+
+
+def test_batches_that_share_memory_go_together() -> None:
+    for whole, part, [same] in loader(dataset(), together, num_workers=1):
+        check(whole)
+        check(part)
+        check(same)
+
+
+def tensor_alone(batch: Any) -> Any:
+    return collate(batch).image
+
+
+def test_a_tensor_alone_goes_as_torch_sends_it() -> None:
+    found = list(loader(dataset(), tensor_alone, num_workers=1))
+    assert [image[:, 0, 0, 0].tolist() for image in found] == [
+        [i + 1.0 for i in range(s, s + 4)] for s in range(0, 48, 4)
+    ]
+    assert all(image.is_shared() for image in found)
+
+
+def test_more_pieces_than_a_worker_keeps() -> None:
+    batches = list(loader(dataset(4 * 70), num_workers=1))
+    assert len(batches) == 70
+    for batch in batches:
+        check(batch)
+    assert batches[-1].image.is_shared()  # torch's own way
+
+
+def test_without_the_means_it_goes_as_torch_sends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    for batch in loader(dataset(), num_workers=1):
+        check(batch)
+        assert batch.image.is_shared()
+
+
+# --- other processes
+
+
+def look(batches: Any, seen: Any) -> None:
+    seen.put([(float(batch.image[0, 0, 0, 0]), float(batch.image.sum())) for batch in iter(batches.get, None)])
+
+
+def test_a_batch_that_is_sent_on_stays_as_it_is() -> None:
+    context = multiprocessing.get_context("spawn")
+    batches, seen = context.Queue(), context.Queue()
+    process = context.Process(target=look, args=(batches, seen))
+    process.start()
+    expected = []
+    for batch in loader(dataset(), num_workers=1):
+        expected.append((float(batch.image[0, 0, 0, 0]), float(batch.image.sum())))
+        batches.put(batch)
+        del batch
+    batches.put(None)
+    assert seen.get(timeout=60) == expected
+    process.join()
+
+
+def test_a_child_that_is_forked_keeps_what_it_saw() -> None:
+    batches = iter(loader(dataset(), num_workers=1))
+    first = next(batches)
+    image = first.image.numpy()
+    content, told, go = image.tobytes(), os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:  # it looks when the trainer has let the batch go and gone on
+        os.read(go[0], 1)
+        os.write(told[1], b"1" if image.tobytes() == content else b"0")
+        os._exit(0)
+    del first, image
+    for batch in batches:
+        check(batch)
+    os.write(go[1], b"x")
+    assert os.read(told[0], 1) == b"1"
+    os.waitpid(child, 0)
+
+
+def test_a_batch_of_a_worker_that_is_gone_is_an_error() -> None:
+    with pytest.raises(FunctionError, match="a batch of worker 4194303 is lost"):
+        _handover._located(4194303, "token", 1, 3, (torch.float32, 0, (1,), (1,)))
+    with pytest.raises(FunctionError, match="is lost"):  # the number of another process, or of another file
+        _handover._located(os.getpid(), "token", 1, 0, (torch.float32, 0, (1,), (1,)))
+
+
+def test_pieces_of_workers_that_ended_are_forgotten() -> None:
+    for _ in range(3):
+        for batch in loader(dataset(), num_workers=2):
+            check(batch)
+    del batch
+    deadline = time.monotonic() + 10
+    while len({key[0] for key in _handover._mapped}) > 2 and time.monotonic() < deadline:
+        _handover._forget_the_dead()
+    assert len({key[0] for key in _handover._mapped}) <= 2
