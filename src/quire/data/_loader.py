@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from quire.array import DocumentBatch
@@ -42,18 +43,19 @@ class Loader(Generic[DocT]):
         """The batches of groups in order; while those of one are taken, others are made, if they have room."""
         waiting: deque[Future[deque[DocumentBatch[DocT]]]] = deque()
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="quire-loader")
-        ahead, largest, more = 1, 1, True
+
+        def submit(number: int) -> None:
+            for group in islice(groups, max(0, number)):
+                waiting.append(pool.submit(_fetched, self.dataset, group))
+
+        largest = 1
         try:
-            while more or waiting:
-                while more and len(waiting) < ahead:
-                    group = next(groups, None)
-                    more = group is not None
-                    if group is not None:
-                        waiting.append(pool.submit(_fetched, self.dataset, group))
-                batches = waiting.popleft().result() if waiting else deque()
+            submit(1)
+            while waiting:
+                batches = waiting.popleft().result()
                 largest = max(largest, sum(batch_bytes(batch._columns) for batch in batches))
                 room = self.dataset.options.memory_bytes // largest - 1  # one is being taken
-                ahead = max(1, min(-(-self.prefetch // max(1, len(batches))), room))
+                submit(max(1, min(-(-self.prefetch // len(batches)), room)) - len(waiting))
                 while batches:
                     yield batches.popleft()
         finally:

@@ -92,4 +92,18 @@ class StreamOptions:
             distributed: Any = require("torch.distributed", extra="torch", needed_for="ranks")
             if distributed.is_available() and distributed.is_initialized():
                 return distributed.get_rank(), distributed.get_world_size()
-        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        return _launched()
+
+
+def _launched() -> tuple[int, int]:
+    """The rank and the number of ranks that a launcher tells of; else one process is all there is."""
+    rank, world_size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    if not rank and not world_size:
+        return 0, 1
+    try:
+        return int(rank), int(world_size)
+    except ValueError as error:
+        raise OptionError(
+            f"the environment says RANK={rank!r} and WORLD_SIZE={world_size!r}: both are numbers, or neither is there. "
+            "Pass rank and world_size."
+        ) from error

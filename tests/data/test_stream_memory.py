@@ -1,0 +1,232 @@
+"""What a stream holds: memory within a budget, files that are opened late, and locks that survive a fork."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from quire import BaseDocument
+from quire.data import StreamingDataset
+from quire.errors import OptionError
+from quire.storage import write_dataset
+from quire.typing import NdArray, float32
+from tests.data.streams import flat, numbers, opened, streamed, written
+
+pytestmark = pytest.mark.needs("torch", "pyarrow", "fsspec", "xxhash")
+ROWS = 400
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("stream") / "d", ROWS, rows_in_shard=40)
+
+
+class Held:
+    """Counts the batches that someone holds."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self._lock = threading.Lock()
+
+    def watch(self, dataset: Any) -> None:
+        finish = dataset._fetch._finished
+
+        def watching(*arguments: Any) -> Any:
+            batch = finish(*arguments)
+            with self._lock:
+                self.now += 1
+                self.most = max(self.most, self.now)
+            weakref.finalize(batch._columns.columns["vector"].data, self._gone)
+            return batch
+
+        dataset._fetch._finished = watching
+
+    def _gone(self) -> None:
+        with self._lock:
+            self.now -= 1
+
+
+class Large(BaseDocument):
+    vector: NdArray[float32, 2000]
+
+
+@pytest.mark.parametrize("batches", [4, 8])
+def test_a_loader_holds_no_more_than_its_budget(tmp_path: Path, batches: int) -> None:
+    write_dataset([Large(vector=np.zeros(2000, np.float32)) for _ in range(200)], tmp_path / "d", format="arrow")
+    dataset, held = StreamingDataset[Large](tmp_path / "d", 5, memory_bytes=5 * 8200 * batches), Held()
+    held.watch(dataset)
+    for at, _ in enumerate(dataset.loader(prefetch=1000, threads=2)):
+        if at % 8 == 0:
+            time.sleep(0.02)  # so that others could be made ahead
+    assert 1 < held.most <= batches + 1, "and the one that the loop has"
+    del _
+    gc.collect()
+    assert held.now == 0
+
+
+def test_a_loader_makes_as_many_ahead_as_it_is_asked_to(folder: Path) -> None:
+    dataset, held = streamed(folder, 10), Held()
+    dataset._together = 1
+    held.watch(dataset)
+    batches = iter(dataset.loader(prefetch=3))
+    taken = [next(batches) for _ in range(2)]
+    time.sleep(0.2)
+    assert held.now == 2 + 3
+    assert numbers(taken) == numbers(streamed(folder, 10))[:2]
+    del batches, taken
+
+
+def test_a_loader_that_is_left_in_the_middle_ends_its_threads(folder: Path) -> None:
+    for _ in range(3):
+        for _ in streamed(folder).loader(threads=3):
+            break
+    gc.collect()
+    deadline = time.monotonic() + 30
+    while any(thread.name.startswith("quire-loader") for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("wrong", [{"prefetch": 0}, {"threads": 0}], ids=str)
+def test_a_loader_needs_a_thread_and_a_batch(folder: Path, wrong: Any) -> None:
+    with pytest.raises(OptionError, match="at least 1"):
+        streamed(folder).loader(**wrong)
+
+
+def test_a_loader_gives_errors_of_its_threads(folder: Path) -> None:
+    dataset = streamed(folder, preprocessing={"number": _refuse})
+    with pytest.raises(RuntimeError, match="not today"):
+        list(dataset.loader(threads=2))
+
+
+def _refuse(number: int) -> int:
+    raise ValueError(f"not today, {number}")
+
+
+GROWTH = """
+import gc, os, sys, tracemalloc
+from tests.data.streams import streamed
+
+def anonymous():
+    gc.collect()
+    lines = open(f"/proc/{os.getpid()}/status").read().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssShmem")))
+
+dataset = streamed(sys.argv[1], 16)
+way = dataset.loader(threads=2) if sys.argv[2] == "loader" else dataset
+tracemalloc.start()
+for _ in range(40):  # as many as the plan remembers
+    for batch in way: pass
+before, traced = anonymous(), tracemalloc.get_traced_memory()[0]
+for _ in range(20):
+    for batch in way: pass
+gc.collect()
+print(anonymous() - before, tracemalloc.get_traced_memory()[0] - traced)
+"""
+
+
+@pytest.mark.parametrize("way", ["dataset", "loader"])
+def test_twenty_epochs_take_no_more_memory_than_one(folder: Path, way: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    script = [sys.executable, "-c", GROWTH, str(folder), way]
+    output = subprocess.run(script, env=environment, capture_output=True, text=True, check=True).stdout
+    kilobytes, traced = map(int, output.split())
+    assert kilobytes < 2_000
+    assert traced < 50_000
+
+
+# --- files and locks
+
+
+def open_shards(folder: Path) -> int:
+    return Path("/proc/self/maps").read_text().count(f"{folder}/")
+
+
+def test_shards_are_opened_when_their_rows_are_asked_for(folder: Path) -> None:
+    dataset = streamed(folder, 20, shuffle=False)
+    assert open_shards(folder) == 0
+    dataset[0]
+    assert open_shards(folder) == 1
+    list(dataset)
+    assert open_shards(folder) == 10
+    del dataset
+    gc.collect()
+    assert open_shards(folder) == 0
+
+
+def test_no_file_stays_open(folder: Path) -> None:
+    before = len([*Path("/proc/self/fd").iterdir()])
+    dataset = streamed(folder)
+    list(dataset)
+    list(dataset.loader())
+    assert len([*Path("/proc/self/fd").iterdir()]) <= before
+
+
+def test_nothing_is_left_in_the_temporary_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tempfile
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dataset = streamed(folder)
+    list(DataLoader(dataset, batch_size=None, num_workers=1))
+    assert len(list(tmp_path.iterdir())) == 1
+    del dataset
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_of_a_dataset_that_is_in_use(folder: Path, method: str) -> None:
+    dataset = streamed(folder)
+    list(dataset)
+    dataset.set_epoch(0)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=method)
+    assert sorted(flat(numbers(loader))) == list(range(ROWS))
+
+
+def test_a_fork_while_threads_are_reading(folder: Path) -> None:
+    source = opened(folder)
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            source._forget()
+            source.gather(np.arange(0, ROWS, 7))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        for _ in range(5):
+            loader = DataLoader(streamed(source), batch_size=None, num_workers=2)
+            assert sorted(flat(numbers(loader))) == list(range(ROWS))
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_many_threads_over_one_dataset(folder: Path) -> None:
+    dataset = streamed(folder)
+    found: list[list[int]] = []
+    threads = [threading.Thread(target=lambda: found.append(flat(numbers(dataset)))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [sorted(rows) for rows in found] == [list(range(ROWS))] * 4
+    assert len(set(map(tuple, found))) == 4, "each has an epoch of its own"
+
+
+def test_threads_of_a_loader_give_batches_in_order(folder: Path) -> None:
+    expected = numbers(streamed(folder))
+    for threads in (1, 2, 8):
+        assert numbers(streamed(folder).loader(prefetch=20, threads=threads)) == expected

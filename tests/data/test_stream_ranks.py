@@ -1,0 +1,139 @@
+"""Rank and world size: given, of torch.distributed, of a launcher's environment."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from quire.errors import OptionError
+from tests.data.streams import flat, numbers, opened, streamed, written
+
+pytestmark = pytest.mark.needs("torch", "pyarrow", "fsspec", "xxhash")
+ROWS = 103
+
+PROCESS = """
+import json, sys
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+from tests.data.streams import numbers, streamed
+
+folder, rank, port, method = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+
+def main():
+    early = streamed(folder, 5)  # before the ranks are known
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    found = []
+    for dataset in (early, streamed(folder, 5), streamed(folder, 5).loader()):
+        loader = dataset if hasattr(dataset, "threads") else DataLoader(
+            dataset, batch_size=None, num_workers=2, multiprocessing_context=method)
+        seen = []
+        for batch in loader:
+            model(torch.as_tensor(batch.vector)).sum().backward()  # waits for the other rank in every step
+            seen += numbers([batch])
+        found.append(seen)
+    dist.destroy_process_group()
+    print(json.dumps(found))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("stream") / "d", ROWS, rows_in_shard=30)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_two_processes_of_torch_distributed_see_each_row_once(folder: Path, tmp_path: Path, method: str) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(PROCESS)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, script, folder, str(rank), str(port), method],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    import json
+
+    results = [json.loads(process.communicate(timeout=300)[0].splitlines()[-1]) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    for first, second in zip(*results, strict=True):
+        assert len(first) == len(second) == 11
+        assert sorted(flat(first) + flat(second)) == list(range(ROWS))
+
+
+def test_a_launcher_tells_the_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    seen = []
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        dataset = streamed(folder)
+        assert len(dataset) == 5
+        seen += flat(numbers(DataLoader(dataset, batch_size=None, num_workers=1)))
+    assert sorted(seen) == list(range(ROWS))
+
+
+def test_what_is_given_is_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", "2")
+    assert sorted(flat(numbers(streamed(folder, rank=0, world_size=1)))) == list(range(ROWS))
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size"), [("2", "2"), ("-1", "2"), ("0", "0"), ("x", "2"), ("", "2"), ("1", "")], ids=repr
+)
+def test_wrong_ranks_of_a_launcher_are_errors(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, rank: str, world_size: str
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    with pytest.raises(OptionError, match="rank|world_size"):
+        streamed(folder)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rank": 0},
+        {"world_size": 2},
+        {"rank": 2, "world_size": 2},
+        {"rank": -1, "world_size": 2},
+        {"rank": 0, "world_size": 0},
+    ],
+    ids=str,
+)
+def test_wrong_ranks_are_errors(folder: Path, wrong: Any) -> None:
+    with pytest.raises(OptionError, match="rank|world_size"):
+        streamed(folder, **wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"batch_size": 0}, {"batch_size": -3}, {"last": "repeat"}, {"shuffle": "all"}, {"seed": -1}], ids=str
+)
+def test_wrong_options_are_errors(folder: Path, wrong: Any) -> None:
+    with pytest.raises(OptionError, match="|".join(wrong)):
+        streamed(folder, **wrong)
+
+
+def test_unknown_options_are_errors(folder: Path) -> None:
+    with pytest.raises(TypeError, match="buffer_size"):
+        streamed(folder, buffer_size=100)
+    with pytest.raises(OptionError, match=r"choose its columns and rows in open_dataset\(\)"):
+        streamed(opened(folder), columns=["number"])
