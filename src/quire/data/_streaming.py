@@ -194,9 +194,11 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         return (batch if framework is None else in_framework(batch, framework) for batch in self)
 
     def to_tf_dataset(self, *, features: Wanted = None, labels: Wanted = None) -> Any:
-        """A `tf.data.Dataset` of the batches of a pass; see `MultiModalDataset.to_tf_dataset`."""
+        """A `tf.data.Dataset` of the batches of a pass, each time another; see `MultiModalDataset.to_tf_dataset`."""
         first = self._fetch.batch(np.arange(min(self.batch_size, self.num_rows)))
-        return tensorflow_dataset(lambda: iter(self), len(self), first, features, labels)
+        start, epochs = self._passes.next(self.options.epochs or 1), self.options.epochs
+        number = -1 if epochs is None else None if start.position or start.done else len(self)
+        return tensorflow_dataset(lambda: iter(self), number, first, features, labels)
 
     # --- rows
 

@@ -17,9 +17,12 @@ Wanted = str | Iterable[str] | None
 
 
 def tensorflow_dataset(
-    batches: Callable[[], Iterator[Any]], number: int, first: Any, features: Wanted, labels: Wanted
+    batches: Callable[[], Iterator[Any]], number: int | None, first: Any, features: Wanted, labels: Wanted
 ) -> Any:
-    """A `tf.data.Dataset` of so many batches; the first batch tells what its elements look like."""
+    """A `tf.data.Dataset` of so many batches; the first batch tells what its elements look like.
+
+    The number is -1 for one that never ends, and None where passes differ in it.
+    """
     tf: Any = require("tensorflow", extra="tensorflow", needed_for="to_tf_dataset()")
     get_framework("tensorflow")
 
@@ -29,7 +32,7 @@ def tensorflow_dataset(
 
     signature = _nested(arrange(first), lambda array: _spec(tf, array))
     made = tf.data.Dataset.from_generator(lambda: map(arrange, batches()), output_signature=signature)
-    return made.apply(tf.data.experimental.assert_cardinality(number))
+    return made if number is None else made.apply(tf.data.experimental.assert_cardinality(number))
 
 
 def _spec(tf: Any, array: Any) -> Any:
