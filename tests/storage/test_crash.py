@@ -104,9 +104,10 @@ def test_two_writers_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
 
 def test_of_two_that_overwrite_the_later_one_counts(tmp_path: Path) -> None:
     write_dataset(photos(3), tmp_path)
-    with DatasetWriter(tmp_path, Photo, mode="overwrite") as first, DatasetWriter(
-        tmp_path, Photo, mode="overwrite"
-    ) as second:
+    with (
+        DatasetWriter(tmp_path, Photo, mode="overwrite") as first,
+        DatasetWriter(tmp_path, Photo, mode="overwrite") as second,
+    ):
         first.write(photos(2, 10))
         second.write(photos(2, 20))
     assert _numbers(tmp_path) in ([10, 11], [20, 21])

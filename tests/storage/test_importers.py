@@ -411,6 +411,27 @@ def test_what_was_imported_opens_without_its_class(tmp_path: Path) -> None:
     check_shared(open_dataset(tmp_path / "made"), range(ROWS), "number", "image", "ragged")
 
 
+@pytest.mark.needs("torch")
+def test_classes_that_were_made_go_through_the_workers_of_a_loader(tmp_path: Path) -> None:
+    from torch.utils.data import DataLoader
+
+    from quire.data import StreamingDataset
+
+    for name in ("mds-gz", "huggingface"):
+        made = import_dataset(FOREIGN / name, tmp_path / name, split="train" if name == "huggingface" else None)
+        assert pickle.loads(pickle.dumps(made[0])) == made[0]
+        dataset = StreamingDataset[made.document_type](made, 3, shapes="ragged")
+        loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="fork", timeout=60)
+        assert sorted(number for batch in loader for number in batch.number.tolist()) == list(range(len(made)))
+
+
+def test_two_classes_of_one_name_stay_apart(tmp_path: Path) -> None:
+    import_dataset(FOREIGN / "mds-gz", tmp_path / "one")
+    import_dataset(FOREIGN / "mds-pickle", tmp_path / "two", allow_pickle=True)
+    assert open_dataset(tmp_path / "one")[1].name == "row 1 é"
+    assert open_dataset(tmp_path / "two")[1].thing == {"i": 1}
+
+
 def test_a_folder_that_tells_no_format(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="the files do not tell their format"):
         import_dataset(tmp_path, tmp_path / "made")

@@ -31,7 +31,7 @@ def conform(form: Form, array: pa.Array, field: pa.Field, schema: Schema) -> pa.
     if isinstance(form, DocumentForm) and pa.types.is_struct(array.type):
         return _struct(form, array)
     if isinstance(form, DocumentsForm) and _is_list(array.type):
-        items = conform(form.item, array.flatten(), array.type.value_field, schema)
+        items = conform(form.item, _flattened(array), array.type.value_field, schema)
         if items.null_count:
             raise DecodeError(f"{form.path}: a document in an array is null.")
         return form.array(items, _offsets(array), _validity(array))
@@ -140,6 +140,15 @@ def _validity(array: pa.Array) -> Validity:
 def _is_list(arrow_type: pa.DataType) -> bool:
     types = pa.types
     return bool(types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type))
+
+
+def _flattened(array: pa.Array) -> pa.Array:
+    """The items of all lists; offsets beyond them, which Arrow lets pass where lists are empty, would end the process."""
+    if not pa.types.is_fixed_size_list(array.type):
+        offsets, limit = np.asarray(array.offsets), len(array.values)
+        if len(offsets) and (offsets.min() < 0 or offsets.max() > limit or (np.diff(offsets) < 0).any()):
+            raise DecodeError("the items of a list lie outside of the data.")
+    return array.flatten()
 
 
 def _offsets(array: pa.Array) -> NDArray[np.int64]:
@@ -260,7 +269,7 @@ def _from_lists(array: pa.Array) -> list[Any]:
             if len(lengths) == 0 or (lengths != lengths[0]).any():
                 break
             sizes.append(int(lengths[0]))
-            level = level.flatten()
+            level = _flattened(level)
         if not _is_list(level.type) and not level.null_count:
             return list(_plain(level).reshape(len(array), *sizes))
     return [None if row.values is None else _row(row.values) for row in array]
@@ -272,7 +281,7 @@ def _row(values: pa.Array) -> NDArray[Any]:
         return _plain(values)
     parts = _from_lists(values)
     if not parts:
-        return _row(values.flatten())
+        return _row(_flattened(values))
     if any(part is None or part.shape != parts[0].shape for part in parts):
         raise TensorError("its lists have different lengths, or are null.")
     return np.stack(parts)
