@@ -177,13 +177,13 @@ def demo(session: nox.Session) -> None:
     session.run("python", "examples/demo.py", *session.posargs)
 
 
-BENCHMARKS = ("core", "wire", "train")
+BENCHMARKS = ("core", "wire", "train", "stream")
 
 
 @nox.session(python=PYTHON)
 def bench(session: nox.Session) -> None:
     """Measure quire beside its peers: all, or those that are named, as in `-- wire --rounds 9`."""
-    session.install(*TORCH, "-e", ".[torch,compress,image,process]", *group("bench"))
+    session.install(*TORCH, "-e", ".[torch,compress,image,process,parquet]", *group("bench"))
     chosen = [name for name in session.posargs if name in BENCHMARKS]
     options = [option for option in session.posargs if option not in BENCHMARKS]
     for name in chosen or BENCHMARKS:

@@ -1,0 +1,246 @@
+"""What data larger than memory costs to write, open, shuffle and read, beside the peers, each in its own environment.
+
+    python benchmarks/stream.py --rows pictures table --rounds 5 --scale 0.1 --install
+    python benchmarks/stream.py --markdown docs/benchmarks-stream.md --json stream.json
+
+Every round of every contestant is a fresh process that prints one line (see stream_peers/protocol.py), and contestants
+take turns. Before the rounds that count there is one that compares every row and watches memory. A peer whose
+environment is missing is shown so; `--install` makes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import stream_data
+from stream_report import page, summary
+from stream_rows import ROWS, Contestant, Row
+
+HERE = Path(__file__).parent
+ADAPTERS = HERE / "stream_peers"
+OURS = ("quire", "memmap")
+TORCH = "torch==2.13.0"
+PINS: dict[str, list[str]] = {
+    "mosaic": ["mosaicml-streaming==0.13.0"],
+    "litdata": ["litdata==0.2.76"],
+    "datasets": ["datasets==5.2.0"],
+    "webdataset": ["webdataset==1.0.2"],
+    "lance": ["pylance==14.0.2"],
+    "tensordict": ["tensordict==0.15.3"],
+    "petastorm": ["petastorm==0.13.1", "pyarrow==12.0.1", "numpy==1.23.5", "pandas<2.1", "setuptools<70"],
+}
+QUIET = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "PYTHONWARNINGS": "ignore",
+}
+PATIENCE = 1800
+
+Outcome = dict[str, Any]
+
+
+def parse_options() -> argparse.Namespace:
+    """Which rows and contestants, how often, how large, and where everything lies."""
+    names = [row.name for row in ROWS]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", choices=names, default=names, help="default: all")
+    parser.add_argument("--peers", nargs="+", choices=[*OURS, *PINS], default=[*OURS, *PINS], help="default: all")
+    parser.add_argument("--rounds", type=int, default=5, help="fewer are for trying it out")
+    parser.add_argument("--scale", type=float, default=1.0, help="times the rows of every workload")
+    parser.add_argument("--seconds", type=float, default=1.0, help="the least time that a round is measured for")
+    parser.add_argument("--limit", type=float, default=8.0, help="and the most")
+    parser.add_argument("--data", type=Path, default=Path("build/stream"), help="where the workloads are kept")
+    parser.add_argument("--venvs", type=Path, default=Path(".nox/peers"), help="the peers' environments")
+    parser.add_argument("--install", action="store_true", help="make the environments that are missing")
+    parser.add_argument("--make", action="store_true", help="only make the workloads' data")
+    parser.add_argument("--cgroup", type=Path, help="a memory cgroup (v1 or v2) of 1.5 GB for W3; else a ulimit")
+    parser.add_argument("--json", type=Path, help="write everything that was measured; what is there already is kept")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the results as a page")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measure, print, and write what is asked for."""
+    options = parse_options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that children are ended, too
+    if options.install:
+        for peer in set(options.peers) & set(PINS):
+            install(options.venvs / peer, PINS[peer])
+    found: dict[str, Any] = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    load = os.getloadavg()
+    for row in (row for row in ROWS if row.name in options.rows):
+        found.setdefault(row.name, {}).update(measure(row, options))
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1))
+        print(summary(row, found[row.name]), flush=True)
+    if options.markdown:
+        options.markdown.write_text(page(ROWS, found, load, versions(options)))
+    return 0
+
+
+# --- environments
+
+
+def install(folder: Path, pins: list[str]) -> None:
+    """Torch first, so that the peer finds it there and brings no other."""
+    python = folder / "bin/python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        numpy = [pin for pin in pins if pin.startswith("numpy")]
+        subprocess.run([str(python), "-m", "pip", "install", "-q", TORCH, *numpy], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q", *(pins if numpy else [TORCH, *pins])], check=True)
+
+
+def interpreter(peer: str, options: argparse.Namespace) -> Path:
+    """The peer's own; quire and numpy run in this one."""
+    return Path(sys.executable) if peer in OURS else (options.venvs / peer / "bin/python").absolute()
+
+
+def versions(options: argparse.Namespace) -> dict[str, str]:
+    """What is installed where."""
+    ask = "from importlib.metadata import version as v; import sys; print(v(sys.argv[1]))"
+    packages = {peer: pins[0].split("==")[0] for peer, pins in PINS.items()} | {"quire": "quire", "memmap": "numpy"}
+    found = {}
+    for peer, package in packages.items():
+        python = interpreter(peer, options)
+        asked = [str(python), "-c", ask, package]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False) if python.exists() else None
+        found[package] = done.stdout.strip() if done and done.stdout else "not installed"
+    return found
+
+
+# --- rounds
+
+
+def measure(row: Row, options: argparse.Namespace) -> dict[str, Any]:
+    """The checked round and the timed ones, by contestant."""
+    results: dict[str, Any] = {}
+    present = [contestant for contestant in row.contestants if contestant.peer in options.peers]
+    for contestant in present:
+        results[contestant.name] = {"rounds": []}
+        try:
+            results[contestant.name].update(first_round(row, contestant, options))
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+            results[contestant.name]["error"] = str(error)
+            print(f"{row.name}: {contestant.name}: {error}", file=sys.stderr, flush=True)
+    runnable = [contestant for contestant in present if "error" not in results[contestant.name]]
+    for _ in range(min(options.rounds, row.most_rounds)):
+        for contestant in runnable:
+            results[contestant.name]["rounds"].append(play(row, contestant, options))
+    return results
+
+
+def first_round(row: Row, contestant: Contestant, options: argparse.Namespace) -> Outcome:
+    """Make the data if it is not there, and check what comes back."""
+    found: Outcome = {}
+    if row.operation != "write":
+        folder, recipe = folder_of(row, contestant, options), ADAPTERS / f"peer_{contestant.peer}.py"
+        if not stream_data.is_made(folder, recipe):
+            made = play(row, contestant, options, operation="make", variant=contestant.store or contestant.variant)
+            stream_data.mark_made(folder, recipe)
+            found["make"] = made
+        found["bytes"] = stream_data.size_of(folder)
+    if options.make:
+        return {**found, "error": "only made"}
+    found["check"] = play(row, contestant, options, check=True)
+    wrong = found["check"].get("wrong_columns")
+    if wrong:
+        found["error"] = f"these columns are not what was written: {', '.join(wrong)}"
+    return found
+
+
+def folder_of(row: Row, contestant: Contestant, options: argparse.Namespace) -> Path:
+    """Where this contestant's data lies."""
+    workload = stream_data.WORKLOADS[row.workload].scaled(options.scale)
+    return stream_data.folder_of(options.data.absolute(), contestant.peer, contestant.store, workload)
+
+
+def play(row: Row, contestant: Contestant, options: argparse.Namespace, **changes: Any) -> Outcome:
+    """One process, and the line that it prints."""
+    python, folder = interpreter(contestant.peer, options), folder_of(row, contestant, options)
+    if not python.exists():
+        raise RuntimeError("not installed")
+    task = {
+        "operation": row.operation,
+        "workload_name": row.workload,
+        "folder": str(folder if row.operation != "write" else folder.with_suffix(".written")),
+        "scale": options.scale,
+        "variant": contestant.variant,
+        "batch": stream_data.WORKLOADS[row.workload].batch,
+        "shuffle": contestant.shuffle,
+        "workers": row.workers if contestant.workers is None else contestant.workers,
+        "seconds": options.seconds,
+        "limit": options.limit,
+        "epochs": row.epochs,
+        **changes,
+    }
+    timed = task["operation"] != "make"
+    if row.memory_mb and timed:
+        forget_pages(folder)
+    limit = limiter(row.memory_mb, options.cgroup) if row.memory_mb and timed else None
+    return run_child([str(python), str(ADAPTERS / f"peer_{contestant.peer}.py"), json.dumps(task)], options.data, limit)
+
+
+def run_child(command: list[str], data: Path, limit: Callable[[], None] | None) -> Outcome:
+    """What it printed last; a child that hangs is ended with all that it started."""
+    folders = {"HF_HOME": str(data.absolute() / "hf"), "TMPDIR": str(data.absolute() / "tmp")}
+    (data / "tmp").mkdir(parents=True, exist_ok=True)
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **QUIET, **folders},
+        start_new_session=True,
+        preexec_fn=limit,  # noqa: PLW1509 - this process has one thread
+    ) as child:
+        try:
+            out, err = child.communicate(timeout=PATIENCE)
+        except BaseException:
+            os.killpg(child.pid, signal.SIGKILL)
+            raise
+    if child.returncode:
+        lines = [line for line in err.splitlines() if line.strip()]
+        raise RuntimeError(lines[-1] if lines else f"ended with {child.returncode}")
+    outcome: Outcome = json.loads(out.splitlines()[-1])
+    return outcome
+
+
+# --- a small machine
+
+
+def limiter(megabytes: int, cgroup: Path | None) -> Callable[[], None]:
+    """Puts the child into a cgroup that was made for it; without one, limits what it may allocate."""
+
+    def limit() -> None:
+        if cgroup:
+            (cgroup / "cgroup.procs").write_text(str(os.getpid()))
+        else:
+            resource.setrlimit(resource.RLIMIT_DATA, (megabytes << 20, megabytes << 20))
+
+    return limit
+
+
+def forget_pages(folder: Path) -> None:
+    """Let the system drop the files from its page cache."""
+    os.sync()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""What stream.py compares: rows of the table, who takes part in each, and how far quire must reach."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A peer's adapter, and how it reads what it stores."""
+
+    name: str
+    peer: str
+    variant: str = ""
+    store: str = ""
+    """The variant that wrote the data, where several ways of reading share it."""
+    shuffle: bool = True
+    workers: int | None = None
+
+
+@dataclass(frozen=True)
+class Goal:
+    """At least so many times as fast as another, or a number that is at most so large."""
+
+    ours: str
+    theirs: str = ""
+    at_least: float = 0.0
+    by: str = "cpu"
+    """'cpu' or 'wall' for a ratio of speeds, else the name of a number."""
+    at_most: float = 0.0
+    known: str = ""
+    """What was measured before, on the way to the goal."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison: everybody does the same on the same data."""
+
+    name: str
+    title: str
+    what: str
+    workload: str
+    contestants: Sequence[Contestant]
+    goals: Sequence[Goal] = ()
+    operation: str = "read"
+    workers: int = 0
+    memory_mb: int = 0
+    """The limit of the process, where there is one; the data is then read from the disk, not from memory."""
+    epochs: int = 0
+    most_rounds: int = 100
+
+
+def quire(name: str, variant: str, *, shuffle: bool = True, workers: int | None = None) -> Contestant:
+    """quire, in one of its ways."""
+    return Contestant(name, "quire", variant, variant.split("/", 1)[0], shuffle, workers)
+
+
+def hugging(name: str, variant: str, workers: int | None = None) -> Contestant:
+    """HF datasets, in one of its ways."""
+    return Contestant(name, "datasets", variant, "binary" if variant == "binary" else "arrays", workers=workers)
+
+
+GATHER = Contestant("numpy memmap gather", "memmap")
+SCAN = Contestant("numpy memmap, in order", "memmap", shuffle=False)
+BLOCK = quire("quire", "arrow/block/direct")
+GLOBAL = quire("quire, global shuffle", "arrow/global/direct")
+ORDERED = quire("quire, in order", "arrow/block/direct", shuffle=False)
+PARQUET = quire("quire, Parquet", "parquet/block/direct")
+HF_BINARY = hugging("HF, binary column by hand", "binary")
+HF = hugging("HF datasets", "batches")
+HF_ROWS = hugging("HF datasets, as documented", "rows")
+HF_ITERABLE = hugging("HF iterable", "iterable")
+LITDATA = Contestant("LitData", "litdata")
+LITDATA_FULL = Contestant("LitData, chunks shuffled whole", "litdata", "full", "")
+LANCE = Contestant("Lance take", "lance")
+WEBDATASET = Contestant("WebDataset", "webdataset")
+MDS = Contestant("MosaicML MDS", "mosaic")
+TENSORDICT = Contestant("TensorDict memmap", "tensordict")
+
+ROWS = (
+    Row(
+        "pictures",
+        "W2: shuffled typed batches of pictures",
+        "Batches of 256: image uint8 (3, 64, 64), label, text; in page cache, no workers.",
+        "pictures",
+        (
+            *(GATHER, SCAN, BLOCK, GLOBAL, ORDERED, PARQUET),
+            *(HF_BINARY, HF, HF_ROWS, LITDATA, LITDATA_FULL, LANCE, WEBDATASET, MDS),
+        ),
+        (
+            Goal("quire", "numpy memmap gather", 0.6),
+            Goal("quire", "HF, binary column by hand", 1.0, known="0.19x the gather"),
+            Goal("quire", "HF datasets", 1.0, known="0.011x the gather"),
+            Goal("quire", "LitData", 1.0, known="0.10x the gather"),
+            Goal("quire", "WebDataset", 1.0, known="0.008x the gather"),
+            Goal("quire", "MosaicML MDS", 1.0, known="0.005x the gather"),
+            Goal("quire", "quire, in order", 0.8),
+            Goal("quire, global shuffle", "quire, in order", 0.8, by="cpu of memmap"),
+            Goal("quire", by="mixing", at_least=0.99),
+            Goal("quire, global shuffle", by="mixing", at_least=0.99),
+        ),
+    ),
+    Row(
+        "documents",
+        "W2: nested, optional, embedding and caption columns",
+        "Batches of 256: image uint8 (3, 32, 32), embedding float32 (128,), caption, label, `meta` of source, time and "
+        "tags, and a mask uint8 (32, 32) in 7 of 10 rows; no workers.",
+        "documents",
+        (GATHER, BLOCK, PARQUET, HF_BINARY, HF, HF_ROWS, LITDATA, LITDATA_FULL, LANCE, WEBDATASET, MDS),
+        (
+            Goal("quire", "HF datasets", 10),
+            Goal("quire", "MosaicML MDS", 50),
+            Goal("quire", "LitData", 4),
+            Goal("quire", "WebDataset", 50),
+        ),
+    ),
+    Row(
+        "workers",
+        "W2: with two workers",
+        "60,000 pictures in batches of 256; two processes, or two threads of quire's own loop. Wall time decides.",
+        "pictures_60k",
+        (
+            quire("quire, no workers", "arrow/block/direct", workers=0),
+            quire("quire, 2 workers", "arrow/block/direct"),
+            quire("quire, own loop on 2 threads", "arrow/block/loader"),
+            *(HF_BINARY, HF, HF_ROWS, LITDATA, LITDATA_FULL, WEBDATASET, MDS),
+        ),
+        (
+            *(
+                Goal("quire, 2 workers", peer.name, 1.0, by="wall")
+                for peer in (HF_BINARY, HF, HF_ROWS, LITDATA, LITDATA_FULL, WEBDATASET, MDS)
+            ),
+            Goal("quire, own loop on 2 threads", "quire, no workers", 1.0, by="wall"),
+        ),
+        workers=2,
+    ),
+    Row(
+        "table",
+        "W1: tabular",
+        "1,000,000 rows of 32 float32 and a class in batches of 1024, shuffled; no workers.",
+        "table",
+        (
+            *(GATHER, BLOCK, PARQUET),
+            Contestant("Petastorm BatchedDataLoader", "petastorm", "batched", ""),
+            Contestant("Petastorm DataLoader", "petastorm", "rows", ""),
+            *(HF, HF_ROWS, HF_ITERABLE, LITDATA, LITDATA_FULL, LANCE, TENSORDICT, MDS),
+        ),
+        (Goal("quire", "Petastorm BatchedDataLoader", 8), Goal("quire", "Petastorm DataLoader", 30)),
+    ),
+    Row(
+        "random",
+        "W5: random batches by row numbers",
+        "256 rows of the documents of W2, chosen at random, with repetition.",
+        "documents",
+        (
+            *(GATHER, BLOCK, LANCE, MDS),
+            hugging("HF shuffled", "shuffled"),
+            *(HF, HF_BINARY, LITDATA_FULL),
+        ),
+        (
+            Goal("quire", "Lance take", 10),
+            Goal("quire", "MosaicML MDS", 10),
+            Goal("quire", "HF shuffled", 20),
+        ),
+        operation="take",
+    ),
+    Row(
+        "tensors",
+        "Tensors only",
+        "Shuffled batches of 256: image uint8 (3, 64, 64), label; no workers.",
+        "tensors",
+        (TENSORDICT, GATHER, BLOCK, GLOBAL),
+        (Goal("quire", "TensorDict memmap", 0.9), Goal("quire, global shuffle", "TensorDict memmap", 0.9)),
+    ),
+    Row(
+        "write",
+        "W8: batches in hand, written",
+        "The pictures, in batches of 1,000 that are in memory. The reference writes their bytes to plain files.",
+        "pictures",
+        (
+            Contestant("plain file write", "memmap"),
+            quire("quire", "arrow/block/direct"),
+            PARQUET,
+            *(MDS, LITDATA, LANCE, TENSORDICT, WEBDATASET, HF),
+        ),
+        (
+            Goal("quire", "plain file write", 0.6, by="wall"),
+            Goal("quire", "MosaicML MDS", 3, by="wall"),
+            Goal("quire", "LitData", 3, by="wall"),
+            Goal("quire", by="size", at_most=1.02),
+        ),
+        operation="write",
+    ),
+    Row(
+        "shards",
+        "W10: 5,000 shards of 200 rows",
+        "From opening the dataset to the first shuffled batch of 256.",
+        "shards",
+        (BLOCK, HF, LITDATA, LANCE, MDS),
+        (Goal("quire", by="first_batch_s", at_most=0.3),),
+        operation="start",
+    ),
+    Row(
+        "resume",
+        "W6: resume",
+        "Stopped at 37 % of a shuffled epoch; a new dataset goes on from the state, to its first batch.",
+        "documents",
+        (BLOCK, LITDATA, MDS),
+        (Goal("quire", by="first_batch_s", at_most=0.1),),
+        operation="resume",
+    ),
+    Row(
+        "large",
+        "W3: larger than memory",
+        "5 GB of pictures in a process of at most 1.5 GB, first from a cold disk, 20 epochs.",
+        "large",
+        (BLOCK, GATHER),
+        (Goal("quire", by="growth_mb", at_most=1.0), Goal("quire", by="budget_mb", at_most=256 * 1.1)),
+        memory_mb=1500,
+        epochs=20,
+        most_rounds=1,
+    ),
+)
