@@ -14,6 +14,7 @@ import pyarrow as pa
 from pydantic import ConfigDict, create_model
 from pydantic.fields import FieldInfo
 
+from quire import _parametrize
 from quire._loaded import find
 from quire.array import DocumentArray
 from quire.document import BaseDocument
@@ -70,6 +71,13 @@ def class_from_arrow(schema: Any, name: str) -> type[Any]:
     made: type[Any] = create_model(name, __base__=BaseDocument, **fields)
     made.model_config = {**made.model_config, **config}
     made.model_rebuild(force=True)
+    return findable(made)
+
+
+def findable(made: type[Any]) -> type[Any]:
+    """A class that was made, so that pickle finds it again: in this process, and in those that are forked from it."""
+    made.__module__, made.__qualname__ = _parametrize.__name__, _parametrize.publish(made.__name__)
+    _parametrize.register(made)
     return made
 
 

@@ -13,6 +13,7 @@ from pydantic import create_model
 from quire.document import BaseDocument
 from quire.errors import DecodeError
 from quire.schema import Field
+from quire.storage._infer import findable
 from quire.tensors import DType, Shape
 
 
@@ -27,7 +28,7 @@ def document_class(name: str, fields: Mapping[str, Any]) -> type[Any]:
     base = BaseDocument if "id" in fields else _Row
     given = {field: (annotation, None if _takes_none(annotation) else ...) for field, annotation in fields.items()}
     made: type[Any] = create_model(class_name(name), __base__=base, **given)  # type: ignore[call-overload]
-    return made
+    return findable(made)
 
 
 def _takes_none(annotation: Any) -> bool:
