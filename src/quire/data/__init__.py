@@ -7,12 +7,13 @@ from quire.data._dataset import MultiModalDataset
 from quire.data._plan import batched
 
 if TYPE_CHECKING:
+    from quire.data._mixing import MixedDataset
     from quire.data._spark import from_spark
     from quire.data._streaming import StreamingDataset
 
-__all__ = ["MultiModalDataset", "StreamingDataset", "batched", "from_spark"]
+__all__ = ["MixedDataset", "MultiModalDataset", "StreamingDataset", "batched", "from_spark"]
 
-_HOMES = {"StreamingDataset": "_streaming", "from_spark": "_spark"}
+_HOMES = {"MixedDataset": "_mixing", "StreamingDataset": "_streaming", "from_spark": "_spark"}
 """Where names are that need pyarrow, which is an extra."""
 
 

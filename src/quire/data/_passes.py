@@ -98,7 +98,7 @@ class Passes:
                     self._write(replace(record, begun=[*record.begun, worker]))
                 return record.start
             start = record.start if record.is_new else record.following(epochs)
-            self._write(Record(start, mark, turn, workers, [worker], start.epoch - 1))
+            self._write(Record(start, mark, turn, workers, [worker], start.epoch))
         return start
 
     def _turn(self, mark: int, worker: int) -> int:
@@ -117,7 +117,7 @@ class Passes:
             record = self.last()
             same = record.mark == mark and worker not in record.begun
             begun = [*record.begun, worker] if same else [worker]
-            self._write(Record(start, mark, turn, workers, begun, start.epoch - 1))
+            self._write(Record(start, mark, turn, workers, begun, start.epoch))
 
     def reach(self, mark: int, epoch: int) -> None:
         """Say that a pass without an end has come to an epoch."""

@@ -78,7 +78,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         self._fingerprint = fingerprint(self.stored)
         self._state: StreamState | None = None
         self._resume: StreamState | None = None
-        _known_to_torch(type(self))
+        known_to_torch(type(self))
 
     def _batches_together(self, share: Slice) -> int:
         """How many batches are gathered at a time: few enough for the budget, and for the window that is at hand."""
@@ -268,7 +268,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        _known_to_torch(type(self))
+        known_to_torch(type(self))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.num_rows} rows in batches of {self.batch_size}>"
@@ -277,7 +277,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         return self
 
 
-def _known_to_torch(dataset_type: type[Any]) -> None:
+def known_to_torch(dataset_type: type[Any]) -> None:
     """Let torch's DataLoader see what it iterates over, once torch is there."""
     if is_installed("torch"):
         data: Any = require("torch.utils.data", extra="torch", needed_for="StreamingDataset")

@@ -1,0 +1,193 @@
+"""Several datasets as one stream of batches."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from quire.data import MixedDataset
+from quire.errors import OptionError
+from tests.data.streams import flat, numbers, opened, streamed, written
+
+pytestmark = [
+    pytest.mark.needs("torch", "pyarrow", "fsspec", "xxhash"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata 0.11 calls it; torch 2.13 warns
+]
+SIZES = {"a": 100, "b": 60, "c": 30}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    place = tmp_path_factory.mktemp("stream")
+    return {name: opened(written(place / name, rows)) for name, rows in SIZES.items()}
+
+
+def mixed(sources: Any, weights: Any = (3, 2, 1), **options: Any) -> MixedDataset:
+    share = {name: options.pop(name) for name in ("rank", "world_size", "batch_size") if name in options}
+    datasets = {name: streamed(source, **{"batch_size": 4, **share}) for name, source in sources.items()}
+    return MixedDataset(datasets, weights, **options)
+
+
+def taken(batches: Any) -> list[tuple[str, list[int]]]:
+    """The dataset and the rows of each batch."""
+    return [(batch.state["drawn"], *numbers([batch])) for batch in batches]
+
+
+def rows_of(found: Any, name: str) -> list[int]:
+    return flat(rows for drawn, rows in found if drawn == name)
+
+
+def together(dataset: Any, workers: int, mark: int = 1) -> list[Any]:
+    shares = [list(dataset.batches(worker, workers, mark)) for worker in range(workers)]
+    return [shares[i % workers][i // workers] for i in range(sum(map(len, shares)))]
+
+
+def test_a_pass_until_the_first_has_no_more(sources: Any) -> None:
+    dataset = mixed(sources)
+    for _ in range(3):
+        length, found = len(dataset), taken(dataset)
+        assert length == len(found)
+        ended = [name for name, size in SIZES.items() if len(rows_of(found, name)) == size]
+        assert ended
+        for name in SIZES:
+            assert len(set(rows_of(found, name))) == len(rows_of(found, name)), "no row twice"
+
+
+def test_a_pass_until_all_were_gone_through(sources: Any) -> None:
+    dataset = mixed(sources, (1, 1, 4), stop="all")
+    for _ in range(2):
+        length, found = len(dataset), taken(dataset)
+        assert length == len(found)
+        for name, size in SIZES.items():
+            assert sorted(rows_of(found, name)[:size]) == list(range(size))
+        assert len(rows_of(found, "c")) > 2 * SIZES["c"]
+        assert rows_of(found, "c")[:30] != rows_of(found, "c")[30:60], "another epoch"
+
+
+def test_draws_follow_the_weights_and_the_seed(sources: Any) -> None:
+    dataset = mixed(sources, (5, 3, 0), stop="first", seed=3)
+    drawn = [name for name, _ in taken(dataset)]
+    assert taken(mixed(sources, (5, 3, 0), seed=3)) == taken(mixed(sources, (0.5, 0.3, 0), seed=3))
+    assert "c" not in drawn
+    many = Counter(dataset._draws(0, 0).tolist())
+    assert abs(many[0] / 4096 - 5 / 8) < 0.03
+    other = [name for name, _ in taken(mixed(sources, (5, 3, 0), seed=4))]
+    assert other != drawn
+    assert drawn != [name for name, _ in taken(dataset)], "every pass draws anew"
+
+
+def test_datasets_without_names_have_numbers(sources: Any) -> None:
+    dataset = MixedDataset([streamed(source, 4) for source in sources.values()])
+    assert {name for name, _ in taken(dataset)} == {"0", "1", "2"}
+
+
+def test_ranks_draw_alike_and_share_the_rows(sources: Any) -> None:
+    found = [taken(mixed(sources, rank=rank, world_size=2, stop="all")) for rank in range(2)]
+    assert [name for name, _ in found[0]] == [name for name, _ in found[1]]
+    for name, size in SIZES.items():
+        once = [flat(rows) for rows in zip(*([r for n, r in part if n == name] for part in found), strict=True)]
+        assert sorted(flat(once)[:size]) == list(range(size))
+
+
+@pytest.mark.parametrize("stop", ["first", "all"])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_workers_give_what_one_process_gives(sources: Any, workers: int, stop: Any) -> None:
+    expected = [taken(each) for dataset in [mixed(sources, stop=stop)] for each in (dataset, dataset)]
+    dataset = mixed(sources, stop=stop)
+    assert [taken(together(dataset, workers, mark)) for mark in (1, 2)] == expected
+    loader = DataLoader(
+        mixed(sources, stop=stop), batch_size=None, num_workers=min(workers, 2), persistent_workers=True
+    )  # type: ignore[arg-type]
+    assert [taken(loader) for _ in range(2)] == expected
+
+
+@pytest.mark.parametrize("stop", ["first", "all"])
+def test_resumed_is_uninterrupted(sources: Any, stop: Any) -> None:
+    whole = mixed(sources, stop=stop)
+    expected = [taken(whole), taken(whole)]
+    for count in (1, 5, 11, len(expected[0]) - 1):
+        batches = iter(mixed(sources, stop=stop))
+        first = [next(batches) for _ in range(count)]
+        state = json.loads(json.dumps(first[-1].state))
+        assert len(json.dumps(state)) < 1000 * (len(SIZES) + 1)
+        for workers in (0, 2):
+            dataset = mixed(sources, stop=stop)
+            dataset.load_state_dict(state)
+            rest = together(dataset, workers) if workers else list(dataset)
+            assert taken(first) + taken(rest) == expected[0]
+            assert taken(dataset) == expected[1]
+    dataset = mixed(sources, stop=stop)
+    other = mixed(sources, stop=stop)
+    list(dataset)
+    other.load_state_dict(dataset.state_dict())
+
+
+def test_a_state_goes_on_with_other_ranks(sources: Any) -> None:
+    first = [taken(list(mixed(sources, stop="all", rank=rank, world_size=2))[:6]) for rank in range(2)]
+    state = list(mixed(sources, stop="all", rank=0, world_size=2))[5].state
+    rest = []
+    for rank in range(3):
+        dataset = mixed(sources, stop="all", rank=rank, world_size=3)
+        dataset.load_state_dict(state)  # type: ignore[arg-type]
+        rest.append(taken(dataset))
+    for name, size in SIZES.items():
+        before = flat(rows_of(part, name) for part in first)
+        steps = zip(*([rows for drawn, rows in part if drawn == name] for part in rest), strict=True)
+        after = flat(flat(step) for step in steps)
+        assert sorted((before + after)[:size]) == list(range(size))
+
+
+@pytest.mark.needs("torchdata")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_loader_goes_on_where_it_was(sources: Any, workers: int) -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    expected = taken(mixed(sources))
+    loader = StatefulDataLoader(mixed(sources), batch_size=None, num_workers=workers)
+    batches = iter(loader)
+    first = [next(batches) for _ in range(7)]
+    state = loader.state_dict()
+    del batches, loader
+    loader = StatefulDataLoader(mixed(sources), batch_size=None, num_workers=workers)
+    loader.load_state_dict(state)
+    assert taken(first) + taken(loader) == expected
+
+
+def test_the_dataset_does_not_know_what_was_taken_of_its_workers(sources: Any) -> None:
+    dataset = mixed(sources)
+    list(DataLoader(dataset, batch_size=None, num_workers=1))  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=r"batch.state"):
+        dataset.state_dict()
+
+
+def test_another_mix_refuses_a_state(sources: Any) -> None:
+    state = mixed(sources).state_dict()
+    for other in (mixed(sources, seed=1), mixed(sources, (1, 1, 1)), mixed({"a": sources["a"]}, [1])):
+        with pytest.raises(OptionError, match="another mix"):
+            other.load_state_dict(state)
+    with pytest.raises(OptionError, match="no state of a MixedDataset"):
+        mixed(sources).load_state_dict({})
+    swapped = mixed({"a": sources["b"], "b": sources["a"], "c": sources["c"]})
+    with pytest.raises(OptionError, match="another order of rows"):
+        swapped.load_state_dict(state)
+
+
+@pytest.mark.parametrize("weights", [(1, 2), (1, -1, 1), (0, 0, 0), (float("nan"), 1, 1)], ids=str)
+def test_wrong_weights_are_errors(sources: Any, weights: Any) -> None:
+    with pytest.raises(OptionError, match="a weight from 0 up for each"):
+        mixed(sources, weights)
+
+
+def test_wrong_options_are_errors(sources: Any, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="use 'first' or 'all'"):
+        mixed(sources, stop="never")
+    with pytest.raises(OptionError, match="a mix has datasets"):
+        MixedDataset([])
+    nothing = streamed(written(tmp_path / "d", 3), last="drop")
+    with pytest.raises(OptionError, match="has no steps, and was drawn"):
+        list(MixedDataset([nothing, streamed(sources["a"])], stop="all"))
