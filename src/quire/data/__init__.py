@@ -8,12 +8,17 @@ from quire.data._plan import batched
 
 if TYPE_CHECKING:
     from quire.data._mixing import MixedDataset
-    from quire.data._spark import from_spark
+    from quire.data._spark import SparkConverter, from_spark
     from quire.data._streaming import StreamingDataset
 
-__all__ = ["MixedDataset", "MultiModalDataset", "StreamingDataset", "batched", "from_spark"]
+__all__ = ["MixedDataset", "MultiModalDataset", "SparkConverter", "StreamingDataset", "batched", "from_spark"]
 
-_HOMES = {"MixedDataset": "_mixing", "StreamingDataset": "_streaming", "from_spark": "_spark"}
+_HOMES = {
+    "MixedDataset": "_mixing",
+    "SparkConverter": "_spark",
+    "StreamingDataset": "_streaming",
+    "from_spark": "_spark",
+}
 """Where names are that need pyarrow, which is an extra."""
 
 
