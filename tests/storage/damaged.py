@@ -10,6 +10,7 @@ import json
 import random
 import shutil
 import sys
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,7 @@ def main(source: Path, work: Path, seed: int, rounds: int) -> None:
         except (UnicodeDecodeError, QuireError):
             counts["typed"] += 1  # texts are looked at when they are read
         except Exception as error:  # noqa: BLE001 - what must not be
-            others.append(f"{type(error).__name__}: {error}")
+            others.append("".join(traceback.format_exception(error)[-3:]))
         shutil.rmtree(path)
         shutil.rmtree(work / f"cache-{number}", ignore_errors=True)
     print(json.dumps({**counts, "others": others}))  # noqa: T201 - what the test reads

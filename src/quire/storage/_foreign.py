@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 
 Arrays = list[pa.Array]
 _RAGGED = StackOptions(shapes="ragged")
+_FROM_TENSORS = ("", "quire.tensor", "quire.ragged_tensor")
 _WIDER = {int: "iu", float: "iuf", bool: "b"}
 """Which numbers a field takes, by the letter of their kind: what can be told without loss."""
 
 
 def conform(form: Form, array: pa.Array, field: pa.Field, schema: Schema) -> pa.Array:
     """The array of an Arrow field in the form that the field of the class has; an error says what it is instead."""
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), form.type)
     if isinstance(form, DocumentForm) and pa.types.is_struct(array.type):
         return _struct(form, array)
     if isinstance(form, DocumentsForm) and _is_list(array.type):
@@ -39,7 +42,7 @@ def conform(form: Form, array: pa.Array, field: pa.Field, schema: Schema) -> pa.
         return array
     try:
         return form.encode(_column(form, array, field, schema))
-    except (QuireError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+    except (QuireError, pa.ArrowException, ValueError, KeyError, TypeError, OverflowError) as error:
         told = mark_of(field) or array.type
         raise DecodeError(f"{form.path}: the data has {told}, the field is {form.field}: {error}") from error
 
@@ -157,7 +160,9 @@ def _offsets(array: pa.Array) -> NDArray[np.int64]:
 
 
 def _column(form: Form, array: pa.Array, stored: pa.Field, schema: Schema) -> Column:
-    field = form.field
+    field, mark = form.field, (mark_of(stored) or ("",))[0]
+    if mark not in (_FROM_TENSORS if field.kind is FieldKind.TENSOR else ("", "quire.enum")):
+        raise DecodeError("what was written so can be read as nothing else.")
     if isinstance(form, NumberForm) and field.kind is FieldKind.SCALAR:
         return _numbers(field, array)
     if field.kind is FieldKind.TENSOR:
@@ -165,15 +170,12 @@ def _column(form: Form, array: pa.Array, stored: pa.Field, schema: Schema) -> Co
     if field.kind in (FieldKind.TEXT, FieldKind.BYTES) and field.type in (str, bytes):
         wanted = pa.string() if field.kind is FieldKind.TEXT else pa.binary()
         return ObjectColumn(field, array.cast(wanted).to_pylist())
-    values = validate_values(schema, field, _objects(array, stored), form.path, np.asarray(array.is_valid()))
+    values = validate_values(schema, field, _objects(array), form.path, np.asarray(array.is_valid()))
     return stack_values(field, values, _RAGGED, form.path)
 
 
-def _objects(array: pa.Array, stored: pa.Field) -> list[Any]:
+def _objects(array: pa.Array) -> list[Any]:
     """Values as pydantic takes them."""
-    mark = mark_of(stored)
-    if mark is not None and mark[0] != "quire.enum":
-        raise DecodeError("what was written as this has no other form.")
     if pa.types.is_fixed_size_binary(array.type):
         array = array.cast(pa.binary())
     if pa.types.is_map(array.type):

@@ -172,7 +172,7 @@ class DatetimeForm(Form):
             at[~there] = 0  # whatever lies there
         try:
             found = list(map(_in_zone, at.tolist(), self._zone.gather(rows).values()))
-        except (ValueError, TypeError, ZoneInfoNotFoundError) as error:
+        except (ValueError, TypeError, OverflowError, ZoneInfoNotFoundError) as error:
             raise DecodeError(f"{self.path}: a moment in the data is no {self.field}: {error}.") from error
         return ObjectColumn(self.field, masked(found, there))
 

@@ -28,6 +28,7 @@ from quire.storage._memory import map_file
 from quire.storage._nested import DocumentForm
 from quire.storage._rows import Rows
 from quire.storage._sink import hasher
+from quire.storage._tensors import TensorForm
 
 _ROWS, _BYTES = 8192, 16 << 20
 """Of a row group of another writer, so many rows, or bytes, are read at a time."""
@@ -105,7 +106,8 @@ class ShardReader:
         """The record batches of a file as they are."""
         if shard.format == "parquet":
             file = self._parquet(path, shard)
-            yield from file.iter_batches(_rows_at_once(file.metadata), columns=self._wanted(file.schema_arrow))
+            rows = _rows_at_once(file.metadata, self.layout)
+            yield from file.iter_batches(rows, columns=self._wanted(file.schema_arrow))
             return
         reader = pa.ipc.open_file(self._buffer(path, shard))
         checked = self._in_layout(reader.schema)  # then each row is looked at when it is gathered
@@ -196,10 +198,11 @@ class ShardReader:
             self._check_rows(shard, rows)
 
 
-def _rows_at_once(metadata: pq.FileMetaData) -> int:
+def _rows_at_once(metadata: pq.FileMetaData, layout: Layout) -> int:
     """How many rows of a Parquet file are read at a time: about so many bytes, whatever its row groups are."""
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    widest = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
+    tensors = sum(form.width for form in layout.forms if isinstance(form, TensorForm))  # a page may hold one many times
+    widest = max([tensors, *(group.total_byte_size // max(group.num_rows, 1) for group in groups)])
     return max(1, min(_ROWS, _BYTES // max(widest, 1)))
 
 
@@ -241,7 +244,7 @@ def told(folder: Folder, shard: Shard) -> Iterator[None]:
         raise
     except StorageNotFoundError as error:
         raise ShardError(f"{name}: the shard is missing. verify() tells whether others are.") from error
-    except (pa.ArrowException, DecodeError, ValueError, EOFError, MemoryError) as error:
+    except (pa.ArrowException, DecodeError, ValueError, OverflowError, EOFError, MemoryError) as error:
         raise ShardError(f"{name}: the shard cannot be read: {error}") from error
     except StorageError as error:
         raise ShardError(f"{name}: {error}") from error
