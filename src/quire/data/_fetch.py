@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from quire.data._plan import Preprocessing, plan_steps
 from quire.data._steps import Run, in_shape, run_steps
 from quire.data._store import converted, in_worker
 from quire.data._stream_options import StreamOptions
-from quire.errors import DecodeError, ShardError
+from quire.errors import DecodeError, OptionError, ShardError
 from quire.files import shown
 from quire.storage import StoredDataset, has_mixed_tensors
 from quire.tensors import get_framework
@@ -47,6 +48,15 @@ class Fetch:
         self._has_mixed = has_mixed_tensors(stored.layout.forms)
         self._arena = Arena()
         self._bad: frozenset[int] = frozenset()
+        self._together = 1  # so many rows are skipped as one
+
+    def of_windows(self, length: int, passes: Passes) -> Fetch:
+        """The same, for rows of which so many belong together."""
+        if self._on_error == "replace":
+            raise OptionError("on_error='replace' is for rows; windows of rows are skipped as wholes: on_error='skip'.")
+        made = copy.copy(self)
+        made._together, made._passes = length, passes
+        return made
 
     def batch(self, rows: NDArray[np.int64]) -> DocumentBatch[Any]:
         """The batch of rows."""
@@ -122,6 +132,7 @@ class Fetch:
         if not bad.any():
             return rows, real
         if self._on_error == "skip":
+            bad = np.repeat(bad.reshape(-1, self._together).any(axis=1), self._together)
             return rows[~bad], None if real is None else real[~bad]
         return np.where(bad, self._others(rows), rows), real
 

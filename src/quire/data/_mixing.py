@@ -12,9 +12,9 @@ import numpy as np
 from quire.array import DocumentBatch
 from quire.data._bijection import _hash, _mixed, _number, key_of
 from quire.data._group import Group
-from quire.data._passes import Pass, Passes, Worker, new_mark, this_worker
+from quire.data._passes import Pass, Passes, Worker, known_to_torch, new_mark, this_worker
 from quire.data._stream_state import StreamState
-from quire.data._streaming import StreamingDataset, known_to_torch
+from quire.data._streaming import StreamingDataset
 from quire.errors import OptionError
 
 Stop = Literal["first", "all"]
@@ -153,7 +153,7 @@ class MixedDataset:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state: of this, or of a batch, with any number of workers and ranks."""
-        if not isinstance(state, Mapping) or not {"epoch", "step", "origin", "mix", "drawn", "datasets"} <= set(state):
+        if not {"epoch", "step", "origin", "mix", "drawn", "datasets"} <= set(state):
             raise OptionError("this is no state of a MixedDataset.")
         if state["mix"] != self._mix or set(state["datasets"]) != set(self.datasets):
             raise OptionError("the state is of another mix: open the same datasets with the same weights and seed.")

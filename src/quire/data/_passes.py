@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quire._optional import is_loaded, require
+from quire._optional import is_installed, is_loaded, require
 from quire.storage._locks import locked
 
 _NEW = 0
@@ -166,13 +166,15 @@ class Passes:
         made.replace(self._path("json"))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _attached, (str(self.folder), self.last())
+        return _attached, (str(self.folder), self.last(), os.getpid())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Passes:
         return Passes(self.last())
 
 
-def _attached(folder: str, record: Record) -> Passes:
+def _attached(folder: str, record: Record, origin: int) -> Passes:
+    if os.getpid() == origin:  # a copy, which counts for itself
+        return Passes(record)
     made = object.__new__(Passes)
     made.folder, made._last, made._turns = Path(folder), record, (0, _NEW, {})
     return made
@@ -211,3 +213,10 @@ def this_worker() -> Worker | None:
     data: Any = require("torch.utils.data", extra="torch", needed_for="workers")
     info = data.get_worker_info()
     return None if info is None else Worker(info.id, info.num_workers, (info.seed - info.id) % 2**63 | 1)
+
+
+def known_to_torch(dataset_type: type[Any]) -> None:
+    """Let torch's DataLoader see what it iterates over, once torch is there."""
+    if is_installed("torch"):
+        data: Any = require("torch.utils.data", extra="torch", needed_for="StreamingDataset")
+        data.IterableDataset.register(dataset_type)

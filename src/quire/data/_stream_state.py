@@ -11,6 +11,7 @@ from quire.data._passes import Pass
 from quire.errors import OptionError
 
 _VERSION = 1
+_ORDER = ("size", "seed", "shuffle", "block", "window")
 _NO_STATE = "this is no state of a StreamingDataset, or one of another version of quire."
 
 
@@ -42,16 +43,15 @@ class StreamState:
     def at(cls, share: Slice, step: int, behind: tuple[int, int], epochs: int | None, dataset: str) -> StreamState:
         """The state behind so many steps; `behind` are the epochs of the pass that are, and the steps in them."""
         order = share.order
-        parts: Any = (share.world_size, share.batch_size, share.last)
-        parts += (order.size, order.seed, order.shuffle, order.block, order.window)
-        return cls(share.epoch, share.start, step, *behind, epochs or 0, *parts, dataset=dataset)
+        parts: tuple[Any, ...] = (share.last, order.size, order.seed, order.shuffle, order.block, order.window, dataset)
+        return cls(share.epoch, share.start, step, *behind, epochs or 0, share.world_size, share.batch_size, *parts)
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers, by name."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> StreamState:
+    def from_dict(cls, state: Any) -> StreamState:
         """The state again, also out of that of a StatefulDataLoader; what is none is an error."""
         if not isinstance(state, Mapping):
             raise OptionError(_NO_STATE)
@@ -61,7 +61,7 @@ class StreamState:
         if state.get("version") != _VERSION or not set(cls.__slots__) <= set(state):
             raise OptionError(_NO_STATE)
         found = cls(**{name: state[name] for name in cls.__slots__})
-        counts = (found.epoch, found.start, found.step, found.done, found.before, found.epochs)
+        counts: tuple[Any, ...] = (found.epoch, found.start, found.step, found.done, found.before, found.epochs)
         if not all(isinstance(count, int) and count >= 0 for count in counts):
             raise OptionError(f"the state is damaged: {dict(state)}")
         return found
@@ -90,7 +90,7 @@ class StreamState:
 
     def check(self, order: RowOrder, dataset: str) -> None:
         """Refuse a state of another order: its position would be that of other rows."""
-        wanted = {name: getattr(order, name) for name in ("size", "seed", "shuffle", "block", "window")}
+        wanted = {name: getattr(order, name) for name in _ORDER}
         wanted["dataset"] = dataset
         other = [
             f"{name} was {getattr(self, name)!r}, is {value!r}"

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 import numpy as np
 from typing_extensions import Self, Unpack
 
-from quire._optional import is_installed, require
 from quire._parametrize import ParametrizedMeta
 from quire.array import DocumentBatch
 from quire.array._index import resolve_index
@@ -19,12 +18,13 @@ from quire.data._epoch import Slice
 from quire.data._fetch import Fetch
 from quire.data._group import Group
 from quire.data._loader import Loader
-from quire.data._passes import Pass, Passes, new_mark, this_worker
+from quire.data._passes import Pass, Passes, known_to_torch, new_mark, this_worker
 from quire.data._plan import Preprocessing
 from quire.data._stream_options import Streaming, StreamOptions
 from quire.data._stream_order import fingerprint, order_of, row_bytes
 from quire.data._stream_state import StreamState
 from quire.data._tensorflow import Wanted, tensorflow_dataset
+from quire.data._windows import Windows, window_starts
 from quire.document import BaseDocument
 from quire.errors import OptionError, SchemaError
 from quire.storage import StoredDataset
@@ -193,6 +193,16 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         """A pass, with the tensors of a framework."""
         return (batch if framework is None else in_framework(batch, framework) for batch in self)
 
+    def windows(
+        self, length: int, stride: int = 1, *, order_by: str | None = None, max_gap: Any = None
+    ) -> Windows[DocT]:
+        """Windows of so many consecutive rows, each beginning so many rows behind the one before.
+
+        With `order_by`, the path of numbers or points in time, rows are consecutive where its values do not go down,
+        nor are more than `max_gap` apart.
+        """
+        return Windows(self, window_starts(self.stored, length, stride, order_by, max_gap), length, stride)
+
     def to_tf_dataset(self, *, features: Wanted = None, labels: Wanted = None) -> Any:
         """A `tf.data.Dataset` of the batches of a pass, each time another; see `MultiModalDataset.to_tf_dataset`."""
         first = self._fetch.batch(np.arange(min(self.batch_size, self.num_rows)))
@@ -275,10 +285,3 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def __copy__(self) -> Self:
         return self
-
-
-def known_to_torch(dataset_type: type[Any]) -> None:
-    """Let torch's DataLoader see what it iterates over, once torch is there."""
-    if is_installed("torch"):
-        data: Any = require("torch.utils.data", extra="torch", needed_for="StreamingDataset")
-        data.IterableDataset.register(dataset_type)
