@@ -70,7 +70,11 @@ _COLUMNS: dict[str, tuple[Any, Any, list[Any]]] = {
     "timestamp ms": (pa.array([_MOMENT], pa.timestamp("ms", "UTC")), datetime, [_MOMENT]),
     "timestamp us": (pa.array([_MOMENT], pa.timestamp("us", "UTC")), datetime, [_MOMENT]),
     "timestamp ns": (pa.array([_MOMENT], pa.timestamp("ns", "UTC")), datetime, [_MOMENT]),
-    "naive timestamp": (pa.array([_MOMENT.replace(tzinfo=None)], pa.timestamp("ns")), datetime, [_MOMENT.replace(tzinfo=None)]),
+    "naive timestamp": (
+        pa.array([_MOMENT.replace(tzinfo=None)], pa.timestamp("ns")),
+        datetime,
+        [_MOMENT.replace(tzinfo=None)],
+    ),
     "timestamp in a zone": (pa.array([_MOMENT], pa.timestamp("us", "Europe/Berlin")), datetime, [_MOMENT]),
     "duration": (pa.array([timedelta(seconds=3)], pa.duration("ns")), timedelta, [timedelta(seconds=3)]),
     "decimal": (pa.array([Decimal("1.50")], pa.decimal128(10, 2)), Decimal, [Decimal("1.50")]),
@@ -234,7 +238,13 @@ def test_a_frame_with_an_index_and_odd_names_is_read(tmp_path: Path) -> None:
     import pandas as pd
 
     frame = pd.DataFrame(
-        {"a b": [1, 2], "class": ["x", "y"], "_c0": [0.5, None], "json": [True, False], "when": pd.to_datetime(["2024-01-01", None])},
+        {
+            "a b": [1, 2],
+            "class": ["x", "y"],
+            "_c0": [0.5, None],
+            "json": [True, False],
+            "when": pd.to_datetime(["2024-01-01", None]),
+        },
         index=["r", "s"],
     )
     frame.to_parquet(tmp_path / "frame.parquet")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
@@ -12,7 +13,7 @@ from typing_extensions import Self, Unpack
 from quire import codec
 from quire._parametrize import ParametrizedMeta
 from quire.array import _columns_view as _view
-from quire.array import _order, _parallel, _rows, _tables, _wire
+from quire.array import _order, _parallel, _rows, _tables, _upward, _wire
 from quire.array._array import DocumentArray, Found
 from quire.array._find import Metric
 from quire.array._index import resolve_index
@@ -300,6 +301,15 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         """The rows in a file: all as one batch, or a batch for each block of the file (`streaming`)."""
         load = _wire.iterate_batches if streaming else _wire.load_batch
         return load(cls, file, protocol, compress, reading)
+
+    def save_parquet(self, path: str | os.PathLike[str], **options: Any) -> None:
+        """Write one Parquet file if the path ends with .parquet, else a dataset; `options` as of `write_dataset`."""
+        _upward.save_parquet(self, self.document_type, path, options)
+
+    @classmethod
+    def load_parquet(cls, path: str | os.PathLike[str], **options: Any) -> Self:
+        """The rows of a Parquet file or a dataset; `options` as of `open_dataset`: columns, where, ..."""
+        return _upward.load_parquet(cls.document_type, path, options)  # type: ignore[no-any-return]
 
     # --- text and tables
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
@@ -11,7 +12,7 @@ from typing_extensions import Self, Unpack
 
 from quire import codec
 from quire._parametrize import ParametrizedMeta
-from quire.array import _tables, _wire
+from quire.array import _rows, _tables, _upward, _wire
 from quire.codec import Reading, Rows, _json
 from quire.codec._csv import CsvOptions, from_csv, to_csv
 from quire.codec._json import TensorForm
@@ -227,6 +228,15 @@ class StoredArray(Generic[DocT], metaclass=ParametrizedMeta):
         """
         options = CsvOptions(delimiter, dialect, encoding)
         return cls._trusted(from_csv(_tables.row_type(cls, "from_csv()"), source, options, extra))
+
+    def save_parquet(self, path: str | os.PathLike[str], **options: Any) -> None:
+        """Write one Parquet file if the path ends with .parquet, else a dataset; `options` as of `write_dataset`."""
+        _upward.save_parquet(self, _rows.common_type(self), path, options)  # type: ignore[arg-type]
+
+    @classmethod
+    def load_parquet(cls, path: str | os.PathLike[str], **options: Any) -> Self:
+        """The documents of a Parquet file or a dataset; `options` as of `open_dataset`: columns, where, ..."""
+        return _upward.load_parquet(cls.document_type, path, options).unstack()  # type: ignore[no-any-return,attr-defined]
 
     def to_dataframe(self) -> pd.DataFrame:
         """A pandas data frame with a row for each document; nested fields are columns like 'thesis.title'."""

@@ -24,3 +24,17 @@ def documents_of_files(array_type: type[Any], paths: list[str], read_mode: Any, 
     from quire.documents import documents_of_files
 
     return documents_of_files(array_type, paths, read_mode=read_mode, to_dataturi=to_dataturi)
+
+
+def save_parquet(data: Any, document_type: type[Any], path: Any, options: dict[str, Any]) -> None:
+    """`DocumentArray.save_parquet` and `DocumentBatch.save_parquet`."""
+    from quire.storage import save_parquet
+
+    save_parquet(data, document_type, path, **options)
+
+
+def load_parquet(document_type: type[Any], path: Any, options: dict[str, Any]) -> Any:
+    """`DocumentArray.load_parquet` and `DocumentBatch.load_parquet`."""
+    from quire.storage import load_parquet
+
+    return load_parquet(document_type, path, **options)

@@ -2,6 +2,7 @@
 
 from quire.storage._cache import ShardCache
 from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset
+from quire.storage._in_hand import load_parquet, save_parquet
 from quire.storage._manifest import Shard
 from quire.storage._tensors import has_mixed_tensors
 from quire.storage._where import Split, Where
@@ -20,6 +21,8 @@ __all__ = [
     "WriteOptions",
     "has_mixed_tensors",
     "import_dataset",
+    "load_parquet",
     "open_dataset",
+    "save_parquet",
     "write_dataset",
 ]

@@ -146,7 +146,7 @@ def _is_list(arrow_type: pa.DataType) -> bool:
 
 
 def _flattened(array: pa.Array) -> pa.Array:
-    """The items of all lists; offsets beyond them, which Arrow lets pass where lists are empty, would end the process."""
+    """The items of all lists. Offsets beyond them, which Arrow lets pass where lists are empty, end the process."""
     if not pa.types.is_fixed_size_list(array.type):
         offsets, limit = np.asarray(array.offsets), len(array.values)
         if len(offsets) and (offsets.min() < 0 or offsets.max() > limit or (np.diff(offsets) < 0).any()):

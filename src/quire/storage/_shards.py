@@ -202,7 +202,7 @@ def _rows_at_once(metadata: pq.FileMetaData, layout: Layout) -> int:
     """How many rows of a Parquet file are read at a time: about so many bytes, whatever its row groups are."""
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     tensors = sum(form.width for form in layout.forms if isinstance(form, TensorForm))  # a page may hold one many times
-    widest = max([tensors, *(group.total_byte_size // max(group.num_rows, 1) for group in groups)])
+    widest: int = max([tensors, *(group.total_byte_size // max(group.num_rows, 1) for group in groups)])
     return max(1, min(_ROWS, _BYTES // max(widest, 1)))
 
 

@@ -95,11 +95,12 @@ class DatasetWriter(Generic[DocT]):
 
     def write(self, data: DocumentBatch[DocT] | Iterable[DocT]) -> None:
         """Take documents, or a batch of them."""
-        for columns in columns_in([data] if isinstance(data, DocumentBatch) else data, self):
+        items = [data] if isinstance(data, DocumentBatch) else data
+        for columns in columns_in(items, self.layout.schema, self.options.group_bytes):
             self._take(self.layout.encode(columns))
 
     def _take(self, batch: pa.RecordBatch) -> None:
-        rows = _rows_within(batch, self.options.group_bytes)
+        rows = rows_within(batch, self.options.group_bytes)
         for start in range(0, len(batch), rows):
             self._group(batch.slice(start, rows))
 
@@ -229,15 +230,14 @@ def _check_counted(folder: Folder, log: Log, remote: RemoteOptions) -> None:
     write_index(folder, now)
 
 
-def _rows_within(batch: pa.RecordBatch, size: int) -> int:
+def rows_within(batch: pa.RecordBatch, size: int) -> int:
     """How many rows of a batch make about so many bytes."""
     total = batch.nbytes
     return len(batch) or 1 if total <= size * 3 // 2 else max(1, len(batch) * size // total)
 
 
-def columns_in(items: Iterable[Any], writer: DatasetWriter[Any]) -> Iterator[Columns]:
-    """The columns of documents, mappings and batches as they come."""
-    schema = writer.layout.schema
+def columns_in(items: Iterable[Any], schema: Schema, block_bytes: int) -> Iterator[Columns]:
+    """The columns of documents, mappings and batches as they come; documents in blocks of about so many bytes."""
     options = StackOptions(shapes="ragged")
 
     for is_batch, run in groupby(items, lambda item: isinstance(item, DocumentBatch)):
@@ -245,7 +245,7 @@ def columns_in(items: Iterable[Any], writer: DatasetWriter[Any]) -> Iterator[Col
             yield from (_batch_columns(schema, batch) for batch in run)
             continue
         documents = (_document(schema.document_type, item) for item in run)
-        for block in in_blocks(documents, writer.options.group_bytes):
+        for block in in_blocks(documents, block_bytes):
             yield stack(schema, block, options)
 
 

@@ -1,0 +1,112 @@
+"""The documents of the datasets in golden/, which version 1 of the format wrote; `write` makes others.
+
+A format that is changed keeps these files, and gets others beside them.
+"""
+
+from __future__ import annotations
+
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path, PurePosixPath
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import numpy as np
+
+from quire import BaseDocument, DocumentArray
+from quire.storage import write_dataset
+from quire.typing import AnyTensor, NdArray, float32, uint8
+
+FOLDER = Path(__file__).parent / "golden"
+
+
+class Shade(Enum):
+    DARK = "dark blue"
+    LIGHT = 2
+
+
+class Inner(BaseDocument):
+    name: str
+    size: int = 0
+    point: NdArray[float32, 2] = [0.0, 0.0]
+
+
+class Golden(BaseDocument):
+    number: int
+    part: float | None
+    flag: bool
+    text: str
+    blob: bytes
+    shade: Shade
+    day: date
+    clock: time
+    span: timedelta
+    when: datetime | None
+    price: Decimal
+    key: UUID
+    place: PurePosixPath
+    wave: complex
+    words: list[str]
+    counts: list[int | None]
+    table: dict[str, Any]
+    either: int | str
+    image: NdArray[uint8, 2, 3]
+    maybe: NdArray[float32, 2] | None
+    ragged: NdArray[float32]
+    anything: AnyTensor | None
+    inner: Inner
+    spare: Inner | None
+    many: DocumentArray[Inner]
+
+
+_ZONES = (None, timezone.utc, timezone(timedelta(hours=-3)), ZoneInfo("Europe/Berlin"))
+
+
+def _inner(number: int) -> Inner:
+    return Inner(id=f"i{number}", name=f"inner {number}", size=number, point=np.full(2, number, np.float32))
+
+
+def document(n: int) -> Golden:
+    """The document of a number."""
+    moment = datetime(2024, 10, 27, 2, 30, n, tzinfo=_ZONES[n % 4], fold=int(n % 4 == 3))
+    return Golden(
+        id=f"d{n}",
+        number=n - 2,
+        part=None if n % 3 == 0 else n / 4,
+        flag=n % 2 == 0,
+        text="é" * n,
+        blob=bytes([n]) * n,
+        shade=Shade.LIGHT if n % 2 else Shade.DARK,
+        day=date(2024, 1, 1 + n),
+        clock=time(n, 2, 3, 4),
+        span=timedelta(days=-n, microseconds=1),
+        when=None if n == 5 else moment,
+        price=Decimal(n) / 8,
+        key=UUID(int=n),
+        place=PurePosixPath(f"/a/{n}"),
+        wave=complex(n, -n),
+        words=["w"] * (n % 3),
+        counts=[n, None],
+        table={"a": n, "b": [None, 1.5]},
+        either=n if n % 2 else str(n),
+        image=np.full((2, 3), n, np.uint8),
+        maybe=None if n % 2 else np.full(2, n, np.float32),
+        ragged=np.full((n % 3, 2), n, np.float32),
+        anything=None if n == 1 else np.arange(n, dtype=np.int16 if n % 2 else np.float64),
+        inner=_inner(n),
+        spare=None if n % 2 else _inner(n + 10),
+        many=DocumentArray[Inner]([_inner(k) for k in range(n % 3)]),
+    )
+
+
+def documents() -> list[Golden]:
+    """All of them."""
+    return [document(n) for n in range(6)]
+
+
+def write(folder: Path) -> None:
+    """Both formats, in a folder each."""
+    write_dataset(documents(), folder / "parquet", format="parquet", group_bytes=2000)
+    write_dataset(documents(), folder / "arrow", format="arrow", group_bytes=2000)

@@ -1,0 +1,91 @@
+"""Arrays and batches are saved as Parquet, and loaded again, in one call each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from quire import DocumentArray, DocumentBatch
+from quire.errors import EncodeError, OptionError, StorageError, StorageNotFoundError
+from tests.codec.ways import exact
+from tests.storage.shelf import Meta, Photo, photos
+from tests.strategies import Leaf
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.mark.parametrize("name", ["photos.parquet", "photos"])
+@pytest.mark.parametrize("kind", [str, Path], ids=["text", "path"])
+def test_an_array_and_a_batch_come_back(tmp_path: Path, name: str, kind: Any) -> None:
+    documents = photos(20)
+    documents.save_parquet(kind(tmp_path / "a" / name))
+    assert exact(DocumentArray[Photo].load_parquet(kind(tmp_path / "a" / name)), documents)
+    batch = documents.stack(shapes="ragged")
+    batch.save_parquet(kind(tmp_path / "b" / name))
+    found = DocumentBatch[Photo].load_parquet(kind(tmp_path / "b" / name))
+    assert isinstance(found, DocumentBatch[Photo])
+    assert exact(found.unstack(), documents)
+
+
+def test_a_suffix_makes_one_plain_file(tmp_path: Path) -> None:
+    photos(5).save_parquet(tmp_path / "photos.parquet", group_bytes=500)
+    assert list(tmp_path.iterdir()) == [tmp_path / "photos.parquet"]
+    assert pq.read_table(tmp_path / "photos.parquet")["number"].to_pylist() == [0, 1, 2, 3, 4]
+    assert pq.read_metadata(tmp_path / "photos.parquet").num_row_groups > 1
+    photos(2).save_parquet(tmp_path / "photos.parquet")
+    assert len(DocumentArray[Photo].load_parquet(tmp_path / "photos.parquet")) == 2
+
+
+def test_a_name_without_a_folder_is_one_in_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    photos(2).save_parquet("photos.parquet")
+    assert len(DocumentArray[Photo].load_parquet("photos.parquet")) == 2
+
+
+def test_a_folder_is_a_dataset(tmp_path: Path) -> None:
+    photos(5).save_parquet(tmp_path / "d")
+    with pytest.raises(StorageError, match="mode="):
+        photos(5).save_parquet(tmp_path / "d")
+    photos(5, 5).save_parquet(tmp_path / "d", mode="append")
+    assert len(DocumentArray[Photo].load_parquet(tmp_path / "d")) == 10
+
+
+def test_columns_and_rows_are_chosen(tmp_path: Path) -> None:
+    photos(10).save_parquet(tmp_path / "photos.parquet", compression={"image": "zstd"})
+    found = DocumentBatch[Photo].load_parquet(
+        tmp_path / "photos.parquet", columns=["number"], where={"meta.stamp": {"$gt": 70}}
+    )
+    assert found.number.tolist() == [8, 9]
+
+
+def test_an_array_without_a_type_has_that_of_the_file(tmp_path: Path) -> None:
+    DocumentArray(list(photos(3))).save_parquet(tmp_path / "photos.parquet")
+    found = DocumentArray.load_parquet(tmp_path / "photos.parquet")
+    assert isinstance(found, DocumentArray[Photo])
+    assert len(found) == 3
+
+
+def test_an_empty_array_comes_back(tmp_path: Path) -> None:
+    for name in ("none.parquet", "none"):
+        DocumentArray[Meta]([]).save_parquet(tmp_path / name)
+        assert len(DocumentArray[Meta].load_parquet(tmp_path / name)) == 0
+
+
+def test_what_cannot_be_saved_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "leaves.parquet"
+    DocumentArray[Leaf]([Leaf(text="a")]).save_parquet(path)
+    before = path.read_bytes()
+    with pytest.raises(EncodeError, match="Leaf.number"):
+        DocumentArray[Leaf]([Leaf(text="b"), Leaf(text="c", number=2**64)]).save_parquet(path)
+    with pytest.raises(OptionError, match="folders"):
+        DocumentArray[Leaf]([Leaf(text="b")]).save_parquet(path, mode="append")
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(StorageNotFoundError):
+        DocumentArray[Leaf].load_parquet(tmp_path / "missing.parquet")
