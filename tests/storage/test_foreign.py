@@ -18,7 +18,7 @@ from quire import BaseDocument, DocumentArray
 from quire.errors import ShardError, StorageError
 from quire.storage import open_dataset
 from quire.tensors import DType, Shape
-from quire.typing import NdArray, float32, uint8
+from quire.typing import AnyTensor, NdArray, float32, uint8
 
 
 @pytest.fixture(autouse=True)
@@ -150,6 +150,17 @@ def test_bytes_of_the_right_number_are_a_tensor(tmp_path: Path) -> None:
     for name, kind in (("a", pa.binary(6)), ("b", pa.binary())):
         _write(tmp_path / name, pa.array([row.tobytes() for row in data], kind))
         assert [row.tolist() for row in _read(tmp_path / name, NdArray[uint8, 2, 3])] == data.reshape(2, 2, 3).tolist()
+
+
+def test_ragged_tensors_are_read_when_a_tool_has_lost_their_mark(tmp_path: Path) -> None:
+    rows = [{"data": np.ones(2 * n, np.float32).tobytes(), "shape": [n, 2]} for n in range(3)]
+    _write(tmp_path / "a", pa.array(rows))
+    assert [row.tolist() for row in _read(tmp_path / "a", NdArray[float32])] == [[[1.0, 1.0]] * n for n in range(3)]
+    _write(tmp_path / "b", pa.array([{**row, "dtype": "float32", "framework": "numpy"} for row in rows]))
+    assert [row.shape for row in _read(tmp_path / "b", AnyTensor)] == [(0, 2), (1, 2), (2, 2)]
+    _write(tmp_path / "c", pa.array([{**rows[0], "shape": [3]}]))
+    with pytest.raises(ShardError, match="part-0.parquet.*Row.field"):
+        _read(tmp_path / "c", NdArray[float32])
 
 
 @pytest.mark.needs("PIL")

@@ -228,11 +228,17 @@ def _arrays(form: Form, array: pa.Array, stored: pa.Field, dtype: np.dtype[Any] 
         return _from_tensors(array)
     if name == "quire.tensor":
         return [None if row is None else _elements(row, details) for row in array.to_pylist()]
-    if name == "quire.ragged_tensor":
-        return [None if row is None else _elements(row["data"], {**details, **row}) for row in array.to_pylist()]
+    if name == "quire.ragged_tensor" or _is_ragged(array.type):
+        known = details or {"dtype": form.field.spec.dtype}
+        return [None if row is None else _elements(row["data"], {**known, **row}) for row in array.to_pylist()]
     if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type) or _is_fixed_binary(array.type):
         return [None if row is None else _from_bytes(form.field, row, dtype, form.path) for row in array.to_pylist()]
     return _from_lists(array)
+
+
+def _is_ragged(arrow_type: pa.DataType) -> bool:
+    """Whether it looks like tensors of any shape whose mark got lost, in a tool that keeps none."""
+    return pa.types.is_struct(arrow_type) and min(map(arrow_type.get_field_index, ("data", "shape"))) >= 0
 
 
 def _elements(row: bytes, details: Mapping[str, Any]) -> NDArray[Any]:
