@@ -20,7 +20,16 @@ from quire.data._collate import collate, in_framework, validated_as
 from quire.data._handover import send_quickly, shared_arena
 from quire.data._plan import Preprocessing, Step, plan_steps
 from quire.data._steps import Run, in_shape, run_steps
-from quire.data._store import Arenas, converted, default_framework, gathered, has_ragged, in_worker, stored
+from quire.data._store import (
+    Arenas,
+    converted,
+    default_framework,
+    gathered,
+    has_ragged,
+    in_worker,
+    plan_gathering,
+    stored,
+)
 from quire.data._tensorflow import Wanted, tensorflow_dataset
 from quire.document import BaseDocument
 from quire.errors import DocumentTypeError, SchemaError
@@ -50,7 +59,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
     results are validated as documents of that class.
     """
 
-    __slots__ = ("_arena", "_columns", "_framework", "_output", "_passing", "_ragged", "_rows", "_shapes", "_steps")
+    __slots__ = ("_arena", "_columns", "_framework", "_gathering", "_output", "_ragged", "_rows", "_shapes", "_steps")
     document_type: ClassVar[type[Any]] = BaseDocument
 
     def __init__(
@@ -71,7 +80,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         self._ragged = shapes != "ragged" and has_ragged(self._columns)
         self._rows: NDArray[np.int64] | None = None
         self._steps: tuple[Step, ...] = plan_steps(self._columns.schema, preprocessing)
-        self._passing = frozenset(step.path for step in self._steps if step.path and not step.is_batched)
+        self._gathering = plan_gathering(self._columns, [(step.path, not step.is_batched) for step in self._steps])
         self._arena = Arena()
 
     @classmethod
@@ -106,7 +115,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def _batch(self, positions: NDArray[np.int64]) -> DocumentBatch[DocT]:
         arenas = self._arenas()
-        columns = gathered(self._columns, positions, arenas, self._passing)
+        columns = gathered(self._columns, positions, arenas, self._gathering)
         run = Run(
             positions, columns.columns.get("id"), self._shapes, self._framework, columns.schema.name, arenas.batch
         )

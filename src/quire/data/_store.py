@@ -7,6 +7,7 @@ forked worker that reads it would copy the page that the count lies in.
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -108,7 +109,7 @@ def has_ragged(columns: Columns) -> bool:
         if tp is RaggedColumn:
             return True
         inner = column.columns if tp is DocumentColumn else column.flat if tp is DocumentsColumn else None  # type: ignore[attr-defined]
-        if inner is not None and has_ragged(inner):
+        if inner is not None and type(inner) is not LaterColumns and has_ragged(inner):
             return True
     return False
 
@@ -141,7 +142,37 @@ def settled_column(column: Column, shapes: ShapePolicy, path: str) -> Column:
 # --- gathering
 
 
-Paths = frozenset[FieldPath]
+class GatherPlan(NamedTuple):
+    """What is to be known of the columns for each batch, worked out once."""
+
+    passing: frozenset[str]
+    """Columns that functions take row by row, and make anew."""
+    later: frozenset[str]
+    """Nested documents without a tensor, which no function takes: gathered when somebody looks at them."""
+    below: dict[str, GatherPlan]
+
+
+def plan_gathering(columns: Columns, steps: Collection[tuple[FieldPath, bool]]) -> GatherPlan:
+    """The plan for columns of a dataset; the steps are paths, and whether what is there passes."""
+    taken = {path[:1] for path, _ in steps}
+    nested = {name: c.columns for name, c in columns.columns.items() if type(c) is DocumentColumn}
+    later = {name for name, inner in nested.items() if not taken & {(), (name,)} and not _has_tensors(inner)}
+    below = {
+        name: plan_gathering(inner, [(path[1:], passes) for path, passes in steps if path[:1] in ((), (name,))])
+        for name, inner in nested.items()
+    }
+    return GatherPlan(
+        frozenset(path[0] for path, passes in steps if passes and len(path) == 1), frozenset(later), below
+    )
+
+
+def _has_tensors(columns: Columns) -> bool:
+    for column in columns.columns.values():
+        if type(column) is DocumentColumn and not _has_tensors(column.columns):
+            continue
+        if not isinstance(column, ObjectColumn):
+            return True
+    return False
 
 
 class Arenas(NamedTuple):
@@ -182,20 +213,40 @@ class PackedRows(PackedColumn):
         return PackedColumn.restore(field, payload)
 
 
-def gathered(columns: Columns, indices: NDArray[np.int64], arenas: Arenas, passing: Paths = frozenset()) -> Columns:
-    """Rows by position; torch's tensors lie in memory of the arenas.
+class LaterColumns(Columns):
+    """Rows of other columns, gathered when somebody looks at them."""
 
-    Those at the paths that are `passing` do not stay in the batch: functions will put others in their place.
-    """
+    __slots__ = ("_wanted",)
+    _wanted: tuple[Columns, NDArray[np.int64], Arenas, GatherPlan]
+
+    @classmethod
+    def of(cls, columns: Columns, indices: NDArray[np.int64], arenas: Arenas, plan: GatherPlan) -> LaterColumns:
+        """Such rows."""
+        made = object.__new__(cls)
+        made.schema, made.length, made._wanted = columns.schema, len(indices), (columns, indices, arenas, plan)
+        made.validity = None if columns.validity is None else columns.validity[indices]
+        made.remainders = None if columns.remainders is None else [columns.remainders[i] for i in indices.tolist()]
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "columns":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self.columns = gathered(*self._wanted).columns
+        return self.columns
+
+
+def gathered(columns: Columns, indices: NDArray[np.int64], arenas: Arenas, plan: GatherPlan) -> Columns:
+    """Rows by position; torch's tensors lie in memory of the arenas."""
     made: dict[str, Column] = {}
     for name, column in columns.columns.items():  # by exact type: this runs for every batch
         if type(column) is PackedColumn:
             made[name] = PackedRows(column, indices)
         elif type(column) is DocumentColumn:
-            below = frozenset(path[1:] for path in passing if path[:1] == (name,)) if passing else passing
-            made[name] = DocumentColumn(column.field, gathered(column.columns, indices, arenas, below))
+            gather = LaterColumns.of if name in plan.later else gathered
+            made[name] = DocumentColumn(column.field, gather(column.columns, indices, arenas, plan.below[name]))
         elif isinstance(column, TensorColumn) and column.framework.name == "torch":
-            made[name] = _gathered_tensors(column, indices, arenas.scratch if (name,) in passing else arenas.batch)
+            arena = arenas.scratch if name in plan.passing else arenas.batch
+            made[name] = _gathered_tensors(column, indices, arena)
         else:
             made[name] = column.take(indices)
     remainders = None if columns.remainders is None else [columns.remainders[i] for i in indices.tolist()]
