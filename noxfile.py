@@ -177,6 +177,13 @@ def demo(session: nox.Session) -> None:
     session.run("python", "examples/demo.py", *session.posargs)
 
 
+@nox.session(python=PYTHON)
+def fuzz(session: nox.Session) -> None:
+    """Mutated bytes for every decoder, guided by coverage; see fuzz/README.md."""
+    session.install("-e", ".[compress]", "scipy", *group("fuzz"))
+    session.run("python", "fuzz/run.py", *session.posargs, env={"PYTHONPATH": str(ROOT)})
+
+
 BENCHMARKS = ("core", "wire", "train", "stream")
 
 
