@@ -13,6 +13,7 @@ from quire.array import DocumentBatch
 from quire.columns import Columns
 from quire.data._arena import Arena
 from quire.data._collate import validated_as
+from quire.data._handover import send_quickly
 from quire.data._passes import Passes
 from quire.data._plan import Preprocessing, plan_steps
 from quire.data._steps import Run, in_shape, run_steps
@@ -79,8 +80,10 @@ class Fetch:
             columns = converted(columns, self._framework)
         if real is not None and not real.all():
             columns = replace(columns, validity=real)
-        document_type = columns.schema.document_type
-        return DocumentBatch[document_type]._wrap(columns)  # type: ignore[valid-type]
+        batch_type: Any = DocumentBatch[columns.schema.document_type]  # type: ignore[name-defined]
+        if in_worker():
+            send_quickly(batch_type)
+        return batch_type._wrap(columns)  # type: ignore[no-any-return]
 
     def _gathered(self, parts: list[Part]) -> Iterator[tuple[Columns, Part]]:
         """The columns of each part; when a shard cannot be read, what is left is gathered without it."""
@@ -89,7 +92,7 @@ class Fetch:
             rest = [self._readable(*part) for part in parts[done:]]
             wanted = [rows for rows, _ in rest]
             try:
-                gathered = self._stored.gather_parts(wanted, self._target, shared=in_worker())
+                gathered = self._stored.gather_parts(wanted, self._target)
                 for made in zip(gathered, rest, strict=True):
                     done += 1
                     yield made

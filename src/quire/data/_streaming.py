@@ -139,11 +139,13 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         """The steps of a worker, a few at a time: it takes every so-manieth of the whole pass, so they come in turn."""
         worker, workers, mark = who
         epochs, each = self.options.epochs, max(workers, 1)
+        together = 1  # so that the first batch is there at once
         while epochs is None or start.done < epochs:
             share = self._slice(start)
             steps = range(first + (worker - before - first) % each, share.steps, each)
-            for at in range(0, len(steps), self._together):
-                yield Group(share, start.done, before, steps[at : at + self._together])
+            while steps:
+                yield Group(share, start.done, before, steps[:together])
+                steps, together = steps[together:], min(2 * together, self._together)
             start, before, first = Pass(start.epoch + 1, 0, start.done + 1), before + share.steps, 0
             if epochs is None:
                 self._check_endless(share)

@@ -118,17 +118,12 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         [columns] = self.gather_parts([rows], framework)
         return columns
 
-    def gather_parts(
-        self, parts: Sequence[NDArray[np.int64]], framework: Framework | None = None, *, shared: bool = False
-    ) -> Iterator[Columns]:
-        """The columns of several parts of rows, each when it is asked for; the shards are opened now.
-
-        `shared` puts large tensors into memory that other processes can map, where the framework has such.
-        """
+    def gather_parts(self, parts: Sequence[NDArray[np.int64]], framework: Framework | None = None) -> Iterator[Columns]:
+        """The columns of several parts of rows, each when it is asked for; the shards are opened now."""
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
         with self._lock:
             found = self._located(self._stored(rows))
-        found.framework, found.shared = framework, shared
+        found.framework = framework
         return self._named(self.layout.gather_parts(found, [*map(len, parts)]), rows)
 
     def _named(self, parts: Iterator[Columns], rows: NDArray[np.int64]) -> Iterator[Columns]:
@@ -193,13 +188,6 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         with self._lock:
             if self._opened[number] < 0:
                 self._open_shards(np.array([number]))
-
-    def next_readable(self, rows: NDArray[np.int64], bad: set[int]) -> NDArray[np.int64]:
-        """For each row the next one that is in none of the bad shards, from the beginning again behind the end."""
-        good = np.flatnonzero(~np.isin(self.shards_of(np.arange(len(self))), list(bad)))
-        if not len(good):
-            raise ShardError(f"{self.folder.url}: no shard of the dataset can be read.")
-        return good[np.searchsorted(good, rows) % len(good)]
 
     @property
     def is_mapped(self) -> bool:

@@ -42,11 +42,10 @@ class Addresses:
 class Rows:
     """Rows of a table: the record batch of each, its place there, and the framework of the tensors to make of them.
 
-    Without a framework, tensors are of that which their field is typed with. `shared` ones lie in memory that other
-    processes can map.
+    Without a framework, tensors are of that which their field is typed with.
     """
 
-    __slots__ = ("addresses", "batches", "framework", "places", "shared")
+    __slots__ = ("addresses", "batches", "framework", "places")
 
     def __init__(
         self,
@@ -56,16 +55,13 @@ class Rows:
         framework: Framework | None = None,
     ) -> None:
         self.addresses, self.batches, self.places, self.framework = addresses, batches, places, framework
-        self.shared = False
 
     def __len__(self) -> int:
         return len(self.places)
 
     def slice(self, rows: slice) -> Rows:
         """A run of the rows."""
-        made = Rows(self.addresses, self.batches[rows], self.places[rows], self.framework)
-        made.shared = self.shared
-        return made
+        return Rows(self.addresses, self.batches[rows], self.places[rows], self.framework)
 
     def part(self, part: int) -> NDArray[np.int64]:
         """One part of the record batch of each row."""

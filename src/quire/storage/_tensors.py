@@ -15,7 +15,6 @@ from quire.columns import Column, ObjectColumn, RaggedColumn, TensorColumn, Vali
 from quire.errors import CodecError, DecodeError, TensorError
 from quire.schema import Field, FieldKind
 from quire.storage._form import DETAILS, EXTENSION, Form, address_of, bitmap, masked
-from quire.storage._memory import fetch_into
 from quire.storage._nested import ListForm
 from quire.storage._objects import BytesForm, TextForm, ValueForm
 from quire.storage._rows import Rows
@@ -97,18 +96,9 @@ class TensorForm(Form):
 
     def gather(self, rows: Rows) -> Column:
         framework = rows.framework or _declared(self.field) or get_framework("numpy")
-        made = framework.empty_shared((len(rows), *self.shape), self.dtype) if self._goes_shared(rows) else None
-        if made is not None:
-            tensor, target = made
-            fetch_into(target, rows.part(self.first + 1) + rows.places * self.width, self.width)
-            return TensorColumn(self.field, tensor, framework, rows.validity(self.first))
         data = rows.fixed(self.first + 1, self.width)
         array = data.view(self.dtype).reshape(len(rows), *self.shape) if self.width else self._empty(len(rows))
         return TensorColumn(self.field, framework.from_numpy(array), framework, rows.validity(self.first))
-
-    def _goes_shared(self, rows: Rows) -> bool:
-        """Whether rows are copied one by one into memory for another process: large ones, which it costs little."""
-        return rows.shared and self.is_large and len(rows) > 0
 
     def _empty(self, count: int) -> NDArray[Any]:
         return np.zeros((count, *self.shape), self.dtype)

@@ -87,10 +87,6 @@ class Framework(ABC):
         """Rows by position, in memory that other processes can map, where the framework has such."""
         return self.take(column, indices)
 
-    def empty_shared(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, NDArray[np.uint8]] | None:
-        """A tensor in memory that other processes can map, and its bytes; None where the framework has no such."""
-        return None
-
     def unwrap(self, value: Any) -> Any:
         """The framework's own object, where quire has a wrapper of it."""
         return value

@@ -112,10 +112,6 @@ class TorchFramework(Framework):
         out = _shared((len(indices), *column.shape[1:]), column.dtype)
         return torch.index_select(column, 0, torch.from_numpy(indices), out=out)
 
-    def empty_shared(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, NDArray[np.uint8]] | None:
-        made = _shared(shape, self.native_dtype(dtype.name))
-        return made, made.reshape(-1).view(torch.uint8).numpy()
-
     def zeros(self, shape: tuple[int, ...], dtype: str, like: Any = None) -> Any:
         return torch.zeros(shape, dtype=self.native_dtype(dtype), device=None if like is None else like.device)
 
