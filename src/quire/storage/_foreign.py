@@ -238,7 +238,7 @@ def _arrays(form: Form, array: pa.Array, stored: pa.Field, dtype: np.dtype[Any] 
 
 def _is_ragged(arrow_type: pa.DataType) -> bool:
     """Whether it looks like tensors of any shape whose mark got lost, in a tool that keeps none."""
-    return pa.types.is_struct(arrow_type) and min(map(arrow_type.get_field_index, ("data", "shape"))) >= 0
+    return bool(pa.types.is_struct(arrow_type)) and min(map(arrow_type.get_field_index, ("data", "shape"))) >= 0
 
 
 def _elements(row: bytes, details: Mapping[str, Any]) -> NDArray[Any]:
