@@ -200,7 +200,8 @@ def test_a_fork_while_threads_are_reading(folder: Path) -> None:
 
     def read() -> None:
         while not stop.is_set():
-            source._forget()
+            with source._lock:
+                source._forget()
             source.gather(np.arange(0, ROWS, 7))
 
     thread = threading.Thread(target=read)
