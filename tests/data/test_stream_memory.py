@@ -194,22 +194,22 @@ def test_workers_of_a_dataset_that_is_in_use(folder: Path, method: str) -> None:
     assert sorted(flat(numbers(loader))) == list(range(ROWS))
 
 
-def test_a_fork_while_threads_are_reading(folder: Path) -> None:
+def test_a_fork_while_a_thread_opens_shards(folder: Path) -> None:
     source = opened(folder)
-    stop = threading.Event()
+    held, stop = threading.Event(), threading.Event()
 
-    def read() -> None:
-        while not stop.is_set():
-            with source._lock:
-                source._forget()
-            source.gather(np.arange(0, ROWS, 7))
+    def hold() -> None:
+        with source._lock:
+            source._opened[:] = 0  # as if it were in the middle of opening them
+            held.set()
+            stop.wait()
 
-    thread = threading.Thread(target=read)
+    thread = threading.Thread(target=hold)
     thread.start()
+    held.wait()
     try:
-        for _ in range(5):
-            loader = DataLoader(streamed(source), batch_size=None, num_workers=2)
-            assert sorted(flat(numbers(loader))) == list(range(ROWS))
+        loader = DataLoader(streamed(source), batch_size=None, num_workers=2, multiprocessing_context="fork")
+        assert sorted(flat(numbers(loader))) == list(range(ROWS))
     finally:
         stop.set()
         thread.join()
