@@ -77,8 +77,13 @@ class Arena:
         return column.index_select(0, rows) if out is None else torch.index_select(column, 0, rows, out=out)
 
     def stack(self, rows: list[Any]) -> Any:
-        """Tensors that are alike, as one."""
-        return sys.modules["torch"].stack(rows, out=self._empty((len(rows), *rows[0].shape), rows[0].dtype))
+        """Tensors that are alike, as one; None for others, which torch itself tells."""
+        torch = sys.modules["torch"]
+        alike = set(map(type, rows)) == {torch.Tensor} and len({row.dtype for row in rows}) == 1 and is_plain(rows[0])
+        try:
+            return torch.stack(rows, out=self._empty((len(rows), *rows[0].shape), rows[0].dtype)) if alike else None
+        except RuntimeError:  # of several shapes, on several devices, with a gradient
+            return None
 
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A tensor of any content; None for a small one."""
@@ -133,10 +138,3 @@ def is_plain(tensor: Any) -> bool:
     torch = sys.modules["torch"]
     dense = type(tensor) is torch.Tensor and tensor.is_cpu and tensor.layout is torch.strided
     return dense and not tensor.requires_grad and not tensor.is_nested
-
-
-def are_alike(tensors: list[Any]) -> bool:
-    """Whether all are plain, and of one shape and dtype."""
-    first = tensors[0]
-    shape, dtype = first.shape, first.dtype
-    return all(is_plain(tensor) and tensor.shape == shape and tensor.dtype is dtype for tensor in tensors)

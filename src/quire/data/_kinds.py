@@ -26,7 +26,7 @@ from quire.columns import (
     stack_values,
     validity_of,
 )
-from quire.data._arena import Arena, are_alike
+from quire.data._arena import Arena
 from quire.errors import ColumnError
 from quire.schema import Field, FieldKind, Schema, simple_kind
 from quire.tensors import describe, framework_of, plain_tensor_type
@@ -50,9 +50,8 @@ def tensors_column(field: Field, values: list[Any], arena: Arena) -> Column | No
     framework = framework_of(values[0]) if values and field.kind is FieldKind.TENSOR else None
     if framework is None or framework.name != "torch" or field.type.framework not in (None, framework):
         return None
-    if not are_alike(values):
-        return None
-    return _honest(TensorColumn(field, arena.stack(values), framework))
+    data = arena.stack(values)
+    return None if data is None else _honest(TensorColumn(field, data, framework))
 
 
 def _arrays_column(field: Field, values: list[Any], options: StackOptions, path: str, where: Where) -> Column:
