@@ -121,10 +121,10 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def groups(self, mark: int) -> Iterator[Group]:
         """The steps of a pass; a few at a time, which costs hardly more than one."""
-        return self._begun(0, 0, mark)
+        return self._begun(0, 0, mark, self._together)
 
-    def _begun(self, worker: int, workers: int, mark: int) -> Iterator[Group]:
-        """Begin a pass as one of its workers, or go on in it: its steps."""
+    def _begun(self, worker: int, workers: int, mark: int, together: int = 1) -> Iterator[Group]:
+        """Begin a pass as one of its workers, or go on in it: its steps, so many together at first, and then more."""
         resumed, self._resume = self._resume, None
         if resumed is None:
             start = self._passes.begin(mark, worker, workers, self.options.epochs or 1)
@@ -133,13 +133,12 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
             start = Pass(resumed.epoch, resumed.start, resumed.done)
             self._passes.resume(start, mark, worker, workers)
         before, first = (0, 0) if resumed is None else (resumed.before, resumed.step)
-        return self._groups(start, (worker, workers, mark), before, first)
+        return self._groups(start, (worker, workers, mark), (before, first), together)
 
-    def _groups(self, start: Pass, who: tuple[int, int, int], before: int, first: int) -> Iterator[Group]:
+    def _groups(self, start: Pass, who: tuple[int, int, int], done: tuple[int, int], together: int) -> Iterator[Group]:
         """The steps of a worker, a few at a time: it takes every so-manieth of the whole pass, so they come in turn."""
-        worker, workers, mark = who
+        (worker, workers, mark), (before, first) = who, done
         epochs, each = self.options.epochs, max(workers, 1)
-        together = 1  # so that the first batch is there at once
         while epochs is None or start.done < epochs:
             share = self._slice(start)
             steps = range(first + (worker - before - first) % each, share.steps, each)
