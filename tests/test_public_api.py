@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+from importlib.util import find_spec
 
 import pytest
 
 import quire
 import quire.errors
+from quire.errors import MissingDependencyError
 
 
 def test_every_exported_name_resolves() -> None:
@@ -35,8 +37,12 @@ def test_modules_are_reached_from_the_package(name: str) -> None:
 def test_every_package_exports_what_it_lists() -> None:
     for module in pkgutil.walk_packages(quire.__path__, "quire."):
         if module.ispkg:
-            package = importlib.import_module(module.name)
-            assert all(hasattr(package, name) for name in package.__all__), module.name
+            try:
+                package = importlib.import_module(module.name)
+                assert all(hasattr(package, name) for name in package.__all__), module.name
+            except MissingDependencyError as error:
+                assert find_spec(str(error.name)) is None
+                assert "pip install" in str(error)
 
 
 def test_every_error_is_exported_and_is_drawn_in_the_tree() -> None:

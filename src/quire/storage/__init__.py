@@ -1,5 +1,6 @@
 """Datasets on disk: folders of plain Parquet or Arrow files, typed, with rows by their number."""
 
+from quire.storage import _needs as _needs
 from quire.storage._cache import ShardCache
 from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset
 from quire.storage._in_hand import load_parquet, save_parquet
