@@ -181,7 +181,7 @@ def play(row: Row, contestant: Contestant, options: argparse.Namespace, **change
         "shuffle": contestant.shuffle,
         "workers": row.workers if contestant.workers is None else contestant.workers,
         "seconds": options.seconds,
-        "limit": options.limit,
+        "limit": PATIENCE if contestant.whole else options.limit,
         "epochs": row.epochs,
         **changes,
     }

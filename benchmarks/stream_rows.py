@@ -17,6 +17,8 @@ class Contestant:
     """The variant that wrote the data, where several ways of reading share it."""
     shuffle: bool = True
     workers: int | None = None
+    whole: bool = False
+    """Epochs are never cut short: it reads ahead of what it gives, and would be charged for that."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ HF_ITERABLE = hugging("HF iterable", "iterable")
 LITDATA = Contestant("LitData", "litdata")
 LITDATA_FULL = Contestant("LitData, chunks shuffled whole", "litdata", "full", "")
 LANCE = Contestant("Lance take", "lance")
-WEBDATASET = Contestant("WebDataset", "webdataset")
+WEBDATASET = Contestant("WebDataset", "webdataset", whole=True)
 MDS = Contestant("MosaicML MDS", "mosaic")
 TENSORDICT = Contestant("TensorDict memmap", "tensordict")
 
