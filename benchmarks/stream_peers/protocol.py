@@ -138,20 +138,26 @@ def make(adapter: ModuleType, task: Task) -> dict[str, Any]:
 
 
 def write(adapter: ModuleType, task: Task) -> dict[str, Any]:
-    """The same with all batches in hand, timed to the closing of the last file."""
-    _clear(task)
-    task.folder.mkdir(parents=True)
+    """The same with all batches in hand, timed to the closing of the last file.
+
+    The first time is not timed: it also takes pages from the system that the others find free.
+    """
     batches: Any = list(task.workload.batches())
     batches = list(adapter.prepare(task, batches)) if hasattr(adapter, "prepare") else batches
-    os.sync()
-    clock = Clock()
-    clock.start()
-    adapter.make(task, batches)
-    clock.stop(task.workload.rows)
-    size = size_of(task.folder)
+    clock, times, size = Clock(), 0, 0
+    while times < 2 or (clock.wall < task.seconds and not task.check):
+        _clear(task)
+        task.folder.mkdir(parents=True)
+        os.sync()
+        running = clock if times else Clock()
+        running.start()
+        adapter.make(task, batches)
+        running.stop(task.workload.rows)
+        times, size = times + 1, size_of(task.folder)
     _clear(task)
     raw = task.workload.raw_bytes
-    return {**clock.report, "mb_per_s": raw / 1e6 / clock.wall, "bytes": size, "raw_bytes": raw, "size": size / raw}
+    speed = raw * (times - 1) / 1e6 / clock.wall
+    return {**clock.report, "mb_per_s": speed, "bytes": size, "raw_bytes": raw, "size": size / raw}
 
 
 def _clear(task: Task) -> None:
