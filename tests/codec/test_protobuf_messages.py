@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import struct
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
@@ -14,7 +15,8 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
-from hypothesis import given
+from google.protobuf.internal import api_implementation
+from hypothesis import example, given
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.codec._messages import generated
@@ -46,15 +48,23 @@ class Thing(BaseDocument):
 
 
 @given(leaves() | branches() | trees() | nodes() | seeds())
+@example(Leaf(text="", weight=struct.unpack("<d", b"\1\0\0\0\0\0\xf8\xff")[0]))
 @laws
 def test_documents_are_messages(document: Any) -> None:
     message = generated().Document.FromString(document.to_bytes())
     assert message.SerializeToString() == document.to_protobuf().SerializeToString()
     assert list(message.names) == [*document.__dict__, *(document.__pydantic_extra__ or {})]
     assert not unknown_fields(message)
+    assert written_whole(type(document).from_protobuf(message), document)
     for data in (message.SerializeToString(), message.SerializeToString(deterministic=True)):
-        assert exact(type(document).from_bytes(data), document)
-    assert exact(type(document).from_protobuf(message), document)
+        assert written_whole(type(document).from_bytes(data), document)
+
+
+def written_whole(got: Any, source: Any) -> bool:
+    """Whether a source came back through the bytes of the runtime, of which the one in pure Python has only one NaN."""
+    if api_implementation.Type() == "python":
+        return bool(got.identical(source))
+    return exact(got, source)
 
 
 @given(
@@ -68,14 +78,13 @@ def test_documents_are_messages(document: Any) -> None:
 def test_arrays_and_batches_are_messages(docs: Any) -> None:
     array = docs.to_protobuf()
     assert all(message.names == doc.to_protobuf().names for message, doc in zip(array.documents, docs, strict=True))
-    assert exact(type(docs).from_bytes(array.SerializeToString()), docs)
+    assert written_whole(type(docs).from_bytes(array.SerializeToString()), docs)
     batch = docs.stack(shapes="ragged")
     message = generated().Batch.FromString(batch.to_bytes())
     assert not unknown_fields(message)
     assert message.rows == len(docs)
     assert [column.name for column in message.columns] == list(batch.schema.by_name)
-    got = type(batch).from_bytes(message.SerializeToString())
-    assert exact(got.unstack(), docs)
+    assert written_whole(type(batch).from_bytes(message.SerializeToString()).unstack(), docs)
 
 
 def unknown_fields(message: Any) -> bool:
@@ -275,8 +284,7 @@ def test_unknown_fields_are_skipped_everywhere(document: Any) -> None:
         (docs, docs.to_protobuf()),
         (docs, docs.stack(shapes="ragged").to_protobuf()),
     ):
-        written = type(message).FromString(message.SerializeToString())  # some runtimes write one NaN for all
-        assert exact(type(source).from_protobuf(_extended(message)), type(source).from_protobuf(written))
+        assert written_whole(type(source).from_protobuf(_extended(message)), source)
 
 
 def test_a_kind_of_value_that_is_not_known_is_an_error_that_names_the_field() -> None:
