@@ -11,6 +11,7 @@
     ├─ QueryError(ValueError)              a filter or a search that cannot be understood
     ├─ OptionError(ValueError)             an argument whose value has no meaning, or two that contradict each other
     ├─ FunctionError(RuntimeError)         a function that failed on an item, or the worker that ran it
+    │  └─ PartitionError                   the same on a cluster; tells partition, document and field
     ├─ CodecError(ValueError)              what cannot be written to bytes or read from them
     │  ├─ EncodeError                      a value that has no form on the wire
     │  └─ DecodeError                      bytes that are not what they should be
@@ -44,6 +45,7 @@ __all__ = [
     "ImportOrderError",
     "MissingDependencyError",
     "OptionError",
+    "PartitionError",
     "PathError",
     "PickleError",
     "QueryError",
@@ -105,6 +107,20 @@ class OptionError(QuireError, ValueError):
 
 class FunctionError(QuireError, RuntimeError):
     """A function that failed on an item, or the worker that ran it. The original error is the cause."""
+
+
+class PartitionError(FunctionError):
+    """A function that failed on a partition, in a worker that may be on another machine.
+
+    It tells what is known of the place: the number of the `partition`, the `document` by its number in it, its `id`,
+    and the `field`. `traceback` is that of the worker, as text.
+    """
+
+    partition: int | None = None
+    document: int | None = None
+    id: str | None = None
+    field: str | None = None
+    traceback: str = ""
 
 
 class CodecError(QuireError, ValueError):

@@ -1,0 +1,28 @@
+"""Documents on clusters: the same calls on threads of this process, on Ray and on Spark."""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from quire.errors import PartitionError
+
+if TYPE_CHECKING:
+    from quire.distributed._contract import Engine, Frame, Stage
+    from quire.distributed._engines import engine
+    from quire.distributed._shards import DocumentShards
+
+__all__ = ["DocumentShards", "Engine", "Frame", "PartitionError", "Stage", "engine"]
+
+_HOMES = {
+    "DocumentShards": "_shards",
+    "Engine": "_contract",
+    "Frame": "_contract",
+    "Stage": "_contract",
+    "engine": "_engines",
+}
+"""Where names are that need pyarrow, an engine or a framework, which are extras."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"quire.distributed.{_HOMES[name]}"), name)
