@@ -15,14 +15,13 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
-from google.protobuf.internal import api_implementation
 from hypothesis import example, given
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.codec._messages import generated
 from quire.errors import DecodeError, QuireError
 from quire.typing import NdArray, float32
-from tests.codec.ways import exact
+from tests.codec.ways import exact, written_whole
 from tests.strategies import Branch, Leaf, Node, Seed, Tree, arrays, branches, laws, leaves, nodes, seeds, trees
 
 
@@ -58,13 +57,6 @@ def test_documents_are_messages(document: Any) -> None:
     assert written_whole(type(document).from_protobuf(message), document)
     for data in (message.SerializeToString(), message.SerializeToString(deterministic=True)):
         assert written_whole(type(document).from_bytes(data), document)
-
-
-def written_whole(got: Any, source: Any) -> bool:
-    """Whether a source came back through the bytes of the runtime, of which the one in pure Python has only one NaN."""
-    if api_implementation.Type() == "python":
-        return bool(got.identical(source))
-    return exact(got, source)
 
 
 @given(

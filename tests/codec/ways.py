@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from google.protobuf.internal import api_implementation
 
 from quire import BaseDocument, DocumentArray, DocumentBatch, _loaded
 from quire.tensors import framework_of
@@ -51,8 +52,16 @@ def travels(document: Any) -> None:
     ]  # columns have an own idea of TensorFlow's tensors, which is not tested here
     for name, way in WAYS.items():
         got, expected = way(document), stacked if name in _OF_BATCHES else document
-        assert exact(got, expected), f"{name}: {document!r} came back as {got!r}"
+        same = written_whole if "message" in name else exact
+        assert same(got, expected), f"{name}: {document!r} came back as {got!r}"
         assert got.identical(document), name
+
+
+def written_whole(got: Any, source: Any) -> bool:
+    """Whether a source came back through the bytes of the runtime, of which the one in pure Python has only one NaN."""
+    if api_implementation.Type() == "python":
+        return bool(got.identical(source))
+    return exact(got, source)
 
 
 def exact(a: Any, b: Any) -> bool:  # noqa: C901 - one line for each kind of value
