@@ -1,16 +1,61 @@
-"""Errors on their way from a worker to the caller: how they pass an engine that carries nothing but text."""
+"""Errors on their way from a worker to the caller: where they happened, and what an engine makes of them."""
 
 from __future__ import annotations
 
 import base64
 import json
 import re
+import traceback
 from typing import Any
 
-from quire.errors import PartitionError
+from pydantic import ValidationError
+
+from quire.errors import PartitionError, QuireError
+from quire.parallel._tasks import WorkerTraceback, summary_of
 
 _MARK = re.compile(r"<quire-error ([A-Za-z0-9+/=]+)>")
 _KEPT = ("partition", "document", "id", "field", "traceback")
+_PATH = re.compile(r"[A-Z]\w*\.([A-Za-z]\w*(?:\.[A-Za-z]\w*)*)(?:,[^:]*)?: ")
+"""How messages of quire begin that are about a field: 'Student.thesis.title: ...'."""
+
+
+def partition_error(
+    error: Exception,
+    partition: int,
+    row: int | None = None,
+    id: str | None = None,  # noqa: A002
+    rows: int = 1,
+) -> PartitionError:
+    """The error of a function, with the place where it happened; `rows` is how many documents it had in hand."""
+    field = _field_of(error)
+    where = f"partition {partition}"
+    if row is not None:
+        where += f", document {row}" if rows == 1 else f", documents {row} to {row + rows - 1}"
+        where += "" if id is None else f" (id {id!r})" if rows == 1 else f" (the first has id {id!r})"
+    where += "" if field is None else f", field {field!r}"
+    made = PartitionError(f"{where}: {summary_of(error)}")
+    made.partition, made.document, made.id, made.field = partition, row, id, field
+    made.traceback = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return made
+
+
+def _field_of(error: Exception) -> str | None:
+    """The path of the field that an error is about, if it tells one."""
+    if isinstance(error, ValidationError):
+        places = [name for name in error.errors()[0]["loc"] if isinstance(name, str)]
+        return ".".join(places) or None
+    found = _PATH.match(str(error)) if isinstance(error, QuireError) else None
+    return None if found is None else found[1]
+
+
+def told_remotely(error: PartitionError) -> PartitionError:
+    """An error that came from another process, with the traceback there as its cause."""
+    if error.__cause__ is None and error.traceback:
+        error.__cause__ = WorkerTraceback(error.traceback)
+    return error
+
+
+# --- through engines that carry nothing but text
 
 
 def error_to_text(error: PartitionError) -> str:
@@ -23,7 +68,7 @@ def error_to_text(error: PartitionError) -> str:
 def error_from_text(text: str) -> PartitionError | None:
     """The error that is in the text of another one, if there is one."""
     found = _MARK.search(text)
-    return None if found is None else _made(json.loads(base64.b64decode(found[1])))
+    return None if found is None else told_remotely(_made(json.loads(base64.b64decode(found[1]))))
 
 
 def _made(content: dict[str, Any]) -> PartitionError:

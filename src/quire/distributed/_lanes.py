@@ -1,0 +1,124 @@
+"""Streams that are made by threads, several at a time, and read one behind the other; few bytes wait in each."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import pyarrow as pa
+
+Source = Callable[[], Iterator[pa.RecordBatch]]
+AHEAD_BYTES = 64 << 20
+"""So many bytes of record batches wait for the consumer at most, beside one for each thread."""
+
+
+def in_lanes(sources: Sequence[Source], workers: int, ahead: int = AHEAD_BYTES) -> Iterator[pa.RecordBatch]:
+    """The record batches of all sources, in order. The first error of any of them is raised at once."""
+    workers = min(workers, len(sources))
+    if workers < 2:
+        for source in sources:
+            yield from source()
+        return
+    lanes = _Lanes(sources, ahead // workers)
+    threads = [threading.Thread(target=lanes.serve, daemon=True) for _ in range(workers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield from lanes.batches()
+    except GeneratorExit:  # it may be the garbage collector that closes this, while its thread holds any lock
+        lanes.close()
+        raise
+    except BaseException:
+        lanes.close()
+        _join(threads)
+        raise
+    _join(threads)
+
+
+def _join(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join()
+
+
+class _Lane:
+    """What waits of one source."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[pa.RecordBatch] = deque()
+        self.bytes = 0
+        self.ended = False
+
+
+class _Lanes:
+    """The sources in their order; threads take the next one that nobody has begun."""
+
+    def __init__(self, sources: Sequence[Source], most: int) -> None:
+        self._sources, self._most = sources, most
+        self._lanes = [_Lane() for _ in sources]
+        self._next = 0
+        self._error: BaseException | None = None
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def serve(self) -> None:
+        """What a thread does: one source after the other."""
+        while (number := self._take()) is not None:
+            try:
+                self._fill(self._sources[number](), self._lanes[number])
+            except BaseException as error:  # noqa: BLE001 - it is raised where the batches are wanted
+                self._fail(error)
+                return
+
+    def _take(self) -> int | None:
+        with self._changed:
+            if self._closed or self._next == len(self._sources):
+                return None
+            self._next += 1
+            return self._next - 1
+
+    def _fill(self, batches: Iterator[pa.RecordBatch], lane: _Lane) -> None:
+        for batch in batches:
+            size = batch.nbytes
+            with self._changed:
+                while not self._closed and lane.waiting and lane.bytes + size > self._most:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                lane.waiting.append(batch)
+                lane.bytes += size
+                self._changed.notify_all()
+        with self._changed:
+            lane.ended = True
+            self._changed.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self._closed = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let threads end as soon as they can."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """What the consumer takes."""
+        for lane in self._lanes:
+            while (batch := self._from(lane)) is not None:
+                yield batch
+
+    def _from(self, lane: _Lane) -> pa.RecordBatch | None:
+        with self._changed:
+            while not (lane.waiting or lane.ended or self._error):
+                self._changed.wait(0.2)  # with an end, so that Ctrl-C is seen
+            if self._error is not None:
+                raise self._error
+            if not lane.waiting:
+                return None
+            batch = lane.waiting.popleft()
+            lane.bytes -= batch.nbytes
+            self._changed.notify_all()
+            return batch

@@ -1,0 +1,128 @@
+"""Documents in the record batches that engines carry: out of them for the user's function, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from quire._loaded import find
+from quire.array import DocumentArray, DocumentBatch
+from quire.columns import Columns, ObjectColumn, StackOptions, stack
+from quire.errors import DecodeError
+from quire.storage._foreign import conform_fields
+from quire.storage._infer import class_from_arrow
+from quire.storage._layout import CLASS_KEY, Layout
+from quire.storage._rows import Rows
+from quire.storage._select import Paths, chosen_paths
+
+_RAGGED = StackOptions(shapes="ragged")
+_inferred: dict[tuple[bytes, str], type[Any]] = {}
+"""Classes that were made from Arrow schemas, so that each is made once in a process."""
+
+
+@dataclass(frozen=True, eq=False)
+class DocumentLayout:
+    """How documents of a class, or some of their fields, lie in record batches.
+
+    It travels to workers. A class that was made from an Arrow schema is nowhere to be found there, and goes as that
+    schema (`origin`) instead.
+    """
+
+    document_type: type[Any]
+    paths: Paths = None
+    origin: tuple[bytes, str] | None = None
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The forms of the fields."""
+        return Layout(self.document_type.document_schema(), paths=self.paths)
+
+    @property
+    def fields(self) -> pa.Schema:
+        """The Arrow schema of frames."""
+        return self.layout.fields
+
+    def __reduce__(self) -> tuple[Callable[..., DocumentLayout], tuple[Any, ...]]:
+        if self.origin is None:
+            return DocumentLayout, (self.document_type, self.paths)
+        return _from_origin, (*self.origin, self.paths)
+
+    def is_like(self, other: DocumentLayout) -> bool:
+        """Whether record batches of the one are those of the other."""
+        return self.document_type is other.document_type and self.fields.equals(other.fields, check_metadata=True)
+
+    def chosen(self, columns: Iterable[str]) -> DocumentLayout:
+        """Some of the fields, by their paths."""
+        paths = chosen_paths(self.layout.schema, columns)
+        return DocumentLayout(self.document_type, paths, self.origin)
+
+    # --- out of record batches
+
+    def conformed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A record batch in this layout, without a copy where it is in it already."""
+        if batch.schema.equals(self.fields, check_metadata=True):
+            return batch
+        return conformed(self, batch)
+
+    def decode(self, batch: pa.RecordBatch) -> Columns:
+        """The columns of a record batch, copied."""
+        batch = self.conformed(batch)
+        addresses = self.layout.addresses()
+        addresses.add(self.layout.locate(batch), batch)
+        rows = np.arange(len(batch), dtype=np.int64)
+        return self.layout.gather(Rows(addresses, np.zeros(len(batch), np.int64), rows))
+
+    def batch(self, columns: Columns) -> DocumentBatch[Any]:
+        """Columns as users see them."""
+        return DocumentBatch[self.document_type]._wrap(columns)  # type: ignore[name-defined]
+
+    def array(self, columns: Columns) -> DocumentArray[Any]:
+        """The documents of columns."""
+        return DocumentArray[self.document_type]._trusted(columns.documents())  # type: ignore[name-defined]
+
+    # --- into record batches
+
+    def encode(self, documents: list[Any], ids: list[Any] | None = None) -> pa.RecordBatch:
+        """Documents as a record batch; with other ids than their own, if some are given."""
+        columns = stack(self.layout.schema, documents, _RAGGED)
+        if ids is not None:
+            columns.set_column(ObjectColumn(columns.columns["id"].field, ids))
+        return self.layout.encode(columns)
+
+    @cached_property
+    def has_text_id(self) -> bool:
+        """Whether documents have an id that is a text."""
+        field = self.layout.schema.by_name.get("id")
+        return field is not None and field.type is str
+
+
+def conformed(target: DocumentLayout, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A record batch of any origin in the layout of a class."""
+    names = batch.schema.names
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DecodeError(f"the data has two columns {twice!r}. Give one of them another name.")
+    found = dict(zip(names, zip(batch.schema, batch.columns, strict=True), strict=True))
+    arrays = conform_fields(target.layout.forms, found, target.layout.schema, None, len(batch))
+    return pa.RecordBatch.from_arrays(arrays, schema=target.fields)
+
+
+def layout_from_arrow(schema: pa.Schema, document_type: type[Any] | None = None) -> DocumentLayout:
+    """The layout of a class; without one, of that which the schema names if it is loaded, or else of one made of it."""
+    name = (schema.metadata or {}).get(CLASS_KEY, b"").decode()
+    known = document_type or (find(name, None) if name else None)
+    if known is not None:
+        return DocumentLayout(known)
+    return _from_origin(schema.serialize().to_pybytes(), name.rpartition(":")[2].rpartition(".")[2] or "Row", None)
+
+
+def _from_origin(schema: bytes, name: str, paths: Paths) -> DocumentLayout:
+    key = schema, name
+    if key not in _inferred:
+        _inferred[key] = class_from_arrow(pa.ipc.read_schema(pa.py_buffer(schema)), name)
+    return DocumentLayout(_inferred[key], paths, key)
