@@ -1,0 +1,178 @@
+"""Models and data for trainings, at the top level of a module, where a rank in another process finds them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset
+
+from quire import BaseDocument
+from quire.storage import write_dataset
+from quire.typing import NdArray, float32
+
+
+class Point(BaseDocument):
+    number: int
+    x: NdArray[float32, 3]
+    y: float
+
+
+WEIGHTS = np.array([1.0, -2.0, 0.5], np.float32)
+
+
+def points(rows: int) -> list[Point]:
+    made = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
+    return [Point(id=f"p{i}", number=i, x=made[i], y=float(made[i] @ WEIGHTS)) for i in range(rows)]
+
+
+def written(folder: Path, rows: int) -> Path:
+    """A dataset of points, in shards of ten rows."""
+    for start in range(0, rows, 10):
+        write_dataset(points(rows)[start : start + 10], folder, Point, mode="append", format="arrow")
+    return folder
+
+
+# --- models
+
+
+class Counting(nn.Module):
+    """A model whose weights count how often each row was trained on: so they tell the history behind themselves."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.seen = nn.Parameter(torch.zeros(rows))
+
+    def forward(self, numbers: Any) -> torch.Tensor:
+        return self.seen[numbers]
+
+
+class CountLoss(nn.Module):
+    """Minus the sum: with SGD and a rate of 1, every row in a step makes its weight larger by 1."""
+
+    reduction = "sum"
+
+    def forward(self, output: torch.Tensor, labels: Any) -> torch.Tensor:
+        del labels
+        return -output.sum()
+
+
+def count_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1.0)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def linear(config: Any) -> nn.Module:
+    torch.manual_seed(config.get("seed", 0))
+    return nn.Linear(3, 1)
+
+
+class Squeezed(nn.Module):
+    """A vector in, a number out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).squeeze(1)
+
+
+# --- data
+
+
+class Numbers(Dataset[Any]):
+    """Rows by number."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, row: int) -> tuple[int, int]:
+        return row, row
+
+
+class Stream(IterableDataset[Any]):
+    """Batches one after the other, all of them on every rank."""
+
+    def __iter__(self) -> Any:
+        return iter([(torch.arange(start, start + 4),) * 2 for start in range(0, 20, 4)])
+
+
+def stream_creator(config: Any) -> Any:
+    del config
+    return Stream()
+
+
+def share_creator(rank: int, world_size: int, config: Any) -> Any:
+    """The share of a rank: they differ in the number of batches."""
+    numbers = torch.arange(25)[rank::world_size]
+    return [(part, part) for part in numbers.split(config["batch_size"])]
+
+
+def same_creator(rank: int, world_size: int, config: Any) -> Any:
+    """A creator that forgets the rank."""
+    del rank, world_size, config
+    return list(Stream())
+
+
+def numbers_creator(config: Any) -> Any:
+    from torch.utils.data import DataLoader
+
+    return DataLoader(Numbers(25), batch_size=config["batch_size"])
+
+
+# --- accidents
+
+
+class Killer:
+    """A callback of rank 0 that kills its process once, behind so many steps in all; a file tells that it did."""
+
+    def __init__(self, flag: Path, after: int) -> None:
+        self.flag, self.after, self.steps = flag, after, 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        del batch, logs
+        self.steps += 1
+        if self.steps == self.after and not self.flag.exists():
+            self.flag.write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KilledOnRank(Counting):
+    """A model that kills one rank once, in its so-manieth forward pass."""
+
+    def __init__(self, rows: int, flag: Path, rank: int, after: int) -> None:
+        super().__init__(rows)
+        self.flag, self.rank, self.after, self.calls = flag, rank, after, 0
+
+    def forward(self, numbers: Any) -> torch.Tensor:
+        self.calls += 1
+        mine = torch.distributed.is_initialized() and torch.distributed.get_rank() == self.rank
+        if mine and self.calls == self.after and not self.flag.exists():
+            self.flag.write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(numbers)
+
+
+class Failing(nn.Linear):
+    """A model that raises on one rank."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:
+            raise ZeroDivisionError("rank 1 divides by nothing")
+        return super().forward(x)
