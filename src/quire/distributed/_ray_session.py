@@ -46,7 +46,7 @@ def _started(options: dict[str, Any]) -> Any:
     with loopback() as ray:
         ray.init(address="local", **{**defaults, **options})
     require("ray.data", extra="ray", needed_for="engine='ray'")
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised
     return ray
 
 

@@ -16,7 +16,7 @@ _LOCAL = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
+    "spark.log.level": "FATAL",  # errors are raised
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),
     BATCH_BYTES: str(32 << 20),
 }
@@ -28,17 +28,30 @@ def spark_session(**options: Any) -> Any:
     The options are settings of Spark, whose dots may be written as underscores: `master='local[2]'`,
     `**{'spark.driver.memory': '4g'}`. A session that is there already keeps the settings that it has.
     """
-    sql: Any = require("pyspark.sql", extra="spark", needed_for="engine='spark'")
-    active = sql.SparkSession.getActiveSession() or getattr(sql.SparkSession, "_instantiatedSession", None)
-    if active is not None and _is_open(active):
+    active = active_session()
+    if active is not None:
         return active
     settings = {**_LOCAL, **{_setting(name): str(value) for name, value in options.items()}}
-    if os.environ.get("SPARK_REMOTE") or "spark.remote" in settings or not settings["spark.master"].startswith("local"):
+    if _is_elsewhere(settings):
         settings = {name: value for name, value in settings.items() if _LOCAL.get(name) != value}
     else:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    sql: Any = require("pyspark.sql", extra="spark", needed_for="engine='spark'")
     return sql.SparkSession.builder.config(map=settings).getOrCreate()
+
+
+def active_session() -> Any:
+    """The session that is there already, if there is one."""
+    sql: Any = require("pyspark.sql", extra="spark", needed_for="engine='spark'")
+    found = sql.SparkSession.getActiveSession() or getattr(sql.SparkSession, "_instantiatedSession", None)
+    return found if found is not None and is_open(found) else None
+
+
+def _is_elsewhere(settings: dict[str, str]) -> bool:
+    """Whether there is a cluster: named by the options, by Spark Connect, or by `spark-submit`, which runs this."""
+    named = "spark.remote" in settings or not settings["spark.master"].startswith("local")
+    return named or any(os.environ.get(name) for name in ("SPARK_REMOTE", "PYSPARK_GATEWAY_PORT"))
 
 
 def _setting(name: str) -> str:
@@ -46,7 +59,7 @@ def _setting(name: str) -> str:
     return name if name.startswith("spark.") else f"spark.{name.replace('_', '.')}"
 
 
-def _is_open(session: Any) -> bool:
+def is_open(session: Any) -> bool:
     """Whether it was not stopped; one of Spark Connect has no context to ask."""
     context = getattr(session, "_sc", None)
     return context is None or getattr(context, "_jsc", None) is not None

@@ -1,0 +1,101 @@
+"""Tensors of Ray Data as quire has them: Ray's own Arrow types are known to nobody else."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from quire.errors import OptionError
+from quire.storage._form import DETAILS, EXTENSION
+
+_SHAPE = pa.list_(pa.field("item", pa.int64(), nullable=False))
+_RAGGED = pa.struct([pa.field("data", pa.binary()), pa.field("shape", _SHAPE)])
+
+
+def arrow_schema(dataset: Any) -> pa.Schema:
+    """The columns of a dataset of Ray, with its tensors as quire marks them; this may run its first rows."""
+    found = dataset.schema(fetch_if_missing=True)
+    base = getattr(found, "base_schema", None)
+    if found is None:
+        raise OptionError("the dataset of Ray has no rows, and says nothing of its columns.")
+    if not isinstance(base, pa.Schema):  # blocks of pandas
+        base = dataset.limit(1).take_batch(1, batch_format="pyarrow").schema
+    return pa.schema([_plain_field(field) for field in base])
+
+
+def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A record batch with its tensors as quire has them; of those of one shape, no byte is copied."""
+    if not any(_kind(field.type) for field in batch.schema):
+        return batch
+    fields = [_plain_field(field) for field in batch.schema]
+    arrays = [_plain_array(array, field.type) for array, field in zip(batch.columns, fields, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _kind(arrow_type: pa.DataType) -> str:
+    """'fixed' and 'ragged' for tensors, '' for all else."""
+    if isinstance(arrow_type, pa.FixedShapeTensorType):
+        return "" if arrow_type.permutation else "fixed"
+    name = getattr(arrow_type, "extension_name", "")
+    if name.startswith("ray.data.arrow_tensor"):
+        return "fixed"
+    return "ragged" if name.startswith("ray.data.arrow_variable_shaped_tensor") else ""
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    kind, arrow_type = _kind(field.type), field.type
+    if not kind:
+        return field
+    dtype = _dtype(arrow_type)
+    if kind == "ragged":
+        marks = {EXTENSION: "quire.ragged_tensor", DETAILS: json.dumps({"dtype": dtype.name})}
+        return pa.field(field.name, _RAGGED, nullable=field.nullable, metadata=marks)
+    shape = list(arrow_type.shape)
+    marks = {EXTENSION: "quire.tensor", DETAILS: json.dumps({"dtype": dtype.name, "shape": shape})}
+    width = dtype.itemsize * math.prod(shape)
+    return pa.field(field.name, pa.binary(width), nullable=field.nullable, metadata=marks)
+
+
+def _dtype(arrow_type: Any) -> np.dtype[Any]:
+    value = arrow_type.value_type if isinstance(arrow_type, pa.FixedShapeTensorType) else arrow_type.scalar_type
+    made: np.dtype[Any] = np.dtype(value.to_pandas_dtype())
+    return made
+
+
+def _plain_array(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    kind = _kind(array.type)
+    if not kind:
+        return array
+    if kind == "ragged":
+        return _ragged(array.storage, _dtype(array.type))
+    storage, size = array.storage, math.prod(array.type.shape)
+    if storage.null_count:
+        rows = [None if row is None else np.asarray(row, _dtype(array.type)).tobytes() for row in storage.to_pylist()]
+        return pa.array(rows, wanted)
+    first = storage.offset * size if pa.types.is_fixed_size_list(storage.type) else _first(storage)
+    values = _numbers(storage.values.slice(first, len(storage) * size))
+    return pa.Array.from_buffers(wanted, len(storage), [None, pa.py_buffer(values)])
+
+
+def _first(lists: pa.Array) -> int:
+    """Where the items of the first list begin."""
+    return lists.offsets[0].as_py() if len(lists) else 0
+
+
+def _numbers(values: pa.Array) -> Any:
+    """The elements as numpy has them; bits become bytes."""
+    return np.ascontiguousarray(values.to_numpy(zero_copy_only=False))
+
+
+def _ragged(storage: pa.Array, dtype: np.dtype[Any]) -> pa.Array:
+    rows = [
+        None
+        if row is None
+        else {"data": np.asarray(row["data"], dtype).tobytes(), "shape": [int(size) for size in row["shape"]]}
+        for row in storage.to_pylist()
+    ]
+    return pa.array(rows, _RAGGED)
