@@ -134,6 +134,10 @@ class Engine(Protocol):
         """
         ...
 
+    def collect(self, frame: Frame[Any]) -> list[pa.RecordBatch]:
+        """All of them at once, for frames that are small, as reports of writers are: all workers work at a time."""
+        ...
+
     def count(self, frame: Frame[Any]) -> int:
         """The number of rows."""
         ...

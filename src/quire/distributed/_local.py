@@ -146,6 +146,10 @@ class LocalEngine:
             found = in_lanes([part.batches for part in frame.native], self.workers)
         return (batch for batch in found if len(batch))
 
+    def collect(self, frame: LocalFrame) -> list[pa.RecordBatch]:
+        """All of them."""
+        return list(self.iter_batches(frame))
+
     def count(self, frame: LocalFrame) -> int:
         """The number of rows."""
         return counted(self.iter_batches(self.run(frame, RowCount())))
