@@ -9,14 +9,16 @@ if TYPE_CHECKING:
     from quire.distributed._contract import Engine, Frame, Stage
     from quire.distributed._engines import engine
     from quire.distributed._shards import DocumentShards
+    from quire.distributed.xshards import XShards
 
-__all__ = ["DocumentShards", "Engine", "Frame", "PartitionError", "Stage", "engine"]
+__all__ = ["DocumentShards", "Engine", "Frame", "PartitionError", "Stage", "XShards", "engine"]
 
 _HOMES = {
     "DocumentShards": "_shards",
     "Engine": "_contract",
     "Frame": "_contract",
     "Stage": "_contract",
+    "XShards": "xshards",
     "engine": "_engines",
 }
 """Where names are that need pyarrow, an engine or a framework, which are extras."""

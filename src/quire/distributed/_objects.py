@@ -1,0 +1,301 @@
+"""Any Python object a partition, on engines that run tasks: what is to be done is kept as a plan until it is wanted."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from quire.distributed._contract import Engine, Frame
+from quire.distributed._local import LocalEngine
+from quire.distributed._nests import fresh
+from quire.distributed._parts import Held, Part
+from quire.distributed._steps import Chain, Count, CutByKeys, CutByRows, Failure, Merge, Pair, Stage, Step
+from quire.errors import FunctionError, PartitionError
+from quire.parallel import MapOptions, ordered_map, run_map
+
+ALL = slice(None)
+
+
+@dataclass(eq=False)
+class Node:
+    """A step of a plan. `cached` says that its objects are to be kept; `kept` is what the engine keeps of them."""
+
+    cached: bool = field(default=False, init=False)
+    kept: Any = field(default=None, init=False)
+    lock: Any = field(default_factory=threading.RLock, init=False)
+
+
+@dataclass(eq=False)
+class Source(Node):
+    """Objects that the engine holds."""
+
+    held: Any
+    parts: int
+
+
+@dataclass(eq=False)
+class Native(Node):
+    """The engine's own collection of rows, whose partitions are data frames."""
+
+    native: Any
+
+    def __post_init__(self) -> None:
+        self.cached = True
+
+
+@dataclass(eq=False)
+class Mapped(Node):
+    """What a stage makes of each object."""
+
+    parent: Node
+    stage: Stage
+
+
+@dataclass(eq=False)
+class Exchanged(Node):
+    """The rows in other partitions: by keys, or evenly."""
+
+    parent: Node
+    parts: int
+    names: tuple[Any, ...] | None = None
+
+    def cut(self, counts: dict[int, int]) -> Step:
+        """What a partition gives to each of the others."""
+        return CutByRows(counts, self.parts) if self.names is None else CutByKeys(self.names, self.parts)
+
+
+@dataclass(eq=False)
+class Zipped(Node):
+    """The objects of two plans in pairs."""
+
+    nodes: tuple[Node, Node]
+
+
+def fused(node: Node) -> tuple[Node, tuple[Stage, ...]]:
+    """The last node whose objects must be there, and the stages from it to this one."""
+    stages: list[Stage] = []
+    while isinstance(node, Mapped) and not node.cached:
+        stages.append(node.stage)
+        node = node.parent
+    return node, tuple(reversed(stages))
+
+
+class ObjectEngine(ABC):
+    """Holds the objects of partitions, and runs plans on them."""
+
+    name: str
+    engine: Engine
+    """That for record batches, which this goes with."""
+    workers: int
+    """How many partitions are worked on at a time."""
+
+    @abstractmethod
+    def hold(self, values: Sequence[Any]) -> Source:
+        """Objects that the driver has, one a partition."""
+
+    @abstractmethod
+    def values(self, node: Node, wanted: slice = ALL) -> Iterator[Any]:
+        """The objects of all partitions, or of the first ones, in order; the caller may change them."""
+
+    @abstractmethod
+    def counts(self, node: Node) -> list[int]:
+        """The number of rows in each partition."""
+
+    @abstractmethod
+    def num_partitions(self, node: Node) -> int:
+        """The number of partitions."""
+
+    @abstractmethod
+    def forget(self, node: Node) -> None:
+        """Let go of what is kept of a node."""
+
+    @abstractmethod
+    def native(self, node: Node) -> Any:
+        """The engine's own collection of rows, of a plan whose objects are data frames."""
+
+    @abstractmethod
+    def arrow_frame(self, node: Node, schema: pa.Schema) -> Frame[Any]:
+        """A frame of record batches, of a plan whose objects are Arrow tables of the schema."""
+
+
+class TaskEngine(ObjectEngine):
+    """An engine that runs single tasks. It speaks of objects by handles: the objects themselves, or references."""
+
+    copies: bool
+    """Whether functions get copies, since what a handle gives must not be changed."""
+
+    @abstractmethod
+    def run(self, step: Step, tasks: Iterable[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
+        """The handles of what a step makes of partitions and the objects behind handles; lists of them, if so many."""
+
+    @abstractmethod
+    def get(self, handles: Iterable[Any]) -> Iterator[Any]:
+        """The objects behind handles; a failure is raised."""
+
+    @abstractmethod
+    def opened(self, native: Any) -> list[Any]:
+        """Handles of the data frames in the engine's own collection."""
+
+    def values(self, node: Node, wanted: slice = ALL) -> Iterator[Any]:
+        """The objects of the partitions, in order."""
+        return self.get(self._handles(node, wanted))
+
+    def counts(self, node: Node) -> list[int]:
+        """The number of rows in each partition."""
+        return list(self.get(self._run_each(Count(), self._handles(node))))
+
+    def num_partitions(self, node: Node) -> int:
+        """The number of partitions."""
+        if isinstance(node, (Source, Exchanged)):
+            return node.parts
+        if isinstance(node, Native):
+            return len(self._kept(node))
+        return self.num_partitions(node.parent if isinstance(node, Mapped) else node.nodes[0])  # type: ignore[attr-defined]
+
+    def forget(self, node: Node) -> None:
+        """Let go of the handles."""
+        with node.lock:
+            node.kept = None
+
+    def _run_each(self, step: Step, handles: Iterable[Any], wanted: slice = ALL) -> Iterator[Any]:
+        return self.run(step, ((place, (handle,)) for place, handle in enumerate(handles, wanted.start or 0)))
+
+    def _handles(self, node: Node, wanted: slice = ALL) -> Iterator[Any]:
+        if node.cached:
+            return iter(self._kept(node)[wanted])
+        return self._made(node, wanted)
+
+    def _made(self, node: Node, wanted: slice) -> Iterator[Any]:
+        if isinstance(node, Source):
+            return iter(node.held[wanted])
+        if isinstance(node, Exchanged):
+            return self._exchanged(node, wanted)
+        if isinstance(node, Zipped):
+            pairs = zip(*(self._handles(side, wanted) for side in node.nodes), strict=True)
+            return self.run(Pair(), enumerate(pairs, wanted.start or 0))
+        assert isinstance(node, Mapped)
+        base, stages = fused(node.parent)
+        return self._run_each(Chain((*stages, node.stage), self.copies), self._handles(base, wanted), wanted)
+
+    def _kept(self, node: Node) -> list[Any]:
+        with node.lock:
+            if node.kept is None:
+                made = self.opened(node.native) if isinstance(node, Native) else list(self._made(node, ALL))
+                node.kept = self._checked(made)
+            kept: list[Any] = node.kept
+            return kept
+
+    def _checked(self, handles: list[Any]) -> list[Any]:
+        """Handles to keep: an error is raised now, so that what is kept is whole, where that costs nothing."""
+        return handles
+
+    def _exchanged(self, node: Exchanged, wanted: slice) -> Iterator[Any]:
+        held = list(self._handles(node.parent))
+        counted = list(self.get(self._run_each(Count(), held))) if node.names is None else []
+        pieces = list(self._run_each(node.cut(dict(enumerate(counted))), held))
+        return self.run(Merge(), ((part, [piece[part] for piece in pieces]) for part in range(node.parts)[wanted]))
+
+
+class LocalObjects(TaskEngine):
+    """Objects in this process; tasks run in threads, or in processes."""
+
+    name = "local"
+    engine: LocalEngine
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self.engine, self.workers, self._backend = engine, engine.workers, engine.backend
+        self.copies = self._backend == "thread"
+
+    def hold(self, values: Sequence[Any]) -> Source:
+        """The objects themselves."""
+        return Source(list(values), len(values))
+
+    def run(self, step: Step, tasks: Iterable[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
+        """Results as they come, in order; few are made ahead."""
+        if self._backend == "thread" or not isinstance(step, Chain):  # other steps take less time than the way there
+            return ordered_map(lambda task: step(*task), tasks, self.workers)
+        return self._in_processes(step, tasks)
+
+    def _in_processes(self, step: Step, tasks: Iterable[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
+        options = MapOptions(pool=self.engine._processes(), item_name="partition")
+        try:
+            yield from run_map(_Task(step), tasks, options)
+        except PartitionError:
+            raise
+        except FunctionError as error:
+            raise PartitionError(str(error)) from error
+
+    def get(self, handles: Iterable[Any]) -> Iterator[Any]:
+        """The objects, which the handles are."""
+        for handle in handles:
+            if isinstance(handle, Failure):
+                raise handle.raised()
+            yield handle
+
+    def values(self, node: Node, wanted: slice = ALL) -> Iterator[Any]:
+        """The objects of the partitions; copies, unless they were made just now."""
+        found = super().values(node, wanted)
+        return found if isinstance(node, Mapped) and not node.cached else map(fresh, found)
+
+    def _checked(self, handles: list[Any]) -> list[Any]:
+        return list(self.get(handles))
+
+    def opened(self, native: Any) -> list[Any]:
+        """A frame is one partition."""
+        return [native]
+
+    def native(self, node: Node) -> Any:
+        """One data frame with all rows."""
+        return Merge().work(0, list(self.values(node)))
+
+    def arrow_frame(self, node: Node, schema: pa.Schema) -> Frame[Any]:
+        """A frame that is made partition by partition."""
+        plan = _settled(node)
+        return Frame(tuple(_TablePart(self, plan, part) for part in range(self.num_partitions(node))), schema)
+
+
+def _settled(node: Node) -> Node:
+    """The same plan for single partitions: rows are exchanged once for all of them."""
+    if node.cached or isinstance(node, Source):
+        return node
+    if isinstance(node, Mapped):
+        return Mapped(_settled(node.parent), node.stage)
+    if isinstance(node, Zipped):
+        return Zipped((_settled(node.nodes[0]), _settled(node.nodes[1])))
+    assert isinstance(node, Exchanged)
+    made = Exchanged(node.parent, node.parts, node.names)
+    made.cached = True
+    return made
+
+
+@dataclass(frozen=True)
+class _TablePart(Part):
+    """A partition of a plan whose objects are Arrow tables."""
+
+    objects: LocalObjects
+    node: Node
+    number: int
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Those of the table."""
+        for table in self.objects.values(self.node, slice(self.number, self.number + 1)):
+            yield from table.to_batches()
+
+    def settled(self) -> Part:
+        """Plans stay in this process."""
+        return Held(list(self.batches()))
+
+
+@dataclass
+class _Task:
+    """A step as a function of one argument."""
+
+    step: Step
+
+    def __call__(self, task: tuple[int, Sequence[Any]]) -> Any:
+        return self.step(*task)

@@ -1,0 +1,227 @@
+"""Any Python object a partition, on Spark: frames of pickled objects that live as long as the job.
+
+A row has a piece of an object: that of partition `part` from partition `source`, in pieces by `seq`, as no cell of
+Spark takes 2 GiB. All rows of a `part` are in one partition of Spark.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from quire._optional import require
+from quire.distributed._objects import ALL, Exchanged, Mapped, Native, Node, ObjectEngine, Source, Zipped, fused
+from quire.distributed._spark import SparkEngine, SparkFrame
+from quire.distributed._spark_job import bounded, unwrapped
+from quire.distributed._spark_types import arrow_schema, carried_schema
+from quire.distributed._steps import Chain, Count, Failure, Merge, Pair, Step
+
+_PIECE = 32 << 20
+"""The bytes in a row, at most."""
+SCHEMA = pa.schema([("part", pa.int32()), ("source", pa.int32()), ("seq", pa.int32()), ("data", pa.binary())])
+_TYPES = "part int, source int, seq int, data binary"
+
+
+class SparkObjects(ObjectEngine):
+    """Objects in frames of Spark. Each function gets its own, made from bytes."""
+
+    name = "spark"
+    engine: SparkEngine
+
+    def __init__(self, engine: SparkEngine) -> None:
+        self.engine = engine
+        self.workers = engine.workers
+        self._spark = engine.session
+
+    # --- plans as frames
+
+    def hold(self, values: Sequence[Any]) -> Source:
+        """The objects in a frame."""
+        batches = [batch for part, value in enumerate(values) for batch in _rows(part, part, value)]
+        if hasattr(self._spark.range(0), "toArrow"):
+            frame = self._spark.createDataFrame(pa.Table.from_batches(batches, SCHEMA), _TYPES)
+        else:  # before Spark 4
+            rows = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+            frame = self._spark.createDataFrame(rows, _TYPES)
+        return Source(_placed(frame, len(values)), len(values))
+
+    def _frame(self, node: Node, only: str = "true") -> Any:
+        """The frame of a plan, or of some of its partitions."""
+        if not node.cached:
+            return self._made(node, only)
+        with node.lock:
+            if node.kept is None:
+                node.kept = self._made(node, "true").persist()
+            return node.kept.where(only)
+
+    def _made(self, node: Node, only: str) -> Any:
+        if isinstance(node, Source):
+            return node.held.where(only)
+        if isinstance(node, Native):
+            frames = _Frames(carried_schema(arrow_schema(node.native.schema)))
+            return node.native.mapInArrow(lambda batches: frames(batches), _TYPES)  # noqa: PLW0108 - it asks for a function
+        if isinstance(node, Exchanged):
+            return self._exchanged(node, only)
+        if isinstance(node, Zipped):
+            return self._zipped(node, only)
+        assert isinstance(node, Mapped)
+        base, stages = fused(node.parent)
+        return _run(self._frame(base, only), Chain((*stages, node.stage), copies=False))
+
+    def _exchanged(self, node: Exchanged, only: str) -> Any:
+        frame = self._frame(node.parent)
+        counts = dict(self._got(_run(frame, Count()))) if node.names is None else {}
+        return _run(_placed(_run(frame, node.cut(counts)).where(only), node.parts), Merge())
+
+    def _zipped(self, node: Zipped, only: str) -> Any:
+        functions: Any = require("pyspark.sql.functions", extra="spark", needed_for="engine='spark'")
+        sides = [
+            self._frame(side, only).withColumn("source", functions.lit(place)).select(*SCHEMA.names)
+            for place, side in enumerate(node.nodes)
+        ]
+        return _run(_placed(sides[0].union(sides[1]), self.num_partitions(node)), Pair())
+
+    # --- what runs
+
+    def values(self, node: Node, wanted: slice = ALL) -> Iterator[Any]:
+        """The objects of the partitions, in order."""
+        only = "true" if wanted.stop is None else f"part >= {wanted.start or 0} and part < {wanted.stop}"
+        return (value for _, value in self._got(self._frame(node, only)))
+
+    def _got(self, frame: Any) -> list[tuple[int, Any]]:
+        """The objects in a frame with their partitions; a failure is raised."""
+        with unwrapped(), bounded(frame.sparkSession, SCHEMA):
+            batches = frame.toArrow().to_batches() if hasattr(frame, "toArrow") else [_batch(frame.collect())]
+        found = [(part, values[0]) for part, values in _gathered(batches)]
+        for _, value in found:
+            if isinstance(value, Failure):
+                raise value.raised()
+        return found
+
+    def counts(self, node: Node) -> list[int]:
+        """The number of rows in each partition."""
+        return [count for _, count in self._got(_run(self._frame(node), Count()))]
+
+    def num_partitions(self, node: Node) -> int:
+        """The number of partitions."""
+        if isinstance(node, (Source, Exchanged)):
+            return node.parts
+        if isinstance(node, Native):
+            return int(self._frame(node).select("part").distinct().count())
+        return self.num_partitions(node.parent if isinstance(node, Mapped) else node.nodes[0])  # type: ignore[attr-defined]
+
+    def forget(self, node: Node) -> None:
+        """Let Spark let go of the frame."""
+        with node.lock:
+            if node.kept is not None:
+                node.kept.unpersist()
+            node.kept = None
+
+    def native(self, node: Node) -> Any:
+        """A DataFrame with the rows of the data frames; the first of them that has rows tells the columns."""
+        probe = next((frame for frame in self._probes(node) if len(frame)), None)
+        told = next(self.values(node, slice(0, 1))) if probe is None else probe
+        return self.arrow_frame(node, pa.Schema.from_pandas(told, preserve_index=False).remove_metadata()).native
+
+    def _probes(self, node: Node) -> Iterator[Any]:
+        for part in range(self.num_partitions(node)):
+            yield from self.values(node, slice(part, part + 1))
+
+    def arrow_frame(self, node: Node, schema: pa.Schema) -> SparkFrame:
+        """A frame of a DataFrame with the rows of the tables, or data frames."""
+        rows = self.engine._columns(self._frame(node), SCHEMA, self.num_partitions(node))
+        return self.engine.run(rows, _Tables(schema))
+
+
+# --- rows
+
+
+def _placed(frame: Any, parts: int) -> Any:
+    """The rows of partition i in partition i of Spark; before Spark 4.1, all of them in one at least."""
+    if hasattr(frame, "repartitionById"):
+        return frame.repartitionById(parts, "part")
+    return frame.repartition(parts, "part")
+
+
+def _rows(part: int, source: int, value: Any) -> Iterator[pa.RecordBatch]:
+    cloudpickle: Any = require("pyspark.cloudpickle", extra="spark", needed_for="engine='spark'")
+    data = memoryview(cloudpickle.dumps(value, 5))
+    for seq, start in enumerate(range(0, len(data), _PIECE)):
+        columns = [[part], [source], [seq], [data[start : start + _PIECE]]]
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, SCHEMA.types, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _batch(rows: Iterable[Any]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([row.asDict() for row in rows], SCHEMA)
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, list[Any]]]:
+    """The partitions in rows, in order, each with its objects by source."""
+    pieces: dict[int, list[tuple[int, int, Any]]] = defaultdict(list)
+    for batch in batches:
+        for part, source, seq, data in zip(*(column for column in batch.columns), strict=True):
+            pieces[part.as_py()].append((source.as_py(), seq.as_py(), data.as_buffer()))
+    for part in sorted(pieces):
+        yield part, _values(sorted(pieces.pop(part), key=lambda piece: piece[:2]))
+
+
+def _values(pieces: list[tuple[int, int, Any]]) -> list[Any]:
+    by_source: dict[int, list[Any]] = defaultdict(list)
+    for source, _, data in pieces:
+        by_source[source].append(data)
+    return [pickle.loads(data[0] if len(data) == 1 else b"".join(data)) for data in by_source.values()]  # noqa: S301 - from our own rows
+
+
+@dataclass
+class _Task:
+    """A step as a function of the rows of a partition."""
+
+    step: Step
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for part, values in _gathered(batches):
+            made = self.step(part, values)
+            for target, value in enumerate(made) if self.step.outputs else [(part, made)]:
+                yield from _rows(target, part, value)
+
+
+def _run(frame: Any, step: Step) -> Any:
+    task = _Task(step)
+    return frame.mapInArrow(lambda batches: task(batches), _TYPES)  # noqa: PLW0108 - Spark asks for a function
+
+
+@dataclass
+class _Frames:
+    """The rows of a partition of any DataFrame as one data frame of pandas."""
+
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        pyspark: Any = require("pyspark", extra="spark", needed_for="engine='spark'")
+        part = pyspark.TaskContext.get().partitionId()
+        held = list(batches)
+        table = pa.Table.from_batches(held) if held else self.schema.empty_table()
+        yield from _rows(part, part, table.to_pandas())
+
+
+@dataclass
+class _Tables:
+    """A stage that makes the rows of data frames or Arrow tables of those that hold their pieces."""
+
+    schema: pa.Schema
+    stateful = False
+
+    def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        for _, values in _gathered(batches):
+            if isinstance(values[0], Failure):
+                raise values[0].raised()
+            yield from self._table(values[0]).to_batches()
+
+    def _table(self, value: Any) -> pa.Table:
+        return value if isinstance(value, pa.Table) else pa.Table.from_pandas(value, self.schema, preserve_index=False)
