@@ -123,7 +123,7 @@ def _hashes_of_objects(items: list[Any]) -> NDArray[np.uint64]:
 def _hash_of(item: Any) -> int:
     if _is_missing(item):
         return _MISSING
-    if isinstance(item, (bool, int, float, np.number)) and -_WHOLE < item < _WHOLE:
+    if isinstance(item, (float, np.number, np.bool_, np.datetime64)) or (isinstance(item, int) and abs(item) < _WHOLE):
         return int(_hashes(np.asarray([item]))[0])
     if isinstance(item, dt.datetime):
         return int(_hashes_of_times(np.asarray([_nanoseconds(item)], "M8[ns]"))[0])

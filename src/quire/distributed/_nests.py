@@ -195,9 +195,8 @@ def _joined_arrays(values: Sequence[Any]) -> Any:
         return pandas.concat(values) if hasattr(first, "iloc") else first.append(list(values[1:]))
     if is_table(first):
         arrow: Any = require("pyarrow", extra="parquet", needed_for="an Arrow table")
-        return arrow.concat_tables(
-            arrow.Table.from_batches([v]) if hasattr(v, "to_struct_array") else v for v in values
-        )
+        tables = [v if isinstance(v, arrow.Table) else arrow.Table.from_batches([v]) for v in values]
+        return arrow.concat_tables(tables)
     if isinstance(first, DocumentBatch):
         return type(first).concat(values)
     if isinstance(first, DocumentArray):
@@ -237,10 +236,10 @@ def _fresh_frame(value: Any) -> Any:
     made = value.copy()
     if hasattr(made, "columns"):
         for place in range(made.shape[1]):
-            if made.dtypes.iloc[place].hasobject and _holds_mutable(made.iloc[:, place]):
+            if made.dtypes.iloc[place] == "object" and _holds_mutable(made.iloc[:, place]):
                 made.isetitem(place, made.iloc[:, place].map(fresh))
         return made
-    return made.map(fresh) if made.dtype.hasobject and _holds_mutable(made) else made
+    return made.map(fresh) if made.dtype == "object" and _holds_mutable(made) else made
 
 
 def _holds_mutable(items: Iterable[Any]) -> bool:
