@@ -65,6 +65,11 @@ class Attempt:
         """What all ranks made."""
         return [pickle.loads((self.folder / f"outcome-{rank}").read_bytes()) for rank in range(size)]  # noqa: S301
 
+    @property
+    def has_error(self) -> bool:
+        """Whether something went wrong on a rank, and was not that another one is gone."""
+        return any(self.folder.glob("error-*"))
+
     def raise_error(self) -> None:
         """Raise what a rank raised; errors of quire as they are."""
         for path in sorted(self.folder.glob("error-*")):

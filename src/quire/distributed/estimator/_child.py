@@ -5,6 +5,7 @@ It ends when the process that started it does: it then finds its standard input 
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from quire.distributed.estimator._attempts import Attempt, is_lost
 from quire.distributed.estimator._loop import run_rank
-from quire.distributed.estimator._shipping import read_job
+from quire.distributed.estimator._shipping import paths_of, read_job
 from quire.distributed.estimator._world import Seat
 
 _MODULE = "quire.distributed.estimator._child"
@@ -29,7 +30,7 @@ def start_rank(job: Path, attempt: Path, seat: Seat) -> subprocess.Popen[bytes]:
         "OMP_NUM_THREADS": str(cores),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
+        "PYTHONPATH": os.pathsep.join(_paths(job)),
         "RANK": str(seat.rank),
         "WORLD_SIZE": str(seat.size),
         "MASTER_ADDR": host,
@@ -37,6 +38,12 @@ def start_rank(job: Path, attempt: Path, seat: Seat) -> subprocess.Popen[bytes]:
     }
     command = [sys.executable, "-m", _MODULE, str(job), str(attempt), str(seat.rank), ",".join(seat.addresses)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)  # noqa: S603 - ourselves
+
+
+def _paths(job: Path) -> list[str]:
+    """Where this process imports from, and then the driver, whose functions and classes the job may name."""
+    mine = [entry or str(Path.cwd()) for entry in sys.path]
+    return list(dict.fromkeys([*mine, *json.loads(paths_of(job).read_text())]))
 
 
 def _watch_parent() -> None:

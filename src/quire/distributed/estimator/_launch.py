@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.distributed.estimator._attempts import with_restarts
 from quire.distributed.estimator._job import Job, Outcome
+from quire.distributed.estimator._launcher import Launch
 from quire.distributed.estimator._options import Options
 from quire.distributed.estimator._shipping import write_job
 
@@ -20,17 +21,20 @@ _LAUNCHERS = {
     "ray": "_ray_ranks:launch_ray",
     "spark": "_spark_ranks:launch_spark",
 }
+_STARTS_AGAIN = {"ray"}
+"""Engines that start lost ranks themselves."""
 
 
 def launch(job: Job, options: Options, folder: Path) -> list[Outcome]:
     """What every rank makes of a job."""
     work = folder / f".job-{uuid.uuid4().hex}"
     work.mkdir(parents=True)
-    workers = options.workers
+    restarts = options.max_restarts if job.task == "fit" else 1
     try:
         write_job(job, work / "job")
-        launcher = partial(_launcher(options.engine), work / "job", workers)
-        return with_restarts(launcher, work, options.max_restarts if job.task == "fit" else 1)
+        told = Launch(work / "job", options.workers, job.recipe.framework, restarts)
+        again = 0 if options.engine in _STARTS_AGAIN else restarts
+        return with_restarts(partial(_launcher(options.engine), told), work, again)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

@@ -7,21 +7,22 @@ import socket
 import subprocess
 import time
 from contextlib import ExitStack, closing, suppress
-from pathlib import Path
 
 from quire.distributed.estimator._attempts import Attempt, LostRanksError, lost
 from quire.distributed.estimator._child import FAILED, start_rank
 from quire.distributed.estimator._job import Outcome
+from quire.distributed.estimator._launcher import Launch
 from quire.distributed.estimator._world import Seat
 
 _PATIENCE = 20.0
 """So many seconds the other ranks have to end by themselves when one has failed."""
 
 
-def launch_local(job: Path, size: int, attempt: Attempt) -> list[Outcome]:
+def launch_local(launch: Launch, attempt: Attempt) -> list[Outcome]:
     """Start so many ranks, and wait for what they make."""
+    size = launch.size
     addresses = free_addresses("127.0.0.1", size)
-    ranks = [start_rank(job, attempt.folder, Seat(rank, size, addresses)) for rank in range(size)]
+    ranks = [start_rank(launch.job, attempt.folder, Seat(rank, size, addresses)) for rank in range(size)]
     try:
         wait_for(ranks, attempt)
     finally:

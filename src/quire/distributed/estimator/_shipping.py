@@ -6,9 +6,11 @@ A rank touches the rows that it is given, so however large the arrays of a datas
 from __future__ import annotations
 
 import io
+import json
 import mmap
 import pickle
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +35,16 @@ def write_job(job: Any, path: Path) -> None:
             f"the model or the data cannot be sent to other processes: {error}. Pass a function that makes it there: "
             "model=lambda config: Net(), data=lambda config: DataLoader(...)."
         ) from error
+    paths_of(path).write_text(json.dumps([entry or str(Path.cwd()) for entry in sys.path]))
     with path.open("wb") as target:
         _write(target, file.getvalue())
         for buffer in buffers:
             _write(target, buffer.raw())
+
+
+def paths_of(job: Path) -> Path:
+    """The file beside a job that tells where the driver imports from."""
+    return job.with_suffix(".paths")
 
 
 def _pickler(cloudpickle: Any) -> Any:

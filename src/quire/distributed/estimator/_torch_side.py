@@ -31,7 +31,7 @@ class TorchWorld(World):
 
     def __init__(self, seat: Seat) -> None:
         super().__init__(seat)
-        self.device = device_of(seat)
+        self.device, self._joined = device_of(seat), seat.joined
         if not seat.joined:
             host, _, port = seat.addresses[0].rpartition(":")
             if host.startswith("127."):
@@ -55,7 +55,8 @@ class TorchWorld(World):
         if dist.is_initialized():
             dist.barrier()
             gc.collect()
-            dist.destroy_process_group()
+            if not self._joined:
+                dist.destroy_process_group()
 
 
 def device_of(seat: Seat) -> torch.device:
