@@ -179,7 +179,7 @@ def test_partition_by_brings_equal_keys_together(data: list[Any], before: int, a
 
 def test_equal_keys_of_different_types_come_together() -> None:
     """One file may have integers where another has fractions, or texts beside numbers."""
-    moment = dt.datetime(2024, 5, 17, 12, 30)
+    moment = dt.datetime(2024, 5, 17, 12, 30)  # noqa: DTZ001 - as tables have them
     same = [
         [1, 1.0, True, np.int8(1), np.float32(1), np.uint64(1)],
         [None, float("nan"), pd.NA, pd.NaT, np.float64("nan"), np.datetime64("NaT")],

@@ -1,0 +1,173 @@
+"""XShards on every engine: one program, and the same results from each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from quire import BaseDocument
+from quire.distributed import PartitionError, XShards
+from quire.distributed._nests import joined
+from quire.errors import OptionError
+
+pytestmark = [pytest.mark.needs("pandas", "pyarrow", "ray", "pyspark"), pytest.mark.filterwarnings("ignore")]
+
+
+class Row(BaseDocument):
+    place: str
+    value: float
+
+
+def table(rows: int) -> pd.DataFrame:
+    places = [None if i % 7 == 6 else f"p{i % 3}" for i in range(rows)]
+    return pd.DataFrame({"place": places, "value": np.arange(rows) / 2, "row": range(rows)})
+
+
+def test_arrays_in_partitions_are_transformed_and_counted(engine: Any) -> None:
+    images, labels = np.arange(60, dtype=np.float32).reshape(10, 2, 3), np.arange(10)
+    shift = 100
+
+    def in_place(data: Any, factor: int, *, plus: int) -> dict[str, Any]:
+        data[0][:] *= factor  # it is the function's own, wherever it comes from
+        return {"x": data[0] + plus, "y": data[1] + shift}
+
+    shards = XShards.partition([images, labels], 3, engine=engine).transform_shard(in_place, 2, plus=1)
+    assert shards.num_partitions() == 3
+    assert len(shards) == 10
+    whole = joined(shards.collect())
+    assert whole["x"].dtype == np.float32
+    assert np.array_equal(whole["x"], images * 2 + 1)
+    assert whole["y"].tolist() == list(range(100, 110))
+    assert whole["x"].flags.writeable
+    assert np.array_equal(images, np.arange(60, dtype=np.float32).reshape(10, 2, 3))
+    assert shards["y"].head(4).tolist() == [100, 101, 102, 103]
+
+
+def test_rows_move_in_the_same_way_on_every_engine(engine: Any) -> None:
+    moved = XShards.partition(table(20), 3, engine=engine).partition_by(["place"], 4)
+    here = XShards.partition(table(20), 3).partition_by(["place"], 4).collect()
+    there = moved.collect()
+    assert sum(map(len, here)) == 20
+    for mine, theirs in zip(here, there, strict=True):
+        pd.testing.assert_frame_equal(mine, theirs)
+    evened = moved.repartition(7)
+    assert evened.num_partitions() == 7
+    assert [len(part) for part in evened.collect()] == [2, 3, 3, 3, 3, 3, 3]
+    pd.testing.assert_frame_equal(joined(evened.take(4)), joined(here).iloc[:11])
+    assert moved["row"].unique().tolist() == joined(here)["row"].tolist()
+
+
+def test_empty_partitions_are_harmless(engine: Any) -> None:
+    shards = XShards.partition(table(2), 4, engine=engine)
+    few = shards.transform_shard(lambda frame: frame[frame["row"] > 0])
+    assert len(few) == 1
+    assert [len(part) for part in few.collect()] == [0, 0, 0, 1]
+    assert few.partition_by("place", 3).repartition(2).head()["row"].tolist() == [1]
+    assert few["place"].unique().tolist() == ["p1"]
+    assert list(few.first().columns) == ["place", "value", "row"]
+
+
+class Counting:
+    """Knows how often it was called, and where."""
+
+    def __init__(self, start: int) -> None:
+        self.calls = start
+
+    def __call__(self, part: Any) -> tuple[int, int]:
+        self.calls += 1
+        return os.getpid(), self.calls
+
+
+def test_an_object_with_state_is_made_once_a_worker(engine: Any) -> None:
+    shards = XShards.partition(np.arange(8), 8, engine=engine)
+    found = shards.transform_shard(Counting, 10).collect()
+    assert min(calls for _, calls in found) == 11
+    assert max(calls for _, calls in found) > 11
+    assert len({process for process, _ in found}) <= 8
+
+
+def test_an_error_tells_partition_function_and_remote_traceback(engine: Any) -> None:
+    def picky(part: Any) -> Any:
+        if 5 in part:
+            raise LookupError("five")
+        return part
+
+    shards = XShards.partition(np.arange(9), 3, engine=engine).transform_shard(picky)
+    with pytest.raises(PartitionError, match=r"partition 1: .*picky\(\): LookupError: five") as caught:
+        shards.transform_shard(np.negative).repartition(2).collect()
+    assert caught.value.partition == 1
+    assert isinstance(caught.value.__cause__, LookupError)
+    assert "in picky" in caught.value.traceback
+    assert shards.first().tolist() == [0, 1, 2]
+
+
+class Unsendable(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def test_an_error_that_cannot_travel_is_told_all_the_same(engine: Any) -> None:
+    def failing(_: Any) -> Any:
+        raise Unsendable(1, 2)
+
+    with pytest.raises(PartitionError, match=r"partition 0: .*failing\(\): Unsendable: 1 and 2") as caught:
+        XShards.partition(np.arange(2), 1, engine=engine).transform_shard(failing).collect()
+    assert "in failing" in caught.value.traceback
+    assert caught.value.__cause__ is not None
+
+
+def test_cached_objects_are_made_once(engine: Any) -> None:
+    shards = XShards.partition(np.arange(4), 2, engine=engine).transform_shard(lambda part: np.random.random(len(part)))
+    assert not np.array_equal(joined(shards.collect()), joined(shards.collect()))
+    assert shards.cache().is_cached()
+    first = joined(shards.collect())
+    assert np.array_equal(joined(shards.repartition(1).collect()), first)
+    one, other = shards.zip(shards.transform_shard(np.negative)).split()
+    assert np.array_equal(joined(one.collect()), -joined(other.collect()))
+    assert not shards.uncache().is_cached()
+    assert not np.array_equal(joined(shards.collect()), first)
+
+
+def test_any_object_is_a_partition(engine: Any) -> None:
+    values = [{1, 2}, "text", None, Row(place="a", value=1.0), {"a": [1, {"b": b"c"}]}]
+    assert XShards.from_objects(values, engine=engine).collect() == values
+    assert len(XShards.from_objects([1, 2], engine=engine)) == 2
+
+
+def test_the_engines_own_rows_and_back(engine: Any) -> None:
+    shards = XShards.partition(table(10), 3, engine=engine)
+    native = shards.native
+    if engine.name == "ray":
+        native = native.sort("row", descending=True)
+    elif engine.name == "spark":
+        native = native.orderBy(native.row.desc())
+    else:
+        native = native.sort_values("row", ascending=False)
+    back = XShards.from_native(native, engine=engine)
+    assert joined(back.collect())["row"].tolist() == list(range(9, -1, -1))
+    assert len(back) == 10
+    assert back.num_partitions() >= 1
+    assert joined(back.repartition(3).select("value").collect())["value"].tolist() == [i / 2 for i in range(9, -1, -1)]
+
+
+def test_shards_of_two_engines_do_not_go_together(start_engine: Callable[[str], Any]) -> None:
+    ours = XShards.partition(np.arange(2), 2)
+    theirs = XShards.partition(np.arange(2), 2, engine=start_engine("ray"))
+    with pytest.raises(OptionError, match="on local and ray"):
+        ours.zip(theirs)
+
+
+def test_large_objects_go_in_pieces(start_engine: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cell of Spark takes 2 GiB."""
+    from quire.distributed import _objects_spark
+
+    monkeypatch.setattr(_objects_spark, "_PIECE", 1000)
+    data = np.random.default_rng(0).random(1000)
+    shards = XShards.partition(data, 2, engine=start_engine("spark"))
+    assert shards._node.held.count() == 10  # type: ignore[attr-defined]
+    assert np.array_equal(joined(shards.transform_shard(np.negative).collect()), -data)
