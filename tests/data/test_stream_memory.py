@@ -77,7 +77,7 @@ def test_a_loader_holds_no_more_than_its_budget(tmp_path: Path, batches: int) ->
 
 def test_a_loader_makes_as_many_ahead_as_it_is_asked_to(folder: Path) -> None:
     dataset, held = streamed(folder, 10), Held()
-    dataset._together = 1
+    dataset._ahead = 1
     held.watch(dataset)
     batches = iter(dataset.loader(prefetch=3))
     taken = [next(batches) for _ in range(2)]

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from torch.utils.data import IterableDataset
 
 DocT = TypeVar("DocT", bound=BaseDocument)
-_MOST_TOGETHER, _BYTES_TOGETHER = 16, 16 << 20
-"""So many batches are gathered at a time, if they are not larger together."""
+_MOST_TOGETHER, _BYTES_AHEAD = 16, 16 << 20
+"""So many batches are gathered at a time, if those that a thread makes ahead are not larger together."""
 
 if TYPE_CHECKING:
 
@@ -74,15 +74,17 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         self._passes = Passes()
         self._fetch = Fetch(self.stored, preprocessing, output, options, self._passes)
         self._ranks: tuple[int, int] | None = None
-        self._together = self._batches_together(self._slice(Pass()))  # complains of what it does not know
+        share = self._slice(Pass())  # complains of what it does not know
+        self._ahead = self._batches_together(share, _BYTES_AHEAD)
+        self._together = self._batches_together(share, options.memory_bytes)
         self._fingerprint = fingerprint(self.stored)
         self._state: StreamState | None = None
         self._resume: StreamState | None = None
         known_to_torch(type(self))
 
-    def _batches_together(self, share: Slice) -> int:
+    def _batches_together(self, share: Slice, most: int) -> int:
         """How many batches are gathered at a time: few enough for the budget, and for the window that is at hand."""
-        room = min(_BYTES_TOGETHER, self.options.memory_bytes // 2) / max(row_bytes(self.stored) * self.batch_size, 1)
+        room = min(most, self.options.memory_bytes // 2) / max(row_bytes(self.stored) * self.batch_size, 1)
         window = self.order.block * self.order.window // (share.world_size * share.batch_size)
         return max(1, min(_MOST_TOGETHER, int(room), window))
 
@@ -121,10 +123,10 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def groups(self, mark: int) -> Iterator[Group]:
         """The steps of a pass; a few at a time, which costs hardly more than one."""
-        return self._begun(0, 0, mark, self._together)
+        return self._begun(0, 0, mark, range(self._ahead, self._ahead + 1))
 
-    def _begun(self, worker: int, workers: int, mark: int, together: int = 1) -> Iterator[Group]:
-        """Begin a pass as one of its workers, or go on in it: its steps, so many together at first, and then more."""
+    def _begun(self, worker: int, workers: int, mark: int, together: range | None = None) -> Iterator[Group]:
+        """Begin a pass as one of its workers, or go on in it: its steps, of which so many are taken together."""
         resumed, self._resume = self._resume, None
         if resumed is None:
             start = self._passes.begin(mark, worker, workers, self.options.epochs or 1)
@@ -133,18 +135,19 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
             start = Pass(resumed.epoch, resumed.start, resumed.done)
             self._passes.resume(start, mark, worker, workers)
         before, first = (0, 0) if resumed is None else (resumed.before, resumed.step)
+        together = range(1, self._together + 1) if together is None else together
         return self._groups(start, (worker, workers, mark), (before, first), together)
 
-    def _groups(self, start: Pass, who: tuple[int, int, int], done: tuple[int, int], together: int) -> Iterator[Group]:
-        """The steps of a worker, a few at a time: it takes every so-manieth of the whole pass, so they come in turn."""
+    def _groups(self, start: Pass, who: tuple[int, int, int], done: tuple[int, int], sizes: range) -> Iterator[Group]:
+        """The steps of a worker, few at first: it takes every so-manieth of the whole pass, so they come in turn."""
         (worker, workers, mark), (before, first) = who, done
-        epochs, each = self.options.epochs, max(workers, 1)
+        epochs, each, together = self.options.epochs, max(workers, 1), sizes[0]
         while epochs is None or start.done < epochs:
             share = self._slice(start)
             steps = range(first + (worker - before - first) % each, share.steps, each)
             while steps:
                 yield Group(share, start.done, before, steps[:together])
-                steps, together = steps[together:], min(2 * together, self._together)
+                steps, together = steps[together:], min(2 * together, sizes[-1])
             start, before, first = Pass(start.epoch + 1, 0, start.done + 1), before + share.steps, 0
             if epochs is None:
                 self._check_endless(share)

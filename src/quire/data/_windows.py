@@ -49,6 +49,7 @@ class Windows(Generic[DocT]):
             "order": RowOrder(len(starts), order.seed, order.shuffle, max(1, order.block // stride), order.window),
             "_passes": passes,
             "_fetch": WindowFetch(dataset._fetch.of_windows(length, passes), starts, length),
+            "_ahead": max(1, dataset._ahead // length),
             "_together": max(1, dataset._together // length),
             "_fingerprint": digest.hexdigest(),
             "_state": None,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _LOWEST, _HIGHEST = 1 << 12, 1 << 48
-_WIDE = 1 << 14
+_WIDE = 1 << 12
 """Rows of so many bytes are copied one by one, which costs them little, into memory that was used before."""
 _KEPT = 128 << 20
 """So many bytes are kept for later at most."""
@@ -98,22 +98,34 @@ class _Reuse:
 _reused = _Reuse().take
 
 
-def fetch_texts(addresses: NDArray[np.int64], sizes: NDArray[np.int64], room: NDArray[np.int64]) -> bytes:
-    """The bytes of runs of any size, one behind the other; `room` is how many may be read at each address.
+def fetch_texts(
+    addresses: NDArray[np.int64], sizes: NDArray[np.int64], room: NDArray[np.int64], before: NDArray[np.int64]
+) -> bytes:
+    """The bytes of runs of any size, one behind the other.
 
-    Short runs of about one size are taken all at once, with what is behind them, which is then left out.
+    `room` is how many may be read at each address, and `before` how many in front of it. Short runs of about one size
+    are taken all at once, with what is around them, which is then left out.
     """
     if not len(sizes):
         return b""
     longest, total = int(sizes.max()), int(sizes.sum())
-    if longest * len(sizes) <= 4 * total + 4096 and longest < _WIDE and (room >= longest).all():
-        rows = fetch(addresses, longest)
-        if total < rows.size:
-            rows = rows[np.arange(longest) < sizes[:, None]]
-        return rows.tobytes()
+    lead = np.maximum(longest - room, 0)
+    if longest * len(sizes) <= 4 * total + 4096 and longest < _WIDE and (before >= lead).all():
+        return _cut(fetch(addresses - lead, longest), lead, sizes, total)
     starts, ends = (addresses - _LOWEST).tolist(), (addresses - _LOWEST + sizes).tolist()
     view = _view()
     return b"".join([view[start:end] for start, end in zip(starts, ends, strict=True)])
+
+
+def _cut(rows: NDArray[np.uint8], lead: NDArray[np.int64], sizes: NDArray[np.int64], total: int) -> bytes:
+    """Of each row so many bytes, behind those that lead it."""
+    if total == rows.size:
+        return rows.tobytes()
+    places = np.arange(rows.shape[1])
+    kept = places < (lead + sizes)[:, None]
+    if lead.any():
+        kept &= places >= lead[:, None]
+    return rows[kept].tobytes()
 
 
 # --- files

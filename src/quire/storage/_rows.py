@@ -106,7 +106,7 @@ class Rows:
         room = self.part(part + 1) - starts
         offsets = np.zeros(len(self) + 1, np.int64)
         np.cumsum(sizes, out=offsets[1:])
-        return fetch_texts(self.part(part + 2) + starts, sizes, room), offsets
+        return fetch_texts(self.part(part + 2) + starts, sizes, room, starts), offsets
 
     def spread(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> Rows:
         """The elements of lists: row i has so many of them from its start on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -75,7 +76,7 @@ class NumpyFramework(Framework):
 
 def native_array(array: NDArray[Any], wanted_by: str) -> NDArray[Any]:
     """The array with a memory layout that other frameworks can share: native byte order, whole strides, writable."""
-    if array.dtype.name not in DTYPES:
+    if not _is_known(array.dtype):
         raise TensorError(f"{wanted_by} has no tensors of dtype {array.dtype}.")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
@@ -84,6 +85,11 @@ def native_array(array: NDArray[Any], wanted_by: str) -> NDArray[Any]:
     if not array.flags.writeable or any(step < 0 or step % array.itemsize for step in array.strides):
         array = array.copy()
     return array
+
+
+@cache
+def _is_known(dtype: np.dtype[Any]) -> bool:
+    return dtype.name in DTYPES  # numpy puts the name together each time
 
 
 framework = NumpyFramework()

@@ -6,6 +6,7 @@ import copyreg
 import math
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,12 @@ _LAYOUTS = {
     torch.sparse_csr: "csr",
     torch.sparse_csc: "csc",
 }
+
+
+@cache
+def _is_short(dtype: np.dtype[Any]) -> bool:
+    """Whether it is one of those that numpy has from others."""
+    return dtype.name.startswith(("bfloat", "float8"))
 
 
 class TorchFramework(Framework):
@@ -87,7 +94,7 @@ class TorchFramework(Framework):
 
     def from_numpy(self, array: NDArray[Any]) -> Any:
         array = native_array(array, "torch")
-        if array.dtype.name.startswith(("bfloat", "float8")):
+        if _is_short(array.dtype):
             _, carrier = _CARRIERS[array.dtype.itemsize]
             return torch.from_numpy(array.view(carrier)).view(self.native_dtype(array.dtype.name))
         try:
