@@ -19,7 +19,18 @@ from quire.distributed._contract import Frame, Stage
 from quire.distributed._spark_job import bounded, driver_frame, unwrapped
 from quire.distributed._spark_session import active_session, is_open, spark_session
 from quire.distributed._spark_types import arrow_schema, spark_schema
-from quire.distributed._spark_work import COUNTS, NUMBER, PACK_BYTES, SPARK_PACKS, Gives, Takes, Work, packed, unpacked
+from quire.distributed._spark_work import (
+    COUNTS,
+    NUMBER,
+    PACK_BYTES,
+    PART,
+    SPARK_PACKS,
+    Gives,
+    Takes,
+    Work,
+    packed,
+    unpacked,
+)
 
 _MOST_AHEAD = 256 << 20
 """So many bytes of partitions are asked of Spark at a time, by what those before them had."""
@@ -36,10 +47,12 @@ class Source:
 
     def rows(self) -> Any:
         """As a frame of Spark."""
-        return self.frame if self.takes != "numbers" else self.numbers(0, self.parts or 0)
+        return self.frame if self.takes != "numbers" else self.window(0, self.parts or 0)
 
-    def numbers(self, first: int, end: int) -> Any:
-        """Some of the numbers, each in a partition of its own."""
+    def window(self, first: int, end: int) -> Any:
+        """Some of the partitions, by their numbers."""
+        if self.takes == "packs":
+            return self.frame.where(f"{PART} >= {first} AND {PART} < {end}")
         return self.session.range(first, end, 1, max(1, end - first)).toDF(NUMBER)
 
 
@@ -181,7 +194,7 @@ class SparkEngine:
     def iter_batches(self, frame: Frame[Any]) -> Iterator[pa.RecordBatch]:
         """The record batches of partitions in order: of some at a time, and of the next ones ahead."""
         own = _own(frame)
-        if own.source.takes != "numbers":
+        if own.source.takes == "columns":
             with unwrapped(), bounded(own.source.session, own.chain.takes):
                 rows = own.mapped("packs", own.source.rows()).toLocalIterator(prefetchPartitions=True)
             with unwrapped():
@@ -195,7 +208,7 @@ class SparkEngine:
         width, first, total = self.workers, 0, own.source.parts or 0
         while first < total:
             end = min(total, first + width)
-            rows = own.mapped("packs", own.source.numbers(first, end)).collect()
+            rows = own.mapped("packs", own.source.window(first, end)).collect()
             yield from unpacked(rows, own.schema)
             held = max(1, sum(len(row[1]) for row in rows))
             width, first = max(self.workers, (end - first) * _MOST_AHEAD // held), end

@@ -18,6 +18,7 @@ _LOCAL = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "FATAL",  # errors are raised
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),
+    "spark.python.daemon.module": "quire.distributed._spark_daemon",
     BATCH_BYTES: str(32 << 20),
 }
 

@@ -1,0 +1,13 @@
+"""Spark's daemon, which forks the Python workers, with what stages need imported once before that."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.daemon import manager
+
+from quire.distributed import _row_stages, _spark_work, _write
+
+_IMPORTED = (pa, _row_stages, _spark_work, _write)
+
+if __name__ == "__main__":
+    manager()

@@ -1,0 +1,178 @@
+"""The laws of a frame, which every engine keeps: record batches alone, without documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from quire.distributed._contract import Frame
+from quire.errors import PartitionError
+from tests.distributed.stages import LAYOUT, Broken, Failing, Made, Plus, Same, everything, numbers, partitions
+
+pytestmark = [
+    pytest.mark.needs("pyarrow", "ray", "pyspark", "ml_dtypes"),
+    pytest.mark.filterwarnings("ignore"),
+]
+SCHEMA = LAYOUT.fields
+SIZES = (7, 0, 4, 1)
+ROWS = list(range(sum(SIZES)))
+
+
+@pytest.fixture
+def frame(engine: Any) -> Frame[Any]:
+    return engine.from_batches(partitions(*SIZES), SCHEMA)  # type: ignore[no-any-return]
+
+
+def read(engine: Any, frame: Frame[Any]) -> list[int]:
+    return numbers(engine.iter_batches(frame))
+
+
+def test_what_goes_in_comes_out(engine: Any, frame: Frame[Any]) -> None:
+    assert frame.schema.equals(SCHEMA, check_metadata=True)
+    batches = list(engine.iter_batches(frame))
+    assert all(batch.schema.equals(SCHEMA, check_metadata=True) and len(batch) for batch in batches)
+    found = [document for batch in batches for document in LAYOUT.decode(batch).documents()]
+    assert found == [everything(number) for number in ROWS]
+    assert (engine.count(frame), engine.num_partitions(frame)) == (len(ROWS), len(SIZES))
+    assert numbers(engine.collect(frame)) == ROWS
+
+
+def test_every_kind_of_column_passes_stages_and_moves(engine: Any, frame: Frame[Any]) -> None:
+    moved = engine.run(frame, Same(SCHEMA))
+    moved = engine.run(engine.repartition(moved, 3), Same(SCHEMA))
+    moved = engine.run(engine.cache(moved), Same(SCHEMA))
+    found = [document for batch in engine.iter_batches(moved) for document in LAYOUT.decode(batch).documents()]
+    assert sorted(found, key=lambda document: document.number) == [everything(number) for number in ROWS]
+    assert engine.num_partitions(moved) == 3
+
+
+def test_stages_one_behind_the_other(engine: Any, frame: Frame[Any]) -> None:
+    twice = engine.run(engine.run(frame, Plus(SCHEMA)), Plus(SCHEMA))
+    assert read(engine, twice) == [number + 2000 for number in ROWS]
+    assert read(engine, frame) == ROWS
+
+
+def test_some_columns(engine: Any, frame: Frame[Any]) -> None:
+    for few in (engine.select(frame, ["number", "half"]), engine.select(engine.cache(frame), ["number", "half"])):
+        assert few.schema.equals(pa.schema([SCHEMA.field("number"), SCHEMA.field("half")]), check_metadata=True)
+        assert read(engine, engine.run(few, Same(few.schema))) == ROWS
+
+
+@pytest.mark.parametrize("rows", [0, 8, 99])
+def test_the_first_rows(engine: Any, frame: Frame[Any], rows: int) -> None:
+    assert read(engine, engine.limit(frame, rows)) == ROWS[:rows]
+
+
+def test_stages_behind_the_first_rows(engine: Any, frame: Frame[Any]) -> None:
+    few = engine.run(engine.limit(engine.run(frame, Plus(SCHEMA)), 8), Plus(SCHEMA))
+    assert read(engine, few) == [number + 2000 for number in ROWS[:8]]
+    assert engine.count(few) == 8
+
+
+def test_frames_one_behind_the_other(engine: Any, frame: Frame[Any]) -> None:
+    both = engine.union([engine.run(frame, Plus(SCHEMA)), frame])
+    assert read(engine, both) == [number + 1000 for number in ROWS] + ROWS
+    assert engine.num_partitions(both) == 2 * len(SIZES)
+
+
+def test_frames_of_nothing_one_behind_the_other(engine: Any) -> None:
+    both = engine.union([engine.from_stage(Made(), 2), engine.from_stage(Made(), 3)])
+    assert read(engine, engine.run(both, Same(Made.schema))) == [0, 0, 1, 1, 0, 0, 1, 1, 2, 2]
+    assert engine.num_partitions(both) == 5
+
+
+def test_equal_rows_come_into_one_partition(engine: Any, frame: Frame[Any]) -> None:
+    moved = engine.run(engine.partition_by(frame, ["text"], 3), _Texts())
+    found = [tuple(row.values()) for batch in engine.iter_batches(moved) for row in batch.to_pylist()]
+    assert len(found) == len(ROWS)
+    assert len({(text, partition) for text, partition in found}) == len({text for text, _ in found})
+    assert [text for text, _ in found].count(None) == 4
+
+
+class _Texts:
+    """The texts of rows, and in which partition they are."""
+
+    stateful = False
+    schema = pa.schema([pa.field("text", pa.string()), pa.field("partition", pa.int64())])
+
+    def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            where = pa.array([partition] * len(batch), pa.int64())
+            yield pa.RecordBatch.from_arrays([batch.column("text"), where], schema=self.schema)
+
+
+def test_a_shuffle_is_a_permutation_that_the_seed_tells(engine: Any, frame: Frame[Any]) -> None:
+    one, again, other = (read(engine, engine.shuffle(frame, seed)) for seed in (1, 1, 2))
+    assert one == again != other
+    assert sorted(one) == sorted(other) == ROWS
+    assert ROWS not in (one, other)
+
+
+def test_a_stage_makes_partitions_of_nothing(engine: Any) -> None:
+    frame = engine.from_stage(Made(), 5)
+    assert read(engine, frame) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert (engine.count(frame), engine.num_partitions(frame)) == (10, 5)
+
+
+def test_what_has_state_is_asked_in_few_processes(engine: Any) -> None:
+    batches = list(engine.iter_batches(engine.from_stage(Made(stateful=True), 4)))
+    assert numbers(batches) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert len({row["process"] for batch in batches for row in batch.to_pylist()}) <= 4
+
+
+def test_nothing_runs_before_it_is_asked_for(engine: Any, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    frame = engine.from_stage(Made(mark=str(mark)), 2)
+    kept = engine.cache(engine.run(frame, Same(Made.schema)))
+    engine.shuffle(engine.union([engine.repartition(kept, 2), engine.limit(frame, 1)]), 1)
+    assert not mark.exists()
+    assert read(engine, kept) == read(engine, kept) == [0, 0, 1, 1]
+    assert sorted(mark.read_text().split()) == ["0", "1"]
+    assert read(engine, engine.run(kept, Plus(Made.schema))) == [1000, 1000, 1001, 1001]
+    assert sorted(mark.read_text().split()) == ["0", "1"]
+
+
+def test_what_a_stage_raises_is_what_comes_out(engine: Any, frame: Frame[Any]) -> None:
+    failing = engine.run(frame, Failing(SCHEMA))
+    for ask in (lambda: list(engine.iter_batches(failing)), lambda: engine.count(failing)):
+        with pytest.raises(PartitionError, match="partition 0: it does not fit") as info:
+            ask()
+        error = info.value
+        assert (error.partition, error.document, error.id, error.field) == (0, 2, "id 0005", "image")
+        assert error.traceback == "as the worker told it"
+
+
+@pytest.mark.parametrize("name", ["ray", "spark"])
+def test_a_fault_in_a_stage_names_the_partition(start_engine: Any, name: str) -> None:
+    engine = start_engine(name)
+    broken = engine.run(engine.from_batches(partitions(3), SCHEMA), Broken(SCHEMA))
+    with pytest.raises(PartitionError, match="by nothing") as info:
+        list(engine.iter_batches(broken))
+    assert info.value.partition is not None
+    assert "ZeroDivisionError" in info.value.traceback
+
+
+def test_reading_can_be_broken_off(engine: Any, frame: Frame[Any]) -> None:
+    found = iter(engine.iter_batches(engine.run(frame, Plus(SCHEMA))))
+    assert numbers([next(found)])[0] == 1000
+    del found
+    assert engine.count(frame) == len(ROWS)
+
+
+@pytest.mark.parametrize("sizes", [(), (0, 0)])
+def test_frames_without_rows(engine: Any, sizes: tuple[int, ...]) -> None:
+    frame = engine.run(engine.from_batches(partitions(*sizes), SCHEMA), Same(SCHEMA))
+    assert list(engine.iter_batches(frame)) == engine.collect(frame) == []
+    assert engine.count(frame) == 0
+    assert read(engine, engine.limit(frame, 3)) == []
+    assert read(engine, engine.union([frame, frame])) == []
+    assert read(engine, engine.repartition(frame, 2)) == []
+
+
+def test_another_engines_object_is_refused(engine: Any) -> None:
+    with pytest.raises(TypeError, match=f"engine='{engine.name}' takes"):
+        engine.from_native({"x": [1]})
