@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import Any
 
 from pydantic_core import from_json as parse_json
@@ -30,6 +31,8 @@ from quire.schema import FieldKind, Schema
 _TREES = (FieldKind.TENSOR, FieldKind.DOCUMENT, FieldKind.DOCUMENTS, FieldKind.LIST, FieldKind.DICT)
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _limit = threading.Lock()
+_BLOCK = 256
+"""So many records are read at a time."""
 
 
 @dataclass(frozen=True)
@@ -145,17 +148,41 @@ class _Table:
 
 def from_csv(document_type: type[Any], source: TextSource, options: CsvOptions, extra: str) -> list[Any]:
     """The documents of a table; an error names the line and the column."""
+    return list(iter_csv(document_type, source, options, extra))
+
+
+def iter_csv(document_type: type[Any], source: TextSource, options: CsvOptions, extra: str) -> Iterator[Any]:
+    """The same, as they are read."""
     schema: Schema = document_type.document_schema()
     name = source_name(source, "the table")
     where = f" in {name}"
-    with text_lines(source, options.encoding) as lines, _cells_of_any_size():
-        records = _records(lines, options, name)
+    with text_lines(source, options.encoding) as lines:
+        records = _in_blocks(_records(lines, options, name))
         header = next(records, (1, None))[1]
         if header is None:
             raise DecodeError(f"{name}: the table is empty: there is no line with the names of the columns.")
         columns = read_header(schema, header, extra, f"{name}, line 1")
         table = _Table([None if leaf is None else _Cells.of(leaf) for leaf in columns], gaps(schema, columns))
-        return [_document(document_type, table, record, line, where) for line, record in records]
+        for line, record in records:
+            yield _document(document_type, table, record, line, where)
+
+
+def _in_blocks(records: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
+    """The records, taken some at a time: nobody is kept from reading while the caller is at work."""
+    block: list[tuple[int, list[str]]] = []
+    error: DecodeError | None = None
+    while error is None:
+        with _cells_of_any_size():
+            try:
+                block.extend(islice(records, _BLOCK))
+            except DecodeError as found:
+                error = found
+        if not block:
+            break
+        yield from block
+        block.clear()
+    if error is not None:
+        raise error
 
 
 def _records(lines: Iterable[str], options: CsvOptions, name: str) -> Iterator[tuple[int, list[str]]]:

@@ -107,7 +107,8 @@ def read_header(schema: Schema, names: Iterable[Any], extra: str, where: str) ->
 
 
 def _find(schema: Schema, known: list[Leaf], name: Any, extra: str, where: str) -> Leaf | None:
-    found = next((leaf for leaf in known if leaf.name == name), None)
+    own = schema.accepted[name][0].name if name in schema.accepted else name  # which a column may have an alias for
+    found = next((leaf for leaf in known if leaf.name == own), None)
     if found is not None:
         return found
     try:  # or a whole document in one cell

@@ -49,11 +49,18 @@ class Stage(Protocol):
     it needs of both. It may be called more than once for a partition, with a part of it each time (Ray has blocks).
     """
 
-    schema: pa.Schema
-    """Of the record batches that it gives."""
-    stateful: bool
-    """Whether it makes an object that is expensive to make, and keeps it in the worker: an engine that starts workers
-    for a job, such as Ray, should keep them for all of it."""
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the record batches that it gives."""
+        ...
+
+    @property
+    def stateful(self) -> bool:
+        """Whether it makes an object that is expensive to make, and keeps it in the worker.
+
+        An engine that starts workers for a job, such as Ray, should then keep them for all of it.
+        """
+        ...
 
     def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The record batches that it makes of those of a partition, whose number from 0 is for messages and names."""

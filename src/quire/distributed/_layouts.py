@@ -11,9 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from quire._loaded import find
+from quire._paths import parse_path
 from quire.array import DocumentArray, DocumentBatch
 from quire.columns import Columns, ObjectColumn, StackOptions, stack
-from quire.errors import DecodeError
+from quire.errors import DecodeError, OptionError
+from quire.schema import FieldKind
 from quire.storage._foreign import conform_fields
 from quire.storage._infer import class_from_arrow
 from quire.storage._layout import CLASS_KEY, Layout
@@ -60,6 +62,13 @@ class DocumentLayout:
         """Some of the fields, by their paths."""
         paths = chosen_paths(self.layout.schema, columns)
         return DocumentLayout(self.document_type, paths, self.origin)
+
+    def checked(self, path: str) -> DocumentLayout:
+        """The layout itself, if it has a field at the path that holds one value a row."""
+        fields = self.layout.schema.resolve(parse_path(path))
+        if not fields or any(field.kind is FieldKind.DOCUMENTS for field in fields):
+            raise OptionError(f"{path!r}: the path of a field with one value a row is needed.")
+        return self
 
     # --- out of record batches
 

@@ -96,9 +96,9 @@ class Log:
         if self._begun and not self.lines:
             self.folder.delete(self.path)
 
-    def publish(self, replaced: tuple[str, ...]) -> None:
-        """Put this log in the place of those that it replaces, all at once."""
-        head = json.dumps({"replaces": replaced, "version": _VERSION})
+    def publish(self, replaced: tuple[str, ...] | None) -> None:
+        """Put this log in the place of those that it replaces, or beside all others, all at once."""
+        head = json.dumps({"version": _VERSION} | ({} if replaced is None else {"replaces": replaced}))
         with self.folder.open_for_write(self.path) as file:
             file.write("".join(f"{line}\n" for line in (head, *self.lines)).encode())
 

@@ -96,22 +96,26 @@ class ShardReader:
     def read(self, shard: Shard) -> Iterator[pa.RecordBatch]:
         """The record batches of a shard in the layout of the class, one at a time, whatever its format."""
         rows = 0
-        with told(self.folder, shard), self._local(shard) as path:
-            for batch in self._batches(path, shard):
+        with told(self.folder, shard):
+            for batch in self.raw(shard):
                 rows += len(batch)
                 yield self.conformed(batch, shard)
         self._check_rows(shard, rows)
 
-    def _batches(self, path: Path, shard: Shard) -> Iterator[pa.RecordBatch]:
-        """The record batches of a file as they are."""
+    def raw(self, shard: Shard, groups: range | None = None) -> Iterator[pa.RecordBatch]:
+        """The record batches of a shard as they are; or those of some of its row groups."""
+        with told(self.folder, shard), self._local(shard) as path:
+            yield from self._batches(path, shard, groups)
+
+    def _batches(self, path: Path, shard: Shard, groups: range | None = None) -> Iterator[pa.RecordBatch]:
         if shard.format == "parquet":
             file = self._parquet(path, shard)
             rows = _rows_at_once(file.metadata, self.layout)
-            yield from file.iter_batches(rows, columns=self._wanted(file.schema_arrow))
+            yield from file.iter_batches(rows, groups, self._wanted(file.schema_arrow))
             return
         reader = pa.ipc.open_file(self._buffer(path, shard))
         checked = self._in_layout(reader.schema)  # then each row is looked at when it is gathered
-        for number in range(reader.num_record_batches):
+        for number in range(reader.num_record_batches) if groups is None else groups:
             batch = reader.get_batch(number)
             batch.validate(full=not checked)
             yield batch

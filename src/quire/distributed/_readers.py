@@ -1,0 +1,292 @@
+"""Reading files into shards: workers read them, a part at a time, with the same code on every engine."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import IO, Any, Literal, NamedTuple
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+
+from quire.codec._csv import CsvOptions, iter_csv
+from quire.codec._json import rows_from_json
+from quire.codec._ndjson import iter_ndjson
+from quire.distributed._layouts import DocumentLayout, layout_from_arrow
+from quire.distributed._sources import FileRef, Paths, dealt, find_sources, is_pattern
+from quire.distributed._stage import Encoder, Given, PartitionStage
+from quire.documents import Document
+from quire.documents._from_files import _content_field, _field
+from quire.errors import DecodeError, OptionError
+from quire.files import Folder, RemoteOptions, guess_type, shown
+from quire.storage import ReadOptions, Shard, ShardCache
+from quire.storage._dataset import shards_in, split_file
+from quire.storage._manifest import SUFFIXES
+from quire.storage._shards import ShardReader, arrow_schema_of, counted, told
+from quire.storage.importers._reading import local_file
+
+_FOOTERS = 16
+_CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+_JSON = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz")
+_INFERRED_BYTES = 1 << 20
+"""So much of a file is looked at to tell what a class is to be like."""
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """How text files are read."""
+
+    delimiter: str | None = None
+    encoding: str = "utf-8"
+    extra: Literal["error", "ignore"] = "error"
+    """What is done about columns that the class has no field for."""
+    remote: RemoteOptions = field(default_factory=RemoteOptions)
+
+    @property
+    def csv(self) -> CsvOptions:
+        """How a table is laid out."""
+        return CsvOptions(self.delimiter, encoding=self.encoding)
+
+
+class Planned(NamedTuple):
+    """What is to be read: by which stage, in how many partitions, of what class, and how many rows there are."""
+
+    stage: PartitionStage
+    partitions: int
+    layout: DocumentLayout
+    rows: int | None = None
+
+
+def row_ids(url: str, first: int, rows: int) -> list[str]:
+    """Ids for rows of a file that has none: the same ones whenever and wherever it is read."""
+    return [hashlib.blake2b(f"{url}\0{row}".encode(), digest_size=16).hexdigest() for row in range(first, first + rows)]
+
+
+# --- Parquet and Arrow
+
+
+class Piece(NamedTuple):
+    """Some row groups of a shard, and the number of the first row."""
+
+    folder: Folder
+    shard: Shard
+    groups: range
+    first: int
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it has."""
+        rows = sum(self.shard.groups[group] for group in self.groups)
+        return self.shard.bytes * rows // max(self.shard.rows, 1)
+
+
+@dataclass(frozen=True)
+class ReadShards(PartitionStage):
+    """The rows of Parquet and Arrow files."""
+
+    pieces: Sequence[Sequence[Piece]]
+    target: DocumentLayout
+
+    @property
+    def schema(self) -> pa.Schema:
+        """That of the class."""
+        return self.target.fields
+
+    def work(self, partition: int, _: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
+        """The pieces of the partition, one behind the other."""
+        for piece in self.pieces[partition]:
+            yield from self._read(piece)
+
+    def _read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        reader = ShardReader(piece.folder, self.target.layout, ShardCache())
+        url, row = piece.folder.join(piece.shard.name), piece.first
+        with told(piece.folder, piece.shard):
+            for batch in reader.raw(piece.shard, piece.groups):
+                if self.target.has_text_id and "id" not in batch.schema.names:
+                    batch = batch.append_column("id", pa.array(row_ids(url, row, len(batch)), pa.string()))  # noqa: PLW2901
+                row += len(batch)
+                yield reader.conformed(batch, piece.shard)
+
+
+def plan_parquet(
+    paths: Paths,
+    schema: type[Any] | None,
+    columns: Iterable[str] | None,
+    partitions: int | None,
+    workers: int,
+    remote: RemoteOptions,
+) -> Planned:
+    """Parquet or Arrow files, or a dataset, in pieces of whole row groups."""
+    found = _stored(paths, remote)
+    with ThreadPoolExecutor(_FOOTERS) as pool:
+        shards = list(pool.map(lambda item: (item[0], _grouped(*item)), found))
+    layout = DocumentLayout(schema) if schema else layout_from_arrow(arrow_schema_of(*shards[0]))
+    layout = layout if columns is None else layout.chosen(columns)
+    pieces = [
+        Piece(folder, shard, range(group, group + 1), sum(shard.groups[:group]))
+        for folder, shard in shards
+        for group in range(len(shard.groups))
+    ]
+    parts = [_merged(part) for part in dealt(pieces, [piece.size for piece in pieces], partitions, workers)]
+    return Planned(ReadShards(parts, layout), len(parts), layout, sum(shard.rows for _, shard in shards))
+
+
+def _stored(paths: Paths, remote: RemoteOptions) -> list[tuple[Folder, Shard]]:
+    """The shards of a dataset that quire wrote, or files."""
+    if isinstance(paths, (str, os.PathLike)) and not is_pattern(paths):
+        folder, name = split_file(paths, remote)
+        return [(folder, shard) for shard in shards_in(folder, name, ReadOptions(remote=remote))]
+    files = find_sources(paths, tuple(SUFFIXES.values()), remote)
+    return [(file.folder, Shard(file.name, -1, file.size)) for file in files]
+
+
+def _grouped(folder: Folder, shard: Shard) -> Shard:
+    """A shard with the rows of its row groups, which its footer tells where no log does."""
+    return shard if shard.groups or not shard.rows else counted(folder, replace(shard, rows=-1))
+
+
+def _merged(pieces: Sequence[Piece]) -> list[Piece]:
+    """Neighbours as one, so that a file is opened once."""
+    made: list[Piece] = []
+    for piece in pieces:
+        last = made[-1] if made else None
+        if last is not None and last.shard is piece.shard and last.groups.stop == piece.groups.start:
+            made[-1] = last._replace(groups=range(last.groups.start, piece.groups.stop))
+        else:
+            made.append(piece)
+    return made
+
+
+# --- files of text, and files as they are
+
+
+@dataclass(frozen=True)
+class ReadFiles(PartitionStage):
+    """The documents in files of text (`kind` 'csv' or 'json'), or a document for each file ('binary')."""
+
+    kind: Literal["csv", "json", "binary"]
+    files: Sequence[Sequence[FileRef]]
+    target: DocumentLayout
+    options: FileOptions
+
+    @property
+    def schema(self) -> pa.Schema:
+        """That of the class."""
+        return self.target.fields
+
+    def work(self, partition: int, _: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
+        """The documents of the files of the partition."""
+        return Encoder(self.target, self.target, partition, "raise").encode(self._given(self.files[partition]))
+
+    def _given(self, files: Sequence[FileRef]) -> Iterator[Given]:
+        row = 0
+        for file in files:
+            for number, document in enumerate(self._documents(file)):
+                yield Given(document, row, row_ids(file.url, number, 1)[0])
+                row += 1
+
+    def _documents(self, file: FileRef) -> Iterator[Any]:
+        if self.kind == "binary":
+            yield self._whole(file)
+            return
+        with opened(file) as source:
+            if self.kind == "csv":
+                yield from iter_csv(self.target.document_type, source, self._csv(file), self.options.extra)
+            elif first_byte(source) == b"[":
+                yield from rows_from_json(self.target.document_type, source.read())
+            else:
+                yield from iter_ndjson(self.target.document_type, source)
+
+    def _csv(self, file: FileRef) -> CsvOptions:
+        return csv_options(file, self.options)
+
+    def _whole(self, file: FileRef) -> Any:
+        schema = self.target.document_type.document_schema()
+        address = _field(schema, ("uri", "url"), "the address of a file")
+        row: dict[str, Any] = {address: file.url, _content_field(schema, "rb"): file.folder.read(file.name)}
+        if "mime_type" in schema.by_name:
+            row["mime_type"] = guess_type(file.url)
+        return self.target.document_type(**row)
+
+
+def csv_options(file: FileRef, options: FileOptions) -> CsvOptions:
+    """How a table is laid out; .tsv tells its delimiter."""
+    tabs = options.delimiter is None and file.name.removesuffix(".gz").endswith(".tsv")
+    return CsvOptions("\t", encoding=options.encoding) if tabs else options.csv
+
+
+@contextmanager
+def opened(file: FileRef) -> Iterator[IO[bytes]]:
+    """The content of a file; what ends with .gz is unpacked."""
+    with local_file(file.folder, file.name) as path:
+        if file.name.endswith(".gz"):
+            with gzip.open(path, "rb") as unpacked:
+                yield unpacked  # type: ignore[misc]
+        else:
+            with path.open("rb") as plain:
+                yield plain
+
+
+def first_byte(source: IO[bytes]) -> bytes:
+    """The first byte that is no space; the file is then at its beginning again."""
+    while (byte := source.read(1)).isspace():
+        pass
+    source.seek(0)
+    return byte
+
+
+def plan_files(
+    kind: Literal["csv", "json", "binary"],
+    paths: Paths,
+    schema: type[Any] | None,
+    partitions: int | None,
+    workers: int,
+    options: FileOptions,
+) -> Planned:
+    """Files, as many to a partition as make its size."""
+    suffixes = {"csv": _CSV, "json": _JSON, "binary": ()}[kind]
+    files = find_sources(paths, suffixes, options.remote)
+    if kind == "binary":
+        layout = DocumentLayout(schema or Document)
+        _content_field(layout.document_type.document_schema(), "rb")
+    else:
+        layout = DocumentLayout(schema) if schema else _inferred(kind, files[0], options)
+    parts = dealt(files, [file.size for file in files], partitions, workers)
+    return Planned(
+        ReadFiles(kind, parts, layout, options), len(parts), layout, len(files) if kind == "binary" else None
+    )
+
+
+def _inferred(kind: str, file: FileRef, options: FileOptions) -> DocumentLayout:
+    """The layout of a class that is made from the beginning of a file."""
+    try:
+        with opened(file) as source:
+            if kind == "csv":
+                return _class_of_csv(source, csv_options(file, options))
+            content = source.read() if first_byte(source) == b"[" else b"".join(source.readlines(_INFERRED_BYTES))
+        return layout_from_arrow(_json_schema(content))
+    except pa.ArrowException as error:
+        raise DecodeError(f"{shown(file.url)}: no class can be made from it: {error}. Pass schema=...") from error
+
+
+def _class_of_csv(source: IO[bytes], options: CsvOptions) -> DocumentLayout:
+    if options.encoding.replace("-", "").lower() != "utf8":
+        raise OptionError("to make a class from a table, it must be in utf-8. Pass schema=...")
+    parse = pa.csv.ParseOptions(delimiter=options.delimiter or ",", newlines_in_values=True)
+    convert = pa.csv.ConvertOptions(strings_can_be_null=True)
+    reading = pa.csv.ReadOptions(block_size=_INFERRED_BYTES)
+    with pa.csv.open_csv(source, reading, parse, convert) as reader:
+        return layout_from_arrow(reader.schema)
+
+
+def _json_schema(content: bytes) -> pa.Schema:
+    if content.lstrip()[:1] == b"[":
+        return pa.Table.from_pylist(json.loads(content)).schema
+    return pa.json.read_json(pa.BufferReader(content)).schema

@@ -1,0 +1,403 @@
+"""DocumentShards[T]: documents in partitions, on threads of this process, on Ray or on Spark."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, ClassVar, Generic, TypeVar
+
+from typing_extensions import Self
+
+from quire._parametrize import ParametrizedMeta
+from quire.array import DocumentArray, DocumentBatch
+from quire.array._rows import bind
+from quire.distributed import _make
+from quire.distributed._calls import Call
+from quire.distributed._chunks import by_bytes, by_rows
+from quire.distributed._contract import Engine
+from quire.distributed._engines import engine as engine_by_name
+from quire.distributed._make import Rows
+from quire.distributed._nulls import check_nulls
+from quire.distributed._readers import FileOptions, Planned, plan_files, plan_parquet
+from quire.distributed._row_stages import Conform, Distinct, DrawRows, FilterRows
+from quire.distributed._sources import Paths
+from quire.distributed._stage import MapChunks, MapRows, OnError
+from quire.distributed._write import write_frame
+from quire.document import BaseDocument
+from quire.errors import OptionError, RowIndexError, SchemaError
+from quire.storage import WriteOptions
+
+DocT = TypeVar("DocT", bound=BaseDocument)
+
+
+class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
+    """Documents in partitions: `DocumentShards[Student].read_parquet('students/', engine='ray')`.
+
+    It is lazy: calls like `map` and `filter` give other shards at once, and work is done when rows are asked for (by
+    `collect`, `take`, `iter_batches`, `len`, `write_dataset`, ...), every time anew unless it is kept by `cache`. The
+    same calls give the same documents on every engine. Functions get documents; between them are Arrow record batches.
+    """
+
+    document_type: ClassVar[type[Any]] = BaseDocument
+
+    def __init__(self, rows: Rows) -> None:
+        """Shards are made by `from_documents`, `read_parquet` and their like."""
+        self._rows = rows
+
+    @classmethod
+    def _bind(cls, parameter: Any) -> dict[str, Any]:
+        return bind(cls, parameter)
+
+    @classmethod
+    def _of(cls, rows: Rows) -> DocumentShards[Any]:
+        origin = cls._origin or cls
+        return origin[rows.layout.document_type](rows)  # type: ignore[index,no-any-return]
+
+    # --- making them
+
+    @classmethod
+    def from_documents(
+        cls,
+        documents: Iterable[Any],
+        *,
+        num_partitions: int | None = None,
+        engine: str | Engine = "local",
+        schema: type[Any] | None = None,
+    ) -> DocumentShards[DocT]:
+        """Documents, batches, or what a generator gives of them; by default a partition for each worker."""
+        known = _make.known_class(cls.document_type, schema)
+        return cls._of(_make.from_documents(engine_by_name(engine), documents, known, num_partitions))
+
+    @classmethod
+    def partition(
+        cls,
+        data: Any,
+        num_shards: int | None = None,
+        *,
+        engine: str | Engine = "local",
+        schema: type[Any] | None = None,
+    ) -> DocumentShards[DocT]:
+        """Documents, or the arrays of their fields: a dict by name, or a list in the order of the class."""
+        known = _make.known_class(cls.document_type, schema)
+        return cls._of(_make.partitioned(engine_by_name(engine), data, known, num_shards))
+
+    @classmethod
+    def read_parquet(
+        cls,
+        path: Paths,
+        *,
+        columns: Iterable[str] | None = None,
+        num_partitions: int | None = None,
+        engine: str | Engine = "local",
+        schema: type[Any] | None = None,
+        **options: Any,
+    ) -> DocumentShards[DocT]:
+        """Parquet or Arrow files: a file, a folder, a dataset, a pattern, or several; a path or any address.
+
+        Without a class, documents are of the class that wrote the files if that is loaded, else of one made for them.
+        `options` are fields of `FileOptions`: remote.
+        """
+        known, made = _make.known_class(cls.document_type, schema), engine_by_name(engine)
+        remote = FileOptions(**options).remote
+        return cls._read(made, plan_parquet(path, known, columns, num_partitions, made.workers, remote))
+
+    @classmethod
+    def read_csv(
+        cls,
+        path: Paths,
+        *,
+        num_partitions: int | None = None,
+        engine: str | Engine = "local",
+        schema: type[Any] | None = None,
+        **options: Any,
+    ) -> DocumentShards[DocT]:
+        """Tables of text, as `DocumentArray.from_csv` reads them; whole files go to partitions.
+
+        `options` are fields of `FileOptions`: delimiter, encoding, extra='error' or 'ignore', remote.
+        """
+        return cls._read_files("csv", path, num_partitions, engine, schema, options)
+
+    @classmethod
+    def read_json(
+        cls,
+        path: Paths,
+        *,
+        num_partitions: int | None = None,
+        engine: str | Engine = "local",
+        schema: type[Any] | None = None,
+        **options: Any,
+    ) -> DocumentShards[DocT]:
+        """Files with a JSON object in each line, or with one array of them; whole files go to partitions."""
+        return cls._read_files("json", path, num_partitions, engine, schema, options)
+
+    @classmethod
+    def read_binary(
+        cls,
+        path: Paths,
+        *,
+        num_partitions: int | None = None,
+        engine: str | Engine = "local",
+        schema: type[Any] | None = None,
+        **options: Any,
+    ) -> DocumentShards[DocT]:
+        """A document for each file, with its address (`uri` or `url`) and its bytes (`blob` or `bytes_`)."""
+        return cls._read_files("binary", path, num_partitions, engine, schema, options)
+
+    @classmethod
+    def _read_files(
+        cls, kind: Any, path: Paths, partitions: int | None, engine: Any, schema: Any, options: dict[str, Any]
+    ) -> DocumentShards[DocT]:
+        known, made = _make.known_class(cls.document_type, schema), engine_by_name(engine)
+        return cls._read(made, plan_files(kind, path, known, partitions, made.workers, FileOptions(**options)))
+
+    @classmethod
+    def _read(cls, engine: Engine, plan: Planned) -> DocumentShards[DocT]:
+        return cls._of(Rows(engine, engine.from_stage(plan.stage, plan.partitions), plan.layout, plan.rows))
+
+    @classmethod
+    def from_native(
+        cls, native: Any, *, engine: str | Engine | None = None, schema: type[Any] | None = None
+    ) -> DocumentShards[DocT]:
+        """An engine's own object: a Ray Dataset, a Spark DataFrame, an Arrow table. See `native`."""
+        known = _make.known_class(cls.document_type, schema)
+        return cls._of(_make.from_native(None if engine is None else engine_by_name(engine), native, known))
+
+    @classmethod
+    def from_spark(cls, frame: Any, *, schema: type[Any] | None = None, **options: Any) -> DocumentShards[DocT]:
+        """The rows of a Spark DataFrame."""
+        return cls.from_native(frame, engine=engine_by_name("spark", **options), schema=schema)
+
+    @classmethod
+    def from_ray(cls, dataset: Any, *, schema: type[Any] | None = None, **options: Any) -> DocumentShards[DocT]:
+        """The rows of a Ray Dataset."""
+        return cls.from_native(dataset, engine=engine_by_name("ray", **options), schema=schema)
+
+    # --- what they are
+
+    @property
+    def engine(self) -> Engine:
+        """Who does the work."""
+        return self._rows.engine
+
+    @property
+    def native(self) -> Any:
+        """The engine's own object: a Ray Dataset, a Spark DataFrame. Joins, sorts and aggregates are its own."""
+        return self._rows.frame.native
+
+    def num_partitions(self) -> int:
+        """The number of partitions."""
+        return self.engine.num_partitions(self._rows.frame)
+
+    def __len__(self) -> int:
+        """The number of documents, which may have to be made to be counted."""
+        return self.engine.count(self._rows.frame) if self._rows.total is None else self._rows.total
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} on {self.engine.name}>"
+
+    # --- functions
+
+    def transform_shard(
+        self,
+        func: Callable[..., Any],
+        *args: Any,
+        on_error: OnError = "raise",
+        schema: type[Any] | None = None,
+        **kwargs: Any,
+    ) -> DocumentShards[Any]:
+        """What a function makes of partitions: it gets a `DocumentArray` and gives documents, as many as it likes.
+
+        It is called with about 16 MiB of a partition at a time. `args` and `kwargs` come behind the array; for a class,
+        they are what its instances are made with, one in each worker. Documents of another class are known by the
+        annotation of what the function returns, by `schema`, or else by what it makes of the first row.
+        """
+        return self._chunks(Call(func, args, kwargs), "array", None, on_error, schema)
+
+    def map(
+        self,
+        func: Callable[..., Any],
+        *args: Any,
+        on_error: OnError = "raise",
+        schema: type[Any] | None = None,
+        **kwargs: Any,
+    ) -> DocumentShards[Any]:
+        """What a function makes of each document; it keeps its id unless the function gives it another.
+
+        On a row for which the function fails, `on_error` is 'raise', 'skip', or 'null': a document whose fields are
+        None where they can be, and as they were else.
+        """
+        call = Call(func, args, kwargs)
+        target = _make.target_of(self._rows, call, schema, "document")
+        return self._run(
+            MapRows(call, self._rows.layout, target, self._checked(on_error, target)), keeps_rows=on_error != "skip"
+        )
+
+    def map_batch(
+        self,
+        func: Callable[..., Any],
+        batch_size: int | None = None,
+        *args: Any,
+        on_error: OnError = "raise",
+        schema: type[Any] | None = None,
+        **kwargs: Any,
+    ) -> DocumentShards[Any]:
+        """What a function makes of each `DocumentBatch` of so many rows, by default of about 16 MiB.
+
+        It gives a batch or documents, as many as it likes. The last batch of a partition may be shorter. See `map`.
+        """
+        if batch_size is not None and batch_size < 1:
+            raise OptionError(f"batch_size={batch_size}: at least one row is needed.")
+        return self._chunks(Call(func, args, kwargs), "batch", batch_size, on_error, schema)
+
+    def _chunks(
+        self, call: Call, form: str, size: int | None, on_error: OnError, schema: type[Any] | None
+    ) -> DocumentShards[Any]:
+        target = _make.target_of(self._rows, call, schema, form)
+        checked = self._checked(on_error, target)
+        return self._run(MapChunks(call, self._rows.layout, target, checked, size, form == "batch"))
+
+    def filter(
+        self, query: Callable[..., Any] | Mapping[str, Any], *args: Any, on_error: OnError = "raise", **kwargs: Any
+    ) -> Self:
+        """The documents for which a function is true, or that match a query: `{'price': {'$lt': 5}}`.
+
+        Where a function fails and `on_error` is not 'raise', there is no document.
+        """
+        wanted = query if isinstance(query, Mapping) else Call(query, args, kwargs)
+        return self._run(FilterRows(wanted, self._rows.layout, self._checked(on_error, None)))  # type: ignore[return-value]
+
+    def _checked(self, on_error: OnError, target: Any) -> OnError:
+        if on_error not in ("raise", "skip", "null"):
+            raise OptionError(f"on_error={on_error!r}: use 'raise', 'skip' or 'null'.")
+        if on_error == "null" and target is not None:
+            check_nulls(target, self._rows.layout)
+        return on_error
+
+    def _run(self, stage: Any, *, keeps_rows: bool = False) -> DocumentShards[Any]:
+        made = self._rows.kept(self.engine.run(self._rows.frame, stage), total=keeps_rows)
+        return self._of(made._replace(layout=getattr(stage, "target", self._rows.layout)))
+
+    # --- rows
+
+    def select(self, *columns: Any) -> Self:
+        """Documents with some of their fields alone, by path: `select('image', 'meta.source')`."""
+        rows = self._rows
+        target = rows.layout.chosen(columns[0] if len(columns) == 1 and not isinstance(columns[0], str) else columns)
+        if all(rows.layout.fields.field(field.name).equals(field, check_metadata=True) for field in target.fields):
+            made = rows.kept(self.engine.select(rows.frame, target.fields.names))
+            return self._of(made._replace(layout=target))  # type: ignore[return-value]
+        return self._run(Conform(target), keeps_rows=True)  # type: ignore[return-value]
+
+    def repartition(self, num_partitions: int) -> Self:
+        """The documents in so many partitions of about one size."""
+        number = _make.check_partitions(num_partitions)
+        return self._kept(self.engine.repartition(self._rows.frame, number or 1))
+
+    def partition_by(self, cols: str | Iterable[str], num_partitions: int | None = None) -> Self:
+        """Documents that are equal in these fields come into one partition."""
+        names, number = _make.key_columns(self._rows.layout, cols), _make.check_partitions(num_partitions)
+        return self._kept(self.engine.partition_by(self._rows.frame, names, number or self.num_partitions()))
+
+    def shuffle(self, seed: int | None = None) -> Self:
+        """The documents in random order, over all partitions."""
+        number = random.getrandbits(31) if seed is None else seed
+        return self._kept(self.engine.shuffle(self._rows.frame, number))
+
+    def sample(self, fraction: float, seed: int = 0, *, by: str = "id") -> Self:
+        """About such a part of the documents: those whose `by` has a hash, with the seed, below the fraction.
+
+        They are the same ones on every engine and in any partition.
+        """
+        if not 0 <= fraction <= 1:
+            raise OptionError(f"fraction={fraction}: it is between 0 and 1.")
+        return self._drawn(by, seed, 0.0, fraction)
+
+    def split(self, *fractions: float, seed: int = 0, by: str = "id") -> list[Self]:
+        """Parts that make up all documents, of about such fractions; a hash of `by` tells which one is in which."""
+        bounds = _make.check_fractions(fractions)
+        return [self._drawn(by, seed, low, high) for low, high in pairwise(bounds)]
+
+    def _drawn(self, by: str, seed: int, low: float, high: float) -> Self:
+        layout = self._rows.layout
+        if by == "id" and "id" not in layout.layout.schema.by_name:
+            raise SchemaError(f"{layout.document_type.__name__} has no id here: say by= which field is to be hashed.")
+        return self._run(DrawRows(layout.checked(by), by, seed, low, high))  # type: ignore[return-value]
+
+    def union(self, *others: DocumentShards[DocT]) -> Self:
+        """The documents of these shards, and of others of the same class on the same engine."""
+        every = [self._rows, *(other._rows for other in others)]
+        if any(rows.engine is not self.engine for rows in every):
+            raise OptionError(
+                "union() takes shards of one engine. Bring others to it by to_ray(), to_spark() or collect()."
+            )
+        if any(not rows.layout.is_like(self._rows.layout) for rows in every):
+            raise SchemaError("union() takes shards of one class, with the same fields. Map the others to it first.")
+        known = [rows.total for rows in every if rows.total is not None]
+        total = sum(known) if len(known) == len(every) else None
+        frame = self.engine.union([rows.frame for rows in every])
+        return self._of(self._rows._replace(frame=frame, total=total))  # type: ignore[return-value]
+
+    def cache(self) -> Self:
+        """The same documents; what they are made by runs once, when they are first needed."""
+        return self._kept(self.engine.cache(self._rows.frame))
+
+    def _kept(self, frame: Any) -> Self:
+        return self._of(self._rows.kept(frame))  # type: ignore[return-value]
+
+    # --- what runs
+
+    def unique(self, col: str) -> list[Any]:
+        """The values of a field, each once, in order."""
+        stage = Distinct(self._rows.layout.checked(col), col)
+        found = self.engine.iter_batches(self.engine.run(self._rows.frame, stage))
+        return _make.sorted_values(dict.fromkeys(value for batch in found for value in stage.values(batch)))
+
+    def first(self) -> DocT:
+        """The first document."""
+        found = self.take(1)
+        if not found:
+            raise RowIndexError("the shards have no document.")
+        return found[0]
+
+    def take(self, number: int) -> DocumentArray[DocT]:
+        """The first documents; no more is made than they need."""
+        return self._array(_make.first_rows(self._rows, number))
+
+    def collect(self) -> DocumentArray[DocT]:
+        """All documents, in the memory of this process."""
+        return self._array(self.engine.iter_batches(self._rows.frame))
+
+    def _array(self, batches: Iterable[Any]) -> DocumentArray[DocT]:
+        documents = [document for batch in batches for document in self._rows.layout.decode(batch).documents()]
+        return DocumentArray[self.document_type]._trusted(documents)  # type: ignore[name-defined]
+
+    def iter_batches(self, batch_size: int | None = None) -> Iterator[DocumentBatch[DocT]]:
+        """All documents as batches of so many, by default of about 16 MiB; few of them are held at a time."""
+        found = self.engine.iter_batches(self._rows.frame)
+        cut = by_bytes(found) if batch_size is None else by_rows(found, batch_size)
+        return (self._rows.layout.batch(self._rows.layout.decode(batch)) for batch in cut)
+
+    def __iter__(self) -> Iterator[DocT]:
+        return (document for batch in self.iter_batches() for document in batch)
+
+    def to_spark(self, **options: Any) -> Any:
+        """A Spark DataFrame of the documents. Those of another engine go through this process."""
+        return _make.moved(self._rows, self._engine_for("spark", options)).frame.native
+
+    def to_ray(self, **options: Any) -> Any:
+        """A Ray Dataset of the documents. Those of another engine go through this process."""
+        return _make.moved(self._rows, self._engine_for("ray", options)).frame.native
+
+    def _engine_for(self, name: str, options: dict[str, Any]) -> Engine:
+        return self.engine if self.engine.name == name and not options else engine_by_name(name, **options)
+
+    def write_dataset(self, url: str | os.PathLike[str], options: WriteOptions | None = None, **more: Any) -> None:
+        """Write the documents as a dataset in a folder that all workers see: each once, whatever workers are lost.
+
+        `more` are fields of `WriteOptions`: format='parquet' or 'arrow', mode='create', 'append' or 'overwrite', ...
+        """
+        chosen = replace(options or WriteOptions(), **more)
+        write_frame(self.engine, self._rows.frame, self._rows.layout, url, chosen)
