@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from quire import BaseDocument
-from quire.distributed import PartitionError, XShards
+from quire.distributed import DocumentShards, PartitionError, XShards
 from quire.distributed._nests import joined
 from quire.errors import OptionError
 
@@ -78,7 +78,7 @@ class Counting:
     def __init__(self, start: int) -> None:
         self.calls = start
 
-    def __call__(self, part: Any) -> tuple[int, int]:
+    def __call__(self, _: Any) -> tuple[int, int]:
         self.calls += 1
         return os.getpid(), self.calls
 
@@ -106,23 +106,24 @@ def test_an_error_tells_partition_function_and_remote_traceback(engine: Any) -> 
     assert shards.first().tolist() == [0, 1, 2]
 
 
-class Unsendable(Exception):
+class UnsendableError(Exception):
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
 
 
 def test_an_error_that_cannot_travel_is_told_all_the_same(engine: Any) -> None:
     def failing(_: Any) -> Any:
-        raise Unsendable(1, 2)
+        raise UnsendableError(1, 2)
 
-    with pytest.raises(PartitionError, match=r"partition 0: .*failing\(\): Unsendable: 1 and 2") as caught:
+    with pytest.raises(PartitionError, match=r"partition 0: .*failing\(\): UnsendableError: 1 and 2") as caught:
         XShards.partition(np.arange(2), 1, engine=engine).transform_shard(failing).collect()
     assert "in failing" in caught.value.traceback
     assert caught.value.__cause__ is not None
 
 
 def test_cached_objects_are_made_once(engine: Any) -> None:
-    shards = XShards.partition(np.arange(4), 2, engine=engine).transform_shard(lambda part: np.random.random(len(part)))
+    drawn = XShards.partition(np.arange(4), 2, engine=engine)
+    shards = drawn.transform_shard(lambda part: np.random.default_rng().random(len(part)))
     assert not np.array_equal(joined(shards.collect()), joined(shards.collect()))
     assert shards.cache().is_cached()
     first = joined(shards.collect())
@@ -171,3 +172,24 @@ def test_large_objects_go_in_pieces(start_engine: Callable[[str], Any], monkeypa
     shards = XShards.partition(data, 2, engine=start_engine("spark"))
     assert shards._node.held.count() == 10  # type: ignore[attr-defined]
     assert np.array_equal(joined(shards.transform_shard(np.negative).collect()), -data)
+
+
+def test_frames_and_dicts_become_documents(engine: Any) -> None:
+    frame = table(10)[["place", "value"]].fillna({"place": "nowhere"})
+    shards = XShards.partition(frame, 3, engine=engine)
+    documents = shards.as_documents(Row)
+    assert isinstance(documents, DocumentShards[Row])
+    assert documents.num_partitions() == 3
+    found = documents.filter(lambda row: row.value >= 3).collect()
+    assert [(row.place, row.value) for row in found] == list(frame.itertuples(index=False, name=None))[6:]
+    dicts = shards.transform_shard(lambda part: {"place": part["place"].tolist(), "value": part["value"].to_numpy()})
+    assert [row.value for row in dicts.repartition(2).as_documents(Row).collect()] == frame["value"].tolist()
+    ids = [row.id for row in documents.collect()]
+    assert len(set(ids)) == 10
+    assert ids == [row.id for row in documents.collect()]
+
+
+def test_rows_that_are_no_documents_are_told(engine: Any) -> None:
+    shards = XShards.from_objects([[{"place": "a", "value": 1}], [{"place": "b", "value": "much"}]], engine=engine)
+    with pytest.raises(PartitionError, match=r"(?s)partition 1: as_documents\(\).*Row\nvalue\n"):
+        shards.as_documents(Row).collect()

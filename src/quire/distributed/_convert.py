@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,7 @@ from quire.array import DocumentArray, DocumentBatch
 from quire.distributed._keys import column_of
 from quire.distributed._layouts import DocumentLayout
 from quire.distributed._nests import is_frame, is_table
+from quire.distributed._readers import row_ids
 from quire.distributed._steps import Stage
 from quire.document import BaseDocument
 from quire.errors import ColumnError
@@ -72,6 +75,7 @@ class AsTable(Stage):
 
     def __init__(self, document_type: type[Any]) -> None:
         self.layout = DocumentLayout(document_type)
+        self._token = os.urandom(8).hex()
 
     def __call__(self, partition: int, value: Any, /) -> pa.Table:
         if is_table(value):
@@ -82,23 +86,26 @@ class AsTable(Stage):
         return pa.Table.from_batches(batches, self.layout.fields)
 
     def _batch(self, partition: int, value: Any) -> pa.RecordBatch:
+        documents = list(self._documents(value))
+        ids = self._ids(partition, value, documents) if self.layout.has_text_id else None
+        return self.layout.encode(documents, ids)
+
+    def _documents(self, value: Any) -> Any:
         document_type: Any = self.layout.document_type
         if isinstance(value, dict) and value:
-            value = DocumentBatch[document_type].from_columns(value)
+            return DocumentBatch[document_type].from_columns(value).unstack()
+        if is_frame(value):
+            return DocumentArray[document_type].from_dataframe(value)
         if isinstance(value, DocumentBatch):
             value = value.unstack()
-        elif is_frame(value):
-            value = DocumentArray[document_type].from_dataframe(value)
         elif not isinstance(value, (list, tuple, dict, DocumentArray)):
             raise ColumnError(f"a {type(value).__name__} cannot be made documents: they have named fields.")
-        documents = list(DocumentArray[document_type](value))
-        return self.layout.encode(documents, self._ids(partition, documents))
+        return DocumentArray[document_type](value)
 
-    def _ids(self, partition: int, documents: list[Any]) -> list[Any] | None:
-        """Documents without ids get some that are the same at each attempt."""
-        if not self.layout.has_text_id:
-            return None
-        return [
-            document.id if "id" in document.model_fields_set else f"{partition}-{row}"
-            for row, document in enumerate(documents)
-        ]
+    def _ids(self, partition: int, value: Any, documents: list[Any]) -> list[str]:
+        """Rows without ids get some that stay the same, however often they are made."""
+        made = row_ids(f"{self._token}/{partition}", 0, len(documents))
+        if isinstance(value, dict) or is_frame(value):
+            return [document.id for document in documents] if "id" in value else made
+        given = [not isinstance(row, Mapping) or "id" in row for row in value]
+        return [row.id if own else other for row, own, other in zip(documents, given, made, strict=True)]

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from quire.distributed._calls import Call
+from quire.distributed._chain import RemoteError
+from quire.distributed._failures import error_to_text
 from quire.distributed._keys import column_of, targets
 from quire.distributed._nests import check_rows, fresh, is_table, joined, length_of, rows_of
 from quire.errors import ColumnError, PartitionError
@@ -254,7 +256,7 @@ class Raise(Step):
 
     def __call__(self, _: int, values: Sequence[Any], /) -> Any:
         if isinstance(values[0], Failure):
-            raise values[0].raised()
+            raise RemoteError(error_to_text(values[0].raised()))
         return values[0]
 
     def work(self, _: int, values: Sequence[Any], /) -> Any:

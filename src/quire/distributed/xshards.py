@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from quire.distributed._convert import AsPandas, Select
+from quire.distributed._convert import AsPandas, AsTable, Select
 from quire.distributed._engines import engine as get_engine
 from quire.distributed._keys import unique
+from quire.distributed._make import Rows
 from quire.distributed._nests import divided, joined, length_of, rows_of
 from quire.distributed._object_engines import engine_of_rows, object_engine
 from quire.distributed._objects import Exchanged, Mapped, Native, Node, ObjectEngine, Zipped
+from quire.distributed._shards import DocumentShards
 from quire.distributed._steps import Item, Key, Sample, Stage, stage_of
 from quire.errors import OptionError, PathError
 
@@ -199,6 +201,12 @@ class XShards:
     def as_pandas(self) -> XShards:
         """The objects as data frames: of documents, dicts of columns, lists of dicts, Arrow tables, arrays."""
         return self._then(AsPandas())
+
+    def as_documents(self, document_type: type[Any]) -> DocumentShards[Any]:
+        """Documents of a class: of data frames, dicts of columns, lists of dicts, Arrow tables, arrays of documents."""
+        stage = AsTable(document_type)
+        frame = self._engine.arrow_frame(self._then(stage)._node, stage.layout.fields)
+        return DocumentShards._of(Rows(self._engine.engine, frame, stage.layout))
 
     @property
     def native(self) -> Any:

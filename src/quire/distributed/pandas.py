@@ -1,0 +1,156 @@
+"""Files as shards of data frames: each file is a partition, read by pandas where it is worked on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from quire._optional import require
+from quire.distributed._nests import joined
+from quire.distributed._sources import Paths, dealt, find_sources
+from quire.distributed.xshards import XShards
+from quire.errors import DecodeError, OptionError
+from quire.files import RemoteOptions, scheme_of, shown
+from quire.parallel._tasks import summary_of
+
+if TYPE_CHECKING:
+    from quire.distributed._contract import Engine
+
+__all__ = ["read_csv", "read_json", "read_parquet"]
+
+_SUFFIXES = {
+    "csv": (".csv", ".csv.gz", ".csv.bz2", ".csv.zst", ".csv.xz", ".csv.zip", ".tsv", ".txt"),
+    "json": (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".json.bz2", ".json.zst"),
+    "parquet": (".parquet", ".parq", ".pq"),
+}
+_NOTHING = "__HIVE_DEFAULT_PARTITION__"
+_REFUSED = {"chunksize", "iterator"}
+
+
+def read_csv(
+    file_path: Paths,
+    *,
+    num_shards: int | None = None,
+    engine: str | Engine = "local",
+    **how: Any,
+) -> XShards:
+    """CSV files as data frames: a file, a folder, a pattern, a URL, or several of them.
+
+    Each file is a partition; `num_shards` divides the rows anew. All else goes to `pandas.read_csv`, for each file:
+    name the `dtype` of columns that look like integers in one file and like fractions in another.
+    """
+    return _read("csv", file_path, num_shards, engine, how)
+
+
+def read_json(
+    file_path: Paths,
+    *,
+    num_shards: int | None = None,
+    engine: str | Engine = "local",
+    **how: Any,
+) -> XShards:
+    """JSON files as data frames: a file, a folder, a pattern, a URL, or several of them.
+
+    Files of one object a line ('.jsonl', '.ndjson') are read so; for others say `lines=True`. All else goes to
+    `pandas.read_json`.
+    """
+    return _read("json", file_path, num_shards, engine, how)
+
+
+def read_parquet(
+    file_path: Paths,
+    columns: Sequence[str] | None = None,
+    *,
+    num_shards: int | None = None,
+    engine: str | Engine = "local",
+    **how: Any,
+) -> XShards:
+    """Parquet files as data frames: a file, a folder, a pattern, a URL, or several of them.
+
+    Folders like 'year=2024' are columns. All else goes to `pandas.read_parquet`, for each file.
+    """
+    chosen = {} if columns is None else {"columns": list(columns)}
+    return _read("parquet", file_path, num_shards, engine, {**how, **chosen})
+
+
+def _read(kind: str, paths: Any, num_shards: int | None, engine: Any, how: Mapping[str, Any]) -> XShards:
+    refused = sorted(_REFUSED & how.keys())
+    if refused:
+        raise OptionError(
+            f"read_{kind}({refused[0]}=...): partitions are whole frames; use num_shards= for smaller ones."
+        )
+    require("pandas", extra="pandas", needed_for=f"read_{kind}()")
+    remote = RemoteOptions(storage_options=how.get("storage_options") or {})
+    files = _files(kind, paths, remote)
+    parts = [[file] for file in files]
+    if num_shards is not None and num_shards <= len(files):
+        parts = dealt(files, [file.size for file in files], num_shards, 1)
+    shards = XShards.from_objects(parts, engine=engine).transform_shard(read_files, kind, dict(how))
+    return shards if num_shards in (None, len(parts)) else shards.repartition(num_shards)
+
+
+def read_files(files: list[File], kind: str, how: Mapping[str, Any]) -> Any:
+    """The rows of some files in one data frame; none, as a list, of no file."""
+    return joined([_frame(file, kind, how) for file in files]) if files else []
+
+
+def _frame(file: File, kind: str, how: Mapping[str, Any]) -> Any:
+    pandas: Any = require("pandas", extra="pandas", needed_for=f"read_{kind}()")
+    options = dict(how)
+    if kind == "json" and (".jsonl" in file.url or ".ndjson" in file.url):
+        options.setdefault("lines", True)
+    columns = options.get("columns") if kind == "parquet" else None
+    if columns is not None:
+        options["columns"] = [name for name in columns if name not in file.folders]
+    try:
+        frame = getattr(pandas, f"read_{kind}")(file.url, **options)
+    except Exception as error:
+        raise DecodeError(f"{shown(file.url)}: pandas cannot read it: {summary_of(error)}") from error
+    for name, value in file.folders.items():
+        if name not in frame.columns and (columns is None or name in columns):
+            frame[name] = value
+    return frame if columns is None else frame[columns]
+
+
+@dataclass
+class File:
+    """A file, and what its folders tell of its rows: 'year=2024/part-0.parquet'."""
+
+    url: str
+    folders: dict[str, Any]
+    size: int
+
+
+# --- which files there are
+
+
+def _files(kind: str, paths: Paths, remote: RemoteOptions) -> list[File]:
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    found = [file for path in given for file in _found(kind, os.fspath(path), remote)]
+    if not found:
+        raise OptionError(f"read_{kind}([]): at least one file is needed.")
+    for key in {key for file in found for key in file.folders}:
+        _type_folders(key, [file for file in found if file.folders.get(key) is not None])
+    return found
+
+
+def _found(kind: str, path: str, remote: RemoteOptions) -> list[File]:
+    if scheme_of(path) in ("http", "https"):  # which have no folders, and which pandas reads by itself
+        return [File(path, {}, 1)]
+    found = find_sources(path, _SUFFIXES[kind], remote)
+    return [File(file.url, _folders(file.name), file.size) for file in found]
+
+
+def _folders(name: str) -> dict[str, Any]:
+    pairs = [part.partition("=") for part in name.split("/")[:-1] if "=" in part]
+    return {key: None if value == _NOTHING else unquote(value) for key, _, value in pairs}
+
+
+def _type_folders(key: str, files: list[File]) -> None:
+    """A column of folders is integers if all of its values look so."""
+    if all(str(file.folders[key]).isdecimal() for file in files):
+        for file in files:
+            file.folders[key] = int(file.folders[key])
