@@ -170,6 +170,26 @@ def docs(session: nox.Session) -> None:
     session.run("mkdocs", "build", "--strict", *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})
 
 
+LONG = ("pytest", "--no-skips", "-o", "addopts=--import-mode=importlib --strict-markers --strict-config -ra")
+
+
+@nox.session(python=PYTHON)
+def clusters(session: nox.Session) -> None:
+    """Clusters of several processes that lose some of them, with real engines: minutes, so not among the tests."""
+    install_everything(session, *group("test", "test-protoc", "test-torch"))
+    session.run(*LONG, *(session.posargs or ["tests/clusters"]))
+
+
+@nox.session(python=PYTHON)
+@nox.parametrize("spark", ["3.4.*", "3.5.*"])
+def spark_old(session: nox.Session, spark: str) -> None:
+    """Shards on the Spark before 4: reading, mapping, writing."""
+    session.install(
+        "-e", ".[parquet,process]", f"pyspark=={spark}", "pandas<3", "ml_dtypes", "setuptools", *group("test")
+    )
+    session.run(*LONG, *(session.posargs or ["tests/clusters/test_spark_versions.py"]))
+
+
 @nox.session(python=PYTHON)
 def demo(session: nox.Session) -> None:
     """The whole story, on data that it makes itself."""
@@ -184,13 +204,13 @@ def fuzz(session: nox.Session) -> None:
     session.run("python", "fuzz/run.py", *session.posargs, env={"PYTHONPATH": str(ROOT)})
 
 
-BENCHMARKS = ("core", "wire", "train", "stream")
+BENCHMARKS = ("core", "wire", "train", "stream", "distributed")
 
 
 @nox.session(python=PYTHON)
 def bench(session: nox.Session) -> None:
     """Measure quire beside its peers: all, or those that are named, as in `-- wire --rounds 9`."""
-    session.install(*TORCH, "-e", ".[torch,compress,image,process,parquet]", *group("bench"))
+    session.install(*TORCH, "-e", ".[torch,compress,image,process,parquet,ray,spark]", *group("bench"))
     chosen = [name for name in session.posargs if name in BENCHMARKS]
     options = [option for option in session.posargs if option not in BENCHMARKS]
     for name in chosen or BENCHMARKS:

@@ -1,0 +1,208 @@
+"""A job that maps and writes shards while workers are lost, in a process of its own: prints what came of it.
+
+`python -m tests.distributed.losses ray|spark|standalone folder`
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import numpy as np
+
+from quire import BaseDocument
+from quire.distributed import DocumentShards
+from quire.storage import open_dataset, write_dataset
+from quire.typing import NdArray, uint8
+from tests.distributed.processes import descendants, strangers
+
+ROWS, PARTITIONS = 240, 24
+
+
+class Picture(BaseDocument):
+    number: int
+    pixels: NdArray[uint8, 4, 4]
+
+
+def slowly(picture: Picture) -> Picture:
+    """A tenth of a second for each ten of them, and other numbers."""
+    if picture.number % 10 == 0:
+        time.sleep(0.4)
+    return Picture(id=picture.id, number=picture.number + 1000, pixels=picture.pixels + 1)
+
+
+def write_source(folder: Path) -> None:
+    """The pictures in small files."""
+    made = [Picture(id=f"{n}", number=n, pixels=np.full((4, 4), n % 250, np.uint8)) for n in range(ROWS)]
+    write_dataset(made, folder, shard_bytes=1, group_bytes=400)
+
+
+def mapped(folder: Path, engine: Any, lose: Callable[[], None]) -> None:
+    """Read, map and write; when some files are there, a worker is lost."""
+    target = folder / "target"
+    watcher = threading.Thread(target=_when, args=(lambda: len(list(target.glob("*.parquet"))) >= 4, lose))
+    watcher.start()
+    shards = DocumentShards[Picture].read_parquet(folder / "source", num_partitions=PARTITIONS, engine=engine)
+    shards.map(slowly).write_dataset(target)
+    watcher.join()
+
+
+def _when(condition: Callable[[], bool], then: Callable[[], None]) -> None:
+    while not condition():
+        time.sleep(0.05)
+    then()
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """What is in the dataset, and what lies beside it."""
+    dataset = open_dataset(folder / "target", Picture)
+    documents = dataset[:].unstack()
+    time.sleep(1)  # for a late attempt
+    return {
+        "numbers": [document.number for document in documents],
+        "right": all(
+            (d.pixels == (d.number - 1000) % 250 + 1).all() and d.id == f"{d.number - 1000}" for d in documents
+        ),
+        "not counted": len({path.name for path in (folder / "target").glob("*.parquet")} - _counted(dataset)),
+        "strangers": strangers(os.getpid()),
+    }
+
+
+def _counted(dataset: Any) -> set[str]:
+    return {shard.name for shard in dataset.shards}
+
+
+# --- engines
+
+
+@contextmanager
+def ray_nodes() -> Iterator[tuple[Any, Callable[[], None]]]:
+    """Ray on three nodes of this machine; one of them is lost."""
+    quickly = {"period_ms": 1000, "timeout_ms": 1000, "initial_delay_ms": 1000, "failure_threshold": 3}
+    os.environ |= {f"RAY_health_check_{name}": f"{value}" for name, value in quickly.items()}
+    from quire.distributed import engine
+    from quire.distributed._ray_session import loopback
+
+    size = {"num_cpus": 1, "object_store_memory": 100 << 20}
+    with loopback() as ray:
+        from ray.cluster_utils import Cluster
+
+        cluster = Cluster(initialize_head=True, head_node_args={**size, "include_dashboard": False})
+        node, _ = (cluster.add_node(**size) for _ in range(2))
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        yield engine("ray"), lambda: cluster.remove_node(node, allow_graceful=False)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+SMALL = {
+    "spark.driver.memory": "512m",
+    "spark.executor.memory": "512m",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.extraJavaOptions": JAVA,
+    "spark.executor.extraJavaOptions": JAVA,
+}
+
+
+@contextmanager
+def spark_executors(master: str = "local-cluster[2,1,512]") -> Iterator[tuple[Any, Callable[[], None]]]:
+    """Spark with two executors, each a process; one of them is lost."""
+    import pyspark
+
+    os.environ["SPARK_HOME"] = os.path.dirname(pyspark.__file__)  # noqa: PTH120
+    from quire.distributed import engine
+
+    own = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false"}
+    made = engine("spark", master=master, **SMALL, **own)
+    try:
+        yield made, _kill_executor
+    finally:
+        made.close()
+
+
+def _kill_executor() -> None:
+    for pid in descendants(os.getpid()):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_text()
+        except OSError:
+            continue
+        if "CoarseGrainedExecutorBackend" in command:
+            os.kill(pid, signal.SIGKILL)
+            return
+    raise RuntimeError("there is no executor")
+
+
+@contextmanager
+def spark_standalone(folder: Path) -> Iterator[tuple[Any, Callable[[], None]]]:
+    """A cluster of Spark: a master and two workers, from the package that pip installs."""
+    import pyspark
+
+    home = os.path.dirname(pyspark.__file__)  # noqa: PTH120
+    port, pages = free_port(), free_port()
+    os.environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1", "SPARK_DAEMON_MEMORY": "256m"}
+    os.environ |= {"SPARK_DAEMON_JAVA_OPTS": JAVA, "PYSPARK_PYTHON": sys.executable}
+    started = []
+
+    def start(*arguments: str) -> None:
+        log = (folder / f"log {len(started)}").open("w")
+        started.append(subprocess.Popen([f"{home}/bin/spark-class", *arguments], stdout=log, stderr=log))
+
+    pages_of = ("--webui-port", f"{pages}")
+    try:
+        start("org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", f"{port}", *pages_of)
+        _when(lambda: _workers(pages) == 0, lambda: None)
+        for number in range(2):
+            place = ("--work-dir", str(folder / f"work {number}"), "--webui-port", f"{free_port()}")
+            size = ("--host", "127.0.0.1", "--cores", "1", "--memory", "1g")
+            start("org.apache.spark.deploy.worker.Worker", f"spark://127.0.0.1:{port}", *size, *place)
+        _when(lambda: _workers(pages) == 2, lambda: None)
+        with spark_executors(f"spark://127.0.0.1:{port}") as found:
+            yield found
+    finally:
+        for process in reversed(started):
+            process.terminate()
+            process.wait(30)
+
+
+def free_port() -> int:
+    """A port that nobody has."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _workers(pages: int) -> int:
+    """How many workers the master knows; -1 if it does not answer yet."""
+    try:
+        with urlopen(f"http://127.0.0.1:{pages}/json/") as answer:
+            return sum(worker["state"] == "ALIVE" for worker in json.load(answer)["workers"])
+    except OSError:
+        return -1
+
+
+def main(kind: str, folder: Path) -> None:
+    """Run the job on one of the engines."""
+    write_source(folder / "source")
+    engines = {"ray": ray_nodes, "spark": spark_executors, "standalone": lambda: spark_standalone(folder)}
+    with engines[kind]() as (engine, lose):
+        mapped(folder, engine, lose)
+        found = outcome(folder)
+    (folder / "outcome.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

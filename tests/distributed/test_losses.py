@@ -1,0 +1,25 @@
+"""Workers that are lost in the middle of a job: every document is written once. See tests/clusters for Spark."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.losses import ROWS
+
+pytestmark = [pytest.mark.needs("pyarrow", "ray", "pyspark"), pytest.mark.filterwarnings("ignore")]
+
+
+def test_ray_loses_a_node_of_three_and_nothing_else(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "tests.distributed.losses", "ray", str(tmp_path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "outcome.json").read_text())
+    assert found["numbers"] == [number + 1000 for number in range(ROWS)]
+    assert found["right"]
+    assert found["not counted"] == 0
+    assert found["strangers"] == []
