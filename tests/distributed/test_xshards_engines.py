@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from quire import BaseDocument
+from quire import BaseDocument, DocumentArray
 from quire.distributed import DocumentShards, PartitionError, XShards
 from quire.distributed._nests import joined
 from quire.errors import OptionError
+from quire.typing import NdArray, float16, uint8
 
 pytestmark = [pytest.mark.needs("pandas", "pyarrow", "ray", "pyspark"), pytest.mark.filterwarnings("ignore")]
 
@@ -193,3 +194,27 @@ def test_rows_that_are_no_documents_are_told(engine: Any) -> None:
     shards = XShards.from_objects([[{"place": "a", "value": 1}], [{"place": "b", "value": "much"}]], engine=engine)
     with pytest.raises(PartitionError, match=r"(?s)partition 1: as_documents\(\).*Row\nvalue\n"):
         shards.as_documents(Row).collect()
+
+
+class Photo(BaseDocument):
+    pixels: NdArray[uint8, 2, 2]
+    vector: NdArray[float16, "n"]
+    name: str | None = None
+
+
+def test_documents_come_back_as_arrays(engine: Any) -> None:
+    photos = [
+        Photo(id=str(i), pixels=np.full((2, 2), i, np.uint8), vector=np.ones(i % 3, np.float16), name=None)
+        for i in range(7)
+    ]
+    shards = XShards.from_documents(DocumentShards[Photo].from_documents(photos, num_partitions=3, engine=engine))
+    assert shards.num_partitions() == 3
+    assert len(shards) == 7
+    whole = joined(shards.collect())
+    assert isinstance(whole, DocumentArray[Photo])
+    assert list(whole) == photos
+    assert whole[5].pixels.dtype == np.uint8
+    assert whole[5].vector.dtype == np.float16
+    sums = shards.transform_shard(lambda part: int(sum(photo.pixels.sum() for photo in part))).collect()
+    assert sum(sums) == 4 * sum(range(7))
+    assert joined(shards.as_pandas().collect())["id"].tolist() == [str(i) for i in range(7)]

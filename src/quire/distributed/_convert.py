@@ -13,7 +13,9 @@ from quire._optional import require
 from quire.array import DocumentArray, DocumentBatch
 from quire.distributed._keys import column_of
 from quire.distributed._layouts import DocumentLayout
-from quire.distributed._nests import is_frame, is_table
+from quire.distributed._nests import is_frame, is_table, joined
+from quire.distributed._objects import Opened
+from quire.distributed._ray_tensors import plain_batch
 from quire.distributed._readers import row_ids
 from quire.distributed._steps import Stage
 from quire.document import BaseDocument
@@ -66,6 +68,20 @@ def _cells(column: Any) -> Any:
         return column
     array = framework.to_numpy(column)
     return array if array.ndim == 1 else list(array)
+
+
+@dataclass
+class AsArray(Stage):
+    """The documents of a class in an Arrow table."""
+
+    layout: DocumentLayout
+    name = "from_documents()"
+
+    def __call__(self, _: int, value: Any, /) -> Any:
+        table = value.table() if isinstance(value, Opened) else value
+        made = [self.layout.array(self.layout.decode(plain_batch(batch))) for batch in table.to_batches() if len(batch)]
+        document_type: Any = self.layout.document_type
+        return joined(made or [DocumentArray[document_type]()])
 
 
 class AsTable(Stage):

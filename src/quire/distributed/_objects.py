@@ -40,9 +40,10 @@ class Source(Node):
 
 @dataclass(eq=False)
 class Native(Node):
-    """The engine's own collection of rows, whose partitions are data frames."""
+    """The engine's own collection of rows: partitions are data frames, or Arrow tables if their schema is known."""
 
     native: Any
+    schema: pa.Schema | None = None
 
     def __post_init__(self) -> None:
         self.cached = True
@@ -119,6 +120,10 @@ class ObjectEngine(ABC):
         """The engine's own collection of rows, of a plan whose objects are data frames."""
 
     @abstractmethod
+    def from_frame(self, frame: Frame[Any]) -> Node:
+        """A plan whose objects hold the rows of a frame: Arrow tables, or what `table_of` makes one of."""
+
+    @abstractmethod
     def arrow_frame(self, node: Node, schema: pa.Schema) -> Frame[Any]:
         """A frame of record batches, of a plan whose objects are Arrow tables of the schema."""
 
@@ -138,8 +143,8 @@ class TaskEngine(ObjectEngine):
         """The objects behind handles; a failure is raised."""
 
     @abstractmethod
-    def opened(self, native: Any) -> list[Any]:
-        """Handles of the data frames in the engine's own collection."""
+    def opened(self, node: Native) -> list[Any]:
+        """Handles of what is in the engine's own collection."""
 
     def values(self, node: Node, wanted: slice = ALL) -> Iterator[Any]:
         """The objects of the partitions, in order."""
@@ -185,7 +190,7 @@ class TaskEngine(ObjectEngine):
     def _kept(self, node: Node) -> list[Any]:
         with node.lock:
             if node.kept is None:
-                made = self.opened(node.native) if isinstance(node, Native) else list(self._made(node, ALL))
+                made = self.opened(node) if isinstance(node, Native) else list(self._made(node, ALL))
                 node.kept = self._checked(made)
             kept: list[Any] = node.kept
             return kept
@@ -245,13 +250,17 @@ class LocalObjects(TaskEngine):
     def _checked(self, handles: list[Any]) -> list[Any]:
         return list(self.get(handles))
 
-    def opened(self, native: Any) -> list[Any]:
+    def opened(self, node: Native) -> list[Any]:
         """A frame is one partition."""
-        return [native]
+        return [node.native]
 
     def native(self, node: Node) -> Any:
         """One data frame with all rows."""
         return Merge().work(0, list(self.values(node)))
+
+    def from_frame(self, frame: Frame[Any]) -> Node:
+        """Partitions that are opened where they are worked on."""
+        return self.hold([Opened(part, frame.schema) for part in frame.native])
 
     def arrow_frame(self, node: Node, schema: pa.Schema) -> Frame[Any]:
         """A frame that is made partition by partition."""
@@ -289,6 +298,24 @@ class _TablePart(Part):
     def settled(self) -> Part:
         """Plans stay in this process."""
         return Held(list(self.batches()))
+
+
+@dataclass
+class Opened:
+    """A partition of a frame that is yet to be read."""
+
+    part: Part
+    schema: pa.Schema
+
+    def table(self) -> pa.Table:
+        """Its rows."""
+        return pa.Table.from_batches(self.part.batches(), self.schema)
+
+    def __deepcopy__(self, _: Any) -> Opened:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"part": self.part.settled(), "schema": self.schema}
 
 
 @dataclass

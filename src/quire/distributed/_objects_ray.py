@@ -9,8 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from quire.distributed._chain import Chain
+from quire.distributed._contract import Frame
 from quire.distributed._nests import fresh
-from quire.distributed._objects import Node, Source, TaskEngine
+from quire.distributed._objects import Native, Node, Source, TaskEngine
 from quire.distributed._ray import RayEngine, RayFrame
 from quire.distributed._ray_session import ray_session
 from quire.distributed._steps import Failure, Raise, Step
@@ -60,9 +61,13 @@ class RayObjects(TaskEngine):
             raise value.raised()
         return fresh(value)
 
-    def opened(self, native: Any) -> list[Any]:
+    def opened(self, node: Native) -> list[Any]:
         """The blocks of a Dataset."""
-        return list(native.to_pandas_refs())
+        return list(node.native.to_pandas_refs() if node.schema is None else node.native.to_arrow_refs())
+
+    def from_frame(self, frame: Frame[Any]) -> Node:
+        """The blocks of its Dataset."""
+        return Native(frame.native, frame.schema)
 
     def native(self, node: Node) -> Any:
         """A Dataset, whose blocks are the data frames."""

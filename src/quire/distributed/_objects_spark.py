@@ -6,7 +6,9 @@ Spark takes 2 GiB. All rows of a `part` are in one partition of Spark.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,10 +17,11 @@ from typing import Any
 import pyarrow as pa
 
 from quire._optional import require
+from quire.distributed._contract import Frame
 from quire.distributed._objects import ALL, Exchanged, Mapped, Native, Node, ObjectEngine, Source, Zipped, fused
 from quire.distributed._spark import SparkEngine, SparkFrame
 from quire.distributed._spark_job import bounded, unwrapped
-from quire.distributed._spark_types import arrow_schema, carried_schema
+from quire.distributed._spark_types import arrow_schema, carried_schema, from_spark
 from quire.distributed._steps import Chain, Count, Failure, Merge, Pair, Step
 
 _PIECE = 32 << 20
@@ -57,13 +60,14 @@ class SparkObjects(ObjectEngine):
         with node.lock:
             if node.kept is None:
                 node.kept = self._made(node, "true").persist()
+                weakref.finalize(node, _let_go, node.kept).atexit = False
             return node.kept.where(only)
 
     def _made(self, node: Node, only: str) -> Any:
         if isinstance(node, Source):
             return node.held.where(only)
         if isinstance(node, Native):
-            frames = _Frames(carried_schema(arrow_schema(node.native.schema)))
+            frames = _Frames(carried_schema(arrow_schema(node.native.schema)), node.schema)
             return node.native.mapInArrow(lambda batches: frames(batches), _TYPES)  # noqa: PLW0108 - it asks for a function
         if isinstance(node, Exchanged):
             return self._exchanged(node, only)
@@ -132,6 +136,10 @@ class SparkObjects(ObjectEngine):
         for part in range(self.num_partitions(node)):
             yield from self.values(node, slice(part, part + 1))
 
+    def from_frame(self, frame: Frame[Any]) -> Node:
+        """The partitions of its DataFrame."""
+        return Native(frame.native, frame.schema)
+
     def arrow_frame(self, node: Node, schema: pa.Schema) -> SparkFrame:
         """A frame of a DataFrame with the rows of the tables, or data frames."""
         rows = self.engine._columns(self._frame(node), SCHEMA, self.num_partitions(node))
@@ -139,6 +147,12 @@ class SparkObjects(ObjectEngine):
 
 
 # --- rows
+
+
+def _let_go(frame: Any) -> None:
+    """What nobody can ask for any more is not kept; Spark may be gone by then."""
+    with contextlib.suppress(Exception):
+        frame.unpersist()
 
 
 def _placed(frame: Any, parts: int) -> Any:
@@ -198,16 +212,20 @@ def _run(frame: Any, step: Step) -> Any:
 
 @dataclass
 class _Frames:
-    """The rows of a partition of any DataFrame as one data frame of pandas."""
+    """The rows of a partition of any DataFrame as one data frame of pandas, or as an Arrow table as it was."""
 
     schema: pa.Schema
+    tables: pa.Schema | None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         pyspark: Any = require("pyspark", extra="spark", needed_for="engine='spark'")
         part = pyspark.TaskContext.get().partitionId()
         held = list(batches)
-        table = pa.Table.from_batches(held) if held else self.schema.empty_table()
-        yield from _rows(part, part, table.to_pandas())
+        if self.tables is not None:
+            yield from _rows(part, part, pa.Table.from_batches([from_spark(b, self.tables) for b in held], self.tables))
+        else:
+            table = pa.Table.from_batches(held) if held else self.schema.empty_table()
+            yield from _rows(part, part, table.to_pandas())
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from quire.distributed._convert import AsPandas, AsTable, Select
+from quire.distributed._convert import AsArray, AsPandas, AsTable, Select
 from quire.distributed._engines import engine as get_engine
 from quire.distributed._keys import unique
 from quire.distributed._make import Rows
@@ -76,6 +76,12 @@ class XShards:
             raise OptionError("from_objects() needs an object at least: each is a partition.")
         objects = object_engine(engine)
         return cls(objects.hold(list(values)), objects)
+
+    @classmethod
+    def from_documents(cls, shards: DocumentShards[Any]) -> XShards:
+        """The documents of shards, an array of them a partition, on the same engine."""
+        objects = object_engine(shards.engine)
+        return cls(objects.from_frame(shards._rows.frame), objects)._then(AsArray(shards._rows.layout))
 
     @classmethod
     def from_native(cls, native: Any, *, engine: str | Engine | None = None) -> XShards:
