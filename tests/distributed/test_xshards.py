@@ -108,6 +108,15 @@ def test_empty_partitions_do_no_harm(kind: str, rows: int) -> None:
     assert equal(shards.head(), data)
 
 
+def test_partitions_that_are_empty_lists_do_no_harm_beside_frames() -> None:
+    frame = pd.DataFrame({"a": [1, 2]})
+    shards = XShards.from_objects([[], frame, {}])
+    assert len(shards) == 2
+    assert shards["a"].unique().tolist() == [1, 2]
+    assert len(shards.select("a").partition_by("a", 2)) == 2
+    assert shards.head()["a"].tolist() == [1, 2]
+
+
 def test_an_object_without_rows_counts_as_one() -> None:
     shards = XShards.partition(np.arange(10), 3).transform_shard(lambda part: {"sum": int(part.sum())})
     assert shards.collect() == [{"sum": 3}, {"sum": 12}, {"sum": 30}]

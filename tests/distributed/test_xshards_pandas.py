@@ -72,6 +72,14 @@ def test_small_files_go_together(tmp_path: Path) -> None:
     assert joined(shards.collect())["value"].tolist() == list(range(20))
 
 
+def test_files_of_different_sizes_leave_no_partition_empty(tmp_path: Path) -> None:
+    table(1000).to_csv(tmp_path / "a.csv", index=False)
+    table(3).to_csv(tmp_path / "b.csv", index=False)
+    table(3).to_csv(tmp_path / "c.csv", index=False)
+    shards = read_csv(tmp_path, num_shards=3)
+    assert [len(part) for part in shards.collect()] == [335, 335, 336]
+
+
 @pytest.mark.parametrize("kind", READERS)
 def test_remote_folders_and_patterns(kind: str) -> None:
     place = f"memory://xshards-{kind}"

@@ -13,7 +13,7 @@ from quire._optional import require
 from quire.array import DocumentArray, DocumentBatch
 from quire.distributed._keys import column_of
 from quire.distributed._layouts import DocumentLayout
-from quire.distributed._nests import is_frame, is_table, joined
+from quire.distributed._nests import is_frame, is_table, is_untyped, joined
 from quire.distributed._objects import Opened
 from quire.distributed._ray_tensors import plain_batch
 from quire.distributed._readers import row_ids
@@ -31,9 +31,9 @@ class Select(Stage):
     name = "select()"
 
     def __call__(self, _: int, value: Any, /) -> Any:
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             return {name: column_of(value, name) for name in self.names}
-        if isinstance(value, list) and not value:
+        if is_untyped(value):
             return value
         return column_of(value, list(self.names))
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from quire.distributed._nests import is_untyped
 from quire.errors import ColumnError, PathError, did_you_mean
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def targets(value: Any, names: Sequence[Any], parts: int) -> NDArray[np.int64]:
 
 def plain_array(column: Any) -> NDArray[Any]:
     """A column as one axis of numpy."""
+    column = [] if is_untyped(column) else column
     array = np.asarray(column.to_numpy() if hasattr(column, "to_numpy") else column)
     if array.ndim == 1:
         return array

@@ -62,7 +62,7 @@ def _is_columns(value: Any) -> bool:
 
 def has_rows(value: Any) -> bool:
     """Whether the object can be divided."""
-    return _is_array(value) or isinstance(value, (list, tuple)) or _is_columns(value) or _is_untyped(value)
+    return _is_array(value) or isinstance(value, (list, tuple)) or _is_columns(value) or is_untyped(value)
 
 
 # --- how many
@@ -167,10 +167,11 @@ def joined(values: Sequence[Any]) -> Any:
 
 def _emptiest(values: Sequence[Any]) -> Any:
     """The one that tells most of what there would be."""
-    return next((value for value in values if not _is_untyped(value)), values[0])
+    return next((value for value in values if not is_untyped(value)), values[0])
 
 
-def _is_untyped(value: Any) -> bool:
+def is_untyped(value: Any) -> bool:
+    """Whether it is empty, and does not tell what would be in it."""
     return type(value) in (list, tuple, dict) and len(value) == 0
 
 

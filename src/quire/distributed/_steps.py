@@ -16,7 +16,7 @@ from quire.distributed._calls import Call
 from quire.distributed._chain import RemoteError
 from quire.distributed._failures import error_to_text
 from quire.distributed._keys import column_of, targets
-from quire.distributed._nests import check_rows, fresh, is_table, joined, length_of, rows_of
+from quire.distributed._nests import check_rows, fresh, is_table, is_untyped, joined, length_of, rows_of
 from quire.errors import ColumnError, PartitionError
 from quire.parallel._shipping import pack, unpack
 from quire.parallel._tasks import WorkerTraceback, summary_of
@@ -107,7 +107,7 @@ class Key(Stage):
         self.name = f"[{self.key!r}]"
 
     def __call__(self, _: int, value: Any, /) -> Any:
-        return column_of(value, self.key)
+        return value if is_untyped(value) else column_of(value, self.key)
 
 
 @dataclass
@@ -243,7 +243,7 @@ class CutByKeys(Step):
 
     def work(self, _: int, values: Sequence[Any], /) -> list[Any]:
         check_rows(values[0], self.name)
-        if type(values[0]) in (list, tuple, dict) and not values[0]:
+        if is_untyped(values[0]):
             return [values[0]] * self.outputs
         where = targets(values[0], self.names, self.outputs)
         return [rows_of(values[0], np.flatnonzero(where == part)) for part in range(self.outputs)]

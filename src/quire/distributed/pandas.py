@@ -85,16 +85,15 @@ def _read(kind: str, paths: Any, num_shards: int | None, engine: Any, how: Mappi
     require("pandas", extra="pandas", needed_for=f"read_{kind}()")
     remote = RemoteOptions(storage_options=how.get("storage_options") or {})
     files = _files(kind, paths, remote)
-    parts = [[file] for file in files]
-    if num_shards is not None and num_shards <= len(files):
-        parts = dealt(files, [file.size for file in files], num_shards, 1)
+    together = dealt(files, [file.size for file in files], num_shards, 1)
+    parts = together if num_shards is not None and all(together) else [[file] for file in files]
     shards = XShards.from_objects(parts, engine=engine).transform_shard(read_files, kind, dict(how))
     return shards if num_shards in (None, len(parts)) else shards.repartition(num_shards)
 
 
 def read_files(files: list[File], kind: str, how: Mapping[str, Any]) -> Any:
-    """The rows of some files in one data frame; none, as a list, of no file."""
-    return joined([_frame(file, kind, how) for file in files]) if files else []
+    """The rows of some files in one data frame."""
+    return joined([_frame(file, kind, how) for file in files])
 
 
 def _frame(file: File, kind: str, how: Mapping[str, Any]) -> Any:
