@@ -117,9 +117,8 @@ def target_of(rows: Rows, call: Call, schema: type[Any] | None, form: str) -> Do
     `form` is what it takes: a 'document', an 'array' or a 'batch'.
     """
     found = schema or call.returns() or _tried(rows, call, form)
-    if found is None or found is rows.layout.document_type:
-        return rows.layout if rows.layout.paths is None else DocumentLayout(rows.layout.document_type)
-    return DocumentLayout(found)
+    whole = schema is not None and rows.layout.paths is not None  # all fields, where there were some
+    return DocumentLayout(found) if found and (whole or found is not rows.layout.document_type) else rows.layout
 
 
 def _tried(rows: Rows, call: Call, form: str) -> type[Any] | None:

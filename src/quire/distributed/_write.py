@@ -113,7 +113,7 @@ def write_frame(engine: Engine, frame: Frame[Any], layout: DocumentLayout, url: 
     _earlier(folder, options, log)
     job = log.name.partition("-")[0]
     try:
-        reports = engine.iter_batches(engine.run(frame, WriteShards(layout, folder.url, job, options)))
+        reports = engine.collect(engine.run(frame, WriteShards(layout, folder.url, job, options)))
         shards = _reported(reports) or [_empty(folder, layout, options, job)]
     except BaseException:
         _remove_attempts(folder, job, ())

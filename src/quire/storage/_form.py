@@ -72,7 +72,8 @@ class Form(ABC):
 
     def arrow_field(self) -> pa.Field:
         """The field of an Arrow schema."""
-        return pa.field(self.field.name, self.type, nullable=self.field.nullable, metadata=self.metadata)
+        nullable = self.field.nullable or self.field.kind is FieldKind.ANY  # which None is one of
+        return pa.field(self.field.name, self.type, nullable=nullable, metadata=self.metadata)
 
     needs_mark: ClassVar = False
     """Whether data of the same Arrow type that is not marked as this form is something else."""

@@ -1,0 +1,104 @@
+"""Documents for shards, and functions on them, as users write them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from quire import BaseDocument, DocumentArray, DocumentBatch
+from quire.typing import NdArray, float16, float32, uint8
+
+
+class Maker(BaseDocument):
+    town: str
+    since: int | None = None
+
+
+class Good(BaseDocument):
+    name: str
+    price: int
+    photo: NdArray[uint8, 2, 3]
+    maker: Maker
+    remark: str | None = None
+
+
+class Rated(BaseDocument):
+    name: str
+    score: NdArray[float16, 2] | None = None
+    stars: float | None = None
+
+
+def good(number: int) -> Good:
+    """The one with this number, wherever it is made."""
+    return Good(
+        id=f"good {number:03d}",
+        name=f"name {number % 5}",
+        price=number,
+        photo=np.full((2, 3), number % 256, np.uint8),
+        maker=Maker(
+            id=f"maker {number}", town=("Bath", "Cork", "Ely")[number % 3], since=None if number % 2 else number
+        ),
+        remark=None if number % 4 else f"remark {number}",
+    )
+
+
+def goods(number: int) -> DocumentArray[Good]:
+    return DocumentArray[Good]([good(i) for i in range(number)])
+
+
+def dearer(document: Good, by: int = 1, *, times: int = 1) -> Good:
+    """Changes the document in place."""
+    document.price = document.price * times + by
+    return document
+
+
+def rated(document: Good) -> Rated:
+    """Another class, and no id: that of the document stays."""
+    if document.price == 7:
+        raise ValueError("nobody rates a seven")
+    return Rated(name=document.name, score=document.photo[0, :2].astype(np.float16), stars=document.price / 2)
+
+
+def rated_without_a_word(document):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    return rated(document)
+
+
+def badly_shaped(document: Good) -> Rated:
+    """Gives what is no good for the field, now and then."""
+    shape = 3 if document.price == 7 else 2
+    made = Rated(name=document.name)
+    made.__dict__["score"] = np.zeros(shape, np.float16)
+    return made
+
+
+def in_columns(batch: DocumentBatch[Good]) -> DocumentBatch[Rated]:
+    stars = np.full(len(batch), float(len(batch)))
+    return DocumentBatch[Rated].from_columns({"id": batch.id, "name": batch.name, "stars": stars})
+
+
+def twice(documents: DocumentArray[Good], suffix: str, *, start: int) -> Iterator[Good]:
+    """Every document, and then another one of it."""
+    for document in documents:
+        yield document
+        yield document.model_copy(update={"id": document.id + suffix, "price": document.price + start})
+
+
+class Counting:
+    """Has state: which process made it, and how often it was called."""
+
+    def __init__(self, start: int) -> None:
+        self.calls = start
+        self.process = os.getpid()
+
+    def __call__(self, document: Good) -> Good:
+        self.calls += 1
+        document.price, document.remark = self.calls, f"{self.process} {id(self)}"
+        return document
+
+
+class Vector(BaseDocument):
+    """Takes much room."""
+
+    data: NdArray[float32, 65536]

@@ -1,0 +1,207 @@
+"""The local engine: threads that wait for nobody, few bytes ahead, and processes that may die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from quire import DocumentArray
+from quire.distributed import DocumentShards, PartitionError, engine
+from quire.distributed._lanes import in_lanes
+from quire.distributed._parts import KeyPlaces
+from quire.distributed._spool import IN_MEMORY, held
+from quire.errors import OptionError
+from tests.distributed.goods import Good, dearer, goods
+
+pytestmark = pytest.mark.needs("pyarrow", "cloudpickle")
+
+
+def batch(number: int, rows: int = 1) -> pa.RecordBatch:
+    return pa.record_batch({"n": pa.array([number] * rows, pa.int64())})
+
+
+# --- threads
+
+
+def test_partitions_are_worked_on_at_the_same_time() -> None:
+    both = threading.Barrier(2, timeout=30)
+
+    def met(documents: DocumentArray[Good]) -> DocumentArray[Good]:
+        both.wait()
+        return documents
+
+    shards = DocumentShards[Good].from_documents(goods(6), num_partitions=2, engine=engine("local", num_workers=2))
+    assert shards.transform_shard(met).collect().identical(goods(6))
+
+
+def test_few_bytes_are_made_ahead_of_the_consumer() -> None:
+    made = [0, 0]
+
+    def source(number: int) -> Iterator[pa.RecordBatch]:
+        for _ in range(100):
+            made[number] += 1
+            yield batch(number, 128)  # 1 KiB
+
+    found = in_lanes([lambda: source(0), lambda: source(1)], 2, ahead=8 << 10)
+    assert next(found).column("n")[0].as_py() == 0
+    for _ in range(1000):
+        threading.Event().wait(0.001)
+        if made[1] >= 4:
+            break
+    assert made[0] <= 7  # one was taken, four wait, and one is in hand
+    assert made[1] <= 5
+    assert sum(len(one) for one in found) == 199 * 128
+
+
+def test_the_first_error_ends_all_of_it() -> None:
+    def endless() -> Iterator[pa.RecordBatch]:
+        while True:
+            yield batch(0)
+
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield batch(1)
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        list(in_lanes([endless, failing], 2))
+
+
+def test_what_is_broken_off_goes_no_further() -> None:
+    seen = []
+
+    def noted(document: Good) -> Good:
+        seen.append(document.id)
+        return document
+
+    shards = DocumentShards[Good].from_documents(
+        goods(1000), num_partitions=1000, engine=engine("local", num_workers=2)
+    )
+    assert shards.map(noted).take(3).identical(goods(3))
+    assert seen == ["good 000", "good 001", "good 002"]
+    rows = iter(shards.map(noted))
+    assert next(rows).id == "good 000"
+    rows.close()  # type: ignore[attr-defined]
+
+
+def test_a_partition_passes_without_being_in_memory_as_a_whole() -> None:
+    """A gigabyte goes through a function in a process that had a few hundred megabytes at most."""
+    code = """
+import resource
+import numpy as np
+import pyarrow as pa
+from quire.distributed import DocumentShards
+from quire.distributed._contract import Frame
+from quire.distributed._layouts import DocumentLayout
+from quire.distributed import engine
+from quire.distributed._make import Rows
+from tests.distributed.goods import Vector
+
+layout = DocumentLayout(Vector)
+
+class Many:
+    stateful, schema = False, layout.fields
+    def __call__(self, partition, batches):
+        for number in range(64):
+            rows = [Vector(id=f"{number} {i}", data=np.full(65536, number, np.float32)) for i in range(64)]
+            yield layout.encode(rows)  # 16 MiB
+
+local = engine("local", num_workers=2)
+shards = DocumentShards[Vector](Rows(local, local.from_stage(Many(), 1), layout))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+total = sum(len(b) for b in shards.map(lambda d: d, schema=Vector).filter(lambda d: d.data[0] % 2 == 0).iter_batches())
+assert total == 32 * 64, total
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, stdout=subprocess.PIPE, text=True, check=True)
+    assert int(done.stdout) < 400 << 10
+
+
+def test_what_waits_is_in_files_where_it_is_much() -> None:
+    large = pa.record_batch({"n": pa.array(range(IN_MEMORY // 8), pa.int64())})
+    before = pa.total_allocated_bytes()
+    found = held(iter([large.slice(0, 100), large, large]), large.schema)
+    assert pa.total_allocated_bytes() - before < 1 << 20
+    assert [len(one) for one in found] == [100, len(large), len(large)]
+    assert found[2].equals(large)
+    assert held([large.slice(7, 2)], large.schema)[0].get_total_buffer_size() < 1000
+
+
+def test_keys_of_any_kind_find_their_partition() -> None:
+    places = KeyPlaces(("a", "b"), 5)
+    one = pa.record_batch({"a": [1.0, 0.0, None, -0.0, None], "b": ["x", "y", "z", "y", "z"]})
+    found = places(one).tolist()
+    assert found[1] == found[3]
+    assert found[2] == found[4]
+    assert places(one.slice(3, 2)).tolist() == found[3:]
+    assert places(one.slice(0, 0)).tolist() == []
+
+
+# --- processes
+
+
+def test_a_partition_whose_process_dies_is_tried_again(start_engine: Any, tmp_path: Path) -> None:
+    mark = str(tmp_path / "mark")
+
+    def deadly(document: Good) -> Good:
+        if document.price == 7 and not os.path.exists(mark):  # noqa: PTH110
+            open(mark, "w").close()  # noqa: PTH123
+            os.kill(os.getpid(), signal.SIGKILL)
+        return document
+
+    shards = DocumentShards[Good].from_documents(goods(20), num_partitions=5, engine=start_engine("processes"))
+    assert shards.map(deadly).collect().identical(goods(20))
+    assert Path(mark).exists()
+
+
+def test_a_partition_that_ends_every_process_is_an_error(start_engine: Any) -> None:
+    def deadly(document: Good) -> Good:
+        if document.price == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return document
+
+    shards = DocumentShards[Good].from_documents(goods(20), num_partitions=5, engine=start_engine("processes"))
+    with pytest.raises(PartitionError, match="partition 1.*SIGKILL"):
+        shards.map(deadly).collect()
+    assert shards.map(dearer).first().price == 1  # the engine is as good as before
+
+
+def test_processes_leave_no_files_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    own = engine("local", backend="process", num_workers=1)
+    try:
+        shards = DocumentShards[Good].from_documents(goods(9), num_partitions=3, engine=own)
+        assert shards.map(dearer).repartition(2).collect().price == list(range(1, 10))
+        assert next(iter(shards.map(dearer))).price == 1
+    finally:
+        own.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(OptionError, match="backend='fork'"):
+        engine("local", backend="fork")
+    with pytest.raises(OptionError, match=r"engine='rai': there is no such engine. Did you mean 'ray'"):
+        engine("rai")
+    assert engine("local") is engine() is engine(engine())
+    with pytest.raises(OptionError, match="options are for an engine that is made by its name"):
+        engine(engine(), num_workers=2)
+
+
+def test_arrow_tables_are_shards_too() -> None:
+    table = pa.table({"id": ["a", "b"], "name": ["x", "y"]})
+    shards = DocumentShards.from_native(table)
+    assert [(d.id, d.name) for d in shards.collect()] == [("a", "x"), ("b", "y")]
+    with pytest.raises(TypeError, match="takes an Arrow table, got dict"):
+        DocumentShards.from_native({}, engine="local")
+    with pytest.raises(OptionError, match="a dict is of no engine"):
+        DocumentShards.from_native({})

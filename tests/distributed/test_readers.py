@@ -1,0 +1,213 @@
+"""Files as shards: the same documents from the same files, on every engine."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from quire import BaseDocument, Document, DocumentArray
+from quire.distributed import DocumentShards, PartitionError
+from quire.distributed._sources import PARTITION_BYTES, dealt, find_sources
+from quire.errors import OptionError, SchemaError, StorageNotFoundError
+from quire.files import RemoteOptions
+from quire.storage import write_dataset
+from tests.distributed.goods import Good, Rated, dearer, goods
+
+pytestmark = [pytest.mark.needs("pyarrow", "ray", "pyspark", "fsspec"), pytest.mark.filterwarnings("ignore")]
+ROWS = 30
+
+
+class Line(BaseDocument):
+    town: str
+    people: int
+    rain: float | None = None
+
+
+LINES = ["town,people,rain", "Bath,94,0.5", "Cork,224,", "Ely,19,1.5"]
+
+
+# --- on every engine
+
+
+def test_datasets_folders_and_patterns(engine: Any, tmp_path: Path) -> None:
+    write_dataset(goods(ROWS), tmp_path / "set", group_bytes=600, shard_bytes=3000)
+    pattern = str(tmp_path / "s*" / "*.parquet")
+    for path in (tmp_path / "set", f"file://{tmp_path}/set", pattern):
+        shards = DocumentShards[Good].read_parquet(path, num_partitions=4, engine=engine)
+        assert shards.collect().identical(goods(ROWS))
+        assert (len(shards), shards.num_partitions()) == (ROWS, 4)
+    few = DocumentShards.read_parquet(tmp_path / "set", columns=["price", "maker.town"], engine=engine)
+    assert type(few) is DocumentShards[Good]
+    assert few.filter({"price": {"$lt": 2}}).collect().maker.town == ["Bath", "Cork"]
+
+
+def test_tables_and_lines_of_json(engine: Any, tmp_path: Path) -> None:
+    goods(10).to_csv(tmp_path / "a.csv")
+    goods(ROWS)[10:].to_csv(tmp_path / "b.csv")
+    goods(ROWS).to_ndjson(tmp_path / "all.jsonl")
+    for shards in (
+        DocumentShards[Good].read_csv(tmp_path, num_partitions=2, engine=engine),
+        DocumentShards[Good].read_json(tmp_path / "all.jsonl", engine=engine),
+    ):
+        assert shards.map(dearer).collect().price == list(range(1, ROWS + 1))
+        assert shards.collect().identical(goods(ROWS))
+
+
+def test_a_class_is_made_where_there_is_none(engine: Any, tmp_path: Path) -> None:
+    (tmp_path / "towns.csv").write_text("first name,size\nBath,94\nCork,224")
+    shards = DocumentShards.read_csv(tmp_path / "towns.csv", engine=engine)
+    assert [(d.first_name, d.size) for d in shards.map(lambda d: d).collect()] == [("Bath", 94), ("Cork", 224)]
+    (tmp_path / "towns.json").write_text('[{"town": {"name": "Bath"}, "at": [1, 2]}]')
+    [found] = DocumentShards.read_json(tmp_path / "towns.json", engine=engine).filter(lambda d: d.town).collect()
+    assert (found.town.name, found.at.tolist()) == ("Bath", [1, 2])
+
+
+def test_files_as_they_are(engine: Any, tmp_path: Path) -> None:
+    for name in ("a.png", "b.txt"):
+        (tmp_path / name).write_bytes(name.encode() * 3)
+    found = DocumentShards.read_binary(tmp_path, engine=engine).collect()
+    assert [(Path(d.uri).name, d.blob, d.mime_type) for d in found] == [
+        ("a.png", b"a.png" * 3, "image/png"),
+        ("b.txt", b"b.txt" * 3, "text/plain"),
+    ]
+    assert type(found[0]) is Document
+
+
+def test_rows_without_ids_get_the_same_ones_each_time(engine: Any, tmp_path: Path) -> None:
+    table = pa.table({"town": ["Bath", "Cork", "Ely"], "people": [94, 224, 19]})
+    pq.write_table(table, tmp_path / "towns.parquet", row_group_size=2)
+    (tmp_path / "towns.csv").write_text("\n".join(LINES))
+    for read in (DocumentShards[Line].read_parquet, DocumentShards[Line].read_csv):
+        shards = read(tmp_path, engine=engine)
+        ids = shards.collect().id
+        assert len(set(ids)) == 3
+        assert shards.collect().id == ids
+        assert sorted(one for part in shards.split(0.5, 0.5) for one in part.collect().id) == sorted(ids)
+        assert ids == read(tmp_path, num_partitions=1).collect().id
+
+
+def test_what_cannot_be_read_names_its_place(engine: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("\n".join(LINES))
+    (tmp_path / "b.csv").write_text("\n".join([*LINES, "York,many,"]))
+    with pytest.raises(PartitionError, match=r"partition 1: .*b\.csv, line 5") as caught:
+        DocumentShards[Line].read_csv(tmp_path, num_partitions=2, engine=engine).collect()
+    assert caught.value.partition == 1
+
+
+# --- on one
+
+
+def test_a_shard_that_was_cut_off_is_named(tmp_path: Path) -> None:
+    write_dataset(goods(ROWS), tmp_path)
+    shards = DocumentShards[Good].read_parquet(tmp_path)
+    [file] = tmp_path.glob("*.parquet")
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(PartitionError, match=rf"partition 0: ShardError: .*{file.name}: the shard was altered"):
+        shards.collect()
+
+
+def test_a_large_file_is_divided_by_its_row_groups(tmp_path: Path) -> None:
+    write_dataset(goods(ROWS), tmp_path / "set", group_bytes=600, format="arrow")
+    shards = DocumentShards[Good].read_parquet(tmp_path / "set", num_partitions=3)
+    sizes = [len(part) for part in _parts(shards)]
+    assert sum(sizes) == ROWS
+    assert min(sizes) > 0
+    assert len(DocumentShards[Good].read_parquet(tmp_path / "set", num_partitions=50).collect()) == ROWS
+
+
+def _parts(shards: DocumentShards[Any]) -> list[list[Any]]:
+    return [[row for batch in part.batches() for row in batch.to_pylist()] for part in shards.native]
+
+
+def test_packed_text_and_tabs(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("\n".join(LINES).replace(",", "\t"))
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress("\n".join(LINES).encode()))
+    (tmp_path / "c.csv").write_text("\n".join(LINES).replace(",", ";"))
+    found = DocumentShards[Line].read_csv([tmp_path / "a.tsv", tmp_path / "b.csv.gz"]).collect()
+    assert found.people == [94, 224, 19] * 2
+    assert found.rain == [0.5, None, 1.5] * 2
+    assert DocumentShards[Line].read_csv(tmp_path / "c.csv", delimiter=";").first().people == 94
+    (tmp_path / "more.csv").write_text("town,people,lake\nBath,94,no\n")
+    assert DocumentShards[Line].read_csv(tmp_path / "more.csv", extra="ignore").first().town == "Bath"
+
+
+def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing.csv", tmp_path / "*.csv"):
+        with pytest.raises(StorageNotFoundError, match="there is no such file, and no folder with files in it"):
+            DocumentShards[Line].read_csv(path)
+    with pytest.raises(StorageNotFoundError):
+        DocumentShards[Good].read_parquet(tmp_path / "none")
+    with pytest.raises(OptionError, match="no path was given"):
+        DocumentShards[Line].read_csv([])
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(SchemaError, match="Rated has no field"):
+        DocumentShards[Rated].read_binary(tmp_path)
+    with pytest.raises(OptionError, match="num_partitions=0"):
+        DocumentShards.read_binary(tmp_path, num_partitions=0)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("*.csv", ["a.csv", "b.csv"]),
+        ("**/*.csv", ["a.csv", "b.csv", "c/d.csv", "c/e/f.csv"]),
+        ("[!a]*.csv", ["b.csv"]),
+        ("[ab].csv", ["a.csv", "b.csv"]),
+        ("?/?.csv", ["c/d.csv"]),
+        ("c/**", ["c/d.csv", "c/e/f.csv"]),
+    ],
+)
+def test_patterns(tmp_path: Path, pattern: str, expected: list[str]) -> None:
+    for name in ("a.csv", "b.csv", "c/d.csv", "c/e/f.csv", "abc.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    found = find_sources(f"{tmp_path}/{pattern}", (), RemoteOptions())
+    assert [file.url.removeprefix(f"{tmp_path}/") for file in found] == expected
+
+
+def test_units_are_dealt_out_in_order_by_their_size() -> None:
+    assert dealt("abcd", [1, 1, 1, 1], 2, 9) == [["a", "b"], ["c", "d"]]
+    assert dealt("abcd", [9, 1, 1, 1], 2, 9) == [["a"], ["b", "c", "d"]]
+    assert dealt("ab", [0, 0], None, 9) == [["a"], ["b"]]
+    assert dealt("ab", [1, 1], 4, 1) == [[], ["a"], [], ["b"]]
+    assert len(dealt(range(100), [PARTITION_BYTES] * 100, None, 2)) == 100
+    assert len(dealt(range(100), [1] * 100, None, 2)) == 2
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """A server of the folder."""
+    served = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
+    threading.Thread(target=served.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{served.server_port}"
+    served.shutdown()
+    served.server_close()
+
+
+@pytest.mark.needs("aiohttp")
+def test_files_behind_an_address(server: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("\n".join(LINES))
+    goods(5).save_parquet(tmp_path / "goods.parquet")
+    assert DocumentShards[Line].read_csv(f"{server}/a.csv").collect().town == ["Bath", "Cork", "Ely"]
+    assert DocumentShards[Good].read_parquet(f"{server}/goods.parquet").collect().identical(goods(5))
+    [found] = DocumentShards.read_binary(f"{server}/a.csv").collect()
+    assert (found.uri, found.blob) == (f"{server}/a.csv", (tmp_path / "a.csv").read_bytes())
+
+
+def test_arrays_of_json_and_an_array_of_documents(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(goods(4).to_json())
+    assert DocumentShards[Good].read_json(tmp_path).collect().identical(DocumentArray[Good](goods(4)))

@@ -1,0 +1,251 @@
+"""DocumentShards: the same calls give the same documents on every engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire import DocumentArray
+from quire.distributed import DocumentShards
+from quire.errors import PartitionError
+from tests.distributed.goods import (
+    Counting,
+    Good,
+    Rated,
+    badly_shaped,
+    dearer,
+    good,
+    goods,
+    in_columns,
+    rated,
+    rated_without_a_word,
+    twice,
+)
+from tests.distributed.stages import Everything, everything
+
+pytestmark = [pytest.mark.needs("pyarrow", "ray", "pyspark", "ml_dtypes"), pytest.mark.filterwarnings("ignore")]
+ROWS = 20
+
+
+@pytest.fixture
+def shards(engine: Any) -> DocumentShards[Good]:
+    return DocumentShards[Good].from_documents(goods(ROWS), num_partitions=3, engine=engine)
+
+
+def by_id(documents: Any) -> list[Any]:
+    return sorted(documents, key=lambda document: document.id)
+
+
+# --- rows
+
+
+def test_documents_come_back_as_they_were(engine: Any) -> None:
+    documents = DocumentArray[Everything]([everything(number) for number in range(9)])
+    found = DocumentShards.from_documents(documents, num_partitions=4, engine=engine)
+    assert type(found) is DocumentShards[Everything]
+    assert found.map(lambda document: document).collect().identical(documents)
+
+
+def test_the_first_ones_and_all(shards: DocumentShards[Good]) -> None:
+    assert shards.first().identical(good(0))
+    assert shards.take(9).identical(goods(9))
+    assert shards.collect().identical(goods(ROWS))
+    assert [document.id for document in shards] == goods(ROWS).id
+    assert (len(shards), shards.num_partitions()) == (ROWS, 3)
+
+
+def test_batches_have_the_size_that_is_asked_for(shards: DocumentShards[Good]) -> None:
+    batches = list(shards.iter_batches(8))
+    assert [len(batch) for batch in batches] == [8, 8, 4]
+    assert np.concatenate([batch.photo for batch in batches]).tolist() == goods(ROWS).stack().photo.tolist()
+
+
+def test_some_fields_alone(shards: DocumentShards[Good]) -> None:
+    few = shards.select("photo", "price")
+    assert few.first().__dict__.keys() == {"photo", "price"}
+    assert few.map_batch(lambda batch: batch).collect().price == list(range(ROWS))
+    towns = shards.select("maker.town", "id").take(4)
+    assert towns.maker.town == ["Bath", "Cork", "Ely", "Bath"]
+    assert not hasattr(towns[0].maker, "since")
+
+
+def test_other_partitions_of_the_same_documents(shards: DocumentShards[Good]) -> None:
+    for other in (shards.repartition(5), shards.repartition(1), shards.shuffle(3)):
+        assert DocumentArray[Good](by_id(other.collect())).identical(goods(ROWS))
+    assert shards.repartition(5).num_partitions() == 5
+
+
+def test_equal_keys_come_into_one_partition(shards: DocumentShards[Good]) -> None:
+    marked = shards.partition_by("name", 4).transform_shard(_alone)
+    places = [(name, place) for document in marked.collect() for name, place in [(document.name, document.remark)]]
+    assert len(set(places)) == len({name for name, _ in places}) == 5
+    assert marked.num_partitions() == 4
+
+
+def _alone(documents: DocumentArray[Good]) -> DocumentArray[Good]:
+    """Names the partition by what is in it: there are few rows, and so one call for each."""
+    for document in documents:
+        document.remark = ",".join(sorted(set(documents.name)))
+    return documents
+
+
+def test_a_seed_tells_the_order(shards: DocumentShards[Good]) -> None:
+    order = shards.shuffle(3).collect().id
+    assert order == shards.shuffle(3).collect().id
+    assert order != shards.shuffle(4).collect().id
+    assert order != goods(ROWS).id
+
+
+def test_samples_and_splits_are_the_same_on_every_engine(shards: DocumentShards[Good]) -> None:
+    local = DocumentShards[Good].from_documents(goods(ROWS))
+    assert by_id(shards.sample(0.4, seed=7).collect()) == by_id(local.sample(0.4, seed=7).collect())
+    parts = [part.collect().id for part in shards.repartition(2).split(0.5, 0.3, 0.2, seed=1)]
+    assert [sorted(part) for part in parts] == [
+        sorted(part.collect().id) for part in local.split(0.5, 0.3, 0.2, seed=1)
+    ]
+    assert sorted(one for part in parts for one in part) == goods(ROWS).id
+
+
+def test_values_once(shards: DocumentShards[Good]) -> None:
+    assert shards.unique("name") == [f"name {i}" for i in range(5)]
+    assert shards.unique("maker.town") == ["Bath", "Cork", "Ely"]
+    assert shards.unique("remark") == [None, *sorted(f"remark {i}" for i in range(0, ROWS, 4))]
+
+
+def test_shards_one_behind_the_other(engine: Any, shards: DocumentShards[Good]) -> None:
+    more = DocumentShards[Good].from_documents(goods(4), num_partitions=2, engine=engine)
+    both = shards.union(more.map(dearer, 100))
+    assert both.collect().price == [*range(ROWS), 100, 101, 102, 103]
+    assert (len(both), both.num_partitions()) == (ROWS + 4, 5)
+
+
+# --- functions
+
+
+def test_functions_of_every_kind(shards: DocumentShards[Good]) -> None:
+    more = 5
+    assert shards.map(dearer).collect().price == list(range(1, ROWS + 1))
+    assert shards.map(dearer, 3, times=2).collect().price == [2 * i + 3 for i in range(ROWS)]
+    assert shards.map(lambda d: dearer(d, more)).collect().price == list(range(5, ROWS + 5))
+
+
+def test_documents_of_another_class_keep_their_ids(shards: DocumentShards[Good]) -> None:
+    some = shards.filter(lambda document: document.price != 7)
+    for made in (some.map(rated), some.map(rated_without_a_word), some.map(rated_without_a_word, schema=Rated)):
+        assert type(made) is DocumentShards[Rated]
+        found = made.collect()
+        assert found.id == [i for i in goods(ROWS).id if i != "good 007"]
+        assert found[3].score.dtype == np.float16
+        assert found.stars == [i / 2 for i in range(ROWS) if i != 7]
+
+
+def test_batches_go_through_functions(shards: DocumentShards[Good]) -> None:
+    made = shards.map_batch(in_columns, 3)
+    found = made.collect()
+    assert found.id == goods(ROWS).id
+    assert type(found[0]) is Rated
+    assert set(found.stars) <= {1.0, 2.0, 3.0}
+    assert sum(1 / stars for stars in found.stars) == pytest.approx(
+        len([*range(0, 6, 3), *range(0, 7, 3), *range(0, 7, 3)])
+    )
+
+
+def test_partitions_go_through_functions_that_give_any_number(shards: DocumentShards[Good]) -> None:
+    found = shards.transform_shard(twice, "!", start=1000).collect()
+    assert found.price == [price for i in range(ROWS) for price in (i, i + 1000)]
+    assert found.id[:4] == ["good 000", "good 000!", "good 001", "good 001!"]
+
+
+def test_a_class_is_made_once_in_a_worker(shards: DocumentShards[Good]) -> None:
+    found = shards.map(Counting, 100).collect()
+    calls = {worker: [d.price for d in found if d.remark == worker] for worker in found.remark}
+    assert sum(map(len, calls.values())) == ROWS
+    for numbers in calls.values():
+        assert sorted(numbers) == list(range(101, 101 + len(numbers)))
+
+
+def test_filters(shards: DocumentShards[Good]) -> None:
+    wanted = [i for i in range(ROWS) if i >= 12]
+    assert shards.filter(lambda document: document.price >= 12).collect().price == wanted
+    assert shards.filter({"price": {"$gte": 12}}).collect().price == wanted
+    assert shards.filter({"maker.town": "Ely", "price": {"$lt": 9}}).collect().price == [2, 5, 8]
+    assert len(shards.filter({"price": -1})) == 0
+
+
+def test_what_is_cached_is_made_once(shards: DocumentShards[Good], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def noted(document: Good) -> Good:
+        with log.open("a") as file:
+            file.write(f"{document.id}\n")
+        return document
+
+    kept = shards.map(noted).cache()
+    assert not log.exists()
+    assert kept.collect().identical(goods(ROWS))
+    assert kept.filter({"price": {"$lt": 3}}).collect().price == [0, 1, 2]
+    assert sorted(log.read_text().split("\n")[:-1]) == goods(ROWS).id
+
+
+# --- rows that fail
+
+
+def test_an_error_tells_partition_document_and_cause(shards: DocumentShards[Good]) -> None:
+    with pytest.raises(
+        PartitionError, match=r"partition 1, document 1 \(id 'good 007'\): ValueError: nobody"
+    ) as caught:
+        shards.map(rated).collect()
+    error = caught.value
+    assert (error.partition, error.document, error.id, error.field) == (1, 1, "good 007", None)
+    assert "in rated" in error.traceback
+    assert "nobody rates a seven" in error.traceback
+    assert error.__cause__ is not None
+
+
+def test_an_error_names_the_field(shards: DocumentShards[Good]) -> None:
+    with pytest.raises(PartitionError, match="good 007.*field 'score'.*got .3,.") as caught:
+        shards.map(badly_shaped).collect()
+    assert (caught.value.document, caught.value.field) == (1, "score")
+
+
+def test_rows_that_fail_are_passed_over_or_empty(shards: DocumentShards[Good]) -> None:
+    for function in (rated, badly_shaped):
+        without = shards.map(function, on_error="skip").collect()
+        assert without.id == [i for i in goods(ROWS).id if i != "good 007"]
+        found = shards.map(function, on_error="null").collect()
+        assert found.id == goods(ROWS).id
+        assert (found[7].name, found[7].score, found[7].stars) == ("name 2", None, None)
+        assert found[6].score is not None
+
+
+def test_of_a_batch_that_fails_only_the_bad_rows_are_lost(shards: DocumentShards[Good]) -> None:
+    found = shards.transform_shard(_refusing, on_error="skip").collect()
+    assert found.id == [i for i in goods(ROWS).id if i != "good 007"]
+    with pytest.raises(
+        PartitionError, match=r"partition 1, documents 0 to 6 \(the first has id 'good 006'\): KeyError"
+    ):
+        shards.transform_shard(_refusing).collect()
+
+
+def _refusing(documents: DocumentArray[Good]) -> DocumentArray[Good]:
+    if 7 in documents.price:
+        raise KeyError("seven")
+    return documents
+
+
+# --- partitions without rows
+
+
+def test_empty_partitions_do_no_harm(engine: Any, tmp_path: Path) -> None:
+    few = DocumentShards[Good].from_documents(goods(2), num_partitions=4, engine=engine)
+    assert few.num_partitions() == 4
+    assert few.map(rated).map_batch(lambda batch: batch, 2).collect().id == goods(2).id
+    none = few.filter({"price": 100})
+    assert len(none.map(dearer).collect()) == 0
+    assert none.unique("name") == []
+    assert len(none) == 0
+    none.write_dataset(tmp_path / "none")
+    assert len(DocumentShards[Good].read_parquet(tmp_path / "none", engine=engine).collect()) == 0

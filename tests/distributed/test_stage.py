@@ -1,0 +1,269 @@
+"""What stages are made of: chunks, functions, rows that fail, and layouts that travel."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire import BaseDocument, DocumentArray, DocumentBatch
+from quire.distributed import DocumentShards, PartitionError
+from quire.distributed._calls import Call
+from quire.distributed._chunks import by_bytes, by_rows, evenly
+from quire.distributed._failures import error_from_text, error_to_text, partition_error
+from quire.distributed._layouts import DocumentLayout, layout_from_arrow
+from quire.distributed._nulls import check_nulls
+from quire.distributed._stage import MapRows
+from quire.errors import DocumentTypeError, EncodeError, OptionError
+from tests.distributed.goods import Counting, Good, Rated, dearer, good, goods, in_columns, rated, twice
+from tests.strategies import laws
+
+pytestmark = pytest.mark.needs("pyarrow", "cloudpickle")
+
+
+def batches_of(sizes: Iterable[int]) -> list[pa.RecordBatch]:
+    ends = [0, *np.cumsum(list(sizes)).tolist()]
+    return [pa.record_batch({"n": pa.array(range(a, b), pa.int64())}) for a, b in pairwise(ends)]
+
+
+def numbers(batches: Iterable[pa.RecordBatch]) -> list[int]:
+    return [number for batch in batches for number in batch.column("n").to_pylist()]
+
+
+# --- chunks
+
+
+@laws
+@given(st.lists(st.integers(0, 40), max_size=12), st.integers(8, 200))
+def test_chunks_by_bytes_have_all_rows_in_order(sizes: list[int], size: int) -> None:
+    chunks = list(by_bytes(batches_of(sizes), size))
+    assert numbers(chunks) == list(range(sum(sizes)))
+    assert all(0 < chunk.nbytes <= max(8, size * 3 // 2) for chunk in chunks)
+
+
+@laws
+@given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 25))
+def test_chunks_by_rows_have_so_many(sizes: list[int], size: int) -> None:
+    chunks = list(by_rows(batches_of(sizes), size))
+    assert numbers(chunks) == list(range(sum(sizes)))
+    assert all(len(chunk) == size for chunk in chunks[:-1])
+    assert all(0 < len(chunk) <= size for chunk in chunks)
+
+
+@laws
+@given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 9))
+def test_partitions_differ_by_one_row_at_most(sizes: list[int], parts: int) -> None:
+    made = evenly(batches_of(sizes), parts)
+    assert len(made) == parts
+    assert numbers(batch for part in made for batch in part) == list(range(sum(sizes)))
+    lengths = [sum(map(len, part)) for part in made]
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_small_batches_are_joined() -> None:
+    assert len(list(by_bytes(batches_of([1] * 1000)))) == 1
+
+
+# --- functions
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (rated, Rated),
+        (in_columns, Rated),
+        (twice, Good),
+        (partial(dearer, by=2), Good),
+        (Counting, Good),
+        (lambda document: document, None),
+        (len, None),
+    ],
+    ids=["document", "batch", "iterator", "partial", "class", "lambda", "builtin"],
+)
+def test_an_annotation_tells_what_a_function_gives(function: Any, expected: Any) -> None:
+    assert Call(function).returns() is expected
+
+
+def test_annotations_that_tell_nothing_are_passed_over() -> None:
+    def first(documents: Any) -> BaseDocument:
+        return documents[0]
+
+    def second(documents: Any) -> list[int]:
+        return documents
+
+    def third(documents: Any) -> Missing:  # type: ignore[name-defined]
+        return documents
+
+    assert [Call(function).returns() for function in (first, second, third)] == [None, None, None]
+
+
+def test_a_class_that_cannot_be_called_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"Maker.*__call__"):
+        Call(type("Maker", (), {}))
+    with pytest.raises(OptionError, match="a function or a class is needed, got 3"):
+        Call(3)  # type: ignore[arg-type]
+
+
+def test_what_a_function_gives_is_checked() -> None:
+    shards = DocumentShards[Good].from_documents(goods(3))
+    for wrong in (lambda document: document.price, lambda _: None, lambda _: Rated(name="x")):
+        with pytest.raises(PartitionError, match="must give documents of Good, but gave"):
+            shards.map(wrong, schema=Good).collect()
+    for bad in (lambda documents: documents[0], lambda _: None, len):
+        with pytest.raises(PartitionError, match="DocumentTypeError") as caught:
+            shards.transform_shard(bad, schema=Good).collect()
+        assert isinstance(caught.value.__cause__, DocumentTypeError)
+
+
+def test_a_mapping_becomes_a_document() -> None:
+    shards = DocumentShards[Good].from_documents(goods(3))
+    found = shards.map(lambda document: {"name": document.name, "stars": 1}, schema=Rated).collect()
+    assert found.stars == [1.0, 1.0, 1.0]
+    assert found.id == goods(3).id
+    with pytest.raises(PartitionError, match="field 'stars'"):
+        shards.map(lambda _: {"name": "x", "stars": "many"}, schema=Rated).collect()
+
+
+def test_the_first_row_alone_tells_the_class() -> None:
+    seen = []
+
+    def noted(document):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        seen.append(document.id)
+        return rated(document)
+
+    made = DocumentShards[Good].from_documents(goods(6)).map(noted)
+    assert type(made) is DocumentShards[Rated]
+    assert seen == ["good 000"]
+
+
+def test_an_id_that_the_function_gives_is_kept() -> None:
+    made = DocumentShards[Good].from_documents(goods(3)).map(lambda d: Rated(id=f"{d.id}!", name=d.name))
+    assert made.collect().id == ["good 000!", "good 001!", "good 002!"]
+
+
+# --- rows that fail
+
+
+def test_null_needs_fields_that_can_be_none() -> None:
+    class Needy(BaseDocument):
+        weight: float
+
+    shards = DocumentShards[Good].from_documents(goods(3))
+    with pytest.raises(OptionError, match=r"Needy\.weight cannot be None, and Good has no such field"):
+        shards.map(lambda d: d, schema=Needy, on_error="null")
+    check_nulls(DocumentLayout(Rated), DocumentLayout(Good))
+    found = shards.map(_failing, on_error="null").collect()
+    assert [(d.price, d.remark, d.maker.town) for d in found] == [
+        (0, None, "Bath"),
+        (1, None, "Cork"),
+        (2, None, "Ely"),
+    ]
+
+
+def _failing(document: Good) -> Good:
+    raise RuntimeError(document.id)
+
+
+def test_unknown_rules_are_refused() -> None:
+    with pytest.raises(OptionError, match="on_error='ignore'"):
+        DocumentShards[Good].from_documents(goods(1)).map(dearer, on_error="ignore")  # type: ignore[arg-type]
+
+
+def test_errors_pass_as_text_and_as_pickles() -> None:
+    made = partition_error(EncodeError("Good.maker.town: no such place"), 3, 5, "x")
+    assert (
+        str(made) == "partition 3, document 5 (id 'x'), field 'maker.town': EncodeError: Good.maker.town: no such place"
+    )
+    text = f"something was raised:\n{error_to_text(made)}\n  at line 7"
+    for back in (error_from_text(text), pickle.loads(pickle.dumps(made))):
+        assert isinstance(back, PartitionError)
+        assert (str(back), back.__dict__) == (str(made), made.__dict__)
+    assert error_from_text("nothing of ours") is None
+
+
+# --- layouts
+
+
+def test_a_stage_travels_to_a_process_that_knows_nothing() -> None:
+    layout = layout_from_arrow(pa.schema([pa.field("first name", pa.string()), pa.field("size", pa.int64())]))
+    stage = MapRows(Call(lambda document: document), layout, layout)
+    batch = layout.encode([layout.document_type(first_name="Ada", size=3)], ["a"])
+    code = (
+        "import sys, pickle; stage, batch = pickle.loads(sys.stdin.buffer.read())\n"
+        "assert stage.source.document_type is stage.target.document_type\n"
+        "sys.stdout.buffer.write(pickle.dumps([b.to_pylist() for b in stage(0, iter([batch]))]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=cloudpickle.dumps((stage, batch)), stdout=subprocess.PIPE, check=True
+    )
+    assert pickle.loads(done.stdout) == [[{"id": "a", "first_name": "Ada", "size": 3}]]
+
+
+def test_record_batches_of_others_are_read_as_the_class_has_them() -> None:
+    layout = DocumentLayout(Rated)
+    foreign = pa.record_batch({"stars": pa.array([1, 2]), "name": ["a", "b"], "score": [[1.0, 2.0], None]})
+    found = layout.array(layout.decode(foreign))
+    assert (found.name, found.stars) == (["a", "b"], [1.0, 2.0])
+    assert found[0].score.dtype == np.float16
+    assert found[1].score is None
+
+
+def test_functions_see_what_is_theirs_to_change() -> None:
+    documents = goods(4)
+    shards = DocumentShards[Good].from_documents(documents)
+
+    def painted(batch: DocumentBatch[Good]) -> DocumentBatch[Good]:
+        batch.photo[:] = 9
+        return batch
+
+    assert {int(document.photo[0, 0]) for document in shards.map_batch(painted).collect()} == {9}
+    assert shards.collect().identical(goods(4))
+    assert documents.identical(goods(4))
+
+
+def test_documents_of_a_local_class() -> None:
+    class Local(BaseDocument):
+        number: int
+
+    documents = DocumentArray[Local]([Local(number=i) for i in range(3)])
+    assert DocumentShards[Local].from_documents(documents).map(
+        lambda d: Local(number=d.number + 1)
+    ).collect().number == [
+        1,
+        2,
+        3,
+    ]
+
+
+def test_a_generator_of_documents() -> None:
+    def many() -> Iterator[Good]:
+        return (good(i) for i in range(7))
+
+    assert DocumentShards.from_documents(many(), num_partitions=2).collect().identical(goods(7))
+
+
+def test_arrays_by_name_and_in_order() -> None:
+    class Pair(BaseDocument):
+        image: Any
+        label: int
+
+    images, labels = np.arange(12).reshape(6, 2), np.arange(6)
+    for data in ({"label": labels, "image": images}, [images, labels], (images, labels)):
+        shards = DocumentShards[Pair].partition(data, 3)
+        assert shards.num_partitions() == 3
+        assert shards.collect().label == labels.tolist()
+    with pytest.raises(OptionError, match="3 arrays for the 2 fields of Pair: image, label"):
+        DocumentShards[Pair].partition([labels, labels, labels])
+    with pytest.raises(TypeError, match=r"DocumentShards\[Student\]\.partition"):
+        DocumentShards.partition([labels, labels])
