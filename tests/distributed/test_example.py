@@ -1,0 +1,25 @@
+"""The program of examples/shards.py: one program, the same results on every engine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.needs("pyarrow", "ray", "pyspark", "cloudpickle"), pytest.mark.filterwarnings("ignore")]
+PROGRAM = Path(__file__).parents[2] / "examples/shards.py"
+
+
+def test_the_program_gives_the_same_on_every_engine(
+    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("__main__")  # what a program defines goes to workers by value: they cannot import it
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    source, _, _ = PROGRAM.read_text().partition("if __name__")
+    exec(compile(source, PROGRAM, "exec", dont_inherit=True), module.__dict__)
+    found = module.main(engine, str(tmp_path / "here"))
+    assert len(found) > 200
+    assert found == module.main("local", str(tmp_path / "local"))
