@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -144,6 +145,14 @@ def test_keys_of_any_kind_find_their_partition() -> None:
     assert found[2] == found[4]
     assert places(one.slice(3, 2)).tolist() == found[3:]
     assert places(one.slice(0, 0)).tolist() == []
+
+
+def test_shards_can_be_pickled() -> None:
+    shards = DocumentShards[Good].from_documents(goods(9), num_partitions=3).map(dearer).cache()
+    for other in (shards, shards.shuffle(1), shards.filter({"price": {"$lt": 4}})):
+        back = pickle.loads(pickle.dumps(other))
+        assert type(back) is DocumentShards[Good]
+        assert back.collect().identical(other.collect())
 
 
 # --- processes

@@ -54,6 +54,9 @@ class LocalEngine:
     def __post_init__(self) -> None:
         MapOptions(self.backend, self.num_workers)  # complains of what it does not know
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pool": None}  # another process starts its own
+
     @property
     def workers(self) -> int:
         """As many as were asked for; by default one a core."""

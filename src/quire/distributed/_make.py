@@ -71,7 +71,11 @@ def partitioned(engine: Engine, data: Any, schema: type[Any] | None, partitions:
 def _is_arrays(data: Any) -> bool:
     if isinstance(data, Mapping):
         return True
-    return isinstance(data, (list, tuple)) and bool(data) and all(hasattr(item, "shape") for item in data)
+    return isinstance(data, (list, tuple)) and bool(data) and all(map(_is_array, data))
+
+
+def _is_array(item: Any) -> bool:
+    return hasattr(item, "shape") and not isinstance(item, BaseDocument)
 
 
 def _named(data: Any, schema: type[Any]) -> Mapping[str, Any]:

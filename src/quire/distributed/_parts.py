@@ -120,6 +120,9 @@ class Exchange:
         self._found: list[Batches] = []
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[Any, tuple[list[Batches]]]:
+        return _exchange_of, (self.found(),)
+
     def found(self) -> list[Batches]:
         """The record batches of each partition."""
         with self._lock:
@@ -127,6 +130,10 @@ class Exchange:
                 self._found = self._make()
                 self._make = None
             return self._found
+
+
+def _exchange_of(found: list[Batches]) -> Exchange:
+    return Exchange(lambda: found)
 
 
 @dataclass(frozen=True)

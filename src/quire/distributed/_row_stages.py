@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,13 @@ import pyarrow as pa
 
 from quire.array._columns_view import find_column
 from quire.array._filter import compile_filter
+from quire.columns import Columns
 from quire.distributed._calls import Call
 from quire.distributed._chunks import by_bytes
 from quire.distributed._failures import partition_error
 from quire.distributed._layouts import DocumentLayout
 from quire.distributed._stage import Failed, OnError, PartitionStage, Sources, attempted
-from quire.storage._where import _compared
+from quire.storage._where import _compared, _paths
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,21 +50,24 @@ class FilterRows(PartitionStage):
         query: Any = self.query.ready() if isinstance(self.query, Call) else self.query
         test, first = compile_filter(query, self.source.layout.schema), 0
         for chunk in by_bytes(batches):
-            kept = self._quickly(chunk)
+            columns = self._looked_at.decode(chunk)
+            kept = None if isinstance(self.query, Call) else _compared(columns, self.query)  # all at once, if it can be
             if kept is None:
-                kept = self._rows(chunk, test, partition, first)
+                kept = self._rows(columns, test, partition, Sources(self.source, chunk, first))
             first += len(chunk)
             if kept.any():
                 yield chunk if kept.all() else chunk.filter(pa.array(kept))
 
-    def _quickly(self, chunk: pa.RecordBatch) -> NDArray[np.bool_] | None:
-        """All at once, if it is a query about numbers."""
-        return None if isinstance(self.query, Call) else _compared(self.source.decode(chunk), self.query)
+    @cached_property
+    def _looked_at(self) -> DocumentLayout:
+        """What must be decoded: of a query, the fields that it names."""
+        if isinstance(self.query, Call) or self.source.paths is not None:
+            return self.source
+        return replace(self.source, paths=[path[:1] for path in _paths(self.query)] or None)
 
-    def _rows(self, chunk: pa.RecordBatch, test: Any, partition: int, first: int) -> NDArray[np.bool_]:
-        sources = Sources(self.source, chunk, first)
-        kept = np.zeros(len(chunk), np.bool_)
-        for row, document in enumerate(self.source.decode(chunk).iter_documents()):
+    def _rows(self, columns: Columns, test: Any, partition: int, sources: Sources) -> NDArray[np.bool_]:
+        kept = np.zeros(len(columns), np.bool_)
+        for row, document in enumerate(columns.iter_documents()):
             found = attempted(test, document)
             if isinstance(found, Failed):
                 if self.on_error == "raise":

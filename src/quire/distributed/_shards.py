@@ -13,6 +13,7 @@ from typing_extensions import Self
 
 from quire._parametrize import ParametrizedMeta
 from quire.array import DocumentArray, DocumentBatch
+from quire.array._filter import compile_filter
 from quire.array._rows import bind
 from quire.distributed import _make
 from quire.distributed._calls import Call
@@ -28,6 +29,7 @@ from quire.distributed._stage import MapChunks, MapRows, OnError
 from quire.distributed._write import write_frame
 from quire.document import BaseDocument
 from quire.errors import OptionError, RowIndexError, SchemaError
+from quire.files import RemoteOptions
 from quire.storage import WriteOptions
 
 DocT = TypeVar("DocT", bound=BaseDocument)
@@ -93,16 +95,15 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         num_partitions: int | None = None,
         engine: str | Engine = "local",
         schema: type[Any] | None = None,
-        **options: Any,
+        remote: RemoteOptions | None = None,
     ) -> DocumentShards[DocT]:
         """Parquet or Arrow files: a file, a folder, a dataset, a pattern, or several; a path or any address.
 
         Without a class, documents are of the class that wrote the files if that is loaded, else of one made for them.
-        `options` are fields of `FileOptions`: remote.
         """
         known, made = _make.known_class(cls.document_type, schema), engine_by_name(engine)
-        remote = FileOptions(**options).remote
-        return cls._read(made, plan_parquet(path, known, columns, num_partitions, made.workers, remote))
+        store = remote or RemoteOptions()
+        return cls._read(made, plan_parquet(path, known, columns, num_partitions, made.workers, store))
 
     @classmethod
     def read_csv(
@@ -118,7 +119,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
 
         `options` are fields of `FileOptions`: delimiter, encoding, extra='error' or 'ignore', remote.
         """
-        return cls._read_files("csv", path, num_partitions, engine, schema, options)
+        return cls._read_files("csv", path, num_partitions, engine, schema, FileOptions(**options))
 
     @classmethod
     def read_json(
@@ -128,9 +129,10 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         num_partitions: int | None = None,
         engine: str | Engine = "local",
         schema: type[Any] | None = None,
-        **options: Any,
+        remote: RemoteOptions | None = None,
     ) -> DocumentShards[DocT]:
         """Files with a JSON object in each line, or with one array of them; whole files go to partitions."""
+        options = FileOptions(remote=remote or RemoteOptions())
         return cls._read_files("json", path, num_partitions, engine, schema, options)
 
     @classmethod
@@ -141,17 +143,18 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         num_partitions: int | None = None,
         engine: str | Engine = "local",
         schema: type[Any] | None = None,
-        **options: Any,
+        remote: RemoteOptions | None = None,
     ) -> DocumentShards[DocT]:
         """A document for each file, with its address (`uri` or `url`) and its bytes (`blob` or `bytes_`)."""
+        options = FileOptions(remote=remote or RemoteOptions())
         return cls._read_files("binary", path, num_partitions, engine, schema, options)
 
     @classmethod
     def _read_files(
-        cls, kind: Any, path: Paths, partitions: int | None, engine: Any, schema: Any, options: dict[str, Any]
+        cls, kind: Any, path: Paths, partitions: int | None, engine: Any, schema: Any, options: FileOptions
     ) -> DocumentShards[DocT]:
         known, made = _make.known_class(cls.document_type, schema), engine_by_name(engine)
-        return cls._read(made, plan_files(kind, path, known, partitions, made.workers, FileOptions(**options)))
+        return cls._read(made, plan_files(kind, path, known, partitions, made.workers, options))
 
     @classmethod
     def _read(cls, engine: Engine, plan: Planned) -> DocumentShards[DocT]:
@@ -267,6 +270,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         Where a function fails and `on_error` is not 'raise', there is no document.
         """
         wanted = query if isinstance(query, Mapping) else Call(query, args, kwargs)
+        compile_filter(query, self._rows.layout.layout.schema)  # complains of what it does not know
         return self._run(FilterRows(wanted, self._rows.layout, self._checked(on_error, None)))  # type: ignore[return-value]
 
     def _checked(self, on_error: OnError, target: Any) -> OnError:
