@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -120,6 +121,13 @@ def test_an_error_that_cannot_travel_is_told_all_the_same(engine: Any) -> None:
         XShards.partition(np.arange(2), 1, engine=engine).transform_shard(failing).collect()
     assert "in failing" in caught.value.traceback
     assert caught.value.__cause__ is not None
+
+
+def test_a_result_that_cannot_travel_is_an_error(start_engine: Callable[[str], Any]) -> None:
+    for name in ("processes", "ray", "spark"):
+        shards = XShards.partition(np.arange(2), 2, engine=start_engine(name))
+        with pytest.raises(PartitionError, match="(?i)pickle|serializ"):
+            shards.transform_shard(lambda _: threading.Lock()).collect()
 
 
 def test_cached_objects_are_made_once(engine: Any) -> None:

@@ -101,7 +101,7 @@ class ObjectEngine(ABC):
 
     @abstractmethod
     def values(self, node: Node, wanted: slice = ALL) -> Iterator[Any]:
-        """The objects of all partitions, or of the first ones, in order; the caller may change them."""
+        """The objects of all partitions, or of some of them, in order; the caller may change them."""
 
     @abstractmethod
     def counts(self, node: Node) -> list[int]:
@@ -121,7 +121,7 @@ class ObjectEngine(ABC):
 
     @abstractmethod
     def from_frame(self, frame: Frame[Any]) -> Node:
-        """A plan whose objects hold the rows of a frame: Arrow tables, or what `table_of` makes one of."""
+        """A plan whose objects hold the rows of a frame: Arrow tables, or `Opened` ones."""
 
     @abstractmethod
     def arrow_frame(self, node: Node, schema: pa.Schema) -> Frame[Any]:

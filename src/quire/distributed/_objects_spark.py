@@ -202,7 +202,15 @@ class _Task:
         for part, values in _gathered(batches):
             made = self.step(part, values)
             for target, value in enumerate(made) if self.step.outputs else [(part, made)]:
-                yield from _rows(target, part, value)
+                yield from _sent(target, part, value)
+
+
+def _sent(target: int, part: int, value: Any) -> list[pa.RecordBatch]:
+    """The rows of a result; of a failure, if it cannot be pickled."""
+    try:
+        return list(_rows(target, part, value))
+    except Exception as error:  # noqa: BLE001 - pickling runs code of the values
+        return list(_rows(target, part, Failure.of(part, "its result cannot be sent", error)))
 
 
 def _run(frame: Any, step: Step) -> Any:

@@ -61,7 +61,8 @@ class XShards:
         """Data in partitions of about one size, by default one a core.
 
         It may be an array, a data frame, a list, an array of documents, or columns of these: `[images, labels]`,
-        `{'x': [users, items], 'y': labels}`. A list of anything else than arrays is rows.
+        `{'x': [users, items], 'y': labels}`. A list of anything else than arrays is rows. Threads do not copy it before
+        they use it: leave it as it is meanwhile.
         """
         objects = object_engine(engine)
         parts = (
