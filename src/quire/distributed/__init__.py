@@ -9,17 +9,31 @@ if TYPE_CHECKING:
     from quire.distributed._contract import Engine, Frame, Stage
     from quire.distributed._engines import engine
     from quire.distributed._shards import DocumentShards
+    from quire.distributed._torch_distributor import torch_distributor
+    from quire.distributed.estimator import Estimator
     from quire.distributed.xshards import XShards
 
-__all__ = ["DocumentShards", "Engine", "Frame", "PartitionError", "Stage", "XShards", "engine"]
+__all__ = [
+    "DocumentShards",
+    "Engine",
+    "Estimator",
+    "Frame",
+    "PartitionError",
+    "Stage",
+    "XShards",
+    "engine",
+    "torch_distributor",
+]
 
 _HOMES = {
     "DocumentShards": "_shards",
     "Engine": "_contract",
+    "Estimator": "estimator",
     "Frame": "_contract",
     "Stage": "_contract",
     "XShards": "xshards",
     "engine": "_engines",
+    "torch_distributor": "_torch_distributor",
 }
 """Where names are that need pyarrow, an engine or a framework, which are extras."""
 

@@ -18,7 +18,7 @@ from typing_extensions import Unpack
 from quire._optional import require
 from quire.distributed.estimator import _checkpoints
 from quire.distributed.estimator._columns import Chosen, Names
-from quire.distributed.estimator._engine_data import local_data
+from quire.distributed.estimator._engine_data import source_for
 from quire.distributed.estimator._items import Reading
 from quire.distributed.estimator._job import Job, Outcome, Recipe
 from quire.distributed.estimator._launch import launch
@@ -26,7 +26,8 @@ from quire.distributed.estimator._loop import run_rank
 from quire.distributed.estimator._options import Evaluating, Fitting, Options, Working, batch_size_of
 from quire.distributed.estimator._predictions import predicted
 from quire.distributed.estimator._progress import shown_progress
-from quire.distributed.estimator._sources import Source, source_of
+from quire.distributed.estimator._shard_predictions import Predicting, is_of_engine, predicted_shards
+from quire.distributed.estimator._sources import Source
 from quire.distributed.estimator._world import Seat
 from quire.errors import OptionError
 
@@ -154,7 +155,9 @@ class Estimator:
         Documents, shards and frames are given back with them as one more column; of all else they are arrays.
         """
         chosen = Chosen.of(feature_cols, None)
-        return predicted(self, data, partial(self._predict, batch_size=batch_size, chosen=chosen), chosen, output_col)
+        if is_of_engine(data):
+            return predicted_shards(data, Predicting(self._recipe, chosen, output_col, batch_size))
+        return predicted(data, partial(self._predict, batch_size=batch_size, chosen=chosen), output_col)
 
     def _predict(self, data: Any, batch_size: int | None, chosen: Chosen) -> list[Outcome]:
         job = self._job("predict", data, self._reading(batch_size, {}), chosen)
@@ -172,7 +175,7 @@ class Estimator:
         return Job(task, self._recipe, self._source(data, reading), reading, chosen)
 
     def _source(self, data: Any, reading: Reading) -> Source:
-        return source_of(local_data(data, self._folder), reading)
+        return source_for(data, reading, self._folder)
 
     def _validation(self, data: Any, reading: Reading) -> Source | None:
         return None if data is None else self._source(data, replace(reading, shuffle=False))

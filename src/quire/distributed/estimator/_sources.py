@@ -202,7 +202,9 @@ def _documents(data: Any, reading: Reading) -> Source:
 
 
 def _is_arrays(data: Any) -> bool:
-    """Whether it is an array, or a tuple or a dict of arrays."""
+    """Whether it is an array, or a tuple, a list or a dict of arrays; a list of tuples or dicts is batches."""
+    if isinstance(data, list) and any(isinstance(part, (tuple, list, Mapping)) for part in data):
+        return False
     if isinstance(data, Mapping):
         return bool(data) and all(map(_is_arrays, data.values()))
     if isinstance(data, (tuple, list)):

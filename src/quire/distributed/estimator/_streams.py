@@ -74,8 +74,9 @@ def shared_out(dataset: StreamingDataset[Any], world: World, reading: Reading) -
         shuffle=shuffle,
     )
     made.order = replace(made.order, shuffle=shuffle)
-    made.batch_size = reading.batch_size or dataset.batch_size
-    made._together = made._batches_together(made._slice(Pass()))
+    if reading.batch_size not in (None, dataset.batch_size):
+        made.batch_size, made._together, made._ahead = reading.batch_size, 1, 1  # batches of another size, one by one
+    made._slice(Pass())  # complains of what it does not know
     return made
 
 

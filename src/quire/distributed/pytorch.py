@@ -1,0 +1,5 @@
+"""Training of torch's models: `from quire.distributed.pytorch import Estimator`."""
+
+from quire.distributed.estimator import Callback, Estimator
+
+__all__ = ["Callback", "Estimator"]

@@ -1,0 +1,437 @@
+"""Estimator.from_torch in one process: data of every kind, exact means, checkpoints, and what is refused."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+
+from quire import DocumentArray
+from quire.data import MultiModalDataset, StreamingDataset
+from quire.distributed.estimator import Callback, Estimator
+from quire.errors import ColumnError, OptionError, StorageError, StorageNotFoundError
+from quire.storage import open_dataset
+from tests.distributed.trainings import (
+    WEIGHTS,
+    Counting,
+    CountLoss,
+    Numbers,
+    Point,
+    Squeezed,
+    count_optimizer,
+    linear,
+    numbers_creator,
+    points,
+    sgd,
+    share_creator,
+    stream_creator,
+    written,
+)
+
+pytestmark = pytest.mark.needs("torch", "pyarrow", "fsspec", "xxhash", "cloudpickle")
+ROWS = 25
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("points") / "d", ROWS)
+
+
+def counting(**options: Any) -> tuple[Counting, Estimator]:
+    model = Counting(ROWS)
+    return model, Estimator.from_torch(model=model, optimizer=count_optimizer, loss=CountLoss(), **options)
+
+
+def regression(**options: Any) -> Estimator:
+    return Estimator.from_torch(model=Squeezed(), optimizer=sgd, loss=nn.MSELoss(), metrics=["mae"], **options)
+
+
+def arrays(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
+    made = points(rows)
+    return np.stack([point.x for point in made]), np.array([point.y for point in made], np.float32)
+
+
+# --- data of every kind: the weights count how often each row was seen
+
+DATA: dict[str, Any] = {
+    "loader": lambda _: DataLoader(Numbers(ROWS), batch_size=4, shuffle=True),
+    "loader with workers": lambda _: DataLoader(Numbers(ROWS), batch_size=4, num_workers=1),
+    "torch dataset": lambda _: Numbers(ROWS),
+    "arrays": lambda _: (np.arange(ROWS), np.arange(ROWS)),
+    "dict of arrays": lambda _: {"x": np.arange(ROWS), "y": np.arange(ROWS)},
+    "creator": lambda _: numbers_creator,
+    "creator of a share": lambda _: share_creator,
+    "batches": lambda _: [(torch.arange(ROWS), torch.arange(ROWS))],
+    "loader of a stream": lambda folder: DataLoader(StreamingDataset[Point](folder, batch_size=4), batch_size=None),
+    "stream": lambda folder: StreamingDataset[Point](folder, batch_size=4),
+    "address": str,
+    "path": lambda folder: folder,
+    "opened": lambda folder: open_dataset(folder, Point),
+    "documents": lambda _: DocumentArray[Point](points(ROWS)),
+    "batch": lambda _: DocumentArray[Point](points(ROWS)).stack(),
+    "MultiModalDataset": lambda _: MultiModalDataset[Point](points(ROWS)),
+}
+DOCUMENTS = {"loader of a stream", "stream", "address", "path", "opened", "documents", "batch", "MultiModalDataset"}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_each_row_is_trained_on_once_an_epoch(kind: str, folder: Path) -> None:
+    model, estimator = counting()
+    columns = {"feature_cols": "number"} if kind in DOCUMENTS else {}
+    history = estimator.fit(DATA[kind](folder), epochs=2, batch_size=4, **columns)
+    assert model.seen.tolist() == [2.0] * ROWS
+    assert [logs["epoch"] for logs in history] == [0, 1]
+
+
+def test_a_generator_is_made_anew_in_every_epoch() -> None:
+    def creator(config: Any) -> Any:
+        del config
+        yield torch.arange(ROWS), None
+
+    model, estimator = counting()
+    estimator.fit(creator, epochs=3)
+    assert model.seen.tolist() == [3.0] * ROWS
+
+
+def test_a_sampler_says_which_rows_there_are() -> None:
+    weights = [1.0] * 5 + [0.0] * (ROWS - 5)
+    model, estimator = counting()
+    estimator.fit(DataLoader(Numbers(ROWS), batch_size=4, sampler=WeightedRandomSampler(weights, 50)), epochs=2)
+    assert model.seen.sum() == 100
+    assert model.seen[5:].sum() == 0
+
+
+def test_documents_without_columns_go_to_model_and_loss_as_they_are() -> None:
+    class OfBatch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Squeezed()
+
+        def forward(self, batch: Any) -> torch.Tensor:
+            return self.inner(batch.x)
+
+    def loss(output: torch.Tensor, batch: Any) -> torch.Tensor:
+        return ((output - batch.y) ** 2).mean()
+
+    estimator = Estimator.from_torch(model=OfBatch(), optimizer=sgd, loss=loss)
+    losses = [logs["loss"] for logs in estimator.fit(DocumentArray[Point](points(ROWS)), epochs=8, batch_size=5)]
+    assert losses[-1] < losses[0] / 10
+
+
+def test_several_columns_are_several_arguments() -> None:
+    class TwoInputs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+            assert (x.shape[1:], number.shape[1:], number.dtype) == ((3,), (), torch.int64)
+            return x.sum(1) * self.scale + number * 0
+
+    def loss(output: torch.Tensor, labels: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        y, number = labels
+        assert (y.dtype, number.dtype) == (torch.float32, torch.int64)
+        return ((output - y) ** 2).mean()
+
+    estimator = Estimator.from_torch(model=TwoInputs(), optimizer=sgd, loss=loss)
+    documents = DocumentArray[Point](points(ROWS))
+    estimator.fit(documents, feature_cols=["x", "number"], labels_cols=["y", "number"])
+
+
+# --- means
+
+
+@pytest.mark.parametrize("last", ["keep", "pad"])
+@pytest.mark.parametrize("batch_size", [1, 4, 7, 100])
+def test_means_are_exact_whatever_the_size_of_the_last_batch(batch_size: int, last: Any) -> None:
+    x, y = arrays()
+    estimator = regression()
+    with torch.no_grad():
+        output = estimator.get_model()(torch.from_numpy(x)).numpy().astype(np.float64)
+    found = estimator.evaluate((x, y), batch_size=batch_size)
+    assert found["loss"] == pytest.approx(((output - y) ** 2).mean(), rel=1e-5)
+    assert found["mae"] == pytest.approx(np.abs(output - y).mean(), rel=1e-5)
+    frozen = Estimator.from_torch(
+        model=estimator.get_model(), optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.0), loss=nn.MSELoss()
+    )
+    assert frozen.fit((x, y), batch_size=batch_size, last=last)[0]["loss"] == pytest.approx(found["loss"], rel=1e-5)
+
+
+def test_dropped_rows_are_not_trained_on() -> None:
+    model, estimator = counting()
+    estimator.fit((np.arange(ROWS), np.arange(ROWS)), batch_size=4, last="drop")
+    assert sorted(model.seen.tolist()) == [0.0] + [1.0] * (ROWS - 1)
+
+
+def test_metrics_are_names_functions_or_a_dict_of_them() -> None:
+    def bias(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return (output - labels).mean()
+
+    x, y = arrays()
+    for metrics in (["mse", bias], {"mse": bias, "bias": bias}):
+        estimator = Estimator.from_torch(model=Squeezed(), loss=nn.MSELoss(), metrics=metrics)
+        assert set(estimator.evaluate((x, y))) == {"loss", "mse", "bias"}
+    classes = Estimator.from_torch(model=nn.Identity(), metrics="accuracy")
+    found = classes.evaluate((np.eye(4, dtype=np.float32), np.array([0, 1, 2, 0])), batch_size=3)
+    assert found == {"accuracy": 0.75}
+
+
+def test_validation_comes_behind_each_epoch() -> None:
+    x, y = arrays()
+    [logs] = regression().fit((x, y), batch_size=5, validation_data=(x, y))
+    assert logs.keys() == {"epoch", "loss", "mae", "val_loss", "val_mae"}
+    assert logs["val_loss"] < logs["loss"]
+
+
+# --- predictions
+
+
+def test_predictions_come_in_the_order_of_the_rows(folder: Path) -> None:
+    x, _ = arrays()
+    estimator = regression()
+    with torch.no_grad():
+        wanted = estimator.get_model()(torch.from_numpy(x)).numpy()
+    assert np.allclose(estimator.predict(x, batch_size=4), wanted, atol=1e-6)
+    loader = DataLoader(TensorDataset(torch.from_numpy(x)), batch_size=4, shuffle=True)
+    assert np.allclose(estimator.predict(loader), wanted, atol=1e-6)
+    for data in (folder, StreamingDataset[Point](folder, batch_size=4), DocumentArray[Point](points(ROWS))):
+        found = estimator.predict(data, feature_cols="x")
+        assert list(found.number) == list(range(ROWS))
+        assert np.allclose(found.prediction, wanted, atol=1e-6)
+
+
+def test_predictions_are_a_column_of_documents() -> None:
+    documents = DocumentArray[Point](points(ROWS))
+    found = regression().predict(documents, feature_cols="x", output_col="guess")
+    assert isinstance(found, DocumentArray)
+    assert issubclass(found.document_type, Point)
+    assert found[3].id == "p3"
+    assert isinstance(found[3].guess, float)
+
+
+# --- instances and creators
+
+
+def test_creators_are_given_the_config() -> None:
+    def optimizer(model: nn.Module, config: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=config["rate"])
+
+    def loss(config: Any) -> nn.Module:
+        assert config["rate"] == 0.1
+        return nn.MSELoss()
+
+    def scheduler(optimizer: Any, config: Any) -> Any:
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=config["rate"])
+
+    estimator = Estimator.from_torch(
+        model=linear, optimizer=optimizer, loss=loss, scheduler=scheduler, config={"rate": 0.1, "seed": 5}
+    )
+    x, y = arrays()
+    estimator.fit((x, y[:, None]), epochs=2, batch_size=5)
+    assert estimator._recipe.parts().optimizer.param_groups[0]["lr"] == pytest.approx(0.001)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, partial(torch.optim.Adam, lr=0.1)], ids=["class", "partial"])
+def test_optimizers_can_be_classes(optimizer: Any) -> None:
+    x, y = arrays()
+    estimator = Estimator.from_torch(model=Squeezed, optimizer=optimizer, loss=nn.MSELoss)
+    assert len(estimator.fit((x, y))) == 1
+
+
+def test_the_users_own_model_is_trained() -> None:
+    model = Squeezed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    estimator = Estimator.from_torch(model=model, optimizer=optimizer, loss=nn.MSELoss())
+    estimator.fit(arrays(), epochs=40, batch_size=5)
+    assert estimator.get_model() is model
+    assert np.allclose(model.linear.weight.detach().numpy(), WEIGHTS, atol=1e-2)
+
+
+# --- callbacks
+
+
+def test_callbacks_are_told_and_can_stop() -> None:
+    class Stopping(Callback):
+        def __init__(self) -> None:
+            self.told: list[Any] = []
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
+            self.told.append(("begin", epoch))
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.told.append((batch, round(logs["loss"], 6)))
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.told.append(("end", epoch, set(logs)))
+            self.stop_training = epoch == 1
+
+    seen: list[int] = []
+    one, estimator = Stopping(), counting()[1]
+    history = estimator.fit(Numbers(8), epochs=5, batch_size=8, callbacks=[one, lambda epoch, _: seen.append(epoch)])
+    assert [logs["epoch"] for logs in history] == [0, 1] == seen
+    assert one.told == [
+        ("begin", 0),
+        (0, 0.0),
+        ("end", 0, {"loss"}),
+        ("begin", 1),
+        (0, -8.0),
+        ("end", 1, {"loss"}),
+    ]
+    assert isinstance(one.model, Counting)
+
+
+def test_training_goes_on_where_it_was() -> None:
+    model, estimator = counting()
+    assert estimator.fit(Numbers(ROWS), epochs=2)[-1]["epoch"] == 1
+    assert estimator.fit(Numbers(ROWS))[-1]["epoch"] == 2
+    assert [logs["epoch"] for logs in estimator.history] == [0, 1, 2]
+    assert model.seen.tolist() == [3.0] * ROWS
+
+
+def test_max_steps_are_all() -> None:
+    model, estimator = counting()
+    estimator.fit(Numbers(ROWS), epochs=5, batch_size=10, max_steps=4)
+    assert model.seen.sum() == ROWS + 10
+
+
+# --- checkpoints, save and load
+
+
+def test_weights_are_saved_and_loaded(tmp_path: Path) -> None:
+    x, y = arrays()
+    trained = regression()
+    trained.fit((x, y), epochs=3)
+    trained.save(tmp_path / "weights.pt")
+    fresh = regression()
+    fresh.load(tmp_path / "weights.pt")
+    assert np.array_equal(fresh.predict(x), trained.predict(x))
+    assert fresh.evaluate((x, y)) == trained.evaluate((x, y))
+
+
+def test_what_is_no_weights_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "bad.pt").write_bytes(b"nothing of torch")
+    with pytest.raises(StorageError, match="bad.pt: these are no weights"):
+        regression().load(tmp_path / "bad.pt")
+    with pytest.raises(StorageNotFoundError, match="none.pt: nothing is there"):
+        regression().load(tmp_path / "none.pt")
+
+
+def test_a_run_that_was_broken_off_is_resumed_in_mid_epoch(tmp_path: Path, folder: Path) -> None:
+    class Stop(Exception):  # noqa: N818
+        pass
+
+    class Breaking(Callback):
+        steps = 0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+            self.steps += 1
+            if self.steps == 11:
+                raise Stop
+
+    stream = StreamingDataset[Point](folder, batch_size=4)
+    _, broken = counting(model_dir=tmp_path / "m", checkpoint_every=2)
+    with pytest.raises(Stop):
+        broken.fit(stream, epochs=3, feature_cols="number", callbacks=[Breaking()])
+    assert Path(str(Estimator.latest_checkpoint(tmp_path / "m"))).name == "checkpoint-000000010"
+    model, again = counting(model_dir=tmp_path / "m", checkpoint_every=2)
+    history = again.fit(stream, epochs=3, feature_cols="number", resume=True)
+    assert model.seen.tolist() == [3.0] * ROWS
+    whole = counting()[1].fit(stream, epochs=3, feature_cols="number")
+    assert history == whole
+    assert len(list((tmp_path / "m").glob("checkpoint-*"))) == 2
+
+
+def test_a_checkpoint_is_loaded_with_the_optimizer(tmp_path: Path) -> None:
+    x, y = arrays()
+    model = Squeezed()
+    options: Any = {"optimizer": torch.optim.Adam, "loss": nn.MSELoss()}
+    straight = Estimator.from_torch(model=Squeezed(), **options)
+    straight.fit((x, y), epochs=4, batch_size=5)
+    first = Estimator.from_torch(model=model, model_dir=tmp_path, **options)
+    first.fit((x, y), epochs=2, batch_size=5)
+    second = Estimator.from_torch(model=Squeezed(), model_dir=tmp_path, **options)
+    second.fit((x, y), epochs=4, batch_size=5, resume=True)
+    assert np.array_equal(second.predict(x), straight.predict(x))
+
+
+def test_a_folder_without_checkpoints_has_no_latest(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-000000003").mkdir()  # of which nothing was written
+    assert Estimator.latest_checkpoint(tmp_path) is None
+    assert Estimator.latest_checkpoint(tmp_path / "none") is None
+
+
+# --- what is refused
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "epochs": ({"epochs": 0}, "epochs=0: at least 1"),
+    "batch_size": ({"batch_size": 0}, "batch_size=0: at least 1"),
+    "two sizes": ({"batch_size": 4, "global_batch_size": 8}, "pass one of them"),
+    "two labels": ({"feature_cols": "x", "label_cols": "y", "labels_cols": "y"}, "pass one of them"),
+    "labels alone": ({"label_cols": "y"}, "without feature_cols"),
+    "last": ({"last": "repeat"}, "last: expected"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_options_are_errors(wrong: str) -> None:
+    options, message = WRONG[wrong]
+    with pytest.raises(OptionError, match=message):
+        regression().fit(arrays(), **options)
+
+
+def test_wrong_ways_to_work_are_errors() -> None:
+    for options in ({"engine": "horovod"}, {"workers": 0}, {"checkpoint_every": 0}, {"max_restarts": -1}):
+        with pytest.raises(OptionError, match="|".join(options)):
+            regression(**options)
+    with pytest.raises(OptionError, match="did you mean 'accuracy'|Did you mean 'accuracy'"):
+        Estimator.from_torch(model=Squeezed(), metrics=["acuracy"])
+    with pytest.raises(OptionError, match="parameters of another model"):
+        Estimator.from_torch(model=Squeezed, optimizer=torch.optim.SGD(Squeezed().parameters(), lr=0.1))
+    with pytest.raises(OptionError, match="reduction='none'"):
+        Estimator.from_torch(model=Squeezed(), loss=nn.MSELoss(reduction="none")).evaluate(arrays())
+    with pytest.raises(OptionError, match="needs an optimizer and a loss"):
+        Estimator.from_torch(model=Squeezed(), loss=nn.MSELoss()).fit(arrays())
+
+
+def test_data_of_no_kind_is_an_error() -> None:
+    for data in (5, iter([1]), {"a": 1}):
+        with pytest.raises(OptionError, match="data is a DataLoader"):
+            regression().fit(data)
+    with pytest.raises(OptionError, match="has no rows"):
+        regression().fit((np.zeros((0, 3)), np.zeros(0)))
+    with pytest.raises(OptionError, match="arrays of one length"):
+        regression().fit((np.zeros((3, 3)), np.zeros(2)))
+    with pytest.raises(ColumnError, match="'z': the batch has no such column"):
+        regression().fit({"x": np.zeros((3, 3)), "y": np.zeros(3)}, feature_cols="z")
+    with pytest.raises(OptionError, match="batches are tuple"):
+        regression().fit(arrays(), feature_cols="x")
+
+
+def test_a_dataset_for_one_rank_is_refused(folder: Path) -> None:
+    stream = StreamingDataset[Point](folder, batch_size=4, rank=1, world_size=2)
+    with pytest.raises(OptionError, match="rank 1 of 2 only"):
+        counting()[1].fit(stream, feature_cols="number")
+    stream = StreamingDataset[Point](folder, batch_size=4, shuffle=False)
+    with pytest.raises(OptionError, match="made with shuffle=False"):
+        counting()[1].fit(stream, feature_cols="number", shuffle=True)
+
+
+def test_a_stream_of_the_user_stays_where_it_is(folder: Path) -> None:
+    stream = StreamingDataset[Point](folder, batch_size=4)
+    next(iter(stream))
+    before = stream.state_dict()
+    counting()[1].fit(stream, epochs=2, batch_size=8, feature_cols="number")
+    assert stream.state_dict() == before
+    assert stream.batch_size == 4
+
+
+def test_iterables_are_taken_by_one_worker() -> None:
+    model, estimator = counting()
+    estimator.fit(stream_creator, epochs=1)
+    assert model.seen[:20].tolist() == [1.0] * 20
