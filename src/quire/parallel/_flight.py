@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import math
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
@@ -14,6 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from quire.errors import FunctionError, QuireError
+from quire.parallel._collector import may_wait
 from quire.parallel._pools import Route
 from quire.parallel._tasks import Function, Outcome, summary_of, work_on
 
@@ -158,5 +158,5 @@ class Flight:
     def cancel(self, *, wait: bool) -> None:
         """Give up what is under way; with `wait`, until what has begun is over."""
         running = [task.future for task in self._waiting if not task.future.cancel()]
-        if wait and not sys.is_finalizing():  # when threads stand still
+        if wait and may_wait():
             concurrent.futures.wait(running)

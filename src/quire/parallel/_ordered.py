@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from quire.parallel._collector import may_wait
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -24,7 +26,6 @@ def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int) ->
         return
     waiting: deque[Future[R]] = deque()
     pool = ThreadPoolExecutor(workers)
-    wait = True
     try:
         for item in items:
             waiting.append(pool.submit(function, item))
@@ -32,8 +33,5 @@ def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int) ->
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-    except GeneratorExit:
-        wait = False  # it may be the garbage collector that closes this, while its thread holds any lock
-        raise
     finally:
-        pool.shutdown(wait=wait, cancel_futures=True)
+        pool.shutdown(wait=may_wait(), cancel_futures=True)

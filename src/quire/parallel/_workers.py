@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import multiprocessing
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -17,6 +16,7 @@ from weakref import WeakSet
 from typing_extensions import Self
 
 from quire.errors import OptionError
+from quire.parallel._collector import may_wait
 from quire.parallel._ordered import cpu_count
 from quire.parallel._process import Worker
 from quire.parallel._tasks import Outcome, work_on
@@ -85,7 +85,7 @@ class Workers:
         self._forget_orders()
         for _ in self._threads:
             self._orders.put(None)
-        if (wait or self._processes) and not sys.is_finalizing():  # when threads stand still
+        if (wait or self._processes) and may_wait():
             for thread in self._threads:
                 thread.join()
             for process in self._processes:
