@@ -247,10 +247,11 @@ def _same(frame: Frame[Any]) -> Chain:
 
 
 def _ordered(dataset: Any) -> Any:
-    """Blocks come in their order; this is a setting of each dataset."""
-    dataset.context.execution_options.preserve_order = True
-    dataset.context.enable_progress_bars = False
-    return dataset
+    """The same dataset with blocks that come in their order: a setting of each, which some share with all others."""
+    own = type(dataset).copy(dataset, _deep_copy=True)
+    own.context.execution_options.preserve_order = True
+    own.context.enable_progress_bars = False
+    return own
 
 
 def _once(make: Callable[[], Any]) -> Callable[[], Any]:

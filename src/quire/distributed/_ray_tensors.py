@@ -61,8 +61,9 @@ def _plain_field(field: pa.Field) -> pa.Field:
 
 
 def _dtype(arrow_type: Any) -> np.dtype[Any]:
-    value = arrow_type.value_type if isinstance(arrow_type, pa.FixedShapeTensorType) else arrow_type.scalar_type
-    made: np.dtype[Any] = np.dtype(value.to_pandas_dtype())
+    storage = arrow_type.storage_type
+    storage = storage.field("data").type if pa.types.is_struct(storage) else storage
+    made: np.dtype[Any] = np.dtype(storage.value_type.to_pandas_dtype())
     return made
 
 

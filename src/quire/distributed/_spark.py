@@ -5,7 +5,9 @@ Nothing here needs RDDs, so that it runs on Spark Connect too.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
@@ -186,8 +188,11 @@ class SparkEngine:
         return self._columns(keyed.sortWithinPartitions(_quoted(key)).drop(key), frame.schema, parts)
 
     def cache(self, frame: Frame[Any]) -> SparkFrame:
-        """Kept by the executors, on disk where memory does not suffice."""
-        return self._columns(frame.native.persist(), frame.schema, _own(frame).source.parts)
+        """Kept by the executors, on disk where memory does not suffice, for as long as the frame is in use here."""
+        held = frame.native.select("*").persist()
+        kept = self._columns(held.select("*"), frame.schema, _own(frame).source.parts)
+        weakref.finalize(kept.source.frame, _forget, held).atexit = False
+        return kept
 
     # --- what runs
 
@@ -260,6 +265,11 @@ def _own(frame: Frame[Any]) -> SparkFrame:
     if not isinstance(frame, SparkFrame):
         raise TypeError(f"engine='spark' takes its own frames, got {type(frame).__name__}.")
     return frame
+
+
+def _forget(held: Any) -> None:
+    with suppress(Exception):  # Spark may have ended
+        held.unpersist()
 
 
 def _quoted(name: str) -> str:

@@ -14,6 +14,7 @@ _LOCAL = {
     "spark.app.name": "quire",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.maxResultSize": "0",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "FATAL",  # errors are raised

@@ -20,6 +20,7 @@ from quire.errors import DecodeError, ShardError, StorageError, StorageNotFoundE
 from quire.files import Folder, shown
 from quire.schema import Schema
 from quire.storage._cache import ShardCache, cache_key
+from quire.storage._carried import told_batch, told_schema
 from quire.storage._foreign import conform_fields, fits, stored_names
 from quire.storage._form import Form
 from quire.storage._layout import FINGERPRINT_KEY, Layout, json_schema, layout_fingerprint
@@ -152,6 +153,7 @@ class ShardReader:
 
     def conformed(self, batch: pa.RecordBatch, shard: Shard) -> pa.RecordBatch:
         """A record batch in the layout of the class."""
+        batch = told_batch(batch)
         found = dict(zip(batch.schema.names, zip(batch.schema, batch.columns, strict=True), strict=True))
         for name, value in partitions(shard.name).items():
             array = pa.repeat(value, len(batch))
@@ -294,7 +296,7 @@ def summed(folder: Folder, shard: Shard) -> Shard:
 def arrow_schema_of(folder: Folder, shard: Shard) -> pa.Schema:
     """The Arrow schema in the footer of a shard."""
     with told(folder, shard), pa.PythonFile(Parts(folder, shard), "r") as file:
-        return pq.read_schema(file) if shard.format == "parquet" else pa.ipc.open_file(file).schema
+        return told_schema(pq.read_schema(file)) if shard.format == "parquet" else pa.ipc.open_file(file).schema
 
 
 class Parts:
