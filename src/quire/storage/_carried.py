@@ -193,8 +193,9 @@ def field_from_text(text: str) -> pa.Field:
 def told_schema(schema: pa.Schema) -> pa.Schema:
     """The columns as they were before Spark carried them, where its file tells it; else as they are."""
     told = _told(schema.metadata)
-    fields = [_restored_field(field, told.get(field.name)) for field in schema]
-    return pa.schema(fields, schema.metadata) if told else schema
+    if not told:
+        return schema
+    return pa.schema([_restored_field(field, told.get(field.name)) for field in schema], schema.metadata)
 
 
 def told_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -207,8 +208,10 @@ def told_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _told(metadata: Mapping[bytes, bytes] | None) -> dict[str, pa.Field]:
+    if metadata is None or _SPARK not in metadata:
+        return {}
     try:
-        fields = json.loads((metadata or {}).get(_SPARK, b"{}")).get("fields", ())
+        fields = json.loads(metadata[_SPARK])["fields"]
         texts = {field["name"]: field["metadata"][FIELD_KEY] for field in fields if FIELD_KEY in field["metadata"]}
         return {name: field_from_text(text) for name, text in texts.items()}
     except (ValueError, KeyError, TypeError, AttributeError, pa.ArrowException):

@@ -1,0 +1,26 @@
+"""Spark that loses an executor, in its own cluster mode and on a cluster that was started for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.losses import ROWS
+
+pytestmark = [pytest.mark.needs("pyarrow", "ray", "pyspark"), pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.mark.parametrize("kind", ["spark", "standalone"])
+def test_spark_loses_an_executor_and_nothing_else(tmp_path: Path, kind: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "tests.distributed.losses", kind, str(tmp_path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "outcome.json").read_text())
+    assert found["numbers"] == [number + 1000 for number in range(ROWS)]
+    assert found["right"]
+    assert found["not counted"] == 0
+    assert found["strangers"] == []

@@ -1,0 +1,86 @@
+"""Shards on whatever Spark is installed, from 3.4 on: `nox -s spark_old` runs it on those before 4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import DocumentArray
+from quire.distributed import DocumentShards, engine
+from quire.errors import PartitionError
+from quire.storage import open_dataset, write_dataset
+from tests.distributed.stages import Everything, everything
+
+pytestmark = [pytest.mark.needs("pyarrow", "pyspark", "ml_dtypes"), pytest.mark.filterwarnings("ignore")]
+ROWS = 20
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    made = engine("spark", master="local[2]", **{"spark.sql.shuffle.partitions": "2"})
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def documents() -> DocumentArray[Everything]:
+    return DocumentArray[Everything]([everything(number) for number in range(ROWS)])
+
+
+def by_number(documents: Any) -> list[Everything]:
+    return sorted(documents, key=lambda document: document.number)
+
+
+def doubled(document: Everything) -> Everything:
+    document.number *= 2
+    document.image = document.image + 1
+    return document
+
+
+def test_documents_come_back(spark: Any, documents: DocumentArray[Everything]) -> None:
+    shards = DocumentShards.from_documents(documents, num_partitions=3, engine=spark)
+    assert (len(shards), shards.num_partitions()) == (ROWS, 3)
+    assert shards.collect().identical(documents)
+    assert shards.take(5).identical(documents[:5])
+
+
+def test_a_dataset_is_read_mapped_and_written(spark: Any, documents: DocumentArray[Everything], tmp_path: Path) -> None:
+    write_dataset(documents, tmp_path / "source", group_bytes=2000, shard_bytes=4000)
+    shards = DocumentShards[Everything].read_parquet(tmp_path / "source", num_partitions=4, engine=spark)
+    shards.map(doubled).filter(lambda document: document.number < 30).write_dataset(tmp_path / "target")
+    found = open_dataset(tmp_path / "target", Everything)[:].unstack()
+    assert [document.number for document in found] == [2 * number for number in range(15)]
+    assert (found[3].image == everything(3).image + 1).all()
+
+
+def test_frames_go_both_ways(spark: Any, documents: DocumentArray[Everything]) -> None:
+    frame = DocumentShards.from_documents(documents, engine=spark).to_spark()
+    assert frame.schema["image"].metadata["tensor"] == {"dtype": "uint8", "shape": [3, 4, 4]}
+    half = frame.filter("number >= 10").repartition(3)
+    back = DocumentShards[Everything].from_spark(half)
+    assert by_number(back.collect()) == list(documents[10:])
+    assert back.num_partitions() == 3
+
+
+def test_rows_move(spark: Any, documents: DocumentArray[Everything]) -> None:
+    shards = DocumentShards.from_documents(documents, num_partitions=3, engine=spark)
+    assert by_number(shards.repartition(2).collect()) == list(documents)
+    assert by_number(shards.shuffle(1).collect()) == list(documents)
+    assert by_number(shards.partition_by("text", 2).collect()) == list(documents)
+    assert shards.cache().union(shards).unique("number") == list(range(ROWS))
+
+
+def test_an_error_tells_where_it_was(spark: Any, documents: DocumentArray[Everything]) -> None:
+    def fails(document: Everything) -> Everything:
+        if document.number == 13:
+            raise ValueError("unlucky")
+        return document
+
+    shards = DocumentShards.from_documents(documents, num_partitions=2, engine=spark)
+    with pytest.raises(PartitionError, match="unlucky") as info:
+        shards.map(fails).collect()
+    assert (info.value.partition, info.value.document, info.value.id) == (1, 3, "id 0013")
+    assert "ValueError: unlucky" in info.value.traceback
