@@ -206,6 +206,19 @@ def test_options_are_checked() -> None:
         engine(engine(), num_workers=2)
 
 
+def test_the_local_engine_imports_no_other_and_no_framework() -> None:
+    code = """
+import sys
+import quire.distributed
+assert not {"pyarrow", "ray", "pyspark", "torch", "tensorflow", "pandas"} & sys.modules.keys()
+from quire.distributed import DocumentShards
+from tests.distributed.goods import Good, dearer, goods
+assert DocumentShards[Good].from_documents(goods(5)).map(dearer).collect().price == [1, 2, 3, 4, 5]
+assert not {"ray", "pyspark", "torch", "tensorflow"} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)
+
+
 def test_arrow_tables_are_shards_too() -> None:
     table = pa.table({"id": ["a", "b"], "name": ["x", "y"]})
     shards = DocumentShards.from_native(table)

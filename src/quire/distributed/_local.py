@@ -184,6 +184,7 @@ class LocalEngine:
                     done += 1
             except FunctionError as error:
                 if not _died(error):
+                    self.close()  # what other processes are at is wanted no more
                     found = _unwrapped(error)
                     raise found from found.__cause__
                 retries -= 1

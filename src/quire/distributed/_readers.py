@@ -105,7 +105,7 @@ class ReadShards(PartitionStage):
             yield from self._read(piece)
 
     def _read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        reader = ShardReader(piece.folder, self.target.layout, ShardCache())
+        reader = ShardReader(piece.folder, self.target.layout, ShardCache(max_bytes=1))  # nothing is kept in it
         url, row = piece.folder.join(piece.shard.name), piece.first
         with told(piece.folder, piece.shard):
             for batch in reader.raw(piece.shard, piece.groups):

@@ -24,7 +24,7 @@ from quire.errors import OptionError
 from quire.files import Folder, open_folder
 from quire.storage import Shard, WriteOptions
 from quire.storage._layout import Layout
-from quire.storage._manifest import SUFFIXES, Log, Manifest
+from quire.storage._manifest import Log, Manifest
 from quire.storage._sink import parquet_packing
 from quire.storage._write import DatasetWriter, _check_counted, _earlier, _replace_all
 
@@ -138,9 +138,9 @@ def _empty(folder: Folder, layout: DocumentLayout, options: WriteOptions, job: s
 
 
 def _remove_attempts(folder: Folder, job: str, kept: Any) -> None:
-    """Remove the files of attempts that do not count; the time of the job is in their names."""
-    for entry in folder.list(tuple(SUFFIXES.values())):
-        if entry.name.startswith(f"{job}-") and entry.name not in kept:
+    """Remove the files of attempts that do not count, whole or not; the time of the job is in their names."""
+    for entry in folder.list(hidden=True):
+        if entry.name.lstrip(".").startswith(f"{job}-") and entry.name not in kept:
             folder.delete(entry.name)
 
 
