@@ -62,7 +62,9 @@ class _Task:
             for number in block.column(_ID).to_pylist():
                 yield from self._tables(number, iter(()))
             return
-        batches = (exactly(plain_batch(batch), self._chain.takes) for batch in in_parts(block.to_batches()))
+        batches = (
+            exactly(plain_batch(batch, self._chain.takes), self._chain.takes) for batch in in_parts(block.to_batches())
+        )
         yield from self._tables(_task_number(), batches)
 
     def _tables(self, number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -191,7 +193,7 @@ class RayEngine:
             for table in frame.native.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
                 for batch in in_parts(table.to_batches()):
                     if len(batch):
-                        yield exactly(plain_batch(batch), frame.schema)
+                        yield exactly(plain_batch(batch, frame.schema), frame.schema)
 
     def collect(self, frame: Frame[Any]) -> list[pa.RecordBatch]:
         """All of it."""

@@ -27,11 +27,14 @@ def arrow_schema(dataset: Any) -> pa.Schema:
     return pa.schema([_plain_field(field) for field in base])
 
 
-def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A record batch with its tensors as quire has them; of those of one shape, no byte is copied."""
+def plain_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A record batch with its tensors as a schema of `arrow_schema` has them; of one shape, no byte is copied.
+
+    Where shapes differ in the dataset, a block may have one nevertheless.
+    """
     if not any(_kind(field.type) for field in batch.schema):
         return batch
-    fields = [_plain_field(field) for field in batch.schema]
+    fields = [schema.field(field.name) if _kind(field.type) else field for field in batch.schema]
     arrays = [_plain_array(array, field.type) for array, field in zip(batch.columns, fields, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
@@ -73,6 +76,8 @@ def _plain_array(array: pa.Array, wanted: pa.DataType) -> pa.Array:
         return array
     if kind == "ragged":
         return _ragged(array.storage, _dtype(array.type))
+    if pa.types.is_struct(wanted):
+        return _as_ragged(array, wanted)
     storage, size = array.storage, math.prod(array.type.shape)
     if storage.null_count:
         rows = [None if row is None else np.asarray(row, _dtype(array.type)).tobytes() for row in storage.to_pylist()]
@@ -80,6 +85,16 @@ def _plain_array(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     first = storage.offset * size if pa.types.is_fixed_size_list(storage.type) else _first(storage)
     values = _numbers(storage.values.slice(first, len(storage) * size))
     return pa.Array.from_buffers(wanted, len(storage), [None, pa.py_buffer(values)])
+
+
+def _as_ragged(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Tensors of one shape among others."""
+    dtype, shape = _dtype(array.type), list(array.type.shape)
+    rows = [
+        None if row is None else {"data": np.asarray(row, dtype).tobytes(), "shape": shape}
+        for row in array.storage.to_pylist()
+    ]
+    return pa.array(rows, wanted)
 
 
 def _first(lists: pa.Array) -> int:
