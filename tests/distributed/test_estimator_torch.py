@@ -435,3 +435,10 @@ def test_iterables_are_taken_by_one_worker() -> None:
     model, estimator = counting()
     estimator.fit(stream_creator, epochs=1)
     assert model.seen[:20].tolist() == [1.0] * 20
+
+
+def test_progress_is_shown_on_request(capfd: pytest.CaptureFixture[str]) -> None:
+    counting()[1].fit(Numbers(ROWS), batch_size=5, progress=True)
+    assert "epoch 0, loss" in capfd.readouterr().err
+    counting()[1].fit(Numbers(ROWS), batch_size=5)
+    assert capfd.readouterr().err == ""

@@ -117,7 +117,7 @@ class Estimator:
         job.epochs, job.steps_before = range(first, epochs if resume else first + epochs), self._steps
         job.folder, job.resume = self._checkpoints(), resume
         job.checkpoint_every, job.run = self.options.checkpoint_every, uuid.uuid4().hex
-        with shown_progress(job, more.get("progress")):
+        with shown_progress(job, self._folder, more.get("progress")):
             outcome = self._run(job, self.options.workers)[0]
         return self._fitted(outcome)
 

@@ -1,0 +1,175 @@
+"""Estimator.from_keras: pipelines of every kind, exact means, checkpoints, and several workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from quire import DocumentArray
+from quire.data import StreamingDataset
+from quire.distributed.tf.estimator import Estimator
+from quire.errors import OptionError, PickleError, StorageNotFoundError
+from tests.distributed.trainings import WEIGHTS, Point, points, written
+
+pytestmark = [pytest.mark.needs("torch", "tensorflow", "pyarrow", "fsspec", "xxhash", "cloudpickle")]
+ROWS = 25
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Warnings of TensorFlow about itself."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("points") / "d", ROWS)
+
+
+def linear(config: Any = None) -> Any:
+    del config
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse", metrics=["mae"])
+    return model
+
+
+def arrays() -> tuple[np.ndarray, np.ndarray]:
+    made = points(ROWS)
+    return np.stack([point.x for point in made]), np.array([[point.y] for point in made], np.float32)
+
+
+def generated(config: Any) -> Any:
+    """A pipeline of a generator, with functions of Python in it."""
+    x, y = arrays()
+
+    def rows() -> Iterator[Any]:
+        yield from zip(x, y, strict=True)
+
+    def halved(value: Any) -> Any:
+        return value / 2
+
+    def in_python(image: Any, label: Any) -> Any:
+        first = tf.numpy_function(halved, [image], tf.float32)
+        second = tf.py_function(lambda value: value * 2, [first], tf.float32)
+        return tf.ensure_shape(second, (3,)), label
+
+    signature = (tf.TensorSpec((3,), tf.float32), tf.TensorSpec((1,), tf.float32))
+    made = tf.data.Dataset.from_generator(rows, output_signature=signature).map(in_python)
+    return made.batch(config["batch_size"])
+
+
+DATA: dict[str, Any] = {
+    "arrays": lambda _: arrays(),
+    "pipeline of batches": lambda _: tf.data.Dataset.from_tensor_slices(arrays()).shuffle(10).batch(4),
+    "pipeline of rows": lambda _: tf.data.Dataset.from_tensor_slices((arrays()[0], arrays()[1][:, 0])).shuffle(10),
+    "generator and functions": lambda _: generated({"batch_size": 4}),
+    "creator": lambda _: generated,
+    "stream": lambda folder: StreamingDataset[Point](folder, batch_size=4),
+    "address": str,
+    "documents": lambda _: DocumentArray[Point](points(ROWS)),
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_a_model_is_trained_on_data_of_every_kind(kind: str, folder: Path) -> None:
+    model = linear()
+    documents = kind in ("stream", "address", "documents")
+    columns: Any = {"feature_cols": ["x"], "labels_cols": ["y"]} if documents else {}
+    history = Estimator.from_keras(keras_model=model).fit(DATA[kind](folder), epochs=12, batch_size=4, **columns)
+    assert [logs["epoch"] for logs in history] == list(range(12))
+    assert np.allclose(model.get_weights()[0][:, 0], WEIGHTS, atol=0.05)
+
+
+def test_means_and_predictions_are_those_of_keras() -> None:
+    x, y = arrays()
+    model = linear()
+    estimator = Estimator.from_keras(keras_model=model)
+    estimator.fit((x, y), batch_size=7)
+    found = estimator.evaluate((x, y), batch_size=7)
+    assert [found["loss"], found["mae"]] == pytest.approx(model.evaluate(x, y, verbose=0), rel=1e-5)
+    assert np.allclose(estimator.predict(x, batch_size=7), model.predict(x, verbose=0), atol=1e-6)
+    documents = estimator.predict(DocumentArray[Point](points(ROWS)), feature_cols="x")
+    assert documents[3].prediction.shape == (1,)
+
+
+def test_one_step_is_the_step_of_keras() -> None:
+    x, y = arrays()
+    ours, theirs = linear(), linear()
+    Estimator.from_keras(keras_model=ours).fit((x, y), epochs=3, batch_size=5, shuffle=False)
+    theirs.fit(x, y, epochs=3, batch_size=5, shuffle=False, verbose=0)
+    assert np.allclose(ours.get_weights()[0], theirs.get_weights()[0], atol=1e-6)
+
+
+def test_two_columns_are_two_inputs() -> None:
+    user, item = keras.Input((), name="user"), keras.Input((), name="item")
+    joined = keras.layers.Concatenate()([keras.layers.Reshape((1,))(user), keras.layers.Reshape((1,))(item)])
+    model = keras.Model([user, item], keras.layers.Dense(1)(joined))
+    estimator = Estimator.from_keras(model, compile_args={"optimizer": "sgd", "loss": "mse"})
+    data = {"user": np.arange(8.0), "item": np.arange(8.0), "label": np.ones(8)}
+    [logs] = estimator.fit(data, feature_cols=["user", "item"], labels_cols=["label"])
+    assert np.isfinite(logs["loss"])
+
+
+def test_callbacks_of_keras_are_told() -> None:
+    x, y = arrays()
+    stopping = keras.callbacks.EarlyStopping(monitor="loss", min_delta=100.0, patience=1)
+    assert len(Estimator.from_keras(linear()).fit((x, y), epochs=9, callbacks=[stopping])) == 2
+
+
+def test_models_are_saved_and_loaded(tmp_path: Path) -> None:
+    x, y = arrays()
+    trained = Estimator.from_keras(linear(), model_dir=tmp_path / "m")
+    trained.fit((x, y), epochs=2)
+    wanted = trained.predict(x)
+    for name in ("model.keras", "model.weights.h5"):
+        trained.save(tmp_path / name)
+        fresh = Estimator.from_keras(model_creator=linear)
+        fresh.load(tmp_path / name)
+        assert np.allclose(fresh.predict(x), wanted)
+    fresh = Estimator.from_keras(linear())
+    fresh.load(str(Estimator.latest_checkpoint(tmp_path / "m")))
+    assert np.allclose(fresh.predict(x), wanted)
+    with pytest.raises(OptionError, match=r"\.keras file"):
+        trained.save(tmp_path / "model.pt")
+    with pytest.raises(StorageNotFoundError, match="nothing is there"):
+        trained.load(tmp_path / "none.keras")
+
+
+def test_what_cannot_be_trained_is_an_error() -> None:
+    x, y = arrays()
+    plain = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    with pytest.raises(OptionError, match="needs a compiled model"):
+        Estimator.from_keras(plain).fit((x, y))
+    with pytest.raises(OptionError, match="keras_model is a model of Keras"):
+        Estimator.from_keras(5)
+    with pytest.raises(OptionError, match="pass feature_cols and label_cols"):
+        Estimator.from_keras(linear()).fit(DocumentArray[Point](points(4)))
+    with pytest.raises(PickleError, match="makes it there"):
+        Estimator.from_keras(linear(), workers=2).fit(tf.data.Dataset.from_tensor_slices((x, y)))
+
+
+def test_two_workers_train_as_one_does_on_pipelines_of_their_own() -> None:
+    one, two = linear(), linear()
+    Estimator.from_keras(one).fit(arrays(), epochs=2, batch_size=8, shuffle=False)
+    estimator = Estimator.from_keras(two, workers=2)
+    history = estimator.fit(arrays(), epochs=2, batch_size=4, shuffle=False)
+    assert np.allclose(one.get_weights()[0], two.get_weights()[0], atol=1e-5)
+    alone = Estimator.from_keras(linear()).fit(arrays(), epochs=2, batch_size=8, shuffle=False)
+    for first, second in zip(alone, history, strict=True):
+        assert list(first.values()) == pytest.approx(list(second.values()), rel=1e-4)
+    [logs] = estimator.fit(generated, batch_size=4)
+    assert logs["epoch"] == 2
+    assert logs["loss"] < history[0]["loss"]

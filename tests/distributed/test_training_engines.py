@@ -1,0 +1,141 @@
+"""Training on Ray and Spark, and on their frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from quire.data import StreamingDataset
+from quire.distributed import DocumentShards, torch_distributor
+from quire.distributed.pytorch import Estimator
+from quire.errors import OptionError
+from tests.distributed.trainings import (
+    CountLoss,
+    KilledOnRank,
+    Point,
+    Squeezed,
+    count_optimizer,
+    points,
+    sgd,
+    written,
+)
+
+pytestmark = [
+    pytest.mark.needs("torch", "pyarrow", "fsspec", "xxhash", "cloudpickle", "ray", "pyspark"),
+    pytest.mark.filterwarnings("ignore"),
+]
+ROWS = 25
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("points") / "d", ROWS)
+
+
+@pytest.mark.parametrize("name", ["ray", "spark"])
+def test_a_worker_that_is_killed_goes_on_from_the_last_checkpoint(
+    name: str, start_engine: Callable[[str], Any], folder: Path, tmp_path: Path
+) -> None:
+    """The weights count how often each row was trained on."""
+    start_engine(name)
+    model = KilledOnRank(ROWS, tmp_path / "flag", 1, 6)
+    estimator = Estimator.from_torch(
+        model=model, optimizer=count_optimizer, loss=CountLoss(), engine=name, workers=2, checkpoint_every=1
+    )
+    history = estimator.fit(StreamingDataset[Point](folder, batch_size=3), epochs=3, feature_cols="number")
+    assert (tmp_path / "flag").exists()
+    assert model.seen.tolist() == [3.0] * ROWS
+    assert [logs["loss"] for logs in history] == [0.0, -1.0, -2.0]
+
+
+@pytest.mark.parametrize("name", ["ray", "spark"])
+def test_more_workers_than_there_is_room_for_are_an_error(name: str, start_engine: Callable[[str], Any]) -> None:
+    start_engine(name)
+    estimator = Estimator.from_torch(model=Squeezed(), optimizer=sgd, loss=nn.MSELoss(), engine=name, workers=64)
+    with pytest.raises(OptionError, match="workers=64"):
+        estimator.fit((np.ones((8, 3), np.float32), np.ones(8, np.float32)))
+
+
+def regression() -> Estimator:
+    return Estimator.from_torch(model=Squeezed(), optimizer=sgd, loss=nn.MSELoss())
+
+
+def outputs(estimator: Estimator) -> dict[int, float]:
+    made = points(ROWS)
+    with torch.no_grad():
+        found = estimator.get_model()(torch.from_numpy(np.stack([point.x for point in made])))
+    return dict(zip(range(ROWS), found.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["local", "ray", "spark"])
+def test_shards_are_trained_and_predicted_on(name: str, start_engine: Callable[[str], Any]) -> None:
+    shards = DocumentShards[Point].from_documents(points(ROWS), num_partitions=2, engine=start_engine(name))
+    estimator = regression()
+    losses = [logs["loss"] for logs in estimator.fit(shards, 4, 5, feature_cols="x", label_cols="y")]
+    assert losses[-1] < losses[0] / 4
+    found = estimator.predict(shards, feature_cols="x").collect()
+    wanted = outputs(estimator)
+    assert {document.number: document.prediction for document in found} == pytest.approx(wanted, abs=1e-5)
+    assert {document.id for document in found} == {f"p{i}" for i in range(ROWS)}
+
+
+def test_a_frame_of_spark_is_trained_and_predicted_on(start_engine: Callable[[str], Any]) -> None:
+    start_engine("spark")
+    from pyspark.sql import SparkSession
+
+    rows = [(point.number, point.x.tolist(), point.y) for point in points(ROWS)]
+    frame = SparkSession.getActiveSession().createDataFrame(rows, "number int, x array<float>, y double")
+    estimator = regression()
+    losses = [logs["loss"] for logs in estimator.fit(frame, 4, 5, feature_cols=["x"], labels_cols=["y"])]
+    assert losses[-1] < losses[0] / 4
+    found = estimator.predict(frame, feature_cols=["x"])
+    assert found.columns == ["number", "x", "y", "prediction"]
+    assert {row.number: row.prediction for row in found.collect()} == pytest.approx(outputs(estimator), abs=1e-5)
+
+
+def test_a_dataset_of_ray_is_trained_and_predicted_on(start_engine: Callable[[str], Any]) -> None:
+    start_engine("ray")
+    import pyarrow as pa
+    import ray.data
+
+    from quire.distributed._ray_session import ray_session
+
+    ray_session()
+    made = points(ROWS)
+    table = pa.table(
+        {
+            "number": [point.number for point in made],
+            "x": pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate([point.x for point in made])), 3),
+            "y": [point.y for point in made],
+        }
+    )
+    data = ray.data.from_arrow(table)
+    estimator = regression()
+    losses = [logs["loss"] for logs in estimator.fit(data, 4, 5, feature_cols="x", label_cols="y")]
+    assert losses[-1] < losses[0] / 4
+    found = estimator.predict(data, feature_cols="x")
+    assert found.schema().names == ["number", "x", "y", "prediction"]
+    rows = {row["number"]: row["prediction"] for row in found.take_all()}
+    assert rows == pytest.approx(outputs(estimator), abs=1e-5)
+
+
+def _share(url: str) -> list[list[int]]:
+    import torch.distributed as dist
+
+    mine = [number for batch in StreamingDataset[Point](url, batch_size=4).loader() for number in batch.number.tolist()]
+    every: list[list[int]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(every, mine)
+    return every if dist.get_rank() == 0 else []
+
+
+def test_torch_distributor_gives_each_rank_its_share(start_engine: Callable[[str], Any], folder: Path) -> None:
+    start_engine("spark")
+    shares = torch_distributor(_share, str(folder), workers=2)
+    assert sorted(map(len, shares)) == [12, 13]
+    assert sorted(number for share in shares for number in share) == list(range(ROWS))

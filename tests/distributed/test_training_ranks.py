@@ -1,0 +1,234 @@
+"""Training on several ranks of one machine: the same as on one, and on through the loss of a rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from quire import DocumentArray
+from quire.data import StreamingDataset
+from quire.distributed.estimator import Estimator
+from quire.distributed.estimator._items import Item, in_step, item_of
+from quire.distributed.estimator._planned import PlannedFeed, Reading, Rows
+from quire.distributed.estimator._shipping import read_job, write_job
+from quire.distributed.estimator._sources import IterableSource, source_of
+from quire.distributed.estimator._world import Seat, World
+from quire.errors import FunctionError, OptionError, PickleError
+from tests.distributed.trainings import (
+    Counting,
+    CountLoss,
+    Failing,
+    KilledOnRank,
+    Numbers,
+    Point,
+    Squeezed,
+    count_optimizer,
+    points,
+    same_creator,
+    sgd,
+    share_creator,
+    stream_creator,
+    written,
+)
+
+pytestmark = pytest.mark.needs("torch", "pyarrow", "fsspec", "xxhash", "cloudpickle")
+ROWS = 25
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("points") / "d", ROWS)
+
+
+# --- shares, without processes
+
+
+@pytest.mark.parametrize("last", ["keep", "drop", "pad"])
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("rows", [1, 2, 24, 25])
+def test_ranks_share_rows_by_number(rows: int, size: int, last: Any) -> None:
+    seen: list[int] = []
+    steps = set()
+    totals: list[list[int | None]] = []
+    for rank in range(size):
+        feed = PlannedFeed(Rows(Numbers(rows)), World(Seat(rank, size)), Reading(batch_size=3, last=last))
+        items = list(feed.items(0))
+        steps.add(len(items))
+        assert len(items) == feed.steps(0)
+        totals.append([item.total for item in items])
+        for item in items:
+            numbers = item.content[0].numpy()
+            kept = numbers if item.real is None else numbers[item.real]
+            assert len(kept) == item.rows
+            seen += kept.tolist()
+    assert len(steps) == 1
+    assert all(total == totals[0] for total in totals)
+    assert sum(total or 0 for total in totals[0]) == len(seen)
+    if last == "drop":
+        assert len(seen) == rows // (3 * size) * 3 * size == len(set(seen))
+    else:
+        assert sorted(seen) == list(range(rows))
+
+
+def test_a_position_is_good_for_another_number_of_ranks() -> None:
+    first = PlannedFeed(Rows(Numbers(ROWS)), World(), Reading(batch_size=4))
+    items = list(first.items(3))
+    seen = [number for item in items[:2] for number in item.content[0].tolist()]
+    for rank in range(3):
+        share = PlannedFeed(Rows(Numbers(ROWS)), World(Seat(rank, 3)), Reading(batch_size=2))
+        for item in share.items(3, items[1].position):
+            seen += item.content[0].tolist()
+    assert sorted(seen) == list(range(ROWS))
+
+
+class Two(World):
+    """Two ranks, of which the other one says what it is told to."""
+
+    def __init__(self, *others: list[float]) -> None:
+        super().__init__(Seat(0, 2))
+        self.others = list(others)
+
+    def sum(self, values: Any) -> Any:
+        return np.array(values, np.float64) + np.array(self.others.pop(0), np.float64)
+
+
+def batches(*rows: int) -> Any:
+    return iter([item_of((torch.arange(n),)) for n in rows])
+
+
+def test_a_rank_without_more_batches_takes_part_without_rows() -> None:
+    feed = source_of([(torch.arange(3),)], Reading()).open(World(), Reading())
+    world = Two([4, 1], [0, 77], [2, 1], [0, 0])
+    found = list(in_step(batches(4), feed, world, "keep"))
+    assert [(item.rows, item.total) for item in found] == [(4, 8), (0, 2)]
+    assert found[1].real is not None
+    assert not found[1].real.any()
+    world = Two([4, 1], [0, 77], [2, 1])
+    assert len(list(in_step(batches(4), feed, world, "drop"))) == 1
+
+
+def test_ranks_without_data_or_with_the_same_are_errors() -> None:
+    feed = source_of([(torch.arange(3),)], Reading()).open(World(), Reading())
+    with pytest.raises(OptionError, match="1 of 2 ranks have no data at all"):
+        list(in_step(batches(4), feed, Two([0, 0]), "keep"))
+    item: Item = next(batches(4))
+    from quire.distributed.estimator._items import _digest
+
+    with pytest.raises(OptionError, match="the first batches of 2 ranks are the same"):
+        list(in_step(batches(4), feed, Two([4, 1], [0, _digest(item.content)]), "keep"))
+
+
+def test_iterables_are_refused_by_several_ranks() -> None:
+    with pytest.raises(OptionError, match=r"creator\(rank, world_size, config\)"):
+        IterableSource([1]).open(World(Seat(0, 2)), Reading())
+
+
+def test_large_arrays_of_a_job_are_mapped(tmp_path: Path) -> None:
+    class Held:
+        def __init__(self) -> None:
+            self.tensor, self.array, self.small = torch.arange(4_096), np.arange(4_096.0), torch.ones(2)
+
+    held = Held()
+    write_job(held, tmp_path / "job")
+    found = read_job(tmp_path / "job")
+    assert torch.equal(found.tensor, held.tensor)
+    assert np.array_equal(found.array, held.array)
+    assert torch.equal(found.small, held.small)
+    import mmap
+
+    base = found.array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    assert isinstance(base.obj, mmap.mmap)
+    found.tensor[0] = 7  # stays in this process
+    assert read_job(tmp_path / "job").tensor[0] == 0
+    with pytest.raises(PickleError, match="Pass a function that makes it there"):
+        write_job(open(__file__), tmp_path / "bad")  # noqa: PTH123, SIM115
+
+
+# --- processes
+
+
+def test_two_ranks_train_as_one_does(folder: Path) -> None:
+    stream = StreamingDataset[Point](folder, batch_size=4, seed=3)
+    columns: Any = {"feature_cols": "x", "label_cols": "y"}
+    made = []
+    for workers in (1, 2):
+        model = Squeezed()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        estimator = Estimator.from_torch(
+            model=model, optimizer=optimizer, loss=nn.MSELoss(), metrics=["mae"], workers=workers
+        )
+        history = estimator.fit(stream, epochs=2, global_batch_size=8, validation_data=folder, **columns)
+        made.append((history, model.linear.weight.detach().numpy(), estimator))
+    (one, one_weights, _), (two, two_weights, estimator) = made
+    assert np.allclose(one_weights, two_weights, atol=1e-5)
+    for first, second in zip(one, two, strict=True):
+        assert first.keys() == second.keys() == {"epoch", "loss", "mae", "val_loss", "val_mae"}
+        assert list(first.values()) == pytest.approx(list(second.values()), rel=1e-4)
+    assert estimator._recipe.parts().optimizer.state_dict()["state"][0]["step"] == 8  # type: ignore[attr-defined]
+    found = estimator.predict(DocumentArray[Point](points(ROWS)), batch_size=4, feature_cols="x")
+    assert [document.number for document in found] == list(range(ROWS))
+    with torch.no_grad():
+        x = torch.from_numpy(np.stack([point.x for point in points(ROWS)]))
+        wanted = estimator.get_model()(x).numpy()
+    assert np.allclose([document.prediction for document in found], wanted, atol=1e-6)
+
+
+def test_a_rank_that_is_killed_goes_on_from_the_last_checkpoint(folder: Path, tmp_path: Path) -> None:
+    """The weights count how often each row was trained on."""
+    model = KilledOnRank(ROWS, tmp_path / "flag", 1, 6)
+    estimator = Estimator.from_torch(
+        model=model,
+        optimizer=count_optimizer,
+        loss=CountLoss(),
+        workers=2,
+        checkpoint_every=1,
+        model_dir=tmp_path / "m",
+    )
+    stream = StreamingDataset[Point](folder, batch_size=3, seed=3)
+    history = estimator.fit(stream, epochs=3, feature_cols="number")
+    assert (tmp_path / "flag").exists()
+    assert model.seen.tolist() == [3.0] * ROWS
+    assert [logs["loss"] for logs in history] == [0.0, -1.0, -2.0]
+    assert Estimator.latest_checkpoint(tmp_path / "m") is not None
+    assert not list((tmp_path / "m").glob(".*"))
+
+
+def test_shares_of_creators_are_trained_on_once(tmp_path: Path) -> None:
+    """Other data begins its epoch anew: its checkpoints are those behind epochs."""
+    model = KilledOnRank(ROWS, tmp_path / "flag", 0, 6)
+    estimator = Estimator.from_torch(
+        model=model, optimizer=count_optimizer, loss=CountLoss(), workers=2, checkpoint_every=1
+    )
+    estimator.fit(share_creator, epochs=3, batch_size=4)
+    assert (tmp_path / "flag").exists()
+    assert model.seen.tolist() == [3.0] * ROWS
+
+
+def test_what_a_rank_raises_comes_back_with_its_traceback() -> None:
+    estimator = Estimator.from_torch(model=Failing(), optimizer=sgd, loss=nn.MSELoss(), workers=2)
+    with pytest.raises(FunctionError, match="rank 1 failed: ZeroDivisionError") as caught:
+        estimator.fit((np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)))
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert "in forward" in str(caught.value.__cause__.__cause__)
+
+
+@pytest.mark.parametrize("creator", [stream_creator, same_creator], ids=["without rank", "forgets rank"])
+def test_data_is_never_silently_doubled(creator: Any) -> None:
+    estimator = Estimator.from_torch(model=Counting(ROWS), optimizer=count_optimizer, loss=CountLoss(), workers=2)
+    with pytest.raises(OptionError, match="each train on all|each rank would train on all"):
+        estimator.fit(creator)
+
+
+def test_a_loader_is_shared_out_by_rows() -> None:
+    model = Counting(ROWS)
+    estimator = Estimator.from_torch(model=model, optimizer=count_optimizer, loss=CountLoss(), workers=2)
+    estimator.fit(DataLoader(Numbers(ROWS), batch_size=4, shuffle=True), epochs=2)
+    assert model.seen.tolist() == [2.0] * ROWS
