@@ -27,6 +27,7 @@ ROWS = 50
 def spark() -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
+    there = SparkSession.getActiveSession()
     builder = SparkSession.builder.master("local[1]").appName("quire")
     for name, value in {
         "spark.driver.host": "127.0.0.1",
@@ -41,7 +42,8 @@ def spark() -> Iterator[Any]:
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     yield session
-    session.stop()
+    if there is None:  # else other tests go on with it
+        session.stop()
 
 
 @pytest.fixture(scope="module")

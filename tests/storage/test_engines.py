@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from quire import BaseDocument
+from quire.distributed._ray_session import ray_session
 from quire.storage import open_dataset, write_dataset
 from quire.typing import NdArray, float32
 from tests.storage.shelf import Photo, photos
@@ -46,11 +46,13 @@ def _check(path: Path, count: int) -> None:
 def spark() -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
+    there = SparkSession.getActiveSession()
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     session = builder.config("spark.sql.shuffle.partitions", "2").config("spark.driver.host", "127.0.0.1").getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     yield session
-    session.stop()
+    if there is None:  # else other tests go on with it
+        session.stop()
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -91,13 +93,14 @@ def test_a_dataset_that_spark_wrote_is_read(tmp_path: Path, spark: Any) -> None:
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    import ray
+    import ray.data
 
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    there = ray.is_initialized()
+    ray_session(num_cpus=1)
     ray.data.DataContext.get_current().enable_progress_bars = False
     yield ray
-    ray.shutdown()
+    if not there:  # else other tests go on with it
+        ray.shutdown()
 
 
 @pytest.mark.filterwarnings("ignore")
