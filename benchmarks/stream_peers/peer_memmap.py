@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -25,7 +26,7 @@ def _flat(values: Any) -> np.ndarray[Any, Any]:
 
 
 def make(task: Task, batches: Iterable[dict[str, np.ndarray[Any, Any]]]) -> None:
-    """A file a column, and its dtype and shape in its name."""
+    """A file a column, and its dtype and shape in its name; `synced` waits until they are on the disk."""
     files: dict[str, Any] = {}
     for columns in batches:
         for name, values in columns.items():
@@ -34,6 +35,9 @@ def make(task: Task, batches: Iterable[dict[str, np.ndarray[Any, Any]]]) -> None
                 files[name] = (task.folder / f"{name}.{values.dtype}.{shape}").open("wb")
             files[name].write(memoryview(np.ascontiguousarray(values)).cast("B"))
     for file in files.values():
+        if task.variant == "synced":
+            file.flush()
+            os.fsync(file.fileno())
         file.close()
 
 

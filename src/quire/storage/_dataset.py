@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 DocT = TypeVar("DocT", bound=BaseDocument)
 _FOOTERS = 16
 """So many footers of plain files are read at a time."""
+_FEW = 8
+"""Among so few, a comparison with each is faster than a search."""
 _MOST_OPEN = 16_384
 """Of more shards, all are closed before the next is opened: a process has a limited number of mappings."""
 
@@ -139,11 +141,11 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
 
     def _located(self, rows: NDArray[np.int64]) -> Rows:
         """Where the rows are; the shards that they are in are opened."""
-        shards = np.searchsorted(self.starts, rows, side="right") - 1
+        shards = _within(self.starts, rows)
         if (self._opened[shards] < 0).any():
             self._open_shards(np.unique(shards))
         virtual = self._opened[shards] + rows - self.starts[shards]
-        batches = np.searchsorted(self._batch_starts, virtual, side="right") - 1
+        batches = _within(self._batch_starts, virtual)
         return Rows(self._addresses, batches, virtual - self._batch_starts[batches])
 
     def _open_shards(self, shards: NDArray[np.int64]) -> None:
@@ -181,7 +183,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
 
     def shards_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The numbers of the shards that rows are in."""
-        return np.searchsorted(self.starts, self._stored(rows), side="right") - 1
+        return _within(self.starts, self._stored(rows))
 
     def open_shard(self, number: int) -> None:
         """Open a shard, if it is not open; one that cannot be read is an error."""
@@ -263,6 +265,16 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
+
+
+def _within(starts: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The number of the last start that is not behind each row."""
+    if len(starts) > _FEW:
+        return np.searchsorted(starts, rows, side="right") - 1
+    found = np.zeros(len(rows), np.int64)
+    for start in starts[1:].tolist():
+        found += rows >= start
+    return found
 
 
 def _rows(dataset: StoredDataset[Any], where: Where | None) -> NDArray[np.int64] | None:
