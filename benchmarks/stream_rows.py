@@ -178,8 +178,8 @@ ROWS = (
     Row(
         "write",
         "W8: batches in hand, written",
-        "The pictures, in batches of 1,000 that are in memory. The reference writes their bytes to plain files, and waits "
-        "until they are on the disk, as quire does for every shard; of the others none does.",
+        "The pictures, in batches of 1,000 that are in memory. One reference writes their bytes to plain files, and the "
+        "other waits until they are on the disk, as quire does for every shard, and none of the others.",
         "pictures",
         (
             Contestant("plain file write, synced", "memmap", "synced"),
