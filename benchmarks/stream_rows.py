@@ -178,7 +178,7 @@ ROWS = (
     Row(
         "write",
         "W8: batches in hand, written",
-        "The pictures, in batches of 1,000 that are in memory. One reference writes their bytes to plain files, and the "
+        "The pictures, in batches of 1,000 in memory. One reference writes their bytes to plain files, and the "
         "other waits until they are on the disk, as quire does for every shard, and none of the others.",
         "pictures",
         (
