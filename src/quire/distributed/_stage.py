@@ -7,7 +7,7 @@ what the function gave wait to be encoded.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -59,8 +59,8 @@ class Given(NamedTuple):
     result: Any
     row: int
     id: str | None = None
-    source: Callable[[], Any] | None = None
-    """What makes the document of the row."""
+    sources: Sources | None = None
+    """Where the document of the row is."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Sources:
 
     def given(self, row: int, result: Any) -> Given:
         """What a function gave for a row."""
-        return Given(result, self._first + row, self._ids[row], lambda: self._document(row))
+        return Given(result, self._first + row, self._ids[row], self)
 
     def all_given(self, results: list[Any] | Failed) -> Iterator[Given]:
         """What it gave for all of them; if it is one for each, each stands for its row."""
@@ -182,8 +182,9 @@ class Sources:
         else:
             yield from (Given(result, self._first) for result in results)
 
-    def _document(self, row: int) -> Any:
-        return self._layout.decode(self._chunk.slice(row, 1)).document(0)
+    def document(self, row: int) -> Any:
+        """The document of a row, as it was before the function had it."""
+        return self._layout.decode(self._chunk.slice(row - self._first, 1)).document(0)
 
 
 class Failed(NamedTuple):
@@ -223,9 +224,9 @@ class Encoder:
     def encode(self, given: Iterable[Given]) -> Iterator[pa.RecordBatch]:
         """Record batches of about CHUNK_BYTES."""
         block: list[Given] = []
-        size = 0
+        size, wanted = 0, self._target.document_type
         for item in given:
-            kept = self._checked(item)
+            kept = item if type(item.result) is wanted else self._checked(item)
             if kept is None:
                 continue
             block.append(kept)
@@ -253,9 +254,9 @@ class Encoder:
     def _rescued(self, given: Given, error: Exception) -> Given | None:
         if self._on_error == "skip":
             return None
-        if self._on_error == "raise" or given.source is None:
+        if self._on_error == "raise" or given.sources is None:
             raise self.failed(error, given) from error
-        return given._replace(result=null_document(self._target, given.source()))
+        return given._replace(result=null_document(self._target, given.sources.document(given.row)))
 
     def _block(self, block: list[Given]) -> Iterator[pa.RecordBatch]:
         if not block:
