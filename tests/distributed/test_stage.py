@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.distributed import DocumentShards, PartitionError
 from quire.distributed._calls import Call
-from quire.distributed._chunks import by_bytes, by_rows, evenly
+from quire.distributed._chunks import CHUNK_BYTES, by_bytes, by_rows, evenly
 from quire.distributed._failures import error_from_text, error_to_text, partition_error
 from quire.distributed._layouts import DocumentLayout, layout_from_arrow
 from quire.distributed._nulls import check_nulls
-from quire.distributed._stage import MapRows
+from quire.distributed._stage import MapChunks, MapRows
 from quire.errors import DocumentTypeError, EncodeError, OptionError
-from tests.distributed.goods import Counting, Good, Rated, dearer, good, goods, in_columns, rated, twice
+from tests.distributed.goods import Counting, Good, Rated, Vector, dearer, good, goods, in_columns, rated, twice
 from tests.strategies import laws
 
 pytestmark = pytest.mark.needs("pyarrow", "cloudpickle")
@@ -73,6 +73,26 @@ def test_partitions_differ_by_one_row_at_most(sizes: list[int], parts: int) -> N
 
 def test_small_batches_are_joined() -> None:
     assert len(list(by_bytes(batches_of([1] * 1000)))) == 1
+
+
+def test_what_functions_give_is_cut_into_chunks() -> None:
+    """A function may give far more than it got: no record batch comes near the limits of Arrow's offsets."""
+    source, target = DocumentLayout(Good), DocumentLayout(Vector)
+    batch = source.encode(list(goods(200)))
+
+    def grown(documents: Any) -> list[Vector]:
+        return [Vector(data=np.zeros(65536, np.float32)) for _ in documents]
+
+    stages = [
+        MapRows(Call(lambda document: grown([document])[0]), source, target),
+        MapChunks(Call(grown), source, target),
+        MapChunks(Call(lambda rows: DocumentBatch[Vector](grown(rows))), source, target, columns=True),
+    ]
+    for stage in stages:
+        made = list(stage(0, iter([batch])))
+        assert sum(map(len, made)) == 200
+        assert len(made) > 2
+        assert max(one.nbytes for one in made) <= CHUNK_BYTES * 3 // 2
 
 
 # --- functions
