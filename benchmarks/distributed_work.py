@@ -1,0 +1,177 @@
+"""One engine with so many workers, in a process of its own: contestants take turns, and their times are printed.
+
+python benchmarks/distributed_work.py ray 2 5 /tmp/data
+
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from distributed_pictures import ROWS, Model, Picture, Predicted, inverted, inverted_column, inverted_one, make_data
+
+from quire.distributed import DocumentShards, engine
+from quire.storage import open_dataset, write_dataset
+
+# --- what is timed
+
+
+def shards_written(source: Path, target: Path, on: Any) -> None:
+    """Read, map and write shards."""
+    DocumentShards[Picture].read_parquet(source, engine=on).map_batch(inverted).write_dataset(target)
+
+
+def shards_written_one_by_one(source: Path, target: Path, on: Any) -> None:
+    """The same with a function of one document."""
+    DocumentShards[Picture].read_parquet(source, engine=on).map(inverted_one).write_dataset(target)
+
+
+def local(source: Path, workers: int) -> dict[str, Callable[[Path], None]]:
+    """Threads, and a pool of processes that documents are pickled to and from."""
+    on = engine("local", num_workers=workers)
+    pool = multiprocessing.get_context("spawn").Pool(workers)
+
+    def pooled(target: Path) -> None:
+        batches = open_dataset(source, Picture).iter_batches(256)
+        documents = (document for batch in batches for document in batch.unstack())
+        write_dataset(pool.imap(inverted_one, documents, chunksize=64), target, Picture, show_progress=False)
+
+    return {
+        "DocumentShards, map_batch": lambda target: shards_written(source, target, on),
+        "DocumentShards, map": lambda target: shards_written_one_by_one(source, target, on),
+        "a process pool that pickles documents": pooled,
+    }
+
+
+def ray(source: Path, workers: int) -> dict[str, Callable[[Path], None]]:
+    """Ray, and Ray Data by hand."""
+    on = engine("ray", num_cpus=workers, object_store_memory=1 << 30)
+    assert on.workers == workers
+    import ray.data
+
+    ray.data.DataContext.get_current().enable_progress_bars = False
+
+    def by_hand(target: Path) -> None:
+        data = ray.data.read_parquet(str(source)).map_batches(inverted_column, batch_format="pyarrow", batch_size=None)
+        data.write_parquet(str(target))
+
+    return {"DocumentShards": lambda target: shards_written(source, target, on), "Ray Data by hand": by_hand}
+
+
+def _spark(workers: int) -> Any:
+    return engine("spark", master=f"local[{workers}]", **{"spark.driver.memory": "2g"})
+
+
+def spark(source: Path, workers: int) -> dict[str, Callable[[Path], None]]:
+    """Spark, and `mapInArrow` by hand."""
+    on = _spark(workers)
+    assert on.workers == workers
+
+    def by_hand(target: Path) -> None:
+        frame = on.session.read.parquet(str(source))
+        made = frame.mapInArrow(lambda batches: map(inverted_column, batches), frame.schema)
+        made.write.option("compression", "uncompressed").parquet(str(target))
+
+    return {"DocumentShards": lambda target: shards_written(source, target, on), "mapInArrow by hand": by_hand}
+
+
+def predict(source: Path, workers: int) -> dict[str, Callable[[Path], None]]:
+    """A model on Spark, and the `pandas_udf` that calls it for each row."""
+    on = _spark(workers)
+    assert on.workers == workers
+    from pyspark.sql.functions import pandas_udf
+
+    def shards(_: Path) -> None:
+        found = DocumentShards[Picture].read_parquet(source, engine=on).map_batch(Model, 32, schema=Predicted)
+        assert len(found) == ROWS
+
+    model: list[Any] = []
+
+    def scores(images):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202 - pandas_udf reads annotations
+        if not model:
+            model.append(Model())
+        return images.map(lambda image: model[0].scores(np.frombuffer(image, np.uint8))[0].tolist())
+
+    def row_wise(_: Path) -> None:
+        call = pandas_udf(scores, "array<float>", 200)  # type: ignore[call-overload] # 200: from series to series
+        frame = on.session.read.parquet(str(source)).select(call("image").alias("scores"))
+        frame.write.format("noop").mode("overwrite").save()
+
+    return {"DocumentShards, map_batch of a model": shards, "pandas_udf, row by row": row_wise}
+
+
+CONTESTS = {"local": local, "ray": ray, "spark": spark, "predict": predict}
+
+
+# --- timing
+
+
+def cpu_seconds() -> float:
+    """Of this process and of all that it has started, who may have ended meanwhile."""
+    own = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (
+        time.process_time() + own.ru_utime + own.ru_stime + sum(map(_ticks, descendants())) / os.sysconf("SC_CLK_TCK")
+    )
+
+
+def descendants() -> list[str]:
+    """The processes that were started from here."""
+    parents: dict[str, list[str]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents.setdefault(_stat(entry.name)[1], []).append(entry.name)
+            except OSError:
+                continue
+    found, waiting = [], [str(os.getpid())]
+    while waiting:
+        children = parents.get(waiting.pop(), [])
+        found += children
+        waiting += children
+    return found
+
+
+def _stat(pid: str) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _ticks(pid: str) -> int:
+    try:
+        return sum(map(int, _stat(pid)[11:15]))
+    except OSError:
+        return 0
+
+
+def main(contest: str, workers: int, rounds: int, folder: Path) -> None:
+    """Print the times of each round as JSON."""
+    source = folder / "pictures"
+    make_data(source)
+    contestants = CONTESTS[contest](source, workers)
+    times: dict[str, dict[str, list[float]]] = {name: {"wall": [], "cpu": []} for name in contestants}
+    order = random.Random(0)
+    for number in range(rounds + 2):  # of which two do not count
+        for name in order.sample(list(contestants), len(contestants)):
+            target = folder / "target"
+            shutil.rmtree(target, ignore_errors=True)
+            cpu, wall = cpu_seconds(), time.perf_counter()
+            contestants[name](target)
+            if number >= 2:
+                times[name]["wall"].append(time.perf_counter() - wall)
+                times[name]["cpu"].append(cpu_seconds() - cpu)
+    shutil.rmtree(folder / "target", ignore_errors=True)
+    print(json.dumps(times))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
