@@ -163,11 +163,11 @@ def test_what_cannot_be_trained_is_an_error() -> None:
 
 def test_two_workers_train_as_one_does_on_pipelines_of_their_own() -> None:
     one, two = linear(), linear()
-    Estimator.from_keras(one).fit(arrays(), epochs=2, batch_size=8, shuffle=False)
+    Estimator.from_keras(one).fit(arrays(), epochs=2, batch_size=10, shuffle=False)
     estimator = Estimator.from_keras(two, workers=2)
-    history = estimator.fit(arrays(), epochs=2, batch_size=4, shuffle=False)
+    history = estimator.fit(arrays(), epochs=2, batch_size=5, shuffle=False)
     assert np.allclose(one.get_weights()[0], two.get_weights()[0], atol=1e-5)
-    alone = Estimator.from_keras(linear()).fit(arrays(), epochs=2, batch_size=8, shuffle=False)
+    alone = Estimator.from_keras(linear()).fit(arrays(), epochs=2, batch_size=10, shuffle=False)
     for first, second in zip(alone, history, strict=True):
         assert list(first.values()) == pytest.approx(list(second.values()), rel=1e-4)
     [logs] = estimator.fit(generated, batch_size=4)
