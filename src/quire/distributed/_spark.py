@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
@@ -30,9 +31,11 @@ from quire.distributed._spark_work import (
     Gives,
     Takes,
     Work,
+    empty_batch,
     packed,
     unpacked,
 )
+from quire.errors import OptionError
 
 _MOST_AHEAD = 256 << 20
 """So many bytes of partitions are asked of Spark at a time, by what those before them had."""
@@ -46,6 +49,8 @@ class Source:
     takes: Takes
     frame: Any
     parts: int | None
+    in_windows: bool = False
+    """Whether some of the partitions can be had without what makes the others."""
 
     def rows(self) -> Any:
         """As a frame of Spark."""
@@ -76,10 +81,20 @@ class SparkFrame(Frame[Any]):
             return self.source.frame
         return self.mapped("columns", self.source.rows())
 
-    def mapped(self, gives: Gives, rows: Any) -> Any:
+    def mapped(self, gives: Gives, rows: Any, first: int | None = 0) -> Any:
         """The frame of Spark of what the stages make of rows of the source, as packs, columns or counts."""
         wanted = {"packs": SPARK_PACKS, "counts": COUNTS}.get(gives) or spark_schema(self.schema)
-        return rows.mapInArrow(Work(self.chain, self.source.takes, gives).function(), wanted)
+        try:
+            return rows.mapInArrow(Work(self.chain, self.source.takes, gives, first).function(), wanted)
+        except NotImplementedError as error:
+            raise OptionError(
+                f"Spark {self.source.session.version} has no columns of documents inside documents, and moves none. "
+                "Use Spark 3.5 or newer, or write a dataset."
+            ) from error
+
+    def packs(self, first: int | None = 0) -> Any:
+        """The frame of Spark of its rows in packs."""
+        return self.mapped("packs", self.source.rows(), first)
 
     def then(self, stage: Stage) -> SparkFrame:
         """The same, and one more stage."""
@@ -115,19 +130,18 @@ class SparkEngine:
 
     def from_batches(self, partitions: Sequence[Sequence[pa.RecordBatch]], schema: pa.Schema) -> SparkFrame:
         """Packs, which are turned to columns where they are used."""
-        empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
         packs = [
-            [packed(number, part) for part in in_parts(batches, PACK_BYTES)] or [packed(number, empty)]
+            [packed(number, part) for part in in_parts(batches, PACK_BYTES)] or [packed(number, empty_batch(schema))]
             for number, batches in enumerate(partitions)
         ]
         session = self.session
         frame = driver_frame(session, packs)
-        return SparkFrame(Source(session, "packs", frame, len(partitions)), Chain(schema))
+        return _packed(session, frame, schema, len(partitions), in_windows=True)
 
     def from_stage(self, stage: Stage, partitions: int) -> SparkFrame:
         """Tasks that have a number each, and no data."""
         numbers = Chain(pa.schema([pa.field(NUMBER, pa.int64())]), (stage,))
-        return SparkFrame(Source(self.session, "numbers", None, partitions), numbers)
+        return SparkFrame(Source(self.session, "numbers", None, partitions, in_windows=True), numbers)
 
     def from_native(self, native: Any) -> SparkFrame:
         """A frame of Spark; vectors of Spark ML become arrays."""
@@ -156,8 +170,9 @@ class SparkEngine:
 
     def limit(self, frame: Frame[Any], rows: int) -> SparkFrame:
         """The first rows: those of each partition, then those of all, one partition after the other."""
-        own = _own(frame).then(_Head(frame.schema, rows))
-        return self._columns(own.native.coalesce(1), frame.schema, 1).then(_Head(frame.schema, rows))
+        head = _Head(frame.schema, rows)
+        own = _own(frame).then(head)
+        return _packed(own.source.session, own.packs(None).coalesce(1), frame.schema, 1).then(head)
 
     def union(self, frames: Sequence[Frame[Any]]) -> SparkFrame:
         """The partitions of all."""
@@ -166,8 +181,13 @@ class SparkEngine:
         total = sum(known) if len(known) == len(owns) else None
         if total is not None and all(own.source.takes == "numbers" for own in owns):
             return self.from_stage(Union([own.chain for own in owns], known), total)
-        return self._columns(
-            reduce(lambda one, other: one.union(other), [own.native for own in owns]), frames[0].schema, total
+        if total is None:
+            joined = reduce(lambda one, other: one.union(other), [own.native for own in owns])
+            return self._columns(joined, frames[0].schema, None)
+        firsts = accumulate([0, *known[:-1]])
+        packs = [own.packs(first) for own, first in zip(owns, firsts, strict=True)]
+        return _packed(
+            owns[0].source.session, reduce(lambda one, other: one.union(other), packs), frames[0].schema, total
         )
 
     def repartition(self, frame: Frame[Any], partitions: int) -> SparkFrame:
@@ -189,8 +209,10 @@ class SparkEngine:
 
     def cache(self, frame: Frame[Any]) -> SparkFrame:
         """Kept by the executors, on disk where memory does not suffice, for as long as the frame is in use here."""
-        held = frame.native.select("*").persist()
-        kept = self._columns(held.select("*"), frame.schema, _own(frame).source.parts)
+        own = _own(frame)
+        held = own.packs().persist()
+        parts = own.source.parts
+        kept = _packed(own.source.session, held.select("*"), frame.schema, parts, in_windows=parts is not None)
         weakref.finalize(kept.source.frame, _forget, held).atexit = False
         return kept
 
@@ -199,9 +221,9 @@ class SparkEngine:
     def iter_batches(self, frame: Frame[Any]) -> Iterator[pa.RecordBatch]:
         """The record batches of partitions in order: of some at a time, and of the next ones ahead."""
         own = _own(frame)
-        if own.source.takes == "columns":
+        if not own.source.in_windows:
             with unwrapped(), bounded(own.source.session, own.chain.takes):
-                rows = own.mapped("packs", own.source.rows()).toLocalIterator(prefetchPartitions=True)
+                rows = own.packs().toLocalIterator(prefetchPartitions=True)
             with unwrapped():
                 yield from unpacked(rows, own.schema)
             return
@@ -222,7 +244,7 @@ class SparkEngine:
         """All of it, of all partitions at a time."""
         own = _own(frame)
         with unwrapped(), bounded(own.source.session, own.chain.takes):
-            return list(unpacked(own.mapped("packs", own.source.rows()).collect(), own.schema))
+            return list(unpacked(own.packs().collect(), own.schema))
 
     def count(self, frame: Frame[Any]) -> int:
         """The number of rows."""
@@ -265,6 +287,10 @@ def _own(frame: Frame[Any]) -> SparkFrame:
     if not isinstance(frame, SparkFrame):
         raise TypeError(f"engine='spark' takes its own frames, got {type(frame).__name__}.")
     return frame
+
+
+def _packed(session: Any, frame: Any, schema: pa.Schema, parts: int | None, *, in_windows: bool = False) -> SparkFrame:
+    return SparkFrame(Source(session, "packs", frame, parts, in_windows), Chain(schema))
 
 
 def _forget(held: Any) -> None:

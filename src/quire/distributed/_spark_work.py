@@ -37,6 +37,8 @@ class Work:
     chain: Chain
     takes: Takes
     gives: Gives
+    first: int | None = 0
+    """The number of the first partition in packs; None if all packs are to be of one."""
 
     def function(self) -> Callable[[Any], Any]:
         """As `mapInArrow` takes it."""
@@ -63,10 +65,22 @@ class Work:
             count = sum(map(len, batches))
             yield pa.RecordBatch.from_arrays([pa.array([part], pa.int32()), pa.array([count])], schema=_COUNTS)
         elif self.gives == "packs":
-            yield from (packed(part, batch) for batch in in_parts(batches, PACK_BYTES))
+            yield from self._packs(part, in_parts(batches, PACK_BYTES))
         else:
             carried = carried_schema(self.chain.schema)
             yield from (to_spark(batch, carried) for batch in in_parts(batches, PACK_BYTES))
+
+    def _packs(self, part: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """A partition without rows has a pack, too, and so is not forgotten."""
+        number = 0 if self.first is None else self.first + part
+        batch = next(batches, None)
+        yield packed(number, empty_batch(self.chain.schema) if batch is None else batch)
+        yield from (packed(number, batch) for batch in batches)
+
+
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    """No rows."""
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
 def packed(part: int, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -79,9 +93,11 @@ def packed(part: int, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def unpacked(rows: Iterable[Any], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The record batches of rows that Spark gave to the driver."""
+    """The record batches of rows that Spark gave to the driver; those without rows are left out."""
     for row in rows:
-        yield pa.ipc.read_record_batch(pa.py_buffer(row[1]), schema)
+        batch = pa.ipc.read_record_batch(pa.py_buffer(row[1]), schema)
+        if len(batch):
+            yield batch
 
 
 def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Buffer]]:
