@@ -128,6 +128,14 @@ def _parts(shards: DocumentShards[Any]) -> list[list[Any]]:
     return [[row for batch in part.batches() for row in batch.to_pylist()] for part in shards.native]
 
 
+def test_folders_that_tell_columns(tmp_path: Path) -> None:
+    for year in (2024, 2025):
+        (tmp_path / f"year={year}").mkdir()
+        pq.write_table(pa.table({"town": ["Bath", "Ely"]}), tmp_path / f"year={year}" / "part.parquet")
+    found = DocumentShards.read_parquet(tmp_path).filter({"year": 2025}).collect()
+    assert [(document.town, document.year) for document in found] == [("Bath", 2025), ("Ely", 2025)]
+
+
 def test_packed_text_and_tabs(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("\n".join(LINES).replace(",", "\t"))
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress("\n".join(LINES).encode()))

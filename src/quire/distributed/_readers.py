@@ -24,12 +24,12 @@ from quire.distributed._sources import FileRef, Paths, dealt, find_sources, is_p
 from quire.distributed._stage import Encoder, Given, PartitionStage
 from quire.documents import Document
 from quire.documents._from_files import _content_field, _field
-from quire.errors import DecodeError, OptionError
+from quire.errors import DecodeError, OptionError, StorageError
 from quire.files import Folder, RemoteOptions, guess_type, shown
 from quire.storage import ReadOptions, Shard, ShardCache
 from quire.storage._dataset import shards_in, split_file
 from quire.storage._manifest import SUFFIXES
-from quire.storage._shards import ShardReader, arrow_schema_of, counted, told
+from quire.storage._shards import ShardReader, arrow_schema_of, counted, partitions, told
 from quire.storage.importers._reading import local_file
 
 _FOOTERS = 16
@@ -107,12 +107,32 @@ class ReadShards(PartitionStage):
     def _read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         reader = ShardReader(piece.folder, self.target.layout, ShardCache(max_bytes=1))  # nothing is kept in it
         url, row = piece.folder.join(piece.shard.name), piece.first
+        lacks_ids = self.target.has_text_id and "id" not in partitions(piece.shard.name)
         with told(piece.folder, piece.shard):
             for batch in reader.raw(piece.shard, piece.groups):
-                if self.target.has_text_id and "id" not in batch.schema.names:
-                    batch = batch.append_column("id", pa.array(row_ids(url, row, len(batch)), pa.string()))  # noqa: PLW2901
+                ids = row_ids(url, row, len(batch)) if lacks_ids and "id" not in batch.schema.names else None
                 row += len(batch)
-                yield reader.conformed(batch, piece.shard)
+                yield reader.conformed(batch if ids is None else _with_ids(batch, ids), piece.shard)
+
+
+def _first(shards: Sequence[tuple[Folder, Shard]]) -> tuple[Folder, Shard]:
+    if not shards:
+        raise StorageError("no shard is whole that could tell the class. Pass schema=...")
+    return shards[0]
+
+
+def _schema_of(folder: Folder, shard: Shard) -> pa.Schema:
+    """The Arrow schema of a shard, with the columns that its folders tell."""
+    schema = arrow_schema_of(folder, shard)
+    for key, value in partitions(shard.name).items():
+        if key not in schema.names:
+            schema = schema.append(pa.field(key, pa.int64() if isinstance(value, int) else pa.string()))
+    return schema
+
+
+def _with_ids(batch: pa.RecordBatch, ids: list[str]) -> pa.RecordBatch:
+    schema = batch.schema.append(pa.field("id", pa.string(), nullable=False))
+    return pa.RecordBatch.from_arrays([*batch.columns, pa.array(ids, pa.string())], schema=schema)
 
 
 def plan_parquet(
@@ -127,7 +147,7 @@ def plan_parquet(
     found = _stored(paths, remote)
     with ThreadPoolExecutor(_FOOTERS) as pool:
         shards = list(pool.map(lambda item: (item[0], _grouped(*item)), found))
-    layout = DocumentLayout(schema) if schema else layout_from_arrow(arrow_schema_of(*shards[0]))
+    layout = DocumentLayout(schema) if schema else layout_from_arrow(_schema_of(*_first(shards)))
     layout = layout if columns is None else layout.chosen(columns)
     pieces = [
         Piece(folder, shard, range(group, group + 1), sum(shard.groups[:group]))
