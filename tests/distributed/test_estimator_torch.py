@@ -441,4 +441,4 @@ def test_progress_is_shown_on_request(capfd: pytest.CaptureFixture[str]) -> None
     counting()[1].fit(Numbers(ROWS), batch_size=5, progress=True)
     assert "epoch 0, loss" in capfd.readouterr().err
     counting()[1].fit(Numbers(ROWS), batch_size=5)
-    assert capfd.readouterr().err == ""
+    assert "epoch 0, loss" not in capfd.readouterr().err

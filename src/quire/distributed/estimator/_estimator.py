@@ -16,6 +16,7 @@ from typing import Any
 from typing_extensions import Unpack
 
 from quire._optional import require
+from quire.distributed._contract import Engine
 from quire.distributed.estimator import _checkpoints
 from quire.distributed.estimator._columns import Chosen, Names
 from quire.distributed.estimator._engine_data import source_for
@@ -23,7 +24,7 @@ from quire.distributed.estimator._items import Reading
 from quire.distributed.estimator._job import Job, Outcome, Recipe
 from quire.distributed.estimator._launch import launch
 from quire.distributed.estimator._loop import run_rank
-from quire.distributed.estimator._options import Evaluating, Fitting, Options, Working, batch_size_of
+from quire.distributed.estimator._options import Evaluating, Fitting, Options, Working, batch_size_of, engine_name
 from quire.distributed.estimator._predictions import predicted
 from quire.distributed.estimator._progress import shown_progress
 from quire.distributed.estimator._shard_predictions import Predicting, is_of_engine, predicted_shards
@@ -40,8 +41,8 @@ class Estimator:
     take the same number of steps.
     """
 
-    def __init__(self, recipe: Recipe, options: Options) -> None:
-        self._recipe, self.options = recipe, options
+    def __init__(self, recipe: Recipe, options: Options, engine: str | Engine = "local") -> None:
+        self._recipe, self.options, self._engine = recipe, options, engine
         self.history: list[dict[str, Any]] = []
         self._steps = self._epochs = 0
         self._folder = _folder(self, options)
@@ -53,7 +54,7 @@ class Estimator:
         optimizer: Any = None,
         loss: Any = None,
         metrics: Any = None,
-        engine: str = "local",
+        engine: str | Engine = "local",
         workers: int = 1,
         scheduler: Any = None,
         **working: Unpack[Working],
@@ -65,9 +66,9 @@ class Estimator:
         functions of outputs and labels.
         """
         torch: Any = require(f"{__package__}._torch_recipe", extra="torch", needed_for="Estimator.from_torch()")
-        config = working.get("config", {})
-        recipe = torch.TorchRecipe(model, optimizer, loss, metrics, scheduler, config)
-        return Estimator(recipe, Options(engine, workers, **working))
+        made = Options(engine_name(engine), workers, **working)
+        recipe = torch.TorchRecipe(model, optimizer, loss, metrics, scheduler, made.config, made.seed)
+        return Estimator(recipe, made, engine)
 
     @staticmethod
     def from_keras(
@@ -76,7 +77,7 @@ class Estimator:
         model_creator: Callable[..., Any] | None = None,
         compile_args: Any = None,
         metrics: Any = None,
-        engine: str = "local",
+        engine: str | Engine = "local",
         workers: int = 1,
         **working: Unpack[Working],
     ) -> Estimator:
@@ -87,8 +88,9 @@ class Estimator:
         """
         keras: Any = require(f"{__package__}._keras_recipe", extra="tensorflow", needed_for="Estimator.from_keras()")
         given = model_creator if keras_model is None else keras_model
-        recipe = keras.KerasRecipe(given, compile_args, metrics, working.get("config", {}), working.get("seed", 0))
-        return Estimator(recipe, Options(engine, workers, **working))
+        made = Options(engine_name(engine), workers, **working)
+        recipe = keras.KerasRecipe(given, compile_args, metrics, made.config, made.seed)
+        return Estimator(recipe, made, engine)
 
     # --- training
 
@@ -183,6 +185,8 @@ class Estimator:
     def _run(self, job: Job, workers: int) -> list[Outcome]:
         if self.options.engine == "local" and workers == 1:
             return [run_rank(job, Seat())]
+        if not isinstance(self._engine, str):
+            _ = self._engine.workers  # it runs now, with the options that it was made with
         return launch(job, self.options, self._folder)
 
     def _checkpoints(self) -> Path | None:

@@ -63,8 +63,10 @@ class KerasRecipe:
             model.compile(**arguments)
 
     def world(self, seat: Seat) -> World:
-        """Join the other ranks."""
-        return TensorFlowWorld(seat)
+        """Join the other ranks; all draw the same numbers, so that pipelines that shuffle do it alike."""
+        world = TensorFlowWorld(seat)
+        keras.utils.set_random_seed(self.seed)
+        return world
 
     def side(self, seat: Seat, world: World, chosen: Chosen) -> KerasSide:
         """The steps on a rank."""

@@ -32,7 +32,7 @@ def launch(job: Job, options: Options, folder: Path) -> list[Outcome]:
     restarts = options.max_restarts if job.task == "fit" else 1
     try:
         write_job(job, work / "job")
-        told = Launch(work / "job", options.workers, job.recipe.framework, restarts)
+        told = Launch(work / "job", options.workers, job.recipe.framework, restarts, options.model_dir is not None)
         again = 0 if options.engine in _STARTS_AGAIN else restarts
         return with_restarts(partial(_launcher(options.engine), told), work, again)
     finally:

@@ -14,3 +14,5 @@ class Launch:
     size: int
     framework: str
     restarts: int
+    shared: bool = True
+    """Whether the user has said where the files of a training are, so that all machines see them."""

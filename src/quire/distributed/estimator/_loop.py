@@ -32,6 +32,8 @@ def run_rank(job: Job, seat: Seat) -> Outcome:
         outcome = Outcome(logs=evaluate(feed, side, world, job.max_steps))
     else:
         feed = job.data.open(world, job.reading.in_order())
+        if world.size > 1 and not feed.planned:
+            raise OptionError("the order of these rows is not known: predict with workers=1, or on rows by number.")
         outcome = Outcome(predictions=[(_places(item), side.predict(item)) for item in _predicted(feed, side)])
     del side
     world.close()

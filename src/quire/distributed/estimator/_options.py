@@ -25,7 +25,7 @@ class Working(TypedDict, total=False):
         each epoch. Only data that knows its position (a StreamingDataset, the address of a dataset, rows by number)
         goes on from there; other data begins its epoch anew.
     max_restarts: how often training goes on from the last checkpoint when a rank was lost.
-    seed: the order of the rows follows from it, and torch's and TensorFlow's own numbers.
+    seed: the order of the rows follows from it, and the weights that functions make.
     """
 
     config: Mapping[str, Any]
@@ -56,6 +56,11 @@ class Options:
                 raise OptionError(f"{name}={value}: at least 1.")
         if self.max_restarts < 0:
             raise OptionError(f"max_restarts={self.max_restarts}: at least 0.")
+
+
+def engine_name(engine: Any) -> str:
+    """The name of an engine, which is given by name or as `quire.distributed.engine(...)`."""
+    return str(engine if isinstance(engine, str) else getattr(engine, "name", engine))
 
 
 class Fitting(TypedDict, total=False):

@@ -19,7 +19,7 @@ from quire.errors import OptionError
 def launch_ray(launch: Launch, attempt: Attempt) -> list[Outcome]:
     """Run so many workers of Ray Train, and wait for what they make."""
     ray = ray_session()
-    _check_room(ray, launch.size)
+    _check_room(ray, launch)
     told = {"job": str(launch.job), "attempt": str(attempt.folder)}
     trainer = _trainer(ray, launch, told, attempt.folder / "ray")
     try:
@@ -31,11 +31,14 @@ def launch_ray(launch: Launch, attempt: Attempt) -> list[Outcome]:
     return attempt.outcomes(launch.size)
 
 
-def _check_room(ray: Any, size: int) -> None:
-    """Ray would wait for more machines for ever."""
+def _check_room(ray: Any, launch: Launch) -> None:
+    """Ray would wait for more machines for ever, and other machines do not see a folder of here."""
     cores = int(ray.cluster_resources().get("CPU", 0))
-    if cores < size:
-        raise OptionError(f"workers={size}, and Ray has {cores} cores: use fewer workers, or a larger cluster.")
+    if cores < launch.size:
+        raise OptionError(f"workers={launch.size}, and Ray has {cores} cores: use fewer workers, or a larger cluster.")
+    machines = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    if len(machines) > 1 and not launch.shared:
+        raise OptionError(f"Ray runs on {len(machines)} machines: pass model_dir=..., a folder that all of them see.")
 
 
 def _trainer(ray: Any, launch: Launch, told: dict[str, str], storage: Path) -> Any:

@@ -45,6 +45,8 @@ def _check_room(session: Any, launch: Launch) -> None:
         context = session.sparkContext
     if context is None:
         return
+    if not launch.shared and not context.master.startswith("local"):
+        raise OptionError(f"Spark runs on {context.master}: pass model_dir=..., a folder that all of its machines see.")
     slots = context.defaultParallelism
     if slots < launch.size:
         raise OptionError(f"workers={launch.size}, and Spark has room for {slots} tasks at a time: use fewer workers.")

@@ -29,6 +29,7 @@ class TorchRecipe:
     metrics: Any = None
     scheduler: Any = None
     config: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
     state: bytes | None = None
     framework = "torch"
 
@@ -45,7 +46,7 @@ class TorchRecipe:
     def parts(self) -> TorchParts:
         """The instances of this process; made once."""
         if self._parts is None:
-            model = self.module if isinstance(self.module, nn.Module) else make_part(self.module, self.config)
+            model = self.module if isinstance(self.module, nn.Module) else self._created()
             optimizer = self._optimizer(model)
             scheduler = self.scheduler
             if callable(scheduler) and not hasattr(scheduler, "state_dict"):
@@ -54,6 +55,12 @@ class TorchRecipe:
             if self.state is not None:
                 restore(self._parts, _unpacked(self.state))
         return self._parts
+
+    def _created(self) -> Any:
+        """The model that a function makes, with the same weights on every rank."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return make_part(self.module, self.config)
 
     def _optimizer(self, model: nn.Module) -> Any:
         given = self.optimizer
@@ -70,7 +77,8 @@ class TorchRecipe:
         return make_part(loss, self.config) if is_class or (creates and parameters_of(loss)) else loss
 
     def world(self, seat: Seat) -> World:
-        """Join the other ranks."""
+        """Join the other ranks; each draws its own numbers, and the same ones in every run."""
+        torch.manual_seed(self.seed + seat.rank)
         return TorchWorld(seat)
 
     def side(self, seat: Seat, world: World, chosen: Chosen) -> TorchSide:
