@@ -5,6 +5,7 @@ It ends when the process that started it does: it then finds its standard input 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -69,6 +70,7 @@ def main(job_file: str, attempt_folder: str, rank: str, addresses: str) -> int:
 
 if __name__ == "__main__":
     code = main(*sys.argv[1:])
+    gc.collect()  # what datasets keep in folders is removed with them
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # without the ends of native threads, which may wait for each other
