@@ -22,6 +22,11 @@
     ├─ StorageError(OSError)               a dataset's folder or file that cannot be read or written
     │  ├─ StorageNotFoundError(FileNotFoundError) nothing is there
     │  └─ ShardError                       a shard that is missing, truncated or altered
+    ├─ ServiceError(OSError)               a call of a service that failed
+    │  ├─ ServiceUnavailableError(ConnectionError) nobody answers there, or the connection broke off
+    │  ├─ ServiceTimeoutError(TimeoutError) the deadline has passed
+    │  ├─ ServiceLimitError                too large, or too many at once
+    │  └─ ServiceAccessError(PermissionError) who calls is not known there, or may not
     └─ MissingDependencyError(ImportError) an extra that is not installed; names the install command
        └─ ImportOrderError                 two frameworks that cannot be imported in this order
 
@@ -52,6 +57,11 @@ __all__ = [
     "QuireError",
     "RowIndexError",
     "SchemaError",
+    "ServiceAccessError",
+    "ServiceError",
+    "ServiceLimitError",
+    "ServiceTimeoutError",
+    "ServiceUnavailableError",
     "ShardError",
     "StorageError",
     "StorageNotFoundError",
@@ -161,6 +171,28 @@ class StorageNotFoundError(StorageError, FileNotFoundError):
 
 class ShardError(StorageError):
     """A shard that is missing, truncated or altered."""
+
+
+class ServiceError(QuireError, OSError):
+    """A call of a service that failed. `code` is the status as gRPC names it, such as 'UNAVAILABLE'."""
+
+    code: str = "UNKNOWN"
+
+
+class ServiceUnavailableError(ServiceError, ConnectionError):
+    """A service that does not answer, or a connection that broke off."""
+
+
+class ServiceTimeoutError(ServiceError, TimeoutError):
+    """A call whose deadline has passed."""
+
+
+class ServiceLimitError(ServiceError):
+    """A call that is too large, or one of too many at once."""
+
+
+class ServiceAccessError(ServiceError, PermissionError):
+    """A call from someone whom the service does not know, or does not allow."""
 
 
 class MissingDependencyError(QuireError, ImportError):

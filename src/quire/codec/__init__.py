@@ -20,6 +20,7 @@ from quire.codec._bytes import (
     is_batch,
     loaded,
     message_type_name,
+    rows_message,
     stream,
 )
 from quire.codec._context import Reading, ReadOptions, read_options
@@ -70,6 +71,7 @@ __all__ = [
     "message_type_name",
     "proto_schema",
     "read_options",
+    "rows_message",
     "segments_of",
     "selected_blocks",
     "starts_stream",

@@ -54,6 +54,11 @@ def columns_message(columns: Columns, *, allow_pickle: bool = False) -> bytes:
     return _whole(_guarded(encode_columns, columns, writer), writer)
 
 
+def rows_message(documents: list[Any], schema: Schema) -> bytes:
+    """Documents as one message: of columns, or one by one where their class says nothing of what they hold."""
+    return b"".join(_encoded(documents, schema, allow_pickle=False)[2])
+
+
 def _whole(head: bytes, writer: Writer) -> bytes:
     return b"".join(join(head, writer.buffers)) if writer.buffers else head
 

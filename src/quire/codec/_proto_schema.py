@@ -43,9 +43,24 @@ def plan_proto(document_type: Any, previous: str | None = None, package: str | N
     return ProtoPlan(root, known.package if package is None else package, planner.messages, planner.enums)
 
 
-def _class_keys(document_type: Any) -> set[str]:
-    """The keys of all the documents and enums that a class leads to."""
-    todo, found = [document_type], {names.class_key(document_type)}
+def plan_service(
+    document_types: Iterable[Any], arrays: Iterable[Any], previous: str | None = None, package: str | None = None
+) -> tuple[ProtoPlan, dict[Any, str], dict[Any, str]]:
+    """The messages of several classes, and a message for many documents of some; with the names of both, by class."""
+    known, document_types = read_proto(previous), list(dict.fromkeys(document_types))
+    planner = _Planner(known, _class_keys(*document_types))
+    single = {tp: planner.document(tp) for tp in document_types}
+    planner.run()
+    many = {tp: planner.array(tp) for tp in dict.fromkeys(arrays)}
+    plan = ProtoPlan(
+        single[document_types[0]], known.package if package is None else package, planner.messages, planner.enums
+    )
+    return plan, single, many
+
+
+def _class_keys(*document_types: Any) -> set[str]:
+    """The keys of all the documents and enums that classes lead to."""
+    todo, found = list(document_types), {names.class_key(tp) for tp in document_types}
     while todo:
         fields = list(todo.pop().document_schema().fields)
         while fields:
@@ -94,6 +109,15 @@ class _Planner:
             self._known[tp] = self._names.give(names.class_key(tp), names.camel(tp.__name__))
             self._todo.append(tp)
         return self._known[tp]
+
+    def array(self, tp: Any) -> str:
+        """The name of a message for many documents of a class."""
+        root, key = self.document(tp), f"quire:Array.{names.class_key(tp)}"
+        name = self._names.give(key, f"{root}Array")
+        slot = Slot(_INT, root, Wire.MESSAGE, repeated=True)
+        part = _Part("documents", slot, "repeated", "documents", f"{name}.documents")
+        self._add(name, key, Role.WRAPPER, [part], f"Documents of {root}.")
+        return name
 
     def _plan_document(self, tp: Any) -> None:
         name, key, schema = self._known[tp], names.class_key(tp), tp.document_schema()

@@ -19,11 +19,16 @@ syntax = "proto3";
 
 def proto_schema(document_type: Any, previous: str | None = None, package: str | None = None) -> str:
     """The `.proto` of a document class."""
+    check_package(package)
+    return write_proto(plan_proto(document_type, previous, package))
+
+
+def check_package(package: str | None) -> None:
+    """Refuse what protobuf does not take as the name of a package."""
     if package and not all(part.isidentifier() and part.isascii() for part in package.split(".")):
         raise SchemaError(
             f"{package!r} is not a package of protobuf: write names with dots between, as 'school.records'."
         )
-    return write_proto(plan_proto(document_type, previous, package))
 
 
 def write_proto(plan: ProtoPlan) -> str:

@@ -1,0 +1,198 @@
+"""The server on asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from quire._optional import require
+from quire.errors import ServiceError
+from quire.services._calls import OPTIONS, Calls
+from quire.services._endpoints import Endpoint
+from quire.services._errors import KIND, Status, function_failed, status_of
+from quire.services._methods import DESCRIBE, Offer, Offered
+from quire.services._options import ServeOptions, bind
+from quire.services._security import check_caller
+from quire.services._server import _rpc_methods, add_tools, serving
+
+grpc: Any = require("grpc", extra="grpc", needed_for="a gRPC service")
+aio: Any = require("grpc.aio", extra="grpc", needed_for="a gRPC service")
+_DONE: Any = object()
+
+
+class AsyncServer:
+    """A service on asyncio; it is served inside of `async with`. Functions that are not async run on threads."""
+
+    port: int
+
+    def __init__(self, offer: Offer, host: str, port: int, options: ServeOptions) -> None:
+        self._offer, self._options, self._asked_port = offer, options, port
+        self.host = host
+        self._stopped: asyncio.Task[None] | None = None
+
+    async def start(self) -> Self:
+        """Start to serve."""
+        self._loop = asyncio.get_running_loop()
+        self._asked = asyncio.Event()
+        self._calls = Calls(self._offer.endpoints, self._options.limits, self._run)
+        self._pool = ThreadPoolExecutor(self._options.limits.max_concurrency, "quire serve")
+        self._server = aio.server(**self._options.server_arguments())
+        self._server.add_generic_rpc_handlers(list(_rpc_methods(self._offer, self._method, self._describe)))
+        self._health = add_tools(self._server, self._offer, self._options, aio=True)
+        self.port = bind(self._server, self.host, self._asked_port, self._options.tls)
+        await self._server.start()
+        for name in ("", *self._offer.service_names):
+            await self._health.set(name, serving())
+        return self
+
+    @property
+    def endpoints(self) -> dict[str, Endpoint]:
+        """What can be called, by name."""
+        return self._offer.endpoints
+
+    @property
+    def address(self) -> str:
+        """Host and port, as an `AsyncClient` takes them."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    async def wait(self) -> None:
+        """Wait until the server is asked to stop, by `stop()` or SIGTERM, and has."""
+        with self._on_sigterm():
+            await self._asked.wait()
+        await self.stop()
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Take no new calls, let those that run end within `grace` seconds, and end."""
+        self._asked.set()
+        if self._stopped is None:
+            self._stopped = asyncio.create_task(self._stop(self._options.grace if grace is None else grace))
+        await asyncio.shield(self._stopped)
+
+    async def _stop(self, grace: float) -> None:
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace)
+        await asyncio.to_thread(self._calls.close, grace)
+        self._pool.shutdown(wait=False)
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, tp: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @contextlib.contextmanager
+    def _on_sigterm(self) -> Iterator[None]:
+        try:
+            self._loop.add_signal_handler(signal.SIGTERM, self._asked.set)
+        except (NotImplementedError, RuntimeError, ValueError):  # not the main thread, or not a system that has them
+            yield
+            return
+        try:
+            yield
+        finally:
+            self._loop.remove_signal_handler(signal.SIGTERM)
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine on the server's loop, and wait for it in a thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    # --- what is called
+
+    async def _describe(self, _: bytes, context: Any) -> bytes:
+        try:
+            check_caller(self._options.authorize, DESCRIBE, context)
+        except ServiceError as error:
+            await _abort(context, status_of(error))
+        return self._offer.description
+
+    def _method(self, offered: Offered) -> Callable[..., Any]:
+        async def unary(data: bytes, context: Any) -> bytes:
+            try:
+                return await self._answer(offered.endpoint, data, context)
+            except Exception as error:  # noqa: BLE001 - the caller is told, and the server lives on
+                status = status_of(error)
+            await _abort(context, status)
+            return b""
+
+        async def stream(messages: Any, context: Any) -> AsyncIterator[bytes]:
+            try:
+                async for message in self._stream(offered, messages, context):
+                    yield message
+            except Exception as error:  # noqa: BLE001
+                status = status_of(error)
+            else:
+                return
+            await _abort(context, status)
+
+        async def gathered(messages: Any, context: Any) -> bytes:
+            return b"".join([message async for message in stream(messages, context)])
+
+        if not any(offered.streams):
+            return unary
+        return stream if offered.streams[1] else gathered
+
+    async def _answer(self, endpoint: Endpoint, data: bytes, context: Any) -> bytes:
+        check_caller(self._options.authorize, endpoint.name, context)
+        with self._calls.budget.account() as account:
+            account.take(len(data))
+            if endpoint.batched:
+                value = await asyncio.wrap_future(self._calls.submit(endpoint, data))
+            elif endpoint.is_async:
+                value = await self._awaited(endpoint, endpoint.takes.decode(data, OPTIONS))
+            else:
+                return await self._loop.run_in_executor(self._pool, self._calls.answer, endpoint, data)
+            return self._calls.encode(endpoint, value)
+
+    async def _awaited(self, endpoint: Endpoint, value: Any) -> Any:
+        try:
+            return await endpoint.function(value)
+        except ServiceError:
+            raise
+        except Exception as error:
+            raise function_failed(endpoint.name, error) from error
+
+    async def _stream(self, offered: Offered, messages: Any, context: Any) -> AsyncIterator[bytes]:
+        check_caller(self._options.authorize, offered.endpoint.name, context)
+        single: Any = _Blocking(messages, self._loop) if offered.streams[0] else [messages]
+        with self._calls.budget.account() as account:
+            made = self._calls.stream(offered.endpoint, single, account, framed=offered.framed)
+            step = None
+            try:
+                while True:
+                    step = self._pool.submit(next, made, _DONE)
+                    message = await asyncio.wrap_future(step)
+                    if message is _DONE:
+                        return
+                    yield message
+            finally:
+                if step is not None:
+                    step.add_done_callback(lambda _: made.close())  # which must not happen while it runs
+
+
+class _Blocking(Iterator[bytes]):
+    """The messages of a call, read from a thread."""
+
+    def __init__(self, messages: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._messages, self._loop = messages.__aiter__(), loop
+
+    def __next__(self) -> bytes:
+        async def read() -> Any:
+            return await anext(self._messages, _DONE)
+
+        message = asyncio.run_coroutine_threadsafe(read(), self._loop).result()
+        if message is _DONE:
+            raise StopIteration
+        return message  # type: ignore[no-any-return]
+
+
+async def _abort(context: Any, status: Status) -> None:
+    await context.abort(grpc.StatusCode[status.code], status.message, ((KIND, status.kind),))

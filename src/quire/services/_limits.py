@@ -1,0 +1,96 @@
+"""What a server takes on at most, so that a flood of calls is refused and does not use up the memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+
+from quire.errors import OptionError, ServiceLimitError
+
+MiB = 1 << 20
+MESSAGE_BYTES = 4 * MiB
+"""What gRPC takes in one message, unless told otherwise, in every language."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server takes on at most; beyond it, calls are refused with RESOURCE_EXHAUSTED.
+
+    max_message_bytes: of one message; what is larger comes in parts, in a stream.
+    max_request_bytes: of one request, all its parts together.
+    max_pending_bytes: of all requests that are being read or worked on, together.
+    max_concurrency: how many calls are worked on at once.
+    max_queue: how many more may wait.
+    """
+
+    max_message_bytes: int = MESSAGE_BYTES
+    max_request_bytes: int = 256 * MiB
+    max_pending_bytes: int = 1024 * MiB
+    max_concurrency: int = 64
+    max_queue: int = 256
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            least = 0 if field.name == "max_queue" else 1
+            if getattr(self, field.name) < least:
+                raise OptionError(f"{field.name}={getattr(self, field.name)}: use {least} or more.")
+
+
+class Budget:
+    """The bytes of all requests that are in memory."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._lock = threading.Lock()
+        self._taken = 0
+
+    @contextmanager
+    def account(self) -> Iterator[Account]:
+        """What one call takes, given back at its end."""
+        account = Account(self)
+        try:
+            yield account
+        finally:
+            account.clear()
+
+    def take(self, size: int) -> None:
+        """Take note of bytes that have come."""
+        with self._lock:
+            if self._taken + size > self.limits.max_pending_bytes:
+                raise ServiceLimitError(
+                    "all requests in work together would take more than "
+                    f"max_pending_bytes={self.limits.max_pending_bytes}. Try later."
+                )
+            self._taken += size
+
+    def give(self, size: int) -> None:
+        """Take note of bytes that are gone."""
+        with self._lock:
+            self._taken -= size
+
+
+class Account:
+    """The bytes that one call has in memory."""
+
+    __slots__ = ("_budget", "_taken")
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._taken = 0
+
+    def take(self, size: int) -> None:
+        """Take note of bytes of the request."""
+        limit = self._budget.limits.max_request_bytes
+        if self._taken + size > limit:
+            raise ServiceLimitError(
+                f"the request has more than max_request_bytes={limit}. Send fewer documents at a time, with .stream()."
+            )
+        self._budget.take(size)
+        self._taken += size
+
+    def clear(self) -> None:
+        """Give everything back."""
+        self._budget.give(self._taken)
+        self._taken = 0
