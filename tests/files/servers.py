@@ -70,10 +70,10 @@ class _Answer(BaseHTTPRequestHandler):
 
     def _send_file(self, content: bytes, *, body: bool) -> None:
         site = self.server
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
         status, head = 200, {"Content-Length": str(len(content))}
         if asked and site.ranges:
-            start, stop = int(asked[1]), int(asked[2]) + 1
+            start, stop = int(asked[1]), int(asked[2] or len(content) - 1) + 1
             head = {"Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"}
             status, content = 206, content[start:stop]
             head["Content-Length"] = str(len(content))

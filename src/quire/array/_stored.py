@@ -12,7 +12,7 @@ from typing_extensions import Self, Unpack
 
 from quire import codec
 from quire._parametrize import ParametrizedMeta
-from quire.array import _rows, _tables, _upward, _wire
+from quire.array import _remote, _rows, _tables, _upward, _wire
 from quire.codec import Reading, Rows, _json
 from quire.codec._csv import CsvOptions, from_csv, to_csv
 from quire.codec._json import TensorForm
@@ -142,6 +142,30 @@ class StoredArray(Generic[DocT], metaclass=ParametrizedMeta):
         if streaming:
             return _wire.iterate_array(cls, file, protocol, compress, reading)
         return _wire.load_array(cls, file, protocol, compress, rows, reading)
+
+    # --- addresses
+
+    def push(self, url: _remote.Url, **how: Unpack[_remote.Pushing]) -> None:
+        """Write the file of `save_binary` to an address, while it is made: 's3://bucket/name', 'https://host/path'.
+
+        All of it is there in the end, or nothing. `num_workers` threads make the bytes, and one more sends them.
+        """
+        _remote.push(self, self._documents, url, how)
+
+    @classmethod
+    def push_stream(cls, documents: Iterable[DocT], url: _remote.Url, **how: Unpack[_remote.Pushing]) -> None:
+        """`push` for documents from any source, as they come: some blocks of them are in memory."""
+        _remote.push_stream(cls, documents, url, how)
+
+    @classmethod
+    def pull(cls, url: _remote.Url, **how: Unpack[_remote.Pulling]) -> Self:
+        """The documents of a file that was pushed, or written by `save_binary`."""
+        return _remote.pull(cls, url, how)  # type: ignore[no-any-return]
+
+    @classmethod
+    def pull_stream(cls, url: _remote.Url, **how: Unpack[_remote.Pulling]) -> Iterator[DocT]:
+        """The documents of `pull`, one by one while they come."""
+        return _remote.pull_stream(cls, url, how)
 
     # --- text and tables
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
-from typing import Any
+from typing import IO, Any
 
 from quire import codec
 from quire._loaded import make_array
@@ -127,6 +127,15 @@ def save(
     parts = _stream(array, shown, protocol, compress, allow_pickle=allow_pickle, checksums=True)
     with open_target(file) as out:
         codec.write_parts(out, parts)
+
+
+def load_all(array_type: type[Any], source: IO[bytes], reading: Reading, *, show_progress: bool | None) -> Any:
+    """The array in a stream that cannot be sought in."""
+    options = codec.read_options(reading)
+    segments = tracked(
+        codec.segments_of(source, options), "pulling", show=show_progress, size=lambda segment: segment.count
+    )
+    return _gathered(array_type, segments, None, options)
 
 
 def load_array(

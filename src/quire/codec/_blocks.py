@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -64,27 +64,34 @@ def pack_segment(kind: bytes, count: int, parts: list[Any], *, checksum: bool = 
     return [fixed, zlib.crc32(fixed).to_bytes(4, "little"), *parts, bytes(-length % 64)]
 
 
+Block = tuple[bytes, int, list[Any]]
+"""The kind of a block, the number of its documents, and the parts that make it up."""
+
+
 def stream_parts(
     type_name: str,
     schema: str,
-    blocks: Iterable[tuple[bytes, int, list[Any]]],
+    blocks: Iterable[Block | Callable[[], Block]],
     compression: Compression | None,
     *,
     checksums: bool,
+    workers: int | None = None,
 ) -> Iterator[list[Any]]:
-    """A stream, segment by segment, each as the parts that make it up; packed ones are packed on several cores."""
+    """A stream, segment by segment, each as the parts that make it up; packed ones are packed on several cores.
+
+    Blocks that are yet to be made are made there, too.
+    """
     header = b"\x08\x01" + text(2, type_name) + text(3, schema)
     position = 0
     offsets: list[int] = []
     counts: list[int] = []
 
-    def pack(block: tuple[bytes, int, list[Any]]) -> tuple[int, list[Any]]:
-        kind, count, parts = block
+    def pack(block: Block | Callable[[], Block]) -> tuple[int, list[Any]]:
+        kind, count, parts = block() if callable(block) else block
         return count, _packed(pack_segment(kind, count, parts, checksum=checksums), compression)
 
-    for count, segment in ordered_map(
-        pack, _with_header(header, blocks), cpu_count() if compression or checksums else 1
-    ):
+    threads = workers or (cpu_count() if compression or checksums else 1)
+    for count, segment in ordered_map(pack, _with_header(header, blocks), threads, prompt=workers is not None):
         offsets.append(position)
         counts.append(count)
         position += sum(part.nbytes if hasattr(part, "nbytes") else len(part) for part in segment)
@@ -94,9 +101,7 @@ def stream_parts(
     yield _packed([_TAIL.pack(_TAIL_MAGIC, position)], compression)
 
 
-def _with_header(
-    header: bytes, blocks: Iterable[tuple[bytes, int, list[Any]]]
-) -> Iterator[tuple[bytes, int, list[Any]]]:
+def _with_header(header: bytes, blocks: Iterable[Block | Callable[[], Block]]) -> Iterator[Block | Callable[[], Block]]:
     yield HEADER, 0, [header]
     yield from blocks
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from base64 import b64decode
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from quire._loaded import class_name
@@ -185,7 +186,7 @@ def _decoded(
 # --- streams
 
 
-def stream(
+def stream(  # noqa: PLR0913
     documents: Iterable[Any],
     schema: Schema,
     protocol: str | None,
@@ -194,8 +195,9 @@ def stream(
     allow_pickle: bool,
     checksums: bool,
     name: str | None = None,
+    workers: int | None = None,
 ) -> Iterator[list[Any]]:
-    """Documents as a stream of blocks, in parts."""
+    """Documents as a stream of blocks, in parts; with `workers`, so many make and pack the blocks."""
     pickled = check_protocol(protocol) == "pickle"
     compression = get_compression(compress)
 
@@ -204,8 +206,10 @@ def stream(
             return PICKLE, len(block), [pickle.dumps(block, protocol=5)]
         return _encoded(block, schema, allow_pickle=allow_pickle)
 
-    blocks = map(encode, in_blocks(documents, _block_bytes(compress)))
-    return stream_parts(name or class_name(schema.document_type), "", blocks, compression, checksums=checksums)
+    found = in_blocks(documents, _block_bytes(compress))
+    blocks = map(encode, found) if workers is None else (partial(encode, block) for block in found)
+    name = name or class_name(schema.document_type)
+    return stream_parts(name, "", blocks, compression, checksums=checksums, workers=workers)
 
 
 def _encoded(block: list[Any], schema: Schema, *, allow_pickle: bool) -> tuple[bytes, int, list[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -13,15 +13,27 @@ _PATIENCE = 1.0
 """Work that takes less time, in seconds, gets no bar unless it is asked for."""
 
 
-def tracked(items: Iterable[T], what: str, total: int | None = None, *, show: bool | None = None) -> Iterator[T]:
-    """The items, with a bar on the standard error stream; by default on a terminal, once the work takes long."""
+def tracked(
+    items: Iterable[T],
+    what: str,
+    total: int | None = None,
+    *,
+    show: bool | None = None,
+    size: Callable[[T], int] = lambda _: 1,
+) -> Iterator[T]:
+    """The items, with a bar on the standard error stream; by default on a terminal, once the work takes long.
+
+    The bar counts items, or what `size` tells of each.
+    """
     if show is False or (show is None and not sys.stderr.isatty()):
         yield from items
         return
-    yield from _tracked(items, what, total, 0.0 if show else _PATIENCE)
+    yield from _tracked(items, what, total, 0.0 if show else _PATIENCE, size)
 
 
-def _tracked(items: Iterable[T], what: str, total: int | None, patience: float) -> Iterator[T]:
+def _tracked(
+    items: Iterable[T], what: str, total: int | None, patience: float, size: Callable[[T], int]
+) -> Iterator[T]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -35,7 +47,7 @@ def _tracked(items: Iterable[T], what: str, total: int | None, patience: float) 
                 progress.start()
                 shown = True
             yield item
-            done += 1
+            done += size(item)
             if shown:
                 progress.update(task, completed=done)
     finally:

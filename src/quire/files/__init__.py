@@ -5,8 +5,10 @@ from quire.files._find import Patterns, find_files, thin_out
 from quire.files._folder import Entry, Folder
 from quire.files._limits import MAX_BYTES, TIMEOUT, Limits, shown
 from quire.files._open import Source, Target, open_source, open_target
+from quire.files._receive import receive
 from quire.files._remote import open_folder
 from quire.files._retry import RemoteOptions
+from quire.files._send import Kept, Pieces, in_pieces, send
 from quire.files._uris import guess_type, read_uri, scheme_of
 
 __all__ = [
@@ -14,18 +16,23 @@ __all__ = [
     "TIMEOUT",
     "Entry",
     "Folder",
+    "Kept",
     "Limits",
     "Patterns",
+    "Pieces",
     "RemoteOptions",
     "Source",
     "Target",
     "find_files",
     "guess_type",
+    "in_pieces",
     "open_folder",
     "open_source",
     "open_target",
     "read_uri",
+    "receive",
     "scheme_of",
+    "send",
     "shown",
     "thin_out",
     "to_data_uri",

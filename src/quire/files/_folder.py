@@ -43,7 +43,8 @@ class Folder(ABC):
 
     def join(self, name: str) -> str:
         """The address of a file."""
-        return f"{self.url.rstrip('/')}/{checked_name(name, self.url)}"
+        start = self.url if self.url.endswith("://") else f"{self.url.rstrip('/')}/"
+        return start + checked_name(name, self.url)
 
     def local_path(self, name: str) -> Path | None:  # noqa: ARG002 - a remote folder has none
         """The path of a file that can be mapped into memory; None if it is not on this machine."""

@@ -121,10 +121,17 @@ class RemoteFolder(Folder):
 
     def fetch(self, name: str, target: Path) -> None:
         """Download a file to a local path, part by part."""
-        size = self._told_size(name)
         with open_target(target) as file:
-            for part in (self.read(name),) if size is None else self._parts(name, 0, size):
+            for part in self.parts(name):
                 file.write(part)
+
+    def parts(self, name: str) -> Iterator[bytes]:
+        """All of a file, some at a time."""
+        size = self._told_size(name)
+        if size is None:
+            yield self.read(name)
+        else:
+            yield from self._parts(name, 0, size)
 
     def _parts(self, name: str, start: int, stop: int) -> Iterator[bytes]:
         """The bytes from start to stop, some at a time. A server that knows no ranges sends all, which is then cut."""

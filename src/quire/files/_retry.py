@@ -55,17 +55,22 @@ class Errand:
     url: str
     size: int = 0
 
-    def run(self, attempt: Callable[[float], T], options: RemoteOptions) -> T:
-        """The result of the first attempt that succeeds; each is told the seconds that it has."""
+    def run(self, attempt: Callable[[float], T], options: RemoteOptions, *, own_time: bool = False) -> T:
+        """The result of the first attempt that succeeds; each is told the seconds that it has.
+
+        Attempts that see to their time themselves (`own_time`) may take long, and then have it again.
+        """
         extra = self.size / _SLOWEST
         start = time.monotonic()
         end = start + options.deadline + extra
         for number in range(options.retries + 1):
+            began = time.monotonic()
             try:
                 return attempt(min(options.timeout + extra, max(end - time.monotonic(), 0.001)))
             except Exception as error:  # noqa: BLE001 - stores raise errors of their own kinds
                 last = _reason(error)
             self._check_lasting(last)
+            end += time.monotonic() - began if own_time else 0
             pause = min(_FIRST_PAUSE * 2**number, _LONGEST_PAUSE) * _chance.uniform(0.5, 1)
             if number == options.retries or time.monotonic() + pause >= end:
                 break

@@ -19,8 +19,11 @@ def cpu_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
-    """Results in the order of the items; at most one item a worker, and one more, is taken ahead of the consumer."""
+def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int, *, prompt: bool = False) -> Iterator[R]:
+    """Results in the order of the items; at most one item a worker, and one more, is taken ahead of the consumer.
+
+    With `prompt`, a result that is ready comes before more is taken: for items that are slow to come.
+    """
     if workers < 2:
         yield from map(function, items)
         return
@@ -29,7 +32,7 @@ def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int) ->
     try:
         for item in items:
             waiting.append(pool.submit(function, item))
-            if len(waiting) > workers:
+            while len(waiting) > workers or (prompt and waiting and waiting[0].done()):
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

@@ -1,0 +1,136 @@
+"""Arrays at addresses: what `push`, `pull` and their streaming forms do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import chain
+from typing import Any
+from urllib.parse import urlsplit
+
+from typing_extensions import TypedDict
+
+from quire import codec
+from quire.array import _wire
+from quire.codec import Reading
+from quire.display import tracked
+from quire.errors import DecodeError, OptionError, did_you_mean
+from quire.files import Kept, Pieces, RemoteOptions, in_pieces, receive, scheme_of, send, shown
+from quire.parallel import cpu_count
+
+Url = str | os.PathLike[str]
+"""A path, or an address that fsspec knows or of http."""
+
+
+class Pushing(TypedDict, total=False):
+    """How documents are pushed: the keywords of `push` and `push_stream`.
+
+    protocol, compress: as of `save_binary`; the suffixes of the address tell what is not given.
+    allow_pickle: write values that have no other form as pickles.
+    num_workers: so many threads make and pack the bytes, by default one a core; `num_worker` is another spelling.
+    show_progress: a bar on the standard error stream; by default on a terminal, once it takes long.
+    remote: retries, seconds, and what the store wants to know.
+    """
+
+    protocol: str | None
+    compress: str | None
+    allow_pickle: bool
+    num_workers: int | None
+    num_worker: int | None
+    show_progress: bool | None
+    remote: RemoteOptions | None
+
+
+class Pulling(Reading, total=False):
+    """How documents are pulled: what is said of reading bytes, of the store, and whether there is a bar."""
+
+    show_progress: bool | None
+    remote: RemoteOptions | None
+
+
+def push(array: Any, documents: Sequence[Any], url: Url, how: Pushing) -> None:
+    """Send documents that can be gone through again."""
+    address = os.fspath(url)
+    send(address, _maker(array, documents, address, how), how.get("remote") or RemoteOptions())
+
+
+def push_stream(array_type: type[Any], documents: Iterable[Any], url: Url, how: Pushing) -> None:
+    """Send documents as they come; what was sent is kept in a file, if it may have to be sent again."""
+    address, remote = os.fspath(url), how.get("remote") or RemoteOptions()
+    make = _maker(array_type, _wire.one_by_one(array_type, documents), address, how)
+    if not remote.retries:
+        return send(address, make, remote)
+    with closing(Kept(make())) as kept:
+        return send(address, kept, remote)
+
+
+def _maker(array: Any, documents: Iterable[Any], address: str, how: Pushing) -> Callable[[], Pieces]:
+    _check_known(how, Pushing, "push")
+    protocol, compress = codec.from_suffixes(_path_in(address), how.get("protocol"), how.get("compress"))
+    workers, total = _workers(how), len(documents) if isinstance(documents, Sequence) else None
+    allow_pickle = how.get("allow_pickle", False)
+
+    def make() -> Pieces:
+        shown_documents = tracked(documents, "pushing", total, show=how.get("show_progress"))
+        options = {"allow_pickle": allow_pickle, "checksums": True, "workers": workers}
+        segments = _wire._stream(array, shown_documents, protocol, compress, **options)
+        return in_pieces(chain.from_iterable(segments))
+
+    return make
+
+
+def _path_in(address: str) -> str:
+    """The part of an address whose suffixes tell something."""
+    return urlsplit(address).path if scheme_of(address) in ("http", "https") else address
+
+
+def _workers(how: Pushing) -> int:
+    given = [workers for workers in (how.get("num_workers"), how.get("num_worker")) if workers is not None]
+    if len(set(given)) > 1:
+        raise OptionError(f"num_workers and num_worker are two spellings of one thing, but differ: {sorted(given)}.")
+    workers = given[0] if given else None
+    if workers is not None and workers < 1:
+        raise OptionError(f"num_workers={workers}: at least one is needed.")
+    return workers or cpu_count()
+
+
+def pull(array_type: type[Any], url: Url, how: Pulling) -> Any:
+    """The array at an address."""
+    address, reading = os.fspath(url), _reading(how)
+    with _named(address), receive(address, how.get("remote") or RemoteOptions()) as source:
+        return _wire.load_all(array_type, source, reading, show_progress=how.get("show_progress"))
+
+
+def pull_stream(array_type: type[Any], url: Url, how: Pulling) -> Iterator[Any]:
+    """The documents at an address one by one; a few blocks are in memory."""
+    address, reading = os.fspath(url), _reading(how)
+
+    def documents() -> Iterator[Any]:
+        with _named(address), receive(address, how.get("remote") or RemoteOptions()) as source:
+            yield from _wire.iterate_array(array_type, source, None, None, reading)
+
+    return tracked(documents(), "pulling", show=how.get("show_progress"))
+
+
+def _reading(how: Pulling) -> Reading:
+    """The keywords that are about bytes."""
+    _check_known(how, Pulling, "pull")
+    rest: Any = {name: value for name, value in how.items() if name in Reading.__annotations__}
+    codec.read_options(rest)  # which are looked at before anything is asked for
+    return rest  # type: ignore[no-any-return]
+
+
+def _check_known(how: Any, known: Any, call: str) -> None:
+    unknown = sorted(how.keys() - known.__annotations__.keys())
+    if unknown:
+        raise TypeError(f"{call} has no argument {unknown[0]!r}. {did_you_mean(unknown[0], known.__annotations__)}")
+
+
+@contextmanager
+def _named(address: str) -> Iterator[None]:
+    """Errors about bytes, with the address that they came from."""
+    try:
+        yield
+    except DecodeError as error:
+        raise DecodeError(f"{shown(address)}: {error}") from error

@@ -1,0 +1,283 @@
+"""Arrays over plain HTTP, with a real server: sent while they are made, and all or nothing."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quire import BaseDocument, DocumentArray
+from quire.errors import DecodeError, EncodeError, OptionError, StorageError, StorageNotFoundError
+from quire.files import RemoteOptions
+from quire.typing import NdArray
+from tests.files.shelf import Shelf, shelf
+
+
+class Passage(BaseDocument):
+    text: str
+    embedding: NdArray[4096]
+
+
+class Box(BaseDocument):
+    value: object
+
+
+SOON = RemoteOptions(retries=3, timeout=5, deadline=20)
+ONCE = RemoteOptions(retries=0, timeout=5)
+
+
+@pytest.fixture
+def site() -> Iterator[Shelf]:
+    with shelf() as site:
+        yield site
+
+
+def passages(count: int = 1500) -> Iterator[Passage]:
+    rows = np.random.default_rng(0).random((50, 4096), np.float32)
+    return (Passage(id=str(i), text=f"passage {i}", embedding=rows[i % 50]) for i in range(count))
+
+
+@pytest.fixture(scope="module")
+def docs() -> DocumentArray[Passage]:
+    return DocumentArray[Passage](passages())
+
+
+def stored(site: Shelf, name: str) -> DocumentArray[Passage]:
+    return DocumentArray[Passage].load_binary(io.BytesIO(site.files[f"/data/{name}"]))
+
+
+# --- there and back
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("name", ["plain", "packed.protobuf.gz"])
+def test_what_is_pushed_is_the_file_that_is_saved(site: Shelf, tmp_path: Path, name: str, workers: int) -> None:
+    docs = DocumentArray[Passage](passages(700))
+    docs.push(f"{site.url}/{name}", num_workers=workers)
+    docs.save_binary(tmp_path / name)
+    assert site.files[f"/data/{name}"] == (tmp_path / name).read_bytes()
+    assert DocumentArray[Passage].pull(f"{site.url}/{name}").identical(docs)
+
+
+def test_a_body_goes_in_chunks_and_comes_back_in_any_form(site: Shelf, docs: DocumentArray[Passage]) -> None:
+    url = f"{site.url}/docs"
+    docs.push(url)
+    assert site.headers[0]["Transfer-Encoding"] == "chunked"
+    assert "Content-Length" not in site.headers[0]
+    assert DocumentArray.pull(url).identical(docs)
+    with closing(DocumentArray[Passage].pull_stream(url)) as found:
+        assert all(a.identical(b) for a, b in zip(found, docs, strict=True))
+    assert len(DocumentArray[Passage].pull(url, copy=False)) == len(docs)
+
+
+def test_an_empty_array_is_a_file_too(site: Shelf) -> None:
+    DocumentArray[Passage]().push(f"{site.url}/empty")
+    assert len(DocumentArray[Passage].pull(f"{site.url}/empty")) == 0
+
+
+def test_the_query_of_an_address_tells_no_compression(site: Shelf) -> None:
+    DocumentArray[Passage](passages(3)).push(f"{site.url}/plain?next=file.gz")
+    assert site.files["/data/plain?next=file.gz"].startswith(b"\x93QUIRE")
+
+
+def test_headers_and_a_password_reach_the_server(site: Shelf) -> None:
+    options = RemoteOptions(storage_options={"headers": {"X-Key": "k"}})
+    url = site.url.replace("http://", "http://me:secret@")
+    DocumentArray[Passage](passages(3)).push(f"{url}/a", remote=options)
+    assert (site.headers[0]["X-Key"], site.headers[0]["Authorization"]) == ("k", "Basic bWU6c2VjcmV0")
+
+
+# --- while it is made
+
+
+def test_the_first_bytes_arrive_before_the_last_document_is_made(site: Shelf) -> None:
+    def slowly() -> Iterator[Passage]:
+        yield from passages(3000)
+        assert site.some.wait(20)  # else this would never end
+        yield from passages(1)
+
+    DocumentArray[Passage].push_stream(slowly(), f"{site.url}/docs")
+    assert len(stored(site, "docs")) == 3001
+
+
+def test_a_server_that_does_not_read_holds_the_source_back(site: Shelf) -> None:
+    taken = 0
+
+    def counted() -> Iterator[Passage]:
+        nonlocal taken
+        for taken, passage in enumerate(passages(20_000), 1):  # noqa: B007 - the number is looked at below
+            yield passage
+
+    site.reads.clear()
+    options = RemoteOptions(retries=0, timeout=0.2)
+    with pytest.raises(StorageError, match="timed out|no answer within"):
+        DocumentArray[Passage].push_stream(counted(), f"{site.url}/docs", remote=options)
+    assert taken < 8000  # of 16 KB each: what lies ready, what is being made, and what the system holds
+
+
+# --- failures
+
+
+def test_an_answer_that_may_pass_is_asked_again(site: Shelf, docs: DocumentArray[Passage]) -> None:
+    site.failures = 2
+    docs.push(f"{site.url}/docs", remote=SOON)
+    assert len(site.seen) == 3
+    assert stored(site, "docs").identical(docs)
+
+
+@pytest.mark.parametrize("compress", [None, "gzip"])
+def test_a_stream_that_breaks_off_is_sent_again_from_its_start(site: Shelf, compress: str | None) -> None:
+    site.breaks = [1, 3_000_000, 9_000_000]
+    DocumentArray[Passage].push_stream(passages(), f"{site.url}/docs", compress=compress, remote=SOON)
+    assert len(site.seen) == 4
+    assert stored(site, "docs").identical(DocumentArray[Passage](passages()))
+
+
+def test_a_file_that_is_too_large_is_refused_once_with_the_servers_reason(
+    site: Shelf, docs: DocumentArray[Passage]
+) -> None:
+    site.refuses = 1
+    with pytest.raises(StorageError, match=rf"{site.url}/docs: writing the file is not possible .*413"):
+        docs[:3].push(f"{site.url}/docs", remote=SOON)
+    site.refuses = 2_000_000
+    with pytest.raises(StorageError, match=f"{site.url}/docs: "):
+        docs.push(f"{site.url}/docs", remote=ONCE)
+    assert site.files == {}
+
+
+def test_a_server_that_fails_for_good_is_an_error_that_tells_the_address_but_no_password(site: Shelf) -> None:
+    site.failures = 100
+    url = site.url.replace("http://", "http://me:secret@")
+    with pytest.raises(StorageError, match="tried twice|tried 2 times") as caught:
+        DocumentArray[Passage](passages(3)).push(f"{url}/a", remote=RemoteOptions(retries=1))
+    assert "503" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_redirection_is_told(site: Shelf) -> None:
+    site.failures, site.status = 1, 307
+    with pytest.raises(StorageError, match="points to"):
+        DocumentArray[Passage](passages(3)).push(f"{site.url}/a")
+
+
+def test_nobody_there_is_an_error_with_the_address() -> None:
+    with pytest.raises(StorageError, match="127.0.0.1:9/x: writing the file failed"):
+        DocumentArray[Passage](passages(3)).push("http://127.0.0.1:9/x", remote=ONCE)
+
+
+def test_a_server_that_hangs_is_not_waited_for(site: Shelf) -> None:
+    site.hangs = True
+    options = RemoteOptions(retries=1, timeout=0.2, deadline=5)
+    with pytest.raises(StorageError, match="writing the file failed"):
+        DocumentArray[Passage](passages(3)).push(f"{site.url}/a", remote=options)
+    with pytest.raises(StorageError, match="reading the file failed"):
+        DocumentArray[Passage].pull(f"{site.url}/a", remote=options)
+
+
+def test_an_error_of_the_source_is_raised_as_it_is_and_nothing_arrives(site: Shelf) -> None:
+    def broken() -> Iterator[Passage]:
+        yield from passages()
+        raise LookupError("no more")
+
+    with pytest.raises(LookupError, match="no more"):
+        DocumentArray[Passage].push_stream(broken(), f"{site.url}/docs", remote=SOON)
+    with pytest.raises(EncodeError, match="value"):
+        DocumentArray[Box]([Box(value=object())]).push(f"{site.url}/docs", remote=SOON)
+    for _ in range(500):  # the server sees it a little later
+        if site.unfinished == len(site.seen):
+            break
+        time.sleep(0.01)
+    assert site.files == {}
+    assert site.unfinished == len(site.seen)
+
+
+def test_an_old_file_stays_when_the_new_one_breaks_off(site: Shelf) -> None:
+    old = DocumentArray[Passage](passages(3))
+    old.push(f"{site.url}/docs")
+    site.breaks = [1_000_000]
+    with pytest.raises(StorageError):
+        DocumentArray[Passage].push_stream(passages(), f"{site.url}/docs", remote=ONCE)
+    assert DocumentArray[Passage].pull(f"{site.url}/docs").identical(old)
+
+
+# --- pull
+
+
+def test_what_breaks_off_is_read_on_from_there(site: Shelf, docs: DocumentArray[Passage]) -> None:
+    docs.push(f"{site.url}/docs")
+    site.cuts = 2
+    assert DocumentArray[Passage].pull(f"{site.url}/docs", remote=SOON).identical(docs)
+    ranges = [asked for method, _, asked in site.seen if method == "GET"]
+    assert ranges[0] is None
+    assert all(asked and asked.endswith("-") for asked in ranges[1:])
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_server_without_ranges_or_lengths_is_read_again(
+    site: Shelf, docs: DocumentArray[Passage], ranges: bool
+) -> None:
+    docs.push(f"{site.url}/docs")
+    site.ranges, site.cuts = ranges, 1
+    with closing(DocumentArray[Passage].pull_stream(f"{site.url}/docs", remote=SOON)) as found:
+        assert sum(1 for _ in found) == len(docs)
+
+
+def test_a_file_that_is_not_there_is_not_asked_for_again(site: Shelf) -> None:
+    with pytest.raises(StorageNotFoundError, match=f"{site.url}/none: "):
+        DocumentArray[Passage].pull(f"{site.url}/none")
+    assert len(site.seen) == 1
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -100, -1])
+def test_half_a_file_is_an_error_with_its_address(site: Shelf, keep: int) -> None:
+    DocumentArray[Passage](passages(100)).push(f"{site.url}/docs")
+    site.files["/data/docs"] = site.files["/data/docs"][:keep] if keep != -1 else b"not a file of documents"
+    with pytest.raises(DecodeError, match=f"^{site.url}/docs: "):
+        DocumentArray[Passage].pull(f"{site.url}/docs")
+    with pytest.raises(DecodeError, match=f"^{site.url}/docs: "):
+        list(DocumentArray[Passage].pull_stream(f"{site.url}/docs"))
+
+
+def test_a_reader_that_stops_early_ends_the_download(site: Shelf, docs: DocumentArray[Passage]) -> None:
+    docs.push(f"{site.url}/docs")
+    found = DocumentArray[Passage].pull_stream(f"{site.url}/docs")
+    assert next(found).identical(docs[0])
+    found.close()  # type: ignore[attr-defined]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("quire-receive")]
+
+
+# --- options
+
+
+def test_bad_options_are_told_before_anything_is_sent(site: Shelf) -> None:
+    docs = DocumentArray[Passage](passages(3))
+    with pytest.raises(OptionError, match="num_workers=0"):
+        docs.push(f"{site.url}/a", num_workers=0)
+    with pytest.raises(OptionError, match="two spellings"):
+        docs.push(f"{site.url}/a", num_workers=1, num_worker=2)
+    with pytest.raises(TypeError, match="has no argument 'compres'. Did you mean 'compress'"):
+        docs.push(f"{site.url}/a", compres="gzip")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="has no argument 'maxbytes'"):
+        DocumentArray[Passage].pull(f"{site.url}/a", maxbytes=1)  # type: ignore[call-arg]
+    with pytest.raises(OptionError, match="no storage option 'key'"):
+        docs.push(f"{site.url}/a", remote=RemoteOptions(storage_options={"key": "x"}))
+    assert site.seen == []
+
+
+def test_the_bar_is_silent_unless_asked_for(site: Shelf, capfd: pytest.CaptureFixture[str]) -> None:
+    docs = DocumentArray[Passage](passages(300))
+    docs.push(f"{site.url}/a")
+    DocumentArray[Passage].pull(f"{site.url}/a")
+    assert capfd.readouterr() == ("", "")
+    docs.push(f"{site.url}/a", show_progress=True)
+    DocumentArray[Passage].pull(f"{site.url}/a", show_progress=True)
+    list(DocumentArray[Passage].pull_stream(f"{site.url}/a", show_progress=True))
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("300/") == 3
