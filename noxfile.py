@@ -64,7 +64,7 @@ def layers(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def tests(session: nox.Session) -> None:
     """Every test, in one environment with every extra."""
-    install_everything(session, *group("test", "test-protoc", "test-torch"))
+    install_everything(session, *group("test", "test-protoc", "test-torch", "test-remote"))
     session.run(*ALL, *session.posargs)
 
 
