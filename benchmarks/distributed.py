@@ -46,18 +46,20 @@ GOALS = [
     Goal("ray", "DocumentShards", "Ray Data by hand", 1.15),
     Goal("spark", "DocumentShards", "mapInArrow by hand", 1.15),
     Goal("predict", "DocumentShards, map_batch of a model", "pandas_udf, row by row", 1 / 3, faster=True),
+    Goal("predict_network", "DocumentShards, map_batch of a model", "pandas_udf, row by row", 1 / 3, faster=True),
 ]
 SCALING = {"local": "DocumentShards, map_batch", "ray": "DocumentShards", "spark": "DocumentShards"}
-ROWS = {name: (name, 2) for name in ("local", "ray", "spark", "predict")}
+ROWS = {name: (name, 2) for name in ("local", "ray", "spark", "predict", "predict_network")}
 ROWS |= {f"{name}_alone": (name, 1) for name in SCALING}
 
 HOW_TO_READ = f"""\
 {MEGABYTES:.0f} MB of pictures (8,192 of uint8 (3, 64, 64), a label and a text, in eight Parquet files) are read,
-inverted and written; `predict` reads them and runs a linear layer of torch. Everything is warm: sessions and workers
-run, files are in page cache, two rounds do not count. In a round the contestants take turns. *wall* is the median over
-the rounds, with the least and the most; *CPU* is user and system time of all processes, drivers and workers. A ratio is
-the median of the ratio within a round, and that of wall times decides. By hand, nothing is checked on the way: there
-are no checksums, no documents, no schema, no log that makes a write exactly once.
+inverted and written; `predict` reads them and runs a linear layer of torch, `predict_network` one of five layers, with
+128 rows a batch. Everything is warm: sessions and workers run, files are in page cache, two rounds do not count. In a
+round the contestants take turns. *wall* is the median over the rounds, with the least and the most; *CPU* is user and
+system time of all processes, drivers and workers. A ratio is the median of the ratio within a round, and that of CPU
+times decides, as on a machine that others use too, wall time is also theirs. By hand, nothing is checked on the way:
+there are no checksums, no documents, no schema, no log that makes a write exactly once.
 """
 
 
@@ -89,24 +91,24 @@ def ratio(times: Times, ours: str, theirs: str, kind: str) -> float:
 
 def goal_table(results: dict[str, Times]) -> str:
     """A line a goal."""
-    head = ["", "quire", "against", "wall", "CPU", "reach", ""]
+    head = ["", "quire", "against", "CPU", "wall", "reach", ""]
     return markdown_table(head, [_goal_line(goal, results[goal.row]) for goal in GOALS if goal.row in results])
 
 
 def _goal_line(goal: Goal, times: Times) -> list[str]:
     wall, cpu = (ratio(times, goal.ours, goal.theirs, kind) for kind in ("wall", "cpu"))
-    verdict = "PASS" if wall <= goal.most else "**SHORT**"
+    verdict = "PASS" if cpu <= goal.most else "**SHORT**"
     if goal.faster:
         return [
             goal.row,
             goal.ours,
             goal.theirs,
-            f"{1 / wall:.2f}x",
             f"{1 / cpu:.2f}x",
+            f"{1 / wall:.2f}x",
             f">= {1 / goal.most:.0f}x",
             verdict,
         ]
-    return [goal.row, goal.ours, goal.theirs, f"{wall:.2f}x", f"{cpu:.2f}x", f"<= {goal.most:.2f}x", verdict]
+    return [goal.row, goal.ours, goal.theirs, f"{cpu:.2f}x", f"{wall:.2f}x", f"<= {goal.most:.2f}x", verdict]
 
 
 def scaling_table(results: dict[str, Times]) -> str:

@@ -19,7 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from distributed_pictures import ROWS, Model, Picture, Predicted, inverted, inverted_column, inverted_one, make_data
+from distributed_pictures import (
+    ROWS,
+    Model,
+    Network,
+    Picture,
+    Predicted,
+    inverted,
+    inverted_column,
+    inverted_one,
+    make_data,
+)
 
 from quire.distributed import DocumentShards, engine
 from quire.storage import open_dataset, write_dataset
@@ -86,21 +96,21 @@ def spark(source: Path, workers: int) -> dict[str, Callable[[Path], None]]:
     return {"DocumentShards": lambda target: shards_written(source, target, on), "mapInArrow by hand": by_hand}
 
 
-def predict(source: Path, workers: int) -> dict[str, Callable[[Path], None]]:
+def predict(source: Path, workers: int, kind: type[Model] = Model) -> dict[str, Callable[[Path], None]]:
     """A model on Spark, and the `pandas_udf` that calls it for each row."""
     on = _spark(workers)
     assert on.workers == workers
     from pyspark.sql.functions import pandas_udf
 
     def shards(_: Path) -> None:
-        found = DocumentShards[Picture].read_parquet(source, engine=on).map_batch(Model, 32, schema=Predicted)
+        found = DocumentShards[Picture].read_parquet(source, engine=on).map_batch(kind, 128, schema=Predicted)
         assert len(found) == ROWS
 
     model: list[Any] = []
 
     def scores(images):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202 - pandas_udf reads annotations
         if not model:
-            model.append(Model())
+            model.append(kind())
         return images.map(lambda image: model[0].scores(np.frombuffer(image, np.uint8))[0].tolist())
 
     def row_wise(_: Path) -> None:
@@ -111,7 +121,12 @@ def predict(source: Path, workers: int) -> dict[str, Callable[[Path], None]]:
     return {"DocumentShards, map_batch of a model": shards, "pandas_udf, row by row": row_wise}
 
 
-CONTESTS = {"local": local, "ray": ray, "spark": spark, "predict": predict}
+def predict_network(source: Path, workers: int) -> dict[str, Callable[[Path], None]]:
+    """The same with several layers."""
+    return predict(source, workers, Network)
+
+
+CONTESTS = {"local": local, "ray": ray, "spark": spark, "predict": predict, "predict_network": predict_network}
 
 
 # --- timing
