@@ -87,10 +87,10 @@ def test_shards_are_trained_and_predicted_on(name: str, start_engine: Callable[[
 
 def test_a_frame_of_spark_is_trained_and_predicted_on(start_engine: Callable[[str], Any]) -> None:
     start_engine("spark")
-    from pyspark.sql import SparkSession
+    from quire.distributed._spark_session import spark_session
 
     rows = [(point.number, point.x.tolist(), point.y) for point in points(ROWS)]
-    frame = SparkSession.getActiveSession().createDataFrame(rows, "number int, x array<float>, y double")
+    frame = spark_session().createDataFrame(rows, "number int, x array<float>, y double")
     estimator = regression()
     losses = [logs["loss"] for logs in estimator.fit(frame, 4, 5, feature_cols=["x"], labels_cols=["y"])]
     assert losses[-1] < losses[0] / 4

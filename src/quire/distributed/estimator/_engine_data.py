@@ -11,6 +11,7 @@ from quire.data import from_spark
 from quire.distributed._shards import DocumentShards
 from quire.distributed.estimator._items import Feed, Reading
 from quire.distributed.estimator._planned import DEFAULT_BATCH
+from quire.distributed.estimator._predictions import is_made
 from quire.distributed.estimator._sources import Source, StoredSource, source_of
 from quire.distributed.estimator._streams import StreamFeed
 from quire.distributed.estimator._world import World
@@ -45,11 +46,6 @@ def source_for(data: Any, reading: Reading, folder: Path) -> Source:
 def _written(shards: DocumentShards[Any], folder: Path) -> Source:
     shards.write_dataset(folder, format="arrow")
     return StoredSource(str(folder), None if is_made(shards.document_type) else shards.document_type)
-
-
-def is_made(document_type: type[Any]) -> bool:
-    """Whether a class was made from columns: other processes make it again."""
-    return document_type.__module__ == "quire._parametrize"
 
 
 def is_spark_frame(data: Any) -> bool:

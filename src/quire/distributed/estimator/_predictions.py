@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from operator import getitem
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from quire.columns import Columns, make_column
 from quire.data import StreamingDataset
 from quire.distributed.estimator._job import Outcome
 from quire.distributed.estimator._planned import nested
+from quire.document import BaseDocument
 from quire.errors import OptionError
 from quire.storage import StoredDataset, open_dataset
 from quire.storage._infer import findable
@@ -72,7 +75,7 @@ def with_outputs(batch: DocumentBatch[Any], outputs: Any, name: str) -> Document
     """A batch with the outputs for its rows as one more column; several outputs are several."""
     found = named_outputs(outputs, name)
     made = with_fields(batch.document_type, tuple((key, annotation_of(array)) for key, array in found.items()))
-    return with_columns(batch, found, made)
+    return with_columns(batch, found, findable(made))
 
 
 def with_columns(batch: DocumentBatch[Any], found: Mapping[str, Any], made: type[Any]) -> DocumentBatch[Any]:
@@ -111,21 +114,37 @@ def list_of(array: Any) -> Any:
 
 
 def with_fields(document_type: type[Any], fields: tuple[tuple[str, Any], ...]) -> type[Any]:
-    """A class like another one, with more fields."""
+    """A class like another one, with more fields. No module has it, so that it goes to other processes by value."""
     known = document_type.document_schema().by_name
     for name, _ in fields:
         if name in known:
             raise OptionError(f"{document_type.__name__} has a field {name!r} already: pass another output_col.")
-    key = (document_type, repr(fields))
-    if key not in _classes:
-        _classes[key] = _made(document_type, fields)
-    return _classes[key]
-
-
-_classes: dict[tuple[type[Any], str], type[Any]] = {}
+    return _made(document_type, fields)
 
 
 def _made(document_type: type[Any], fields: tuple[tuple[str, Any], ...]) -> type[Any]:
     wanted: dict[str, Any] = {name: (annotation, ...) for name, annotation in fields}
-    made: type[Any] = create_model(f"{document_type.__name__}Predicted", __base__=document_type, **wanted)
-    return findable(made)
+    base = document_type
+    if is_made(document_type):  # other processes do not have it: the new class has its fields, and not the class
+        base, wanted = BaseDocument, {**_fields_of(document_type), **wanted}
+    made: type[Any] = create_model(f"{document_type.__name__}Predicted", __base__=base, **wanted)
+    return made
+
+
+def is_made(document_type: type[Any]) -> bool:
+    """Whether a class was made from columns: other processes make it again."""
+    return document_type.__module__ == "quire._parametrize"
+
+
+_annotated: Any = partial(getitem, Annotated)
+
+
+def _fields_of(document_type: type[Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, field in document_type.model_fields.items():
+        if name not in BaseDocument.model_fields:
+            annotation: Any = field.annotation
+            if field.metadata:
+                annotation = _annotated((annotation, *field.metadata))
+            found[name] = (annotation, ... if field.is_required() else field.default)
+    return found

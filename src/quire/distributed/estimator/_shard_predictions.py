@@ -39,8 +39,10 @@ class Predicting:
 class Predictor:
     """A model in a worker: batches in, the same batches with outputs out."""
 
-    def __init__(self, how: Predicting, fields: tuple[tuple[str, Any], ...] = ()) -> None:
-        self.how, self.fields = how, fields
+    def __init__(
+        self, how: Predicting, fields: tuple[tuple[str, Any], ...] = (), made: type[Any] | None = None
+    ) -> None:
+        self.how, self.fields, self.made = how, fields, made
         self.side = how.recipe.side(Seat(), World(), how.chosen)
         self.side.begin(training=False)
 
@@ -52,7 +54,8 @@ class Predictor:
     def __call__(self, batch: DocumentBatch[Any]) -> DocumentBatch[Any]:
         found = self.outputs(batch)
         listed = {name: _as_lists(array) if _is_list(kind) else array for (name, kind), array in self._pairs(found)}
-        return with_columns(batch, listed, with_fields(batch.document_type, self.fields))
+        assert self.made is not None
+        return with_columns(batch, listed, self.made)
 
     def _pairs(self, found: Mapping[str, Any]) -> Any:
         return [((name, kind), found[name]) for name, kind in self.fields]
@@ -68,16 +71,15 @@ def _as_lists(array: Any) -> Any:
 
 def predicted_shards(data: Any, how: Predicting) -> Any:
     """Shards with the outputs; a frame of Spark, or a dataset of Ray, as one of its own kind."""
-    shards, fields = _shards(data), None
+    shards = _shards(data)
     first = shards.take(1)
     if not first:
         raise OptionError("there is no row to predict on.")
     found = Predictor(how).outputs(DocumentArray[shards.document_type](first).stack(shapes="ragged"))  # type: ignore[name-defined]
     plain = annotation_of if shards is data else list_of
     fields = tuple((name, plain(array)) for name, array in found.items())
-    made = shards.map_batch(
-        Predictor, how.batch_size or DEFAULT_BATCH, how, fields, schema=with_fields(shards.document_type, fields)
-    )
+    target = with_fields(shards.document_type, fields)
+    made = shards.map_batch(Predictor, how.batch_size or DEFAULT_BATCH, how, fields, target, schema=target)
     return made if shards is data else _native(data, made.native, [name for name, _ in fields])
 
 
