@@ -153,7 +153,9 @@ class _Body:
         return piece
 
     def _open(self, seconds: float) -> HTTPResponse:
-        headers = {"Range": f"bytes={self._position}-"} if self._position else {}
+        headers = {"Accept": "application/octet-stream, */*;q=0.1"}
+        if self._position:
+            headers["Range"] = f"bytes={self._position}-"
         answer = self._web._ask("GET", seconds, headers)
         try:
             self._go_on(answer)

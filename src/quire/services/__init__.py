@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from quire.services._client import Client
     from quire.services._client_aio import AsyncClient
     from quire.services._endpoints import endpoint
+    from quire.services._http import DocumentRoute
+    from quire.services._http_mount import mount
     from quire.services._limits import Limits
     from quire.services._proto import service_proto
     from quire.services._security import Caller, Tls
@@ -24,10 +26,12 @@ __all__ = [
     "AsyncServer",
     "Caller",
     "Client",
+    "DocumentRoute",
     "Limits",
     "Server",
     "Tls",
     "endpoint",
+    "mount",
     "serve",
     "serve_async",
     "service_proto",
@@ -38,10 +42,12 @@ _HOMES = {
     "AsyncServer": "_aio",
     "Caller": "_security",
     "Client": "_client",
+    "DocumentRoute": "_http",
     "Limits": "_limits",
     "Server": "_server",
     "Tls": "_security",
     "endpoint": "_endpoints",
+    "mount": "_http_mount",
     "serve": "_serve",
     "serve_async": "_serve",
     "service_proto": "_proto",

@@ -1,0 +1,236 @@
+"""Documents, arrays and batches as bodies of FastAPI's routes: JSON or protobuf, as the client likes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from functools import partial
+from typing import Annotated, Any, ClassVar, get_args, get_origin
+
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
+
+from quire._optional import require
+from quire.codec import ReadOptions
+from quire.errors import MissingDependencyError, QuireError, SchemaError
+from quire.services._endpoints import _hints
+from quire.services._forms import Side, side_of
+from quire.services._http_media import FILE, JSON, LINES, PROTOBUF, chosen, media_type
+from quire.services._limits import Limits
+from quire.tensors import describe
+
+require("fastapi", extra="fastapi", needed_for="quire.services over HTTP")
+from fastapi import Body, HTTPException, Request, Response  # noqa: E402 - whether it is there was looked at above
+from fastapi.dependencies.utils import get_typed_return_annotation, get_typed_signature  # noqa: E402
+from fastapi.exceptions import RequestValidationError  # noqa: E402
+from fastapi.params import Body as BodyInfo  # noqa: E402
+from fastapi.params import Depends  # noqa: E402
+from fastapi.routing import APIRoute  # noqa: E402
+
+from quire.services._http_answers import LinesOf, Wanted, answer, answer_async  # noqa: E402
+from quire.services._http_limits import Gate, LimitedRequest  # noqa: E402
+
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_DONE = "__quire_http__"
+_body_type: ContextVar[str] = ContextVar("quire_body_type", default=JSON)
+_gates: dict[type[Any], Gate] = {}
+
+
+class DocumentRoute(APIRoute):  # type: ignore[misc]
+    """A route that speaks JSON and protobuf: `APIRouter(route_class=DocumentRoute)`.
+
+    An argument that is a document, a `DocumentArray[T]` or a `DocumentBatch[T]` is the body. What the function gives is
+    sent as `Accept` asks: `application/json`, or `application/x-protobuf`, the message of `to_protobuf`. An iterator of
+    documents is sent while it runs: as lines of JSON, or as the file that `pull_stream` reads. A body may also be such
+    a file (`application/octet-stream`), as `push` sends it.
+    """
+
+    limits: ClassVar[Limits] = Limits()
+    """What is taken on at most: bodies larger than `max_request_bytes` get 413."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        self._plan = getattr(endpoint, _DONE, None) or _Plan(endpoint, options.get("response_model"), self.limits)
+        super().__init__(path, self._plan.endpoint, **self._plan.described(options))
+
+    @classmethod
+    def _gate(cls) -> Gate:
+        """The gate before all routes of the class."""
+        return _gates.setdefault(cls, Gate(cls.limits))
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """FastAPI's own, behind the limits and for the media types that are known."""
+        inner, plan, gate = super().get_route_handler(), self._plan, self._gate()
+
+        async def handle(request: Request) -> Response:
+            plan.check_accept(request)
+            body_type = plan.body_type(request)
+            async with gate.enter() as account:
+                _body_type.set(body_type)
+                try:
+                    answer: Response = await inner(LimitedRequest(request, gate.limits, account))
+                except RequestValidationError as error:
+                    raise RequestValidationError(_without_values(error.errors())) from error
+            return answer
+
+        return handle
+
+
+class _Plan:
+    """A function whose documents come from the body and go to the answer."""
+
+    def __init__(self, function: Callable[..., Any], response_model: Any, limits: Limits) -> None:
+        self._reading = ReadOptions(max_bytes=limits.max_request_bytes)
+        self._status = 200
+        given, self._returns = _typed(function)
+        self._gives = _side(response_model) or _side(self._returns)
+        bodies = [parameter.name for parameter in given if _is_body(parameter)]
+        alone = len(bodies) == 1 and not _embeds(given, bodies[0])
+        self._takes = next(_side(each.annotation) for each in given if each.name == bodies[0]) if alone else None
+        parameters = [self._as_body(each) if each.name in bodies else each for each in given]
+        self.endpoint = self._wrapped(function, parameters) if bodies or self._gives else function
+
+    def _as_body(self, parameter: inspect.Parameter) -> inspect.Parameter:
+        """The parameter as FastAPI sees it: the JSON of the documents; what is not JSON is decoded before."""
+        kind, more = _apart(parameter.annotation)
+        told = any(isinstance(item, BodyInfo) for item in [*more, parameter.default])
+        before = [] if self._takes is None else [BeforeValidator(partial(_decoded, self._takes, self._reading))]
+        parts = (kind, *more, *([] if told else [Body()]), *before)
+        return parameter.replace(annotation=Annotated[parts])
+
+    def _wrapped(self, function: Callable[..., Any], parameters: list[inspect.Parameter]) -> Any:
+        made: Any
+        if inspect.iscoroutinefunction(function):
+
+            async def made(*, quire_request: Request, **values: Any) -> Any:
+                return await answer_async(self._gives, await function(**values), self._wanted(quire_request))
+
+        else:
+
+            def made(*, quire_request: Request, **values: Any) -> Any:
+                return answer(self._gives, function(**values), self._wanted(quire_request))
+
+        by_name = inspect.Parameter.KEYWORD_ONLY
+        asked = [parameter.replace(kind=by_name) for parameter in parameters]
+        asked.append(inspect.Parameter("quire_request", by_name, annotation=Request))
+        streams = self._gives is not None and self._gives.stream
+        returns = inspect.Signature.empty if streams else self._returns
+        made.__signature__ = inspect.Signature(asked, return_annotation=returns)
+        for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+            setattr(made, name, getattr(function, name, None))
+        setattr(made, _DONE, self)
+        return made
+
+    # --- media types
+
+    def body_types(self) -> list[str]:
+        """What a body may be."""
+        if self._takes is None:
+            return []
+        return [JSON, PROTOBUF] if self._takes.form == "document" else [JSON, PROTOBUF, FILE]
+
+    def answer_types(self) -> list[str]:
+        """What an answer may be."""
+        if self._gives is None:
+            return []
+        return [LINES, FILE] if self._gives.stream else [JSON, PROTOBUF]
+
+    def body_type(self, request: Request) -> str:
+        """What the body of a request is; 415 if it is nothing that is known."""
+        types, headers = self.body_types(), request.headers
+        found = media_type(headers.get("content-type", ""))
+        empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+        if not types or found in types or (empty and not found):
+            return found
+        raise HTTPException(415, f"the body is {found or 'of no type'}; this takes {', '.join(types)}.")
+
+    def check_accept(self, request: Request) -> None:
+        """406 if nothing that can be given is liked."""
+        types = self.answer_types()
+        if types and chosen(request.headers.get("accept"), self._offers()) is None:
+            raise HTTPException(406, f"this gives {', '.join(types)}.")
+
+    def _offers(self) -> list[str]:
+        types = self.answer_types()
+        return [*types, PROTOBUF] if FILE in types else types
+
+    def _wanted(self, request: Request) -> Wanted:
+        found = chosen(request.headers.get("accept"), self._offers() or [JSON]) or JSON
+        return Wanted(FILE if found == PROTOBUF and FILE in self.answer_types() else found, self._status)
+
+    def described(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The options of the route, with what OpenAPI is to tell of media types."""
+        extra: dict[str, Any] = {}
+        self._status = int(options.get("status_code") or 200)
+        if binary := self.body_types()[1:]:
+            extra["requestBody"] = {"content": dict.fromkeys(binary, _BINARY)}
+        if binary := self.answer_types()[1:]:
+            extra["responses"] = {str(self._status): {"content": dict.fromkeys(binary, _BINARY)}}
+        if self._gives is not None and self._gives.stream:
+            options = {**options, "response_model": self._gives.document_type, "response_class": LinesOf}
+        if extra:
+            options = {**options, "openapi_extra": {**extra, **(options.get("openapi_extra") or {})}}
+        return options
+
+
+def _decoded(takes: Side, reading: ReadOptions, value: Any) -> Any:
+    """Bytes of a body as documents; what JSON gave is left to pydantic."""
+    if not isinstance(value, bytes):
+        return value
+    try:
+        if _body_type.get() == FILE:
+            return takes.python_type.from_bytes(value, max_bytes=reading.max_bytes)
+        return takes.decode(value, reading)
+    except MissingDependencyError:
+        raise
+    except QuireError as error:
+        raise PydanticCustomError("documents", "{reason}", {"reason": str(error)}) from error
+
+
+def _without_values(errors: Any) -> list[Any]:
+    """What pydantic found wrong, without the values, which may be large and may have no form in JSON."""
+    told = [{name: value for name, value in error.items() if name != "ctx"} for error in errors]
+    return [{**error, "input": describe(error["input"])} if "input" in error else error for error in told]
+
+
+def _typed(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], Any]:
+    """The parameters with their types, and the type of what comes out; FastAPI tells, where names are not known."""
+    try:
+        hints = _hints(function, "the route")
+    except SchemaError:
+        return list(get_typed_signature(function).parameters.values()), get_typed_return_annotation(function)
+    given = inspect.signature(function).parameters.values()
+    typed = [each.replace(annotation=hints.get(each.name, each.annotation)) for each in given]
+    return typed, hints.get("return", inspect.Signature.empty)
+
+
+def _apart(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """An annotation, and what is said beside it."""
+    if get_origin(annotation) is not Annotated:
+        return annotation, ()
+    kind, *more = get_args(annotation)
+    return kind, tuple(more)
+
+
+def _side(annotation: Any) -> Side | None:
+    try:
+        return side_of(_apart(annotation)[0], "")
+    except SchemaError:
+        return None
+
+
+def _is_body(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter is documents that no dependency gives."""
+    side = _side(parameter.annotation)
+    said = [*_apart(parameter.annotation)[1], parameter.default]
+    return side is not None and not side.stream and not any(isinstance(item, Depends) for item in said)
+
+
+def _embeds(parameters: list[inspect.Parameter], body: str) -> bool:
+    """Whether the body is an object of several values, or of one that was asked to be in one."""
+    for parameter in parameters:
+        said = [*_apart(parameter.annotation)[1], parameter.default]
+        told = [item for item in said if isinstance(item, BodyInfo)]
+        if told and (parameter.name != body or told[0].embed):
+            return True
+    return False

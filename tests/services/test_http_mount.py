@@ -1,0 +1,155 @@
+"""A service as routes of FastAPI, with a real server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi import Depends, FastAPI, Header, HTTPException
+
+from quire import BaseDocument, DocumentArray, DocumentBatch
+from quire.errors import CodecError, ServiceUnavailableError
+from quire.services import Limits, endpoint, mount
+from quire.typing import NdArray
+from tests.services.web import JSON, PROTOBUF, Site, running
+
+pytestmark = pytest.mark.needs("fastapi", "uvicorn")
+
+FILE = "application/octet-stream"
+
+
+class Item(BaseDocument):
+    number: int
+    values: NdArray[3] | None = None
+
+
+def double(docs: DocumentArray[Item]) -> DocumentArray[Item]:
+    """Twice as much."""
+    return DocumentArray[Item](Item(id=doc.id, number=2 * doc.number) for doc in docs)
+
+
+class Sums:
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+        self.open = threading.Event()
+
+    async def negate(self, doc: Item) -> Item:
+        return Item(number=-doc.number)
+
+    @endpoint(max_batch_size=64, max_wait=0.2)
+    def batched(self, batch: DocumentBatch[Item]) -> DocumentBatch[Item]:
+        self.calls.append(len(batch))
+        if (np.asarray(batch.number) == 13).any():
+            raise ValueError("thirteen")
+        batch["number"] = np.asarray(batch.number) + 1
+        return batch
+
+    def running(self, docs: Iterator[Item]) -> Iterator[Item]:
+        total = 0
+        for doc in docs:
+            total += doc.number
+            yield Item(number=total)
+
+    async def slowly(self, docs: AsyncIterator[DocumentArray[Item]]) -> AsyncIterator[DocumentArray[Item]]:
+        async for part in docs:
+            yield part
+            yield part
+
+    def fails(self, doc: Item) -> Item:
+        errors: dict[int, Exception] = {
+            1: ServiceUnavailableError("the model is away"),
+            2: CodecError("item.number: too odd"),
+            3: HTTPException(418, "a teapot"),
+        }
+        raise errors.get(doc.number) or LookupError("secret")
+
+
+sums = Sums()
+
+
+def check(x_token: str = Header("")) -> None:
+    if x_token != "open":
+        raise HTTPException(401, "no token")
+
+
+app = FastAPI()
+mount(app, [double, sums], "/v1", limits=Limits(max_request_bytes=10_000))
+mount(app, double, "/closed", dependencies=[Depends(check)], tags=["closed"])
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with running(app) as site:
+        yield site
+
+
+ITEMS = DocumentArray[Item](Item(id=str(i), number=i) for i in range(4))
+
+
+def numbers(body: bytes) -> list[int]:
+    return list(DocumentArray[Item].from_bytes(body).number)
+
+
+def test_a_function_is_a_route_that_speaks_json_and_protobuf(site: Site) -> None:
+    found = site.ask("/v1/double", ITEMS.to_json(), Content_Type=JSON)
+    assert [row["number"] for row in found.json()] == [0, 2, 4, 6]
+    data = ITEMS.to_protobuf().SerializeToString()
+    found = site.ask("/v1/double", data, Content_Type=PROTOBUF, Accept=PROTOBUF)
+    assert numbers(found.body) == [0, 2, 4, 6]
+
+
+def test_methods_may_be_asynchronous_and_take_one_document(site: Site) -> None:
+    assert site.ask("/v1/negate", '{"number": 5}', Content_Type=JSON).json()["number"] == -5
+
+
+def test_streams_go_in_as_one_body_and_come_out_while_they_run(site: Site) -> None:
+    lines = site.ask("/v1/running", ITEMS.to_json(), Content_Type=JSON)
+    assert lines.type == "application/x-ndjson"
+    assert DocumentArray[Item].from_ndjson(lines.body.decode()).number == [0, 1, 3, 6]
+    found = site.ask("/v1/slowly", ITEMS.to_bytes(), Content_Type=FILE, Accept=FILE)
+    assert numbers(found.body) == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_calls_at_the_same_time_are_one_call_and_fail_alone(site: Site) -> None:
+    def ask(number: int) -> Any:
+        body = DocumentArray[Item]([Item(number=number)]).stack().to_bytes()
+        return site.ask("/v1/batched", body, Content_Type=PROTOBUF, Accept=PROTOBUF)
+
+    sums.calls.clear()
+    with ThreadPoolExecutor(24) as pool:
+        found = list(pool.map(ask, range(24)))
+    assert found[13].status == 500
+    assert "thirteen" in found[13].json()["detail"]
+    others = [number for number in range(24) if number != 13]
+    assert [numbers(found[number].body) for number in others] == [[number + 1] for number in others]
+    assert max(sums.calls) > 1
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "words"),
+    [(1, 503, "the model is away"), (2, 422, "too odd"), (3, 418, "a teapot"), (4, 500, "fails")],
+)
+def test_errors_have_their_status(site: Site, number: int, status: int, words: str) -> None:
+    found = site.ask("/v1/fails", Item(number=number).to_json(), Content_Type=JSON)
+    assert found.status == status
+    assert words in found.json()["detail"]
+
+
+def test_limits_and_dependencies_are_those_of_the_mount(site: Site) -> None:
+    large = DocumentArray[Item](Item(number=i) for i in range(1000)).to_json()
+    assert site.ask("/v1/double", large, Content_Type=JSON).status == 413
+    assert site.ask("/closed/double", large, Content_Type=JSON).status == 401
+    assert len(site.ask("/closed/double", large, Content_Type=JSON, X_Token="open").json()) == 1000
+
+
+def test_the_description_has_every_endpoint(site: Site) -> None:
+    paths = site.ask("/openapi.json", method="GET").json()["paths"]
+    names = ["batched", "double", "fails", "negate", "running", "slowly"]
+    assert sorted(paths) == ["/closed/double", *(f"/v1/{name}" for name in names)]
+    assert paths["/v1/double"]["post"]["description"] == "Twice as much."
+    assert paths["/closed/double"]["post"]["tags"] == ["closed"]
+    assert "application/x-ndjson" in paths["/v1/running"]["post"]["responses"]["200"]["content"]

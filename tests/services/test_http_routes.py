@@ -1,0 +1,373 @@
+"""Documents over FastAPI: JSON and protobuf by what the client says, with a real server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any
+
+import numpy as np
+import pytest
+from fastapi import APIRouter, Body, Depends, FastAPI
+
+from quire import BaseDocument, DocumentArray, DocumentBatch
+from quire.services import DocumentRoute, Limits
+from quire.services._http_media import chosen
+from quire.typing import NdArray
+from tests.services.web import JSON, PROTOBUF, Answer, Site, running
+
+pytestmark = pytest.mark.needs("fastapi", "uvicorn")
+
+FILE = "application/octet-stream"
+
+
+class Passage(BaseDocument):
+    text: str
+    embedding: NdArray[4] | None = None
+    square: NdArray["n", "n"] | None = None
+
+
+class Vector(BaseDocument):
+    values: NdArray[4]
+    name: str = ""
+
+
+class Small(DocumentRoute):
+    limits = Limits(max_request_bytes=2000, max_concurrency=1, max_queue=1)
+
+
+busy, free = threading.Event(), threading.Event()
+
+
+app = FastAPI()
+app.router.route_class = DocumentRoute
+
+
+@app.post("/one")
+def one(doc: Passage) -> Vector:
+    """One makes one."""
+    return Vector(values=np.ones(4) * len(doc.text), name=doc.text)
+
+
+@app.post("/many")
+async def many(docs: DocumentArray[Passage], times: int = 1) -> DocumentArray[Vector]:
+    found = [Vector(id=doc.id, values=np.full(4, len(doc.text) * times, np.float32), name=doc.text) for doc in docs]
+    return DocumentArray[Vector](found)
+
+
+@app.post("/columns", status_code=201)
+def columns(batch: Annotated[DocumentBatch[Vector], Body(description="columns")]) -> DocumentBatch[Vector]:
+    batch["values"] = batch["values"] * 2
+    return batch
+
+
+@app.get("/stream")
+def stream(count: int) -> Iterator[Vector]:
+    return (Vector(id=str(i), values=np.full(4, i, np.float32)) for i in range(count))
+
+
+@app.get("/parts")
+async def parts(count: int) -> AsyncIterator[DocumentArray[Vector]]:
+    for i in range(count):
+        yield DocumentArray[Vector]([Vector(id=str(i), values=np.full(4, i))] * 2)
+
+
+@app.put("/upload")
+def upload(docs: DocumentArray[Passage]) -> dict[str, int]:
+    return {"documents": len(docs)}
+
+
+@app.post("/two")
+def two(doc: Passage, more: DocumentArray[Passage]) -> Passage:
+    return Passage(text=doc.text + "".join(more.text))
+
+
+@app.post("/wrong")
+def wrong(doc: Passage) -> DocumentArray[Vector]:
+    return [doc]  # type: ignore[return-value]
+
+
+def named(name: str = "x") -> Passage:
+    return Passage(text=name)
+
+
+@app.get("/depends")
+def depends(doc: Annotated[Passage, Depends(named)]) -> Passage:
+    return doc
+
+
+@app.get("/plain")
+def plain(number: int = 3) -> dict[str, int]:
+    return {"number": number}
+
+
+small = APIRouter(route_class=Small)
+
+
+@small.post("/size")
+def size(docs: DocumentArray[Passage]) -> DocumentArray[Passage]:
+    return docs
+
+
+@small.post("/wait")
+def wait(doc: Passage) -> Passage:
+    busy.set()
+    free.wait(30)
+    return doc
+
+
+app.include_router(small, prefix="/small")
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with running(app) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def spec(site: Site) -> Any:
+    return site.ask("/openapi.json", method="GET").json()
+
+
+PASSAGES = DocumentArray[Passage](
+    Passage(id=str(i), text="x" * i, embedding=np.full(4, i, np.float32)) for i in range(5)
+)
+VECTORS = DocumentArray[Vector](
+    Vector(id=d.id, values=np.full(4, 2 * len(d.text), np.float32), name=d.text) for d in PASSAGES
+)
+
+
+def as_protobuf(value: Any) -> bytes:
+    return value.to_protobuf().SerializeToString()  # type: ignore[no-any-return]
+
+
+JUNK = [b"\xff\xfe\x00", b"\x80\x05N.", b"\x93QUIRE\r\n" + bytes(70), b"\x0a\xff\xff\xff\x7f"]
+
+# --- one request, four ways
+
+
+@pytest.mark.parametrize("accept", [JSON, PROTOBUF, "application/protobuf", "*/*", None])
+@pytest.mark.parametrize("sent", [JSON, PROTOBUF])
+def test_an_array_goes_and_comes_in_any_form(site: Site, sent: str, accept: str | None) -> None:
+    body = PASSAGES.to_json() if sent == JSON else as_protobuf(PASSAGES)
+    found = site.ask("/many?times=2", body, Content_Type=sent, **({"Accept": accept} if accept else {}))
+    assert found.status == 200, found.body
+    if accept is not None and "protobuf" in accept:
+        assert found.type == PROTOBUF
+        assert DocumentArray[Vector].from_bytes(found.body).identical(VECTORS)
+    else:
+        assert found.type == JSON
+        assert DocumentArray[Vector].from_json(found.body) == VECTORS
+
+
+def test_a_document_and_a_batch_do_so_too(site: Site) -> None:
+    one = site.ask("/one", as_protobuf(PASSAGES[3]), Content_Type=PROTOBUF, Accept=PROTOBUF)
+    assert Vector.from_bytes(one.body) == Vector(values=np.ones(4) * 3, name="xxx")
+    batch = VECTORS.stack()
+    for sent, body in ((PROTOBUF, as_protobuf(batch)), (JSON, batch.to_json())):
+        binary = site.ask("/columns", body, Content_Type=sent, Accept=f"{JSON};q=0.5, {PROTOBUF}")
+        assert (binary.status, binary.type) == (201, PROTOBUF)
+        assert np.array_equal(DocumentBatch[Vector].from_bytes(binary.body).values, batch.values * 2)
+        text = site.ask("/columns", body, Content_Type=sent)
+        assert (text.status, text.type) == (201, JSON)
+        assert np.array_equal(DocumentBatch[Vector].from_json(text.body).values, batch.values * 2)
+
+
+def test_rows_and_columns_are_read_as_what_the_route_wants(site: Site) -> None:
+    found = site.ask("/many?times=2", as_protobuf(PASSAGES.stack()), Content_Type=PROTOBUF, Accept=PROTOBUF)
+    assert DocumentArray[Vector].from_bytes(found.body).identical(VECTORS)
+
+
+def test_what_is_not_documents_is_as_before(site: Site) -> None:
+    assert site.ask("/plain?number=4", method="GET", Accept="text/html").json() == {"number": 4}
+    assert site.ask("/depends?name=a", method="GET").json()["text"] == "a"
+    both = {"doc": {"text": "a"}, "more": [{"text": "b"}, {"text": "c"}]}
+    assert site.ask("/two", json.dumps(both), Content_Type=JSON).json()["text"] == "abc"
+
+
+# --- streams
+
+
+def test_documents_are_sent_while_they_are_made(site: Site) -> None:
+    expected = [Vector(id=str(i), values=np.full(4, i, np.float32)) for i in range(3)]
+    lines = site.ask("/stream?count=3", method="GET")
+    assert lines.type == "application/x-ndjson"
+    assert list(DocumentArray[Vector].from_ndjson(lines.body.decode())) == expected
+    for accept in (FILE, PROTOBUF):
+        found = site.ask("/stream?count=3", method="GET", Accept=accept)
+        assert found.type == FILE
+        assert DocumentArray[Vector].from_bytes(found.body).identical(DocumentArray[Vector](expected))
+
+
+def test_arrays_of_an_asynchronous_generator_are_one_stream(site: Site) -> None:
+    for accept in ("application/x-ndjson", FILE):
+        found = site.ask("/parts?count=3", method="GET", Accept=accept)
+        read = DocumentArray[Vector].from_bytes(found.body) if accept == FILE else found.body.decode()
+        docs = DocumentArray[Vector].from_ndjson(read) if isinstance(read, str) else read
+        assert docs.id == ["0", "0", "1", "1", "2", "2"]
+
+
+def test_push_and_pull_speak_with_a_route(site: Site) -> None:
+    PASSAGES.push(f"{site.url}/upload")
+    DocumentArray[Passage].push_stream(iter(PASSAGES), f"{site.url}/upload", compress="gzip")
+    assert DocumentArray[Vector].pull(f"{site.url}/stream?count=2000").id[-1] == "1999"
+
+
+# --- what is refused
+
+
+def test_a_media_type_that_is_not_known_is_told_with_those_that_are(site: Site) -> None:
+    found = site.ask("/many", b"<docs/>", Content_Type="text/xml")
+    assert (found.status, found.json()["detail"]) == (
+        415,
+        f"the body is text/xml; this takes {JSON}, {PROTOBUF}, {FILE}.",
+    )
+    assert site.ask("/many", PASSAGES.to_json(), Content_Type="").status == 415
+    assert site.ask("/one", b"x", Content_Type=FILE).status == 415
+    assert site.ask("/many", PASSAGES.to_json(), Content_Type=JSON, Accept="image/png").status == 406
+
+
+def refused(found: Answer) -> dict[str, Any]:
+    assert found.status == 422, found
+    [error] = found.json()["detail"]
+    return error  # type: ignore[no-any-return]
+
+
+def test_a_field_that_does_not_fit_is_named(site: Site) -> None:
+    rows = [{"text": "a"}, {"text": "b", "embedding": [1, 2, 3]}]
+    error = refused(site.ask("/many", json.dumps(rows), Content_Type=JSON))
+    assert error["loc"] == ["body", 1, "embedding"]
+    assert "(4,)" in error["msg"]
+
+    class Other(BaseDocument):
+        text: str
+        embedding: NdArray[3]
+
+    others = DocumentArray[Other]([Other(text="a", embedding=np.ones(3))])
+    error = refused(site.ask("/many", as_protobuf(others), Content_Type=PROTOBUF))
+    assert error["loc"][0] == "body"
+    assert "embedding" in error["msg"]
+
+
+def test_numbers_that_json_does_not_have_are_no_trouble_in_an_error(site: Site) -> None:
+    error = refused(site.ask("/one", '{"text": "a", "embedding": [NaN, 1]}', Content_Type=JSON))
+    assert error["loc"] == ["body", "embedding"]
+
+
+@pytest.mark.parametrize("path", ["/one", "/many", "/columns"])
+@pytest.mark.parametrize(
+    "body", [b"\xff\xfe\x00", b"\x80\x05N.", b"\x93QUIRE\r\n" + bytes(70), b"\x0a\xff\xff\xff\x7f"]
+)
+def test_bytes_that_are_no_documents_are_refused(site: Site, path: str, body: bytes) -> None:
+    for content_type in (PROTOBUF, *([FILE] if path != "/one" else [])):
+        assert refused(site.ask(path, body, Content_Type=content_type))["loc"] == ["body"]
+    assert site.ask(path, body, Content_Type=JSON).status in (400, 422)
+
+
+def test_no_body_is_a_missing_body(site: Site) -> None:
+    for headers in ({}, {"Content_Type": JSON}, {"Content_Type": PROTOBUF}):
+        assert refused(site.ask("/many", None, **headers))["type"] == "missing"
+
+
+def test_pickles_are_never_read(site: Site) -> None:
+    data = PASSAGES.to_bytes(protocol="pickle")
+    assert "pickle" in refused(site.ask("/many", data, Content_Type=FILE))["msg"]
+
+
+def test_a_body_that_is_too_large_is_413_whether_it_says_so_or_not(site: Site) -> None:
+    assert site.ask("/small/size", PASSAGES[:2].to_json(), Content_Type=JSON).status == 200
+    body = PASSAGES[4].to_json() * 100
+    found = site.ask("/small/size", body, Content_Type=JSON)
+    assert (found.status, found.json()["detail"]) == (
+        413,
+        f"the body has {len(body):,} bytes, and the limit is 2,000 bytes.",
+    )
+    chunks = iter([body.encode()[:1000]] * 3)
+    assert site.ask("/small/size", chunks, Content_Type=PROTOBUF, Transfer_Encoding="chunked").status == 413
+    packed = DocumentArray[Passage]([Passage(text="x" * 500_000)]).to_bytes(compress="gzip")
+    assert len(packed) < 2000
+    assert "max_bytes" in refused(site.ask("/small/size", packed, Content_Type=FILE))["msg"]
+
+
+def test_more_requests_than_may_wait_are_sent_away(site: Site) -> None:
+    body = PASSAGES[0].to_json()
+    found: list[Answer] = []
+    busy.clear()
+    free.clear()
+    threads = [
+        threading.Thread(target=lambda: found.append(site.ask("/small/wait", body, Content_Type=JSON)))
+        for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    assert busy.wait(20)
+    while len(found) < 4:  # one is worked on, one waits
+        assert any(thread.is_alive() for thread in threads)
+    free.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(answer.status for answer in found) == [200, 200, 503, 503, 503, 503]
+    assert next(answer for answer in found if answer.status == 503).headers["retry-after"] == "1"
+
+
+def test_an_answer_of_the_wrong_class_is_the_servers_fault(site: Site) -> None:
+    for accept in (JSON, PROTOBUF):
+        assert site.ask("/wrong", '{"text": "a"}', Content_Type=JSON, Accept=accept).status == 500
+
+
+# --- OpenAPI
+
+
+def test_the_description_names_every_media_type_and_schema(spec: Any) -> None:
+    operation = spec["paths"]["/many"]["post"]
+    assert set(operation["requestBody"]["content"]) == {JSON, PROTOBUF, FILE}
+    rows = operation["requestBody"]["content"][JSON]["schema"]
+    assert (rows["type"], rows["items"]) == ("array", {"$ref": "#/components/schemas/Passage"})
+    assert operation["requestBody"]["content"][PROTOBUF]["schema"] == {"type": "string", "format": "binary"}
+    assert operation["requestBody"]["required"] is True
+    given = operation["responses"]["200"]["content"]
+    assert set(given) == {JSON, PROTOBUF}
+    assert given[JSON]["schema"]["items"] == {"$ref": "#/components/schemas/Vector"}
+    assert [parameter["name"] for parameter in operation["parameters"]] == ["times"]
+
+
+def test_documents_batches_and_streams_are_described(spec: Any) -> None:
+    one = spec["paths"]["/one"]["post"]
+    assert one["requestBody"]["content"][JSON]["schema"] == {"$ref": "#/components/schemas/Passage"}
+    assert one["description"] == "One makes one."
+    columns = spec["paths"]["/columns"]["post"]
+    assert columns["requestBody"]["content"][JSON]["schema"]["items"] == {"$ref": "#/components/schemas/Vector"}
+    assert set(columns["responses"]["201"]["content"]) == {JSON, PROTOBUF}
+    stream = spec["paths"]["/stream"]["get"]["responses"]["200"]["content"]
+    assert stream["application/x-ndjson"]["schema"] == {"$ref": "#/components/schemas/Vector"}
+    assert FILE in stream
+    assert set(spec["paths"]["/two"]["post"]["requestBody"]["content"]) == {JSON}
+    assert set(spec["paths"]["/small/size"]["post"]["requestBody"]["content"]) == {JSON, PROTOBUF, FILE}
+    assert spec["components"]["schemas"]["Passage"]["properties"]["text"] == {"type": "string", "title": "Text"}
+
+
+# --- what a client likes best
+
+
+@pytest.mark.parametrize(
+    ("accept", "found"),
+    [
+        (None, JSON),
+        ("", JSON),
+        ("*/*", JSON),
+        ("application/*", JSON),
+        ("text/html,*/*;q=0.1", JSON),
+        (PROTOBUF, PROTOBUF),
+        (f"{JSON};q=0.2, {PROTOBUF};q=0.9", PROTOBUF),
+        (f"{JSON}, {PROTOBUF}", JSON),
+        (f"*/*, {JSON};q=0", PROTOBUF),
+        ("application/vnd.google.protobuf", PROTOBUF),
+        ("image/png", None),
+        (f"{JSON};q=zero", None),
+    ],
+    ids=str,
+)
+def test_the_best_liked_is_chosen(accept: str | None, found: str | None) -> None:
+    assert chosen(accept, [JSON, PROTOBUF]) == found
