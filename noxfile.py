@@ -38,6 +38,15 @@ def install_everything(session: nox.Session, *requirements: str) -> None:
     session.install(*TORCH, "-e", f".[{extras}]", "tensorflow-cpu", *requirements)
 
 
+NODE = ("@grpc/grpc-js@1", "@grpc/proto-loader@0.8")
+
+
+def install_node(session: nox.Session) -> None:
+    """The packages of the client in Node, where tests/conftest.py looks for them."""
+    folder = str(ROOT / ".nox" / "node")
+    session.run("npm", "install", "--prefix", folder, "--no-audit", "--no-fund", "--silent", *NODE, external=True)
+
+
 @nox.session(python=PYTHON)
 def lint(session: nox.Session) -> None:
     """Ruff: the rules and the format."""
@@ -65,6 +74,7 @@ def layers(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Every test, in one environment with every extra."""
     install_everything(session, *group("test", "test-protoc", "test-torch", "test-remote"))
+    install_node(session)
     session.run(*ALL, *session.posargs)
 
 
@@ -178,6 +188,21 @@ def clusters(session: nox.Session) -> None:
     """Clusters of several processes that lose some of them, with real engines: minutes, so not among the tests."""
     install_everything(session, *group("test", "test-protoc", "test-torch"))
     session.run(*LONG, *(session.posargs or ["tests/clusters"]))
+
+
+OLD = ("protobuf==3.20.*", *(f"{name}==1.48.2" for name in ("grpcio", "grpcio-health-checking", "grpcio-reflection")))
+
+
+@nox.session(python=PYTHON)
+def services(session: nox.Session) -> None:
+    """Services under load and with faults, in Node, and on protobuf runtimes that are years apart: some minutes."""
+    session.install("-e", ".[grpc]", "protobuf==7.*", *group("test", "test-protoc"))
+    install_node(session)
+    old = Path(session.create_tmp(), "old")
+    session.run("python3.10", "-m", "venv", str(old), external=True)
+    session.run(str(old / "bin" / "python"), "-m", "pip", "install", "-q", "-e", ".", *OLD, external=True)
+    found = session.posargs or ["tests/services/load", "tests/services/test_grpc_node.py"]
+    session.run(*LONG, *found, env={"QUIRE_OLD_PYTHON": str(old / "bin" / "python")})
 
 
 @nox.session(python=PYTHON)

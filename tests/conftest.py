@@ -1,13 +1,16 @@
 """The `needs` marker, and the rule that nothing is skipped without a word.
 
 A test (or, by `pytestmark`, a module, which may then import them at its top) says which optional modules it uses:
-`@pytest.mark.needs("torch")`. Where one is missing the test is skipped and the module is left out; the summary tells
-which. With `--no-skips` both are failures, unless `-m "not needs"` asks for the core alone.
+`@pytest.mark.needs("torch")`; or packages of Node, which nox installs: `needs("node:@grpc/grpc-js")`. Where one is
+missing the test is skipped and the module is left out; the summary tells which. With `--no-skips` both are failures,
+unless `-m "not needs"` asks for the core alone.
 """
 
 from __future__ import annotations
 
 import ast
+import os
+import shutil
 import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -76,7 +79,19 @@ def _core_alone(config: pytest.Config) -> bool:
 
 
 def _missing(modules: list[str]) -> list[str]:
-    return [module for module in modules if find_spec(module) is None]
+    return [module for module in modules if not _is_there(module)]
+
+
+def _is_there(module: str) -> bool:
+    if not module.startswith("node:"):
+        return find_spec(module) is not None
+    return shutil.which("node") is not None and Path(node_environment()["NODE_PATH"], module[5:]).exists()
+
+
+def node_environment() -> dict[str, str]:
+    """The environment in which Node finds the packages that `nox` has installed."""
+    folder = os.environ.get("QUIRE_NODE") or str(Path(__file__).parents[1] / ".nox" / "node")
+    return {**os.environ, "NODE_PATH": str(Path(folder, "node_modules"))}
 
 
 def _needs_of_module(path: Path) -> list[str]:

@@ -37,9 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _add_proto(commands: _Subparsers) -> None:
-    about = "write a .proto of a document class, for other languages"
+    about = "write a .proto of a document class, or of a service, for other languages"
     parser = commands.add_parser("proto", help=about, description=about.capitalize() + ".")
-    parser.add_argument("document", help="the class, as my.module:Student")
+    parser.add_argument("document", help="the class, as my.module:Student; with --service, the function or class")
+    parser.add_argument("--service", action="store_true", help="write the messages and the methods of a service")
     parser.add_argument(
         "--previous", type=Path, help="the .proto whose numbers stay; unless given, the output file if there is one"
     )
@@ -53,7 +54,11 @@ def _proto(chosen: argparse.Namespace) -> None:
     if previous is None and chosen.output is not None and chosen.output.exists():
         previous = chosen.output
     known = None if previous is None else _read(previous)
-    text = proto_schema(_document_type(chosen.document), known, chosen.package)
+    if chosen.service:
+        services = importlib.import_module("quire.services")
+        text = services.service_proto(_named(chosen.document), known, package=chosen.package)
+    else:
+        text = proto_schema(_document_type(chosen.document), known, chosen.package)
     if chosen.output is None:
         sys.stdout.write(text)
     else:
@@ -68,18 +73,24 @@ def _read(path: Path) -> str:
 
 
 def _document_type(name: str) -> Any:
-    """The document class that 'my.module:Student' names, found from the current folder too."""
+    """The document class that 'my.module:Student' names."""
+    found = _named(name, is_document_type)
+    if not is_document_type(found):
+        raise SchemaError(f"{name} is not a document class: it is {type(found).__name__}, and no BaseDocument.")
+    return found
+
+
+def _named(name: str, is_meant: Callable[[Any], bool] = callable) -> Any:
+    """What 'my.module:name' names, found from the current folder too."""
     module_name, colon, path = name.partition(":")
     if not colon or not module_name or not path:
         raise PathError(f"{name!r} does not name a class: write the module, a colon and the class: my.module:Student.")
     found: Any = _module(module_name)
     for part in path.split("."):
         if not hasattr(found, part):
-            classes = [known for known, value in vars(found).items() if is_document_type(value)]
-            raise PathError(f"{module_name} has no {path!r}. {did_you_mean(part, classes)}")
+            names = [known for known, value in vars(found).items() if is_meant(value)]
+            raise PathError(f"{module_name} has no {path!r}. {did_you_mean(part, names)}")
         found = getattr(found, part)
-    if not is_document_type(found):
-        raise SchemaError(f"{name} is not a document class: it is {type(found).__name__}, and no BaseDocument.")
     return found
 
 
@@ -92,6 +103,38 @@ def _module(name: str) -> Any:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # the module is there, and something that it needs is not
         raise PathError(f"there is no module {name!r}, neither in {Path.cwd()} nor installed.") from None
+
+
+def _add_serve(commands: _Subparsers) -> None:
+    about = "serve functions on documents over gRPC, until the process is asked to end"
+    parser = commands.add_parser("serve", help=about, description=about.capitalize() + ".")
+    parser.add_argument("service", nargs="+", help="the function or class, as my.module:embed; or several")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to serve on (%(default)s)")
+    parser.add_argument("--port", type=int, default=50051, help="the port, 0 for any that is free (%(default)s)")
+    parser.add_argument("--proto", type=Path, help="the .proto that other languages use, as `quire proto` wrote it")
+    parser.add_argument("--certificate", type=Path, help="the server's certificate, for TLS")
+    parser.add_argument("--key", type=Path, help="the key of the certificate")
+    parser.add_argument("--client-ca", type=Path, help="the authority whose certificates callers must show")
+    parser.add_argument("--grace", type=float, default=30.0, help="seconds that calls have to end (%(default)s)")
+    parser.set_defaults(run=_serve)
+
+
+def _serve(chosen: argparse.Namespace) -> None:
+    services = importlib.import_module("quire.services")
+    found = [_named(name) for name in chosen.service]
+    how: dict[str, Any] = {"grace": chosen.grace}
+    if chosen.proto is not None:
+        how["proto"] = chosen.proto
+    if chosen.certificate is not None or chosen.key is not None or chosen.client_ca is not None:
+        how["tls"] = services.Tls(chosen.certificate, chosen.key, chosen.client_ca)
+    with services.serve(found[0] if len(found) == 1 else found, chosen.host, chosen.port, **how) as server:
+        lines = [f"serving on {server.address}", *(f"  {endpoint}" for endpoint in server.endpoints.values())]
+        sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.flush()
+        try:
+            server.wait()
+        except KeyboardInterrupt:
+            sys.stdout.write("stopping\n")
 
 
 def _add_bench_read(commands: _Subparsers) -> None:
@@ -141,4 +184,4 @@ def _number(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"
 
 
-_COMMANDS: tuple[Callable[[_Subparsers], None], ...] = (_add_proto, _add_bench_read)
+_COMMANDS: tuple[Callable[[_Subparsers], None], ...] = (_add_proto, _add_serve, _add_bench_read)

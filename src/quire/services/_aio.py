@@ -110,7 +110,7 @@ class AsyncServer:
     async def _describe(self, _: bytes, context: Any) -> bytes:
         try:
             check_caller(self._options.authorize, DESCRIBE, context)
-        except ServiceError as error:
+        except Exception as error:  # noqa: BLE001
             await _abort(context, status_of(error))
         return self._offer.description
 

@@ -11,9 +11,10 @@ from typing import Any
 from typing_extensions import Self
 
 from quire._optional import require
+from quire.errors import ServiceTimeoutError
 from quire.services._contract import OPTIONS, Contract, Plan
 from quire.services._endpoints import Endpoint, endpoints_of
-from quire.services._errors import error_of_rpc
+from quire.services._errors import Status, error_of, error_of_rpc
 from quire.services._limits import MiB
 from quire.services._methods import DESCRIBE, SERVICE, STREAM
 from quire.services._parts import Joiner, parts_of
@@ -194,9 +195,13 @@ class Call:
         self._begun, self._plan, self._where = begun, plan, where
 
     def result(self, timeout: float | None = None) -> Any:
-        """The answer, when it is there."""
+        """The answer, when it is there; with a timeout, an error when it is not there by then."""
         try:
             return self._plan.gives.decode(self._begun.result(timeout), OPTIONS)
+        except grpc.FutureCancelledError:
+            raise error_of(Status("CANCELLED", f"{self._where}: the call was cancelled.", ""), self._where) from None
+        except grpc.FutureTimeoutError:
+            raise ServiceTimeoutError(f"{self._where}: no answer within {timeout} s.") from None
         except grpc.RpcError as error:
             raise error_of_rpc(error, self._where) from None
 
@@ -222,11 +227,10 @@ class _Sent(Iterator[bytes]):
     def begin(self) -> bool:
         """Take the first value, whose class says how the stream is read; False where there is none."""
         first = next(self._values, None)
-        if first is None:
-            return False
+        if first is not None:
+            self._parts = self._cut(first)
         self.plan = self._contract.plan(self._name, first)
-        self._parts = self._cut(first)
-        return True
+        return first is not None or self.plan.takes.stream
 
     def _cut(self, value: Any) -> Iterator[bytes]:
         takes = self._contract.plan(self._name, value).takes

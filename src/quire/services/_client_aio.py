@@ -139,9 +139,9 @@ class AsyncRemoteFunction:
         contract, client = await self._client.contract(), self._client
         source = _as_async(values)
         first = await anext(source, None)
-        if first is None:
-            return
         plan = contract.plan(self._name, first)
+        if first is None and not plan.takes.stream:
+            return
         faults: list[BaseException] = []
         sent = self._sent(contract, first, source, faults)
         call = client._method(self._name + STREAM, stream=True)(sent, timeout=timeout, metadata=client._metadata)

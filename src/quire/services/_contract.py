@@ -49,11 +49,15 @@ class Contract:
 
     def plan(self, name: str, value: Any) -> Plan:
         """How to call an endpoint with such a value, once it is known that the classes of both sides fit."""
-        document_type = _document_type(value, name)
+        document_type = self._any(name) if value is None else _document_type(value, name)
         key = name, document_type
         if key not in self._plans:
             self._plans[key] = self._made(name, document_type)
         return self._plans[key]
+
+    def _any(self, name: str) -> type[Any]:
+        """The class of nothing: the server's own, if it is loaded."""
+        return _loaded.find(self.endpoint(name)["takes"]["type"], None) or BaseDocument
 
     def _made(self, name: str, document_type: type[Any]) -> Plan:
         told = self.endpoint(name)

@@ -34,16 +34,21 @@ class Side:
         return origin if self.document_type is origin.document_type else origin[self.document_type]
 
     def check(self, value: Any, where: str) -> Any:
-        """The value, if it is of the class; a list of documents becomes an array."""
+        """The value, if it is of the class; rows become columns and columns rows where that is what goes over."""
         expected = self.python_type
         if isinstance(value, expected):
             return value
-        if self.form == "array" and isinstance(value, (list, tuple)):
-            return expected(value)
-        if self.form == "array" and isinstance(value, DocumentBatch) and _holds(value, self.document_type):
+        if (
+            self.form == "array"
+            and isinstance(value, DocumentBatch)
+            and issubclass(value.document_type, self.document_type)
+        ):
             return value.unstack()
-        if self.form == "batch" and isinstance(value, DocumentArray) and _holds(value, self.document_type):
-            return expected(value)
+        if self.form != "document" and isinstance(value, (DocumentArray, list, tuple)):
+            try:
+                return expected(value)
+            except DocumentTypeError as error:
+                raise DocumentTypeError(f"{where}: {error}") from None
         raise DocumentTypeError(f"{where}: expected {expected.__name__}, got {type(value).__name__}.")
 
     def encode(self, value: Any) -> bytes:
@@ -69,10 +74,6 @@ class Side:
     def __str__(self) -> str:
         name = self.python_type.__name__
         return f"a stream of {name}" if self.stream else name
-
-
-def _holds(value: Any, document_type: type[Any]) -> bool:
-    return issubclass(value.document_type, document_type)
 
 
 def side_of(annotation: Any, where: str) -> Side:

@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 from typing_extensions import Self
 
 from quire._optional import require
-from quire.errors import ServiceError
 from quire.services._calls import Calls, LoopThread
 from quire.services._endpoints import Endpoint
 from quire.services._errors import KIND, Status, status_of
@@ -87,7 +86,7 @@ class Server:
     def _describe(self, _: bytes, context: Any) -> bytes:
         try:
             check_caller(self._options.authorize, DESCRIBE, context)
-        except ServiceError as error:
+        except Exception as error:  # noqa: BLE001
             _abort(context, status_of(error))
         return self._offer.description
 
@@ -106,6 +105,8 @@ class Server:
                 with self._calls.budget.account() as account:
                     single = messages if offered.streams[0] else [messages]
                     yield from self._calls.stream(endpoint, single, account, framed=offered.framed)
+            except grpc.RpcError:
+                return  # the caller is gone
             except Exception as error:  # noqa: BLE001
                 _abort(context, status_of(error))
 

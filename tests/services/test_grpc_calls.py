@@ -1,0 +1,389 @@
+"""Functions that are served, called from a client: like the functions themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from quire import BaseDocument, DocumentArray
+from quire.errors import (
+    DocumentTypeError,
+    FunctionError,
+    PathError,
+    SchemaError,
+    ServiceError,
+    ServiceLimitError,
+    ServiceTimeoutError,
+    ServiceUnavailableError,
+)
+from quire.services import AsyncClient, Client, Limits, Server, serve, serve_async
+from quire.typing import NdArray, float32
+from tests.services import gallery
+from tests.services.gallery import EVERYTHING, Picture, Score, pictures
+
+pytestmark = pytest.mark.needs("grpc", "grpc_health", "grpc_reflection")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serve(EVERYTHING, limits=Limits(max_message_bytes=100_000)) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.address) as client:
+        yield client
+
+
+# --- calls
+
+
+def test_a_call_gives_what_the_function_gives(client: Client) -> None:
+    docs = pictures(3)
+    answer = client.embed(docs)
+    assert type(answer) is DocumentArray[Picture]
+    assert answer.identical(gallery.embed(pictures(3)))
+    assert docs[0].embedding is None  # what is sent is not changed
+
+
+def test_batches_and_single_documents_go_too(client: Client) -> None:
+    doubled = client.double(pictures(3).stack())
+    assert doubled.pixels.tolist() == [[0] * 4, [2] * 4, [4] * 4]
+    assert client.rate(pictures(3)[2]) == Score(value=8, of="2")
+
+
+def test_rows_and_columns_are_made_of_each_other(client: Client) -> None:
+    assert client.embed(pictures(2).stack()).label == ["0", "1"]
+    assert client.double(list(pictures(2))).label == ["0", "1"]
+
+
+def test_an_empty_array_is_an_array(client: Client) -> None:
+    assert client.embed(pictures(0)) == pictures(0)
+
+
+def test_the_endpoints_are_told(client: Client) -> None:
+    told = client.endpoints()
+    assert told.keys() == {function.__name__ for function in EVERYTHING}
+    assert told["total"] == "total(a stream of DocumentArray[Picture]) -> Score"
+
+
+def test_async_functions_are_served_too(client: Client) -> None:
+    assert client.later(pictures(2)) == gallery.embed(pictures(2))
+    assert [score.value for score in client.running_later(pictures(3))] == [0, 4, 12]
+
+
+# --- streams, and what is larger than a message
+
+
+def test_an_array_larger_than_a_message_goes_in_parts(client: Client) -> None:
+    docs = pictures(5_000)
+    assert len(docs.to_bytes()) > 100_000
+    answer = client.embed(docs)
+    assert answer.label == docs.label
+    assert np.array_equal(np.stack(answer.embedding), np.stack(docs.pixels)[:, :2] * 2)
+
+
+class Long(BaseDocument):
+    text: str
+
+
+def echo(doc: Long) -> Long:
+    return doc
+
+
+def test_one_document_larger_than_a_message_goes_in_parts() -> None:
+    with serve(echo, limits=Limits(max_message_bytes=1_000)) as server, Client(server.address) as client:
+        assert client.echo(Long(text="x" * 50_000)).text == "x" * 50_000
+
+
+def test_streams_go_both_ways(client: Client) -> None:
+    assert [score.value for score in client.running(pictures(4))] == [0, 4, 12, 24]
+    assert [doc.label for doc in client.spread(pictures(3))] == ["0", "1", "2"]
+    assert client.total([pictures(2), pictures(3)]).of == "5 pictures"
+    assert [answer.label for answer in client.embed.stream([pictures(1), pictures(2)])] == [["0"], ["0", "1"]]
+    assert list(client.embed.stream([])) == []
+    assert client.total([]).of == "0 pictures"
+
+
+def test_values_of_a_stream_are_taken_no_faster_than_they_are_read() -> None:
+    reached: list[int] = []
+
+    def source() -> Iterator[Picture]:
+        for number in range(2_000):
+            reached.append(number)
+            yield Picture(pixels=np.zeros(4, np.float32), label="x" * 10_000)
+
+    taken = threading.Event()
+
+    def first(docs: Iterator[Picture]) -> Iterator[Picture]:
+        yield next(docs)
+        taken.wait(20)
+        yield from docs
+
+    with serve(first) as server, Client(server.address) as client:
+        answers = client.first(source())
+        next(answers)
+        before = -1
+        while before != len(reached):  # until nothing more is taken
+            before = len(reached)
+            threading.Event().wait(0.3)
+        assert len(reached) < 1_000  # the windows of HTTP/2 are full
+        taken.set()
+        assert sum(1 for _ in answers) == 1_999
+
+
+def test_answers_are_made_no_faster_than_they_are_taken() -> None:
+    made: list[int] = []
+
+    def many(doc: Picture) -> Iterator[Picture]:
+        for number in range(2_000):
+            made.append(number)
+            yield Picture(pixels=doc.pixels, label="x" * 10_000)
+
+    with serve(many) as server, Client(server.address) as client:
+        answers = client.many(pictures(1)[0])
+        next(answers)
+        before = -1
+        while before != len(made):
+            before = len(made)
+            threading.Event().wait(0.3)
+        assert len(made) < 1_000
+        answers.close()
+
+
+def test_a_stream_that_is_closed_ends_the_function() -> None:
+    ended = threading.Event()
+
+    def forever(doc: Picture) -> Iterator[Picture]:
+        try:
+            while True:
+                yield doc
+        finally:
+            ended.set()
+
+    with serve(forever) as server, Client(server.address) as client:
+        answers = client.forever(pictures(1)[0])
+        next(answers)
+        answers.close()
+        assert ended.wait(10)
+
+
+def test_an_error_of_the_source_of_a_stream_is_that_error(client: Client) -> None:
+    def source() -> Iterator[Picture]:
+        yield pictures(1)[0]
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        list(client.running(source()))
+
+
+# --- errors
+
+
+def test_a_function_that_fails_is_an_error_with_its_words(client: Client) -> None:
+    with pytest.raises(FunctionError, match="fail failed: ValueError: no good: 7"):
+        client.fail(pictures(1, start=7))
+
+
+def test_a_function_may_refuse_in_its_own_words(client: Client) -> None:
+    with pytest.raises(ServiceLimitError, match="not 3 today"):
+        client.refuse(pictures(3))
+
+
+def test_a_function_that_gives_what_it_does_not_say_is_an_error(client: Client) -> None:
+    with pytest.raises(FunctionError, match="lie failed.*Score"):
+        client.lie(pictures(1))
+
+
+def test_an_unknown_endpoint_tells_the_nearest(client: Client) -> None:
+    with pytest.raises(PathError, match="no endpoint 'embedd'. Did you mean 'embed'"):
+        client.embedd(pictures(1))
+
+
+def test_a_deadline_is_an_error(client: Client) -> None:
+    with pytest.raises(ServiceTimeoutError) as caught:
+        client.slow(DocumentArray[Picture]([Picture(pixels=np.zeros(4, np.float32), label="5")]), timeout=0.05)
+    assert caught.value.code == "DEADLINE_EXCEEDED"
+
+
+def test_a_call_can_be_cancelled(client: Client) -> None:
+    docs = DocumentArray[Picture]([Picture(pixels=np.zeros(4, np.float32), label="0.5")])
+    call = client.slow.future(docs)
+    assert call.cancel()
+    with pytest.raises(ServiceError, match="the call was cancelled") as caught:
+        call.result()
+    assert caught.value.code == "CANCELLED"
+    assert client.embed.future(pictures(1)).result().label == ["0"]
+
+
+def test_nobody_there_is_an_error_that_names_the_address() -> None:
+    with (
+        Client("127.0.0.1:1", retries=0, timeout=5) as client,
+        pytest.raises(ServiceUnavailableError, match="127.0.0.1:1"),
+    ):
+        client.embed(pictures(1))
+
+
+def test_a_port_that_is_taken_is_an_error(server: Server) -> None:
+    with pytest.raises(ServiceError, match=f"127.0.0.1:{server.port} cannot be opened"):
+        serve(gallery.embed, port=server.port)
+
+
+# --- types on both sides
+
+
+class Other(BaseDocument):
+    pixels: NdArray[float32, 8]
+    label: str = ""
+
+
+class Less(BaseDocument):
+    label: str = ""
+
+
+class Same(BaseDocument):
+    """The same fields, in another class."""
+
+    pixels: NdArray[float32, 4]
+    label: str = ""
+    embedding: NdArray[float32, 2] | None = None
+
+
+def test_a_class_that_does_not_fit_is_an_error_with_the_field(client: Client) -> None:
+    with pytest.raises(
+        SchemaError, match=r"embed: Other does not fit .*Picture.pixels: .*4.* is read, but .*8.* is sent"
+    ):
+        client.embed(DocumentArray[Other]([Other(pixels=np.zeros(8, np.float32))]))
+
+
+def test_a_class_without_a_field_is_an_error_with_the_field(client: Client) -> None:
+    with pytest.raises(SchemaError, match=r"Picture.pixels: .* is required, and is not sent"):
+        client.embed(DocumentArray[Less]([Less()]))
+
+
+def test_a_class_with_the_same_fields_fits_and_comes_back(client: Client) -> None:
+    answer = client.embed(DocumentArray[Same]([Same(pixels=np.ones(4, np.float32))]))
+    assert type(answer) is DocumentArray[Same]
+    assert answer[0].embedding.tolist() == [2, 2]
+
+
+def test_what_is_not_a_document_is_an_error(client: Client) -> None:
+    with pytest.raises(DocumentTypeError, match="embed: expected a document, an array or a batch, got str"):
+        client.embed("docs")
+
+
+def wrong(docs: DocumentArray[Other]) -> DocumentArray[Other]:
+    return docs
+
+
+def test_a_client_with_the_signatures_checks_them_first(server: Server) -> None:
+    with Client(server.address, gallery.embed) as client:
+        assert type(client.embed(pictures(1))) is DocumentArray[Picture]
+        with pytest.raises(DocumentTypeError, match="embed: expected documents of Picture, got Other"):
+            client.embed(DocumentArray[Other]([Other(pixels=np.zeros(8, np.float32))]))
+
+
+def test_a_server_without_the_clients_check_names_the_field_too(server: Server) -> None:
+    """Bytes from a client that did not ask first, or asked before the server was changed."""
+    import grpc
+
+    data = DocumentArray[Other]([Other(pixels=np.zeros(8, np.float32))]).stack().to_bytes()
+    with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary("/quire.v1.Documents/embed")(data)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "pixels" in caught.value.details()
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("def f(docs): return docs", "no type for 'docs'"),
+        ("def f(docs: DocumentArray[Picture]): return docs", "no type for 'return'"),
+        ("def f(a: Picture, b: Picture) -> Picture: return a", "takes one argument"),
+        ("def f(docs: list) -> Picture: return docs", "list cannot be sent"),
+        ("def f(docs: 'Missing') -> Picture: return docs", "Missing"),
+    ],
+)
+def test_a_signature_that_cannot_be_served_is_an_error(source: str, told: str) -> None:
+    namespace = {"DocumentArray": DocumentArray, "Picture": Picture}
+    exec(source, namespace)
+    with pytest.raises(SchemaError, match=told):
+        serve(namespace["f"])
+
+
+class Painter:
+    def embed(self, docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        return gallery.embed(docs)
+
+    def _hidden(self, docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        return docs
+
+    def count(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("service", [Painter, Painter()], ids=["class", "object"])
+def test_a_class_serves_its_typed_public_methods(service: object) -> None:
+    with serve(service) as server, Client(server.address) as client:
+        assert client.endpoints().keys() == {"embed"}
+        assert client.embed(pictures(1))[0].embedding.tolist() == [0, 0]
+
+
+def test_two_of_one_name_are_an_error() -> None:
+    with pytest.raises(SchemaError, match="two endpoints are called 'embed'"):
+        serve([gallery.embed, Painter])
+
+
+# --- asyncio
+
+
+def test_all_of_it_on_asyncio() -> None:
+    async def main() -> None:
+        limits = Limits(max_message_bytes=100_000)
+        async with serve_async(EVERYTHING, limits=limits) as server, AsyncClient(server.address) as client:
+            docs = pictures(2_000)
+            answers = await asyncio.gather(client.embed(docs), client.later(docs), client.double(docs.stack()))
+            assert [len(answer) for answer in answers] == [2_000] * 3
+            assert (await client.rate(pictures(2)[1])).value == 4
+            assert [score.value async for score in await client.running(pictures(3))] == [0, 4, 12]
+            assert [score.value async for score in await client.running_later(pictures(3))] == [0, 4, 12]
+            assert (await client.total([pictures(2)])).of == "2 pictures"
+            assert [answer.label async for answer in client.embed.stream([pictures(1)])] == [["0"]]
+            with pytest.raises(FunctionError, match="no good"):
+                await client.fail(pictures(1))
+            with pytest.raises(PathError, match="Did you mean"):
+                await client.embedd(pictures(1))
+            with pytest.raises(ServiceTimeoutError):
+                await client.slow(
+                    DocumentArray[Picture]([Picture(pixels=np.zeros(4, np.float32), label="1")]), timeout=0.05
+                )
+
+    asyncio.run(main())
+
+
+def test_a_task_that_is_cancelled_cancels_the_call() -> None:
+    cancelled = threading.Event()
+
+    async def wait(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        try:
+            await asyncio.sleep(20)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return docs
+
+    async def main() -> None:
+        async with serve_async(wait) as server, AsyncClient(server.address) as client:
+            task = asyncio.create_task(client.wait(pictures(1)))
+            await asyncio.sleep(0.3)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await asyncio.to_thread(cancelled.wait, 10)
+
+    asyncio.run(main())

@@ -1,0 +1,173 @@
+"""What a server refuses: what is too large, too much at once, or not a message; and it lives on."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire import DocumentArray
+from quire.codec._wire import delimited, uint
+from quire.errors import OptionError, ServiceLimitError
+from quire.services import AsyncClient, Client, Limits, Server, serve, serve_async
+from tests.services import gallery
+from tests.services.gallery import EVERYTHING, Picture, pictures
+
+pytestmark = pytest.mark.needs("grpc", "grpc_health", "grpc_reflection")
+METHOD = "/quire.v1.Documents/embed"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serve([gallery.embed, gallery.total], limits=Limits(max_message_bytes=20_000, max_request_bytes=50_000)) as s:
+        yield s
+
+
+@pytest.fixture(scope="module")
+def channel(server: Server) -> Iterator[Any]:
+    with grpc.insecure_channel(server.address) as channel:
+        yield channel
+
+
+def code_of(call: Any) -> grpc.StatusCode:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value.code()
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return print, ("unpickled",)
+
+
+GOOD = pictures(2).stack().to_bytes()
+MALFORMED = {
+    "noise": b"\xff" * 100,
+    "cut": GOOD[:-20],
+    "pickle": pickle.dumps(Evil()),
+    "pickled value": delimited(3, delimited(4, delimited(26, pickle.dumps(Evil())))),
+    "text": b"GET / HTTP/1.1",
+    "many rows": GOOD.replace(uint(3, 2), uint(3, (1 << 47) + 1), 1),
+    "another class": DocumentArray[gallery.Score]([gallery.Score(value=1, of="x")]).stack().to_bytes(),
+}
+
+
+@pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED.keys())
+def test_what_is_not_a_message_is_an_invalid_argument(
+    channel: Any, server: Server, data: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(lambda: channel.unary_unary(METHOD)(data)) is grpc.StatusCode.INVALID_ARGUMENT
+    parts = [delimited(1, data)]
+    assert code_of(lambda: list(channel.stream_stream(METHOD + "_stream")(iter(parts)))) is (
+        grpc.StatusCode.INVALID_ARGUMENT
+    )
+    assert "unpickled" not in capfd.readouterr().out
+    with Client(server.address) as client:
+        assert client.embed(pictures(1)).label == ["0"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_altered_bytes_are_refused_or_read(channel: Any, data: st.DataObject) -> None:
+    """Never anything but an answer or INVALID_ARGUMENT: not a crash, not an error of the server's own."""
+    altered = bytearray(GOOD)
+    for _ in range(data.draw(st.integers(1, 4))):
+        altered[data.draw(st.integers(0, len(altered) - 1))] = data.draw(st.integers(0, 255))
+    method = data.draw(st.sampled_from([METHOD, "/Service/Embed"]))
+    try:
+        channel.unary_unary(method)(bytes(altered))
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error.details()
+
+
+def test_a_stream_that_ends_in_the_middle_is_an_invalid_argument(channel: Any) -> None:
+    call = channel.stream_stream(METHOD + "_stream")
+    assert code_of(lambda: list(call(iter([uint(2, 1) + delimited(1, GOOD)])))) is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_message_over_the_limit_is_refused_before_it_is_read(channel: Any) -> None:
+    assert code_of(lambda: channel.unary_unary(METHOD)(bytes(20_001))) is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_request_over_the_limit_is_refused_while_it_comes(server: Server) -> None:
+    with Client(server.address) as client:
+        with pytest.raises(ServiceLimitError, match="max_request_bytes=50000"):
+            client.embed(pictures(5_000))
+        many = [pictures(500, start=i) for i in range(20)]  # each is below it
+        assert client.total(many).of == "10000 pictures"
+
+
+def test_too_many_at_once_are_refused_and_the_others_answered() -> None:
+    gate, begun = threading.Event(), threading.Semaphore(0)
+
+    def hold(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        begun.release()
+        gate.wait(20)
+        return docs
+
+    limits = Limits(max_concurrency=2, max_queue=2)
+    with serve(hold, limits=limits) as server, Client(server.address) as client, ThreadPoolExecutor(4) as pool:
+        client.endpoints()
+        running = [pool.submit(client.hold, pictures(1, start=i)) for i in range(2)]
+        begun.acquire()
+        begun.acquire()
+        waiting = [pool.submit(client.hold, pictures(1, start=i)) for i in (2, 3)]
+        with pytest.raises(ServiceLimitError) as caught:
+            while True:  # until both are in the queue
+                client.hold(pictures(1), timeout=0.2)
+        assert caught.value.code == "RESOURCE_EXHAUSTED"
+        gate.set()
+        assert [future.result().label for future in running + waiting] == [["0"], ["1"], ["2"], ["3"]]
+
+
+def test_requests_that_take_too_much_together_are_refused() -> None:
+    gate = threading.Event()
+
+    def hold(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        gate.wait(20)
+        return docs
+
+    size = len(pictures(100).stack().to_bytes())
+    with serve(hold, limits=Limits(max_pending_bytes=int(size * 1.5))) as server, Client(server.address) as client:
+        first = client.hold.future(pictures(100))
+        with pytest.raises(ServiceLimitError, match="max_pending_bytes"):
+            while not first.done():
+                client.hold(pictures(100), timeout=0.2)
+        gate.set()
+        assert len(first.result()) == 100
+        assert len(client.hold(pictures(100))) == 100  # what was taken is given back
+
+
+def test_an_answer_over_the_clients_limit_is_refused(server: Server) -> None:
+    with Client(server.address, max_answer_bytes=2_000) as client, pytest.raises(ServiceLimitError):
+        client.embed(pictures(200))
+
+
+def test_the_asyncio_server_refuses_the_same() -> None:
+    async def main() -> None:
+        limits = Limits(max_message_bytes=20_000, max_request_bytes=50_000)
+        async with serve_async(EVERYTHING, limits=limits) as server, AsyncClient(server.address) as client:
+            async with grpc.aio.insecure_channel(server.address) as channel:
+                for data in (*MALFORMED.values(), bytes(20_001)):
+                    with pytest.raises(grpc.RpcError) as caught:
+                        await channel.unary_unary(METHOD)(data)
+                    large = len(data) > 20_000
+                    assert caught.value.code().name == ("RESOURCE_EXHAUSTED" if large else "INVALID_ARGUMENT")
+            with pytest.raises(ServiceLimitError, match="max_request_bytes"):
+                await client.embed(pictures(5_000))
+            assert (await client.embed(pictures(1))).label == ["0"]
+
+    asyncio.run(main())
+
+
+def test_a_limit_that_has_no_meaning_is_an_error() -> None:
+    with pytest.raises(OptionError, match="max_concurrency=0: use 1 or more"):
+        Limits(max_concurrency=0)

@@ -1,0 +1,36 @@
+"""A client in Node calls a service in Python, with the `.proto` alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from quire.services import serve, service_proto
+from tests.conftest import node_environment
+from tests.services import gallery
+
+pytestmark = pytest.mark.needs(
+    "grpc", "grpc_health", "grpc_reflection", "node:@grpc/grpc-js", "node:@grpc/proto-loader"
+)
+SERVICE = [gallery.embed, gallery.rate, gallery.running]
+
+
+def test_a_client_in_node_calls_the_service(tmp_path: Path) -> None:
+    text = service_proto(SERVICE, package="art", name="Gallery")
+    file = tmp_path / "gallery.proto"
+    file.write_text(text)
+    script = Path(__file__).with_name("client.js")
+    with serve(SERVICE, name="Gallery", proto=file) as server:
+        command = ["node", str(script), str(file), server.address]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=node_environment())
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["embeddings"] == [[2, 4], [10, 12]]
+    assert told["labels"] == ["one", "two"]
+    assert told["scores"] == [10, 36]
+    assert told["streamed"] == [["one"], ["two", "one"]]
+    assert told["wrong"]["code"] == 3  # INVALID_ARGUMENT
+    assert "Picture.pixels" in told["wrong"]["details"]

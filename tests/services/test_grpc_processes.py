@@ -1,0 +1,111 @@
+"""Servers in processes of their own: the command, the gentle end, the sudden end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quire import DocumentArray
+from quire.errors import QuireError, ServiceUnavailableError
+from quire.services import Client
+from tests.services.gallery import Picture, pictures
+
+pytestmark = pytest.mark.needs("grpc", "grpc_health", "grpc_reflection")
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def serving(*names: str, port: int = 0, options: tuple[str, ...] = ()) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process with the command `quire serve`, and its address."""
+    services = [f"tests.services.gallery:{name}" for name in names]
+    command = [sys.executable, "-m", "quire", "serve", *services, "--port", str(port), *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            yield process, process.stdout.readline().removeprefix("serving on ").strip()
+        finally:
+            process.kill()
+
+
+def held(seconds: float) -> DocumentArray[Picture]:
+    return DocumentArray[Picture]([Picture(pixels=np.zeros(4, np.float32), label=str(seconds))])
+
+
+def test_the_command_serves_and_ends_gently_on_sigterm() -> None:
+    with serving("embed", "slow") as (process, address), Client(address) as client:
+        assert client.endpoints().keys() == {"embed", "slow"}
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(client.slow, held(1.0))
+            time.sleep(0.4)
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+            with pytest.raises(ServiceUnavailableError):  # no new calls
+                client.embed(pictures(1), timeout=5)
+            assert running.result().label == ["1.0"]  # but what runs is answered
+        assert process.wait(10) == 0
+
+
+def test_grace_has_an_end() -> None:
+    with serving("slow", options=("--grace", "0.3")) as (process, address), Client(address) as client:
+        client.endpoints()
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(client.slow, held(3))
+            time.sleep(0.4)
+            process.send_signal(signal.SIGTERM)
+            with pytest.raises(QuireError):
+                running.result()
+        assert process.wait(10) == 0
+
+
+def test_ctrl_c_ends_it_too() -> None:
+    with serving("embed") as (process, address), Client(address) as client:
+        assert client.embed(pictures(1)).label == ["0"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+
+
+def test_a_killed_server_is_a_typed_error_or_a_call_that_is_repeated() -> None:
+    """Only what is idempotent is repeated: the rest is told that nobody knows how far it came."""
+    with serving("who", "slow") as (process, address), Client(address, retries=20) as client:
+        first = client.who(pictures(1))[0].value
+        assert first == process.pid
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(client.slow, held(5))
+            time.sleep(0.4)
+            process.kill()
+            process.wait(10)
+            with pytest.raises(ServiceUnavailableError, match=address):
+                running.result(10)
+        answers: list[float] = []
+        asking = threading.Thread(target=lambda: answers.append(client.who(pictures(1))[0].value))
+        asking.start()  # while there is nobody
+        with serving("who", port=int(address.rpartition(":")[2])) as (second, _):
+            asking.join(30)
+            assert answers == [second.pid]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["tests.services.gallery:embedd"], "has no 'embedd'. Did you mean 'embed'"),
+        (["tests.services.gallery:pictures", "--port", "0"], "pictures(number): int cannot be sent"),
+    ],
+)
+def test_errors_of_the_command_are_told(arguments: list[str], told: str) -> None:
+    command = [sys.executable, "-m", "quire", "serve", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=30)
+    assert done.returncode == 1
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
