@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
@@ -403,6 +404,28 @@ def test_a_lock_that_is_held_when_a_process_forks_does_not_stop_the_child(folder
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     done.set()
     thread.join()
+
+
+def test_a_fork_waits_for_a_shard_that_is_being_opened(folder: Path) -> None:
+    dataset = open_dataset(folder, Photo)
+    begun, order = threading.Event(), list[str]()
+    really_open = dataset.reader.open
+
+    def slowly(shard: Any) -> Any:
+        begun.set()
+        time.sleep(0.3)  # for a fork that does not wait
+        order.append("opened")
+        return really_open(shard)
+
+    dataset.reader.open = slowly  # type: ignore[method-assign]
+    thread = threading.Thread(target=lambda: dataset[[0]])
+    thread.start()
+    begun.wait()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if order else 1)
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 # --- one file

@@ -23,6 +23,7 @@ from quire.files import Folder, RemoteOptions, open_folder
 from quire.storage._cache import ShardCache
 from quire.storage._infer import class_of
 from quire.storage._layout import Layout
+from quire.storage._locks import no_fork
 from quire.storage._manifest import SUFFIXES, Shard, plain_files, read_manifest
 from quire.storage._rows import Rows
 from quire.storage._select import chosen_paths
@@ -154,8 +155,9 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         starts = [self._batch_starts]
         try:
             for number in shards[self._opened[shards] < 0].tolist():
-                batches = self.reader.open(self.shards[number])
-                located = [self.layout.locate(batch) for batch in batches]
+                with no_fork():
+                    batches = self.reader.open(self.shards[number])
+                    located = [self.layout.locate(batch) for batch in batches]
                 self._opened[number] = self._virtual
                 self._cached += 0 if self.is_mapped else sum(batch.nbytes for batch in batches)
                 for batch, parts in zip(batches, located, strict=True):

@@ -1,4 +1,8 @@
-"""Locks on files, between processes and threads: the system lets go of them when their process ends."""
+"""Locks on files, between processes and threads: the system lets go of them when their process ends.
+
+And forks, which wait for shards that are being opened. A thread that opens one may hold locks of Arrow and of Python
+itself: a child that is forked meanwhile would inherit them, held by a thread that it does not have, and wait for good.
+"""
 
 from __future__ import annotations
 
@@ -72,8 +76,43 @@ def _release(handle: int) -> None:
         os.close(handle)
 
 
-def _forked() -> None:
+# --- forks
+
+_PATIENCE = 30.0
+"""Seconds: from far away, a shard may take long. Then a fork takes its chance."""
+_change = threading.Condition(threading.Lock())
+_busy = 0
+
+
+@contextmanager
+def no_fork() -> Iterator[None]:
+    """Let no thread of this process fork."""
+    global _busy  # noqa: PLW0603 - of the process, as forks are
+    with _change:
+        _busy += 1
+    try:
+        yield
+    finally:
+        with _change:
+            _busy = max(_busy - 1, 0)
+            _change.notify_all()
+
+
+def _before_fork() -> None:
+    _change.acquire()
+    _change.wait_for(lambda: not _busy, _PATIENCE)
+    _opening.acquire()  # last: who opens a shard opens files
+
+
+def _in_parent() -> None:
+    _opening.release()
+    _change.release()
+
+
+def _in_child() -> None:
     """Close what the parent holds: else its locks would last as long as this child."""
+    global _change, _busy
+    _change, _busy = threading.Condition(threading.Lock()), 0
     for handle in _held:
         with suppress(OSError):
             os.close(handle)
@@ -82,4 +121,4 @@ def _forked() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_forked)
+    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
