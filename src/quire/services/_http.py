@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine
-from contextvars import ContextVar
 from functools import partial
 from typing import Annotated, Any, ClassVar, get_args, get_origin
 
@@ -12,7 +11,6 @@ from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
 from quire._optional import require
-from quire.codec import ReadOptions
 from quire.errors import MissingDependencyError, QuireError, SchemaError
 from quire.services._endpoints import _hints
 from quire.services._forms import Side, side_of
@@ -33,7 +31,6 @@ from quire.services._http_limits import Gate, LimitedRequest  # noqa: E402
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _DONE = "__quire_http__"
-_body_type: ContextVar[str] = ContextVar("quire_body_type", default=JSON)
 _gates: dict[type[Any], Gate] = {}
 
 
@@ -41,7 +38,7 @@ class DocumentRoute(APIRoute):  # type: ignore[misc]
     """A route that speaks JSON and protobuf: `APIRouter(route_class=DocumentRoute)`.
 
     An argument that is a document, a `DocumentArray[T]` or a `DocumentBatch[T]` is the body. What the function gives is
-    sent as `Accept` asks: `application/json`, or `application/x-protobuf`, the message of `to_protobuf`. An iterator of
+    sent as `Accept` asks: `application/json`, or `application/x-protobuf`, which `from_bytes` reads. An iterator of
     documents is sent while it runs: as lines of JSON, or as the file that `pull_stream` reads. A body may also be such
     a file (`application/octet-stream`), as `push` sends it.
     """
@@ -64,9 +61,8 @@ class DocumentRoute(APIRoute):  # type: ignore[misc]
 
         async def handle(request: Request) -> Response:
             plan.check_accept(request)
-            body_type = plan.body_type(request)
+            plan.check_body(request)
             async with gate.enter() as account:
-                _body_type.set(body_type)
                 try:
                     answer: Response = await inner(LimitedRequest(request, gate.limits, account))
                 except RequestValidationError as error:
@@ -80,7 +76,7 @@ class _Plan:
     """A function whose documents come from the body and go to the answer."""
 
     def __init__(self, function: Callable[..., Any], response_model: Any, limits: Limits) -> None:
-        self._reading = ReadOptions(max_bytes=limits.max_request_bytes)
+        self._max_bytes = limits.max_request_bytes
         self._status = 200
         given, self._returns = _typed(function)
         self._gives = _side(response_model) or _side(self._returns)
@@ -94,7 +90,7 @@ class _Plan:
         """The parameter as FastAPI sees it: the JSON of the documents; what is not JSON is decoded before."""
         kind, more = _apart(parameter.annotation)
         told = any(isinstance(item, BodyInfo) for item in [*more, parameter.default])
-        before = [] if self._takes is None else [BeforeValidator(partial(_decoded, self._takes, self._reading))]
+        before = [] if self._takes is None else [BeforeValidator(partial(_decoded, self._takes, self._max_bytes))]
         parts = (kind, *more, *([] if told else [Body()]), *before)
         return parameter.replace(annotation=Annotated[parts])
 
@@ -135,14 +131,13 @@ class _Plan:
             return []
         return [LINES, FILE] if self._gives.stream else [JSON, PROTOBUF]
 
-    def body_type(self, request: Request) -> str:
-        """What the body of a request is; 415 if it is nothing that is known."""
+    def check_body(self, request: Request) -> None:
+        """415 if the body is nothing that is known."""
         types, headers = self.body_types(), request.headers
         found = media_type(headers.get("content-type", ""))
         empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
-        if not types or found in types or (empty and not found):
-            return found
-        raise HTTPException(415, f"the body is {found or 'of no type'}; this takes {', '.join(types)}.")
+        if types and found not in types and not (empty and not found):
+            raise HTTPException(415, f"the body is {found or 'of no type'}; this takes {', '.join(types)}.")
 
     def check_accept(self, request: Request) -> None:
         """406 if nothing that can be given is liked."""
@@ -173,14 +168,12 @@ class _Plan:
         return options
 
 
-def _decoded(takes: Side, reading: ReadOptions, value: Any) -> Any:
-    """Bytes of a body as documents; what JSON gave is left to pydantic."""
+def _decoded(takes: Side, max_bytes: int, value: Any) -> Any:
+    """Bytes of a body as documents, be it a message or a file; what JSON gave is left to pydantic."""
     if not isinstance(value, bytes):
         return value
     try:
-        if _body_type.get() == FILE:
-            return takes.python_type.from_bytes(value, max_bytes=reading.max_bytes)
-        return takes.decode(value, reading)
+        return takes.python_type.from_bytes(value, max_bytes=max_bytes)
     except MissingDependencyError:
         raise
     except QuireError as error:
