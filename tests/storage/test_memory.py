@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire import BaseDocument
+from quire.storage import open_dataset
+from quire.storage._layout import Layout
 from quire.storage._memory import fetch_texts
+from quire.typing import NdArray, uint8
 from tests.strategies import laws
 
 pytestmark = pytest.mark.needs("pyarrow", "xxhash", "fsspec")
@@ -42,3 +48,27 @@ def test_nothing_is_read_outside() -> None:
     starts = 2 * page - sizes
     found = fetch_texts(address + starts, sizes, sizes, starts)
     assert found == b"".join(bytes(array[start : 2 * page]) for start in starts.tolist())
+
+
+class Maybe(BaseDocument):
+    pixels: NdArray[uint8, 4] | None = None
+    count: int | None = None
+    flag: bool | None = None
+
+
+def test_in_the_place_of_what_is_missing_are_zeros_whatever_the_file_has_there(tmp_path: Path) -> None:
+    there = np.array([True, False, False, True])
+    bits = pa.py_buffer(np.packbits(there, bitorder="little").tobytes())
+    junk = pa.py_buffer(b"\xff" * 64)
+    layout = Layout(Maybe.document_schema())
+    ids = pa.array(["a", "b", "c", "d"])
+    fields = layout.arrow_schema
+    arrays = [ids if field.name == "id" else pa.Array.from_buffers(field.type, 4, [bits, junk]) for field in fields]
+    with pa.ipc.new_file(tmp_path / "rows.arrow", fields) as file:
+        file.write_batch(pa.RecordBatch.from_arrays(arrays, schema=fields))
+    batch = open_dataset(tmp_path, Maybe).read()
+    for name in ("pixels", "count", "flag"):
+        column = np.asarray(batch[name])
+        assert batch.validity(name).tolist() == there.tolist()
+        assert (column[there] != 0).all()
+        assert (column[~there] == 0).all()

@@ -137,6 +137,12 @@ def masked(values: list[Any], validity: Validity) -> list[Any]:
     return [value if valid else None for value, valid in zip(values, validity.tolist(), strict=True)]
 
 
+def cleared(data: NDArray[Any], there: Validity) -> None:
+    """Zeros for what is not there: in its place, a file may have anything."""
+    if there is not None:
+        data[~there] = 0
+
+
 class NumberForm(Form):
     """Numbers: int64, float64, or bits."""
 
@@ -170,8 +176,9 @@ class NumberForm(Form):
             data: NDArray[Any] = rows.bits(self.first + 1)
         else:
             data = rows.fixed(self.first + 1, 8).view(self.types[self.field.type][1])[:, 0]
-        framework = rows.framework or get_framework("numpy")
-        return ScalarColumn(self.field, framework.from_numpy(data), framework, rows.validity(self.first))
+        framework, there = rows.framework or get_framework("numpy"), rows.validity(self.first)
+        cleared(data, there)
+        return ScalarColumn(self.field, framework.from_numpy(data), framework, there)
 
 
 _EPOCH = date(1970, 1, 1).toordinal()

@@ -14,7 +14,7 @@ from quire.codec._tensors import plain_array
 from quire.columns import Column, ObjectColumn, RaggedColumn, TensorColumn, Validity, validity_of
 from quire.errors import CodecError, DecodeError, TensorError
 from quire.schema import Field, FieldKind
-from quire.storage._form import DETAILS, EXTENSION, Form, address_of, bitmap, masked
+from quire.storage._form import DETAILS, EXTENSION, Form, address_of, bitmap, cleared, masked
 from quire.storage._nested import ListForm
 from quire.storage._objects import BytesForm, TextForm, ValueForm
 from quire.storage._rows import Rows
@@ -97,8 +97,10 @@ class TensorForm(Form):
     def gather(self, rows: Rows) -> Column:
         framework = rows.framework or _declared(self.field) or get_framework("numpy")
         data = rows.fixed(self.first + 1, self.width)
+        there = rows.validity(self.first)
+        cleared(data, there)
         array = data.view(self.dtype).reshape(len(rows), *self.shape) if self.width else self._empty(len(rows))
-        return TensorColumn(self.field, framework.from_numpy(array), framework, rows.validity(self.first))
+        return TensorColumn(self.field, framework.from_numpy(array), framework, there)
 
     def _empty(self, count: int) -> NDArray[Any]:
         return np.zeros((count, *self.shape), self.dtype)
