@@ -175,7 +175,7 @@ def check_top_level(wheel: Path) -> None:
 @nox.session(python=PYTHON)
 def docs(session: nox.Session) -> None:
     """Run every code block of the pages, and build them."""
-    install_everything(session, *group("docs", "test"))
+    install_everything(session, *group("docs", "test", "test-remote"))
     session.run("pytest", "--no-skips", "tests/docs")
     session.run("mkdocs", "build", "--strict", *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -91,6 +92,19 @@ def test_headers_and_a_password_reach_the_server(site: Shelf) -> None:
     url = site.url.replace("http://", "http://me:secret@")
     DocumentArray[Passage](passages(3)).push(f"{url}/a", remote=options)
     assert (site.headers[0]["X-Key"], site.headers[0]["Authorization"]) == ("k", "Basic bWU6c2VjcmV0")
+
+
+def test_a_certificate_of_ones_own_is_trusted_when_asked_to(site: Shelf) -> None:
+    folder = Path(__file__).parents[1] / "services" / "certificates"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.pem", folder / "server.key")
+    site.socket = context.wrap_socket(site.socket, server_side=True)
+    docs, url = DocumentArray[Passage](passages(300)), site.url.replace("http://", "https://") + "/docs"
+    with pytest.raises(StorageError, match=f"{url}: .*certificate"):
+        docs.push(url, remote=ONCE)
+    trusting = RemoteOptions(storage_options={"ssl": ssl.create_default_context(cafile=folder / "ca.pem")})
+    docs.push(url, remote=trusting)
+    assert DocumentArray[Passage].pull(url, remote=trusting).identical(docs)
 
 
 # --- while it is made
