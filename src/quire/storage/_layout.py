@@ -89,7 +89,7 @@ class Layout:
             span = slice(start, start + size)
             start, own = start + size, rows.slice(span)
             made = {
-                form.field.name: form.gather(own) if form.is_large else small[form.field.name].slice(span)
+                form.field.name: small[form.field.name].slice(span) if form.field.name in small else form.gather(own)
                 for form in self.forms
             }
             yield Columns(self.schema, made, size)
