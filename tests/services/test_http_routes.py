@@ -73,6 +73,16 @@ async def parts(count: int) -> AsyncIterator[DocumentArray[Vector]]:
         yield DocumentArray[Vector]([Vector(id=str(i), values=np.full(4, i))] * 2)
 
 
+@app.post("/default")
+def default(docs: DocumentArray[Passage] = Body(description="documents")) -> Passage:  # noqa: B008, FAST002 - the older way
+    return docs[0]
+
+
+@app.post("/none")
+def none(docs: DocumentArray[Passage] | None = None) -> dict[str, bool]:
+    return {"none": docs is None}
+
+
 @app.put("/upload")
 def upload(docs: DocumentArray[Passage]) -> dict[str, int]:
     return {"documents": len(docs)}
@@ -185,6 +195,19 @@ def test_what_is_not_documents_is_as_before(site: Site) -> None:
     assert site.ask("/depends?name=a", method="GET").json()["text"] == "a"
     both = {"doc": {"text": "a"}, "more": [{"text": "b"}, {"text": "c"}]}
     assert site.ask("/two", json.dumps(both), Content_Type=JSON).json()["text"] == "abc"
+
+
+def test_a_body_may_be_told_of_in_its_default(site: Site, spec: Any) -> None:
+    for sent, body in ((JSON, PASSAGES.to_json()), (PROTOBUF, PASSAGES.to_bytes())):
+        assert site.ask("/default", body, Content_Type=sent).json()["id"] == "0"
+    assert refused(site.ask("/default"))["type"] == "missing"
+    assert spec["paths"]["/default"]["post"]["requestBody"]["content"][JSON]["schema"]["description"] == "documents"
+
+
+def test_a_body_may_be_left_out(site: Site) -> None:
+    assert site.ask("/none").json() == {"none": True}
+    for sent, body in ((JSON, PASSAGES.to_json()), (PROTOBUF, PASSAGES.to_bytes())):
+        assert site.ask("/none", body, Content_Type=sent).json() == {"none": False}
 
 
 # --- streams

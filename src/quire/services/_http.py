@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine
+from copy import copy
 from functools import partial
-from typing import Annotated, Any, ClassVar, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
 
 from pydantic import BeforeValidator
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, PydanticUndefined
 
 from quire._optional import require
 from quire.errors import MissingDependencyError, QuireError, SchemaError
@@ -82,17 +84,17 @@ class _Plan:
         self._gives = _side(response_model) or _side(self._returns)
         bodies = [parameter.name for parameter in given if _is_body(parameter)]
         alone = len(bodies) == 1 and not _embeds(given, bodies[0])
-        self._takes = next(_side(each.annotation) for each in given if each.name == bodies[0]) if alone else None
+        self._takes = next(_body_side(each) for each in given if each.name == bodies[0]) if alone else None
         parameters = [self._as_body(each) if each.name in bodies else each for each in given]
         self.endpoint = self._wrapped(function, parameters) if bodies or self._gives else function
 
     def _as_body(self, parameter: inspect.Parameter) -> inspect.Parameter:
         """The parameter as FastAPI sees it: the JSON of the documents; what is not JSON is decoded before."""
         kind, more = _apart(parameter.annotation)
-        told = any(isinstance(item, BodyInfo) for item in [*more, parameter.default])
+        told, default = _told_of_body(parameter, more)
         before = [] if self._takes is None else [BeforeValidator(partial(_decoded, self._takes, self._max_bytes))]
-        parts = (kind, *more, *([] if told else [Body()]), *before)
-        return parameter.replace(annotation=Annotated[parts])
+        parts = (kind, *more, *told, *before)
+        return parameter.replace(annotation=Annotated[parts], default=default)
 
     def _wrapped(self, function: Callable[..., Any], parameters: list[inspect.Parameter]) -> Any:
         made: Any
@@ -212,11 +214,32 @@ def _side(annotation: Any) -> Side | None:
         return None
 
 
+def _body_side(parameter: inspect.Parameter) -> Side | None:
+    """What a parameter is, or may be if it may be None."""
+    kind = _apart(parameter.annotation)[0]
+    if get_origin(kind) in (Union, UnionType):
+        kinds = [each for each in get_args(kind) if each is not type(None)]
+        kind = kinds[0] if len(kinds) == 1 else kind
+    return _side(kind)
+
+
 def _is_body(parameter: inspect.Parameter) -> bool:
     """Whether a parameter is documents that no dependency gives."""
-    side = _side(parameter.annotation)
+    side = _body_side(parameter)
     said = [*_apart(parameter.annotation)[1], parameter.default]
     return side is not None and not side.stream and not any(isinstance(item, Depends) for item in said)
+
+
+def _told_of_body(parameter: inspect.Parameter, more: tuple[Any, ...]) -> tuple[list[Any], Any]:
+    """What to say of the body beside the type, and the default: beside `= Body(...)`, FastAPI sees no validators."""
+    told = parameter.default
+    if any(isinstance(item, BodyInfo) for item in more):
+        return [], told
+    if not isinstance(told, BodyInfo):
+        return [Body()], told
+    moved = copy(told)
+    moved.default = PydanticUndefined
+    return [moved], parameter.empty if told.is_required() else told.default
 
 
 def _embeds(parameters: list[inspect.Parameter], body: str) -> bool:
