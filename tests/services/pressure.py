@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +90,14 @@ def malformed(address: str, number: int, seed: int = 0) -> Counter[str]:
     good = pictures(3).stack().to_bytes()
     with grpc.insecure_channel(address) as channel:
         methods = [
-            *((channel.unary_unary(f"/{path}"), False) for path in ("quire.v1.Documents/alone", "Service/Alone")),
-            (channel.unary_unary("/quire.v1.Documents/together"), False),
-            (channel.stream_stream("/quire.v1.Documents/alone_stream"), True),
+            (channel.unary_unary("/quire.v1.Documents/alone"), bytes),
+            (channel.unary_unary("/quire.v1.Documents/together"), bytes),
+            (channel.unary_unary("/Service/Alone"), b"\x07".__add__),  # a message of other fields is an empty one there
+            (_gathered(channel.stream_stream("/quire.v1.Documents/alone_stream")), partial(delimited, 1)),
         ]
         for _ in range(number):
-            call, stream = draw.choice(methods)
-            ended[_sent(call, _altered(good, draw), stream=stream)] += 1
+            call, wrapped = draw.choice(methods)
+            ended[_sent(call, wrapped(_altered(good, draw)))] += 1
     return ended
 
 
@@ -110,9 +112,13 @@ def _altered(good: bytes, draw: random.Random) -> bytes:
     return b"\x07" + good[:at] + draw.randbytes(8) + good[at:]
 
 
-def _sent(call: Any, data: bytes, *, stream: bool) -> str:
+def _gathered(call: Any) -> Any:
+    return lambda data: list(call(iter([data])))
+
+
+def _sent(call: Any, data: bytes) -> str:
     try:
-        list(call(iter([delimited(1, data)]))) if stream else call(data)
+        call(data)
     except grpc.RpcError as error:
         return str(error.code().name)
     return "answered"
