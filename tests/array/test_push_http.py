@@ -242,6 +242,15 @@ def test_a_server_without_ranges_or_lengths_is_read_again(
         assert sum(1 for _ in found) == len(docs)
 
 
+def test_a_file_that_changes_while_it_is_read_is_an_error(site: Shelf, docs: DocumentArray[Passage]) -> None:
+    docs.push(f"{site.url}/docs")
+    site.cuts, site.marks = 1, ['"one"', '"one"']
+    assert len(DocumentArray[Passage].pull(f"{site.url}/docs", remote=SOON)) == len(docs)
+    site.cuts, site.marks = 1, ['"one"', '"two"']
+    with pytest.raises(StorageError, match=f"{site.url}/docs: the file was changed while it was read"):
+        DocumentArray[Passage].pull(f"{site.url}/docs", remote=SOON)
+
+
 def test_a_file_that_is_not_there_is_not_asked_for_again(site: Shelf) -> None:
     with pytest.raises(StorageNotFoundError, match=f"{site.url}/none: "):
         DocumentArray[Passage].pull(f"{site.url}/none")

@@ -14,7 +14,8 @@ class Shelf(Site):
     """Files by path, which are there when all of them came. See `Site`.
 
     `breaks` has the bytes after which the next bodies are broken off, without an answer; `refuses` is the number of
-    bytes after which a body is too large. `reads` is cleared to let no more be read, and `rate` is bytes a second.
+    bytes after which a body is too large. `marks` are the ETags of the next answers.
+    `reads` is cleared to let no more be read, and `rate` is bytes a second.
     """
 
     def __init__(self, files: dict[str, bytes]) -> None:
@@ -29,6 +30,7 @@ class Shelf(Site):
         self.headers: list[dict[str, str]] = []
         self.unfinished = 0
         self.some = threading.Event()
+        self.marks: list[str] = []
 
 
 @contextmanager
@@ -81,6 +83,10 @@ class _Take(_Answer):
             return None
         site.files[self.path] = bytes(content)
         return self._send(201, b"", {})
+
+    def _send(self, status: int, content: bytes, head: dict[str, str]) -> None:
+        mark = {"ETag": self.server.marks.pop(0)} if self.server.marks else {}
+        super()._send(status, content, {**head, **mark})
 
     def _chunk(self) -> bytes | None:
         """The next chunk, an empty one at the end; None if the client has gone."""

@@ -8,6 +8,7 @@ from copy import copy
 from functools import partial
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
+from weakref import WeakKeyDictionary
 
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError, PydanticUndefined
@@ -33,7 +34,7 @@ from quire.services._http_limits import Gate, LimitedRequest  # noqa: E402
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _DONE = "__quire_http__"
-_gates: dict[type[Any], Gate] = {}
+_gates: WeakKeyDictionary[type[Any], Gate] = WeakKeyDictionary()
 
 
 class DocumentRoute(APIRoute):  # type: ignore[misc]
