@@ -25,7 +25,7 @@ from report import parse_options, run
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.services import Client, endpoint, serve
-from quire.typing import NdArray, float32
+from quire.typing import NdArray, float32, uint8
 
 PACKAGES = ("quire", "grpcio", "protobuf", "numpy", "pydantic")
 
@@ -34,6 +34,12 @@ class Vector(BaseDocument):
     """512 floats."""
 
     embedding: NdArray[float32, 512]
+
+
+class Picture(BaseDocument):
+    """An image."""
+
+    pixels: NdArray[uint8, 3, 208, 208]
 
 
 def vectors(number: int) -> DocumentArray[Vector]:
@@ -52,6 +58,11 @@ def echo(docs: DocumentBatch[Vector]) -> DocumentBatch[Vector]:
 
 def echo_rows(docs: DocumentArray[Vector]) -> DocumentArray[Vector]:
     """The documents again."""
+    return docs
+
+
+def echo_images(docs: DocumentBatch[Picture]) -> DocumentBatch[Picture]:
+    """The images again."""
     return docs
 
 
@@ -74,18 +85,23 @@ def unary_row(_: int) -> Row:
     docs = vectors(500)
     batch = docs.stack()
     data = batch.to_bytes()
-    server = serve([echo, echo_rows])
+    pixels = np.random.default_rng(0).integers(0, 255, (8, 3, 208, 208), np.uint8)
+    images = DocumentBatch[Picture].from_columns({"pixels": pixels})
+    server = serve([echo, echo_rows, echo_images])
     atexit.register(server.stop, 0)
     client = Client(server.address)
     atexit.register(client.close)
     assert client.echo(batch) == batch
-    bare, remote, remote_rows = bare_echo(), client.echo, client.echo_rows
+    bare, remote, remote_rows, remote_images = bare_echo(), client.echo, client.echo_rows, client.echo_images
     return Row(
         title="1 MB batches, unary, one client",
         what=f"500 documents of 512 floats, {len(data) / 1e6:.2f} MB, there and back; both sides in one process.",
         quire=Contestant("quire", repeated(lambda: remote(batch))),
         reference=Contestant("bare gRPC, the same bytes", repeated(lambda: bare(data))),
-        peers=[Contestant("quire, documents one by one", repeated(lambda: remote_rows(docs)))],
+        peers=[
+            Contestant("quire, 8 images of 130 KB", repeated(lambda: remote_images(images))),
+            Contestant("quire, documents one by one", repeated(lambda: remote_rows(docs))),
+        ],
         target=1 / 0.8,
         unit="ms",
         calls=20,
