@@ -6,7 +6,6 @@ import asyncio
 import pickle
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -114,33 +113,31 @@ def test_too_many_at_once_are_refused_and_the_others_answered() -> None:
         return docs
 
     limits = Limits(max_concurrency=2, max_queue=2)
-    with serve(hold, limits=limits) as server, Client(server.address) as client, ThreadPoolExecutor(4) as pool:
-        client.endpoints()
-        running = [pool.submit(client.hold, pictures(1, start=i)) for i in range(2)]
+    with serve(hold, limits=limits) as server, Client(server.address) as client:
+        calls = [client.hold.future(pictures(1, start=i)) for i in range(4)]  # over one connection, so in order
         begun.acquire()
         begun.acquire()
-        waiting = [pool.submit(client.hold, pictures(1, start=i)) for i in (2, 3)]
         with pytest.raises(ServiceLimitError) as caught:
-            while True:  # until both are in the queue
-                client.hold(pictures(1), timeout=0.2)
+            client.hold(pictures(1), timeout=20)
         assert caught.value.code == "RESOURCE_EXHAUSTED"
         gate.set()
-        assert [future.result().label for future in running + waiting] == [["0"], ["1"], ["2"], ["3"]]
+        assert [call.result().label for call in calls] == [["0"], ["1"], ["2"], ["3"]]
 
 
 def test_requests_that_take_too_much_together_are_refused() -> None:
-    gate = threading.Event()
+    gate, begun = threading.Event(), threading.Event()
 
     def hold(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        begun.set()
         gate.wait(20)
         return docs
 
     size = len(pictures(100).stack().to_bytes())
     with serve(hold, limits=Limits(max_pending_bytes=int(size * 1.5))) as server, Client(server.address) as client:
         first = client.hold.future(pictures(100))
+        assert begun.wait(20)
         with pytest.raises(ServiceLimitError, match="max_pending_bytes"):
-            while not first.done():
-                client.hold(pictures(100), timeout=0.2)
+            client.hold(pictures(100), timeout=20)
         gate.set()
         assert len(first.result()) == 100
         assert len(client.hold(pictures(100))) == 100  # what was taken is given back
