@@ -79,7 +79,8 @@ class AsArray(Stage):
 
     def __call__(self, _: int, value: Any, /) -> Any:
         table = value.table() if isinstance(value, Opened) else value
-        made = [self.layout.array(self.layout.decode(plain_batch(batch))) for batch in table.to_batches() if len(batch)]
+        plain = [plain_batch(batch, self.layout.fields) for batch in table.to_batches() if len(batch)]
+        made = [self.layout.array(self.layout.decode(batch)) for batch in plain]
         document_type: Any = self.layout.document_type
         return joined(made or [DocumentArray[document_type]()])
 
