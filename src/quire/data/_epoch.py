@@ -83,6 +83,14 @@ class RowOrder:
         begins, ends = np.array([run] if start < stop else [], np.int64).reshape(-1, 2).T
         return begins, ends
 
+    def window_at(self, epoch: int, position: int) -> int:
+        """The number of the window that a position of the epoch is in, where rows are shuffled by blocks."""
+        return _layout(self, epoch).window_at(position)
+
+    def begin_of(self, epoch: int, window: int) -> int:
+        """The first position of a window."""
+        return _layout(self, epoch).begin(window)
+
     def _blocked(self, epoch: int, positions: Rows, first: int, last: int) -> Rows:
         layout = _layout(self, epoch)
         window = layout.window_at(first)

@@ -23,6 +23,11 @@ class Group:
     before: int
     steps: Sequence[int]
 
+    def span(self) -> range:
+        """From the first position in the epoch to the last."""
+        found = np.concatenate([self.share.positions(step)[0] for step in (self.steps[0], self.steps[-1])])
+        return range(int(found.min()), int(found.max()) + 1) if len(found) else range(0)
+
     def rows(self) -> list[tuple[NDArray[np.int64], NDArray[np.bool_] | None]]:
         """The rows of each step, and which of them are real."""
         share = self.share

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 import numpy as np
@@ -26,7 +27,7 @@ from quire.data._stream_state import StreamState
 from quire.data._tensorflow import Wanted, tensorflow_dataset
 from quire.data._windows import Windows, window_starts
 from quire.document import BaseDocument
-from quire.errors import OptionError, SchemaError
+from quire.errors import DecodeError, OptionError, SchemaError, ShardError
 from quire.storage import StoredDataset
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         self._fingerprint = fingerprint(self.stored)
         self._state: StreamState | None = None
         self._resume: StreamState | None = None
+        self._read = -1, -1  # the epoch and the window that were last read ahead
         known_to_torch(type(self))
 
     def _batches_together(self, share: Slice, most: int) -> int:
@@ -159,10 +161,24 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def fetch(self, group: Group) -> Iterator[DocumentBatch[DocT]]:
         """The batches of some steps; each carries the state to go on from behind it."""
+        self._read_ahead(group)
         for step, batch in zip(group.steps, self._fetch.batches(group.rows()), strict=True):
             state = self._state_at(group.share, step + 1, (group.done, group.before))
             object.__setattr__(batch, "_state", state)
             yield batch
+
+    def _read_ahead(self, group: Group) -> None:
+        """Let the system read what comes with the windows that begin in these steps, once."""
+        epoch, span, order = group.share.epoch, group.span(), self.order
+        if order.shuffle != "block" or not span or not isinstance(self._fetch, Fetch):
+            return
+        first, last = order.window_at(epoch, span.start), order.window_at(epoch, span.stop - 1)
+        if self._read[0] == epoch:
+            first = max(first, self._read[1] + 1)
+        if first <= last:
+            self._read = epoch, last
+            with suppress(ShardError, DecodeError):  # who asks for the rows is told
+                self.stored.read_ahead(*order.runs(epoch, max(span.start, order.begin_of(epoch, first)), span.stop))
 
     def _state_at(self, share: Slice, step: int, behind: tuple[int, int]) -> StreamState:
         return StreamState.at(share, step, behind, self.options.epochs, self._fingerprint)

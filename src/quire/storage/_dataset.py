@@ -39,6 +39,8 @@ _FOOTERS = 16
 """So many footers of plain files are read at a time."""
 _FEW = 8
 """Among so few, a comparison with each is faster than a search."""
+_LARGE = 16 << 20
+"""Bytes of a shard of which a part may be read ahead."""
 _MOST_OPEN = 16_384
 """Of more shards, all are closed before the next is opened: a process has a limited number of mappings."""
 
@@ -139,6 +141,25 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
                 with self._lock, told(self.folder, self.shards[number]):
                     self.layout.gather(self._located(self._stored(rows[numbers == number])))
             raise
+
+    def read_ahead(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        """Let the system read runs of rows before they are asked for, of shards that are mapped as they are.
+
+        From the first such call on, it reads nothing else of shards that are opened but what is asked for. Small
+        shards are left alone: all would have to be opened, and there is not much in them to read too much of.
+        """
+        if self.rows is not None or not self.is_mapped or self.nbytes < _LARGE * len(self.shards) or not len(begins):
+            return
+        self.reader.at_random = True
+        with self._lock:
+            first, last = self._located(begins), self._located(ends - 1)
+        lengths = np.append(self._batch_starts[1:], self._virtual) - self._batch_starts
+        counts = np.minimum(ends - begins, lengths[first.batches] - first.places)
+        self.layout.read_ahead(first, counts)
+        across = np.flatnonzero(first.batches != last.batches)
+        if len(across):
+            rest = Rows(self._addresses, last.batches[across], np.zeros(len(across), np.int64))
+            self.layout.read_ahead(rest, last.places[across] + 1)
 
     def _located(self, rows: NDArray[np.int64]) -> Rows:
         """Where the rows are; the shards that they are in are opened."""

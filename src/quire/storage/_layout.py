@@ -10,7 +10,9 @@ from enum import Flag
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pydantic import PydanticUserError
 from pydantic.errors import PydanticInvalidForJsonSchema
 
@@ -75,6 +77,12 @@ class Layout:
     def locate(self, batch: pa.RecordBatch) -> list[int]:
         """The parts of a record batch."""
         return [part for form, array in zip(self.forms, batch.columns, strict=True) for part in form.locate(array)]
+
+    def read_ahead(self, rows: Rows, counts: NDArray[np.int64]) -> None:
+        """Let the system read the large columns of so many rows from each of these on."""
+        for form in self.forms:
+            if form.is_large and isinstance(form, TensorForm):
+                form.read_ahead(rows, counts)
 
     def gather(self, rows: Rows) -> Columns:
         """The columns of rows, copied."""

@@ -153,10 +153,46 @@ class _Mapping:
         self._unmap(self._address, self._size)
 
 
+# --- what is read ahead
+
+
+def read_ahead(addresses: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+    """Let the system read runs of mapped files, and no more than they are, before they are needed.
+
+    Left to itself it reads around every page that is missing, on some machines many megabytes, which a process with
+    little memory has to let go of again before it comes to them.
+    """
+    if not hasattr(mmap, "MADV_WILLNEED") or _are_there(addresses):
+        return
+    libc, page = _libc(), mmap.PAGESIZE
+    starts = addresses // page * page
+    for start, size in zip(starts.tolist(), (addresses + sizes - starts).tolist(), strict=True):
+        libc.madvise(start, size, mmap.MADV_WILLNEED)
+
+
+def _are_there(addresses: NDArray[np.int64]) -> bool:
+    """Whether the first pages of some of the runs are in memory, as where a dataset was read before."""
+    some = addresses[:: max(1, len(addresses) // _SAMPLE)] // mmap.PAGESIZE * mmap.PAGESIZE
+    answer = ctypes.create_string_buffer(1)
+    return all(not _libc().mincore(start, 1, answer) and answer.raw[0] & 1 for start in some.tolist())
+
+
+_SAMPLE = 32
+
+
+def at_random(buffer: pa.Buffer) -> pa.Buffer:
+    """Mapped memory that is read in any order: around what is missing, nothing else is read."""
+    if buffer.size and hasattr(mmap, "MADV_RANDOM"):
+        _libc().madvise(buffer.address, buffer.size, mmap.MADV_RANDOM)
+    return buffer
+
+
 @cache
 def _libc() -> Any:
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.restype = ctypes.c_void_p
     library.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_size_t)
     library.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    library.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    library.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
     return library

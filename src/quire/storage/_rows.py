@@ -72,6 +72,10 @@ class Rows:
         """The bytes of rows that have so many each, a row each."""
         return fetch(self.part(part) + self.places * width, width)
 
+    def spans(self, part: int, width: int, counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where rows of so many bytes begin, and the bytes of so many rows from each on."""
+        return self.part(part) + self.places * width, counts * width
+
     def bits(self, part: int) -> NDArray[np.bool_]:
         """A bit of each row; the part is the address of the first one, counted in bits."""
         at = self.part(part) + self.places

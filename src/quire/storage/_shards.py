@@ -25,7 +25,7 @@ from quire.storage._foreign import conform_fields, fits, stored_names
 from quire.storage._form import Form
 from quire.storage._layout import FINGERPRINT_KEY, Layout, json_schema, layout_fingerprint
 from quire.storage._manifest import Shard
-from quire.storage._memory import map_file
+from quire.storage._memory import at_random, map_file
 from quire.storage._nested import DocumentForm
 from quire.storage._rows import Rows
 from quire.storage._sink import hasher
@@ -41,6 +41,7 @@ class ShardReader:
 
     def __init__(self, folder: Folder, layout: Layout, cache: ShardCache) -> None:
         self.folder, self.layout, self.cache = folder, layout, cache
+        self.at_random = False
 
     def open(self, shard: Shard) -> list[pa.RecordBatch]:
         """The record batches of a shard, mapped into memory."""
@@ -56,7 +57,8 @@ class ShardReader:
         path = self.folder.local_path(shard.name)
         if shard.format != "arrow" or path is None:
             return None
-        reader = pa.ipc.open_file(self._buffer(path, shard))
+        buffer = self._buffer(path, shard)
+        reader = pa.ipc.open_file(at_random(buffer) if self.at_random else buffer)
         return self._selected(reader) if self._in_layout(reader.schema) else None
 
     def _buffer(self, path: Path, shard: Shard) -> pa.Buffer:

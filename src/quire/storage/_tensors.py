@@ -15,6 +15,7 @@ from quire.columns import Column, ObjectColumn, RaggedColumn, TensorColumn, Vali
 from quire.errors import CodecError, DecodeError, TensorError
 from quire.schema import Field, FieldKind
 from quire.storage._form import DETAILS, EXTENSION, Form, address_of, bitmap, cleared, masked
+from quire.storage._memory import read_ahead
 from quire.storage._nested import ListForm
 from quire.storage._objects import BytesForm, TextForm, ValueForm
 from quire.storage._rows import Rows
@@ -101,6 +102,10 @@ class TensorForm(Form):
         cleared(data, there)
         array = data.view(self.dtype).reshape(len(rows), *self.shape) if self.width else self._empty(len(rows))
         return TensorColumn(self.field, framework.from_numpy(array), framework, there)
+
+    def read_ahead(self, rows: Rows, counts: NDArray[np.int64]) -> None:
+        """Let the system read so many rows from each of these on."""
+        read_ahead(*rows.spans(self.first + 1, self.width, counts))
 
     def _empty(self, count: int) -> NDArray[Any]:
         return np.zeros((count, *self.shape), self.dtype)
