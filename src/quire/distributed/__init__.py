@@ -41,4 +41,5 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    importlib.import_module("quire.distributed._needs")
     return getattr(importlib.import_module(f"quire.distributed.{_HOMES[name]}"), name)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from quire._optional import require
+from quire.distributed import _needs as _needs
 from quire.distributed._nests import joined
 from quire.distributed._sources import Paths, dealt, find_sources
 from quire.distributed.xshards import XShards

@@ -33,7 +33,7 @@ _LAYOUTS = {
 @cache
 def _is_short(dtype: np.dtype[Any]) -> bool:
     """Whether it is one of those that numpy has from others."""
-    return dtype.name.startswith(("bfloat", "float8"))
+    return bool(dtype.name.startswith(("bfloat", "float8")))
 
 
 class TorchFramework(Framework):
