@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+import quire.distributed._needs  # noqa: F401 - says what is missing
 from quire._optional import require
-from quire.distributed import _needs as _needs
 from quire.distributed._nests import joined
 from quire.distributed._sources import Paths, dealt, find_sources
 from quire.distributed.xshards import XShards

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from quire.distributed import _needs as _needs
+import quire.distributed._needs  # noqa: F401 - says what is missing
 from quire.distributed._convert import AsArray, AsPandas, AsTable, Select
 from quire.distributed._engines import engine as get_engine
 from quire.distributed._keys import unique
