@@ -73,7 +73,7 @@ def layers(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def tests(session: nox.Session) -> None:
     """Every test, in one environment with every extra."""
-    install_everything(session, *group("test", "test-protoc", "test-torch", "test-remote"))
+    install_everything(session, *group("test", "test-protoc", "test-torch", "test-remote", "test-browser"))
     install_node(session)
     session.run(*ALL, *session.posargs)
 
