@@ -35,7 +35,19 @@ _HOMES = {  # imported when they are first asked for: `import quire` alone costs
     "Schema": "quire.schema",
     "Text": "quire.documents",
 }
-_MODULES = ("array", "columns", "data", "documents", "errors", "parallel", "schema", "services", "tensors", "typing")
+_MODULES = (
+    "array",
+    "columns",
+    "data",
+    "documents",
+    "errors",
+    "media",
+    "parallel",
+    "schema",
+    "services",
+    "tensors",
+    "typing",
+)
 
 __all__ = [
     "BaseDocument",

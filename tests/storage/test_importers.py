@@ -22,8 +22,8 @@ import pytest
 from pydantic import Field
 
 from quire import BaseDocument
-from quire.documents._pillow import decode_frames
 from quire.errors import DecodeError, OptionError, StorageError, StorageNotFoundError
+from quire.media import decode_frames
 from quire.storage import StoredDataset, import_dataset, open_dataset
 from quire.storage.importers._unpickle import load_schema, load_value
 from quire.typing import NdArray, TorchTensor, float32, uint8

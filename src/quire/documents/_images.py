@@ -10,9 +10,9 @@ import numpy as np
 
 from quire.documents import _pixels
 from quire.documents._held import held, whose
-from quire.documents._pillow import decode_frames, encode_image, encode_pillow, pillow_format
 from quire.errors import TensorError
 from quire.files import Limits, Target, open_target, read_uri, to_data_uri
+from quire.media import decode_frames, encode_image, encode_pillow, pillow_format
 from quire.tensors import framework_of
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quire.columns import Column, ObjectColumn, ScalarColumn, StackOptions, Validity, stack_values, validate_values
-from quire.documents._pillow import decode_frames
 from quire.errors import DecodeError, QuireError, TensorError
+from quire.media import decode_frames
 from quire.schema import Field, FieldKind, Schema
 from quire.storage._form import Form, NumberForm, bitmap, mark_of
 from quire.storage._nested import DocumentForm, DocumentsForm

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quire.documents._pillow import _BAD_IMAGE, _bomb, _check_image, _pillow
 from quire.errors import DecodeError
+from quire.media._images import _BAD_IMAGE, _bomb, _check_image, _pillow
 from quire.schema import Field
 from quire.tensors import cast_numbers, common_dtype, get_framework
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quire.documents._pillow import _pillow, encode_pillow
 from quire.errors import DecodeError
+from quire.media._images import _pillow, encode_pillow
 from quire.schema import Field, FieldKind
 from quire.storage.importers._cells import image_of, in_field
 from quire.storage.importers._classes import tensor_annotation
