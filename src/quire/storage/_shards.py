@@ -105,12 +105,12 @@ class ShardReader:
                 yield self.conformed(batch, shard)
         self._check_rows(shard, rows)
 
-    def raw(self, shard: Shard, groups: range | None = None) -> Iterator[pa.RecordBatch]:
+    def raw(self, shard: Shard, groups: Sequence[int] | None = None) -> Iterator[pa.RecordBatch]:
         """The record batches of a shard as they are; or those of some of its row groups."""
         with told(self.folder, shard), self._local(shard) as path:
             yield from self._batches(path, shard, groups)
 
-    def _batches(self, path: Path, shard: Shard, groups: range | None = None) -> Iterator[pa.RecordBatch]:
+    def _batches(self, path: Path, shard: Shard, groups: Sequence[int] | None = None) -> Iterator[pa.RecordBatch]:
         if shard.format == "parquet":
             file = self._parquet(path, shard)
             rows = _rows_at_once(file.metadata, self.layout)
