@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import numpy as np
 from quire._optional import require
 from quire.errors import DecodeError, EncodeError, did_you_mean
 from quire.files import shown
+from quire.media._limits import too_much
 from quire.tensors import format_shape
 
 if TYPE_CHECKING:
@@ -33,18 +36,47 @@ _PROGRAMS = {"EPS", "WMF"}
 _DEEP = {"PNG", "PPM", "TIFF"}  # whose sixteen bits older Pillows hold in thirty-two
 
 
-def decode_frames(content: bytes, where: str, width: int | None, height: int | None) -> list[NDArray[np.uint8]]:
+def decode_frames(
+    content: bytes, where: str = "the bytes", width: int | None = None, height: int | None = None
+) -> list[NDArray[np.uint8]]:
     """Every frame of an encoded image as rows, columns and red, green, blue.
 
     `width` and `height` resize; one alone leaves the other as it is. An image of more pixels than Pillow allows
     (`PIL.Image.MAX_IMAGE_PIXELS`, over all frames) is an error.
     """
+    with opened_image(content, where) as image:
+        frames = getattr(image, "n_frames", 1)
+        _check_image(_pillow("decoding an image"), where, image, image.width * image.height * frames)
+        return [_frame(image, index, where, width, height) for index in range(frames)]
+
+
+def decode_image(
+    content: bytes,
+    where: str = "the bytes",
+    *,
+    width: int | None = None,
+    height: int | None = None,
+    max_pixels: int | None = None,
+) -> NDArray[np.uint8]:
+    """An encoded image, or the first frame of it, as rows, columns and red, green, blue.
+
+    More than `max_pixels` is an error, and so is more than Pillow allows: `PIL.Image.MAX_IMAGE_PIXELS`.
+    """
+    with opened_image(content, where) as image:
+        pixels = image.width * image.height
+        if max_pixels is not None and max(pixels, (width or image.width) * (height or image.height)) > max_pixels:
+            raise too_much(where, f"the image has {image.width} x {image.height} pixels", "max_pixels", max_pixels)
+        _check_image(_pillow("decoding an image"), where, image, pixels)
+        return _frame(image, 0, where, width, height)
+
+
+@contextmanager
+def opened_image(content: bytes, where: str) -> Iterator[Any]:
+    """Pillow's image of bytes, of which only the head is read so far."""
     pillow = _pillow("decoding an image")
     try:
         with pillow.open(io.BytesIO(content)) as image:
-            frames = getattr(image, "n_frames", 1)
-            _check_image(pillow, where, image, image.width * image.height * frames)
-            return [_frame(image, index, where, width, height) for index in range(frames)]
+            yield image
     except DecodeError:
         raise
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
