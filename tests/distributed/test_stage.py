@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.distributed import DocumentShards, PartitionError
 from quire.distributed._calls import Call
-from quire.distributed._chunks import CHUNK_BYTES, by_bytes, by_rows, evenly
+from quire.distributed._chunks import CHUNK_BYTES, by_bytes, by_multiples, by_rows, evenly
 from quire.distributed._failures import error_from_text, error_to_text, partition_error
 from quire.distributed._layouts import DocumentLayout, layout_from_arrow
 from quire.distributed._nulls import check_nulls
@@ -59,6 +59,36 @@ def test_chunks_by_rows_have_so_many(sizes: list[int], size: int) -> None:
     assert numbers(chunks) == list(range(sum(sizes)))
     assert all(len(chunk) == size for chunk in chunks[:-1])
     assert all(0 < len(chunk) <= size for chunk in chunks)
+
+
+@laws
+@given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 25), st.integers(8, 400))
+def test_chunks_of_several_batches_can_be_cut_into_them(sizes: list[int], size: int, most: int) -> None:
+    chunks = list(by_multiples(batches_of(sizes), size, most))
+    assert numbers(chunks) == list(range(sum(sizes)))
+    assert all(chunk.num_rows % size == 0 for chunk in chunks[:-1])
+    assert all(0 < chunk.nbytes <= max(8 * size, most * 3 // 2) for chunk in chunks)
+
+
+@given(st.lists(st.integers(0, 40), max_size=6), st.integers(1, 25))
+@laws
+def test_a_function_gets_batches_of_so_many_rows(sizes: list[int], rows: int) -> None:
+    layout, got = DocumentLayout(Good), list[int]()
+
+    def seen(batch: DocumentBatch[Good]) -> DocumentBatch[Good]:
+        got.append(len(batch))
+        batch.price[:] = batch.price * 2  # in memory of its own
+        return batch
+
+    given_to, first = list[pa.RecordBatch](), 0
+    for size in filter(None, sizes):
+        given_to.append(layout.encode(list(goods(first + size))[first:]))
+        first += size
+    made = list(MapChunks(Call(seen), layout, layout, rows=rows, columns=True)(0, iter(given_to)))
+    documents = [document for batch in made for document in layout.array(layout.decode(batch))]
+    assert [document.id for document in documents] == [document.id for document in goods(first)]
+    assert [document.price for document in documents] == [2 * document.price for document in goods(first)]
+    assert got == [rows] * (first // rows) + [first % rows] * (first % rows > 0)
 
 
 @laws

@@ -50,6 +50,28 @@ def by_rows(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordB
         yield _joined(waiting)
 
 
+def by_multiples(batches: Iterable[pa.RecordBatch], size: int, most: int = CHUNK_BYTES) -> Iterator[pa.RecordBatch]:
+    """The rows in record batches of so many, or of a multiple of it that has about so many bytes.
+
+    What is done to a record batch as a whole is then done less often. The last may have fewer rows.
+    """
+    waiting: list[pa.RecordBatch] = []
+    held = 0
+    for batch in batches:
+        start, several = 0, max(1, rows_within(batch, most) // size) * size
+        while start < len(batch):
+            part = batch.slice(start, size - held if held else several)
+            part = part if held else part.slice(0, len(part) // size * size or len(part))
+            start += len(part)
+            held = (held + len(part)) % size
+            waiting.append(part)
+            if not held:
+                yield _joined(waiting)
+                waiting = []
+    if waiting:
+        yield _joined(waiting)
+
+
 def evenly(batches: list[pa.RecordBatch], parts: int) -> list[list[pa.RecordBatch]]:
     """The rows in so many runs, whose lengths differ by one at most."""
     total = sum(map(len, batches))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -80,11 +80,18 @@ class DocumentLayout:
 
     def decode(self, batch: pa.RecordBatch) -> Columns:
         """The columns of a record batch, copied."""
+        return self.layout.gather(self._located(batch))
+
+    def decode_parts(self, batch: pa.RecordBatch, rows: int) -> Iterator[Columns]:
+        """The same for so many rows at a time; of their large columns, no more are copied than are asked for."""
+        sizes = [min(rows, len(batch) - start) for start in range(0, len(batch), rows)]
+        return self.layout.gather_parts(self._located(batch), sizes)
+
+    def _located(self, batch: pa.RecordBatch) -> Rows:
         batch = self.conformed(batch)
         addresses = self.layout.addresses()
         addresses.add(self.layout.locate(batch), batch)
-        rows = np.arange(len(batch), dtype=np.int64)
-        return self.layout.gather(Rows(addresses, np.zeros(len(batch), np.int64), rows))
+        return Rows(addresses, np.zeros(len(batch), np.int64), np.arange(len(batch), dtype=np.int64))
 
     def batch(self, columns: Columns) -> DocumentBatch[Any]:
         """Columns as users see them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pyarrow as pa
 from pyspark.daemon import manager
 
@@ -10,4 +12,5 @@ from quire.distributed import _row_stages, _spark_work, _write
 _IMPORTED = (pa, _row_stages, _spark_work, _write)
 
 if __name__ == "__main__":
+    gc.freeze()  # none of it is garbage, which workers look for behind every task
     manager()

@@ -6,6 +6,8 @@ stages to the driver, goes in packs: Spark then has few rows to move, and no col
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -48,6 +50,7 @@ class Work:
         """The batches of one task of Spark."""
         for part, data in self._parts(batches):
             yield from self._given(part, told(self.chain, part, data))
+        _worker.settle()
 
     def _parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
         schema = self.chain.takes
@@ -76,6 +79,26 @@ class Work:
         batch = next(batches, None)
         yield packed(number, empty_batch(self.chain.schema) if batch is None else batch)
         yield from (packed(number, batch) for batch in batches)
+
+
+class _Worker:
+    """The process that tasks run in, one after the other."""
+
+    def __init__(self) -> None:
+        self._modules = 0
+
+    def settle(self) -> None:
+        """Keep what tasks have imported from the collector: Spark calls it behind every task, and torch alone is large.
+
+        So the time of a task does not depend on what the worker has loaded.
+        """
+        if len(sys.modules) > self._modules:
+            gc.collect()
+            gc.freeze()
+            self._modules = len(sys.modules)
+
+
+_worker = _Worker()
 
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -16,8 +17,9 @@ import pyarrow as pa
 from quire._typing import is_document_type
 from quire.array import DocumentBatch
 from quire.codec._bytes import approximate_size
+from quire.columns import Columns
 from quire.distributed._calls import Call
-from quire.distributed._chunks import CHUNK_BYTES, by_bytes, by_rows
+from quire.distributed._chunks import CHUNK_BYTES, by_bytes, by_multiples
 from quire.distributed._failures import partition_error
 from quire.distributed._layouts import DocumentLayout
 from quire.distributed._nulls import null_document
@@ -125,13 +127,20 @@ class MapChunks(PartitionStage):
         """Each chunk goes through the function."""
         function, first = self.call.ready(), 0
         encoder = Encoder(self.target, self.source, partition, self.on_error)
-        for chunk in by_bytes(batches) if self.rows is None else by_rows(batches, self.rows):
-            yield from self._chunk(function, chunk, first, encoder)
+        for chunk, columns in self._chunks(batches):
+            yield from self._chunk(function, columns, Sources(self.source, chunk, first), encoder)
             first += len(chunk)
 
-    def _chunk(self, function: Any, chunk: pa.RecordBatch, first: int, encoder: Encoder) -> Iterator[pa.RecordBatch]:
-        sources = Sources(self.source, chunk, first)
-        given = attempted(function, self._argument(chunk), _taken)
+    def _chunks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, Columns]]:
+        if self.rows is None:
+            yield from ((chunk, self.source.decode(chunk)) for chunk in by_bytes(batches))
+            return
+        for several in by_multiples(batches, self.rows):
+            for place, columns in enumerate(self.source.decode_parts(several, self.rows)):
+                yield several.slice(place * self.rows, self.rows), columns
+
+    def _chunk(self, function: Any, columns: Columns, sources: Sources, encoder: Encoder) -> Iterator[pa.RecordBatch]:
+        given = attempted(function, self._argument(columns), _taken)
         if isinstance(given, DocumentBatch):
             given = attempted(self._encode_batch, given)
             if not isinstance(given, Failed):
@@ -140,12 +149,11 @@ class MapChunks(PartitionStage):
         if not isinstance(given, Failed):
             yield from encoder.encode(sources.all_given(given))
         elif self.on_error == "raise":
-            raise encoder.failed(given.error, sources.given(0, None), len(chunk)) from given.error
+            raise encoder.failed(given.error, sources.given(0, None), len(sources.chunk)) from given.error
         else:
-            yield from encoder.encode(self._one_by_one(function, chunk, first))
+            yield from encoder.encode(self._one_by_one(function, sources))
 
-    def _argument(self, chunk: pa.RecordBatch) -> Any:
-        columns = self.source.decode(chunk)
+    def _argument(self, columns: Columns) -> Any:
         return self.source.batch(columns) if self.columns else self.source.array(columns)
 
     def _encode_batch(self, batch: DocumentBatch[Any]) -> list[pa.RecordBatch]:
@@ -155,36 +163,40 @@ class MapChunks(PartitionStage):
         rows = rows_within(made, CHUNK_BYTES)
         return [made.slice(start, rows) for start in range(0, len(made), rows)]
 
-    def _one_by_one(self, function: Any, chunk: pa.RecordBatch, first: int) -> Iterator[Given]:
-        for row in range(len(chunk)):
-            alone = chunk.slice(row, 1)
-            given = attempted(function, self._argument(alone), _listed)
-            yield from Sources(self.source, alone, first + row).all_given(given)
+    def _one_by_one(self, function: Any, sources: Sources) -> Iterator[Given]:
+        for row in range(len(sources.chunk)):
+            alone = Sources(self.source, sources.chunk.slice(row, 1), sources.first + row)
+            given = attempted(function, self._argument(self.source.decode(alone.chunk)), _listed)
+            yield from alone.all_given(given)
 
 
 class Sources:
     """The rows of a chunk that a function had in hand: their ids, and their documents if need be."""
 
     def __init__(self, layout: DocumentLayout, chunk: pa.RecordBatch, first: int) -> None:
-        self._layout, self._chunk, self._first = layout, chunk, first
-        self._ids: list[Any] = chunk.column("id").to_pylist() if layout.has_text_id else [None] * len(chunk)
+        self._layout, self.chunk, self.first = layout, chunk, first
+
+    @cached_property
+    def ids(self) -> list[Any]:
+        """Of each row; None where rows have none."""
+        return self.chunk.column("id").to_pylist() if self._layout.has_text_id else [None] * len(self.chunk)
 
     def given(self, row: int, result: Any) -> Given:
         """What a function gave for a row."""
-        return Given(result, self._first + row, self._ids[row], self)
+        return Given(result, self.first + row, self.ids[row], self)
 
     def all_given(self, results: list[Any] | Failed) -> Iterator[Given]:
         """What it gave for all of them; if it is one for each, each stands for its row."""
         if isinstance(results, Failed):
             yield self.given(0, results)
-        elif len(results) == len(self._chunk):
+        elif len(results) == len(self.chunk):
             yield from (self.given(row, result) for row, result in enumerate(results))
         else:
-            yield from (Given(result, self._first) for result in results)
+            yield from (Given(result, self.first) for result in results)
 
     def document(self, row: int) -> Any:
         """The document of a row, as it was before the function had it."""
-        return self._layout.decode(self._chunk.slice(row - self._first, 1)).document(0)
+        return self._layout.decode(self.chunk.slice(row - self.first, 1)).document(0)
 
 
 class Failed(NamedTuple):
