@@ -10,7 +10,7 @@ import numpy as np
 
 from quire._loaded import class_name
 from quire.codec._context import Writer
-from quire.codec._tensors import LARGE, encode_elements, encode_tensor, plain_array, tensor_head
+from quire.codec._tensors import LARGE, encode_elements, encode_lent, encode_tensor, plain_array, tensor_head
 from quire.codec._values import encode_fields, encode_value
 from quire.codec._wire import delimited, text, uint
 from quire.columns import (
@@ -18,6 +18,7 @@ from quire.columns import (
     Columns,
     DocumentColumn,
     DocumentsColumn,
+    LentColumn,
     PackedColumn,
     RaggedColumn,
     Remainder,
@@ -70,7 +71,7 @@ def _named(schema: Schema, field: Field, encode: Callable[[], bytes]) -> bytes:
 def _column(column: Column, writer: Writer) -> bytes:
     if isinstance(column, TensorColumn):
         form = 4 if isinstance(column, ScalarColumn) else 3
-        content = delimited(form, encode_tensor(column.data, writer))
+        content = delimited(form, _tensor(column, writer))
         shapes = 0 if column.shapes is None else writer.add(np.ascontiguousarray(column.shapes, OFFSETS))
         return uint(2, _marks(column.validity, writer)) + content + uint(11, shapes)
     if isinstance(column, RaggedColumn):
@@ -83,6 +84,13 @@ def _column(column: Column, writer: Writer) -> bytes:
         form = 7 if column.field.kind is FieldKind.BYTES else 6
         return _packed(form, *column.packed(), column.validity, writer)
     return _objects(column.field, column.values(), writer)
+
+
+def _tensor(column: TensorColumn, writer: Writer) -> bytes:
+    lent = column.peek() if isinstance(column, LentColumn) else None
+    if lent is None:
+        return encode_tensor(column.data, writer)
+    return encode_lent(lent, column.framework, writer)
 
 
 def _marks(validity: Validity, writer: Writer) -> int:

@@ -59,7 +59,10 @@ class Reading(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How bytes are to be read; see `Reading`."""
+    """How bytes are to be read; see `Reading`.
+
+    With `lend`, a column's large tensors are copied when they are asked for, and so never where they are passed on.
+    """
 
     copy: bool = True
     missing: MissingFramework = "error"
@@ -69,6 +72,7 @@ class ReadOptions:
     max_bytes: int = 8 * GiB
     max_ratio: float = 250
     max_expansion: float = 28
+    lend: bool = False
 
     def __post_init__(self) -> None:
         if self.missing not in ("error", "numpy"):

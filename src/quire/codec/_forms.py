@@ -11,9 +11,18 @@ from quire.codec._batches import OFFSETS
 from quire.codec._context import Reader
 from quire.codec._decode import decode_value
 from quire.codec._match import match
-from quire.codec._tensors import MAX_AXES, decode_tensor
+from quire.codec._tensors import MAX_AXES, TensorParts, decode_parts, decode_tensor, lent_tensor
 from quire.codec._wire import DELIMITED, VARINT, fields, read_text
-from quire.columns import Column, ObjectColumn, PackedColumn, RaggedColumn, ScalarColumn, TensorColumn, Validity
+from quire.columns import (
+    Column,
+    LentColumn,
+    ObjectColumn,
+    PackedColumn,
+    RaggedColumn,
+    ScalarColumn,
+    TensorColumn,
+    Validity,
+)
 from quire.errors import DecodeError
 from quire.schema import Field, FieldKind
 from quire.tensors import Framework, format_shape, framework_of
@@ -46,19 +55,26 @@ class ColumnParts:
 
 def tensor_form(reader: Reader, part: ColumnParts, field: Field) -> Column:
     """One tensor for all rows."""
-    data, framework, shape = _column_tensor(reader, part)
-    if field.kind is not FieldKind.TENSOR or not shape or framework.is_sparse(data):
+    parts = TensorParts(reader, part.start, part.end)
+    lent = lent_tensor(reader, parts) if reader.options.lend else None
+    if lent is None:
+        data, framework, shape = _known(decode_parts(reader, parts))
+        dtype = framework.dtype(data)
+    else:
+        data, framework = lent
+        shape, dtype = data.shape, parts.dtype
+    if field.kind is not FieldKind.TENSOR or not shape or (lent is None and framework.is_sparse(data)):
         raise DecodeError(f"the bytes hold a column of tensors, but the field is {field}.")
     shapes = _padded_shapes(reader, part, shape) if part.shapes else None
-    dtype = framework.dtype(data)
     for row in {shape[1:]} if shapes is None else set(map(tuple, shapes.tolist())):
         if len(data) and not field.spec.fits(row, dtype):
             raise DecodeError(f"expected tensors of {field.spec}, got {dtype} {format_shape(row)}.")
-    return TensorColumn(field, data, framework, part.validity, shapes)
+    column = TensorColumn(field, data, framework, part.validity, shapes)
+    return column if lent is None else LentColumn.lend(column)
 
 
-def _column_tensor(reader: Reader, part: ColumnParts) -> tuple[Any, Framework, tuple[int, ...]]:
-    data = decode_tensor(reader, part.start, part.end)
+def _known(data: Any) -> tuple[Any, Framework, tuple[int, ...]]:
+    """A tensor that was read, its framework and its shape."""
     framework = framework_of(data)
     assert framework is not None
     data = framework.unwrap(data)
@@ -77,7 +93,7 @@ def _padded_shapes(reader: Reader, part: ColumnParts, shape: tuple[int, ...]) ->
 
 def scalars_form(reader: Reader, part: ColumnParts, field: Field) -> Column:
     """A vector of numbers."""
-    data, framework, shape = _column_tensor(reader, part)
+    data, framework, shape = _known(decode_tensor(reader, part.start, part.end))
     kind = framework.to_numpy(data).dtype.kind
     known = next((base for base in _SCALARS if field.kind is FieldKind.SCALAR and issubclass(field.type, base)), None)
     if len(shape) != 1 or known is None or kind not in _SCALARS[known]:

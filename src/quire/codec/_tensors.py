@@ -49,6 +49,11 @@ def encode_tensor(value: Any, writer: Writer) -> bytes:
     return head + encode_elements(array, writer)
 
 
+def encode_lent(array: NDArray[Any], framework: Framework, writer: Writer) -> bytes:
+    """A tensor that was lent, of the framework that it is to be."""
+    return text(1, array.dtype.name) + packed(2, array.shape) + text(3, framework.name) + encode_elements(array, writer)
+
+
 @lru_cache(1024)
 def _array_head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     """What is told of an array of one of numpy's own dtypes beside its elements."""
@@ -112,7 +117,11 @@ def _encode_strings(array: NDArray[Any]) -> bytes:
 
 def decode_tensor(reader: Reader, start: int, end: int) -> Any:
     """The tensor again, in the framework that it was written from."""
-    parts = _Parts(reader, start, end)
+    return decode_parts(reader, TensorParts(reader, start, end))
+
+
+def decode_parts(reader: Reader, parts: TensorParts) -> Any:
+    """The tensor of a message whose fields have been read."""
     framework = _framework(parts, reader)
     reader.charge(200)
     try:
@@ -127,7 +136,25 @@ def decode_tensor(reader: Reader, start: int, end: int) -> Any:
     return _finished(value, parts, framework)
 
 
-def _finished(value: Any, parts: _Parts, framework: Framework) -> Any:
+def lent_tensor(reader: Reader, parts: TensorParts) -> tuple[NDArray[Any], Framework] | None:
+    """The elements as a view of the message, and the framework whose tensor they are to be; None for what is special.
+
+    Only where no error can come later: both frameworks have all these dtypes.
+    """
+    special = parts.layout or parts.requires_grad or parts.wrapped or not parts.buffer
+    if special or parts.framework not in ("numpy", "torch") or parts.dtype not in _LENT or sys.byteorder == "big":
+        return None
+    framework = _framework(parts, reader)
+    try:
+        return parts.elements(reader, parts.shape, copy=False), framework
+    except ValueError:  # numpy's, of a shape that it does not take: told where tensors are made
+        return None
+
+
+_LENT = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"))
+
+
+def _finished(value: Any, parts: TensorParts, framework: Framework) -> Any:
     if parts.requires_grad and framework.name == "torch":
         if not (value.is_floating_point() or value.is_complex()):
             raise DecodeError(f"a torch tensor of dtype {parts.dtype!r} has no gradient.")
@@ -142,7 +169,7 @@ _SPANS = {5: "data", 7: "indices"}
 _NUMBERS = {6: "buffer", 9: "requires_grad", 10: "wrapped", 11: "is_text", 12: "sparse_axes"}
 
 
-class _Parts:
+class TensorParts:
     """The fields of a tensor message."""
 
     __slots__ = (
@@ -176,7 +203,7 @@ class _Parts:
                 raise DecodeError(f"a tensor has more than {MAX_AXES} axes.")
         self.shape = tuple(shape)
 
-    def elements(self, reader: Reader, shape: tuple[int, ...] | None) -> NDArray[Any]:
+    def elements(self, reader: Reader, shape: tuple[int, ...] | None, *, copy: bool | None = None) -> NDArray[Any]:
         """The elements as numpy; their number is checked against the bytes that are there. None: a vector of all."""
         if self.dtype in ("string", "object"):
             return self._strings(shape)
@@ -198,7 +225,7 @@ class _Parts:
         array: NDArray[Any] = np.frombuffer(data, dtype, size // dtype.itemsize, start)
         if not dtype.isnative:
             array = array.astype(dtype.newbyteorder("="))
-        elif reader.options.copy or not self.buffer:
+        elif (reader.options.copy if copy is None else copy) or not self.buffer:
             array = array.copy()
         return array if shape is None else array.reshape(shape)
 
@@ -230,7 +257,7 @@ def _stored_dtype(name: str) -> np.dtype[Any]:
     return dtype
 
 
-def _framework(parts: _Parts, reader: Reader) -> Framework:
+def _framework(parts: TensorParts, reader: Reader) -> Framework:
     try:
         return stored_framework(parts.framework or "numpy")
     except SchemaError as error:
@@ -241,7 +268,7 @@ def _framework(parts: _Parts, reader: Reader) -> Framework:
         raise type(error)(f"{error} (or pass missing='numpy' to read the tensor as numpy)", name=error.name) from error
 
 
-def _sparse(parts: _Parts, framework: Framework, reader: Reader) -> Any:
+def _sparse(parts: TensorParts, framework: Framework, reader: Reader) -> Any:
     start, end = parts.indices
     shape, axes = parts.shape, parts.sparse_axes
     entries = (end - start) // (8 * axes) if axes else 0
@@ -260,7 +287,7 @@ def _sparse(parts: _Parts, framework: Framework, reader: Reader) -> Any:
 
 def decode_scalar(reader: Reader, start: int, end: int) -> Any:
     """A numpy scalar."""
-    array = _Parts(reader, start, end).elements(reader, None)
+    array = TensorParts(reader, start, end).elements(reader, None)
     if len(array) != 1:
         raise DecodeError(f"a scalar has {len(array)} elements.")
     return array[0]

@@ -15,13 +15,14 @@ from quire.columns._stack import (
     stack_values,
     validity_of,
 )
-from quire.columns._tensor import RaggedColumn, ScalarColumn, TensorColumn, wrap_rows
+from quire.columns._tensor import LentColumn, RaggedColumn, ScalarColumn, TensorColumn, wrap_rows
 
 __all__ = [
     "Column",
     "Columns",
     "DocumentColumn",
     "DocumentsColumn",
+    "LentColumn",
     "ObjectColumn",
     "PackedColumn",
     "RaggedColumn",

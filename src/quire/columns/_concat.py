@@ -10,7 +10,7 @@ import numpy as np
 from quire.columns._column import Column, joined_validity
 from quire.columns._columns import Columns, DocumentColumn, DocumentsColumn
 from quire.columns._stack import ShapePolicy, StackOptions, stack_values
-from quire.columns._tensor import RaggedColumn, TensorColumn
+from quire.columns._tensor import LentColumn, RaggedColumn, TensorColumn
 
 
 def concat_columns(parts: Sequence[Columns], shapes: ShapePolicy = "error") -> Columns:
@@ -33,6 +33,9 @@ def concat_columns(parts: Sequence[Columns], shapes: ShapePolicy = "error") -> C
 
 def _concat(columns: list[Any], shapes: ShapePolicy, where: str) -> Column:
     first: Any = columns[0]
+    for column in columns:
+        if isinstance(column, LentColumn):
+            _ = column.data  # its own from now on, and a column like the others
     kinds = {type(column) for column in columns}
     if kinds == {DocumentColumn}:
         return DocumentColumn(first.field, concat_columns([column.columns for column in columns], shapes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -67,8 +68,9 @@ class TensorColumn(Column):
         return type(self)(self.field, data, self.framework, self._validity_of(indices), shapes)
 
     def slice(self, rows: slice) -> Self:
+        data = self.data[rows]
         shapes = None if self.shapes is None else self.shapes[rows]
-        return type(self)(self.field, self.data[rows], self.framework, self._validity_of(rows), shapes)
+        return type(self)(self.field, data, self.framework, self._validity_of(rows), shapes)
 
     def concat(self, others: Sequence[Self]) -> Self | None:
         columns = [self, *others]
@@ -101,6 +103,43 @@ class TensorColumn(Column):
                 mask[row].swapaxes(0, axis)[size:] = False
         mask[~self.valid_rows()] = False
         return mask
+
+
+class LentColumn(TensorColumn):
+    """A tensor in memory that is not its own, such as that of a message, until somebody asks for it.
+
+    Then it is copied, and the column is a plain one. So nobody can tell, but what is only passed on is never copied.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def lend(cls, column: TensorColumn) -> TensorColumn:
+        """The column, whose data is an array of numpy that must not change, of whatever framework it is to be."""
+        column.__class__ = cls
+        return column
+
+    def __len__(self) -> int:
+        return len(_DATA.__get__(self))
+
+    @property
+    def data(self) -> Any:
+        """The tensor, in memory of its own."""
+        with _copying:
+            if type(self) is LentColumn:
+                own = self.framework.from_numpy(_DATA.__get__(self).copy())
+                _DATA.__set__(self, own)
+                self.__class__ = TensorColumn  # type: ignore[assignment]
+        return _DATA.__get__(self)
+
+    def peek(self) -> NDArray[Any] | None:
+        """The array that was lent, to look at; None where the column has its own by now."""
+        with _copying:
+            return _DATA.__get__(self) if type(self) is LentColumn else None
+
+
+_DATA: Any = TensorColumn.__dict__["data"]
+_copying = threading.Lock()
 
 
 class ScalarColumn(TensorColumn):

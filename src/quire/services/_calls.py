@@ -17,8 +17,11 @@ from quire.services._forms import Side
 from quire.services._limits import Account, Budget, Limits
 from quire.services._parts import Joiner, parts_of
 
-OPTIONS = ReadOptions(unknown="drop")
-"""How requests are read: nothing is unpickled, no class is imported, and values are checked against their fields."""
+OPTIONS = ReadOptions(unknown="drop", lend=True)
+"""How requests are read: nothing is unpickled, no class is imported, and values are checked against their fields.
+
+What a function does not look at is not copied.
+"""
 _DONE: Any = object()
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 """Runs a coroutine on an event loop, and waits for it in this thread."""

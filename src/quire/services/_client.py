@@ -16,6 +16,7 @@ from quire.services._contract import OPTIONS, Contract, Plan
 from quire.services._endpoints import Endpoint, endpoints_of
 from quire.services._errors import Status, error_of, error_of_rpc
 from quire.services._limits import MiB
+from quire.services._memory import keep_memory
 from quire.services._methods import DESCRIBE, SERVICE, STREAM
 from quire.services._parts import Joiner, parts_of
 from quire.services._retry import Attempts
@@ -62,6 +63,7 @@ class Client:
         max_answer_bytes: int = ANSWER_BYTES,
     ) -> None:
         """With the seconds that a call may take, and how often one that may be repeated is, when the server is away."""
+        keep_memory()
         options = channel_options(max_answer_bytes)
         if tls is None:
             self._channel = grpc.insecure_channel(target, options)

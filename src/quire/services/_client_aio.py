@@ -13,6 +13,7 @@ from quire._optional import require
 from quire.services._client import ANSWER_BYTES, channel_options, local_endpoints
 from quire.services._contract import OPTIONS, Contract, Plan
 from quire.services._errors import error_of_rpc
+from quire.services._memory import keep_memory
 from quire.services._methods import DESCRIBE, SERVICE, STREAM
 from quire.services._parts import Joiner, parts_of
 from quire.services._retry import Attempts
@@ -37,6 +38,7 @@ class AsyncClient:
         max_answer_bytes: int = ANSWER_BYTES,
     ) -> None:
         """See `Client`."""
+        keep_memory()
         options = channel_options(max_answer_bytes)
         if tls is None:
             self._channel = aio.insecure_channel(target, options)

@@ -17,7 +17,7 @@ from quire.services._describe import Told, describe_schema, misfit
 from quire.services._endpoints import Endpoint
 from quire.services._forms import Side
 
-OPTIONS = ReadOptions(unknown="drop")
+OPTIONS = ReadOptions(unknown="drop", lend=True)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 
 from quire.errors import OptionError, ServiceError
 from quire.services._limits import Limits
+from quire.services._memory import keep_memory
 from quire.services._security import Authorize, Tls
 
 DEFAULT_LIMITS = Limits()
@@ -67,6 +68,7 @@ class ServeOptions:
 
     def server_arguments(self) -> dict[str, Any]:
         """What gRPC's servers take."""
+        keep_memory()
         options = [
             ("grpc.max_receive_message_length", self.limits.max_message_bytes),
             ("grpc.max_send_message_length", -1),
