@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quire.array import DocumentArray, DocumentBatch
     from quire.document import BaseDocument
-    from quire.documents import Document, Image, Text
+    from quire.documents import Audio, Document, Image, Mesh3D, PointCloud3D, Text, Video
     from quire.errors import DecodeError, EncodeError, QuireError
     from quire.schema import Field, FieldKind, Schema
 
 __version__ = "0.1.0"
 
 _HOMES = {  # imported when they are first asked for: `import quire` alone costs nothing
+    "Audio": "quire.documents",
     "BaseDocument": "quire.document",
     "DecodeError": "quire.errors",
     "Document": "quire.documents",
@@ -31,9 +32,12 @@ _HOMES = {  # imported when they are first asked for: `import quire` alone costs
     "Field": "quire.schema",
     "FieldKind": "quire.schema",
     "Image": "quire.documents",
+    "Mesh3D": "quire.documents",
+    "PointCloud3D": "quire.documents",
     "QuireError": "quire.errors",
     "Schema": "quire.schema",
     "Text": "quire.documents",
+    "Video": "quire.documents",
 }
 _MODULES = (
     "array",
@@ -50,6 +54,7 @@ _MODULES = (
 )
 
 __all__ = [
+    "Audio",
     "BaseDocument",
     "DecodeError",
     "Document",
@@ -59,9 +64,12 @@ __all__ = [
     "Field",
     "FieldKind",
     "Image",
+    "Mesh3D",
+    "PointCloud3D",
     "QuireError",
     "Schema",
     "Text",
+    "Video",
     "__version__",
 ]
 

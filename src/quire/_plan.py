@@ -16,9 +16,10 @@ from functools import partial
 from typing import Annotated, Any, get_args, get_origin
 
 import numpy as np
+from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from quire.schema import field_tensor_type
+from quire.schema import FieldKind, field_tensor_type
 from quire.tensors import NdArray, TensorType, describe, format_shape, framework_of, tensor_type_of
 from quire.tensors._annotations import expand_alias, native_tensor_type
 
@@ -35,6 +36,7 @@ def complete_core_schema(document_type: type[Any], schema: CoreSchema, resolve: 
             info = document_type.model_fields[name]
             hint = field_tensor_type(info)
             _replace_native(field, iter(_array_types(info.annotation) if hint is None else [hint]), resolve)
+            _wrap_default(field, info)
             _check_default(field, info.default)
             _encode_bytes(field["schema"])
         tensors = {name: found for name, field in fields.items() if (found := _tensor_type(field)) is not None}
@@ -159,6 +161,14 @@ def _array_types(annotation: Any) -> list[TensorType]:
     return [found for argument in arguments for found in _array_types(argument)]
 
 
+def _wrap_default(field: dict[str, Any], info: FieldInfo) -> None:
+    """A default of a field of addresses or encoded media is of their class, like its values."""
+    schema = field["schema"]
+    wrapper = _noted(schema, "quire_wrapper") if isinstance(info.default, (str, bytes)) else None
+    if wrapper is not None and schema["type"] == "default":
+        info.default = schema["default"] = wrapper._checked(info.default)
+
+
 def _check_default(field: dict[str, Any], default: Any) -> None:
     """A default is taken like a value: [] becomes an array where the field is one, and no two documents share it."""
     schema = field["schema"]
@@ -172,8 +182,14 @@ def _check_default(field: dict[str, Any], default: Any) -> None:
 
 
 def _tensor_type(schema: Any) -> TensorType | None:
+    found: TensorType | None = _noted(schema, "quire_tensor")
+    return found
+
+
+def _noted(schema: Any, name: str) -> Any:
+    """What a type has noted in its plan."""
     while isinstance(schema, dict):
-        found: TensorType | None = schema.get("metadata", {}).get("quire_tensor")
+        found = schema.get("metadata", {}).get(name)
         if found is not None:
             return found
         schema = schema.get("schema")
@@ -207,6 +223,9 @@ def _shared_dimensions(fields: dict[str, TensorType]) -> Callable[[_ModelContent
     return check
 
 
+_PLAIN: dict[FieldKind, Any] = {FieldKind.TEXT: str, FieldKind.BYTES: bytes}
+
+
 def _main_value(document_type: type[Any], main: tuple[str, ...]) -> Callable[[Any], Any]:
     """'abc' -> {'text': 'abc'}: the first main field whose type takes the value as it is."""
 
@@ -216,7 +235,8 @@ def _main_value(document_type: type[Any], main: tuple[str, ...]) -> Callable[[An
         for name in main:
             field = document_type.document_schema().by_name[name]
             tensor = framework_of(value) is not None
-            if tensor if isinstance(field.type, TensorType) else isinstance(value, field.type):
+            plain = _PLAIN.get(field.kind, field.type)
+            if tensor if isinstance(field.type, TensorType) else isinstance(value, plain):
                 return {name: value}
         return value
 

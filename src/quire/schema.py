@@ -99,6 +99,11 @@ class Field:
         return self.type.spec if isinstance(self.type, TensorType) else TensorSpec()
 
     @property
+    def wrapper(self) -> Any:
+        """The class that is made of each text or blob, like `ImageUrl`; None where it stays as it is."""
+        return self.type if getattr(self.type, "__quire_plain__", False) else None
+
+    @property
     def document_type(self) -> Any:
         """The document class of a field of documents."""
         return self.type.document_type if self.kind is FieldKind.DOCUMENTS else self.type
@@ -270,6 +275,9 @@ def _kind(annotation: Any, metadata: tuple[Any, ...]) -> tuple[FieldKind, Any]:
     tensor_type = tensor_type_of(annotation, metadata)
     if tensor_type is not None:
         return FieldKind.TENSOR, tensor_type
+    for item in metadata:
+        if hasattr(item, "__quire_refine__"):  # what is annotated means a class of its own
+            annotation = item.__quire_refine__(annotation)
     origin = get_origin(annotation)
     if origin is Literal:
         types_ = {type(value) for value in get_args(annotation)}

@@ -197,8 +197,9 @@ def _checked(column: Column, schema: Schema, field: Field, there: Validity) -> C
 
 
 def _is_special(field: Field) -> bool:
-    """Whether values are of a class that was made from the plain one."""
-    return field.kind in (FieldKind.TEXT, FieldKind.BYTES, FieldKind.SCALAR) and field.type not in _PLAIN
+    """Whether values are of a class that was made from the plain one, and may refuse some of its values."""
+    plain = field.type in _PLAIN or field.wrapper is not None
+    return field.kind in (FieldKind.TEXT, FieldKind.BYTES, FieldKind.SCALAR) and not plain
 
 
 _PLAIN = (str, bytes, bool, int, float, complex)

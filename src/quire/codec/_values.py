@@ -56,7 +56,7 @@ def encode_value(value: Any, writer: Writer) -> bytes:
 
 
 def _encode_nested(value: Any, writer: Writer) -> bytes:
-    encode = _CONTAINERS.get(type(value))
+    encode = _CONTAINERS.get(type(value)) or _wrapped(type(value))
     if encode is not None:
         return encode(value, writer)
     try:
@@ -65,6 +65,16 @@ def _encode_nested(value: Any, writer: Writer) -> bytes:
         if not writer.allow_pickle:
             raise
         return delimited(26, pickle.dumps(value, protocol=5))
+
+
+def _wrapped(tp: type[Any]) -> _Encoder | None:
+    """The encoder of a class like `ImageUrl`, which is a text or bytes on the wire; found once."""
+    if not getattr(tp, "__quire_plain__", False):
+        return None
+    found = next((encode for known, encode in _BY_BASE if issubclass(tp, known)), None)
+    if found is not None:
+        _CONTAINERS[tp] = found
+    return found
 
 
 def _encode_other(value: Any, writer: Writer) -> bytes:

@@ -95,6 +95,10 @@ class PackedColumn(ObjectColumn):
         return len(self.starts)
 
     def values(self) -> list[Any]:
+        found, wrapper = self._texts(), self.field.wrapper
+        return found if wrapper is None else [None if item is None else wrapper(item) for item in found]
+
+    def _texts(self) -> list[Any]:
         text = self.field.kind is not FieldKind.BYTES
         if self._is_run:
             start, end = self._bounds()

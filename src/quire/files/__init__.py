@@ -1,6 +1,7 @@
 """Files: opened by path or given as objects, read by address, and written so that a crash leaves the old or the new."""
 
 from quire.files._data_uris import to_data_uri
+from quire.files._fetch import RETRIES, Fetching, allowed_schemes, fetch
 from quire.files._find import Patterns, find_files, thin_out
 from quire.files._folder import Entry, Folder
 from quire.files._limits import MAX_BYTES, TIMEOUT, Limits, shown
@@ -8,13 +9,16 @@ from quire.files._open import Source, Target, open_source, open_target
 from quire.files._receive import receive
 from quire.files._remote import open_folder
 from quire.files._retry import RemoteOptions
+from quire.files._seekable import open_seekable
 from quire.files._send import Kept, Pieces, in_pieces, send
 from quire.files._uris import guess_type, read_uri, scheme_of
 
 __all__ = [
     "MAX_BYTES",
+    "RETRIES",
     "TIMEOUT",
     "Entry",
+    "Fetching",
     "Folder",
     "Kept",
     "Limits",
@@ -23,10 +27,13 @@ __all__ = [
     "RemoteOptions",
     "Source",
     "Target",
+    "allowed_schemes",
+    "fetch",
     "find_files",
     "guess_type",
     "in_pieces",
     "open_folder",
+    "open_seekable",
     "open_source",
     "open_target",
     "read_uri",

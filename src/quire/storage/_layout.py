@@ -119,7 +119,7 @@ def _form(field: Field, path: str, storage: str, paths: Paths) -> Form:
         return ComplexForm(field, path)
     if kind is FieldKind.TEXT:
         return TextForm(field, path)
-    if kind is FieldKind.BYTES and field.type is bytes:
+    if kind is FieldKind.BYTES and (field.type is bytes or field.wrapper):
         return BytesForm(field, path)
     if kind in _MOMENTS:
         return MomentForm(field, path)

@@ -205,4 +205,4 @@ def has_list_form(field: Field) -> bool:
         return False
     item = field.items[0]
     plain = {FieldKind.SCALAR: (int, float, bool), FieldKind.TEXT: (str,), FieldKind.BYTES: (bytes,)}
-    return item.type in plain.get(item.kind, ())
+    return item.type in plain.get(item.kind, ()) or item.wrapper is not None

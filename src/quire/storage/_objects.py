@@ -28,13 +28,13 @@ class TextForm(BinaryForm):
         super().__init__(field, path, pa.string())
 
     def read(self, column: PackedColumn) -> Column:
-        if self.field.type is str or not isinstance(self.field.type, type):
+        if self.field.type is str or self.field.wrapper or not isinstance(self.field.type, type):
             return column
         return ObjectColumn(self.field, [None if text is None else self.field.type(text) for text in column.values()])
 
 
 class BytesForm(BinaryForm):
-    """Blobs."""
+    """Blobs, and encoded media."""
 
     __slots__ = ()
 
@@ -109,12 +109,34 @@ class ValueForm(BinaryForm):
             ]
         except CodecError as error:
             raise DecodeError(f"{self.path}: {error}") from error
-        return ObjectColumn(self.field, values)
+        return ObjectColumn(self.field, [_wrapped(self.field, value) for value in values])
 
     def _blobs(self, column: PackedColumn) -> list[Any]:
         view = memoryview(column.data)
         spans = zip(column.starts.tolist(), column.ends.tolist(), strict=True)
         return column.masked([view[start:end] for start, end in spans])
+
+
+def _wrapped(field: Field, value: Any) -> Any:
+    """The value, whose texts and bytes are of classes like `ImageUrl` where the field says so."""
+    if field.wrapper is not None and isinstance(value, (str, bytes)):
+        return field.wrapper(value)
+    if not any(map(_wraps, field.items)) or value is None:
+        return value
+    if field.kind is FieldKind.DICT and len(field.items) == 2:
+        return {_wrapped(field.items[0], key): _wrapped(field.items[1], item) for key, item in value.items()}
+    if field.kind is FieldKind.UNION:
+        kind = FieldKind.TEXT if type(value) is str else FieldKind.BYTES if type(value) is bytes else None
+        found = next((item for item in field.items if item.kind is kind or item.type is type(value)), field)
+        return value if found is field else _wrapped(found, value)
+    if field.kind is FieldKind.LIST:
+        items = field.items if len(field.items) > 1 else field.items * len(value)
+        return type(value)(map(_wrapped, items, value))
+    return value
+
+
+def _wraps(field: Field) -> bool:
+    return field.wrapper is not None or any(map(_wraps, field.items))
 
 
 def _enums_of(field: Field) -> list[type[Any]]:

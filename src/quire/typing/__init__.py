@@ -1,4 +1,4 @@
-"""What schemas are annotated with: tensor types, shapes, dtypes, ids and numbers of protobuf fields.
+"""What schemas are annotated with: tensor types, shapes, dtypes, addresses, encoded media, ids.
 
 A static checker sees the framework's own class behind each tensor type. The subscripted form
 `TorchTensor[3, 'h', 'w']` is for run time only; `Annotated[torch.Tensor, Shape(3, 'h', 'w')]` means the same and is
@@ -30,7 +30,17 @@ from quire.typing._dtypes import (
     uint64,
 )
 from quire.typing._id import ID, new_id
+from quire.typing._media_bytes import (
+    AudioBytes,
+    ImageBytes,
+    Mesh3DBytes,
+    PointCloud3DBytes,
+    TextBytes,
+    VideoBytes,
+)
 from quire.typing._proto_number import ProtoNumber
+from quire.typing._url_types import Schemes
+from quire.typing._urls import AudioUrl, ImageUrl, Mesh3DUrl, PointCloud3DUrl, TextUrl, VideoUrl
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -66,14 +76,27 @@ else:
 __all__ = [
     "ID",
     "AnyTensor",
+    "AudioBytes",
+    "AudioUrl",
     "DType",
+    "ImageBytes",
+    "ImageUrl",
     "JaxArray",
+    "Mesh3DBytes",
+    "Mesh3DUrl",
     "NdArray",
     "PaddleTensor",
+    "PointCloud3DBytes",
+    "PointCloud3DUrl",
     "ProtoNumber",
+    "Schemes",
     "Shape",
     "TensorSpec",
+    "TextBytes",
+    "TextUrl",
     "TorchTensor",
+    "VideoBytes",
+    "VideoUrl",
     "bfloat16",
     "bool_",
     "complex64",
