@@ -13,7 +13,7 @@ from typing_extensions import Self, Unpack
 from quire import codec
 from quire._parametrize import ParametrizedMeta
 from quire.array import _columns_view as _view
-from quire.array import _order, _parallel, _rows, _tables, _upward, _wire
+from quire.array import _order, _parallel, _remote, _rows, _tables, _upward, _wire
 from quire.array._array import DocumentArray, Found
 from quire.array._find import Metric
 from quire.array._index import resolve_index
@@ -301,6 +301,25 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         """The rows in a file: all as one batch, or a batch for each block of the file (`streaming`)."""
         load = _wire.iterate_batches if streaming else _wire.load_batch
         return load(cls, file, protocol, compress, reading)
+
+    def push(self, url: _remote.Url, **how: Unpack[_remote.Pushing]) -> None:
+        """Write the rows to an address, packed on workers while others are sent; see `DocumentArray.push`."""
+        _remote.push_batch(self, url, how)
+
+    @classmethod
+    def push_stream(cls, batches: Iterable[Self], url: _remote.Url, **how: Unpack[_remote.Pushing]) -> None:
+        """`push` for batches from any source, as they come: some blocks of them are in memory."""
+        _remote.push_batches(cls, batches, url, how)
+
+    @classmethod
+    def pull(cls, url: _remote.Url, **how: Unpack[_remote.Pulling]) -> Self:
+        """The rows of a file that was pushed, or written by `save_binary`, by a batch or by an array."""
+        return _remote.pull_batch(cls, url, how)  # type: ignore[no-any-return]
+
+    @classmethod
+    def pull_stream(cls, url: _remote.Url, **how: Unpack[_remote.Pulling]) -> Iterator[Self]:
+        """The rows of `pull` while they come, a batch for each block of the file."""
+        return _remote.pull_batches(cls, url, how)
 
     def save_parquet(self, path: str | os.PathLike[str], **options: Any) -> None:
         """Write one Parquet file if the path ends with .parquet, else a dataset; `options` as of `write_dataset`."""

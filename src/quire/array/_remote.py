@@ -1,4 +1,4 @@
-"""Arrays at addresses: what `push`, `pull` and their streaming forms do."""
+"""Arrays and batches at addresses: what `push`, `pull` and their streaming forms do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire import codec
 from quire.array import _wire
 from quire.codec import Reading
 from quire.display import tracked
-from quire.errors import DecodeError, OptionError, did_you_mean
+from quire.errors import DecodeError, DocumentTypeError, OptionError, did_you_mean
 from quire.files import Kept, Pieces, RemoteOptions, in_pieces, receive, scheme_of, send, shown
 from quire.parallel import cpu_count
 
@@ -52,13 +52,33 @@ class Pulling(Reading, total=False):
 def push(array: Any, documents: Sequence[Any], url: Url, how: Pushing) -> None:
     """Send documents that can be gone through again."""
     address = os.fspath(url)
-    send(address, _maker(array, documents, address, how), how.get("remote") or RemoteOptions())
+    send(address, _maker(array, documents, address, how), _remote_of(how))
 
 
 def push_stream(array_type: type[Any], documents: Iterable[Any], url: Url, how: Pushing) -> None:
     """Send documents as they come; what was sent is kept in a file, if it may have to be sent again."""
-    address, remote = os.fspath(url), how.get("remote") or RemoteOptions()
-    make = _maker(array_type, _wire.one_by_one(array_type, documents), address, how)
+    address = os.fspath(url)
+    _send_once(address, _maker(array_type, _wire.one_by_one(array_type, documents), address, how), _remote_of(how))
+
+
+def push_batch(batch: Any, url: Url, how: Pushing) -> None:
+    """Send the rows of a batch."""
+    address = os.fspath(url)
+    send(address, _batch_maker(type(batch), [batch], address, how), _remote_of(how))
+
+
+def push_batches(batch_type: type[Any], batches: Iterable[Any], url: Url, how: Pushing) -> None:
+    """Send batches as they come, like `push_stream`."""
+    address = os.fspath(url)
+    _send_once(address, _batch_maker(batch_type, batches, address, how), _remote_of(how))
+
+
+def _remote_of(how: Any) -> RemoteOptions:
+    return how.get("remote") or RemoteOptions()
+
+
+def _send_once(address: str, make: Callable[[], Pieces], remote: RemoteOptions) -> None:
+    """Send what can be made once."""
     if not remote.retries:
         return send(address, make, remote)
     with closing(Kept(make())) as kept:
@@ -66,18 +86,40 @@ def push_stream(array_type: type[Any], documents: Iterable[Any], url: Url, how: 
 
 
 def _maker(array: Any, documents: Iterable[Any], address: str, how: Pushing) -> Callable[[], Pieces]:
-    _check_known(how, Pushing, "push")
-    protocol, compress = codec.from_suffixes(_path_in(address), how.get("protocol"), how.get("compress"))
-    workers, total = _workers(how), len(documents) if isinstance(documents, Sequence) else None
-    allow_pickle = how.get("allow_pickle", False)
+    form, options = _form(address, how)
+    total = len(documents) if isinstance(documents, Sequence) else None
 
     def make() -> Pieces:
         shown_documents = tracked(documents, "pushing", total, show=how.get("show_progress"))
-        options = {"allow_pickle": allow_pickle, "checksums": True, "workers": workers}
-        segments = _wire._stream(array, shown_documents, protocol, compress, **options)
+        segments = _wire._stream(array, shown_documents, *form, checksums=True, **options)
         return in_pieces(chain.from_iterable(segments))
 
     return make
+
+
+def _batch_maker(batch_type: type[Any], batches: Iterable[Any], address: str, how: Pushing) -> Callable[[], Pieces]:
+    form, options = _form(address, how)
+    document_type: type[Any] = batch_type.document_type
+
+    def make() -> Pieces:
+        columns = (_checked(batch_type, batch)._columns for batch in batches)
+        segments = codec.columns_stream(columns, document_type, *form, **options)
+        return in_pieces(chain.from_iterable(tracked(segments, "pushing", show=how.get("show_progress"))))
+
+    return make
+
+
+def _checked(batch_type: type[Any], batch: Any) -> Any:
+    if isinstance(batch, batch_type):
+        return batch
+    raise DocumentTypeError(f"expected {batch_type.__name__}, got {type(batch).__name__}.")
+
+
+def _form(address: str, how: Pushing) -> tuple[tuple[str | None, str | None], dict[str, Any]]:
+    """Protocol and compression, and what else is said of how the bytes are made."""
+    _check_known(how, Pushing, "push")
+    form = codec.from_suffixes(_path_in(address), how.get("protocol"), how.get("compress"))
+    return form, {"allow_pickle": how.get("allow_pickle", False), "workers": _workers(how)}
 
 
 def _path_in(address: str) -> str:
@@ -98,19 +140,36 @@ def _workers(how: Pushing) -> int:
 def pull(array_type: type[Any], url: Url, how: Pulling) -> Any:
     """The array at an address."""
     address, reading = os.fspath(url), _reading(how)
-    with _named(address), receive(address, how.get("remote") or RemoteOptions()) as source:
+    with _named(address), receive(address, _remote_of(how)) as source:
         return _wire.load_all(array_type, source, reading, show_progress=how.get("show_progress"))
+
+
+def pull_batch(batch_type: type[Any], url: Url, how: Pulling) -> Any:
+    """The batch at an address."""
+    address, reading = os.fspath(url), _reading(how)
+    with _named(address), receive(address, _remote_of(how)) as source:
+        return _wire.load_all_batches(batch_type, source, reading, show_progress=how.get("show_progress"))
 
 
 def pull_stream(array_type: type[Any], url: Url, how: Pulling) -> Iterator[Any]:
     """The documents at an address one by one; a few blocks are in memory."""
+    return tracked(_pulled(_wire.iterate_array, array_type, url, how), "pulling", show=how.get("show_progress"))
+
+
+def pull_batches(batch_type: type[Any], url: Url, how: Pulling) -> Iterator[Any]:
+    """The batches at an address, one for each block of the file."""
+    batches = _pulled(_wire.iterate_batches, batch_type, url, how)
+    return tracked(batches, "pulling", show=how.get("show_progress"), size=len)
+
+
+def _pulled(iterate: Callable[..., Iterator[Any]], made: type[Any], url: Url, how: Pulling) -> Iterator[Any]:
     address, reading = os.fspath(url), _reading(how)
 
-    def documents() -> Iterator[Any]:
-        with _named(address), receive(address, how.get("remote") or RemoteOptions()) as source:
-            yield from _wire.iterate_array(array_type, source, None, None, reading)
+    def found() -> Iterator[Any]:
+        with _named(address), receive(address, _remote_of(how)) as source:
+            yield from iterate(made, source, None, None, reading)
 
-    return tracked(documents(), "pulling", show=how.get("show_progress"))
+    return found()
 
 
 def _reading(how: Pulling) -> Reading:

@@ -132,10 +132,7 @@ def save(
 def load_all(array_type: type[Any], source: IO[bytes], reading: Reading, *, show_progress: bool | None) -> Any:
     """The array in a stream that cannot be sought in."""
     options = codec.read_options(reading)
-    segments = tracked(
-        codec.segments_of(source, options), "pulling", show=show_progress, size=lambda segment: segment.count
-    )
-    return _gathered(array_type, segments, None, options)
+    return _gathered(array_type, _pulled(source, options, show_progress), None, options)
 
 
 def load_array(
@@ -258,7 +255,8 @@ def save_batch(
 ) -> None:
     """Write a batch block by block."""
     protocol, compress = codec.from_suffixes(file, protocol, compress)
-    parts = codec.columns_stream(batch._columns, protocol, compress, allow_pickle=allow_pickle)
+    columns = [batch._columns]
+    parts = codec.columns_stream(columns, batch.document_type, protocol, compress, allow_pickle=allow_pickle)
     with open_target(file) as out:
         codec.write_parts(out, tracked(parts, "saving", show=show_progress))
 
@@ -272,6 +270,17 @@ def load_batch(
         if not codec.starts_stream(source, compress):
             return batch_from_bytes(batch_type, source.read(), protocol, compress, reading)
         return _joined(batch_type, codec.segments_of(source, options), protocol, options)
+
+
+def load_all_batches(batch_type: type[Any], source: IO[bytes], reading: Reading, *, show_progress: bool | None) -> Any:
+    """The batch in a stream that cannot be sought in."""
+    options = codec.read_options(reading)
+    return _joined(batch_type, _pulled(source, options, show_progress), None, options)
+
+
+def _pulled(source: IO[bytes], options: ReadOptions, show_progress: bool | None) -> Iterator[Segment]:  # noqa: FBT001
+    segments = codec.segments_of(source, options)
+    return tracked(segments, "pulling", show=show_progress, size=lambda segment: segment.count)
 
 
 def iterate_batches(

@@ -225,21 +225,27 @@ def _encoded(block: list[Any], schema: Schema, *, allow_pickle: bool) -> tuple[b
 
 
 def columns_stream(
-    columns: Columns, protocol: str | None, compress: str | None, *, allow_pickle: bool
+    batches: Iterable[Columns],
+    document_type: type[Any],
+    protocol: str | None,
+    compress: str | None,
+    *,
+    allow_pickle: bool,
+    workers: int | None = None,
 ) -> Iterator[list[Any]]:
-    """A batch as a stream of blocks, in parts."""
+    """Batches as a stream of blocks, in parts; with `workers`, so many make and pack the blocks."""
     pickled = check_protocol(protocol) == "pickle"
 
-    def blocks() -> Iterator[tuple[bytes, int, list[Any]]]:
-        for part in _sliced(columns, _block_bytes(compress)):
-            if pickled:
-                yield PICKLE, len(part), [pickle.dumps(part.documents(), protocol=5)]
-            else:
-                writer = Writer(allow_pickle)
-                yield BATCH, len(part), join(_guarded(encode_columns, part, writer), writer.buffers)
+    def encode(part: Columns) -> tuple[bytes, int, list[Any]]:
+        if pickled:
+            return PICKLE, len(part), [pickle.dumps(part.documents(), protocol=5)]
+        writer = Writer(allow_pickle)
+        return BATCH, len(part), join(_guarded(encode_columns, part, writer), writer.buffers)
 
-    name = class_name(columns.schema.document_type)
-    return stream_parts(name, "", blocks(), get_compression(compress), checksums=True)
+    parts = (part for columns in batches for part in _sliced(columns, _block_bytes(compress)))
+    blocks = map(encode, parts) if workers is None else (partial(encode, part) for part in parts)
+    compression = get_compression(compress)
+    return stream_parts(class_name(document_type), "", blocks, compression, checksums=True, workers=workers)
 
 
 def _sliced(columns: Columns, block_bytes: int) -> Iterator[Columns]:
