@@ -1,0 +1,162 @@
+"""Rows of a dataset for somebody who looks at a few of them at a time, wherever they are.
+
+Training reads all of a dataset, so shards that cannot be mapped are written anew into the cache. Who looks at a page
+of rows needs a row group or two: those are read alone, and the last of them kept.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from quire._paths import FieldPath
+from quire.array import DocumentBatch
+from quire.columns import Columns
+from quire.storage._briefs import brief_columns
+from quire.storage._dataset import StoredDataset, _within
+from quire.storage._rows import Rows
+from quire.storage._select import chosen_paths
+from quire.storage._where import Where, matching_rows
+from quire.tensors import get_framework
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_KEPT = 96 << 20
+"""Bytes of row groups that are kept."""
+_LARGE = 48 << 20
+"""Row groups of more bytes, as other writers make them, go through the cache."""
+_MANY = 24
+"""Rows of more row groups than this go through the cache, which reads each shard once."""
+
+
+class Pages:
+    """The rows of a dataset by their numbers, without the cache where a few row groups hold them; tensors of numpy."""
+
+    def __init__(self, dataset: StoredDataset[Any], columns: Iterable[str] | None = None) -> None:
+        self.dataset = dataset if columns is None else narrowed(dataset, columns)
+        self._kept: OrderedDict[tuple[int, int], pa.RecordBatch] = OrderedDict()
+        self._lock = threading.Lock()
+        self._narrow: dict[tuple[str, ...], Pages] = {}
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def narrow(self, *columns: str) -> Pages:
+        """The same rows with some of their columns."""
+        with self._lock:
+            if columns not in self._narrow:
+                self._narrow[columns] = Pages(self.dataset, columns)
+            return self._narrow[columns]
+
+    def take(self, rows: NDArray[np.int64]) -> DocumentBatch[Any]:
+        """The rows at these positions."""
+        document_type = self.dataset.schema.document_type
+        return DocumentBatch[document_type]._wrap(self.columns(rows))  # type: ignore[valid-type]
+
+    def columns(self, rows: NDArray[np.int64]) -> Columns:
+        """The columns of rows by position, copied."""
+        return self.dataset.layout.gather(self._located(rows))
+
+    def brief(self, rows: NDArray[np.int64], head: int = 512) -> dict[FieldPath, list[Any]]:
+        """What a table shows of rows: of what may be large the size and the beginning; see `brief_columns`."""
+        return brief_columns(self.dataset.layout.forms, self._located(rows), head)
+
+    def matching(self, where: Where) -> NDArray[np.int64]:
+        """The positions of the rows that a filter lets through."""
+        dataset = self.dataset
+        found = matching_rows(dataset.reader, dataset.shards, where)
+        if dataset.rows is None:
+            return found
+        return np.flatnonzero(np.isin(dataset.rows, found))
+
+    def blocks(self, rows: int = 65_536) -> Iterator[tuple[int, Columns]]:
+        """All rows in order, some at a time: the position of the first, and the columns."""
+        if self.dataset.rows is not None or self.dataset.is_mapped:
+            for start in range(0, len(self), rows):
+                yield start, self.columns(np.arange(start, min(start + rows, len(self))))
+            return
+        start = 0
+        for columns in self.dataset._read_parts():
+            yield start, columns
+            start += len(columns)
+
+    def sample(self, count: int, seed: int = 0) -> NDArray[np.int64]:
+        """Positions of so many rows, in order: any of them; or runs from some row groups, where those must be read."""
+        generator = np.random.default_rng(seed)
+        if count >= len(self):
+            return np.arange(len(self))
+        if self.dataset.is_mapped:
+            return np.sort(generator.choice(len(self), count, replace=False))
+        runs = min(_MANY // 2, count)
+        starts = np.sort(generator.choice(max(1, len(self) - count // runs), runs, replace=False))
+        return np.unique(np.concatenate([np.arange(start, start + count // runs) for start in starts.tolist()]))
+
+    # --- where rows lie
+
+    def _located(self, rows: NDArray[np.int64]) -> Rows:
+        dataset = self.dataset
+        stored = dataset._stored(rows)
+        found = self._in_groups(stored)
+        if found is None:
+            with dataset._lock:
+                found = dataset._located(stored)
+        found.framework = get_framework("numpy")
+        return found
+
+    def _in_groups(self, rows: NDArray[np.int64]) -> Rows | None:
+        """The rows in row groups that are read alone; None where they are to be found otherwise."""
+        dataset = self.dataset
+        shards = _within(dataset.starts, rows)
+        if dataset.is_mapped or not len(rows) or (dataset._opened[shards] >= 0).all():
+            return None
+        groups, places = np.zeros_like(rows), rows - dataset.starts[shards]
+        for number in np.unique(shards).tolist():
+            shard, own = dataset.shards[number], shards == number
+            if not self._is_read_alone(number):
+                return None
+            begins = np.concatenate([[0], np.cumsum(shard.groups)])
+            groups[own] = np.searchsorted(begins, places[own], side="right") - 1
+            places[own] -= begins[groups[own]]
+        keys, batches = np.unique(np.stack([shards, groups]), axis=1, return_inverse=True)
+        if keys.shape[1] > _MANY:
+            return None
+        addresses = dataset.layout.addresses()
+        for shard_number, group in keys.T.tolist():
+            batch = self._group(shard_number, group)
+            addresses.add(dataset.layout.locate(batch), batch)
+        return Rows(addresses, batches.reshape(-1), places)
+
+    def _is_read_alone(self, number: int) -> bool:
+        dataset, shard = self.dataset, self.dataset.shards[number]
+        local = dataset.folder.local_path(shard.name) is not None
+        plain = shard.format == "parquet" and sum(shard.groups) == shard.rows
+        return local and plain and shard.bytes <= _LARGE * len(shard.groups)
+
+    def _group(self, number: int, group: int) -> pa.RecordBatch:
+        with self._lock:
+            if (number, group) in self._kept:
+                self._kept.move_to_end((number, group))
+                return self._kept[number, group]
+        reader, shard = self.dataset.reader, self.dataset.shards[number]
+        parts = [reader.conformed(part, shard) for part in reader.raw(shard, range(group, group + 1))]
+        [batch] = pa.Table.from_batches(parts).combine_chunks().to_batches()
+        with self._lock:
+            self._kept[number, group] = batch
+            while len(self._kept) > 1 and sum(kept.nbytes for kept in self._kept.values()) > _KEPT:
+                self._kept.popitem(last=False)
+        return batch
+
+
+def narrowed(dataset: StoredDataset[Any], columns: Iterable[str]) -> StoredDataset[Any]:
+    """The same rows of the same shards, with some of the columns."""
+    state: Mapping[str, Any] = dataset.__getstate__()
+    paths = chosen_paths(dataset.document_type.document_schema(), columns)
+    made: StoredDataset[Any] = object.__new__(type(dataset))
+    made.__setstate__({**state, "_paths": paths})
+    return made

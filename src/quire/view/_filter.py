@@ -1,0 +1,276 @@
+"""The language of the filter line: `score > 0.5 and label in (cat, dog) and not caption ~ "blurred"`.
+
+It is parsed into a filter as `DocumentArray.filter` takes it. A word or a text alone is looked for in every text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import date, datetime
+from enum import Enum
+from typing import Any
+
+from quire._paths import join_path, parse_path
+from quire.errors import PathError, QueryError, did_you_mean
+from quire.schema import Field, FieldKind, Schema
+
+LONGEST = 2000
+"""Characters of a filter."""
+_DEEPEST = 20
+_TOKEN = re.compile(
+    r"""\s*(?:
+        (?P<text>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')
+      | (?P<operator>!=|<>|<=|>=|==|!~|[=<>~(),:])
+      | (?P<word>[^\s"'=<>~(),:!]+)
+      | (?P<bad>.)
+    )""",
+    re.VERBOSE | re.DOTALL,
+)
+_OPERATORS = {"=": "$eq", "==": "$eq", "!=": "$ne", "<>": "$ne", "<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte"}
+_TEXTS = (FieldKind.TEXT, FieldKind.PATH)
+HELP = "Try: score > 0.5 and label = cat, or: caption ~ dog"
+
+
+@dataclass(frozen=True)
+class _Token:
+    kind: str
+    text: str
+    start: int
+
+    def says(self, *words: str) -> bool:
+        """Whether it is one of these words, outside of quotes."""
+        return self.kind in ("word", "operator") and self.text.lower() in words
+
+
+class FilterError(QueryError):
+    """A filter that cannot be understood; `position` is where."""
+
+    def __init__(self, message: str, position: int = 0) -> None:
+        super().__init__(message)
+        self.position = position
+
+
+def parse_filter(text: str, schema: Schema) -> dict[str, Any]:
+    """The filter that a line of text means; empty for an empty line."""
+    if len(text) > LONGEST:
+        raise FilterError(f"the filter has {len(text):,} characters; at most {LONGEST:,} are read.")
+    tokens = _tokens(text)
+    if not tokens:
+        return {}
+    parser = _Parser(tokens, schema, len(text))
+    found = parser.either(0)
+    parser.check_end()
+    return found
+
+
+def _tokens(text: str) -> list[_Token]:
+    found: list[_Token] = []
+    for match in _TOKEN.finditer(text.rstrip()):
+        kind = str(match.lastgroup)
+        start = match.start(kind)
+        if kind == "bad":
+            raise FilterError(f"{match[kind]!r} is not closed or has no meaning here.", start)
+        found.append(_Token(kind, match[kind], start))
+    return found
+
+
+class _Parser:
+    """Reads tokens from left to right: or, and, not, parentheses, comparisons."""
+
+    def __init__(self, tokens: list[_Token], schema: Schema, end: int) -> None:
+        self._tokens, self._at, self._schema, self._end = tokens, 0, schema, end
+
+    def check_end(self) -> None:
+        """Nothing is left."""
+        if token := self._peek():
+            raise FilterError(
+                f"{token.text!r} comes after the end of a condition: join them by and, or or.", token.start
+            )
+
+    def either(self, depth: int) -> dict[str, Any]:
+        """Conditions with `or` between."""
+        parts = [self._both(depth)]
+        while self._takes("or"):
+            parts.append(self._both(depth))
+        return parts[0] if len(parts) == 1 else {"$or": parts}
+
+    def _both(self, depth: int) -> dict[str, Any]:
+        parts = [self._one(depth)]
+        while self._takes("and"):
+            parts.append(self._one(depth))
+        return parts[0] if len(parts) == 1 else {"$and": parts}
+
+    def _one(self, depth: int) -> dict[str, Any]:
+        if depth > _DEEPEST:
+            raise FilterError(f"conditions are nested more than {_DEEPEST} deep.", self._place())
+        if self._takes("not"):
+            return {"$not": self._one(depth + 1)}
+        if self._takes("("):
+            found = self.either(depth + 1)
+            self._expect(")")
+            return found
+        return self._condition()
+
+    def _condition(self) -> dict[str, Any]:
+        token = self._next("a column or a word to look for")
+        if token.kind == "operator" or token.says("and", "or", "in", "is", "contains"):
+            raise FilterError(f"a column or a word must come before {token.text!r}. {HELP}", token.start)
+        following = self._peek()
+        joined = following is None or following.says("and", "or", ")")
+        if token.kind == "text" or (joined and not self._is_flag(token)):
+            return self._anywhere(_unquoted(token))
+        path, field = self._column(token)
+        return {path: self._test(path, field)}
+
+    def _is_flag(self, token: _Token) -> bool:
+        """Whether a word alone is a column of true and false."""
+        field = self._schema.by_name.get(token.text)
+        return field is not None and field.type is bool
+
+    def _column(self, token: _Token) -> tuple[str, Field]:
+        try:
+            path = parse_path(token.text)
+            return join_path(path), self._schema.resolve(path)[-1]
+        except PathError as error:
+            raise FilterError(str(error), token.start) from None
+
+    def _test(self, path: str, field: Field) -> Any:
+        following = self._peek()
+        if following is None or following.says("and", "or", ")"):
+            return True
+        token = self._next("an operator")
+        if token.text in _OPERATORS:
+            return {_OPERATORS[token.text]: self._value(path, field)}
+        if token.says("~", ":", "contains"):
+            return {"$regex": self._pattern(path, field)}
+        if token.says("!~"):
+            return {"$not": {"$regex": self._pattern(path, field)}}
+        if token.says("in"):
+            return {"$in": self._values(path, field)}
+        if token.says("not"):
+            self._expect("in")
+            return {"$nin": self._values(path, field)}
+        if token.says("is"):
+            return {"$exists": self._is_not_missing()}
+        near = "Operators are = != < <= > >= ~ !~ in, not in, is missing."
+        raise FilterError(f"{token.text!r} is not an operator. {near}", token.start)
+
+    def _is_not_missing(self) -> bool:
+        negated = self._takes("not")
+        if not (self._takes("missing") or self._takes("null")):
+            raise FilterError("after `is` comes `missing` or `not missing`.", self._place())
+        return negated
+
+    def _pattern(self, path: str, field: Field) -> str:
+        token = self._next("a text to look for")
+        if field.kind not in _TEXTS and field.kind not in (FieldKind.LIST, FieldKind.ANY, FieldKind.UNION):
+            raise FilterError(f"{path} is {field}, which has no text to look in.", token.start)
+        return _looks_for(_unquoted(token))
+
+    def _values(self, path: str, field: Field) -> list[Any]:
+        self._expect("(")
+        found = [self._value(path, field)]
+        while self._takes(","):
+            found.append(self._value(path, field))
+        self._expect(")")
+        return found
+
+    def _value(self, path: str, field: Field) -> Any:
+        token = self._next("a value")
+        if token.kind == "operator":
+            raise FilterError(f"a value must come before {token.text!r}; quote it if it is one.", token.start)
+        return _as_value(token, path, field)
+
+    def _anywhere(self, text: str) -> dict[str, Any]:
+        paths = text_paths(self._schema)
+        if not paths:
+            raise FilterError(f"no column has text to look for {text!r} in. {HELP}", 0)
+        parts = [{path: {"$regex": _looks_for(text)}} for path in paths]
+        return parts[0] if len(parts) == 1 else {"$or": parts}
+
+    # --- tokens
+
+    def _peek(self) -> _Token | None:
+        return self._tokens[self._at] if self._at < len(self._tokens) else None
+
+    def _place(self) -> int:
+        token = self._peek()
+        return self._end if token is None else token.start
+
+    def _next(self, what: str) -> _Token:
+        token = self._peek()
+        if token is None:
+            raise FilterError(f"the filter ends where {what} should be. {HELP}", self._end)
+        self._at += 1
+        return token
+
+    def _takes(self, word: str) -> bool:
+        token = self._peek()
+        if token is None or not token.says(word):
+            return False
+        self._at += 1
+        return True
+
+    def _expect(self, word: str) -> None:
+        if not self._takes(word):
+            raise FilterError(f"{word!r} is missing here.", self._place())
+
+
+def text_paths(schema: Schema, above: tuple[str, ...] = ()) -> list[str]:
+    """The columns of text, those of nested documents too."""
+    found: list[str] = []
+    for field in schema.fields:
+        path = (*above, field.name)
+        if field.kind is FieldKind.TEXT:
+            found.append(join_path(path))
+        elif field.kind is FieldKind.DOCUMENT and not field.recursive and len(path) < 4:
+            found += text_paths(field.document_type.document_schema(), path)
+    return found
+
+
+def _looks_for(text: str) -> str:
+    """The text itself, in capitals or not; what stands between slashes is a regular expression."""
+    if len(text) > 2 and text.startswith("/") and text.endswith("/"):
+        return text[1:-1]
+    return f"(?i){re.escape(text)}"
+
+
+def _unquoted(token: _Token) -> str:
+    return re.sub(r"\\(.)", r"\1", token.text[1:-1]) if token.kind == "text" else token.text
+
+
+def _as_value(token: _Token, path: str, field: Field) -> Any:
+    """The value that a column of this kind holds."""
+    text = _unquoted(token)
+    if token.says("null", "missing"):
+        return None
+    try:
+        if field.kind is FieldKind.SCALAR:
+            return _number(text, field.type)
+        if field.kind is FieldKind.DATE:
+            return date.fromisoformat(text)
+        if field.kind is FieldKind.DATETIME:
+            return datetime.fromisoformat(text)
+        if field.kind is FieldKind.ENUM:
+            return _member(text, field.type)
+        return field.type(text) if field.kind in (FieldKind.UUID, FieldKind.DECIMAL, FieldKind.PATH) else text
+    except (ValueError, ArithmeticError) as error:
+        raise FilterError(f"{path} is {field}, and {text!r} is not: {error}.", token.start) from None
+
+
+def _number(text: str, kind: type[Any]) -> Any:
+    if kind is bool:
+        if text.lower() not in ("true", "false", "yes", "no", "1", "0"):
+            raise ValueError("write true or false")
+        return text.lower() in ("true", "yes", "1")
+    plain = text.replace("_", "")
+    number = float(plain)
+    return int(plain) if re.fullmatch(r"[+-]?\d+", plain) else number
+
+
+def _member(text: str, kind: type[Enum]) -> Enum:
+    for member in kind:
+        if text in (member.name, str(member.value)):
+            return member
+    raise ValueError(did_you_mean(text, [member.name for member in kind]))

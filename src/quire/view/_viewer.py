@@ -1,0 +1,197 @@
+"""The viewer: a dataset, and a server on this machine's own address that shows it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+import threading
+import webbrowser
+from html import escape
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from quire._optional import require
+from quire.array import DocumentArray, DocumentBatch
+from quire.document import BaseDocument
+from quire.errors import DocumentTypeError, StorageError
+from quire.storage import StoredDataset, open_dataset, write_dataset
+from quire.storage._pages import Pages
+
+require("uvicorn", extra="view", needed_for="the viewer")
+import uvicorn  # noqa: E402 - whether it is there was looked at above
+
+from quire.view._api import Viewed, make_app  # noqa: E402
+from quire.view._contents import Contents  # noqa: E402
+from quire.view._guard import Guard  # noqa: E402
+
+_LOOPBACK = "127.0.0.1"
+_FILES = (".parquet", ".arrow")
+
+
+class Viewer:
+    """A page on this machine that shows documents; it runs beside the program until it is closed.
+
+    `url` is where: every time it is asked for, an address that works once. As a context manager, it closes at the end.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        port: int = 0,
+        files: bool = False,
+        document: type[Any] | None = None,
+        title: str | None = None,
+    ) -> None:
+        """Serve documents: an array, a batch, a dataset, the path of one or of a file, or anything that gives them.
+
+        Documents in hand are written to a folder of their own, which goes with the viewer; where they do not tell their
+        class, `document` does. `port` is any that is free unless it is given. With `files`, files inside the dataset's
+        folder are shown where texts are their paths; nothing else that the data names is ever fetched.
+        """
+        self._folder = tempfile.mkdtemp(prefix="quire-view-") if _is_in_hand(source) else None
+        try:
+            dataset = _opened(source, document, self._folder)
+            self._socket = _bound(port)
+        except BaseException:
+            self._clear()
+            raise
+        self.dataset, self.port = dataset, int(self._socket.getsockname()[1])
+        local = dataset.folder.local_path(".") if files else None
+        pages = Pages(dataset)
+        viewed = Viewed(title or _title(source, dataset), pages, Contents(pages, local))
+        self._guard = Guard(make_app(viewed), self.port)
+        self._server = uvicorn.Server(_config(self._guard))
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """An address that works once, in one browser."""
+        return f"http://{_LOOPBACK}:{self.port}/?token={self._guard.new_token()}"
+
+    def start(self) -> Self:
+        """Serve in a thread of its own."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="quire view", daemon=True)
+            self._thread.start()
+        return self
+
+    def _run(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+            self._clear()
+
+    def wait(self) -> None:
+        """Wait until the viewer is closed; the process can be interrupted meanwhile."""
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(0.5)
+
+    def open(self) -> None:
+        """Show the page in the browser of this machine."""
+        webbrowser.open(self.url)
+
+    def close(self) -> None:
+        """Stop serving, and remove what was written for it."""
+        self._server.should_exit = True
+        if self._thread is not None:
+            self._thread.join(10)
+        else:
+            self._socket.close()
+        self._clear()
+
+    def _clear(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Viewer of {len(self.dataset):,} documents at http://{_LOOPBACK}:{self.port}>"
+
+    def _repr_html_(self) -> str:
+        return f'<a href="{escape(self.url)}" target="_blank" rel="noopener">{escape(repr(self)[1:-1])}</a>'
+
+
+def _config(app: Any) -> Any:
+    return uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        loop="asyncio",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+
+
+def _bound(port: int) -> socket.socket:
+    """A socket on this machine's own address, so that nobody else can reach it."""
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((_LOOPBACK, port))
+        made.listen(128)
+    except OSError as error:
+        made.close()
+        raise StorageError(
+            f"port {port} cannot be used: {error.strerror}. Leave it out for one that is free."
+        ) from error
+    return made
+
+
+def _is_in_hand(source: Any) -> bool:
+    """Whether documents are in memory, or in a file that is read as a whole: then they are written down first."""
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        return path.is_file() and not path.name.endswith(_FILES)
+    return not isinstance(source, StoredDataset)
+
+
+def _opened(source: Any, document: type[Any] | None, folder: str | None) -> StoredDataset[Any]:
+    if isinstance(source, StoredDataset):
+        return source
+    if folder is None:
+        return open_dataset(source, document)
+    docs = source
+    if isinstance(source, (str, os.PathLike)):
+        array: Any = DocumentArray if document is None else DocumentArray[document]  # type: ignore[valid-type]
+        docs = array.load(source)
+    document_type = _type_of(docs) if document is None else document
+    write_dataset(docs, folder, document_type, format="arrow", mode="overwrite")
+    return open_dataset(folder, document_type)
+
+
+def _type_of(docs: Any) -> type[Any]:
+    """The class of documents in hand."""
+    if isinstance(docs, BaseDocument):
+        return type(docs)
+    if not isinstance(docs, (DocumentArray, DocumentBatch)):
+        raise DocumentTypeError(f"a viewer shows documents, a dataset or the path of one, got {type(docs).__name__}.")
+    found = {docs.document_type} if docs.document_type is not BaseDocument else set(map(type, docs))
+    if len(found) != 1:
+        names = ", ".join(sorted(each.__name__ for each in found)) or "none"
+        raise DocumentTypeError(f"a viewer shows documents of one class, got {names}: use DocumentArray[T].")
+    return found.pop()
+
+
+def _title(source: Any, dataset: StoredDataset[Any]) -> str:
+    if isinstance(source, (str, os.PathLike)):
+        return os.fspath(source).rstrip("/").rpartition("/")[2]
+    if isinstance(source, StoredDataset):
+        return dataset.folder.url.rstrip("/").rpartition("/")[2]
+    return type(source).__name__

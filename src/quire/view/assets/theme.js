@@ -1,0 +1,7 @@
+// Before anything is painted: the theme that was chosen, or that of the system.
+(() => {
+  let chosen = null;
+  try { chosen = localStorage.getItem("quire-theme"); } catch { /* storage may be off */ }
+  const dark = chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  document.documentElement.dataset.theme = dark ? "dark" : "light";
+})();

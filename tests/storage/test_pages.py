@@ -1,0 +1,138 @@
+"""Rows for somebody who looks at a few of them: the same as those of a dataset, without the cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire import BaseDocument, DocumentArray
+from quire.storage import open_dataset, write_dataset
+from quire.storage._briefs import Count, Head, TensorHead
+from quire.storage._pages import Pages
+from quire.typing import NdArray
+
+pytestmark = pytest.mark.needs("pyarrow")
+
+
+class Author(BaseDocument):
+    name: str | None = None
+
+
+class Page(BaseDocument):
+    number: int
+    score: float | None = None
+    text: str
+    blob: bytes | None = None
+    vector: NdArray[4, np.float32]
+    image: NdArray[8, 8, 3, np.uint8]
+    samples: NdArray | None = None
+    author: Author | None = None
+    authors: DocumentArray[Author]
+    tags: list[str]
+
+
+def pages_of(count: int) -> list[Page]:
+    return [
+        Page(
+            id=f"{i}",
+            number=i,
+            score=None if i % 5 == 0 else i / 2,
+            text=f"ä{i} " * (i % 7),
+            blob=None if i % 3 == 0 else bytes([i % 256]) * (i % 900),
+            vector=np.full(4, i, np.float32),
+            image=np.full((8, 8, 3), i % 256, np.uint8),
+            samples=None if i % 4 == 0 else np.arange(i % 10, dtype=np.int16),
+            author=None if i % 6 == 0 else Author(id="a", name=None if i % 6 == 1 else f"author {i}"),
+            authors=DocumentArray[Author]([Author(id=f"{j}") for j in range(i % 3)]),
+            tags=[f"t{j}" for j in range(i % 80)],
+        )
+        for i in range(count)
+    ]
+
+
+@pytest.fixture(scope="module", params=["arrow", "parquet"])
+def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp(f"pages-{request.param}")
+    documents = pages_of(400)
+    write_dataset(documents, folder, Page, format=request.param, group_bytes=1 << 14, shard_bytes=1 << 17)
+    return documents, folder
+
+
+@pytest.fixture
+def pages(stored: Any, tmp_path: Path) -> Pages:
+    return Pages(open_dataset(stored[1], Page, cache=tmp_path / "cache"))
+
+
+ROWS = np.array([0, 399, 17, 17, 200, 5])
+
+
+def test_rows_are_those_of_the_dataset(stored: Any, pages: Pages) -> None:
+    assert list(pages.take(ROWS)) == [stored[0][row] for row in ROWS]
+
+
+def test_a_few_rows_leave_nothing_in_the_cache(pages: Pages, tmp_path: Path) -> None:
+    pages.take(ROWS)
+    assert not [file for file in (tmp_path / "cache").rglob("*") if file.suffix == ".arrow"]
+
+
+def test_rows_from_everywhere_are_found_too(pages: Pages) -> None:
+    rows = np.random.default_rng(0).permutation(400)
+    assert [page.number for page in pages.take(rows)] == rows.tolist()
+
+
+def test_a_narrow_page_has_the_columns_that_it_was_asked_for(pages: Pages) -> None:
+    found = pages.narrow("score", "author.name").columns(ROWS)
+    assert list(found.columns) == ["score", "author"]
+    assert pages.narrow("score", "author.name") is pages.narrow("score", "author.name")
+
+
+def test_rows_of_a_filtered_dataset_are_those_that_are_left(stored: Any, tmp_path: Path) -> None:
+    dataset = open_dataset(stored[1], Page, where={"number": {"$gte": 390}}, cache=tmp_path)
+    filtered = Pages(dataset)
+    assert [page.number for page in filtered.take(np.array([0, 9]))] == [390, 399]
+    assert filtered.matching({"number": {"$gt": 397}}).tolist() == [8, 9]
+    assert [start for start, _ in filtered.blocks(6)] == [0, 6]
+
+
+def test_blocks_are_all_rows_in_order(pages: Pages) -> None:
+    found = [(start, columns) for start, columns in pages.narrow("number").blocks(64)]
+    numbers = [number for _, columns in found for number in columns.columns["number"].values()]
+    assert numbers == list(range(400))
+    assert all(columns.columns["number"].values()[0] == start for start, columns in found)
+
+
+@pytest.mark.parametrize("count", [10, 60, 400, 1000])
+def test_a_sample_is_rows_in_order_without_repetition(pages: Pages, count: int) -> None:
+    sample = pages.sample(count)
+    assert len(sample) <= min(count, 400)
+    assert (np.diff(sample) > 0).all()
+    assert sample.min() >= 0
+    assert sample.max() < 400
+
+
+def test_a_brief_row_tells_sizes_and_beginnings(stored: Any, pages: Pages) -> None:
+    for head in (4, 512):
+        found = pages.brief(ROWS, head)
+        for place, row in enumerate(ROWS.tolist()):
+            check_brief({path: values[place] for path, values in found.items()}, stored[0][row], head)
+
+
+def check_brief(brief: dict[tuple[str, ...], Any], page: Page, head: int) -> None:
+    text = page.text.encode()
+    assert brief["text",] == Head(text[:head], len(text))
+    assert brief["blob",] == (None if page.blob is None else Head(page.blob[:head], len(page.blob)))
+    assert (brief["number",], brief["score",]) == (page.number, page.score)
+    assert brief["image",] == TensorHead((8, 8, 3), "uint8")
+    assert brief["vector",].values.tolist() == page.vector.tolist()
+    assert brief["authors",] == Count(len(page.authors))
+    assert brief["tags",] == (Count(len(page.tags)) if len(page.tags) > 64 else page.tags)
+    name = None if page.author is None or page.author.name is None else page.author.name.encode()
+    assert brief["author", "name"] == (None if name is None else Head(name[:head], len(name)))
+    if page.samples is None:
+        assert brief["samples",] is None
+    else:
+        assert brief["samples",].shape == page.samples.shape
+        assert brief["samples",].dtype == "int16"
