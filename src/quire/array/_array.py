@@ -20,7 +20,7 @@ from quire.array._index import resolve_index
 from quire.array._insert import admit, check_unique
 from quire.array._stored import StoredArray
 from quire.columns import ShapePolicy
-from quire.display import facts_table, print_facts
+from quire.display import GALLERY, facts_table, print_facts
 from quire.document import BaseDocument
 from quire.files import Patterns, Source, find_files, thin_out
 from quire.schema import Schema
@@ -313,17 +313,17 @@ class DocumentArray(StoredArray[DocT], MutableSequence[DocT], metaclass=Parametr
     # --- display, pickling, pydantic
 
     def summary(self) -> None:
-        """Print the type, the length and the fields."""
-        print_facts(type(self).__name__, {"length": len(self)}, self._schema)
+        """Print the type, the length, the fields, and what the first document has in them."""
+        print_facts(type(self).__name__, {"length": len(self)}, self._schema, _rows.first(self))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self)}>"
 
     def __rich__(self) -> Any:
-        return facts_table(type(self).__name__, {"length": len(self)}, self._schema)
+        return facts_table(type(self).__name__, {"length": len(self)}, self._schema, _rows.first(self))
 
     def _repr_html_(self) -> str:
-        return _rows.html(type(self).__name__, self._schema, self._documents[:10], len(self))
+        return _rows.html(type(self).__name__, self._schema, self._documents[:GALLERY], len(self))
 
     def __getstate__(self) -> tuple[list[DocT], bool, dict[str, Any]]:
         return self._documents, self._unique_ids, getattr(self, "__dict__", {})

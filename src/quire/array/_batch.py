@@ -22,7 +22,7 @@ from quire.codec import Reading
 from quire.codec._frames import column_parts, to_frame
 from quire.codec._json import TensorForm, rows_from_dict, rows_from_json
 from quire.columns import Column, Columns, ShapePolicy, StackOptions, stack
-from quire.display import facts_table, print_facts
+from quire.display import GALLERY, facts_table, print_facts
 from quire.document import BaseDocument
 from quire.files import Source, Target
 from quire.schema import Schema
@@ -371,17 +371,17 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         return isinstance(other, DocumentBatch) and _view.equal(self, other, ids=True)
 
     def summary(self) -> None:
-        """Print the type, the length and the fields."""
-        print_facts(type(self).__name__, {"rows": len(self)}, self.schema)
+        """Print the type, the length, the fields, and what the first row has in them."""
+        print_facts(type(self).__name__, {"rows": len(self)}, self.schema, _rows.first(self))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self)}>"
 
     def __rich__(self) -> Any:
-        return facts_table(type(self).__name__, {"rows": len(self)}, self.schema)
+        return facts_table(type(self).__name__, {"rows": len(self)}, self.schema, _rows.first(self))
 
     def _repr_html_(self) -> str:
-        return _rows.html(type(self).__name__, self.schema, list(self[:10]), len(self))
+        return _rows.html(type(self).__name__, self.schema, list(self[:GALLERY]), len(self))
 
     def __copy__(self) -> Self:
         return self._wrap(self._columns.slice(slice(None)))

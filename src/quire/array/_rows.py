@@ -215,6 +215,11 @@ def _vector(query: Any, field: str) -> Any:
     return found
 
 
+def first(rows: Any) -> Any:
+    """The first document; None where there is none."""
+    return rows[0] if len(rows) else None
+
+
 def html(title: str, schema: Schema, documents: list[Any], total: int) -> str:
     """The first of so many documents as a table."""
     names = [field.name for field in schema.fields]

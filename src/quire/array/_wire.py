@@ -144,7 +144,7 @@ def load_array(
         if not codec.starts_stream(source, compress):
             return array_from_bytes(array_type, source.read(), protocol, compress, reading)
         if rows is None:
-            return _gathered(array_type, codec.segments_of(source, options), protocol, options)
+            return _gathered(array_type, _shown(codec.segments_of(source, options)), protocol, options)
         name, blocks = codec.selected_blocks(source, rows, options)
         documents: list[Any] = []
         purse = codec.Purse()
@@ -269,7 +269,12 @@ def load_batch(
     with open_source(file) as source:
         if not codec.starts_stream(source, compress):
             return batch_from_bytes(batch_type, source.read(), protocol, compress, reading)
-        return _joined(batch_type, codec.segments_of(source, options), protocol, options)
+        return _joined(batch_type, _shown(codec.segments_of(source, options)), protocol, options)
+
+
+def _shown(segments: Iterator[Segment]) -> Iterator[Segment]:
+    """With a bar, where it takes long and someone looks."""
+    return tracked(segments, "loading", size=lambda segment: segment.count)
 
 
 def load_all_batches(batch_type: type[Any], source: IO[bytes], reading: Reading, *, show_progress: bool | None) -> Any:

@@ -14,16 +14,27 @@ from collections.abc import Callable, Sequence
 from pydantic import ValidationError
 
 from quire.cli._bench import add_bench_read
+from quire.cli._convert import add_convert
+from quire.cli._head import add_head
 from quire.cli._help import Parser, Subparsers
+from quire.cli._inspect import add_inspect, add_stats
 from quire.cli._proto import add_proto
 from quire.cli._serve import add_serve
+from quire.cli._verify import add_verify
+from quire.cli._view import add_view
 
 FAILED, INTERRUPTED, BROKEN_PIPE = 1, 130, 141
 """Exit codes; 2 is a wrong call, and 3 is what `verify` gives for faults."""
 
 _COMMANDS: tuple[Callable[[Subparsers], None], ...] = (
+    add_inspect,
+    add_head,
+    add_stats,
+    add_convert,
+    add_verify,
     add_proto,
     add_serve,
+    add_view,
     add_bench_read,
 )
 _EXAMPLES = """\

@@ -3,10 +3,43 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from collections.abc import Sequence
 from typing import Any
+
+from quire.display import print_rich, rows_table
+
+_PIPE_WIDTH = 1000
 
 
 def write_json(value: Any) -> None:
     """One line of JSON on the standard output."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def print_table(names: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
+    """A table as wide as the terminal; in a pipe, wider than most."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
+    print_rich(rows_table(title, names, rows, width))
+
+
+def shown_bytes(size: int) -> str:
+    """Bytes as people say them."""
+    if size < 1000:
+        return f"{size} bytes"
+    number = float(size)
+    for unit in ("kB", "MB", "GB"):
+        number /= 1000
+        if number < 1000:
+            return f"{number:.1f} {unit}"
+    return f"{number / 1000:,.1f} TB"
+
+
+def shown_number(value: Any) -> str:
+    """A number in a few digits."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e6 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

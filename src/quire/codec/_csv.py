@@ -112,14 +112,30 @@ def to_csv(schema: Schema, documents: Sequence[Any], target: TextTarget | None, 
         to_csv(schema, documents, text, options)
         return text.getvalue()
     check_nothing_more(schema, documents)
-    columns = [_Cells.of(leaf) for leaf in leaves(schema)]
     with text_writer(target, options.encoding) as file:
-        writer = csv.writer(file, **options.layout)
-        writer.writerow([column.leaf.name for column in columns])
-        for row, document in enumerate(documents):
-            values = parse_json(to_json(document, None, "lists", f", row {row}"))
-            _write(writer, [column.write(_at(column.leaf.path, values)) for column in columns], schema, row)
+        _write_rows(schema, documents, file, options)
     return None
+
+
+def write_csv(schema: Schema, documents: Iterable[Any], target: TextTarget, options: CsvOptions) -> None:
+    """Write a table of documents as they come."""
+    with text_writer(target, options.encoding) as file:
+        _write_rows(schema, _checked(schema, documents), file, options)
+
+
+def _checked(schema: Schema, documents: Iterable[Any]) -> Iterator[Any]:
+    for document in documents:
+        check_nothing_more(schema, [document])
+        yield document
+
+
+def _write_rows(schema: Schema, documents: Iterable[Any], file: Any, options: CsvOptions) -> None:
+    columns = [_Cells.of(leaf) for leaf in leaves(schema)]
+    writer = csv.writer(file, **options.layout)
+    writer.writerow([column.leaf.name for column in columns])
+    for row, document in enumerate(documents):
+        values = parse_json(to_json(document, None, "lists", f", row {row}"))
+        _write(writer, [column.write(_at(column.leaf.path, values)) for column in columns], schema, row)
 
 
 def _write(writer: Any, cells: list[str], schema: Schema, row: int) -> None:

@@ -1,15 +1,18 @@
-"""Trees and tables with rich, which is imported when something is shown."""
+"""Trees with rich, which is imported when something is shown."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
-from quire.display._text import nested_rows, schema_rows, short_value
+from quire.display._text import MOST_FIELDS, MOST_LEVELS, nested_rows, one_line, schema_rows, short_value
 from quire.schema import Schema
 
 if TYPE_CHECKING:
-    from rich.table import Table
     from rich.tree import Tree
+
+_PIPE_WIDTH = 1000
+"""Columns of what is not a terminal."""
 
 
 def document_tree(document: Any) -> Tree:
@@ -18,69 +21,61 @@ def document_tree(document: Any) -> Tree:
     from rich.tree import Tree
 
     tree = Tree(Text(type(document).__name__, style="bold cyan"))
-    _add_rows(tree, nested_rows(document) or [])
+    _add_rows(tree, nested_rows(document) or [], MOST_LEVELS)
     return tree
 
 
-def schema_tree(schema: Schema) -> Tree:
-    """A schema as a tree of its fields and types."""
+def schema_tree(schema: Schema, levels: int = MOST_LEVELS) -> Tree:
+    """A schema as a tree of its fields and types; ↻ marks documents that lead back to those that hold them."""
     from rich.text import Text
     from rich.tree import Tree
 
     tree = Tree(Text(schema.name, style="bold cyan"))
-    _add_schema(tree, schema)
+    _add_schema(tree, schema, levels)
     return tree
-
-
-def facts_table(title: str, facts: dict[str, Any], schema: Schema) -> Table:
-    """A short table about an array or a batch: facts first, then a row a field."""
-    from rich.table import Table
-    from rich.text import Text
-
-    heading = f"{title}  ({', '.join(f'{name} {fact}' for name, fact in facts.items())})"
-    table = Table("field", "type", title=Text(heading))
-    for name, kind, _ in schema_rows(schema):
-        table.add_row(Text(name), Text(kind))  # as text: brackets are no markup here
-    return table
 
 
 def print_document(document: Any) -> None:
     """Show a document."""
-    _print(document_tree(document))
+    print_rich(document_tree(document))
 
 
 def print_schema(schema: Schema) -> None:
     """Show a schema."""
-    _print(schema_tree(schema))
+    print_rich(schema_tree(schema))
 
 
-def print_facts(title: str, facts: dict[str, Any], schema: Schema) -> None:
-    """Show what an array or a batch is."""
-    _print(facts_table(title, facts, schema))
-
-
-def _print(thing: Any) -> None:
+def print_rich(thing: Any) -> None:
+    """Show something of rich's; in a pipe it may be wider than a terminal."""
     from rich.console import Console
 
-    Console().print(thing)
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(thing)
 
 
-def _add_rows(tree: Tree, rows: list[tuple[str, Any]]) -> None:
+def _add_rows(tree: Tree, rows: list[tuple[str, Any]], levels: int) -> None:
     from rich.text import Text
 
-    for name, value in rows:
+    for name, value in rows[:MOST_FIELDS]:
         inner = nested_rows(value)
+        label = (one_line(name), "dim" if name.startswith("…") else "green")
         if inner is None:
-            end = "" if name.startswith("…") else f" = {short_value(value)!r}"
-            tree.add(Text.assemble((name, "green"), end))
+            tree.add(Text.assemble(label, "" if name.startswith("…") else f" = {short_value(value)!r}"))
+        elif not levels:
+            tree.add(Text.assemble(label, f": {type(value).__name__}", (" …", "dim")))
         else:
-            _add_rows(tree.add(Text.assemble((name, "green"), f": {type(value).__name__}")), inner)
+            _add_rows(tree.add(Text.assemble(label, f": {type(value).__name__}")), inner, levels - 1)
+    if len(rows) > MOST_FIELDS:
+        tree.add(Text(f"… {len(rows) - MOST_FIELDS:,} more fields", style="dim"))
 
 
-def _add_schema(tree: Tree, schema: Schema) -> None:
+def _add_schema(tree: Tree, schema: Schema, levels: int) -> None:
     from rich.text import Text
 
-    for name, kind, nested in schema_rows(schema):
-        branch = tree.add(Text.assemble((name, "green"), f": {kind}"))
-        if nested is not None:
-            _add_schema(branch, nested)
+    rows = schema_rows(schema)
+    for name, kind, nested in rows[:MOST_FIELDS]:
+        end = " …" if nested is not None and not levels else ""
+        branch = tree.add(Text.assemble((one_line(name), "green"), f": {kind}", (end, "dim")))
+        if nested is not None and levels:
+            _add_schema(branch, nested, levels - 1)
+    if len(rows) > MOST_FIELDS:
+        tree.add(Text(f"… {len(rows) - MOST_FIELDS:,} more fields", style="dim"))

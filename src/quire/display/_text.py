@@ -9,6 +9,10 @@ from quire.schema import Schema
 from quire.tensors import framework_of
 
 _LONGEST = 60
+MOST_FIELDS = 60
+"""Of more fields on one level, the first are shown."""
+MOST_LEVELS = 6
+"""Documents inside documents are shown so deep."""
 
 
 class Short:
@@ -43,6 +47,18 @@ def short_value(value: Any) -> Any:
     return value
 
 
+def one_line(value: Any, longest: int = _LONGEST) -> str:
+    """A value for a cell of a table: texts without their quotes, nothing that moves the cursor, not too long."""
+    if isinstance(value, str):
+        text = value[: longest + 1]
+    elif is_document_type(type(value)):
+        text = f"<{type(value).__name__}>"
+    else:
+        text = repr(short_value(value))
+    text = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
 def nested_rows(value: Any) -> list[tuple[str, Any]] | None:
     """The fields of a document or the first documents of an array, for a tree; None for a leaf."""
     if is_document_type(type(value)):
@@ -51,17 +67,17 @@ def nested_rows(value: Any) -> list[tuple[str, Any]] | None:
         return [*shown, *(value.__pydantic_extra__ or {}).items()]
     if is_array_type(type(value)):
         documents = value._documents
-        more = [(f"… {len(documents) - 3} more", None)] if len(documents) > 3 else []
+        more = [(f"… {len(documents) - 3:,} more", None)] if len(documents) > 3 else []
         return [*((str(i), document) for i, document in enumerate(documents[:3])), *more]
     return None
 
 
 def schema_rows(schema: Schema) -> list[tuple[str, str, Schema | None]]:
-    """Name, type and nested schema of each field."""
+    """Name, type and nested schema of each field; those that lead back to where they are have a sign."""
     rows = []
     for field in schema.fields:
-        nested = None
-        if field.kind in ("document", "documents") and not field.recursive:
-            nested = field.document_type.document_schema()
-        rows.append((field.name, str(field), nested))
+        nested, sign = None, ""
+        if field.kind in ("document", "documents"):
+            nested, sign = (None, " ↻") if field.recursive else (field.document_type.document_schema(), "")
+        rows.append((field.name, f"{one_line(str(field), 100)}{sign}", nested))
     return rows

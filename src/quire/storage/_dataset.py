@@ -15,8 +15,9 @@ import numpy as np
 from quire._parametrize import ParametrizedMeta
 from quire.array import DocumentBatch
 from quire.array._index import resolve_index
-from quire.array._rows import bind
+from quire.array._rows import bind, html
 from quire.columns import Columns
+from quire.display import GALLERY, facts_table, print_facts, tracked
 from quire.document import BaseDocument
 from quire.errors import DecodeError, SchemaError, ShardError
 from quire.files import Folder, RemoteOptions, open_folder
@@ -234,7 +235,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
 
     def read(self) -> DocumentBatch[DocT]:
         """All rows in one batch."""
-        parts = list(self._read_parts()) if self.rows is None else []
+        parts = list(tracked(self._read_parts(), "reading", len(self), size=len)) if self.rows is None else []
         if not parts:
             return self.take(np.arange(len(self)))
         batch: Any = DocumentBatch[self.schema.document_type]  # type: ignore[name-defined]
@@ -246,17 +247,35 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
                 for batch in self.reader.read(shard):
                     yield self.reader.columns(batch)
 
-    def verify(self) -> None:
+    def verify(self, *, show_progress: bool | None = None) -> None:
         """Read every shard, and compare its size, checksum and rows with what was written. The error names all bad."""
-        bad: list[ShardError] = []
-        for shard in self.shards:
+        bad = self.faults(show_progress=show_progress)
+        if bad:
+            told_all = "".join(f"\n  {error}" for _, error in bad)
+            raise ShardError(f"{len(bad)} of {len(self.shards)} shards cannot be read:{told_all}") from bad[0][1]
+
+    def faults(self, *, show_progress: bool | None = None) -> list[tuple[Shard, ShardError]]:
+        """The shards that are not what was written, each with what is wrong."""
+        bad = []
+        sizes = tracked(self.shards, "verifying", self.nbytes, show=show_progress, size=lambda shard: shard.bytes)
+        for shard in sizes:
             try:
                 self.reader.check(shard)
             except ShardError as error:
-                bad.append(error)
-        if bad:
-            told_all = "".join(f"\n  {error}" for error in bad)
-            raise ShardError(f"{len(bad)} of {len(self.shards)} shards cannot be read:{told_all}") from bad[0]
+                bad.append((shard, error))
+        return bad
+
+    # --- display
+
+    def summary(self) -> None:
+        """Print the type, the rows and shards, the fields, and what the first row has in them."""
+        print_facts(type(self).__name__, facts_of(self), self.schema, next(iter(first_rows(self, 1)), None))
+
+    def __rich__(self) -> Any:
+        return facts_table(type(self).__name__, facts_of(self), self.schema, next(iter(first_rows(self, 1)), None))
+
+    def _repr_html_(self) -> str:
+        return html(type(self).__name__, self.schema, list(first_rows(self, GALLERY)), len(self))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self)} in {len(self.shards)} shards>"
@@ -272,6 +291,21 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         self.schema = self.layout.schema
         self.reader = ShardReader(self.folder, self.layout, cache)
         self._start()
+
+
+def facts_of(dataset: StoredDataset[Any]) -> dict[str, Any]:
+    """What is known of a dataset without a look at its rows."""
+    return {"rows": len(dataset), "shards": len(dataset.shards), "bytes": dataset.nbytes}
+
+
+def first_rows(dataset: StoredDataset[Any], count: int) -> Iterable[Any]:
+    """Some documents to show; none of a store that is elsewhere, since showing fetches nothing."""
+    if not len(dataset) or dataset.folder.local_path(dataset.shards[0].name) is None:
+        return ()
+    if dataset.rows is not None or dataset.is_mapped:
+        return dataset[: min(count, len(dataset))]
+    part = next(dataset._read_parts())
+    return part.slice(slice(0, count)).documents()
 
 
 _alive: weakref.WeakSet[StoredDataset[Any]] = weakref.WeakSet()

@@ -16,13 +16,18 @@ from quire.storage._write import WriteOptions, columns_in, rows_within, write_da
 
 def save_parquet(data: Any, document_type: type[Any], path: str | os.PathLike[str], **more: Any) -> None:
     """Write the documents of an array or a batch: to one plain file if the path ends with .parquet, else a dataset."""
-    parent, slash, name = os.fspath(path).rpartition("/")
-    if not name.endswith(".parquet"):
+    if not os.fspath(path).endswith(".parquet"):
         write_dataset(data, path, document_type, **more)
         return
     options = WriteOptions(**more)
     if options.mode != "create" or options.format != "parquet":
         raise OptionError("one file of Parquet is always written anew: mode and format are for datasets in folders.")
+    save_shard(data, document_type, path, options)
+
+
+def save_shard(data: Any, document_type: type[Any], path: str | os.PathLike[str], options: WriteOptions) -> None:
+    """Write documents, batches, or what a generator gives of them, to one plain file of Parquet or Arrow."""
+    parent, slash, name = os.fspath(path).rpartition("/")
     layout = Layout(document_type.document_schema(), options.tensor_storage)
     packing = parquet_packing(layout, options.compression or {})
     file = ShardFile(open_folder(parent + slash or ".", options.remote), name, layout, packing)

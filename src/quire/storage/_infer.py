@@ -7,7 +7,7 @@ import re
 from collections.abc import Container, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +43,12 @@ _SIMPLE: tuple[tuple[Any, Any], ...] = (
 )
 
 
+class Row(BaseDocument):
+    """A row of another writer, which has no id unless it says so."""
+
+    id: ClassVar[None] = None  # type: ignore[assignment,misc]
+
+
 def class_of(folder: Folder, shards: Sequence[Shard]) -> type[Any]:
     """The class of the first shard: loaded, or made."""
     if not shards:
@@ -68,7 +74,8 @@ def class_from_arrow(schema: Any, name: str) -> type[Any]:
         default = FieldInfo(default=None, **details) if field.nullable else FieldInfo(**details)
         fields[own] = (annotation | None if field.nullable else annotation, default)
     config = ConfigDict(populate_by_name=True, protected_namespaces=())
-    made: type[Any] = create_model(name, __base__=BaseDocument, **fields)
+    base = BaseDocument if "id" in fields else Row
+    made: type[Any] = create_model(name, __base__=base, **fields)
     made.model_config = {**made.model_config, **config}
     made.model_rebuild(force=True)
     return findable(made)

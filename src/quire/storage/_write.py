@@ -292,8 +292,19 @@ def write_dataset(
     with DatasetWriter(url, document_type, options, **more) as writer:
         if writer.options.mode == "resume":
             items = _rest(items, writer.rows_before)
-        total = len(data) if isinstance(data, Sized) and not isinstance(data, DocumentBatch) else None
-        writer.write(tracked(items, "writing", total, show=show_progress))
+        writer.write(tracked(items, "writing", _total(data), show=show_progress, size=rows_of))
+
+
+def rows_of(item: Any) -> int:
+    """The rows of a batch; a document is one."""
+    return len(item) if isinstance(item, DocumentBatch) else 1
+
+
+def _total(data: Any) -> int | None:
+    """How many rows there will be, where that is known."""
+    if isinstance(data, (list, tuple)):
+        return sum(map(rows_of, data))
+    return len(data) if isinstance(data, Sized) else None
 
 
 def _typed(data: Any, schema: type[Any] | None) -> tuple[Iterable[Any], type[Any]]:

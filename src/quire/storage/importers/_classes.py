@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import create_model
@@ -13,19 +13,13 @@ from pydantic import create_model
 from quire.document import BaseDocument
 from quire.errors import DecodeError
 from quire.schema import Field
-from quire.storage._infer import findable
+from quire.storage._infer import Row, findable
 from quire.tensors import DType, Shape
-
-
-class _Row(BaseDocument):
-    """A row of another format, which has no id unless it says so."""
-
-    id: ClassVar[None] = None  # type: ignore[assignment,misc]
 
 
 def document_class(name: str, fields: Mapping[str, Any]) -> type[Any]:
     """A class with these fields; None is a default where the annotation allows it."""
-    base = BaseDocument if "id" in fields else _Row
+    base = BaseDocument if "id" in fields else Row
     given = {field: (annotation, None if _takes_none(annotation) else ...) for field, annotation in fields.items()}
     made: type[Any] = create_model(class_name(name), __base__=base, **given)  # type: ignore[call-overload]
     return findable(made)

@@ -11,7 +11,7 @@ from quire.display import tracked
 from quire.errors import OptionError, did_you_mean
 from quire.files import open_folder, shown
 from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset
-from quire.storage._write import DatasetWriter, WriteOptions
+from quire.storage._write import DatasetWriter, WriteOptions, rows_of
 from quire.storage.importers import _huggingface, _mds, _petastorm, _webdataset
 from quire.storage.importers._reading import ImportOptions, Reading
 
@@ -57,9 +57,13 @@ def import_dataset(
     reading = _importer(format, source, reading_options)(source, schema, reading_options)
     with DatasetWriter(target, reading.document_type, options) as writer:
         done = writer.rows_before if options.mode == "resume" else 0
-        rows = tracked(reading.rows(done), "importing", show=show_progress)
+        rows = tracked(reading.rows(done), "importing", _left(reading.total, done), show=show_progress, size=rows_of)
         writer.write(rows)
     return open_dataset(target, reading.document_type, options=ReadOptions(remote=options.remote))
+
+
+def _left(total: int | None, done: int) -> int | None:
+    return None if total is None else max(0, total - done)
 
 
 def _importer(name: str | None, source: Any, options: ImportOptions) -> Importer:

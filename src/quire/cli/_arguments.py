@@ -1,0 +1,61 @@
+"""Arguments that several commands have."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from quire.cli._forms import SOURCES
+from quire.cli._named import document_type_named
+from quire.cli._sources import Source, SourceOptions, open_source
+
+
+def add_source(parser: Any, name: str = "path") -> None:
+    """What is read, and how."""
+    parser.add_argument(name, help="a file, a folder, or the address of a dataset")
+    parser.add_argument("--document", metavar="MODULE:CLASS", help="the documents' class; unless given, what is told")
+    parser.add_argument("--from", dest="form", choices=SOURCES, metavar="FORMAT", help=f"one of {', '.join(SOURCES)}")
+    parser.add_argument("--delimiter", help="what is between the cells of CSV; unless given, a comma, or a tab in .tsv")
+    parser.add_argument("--split", help="which part of a dataset of Hugging Face")
+    parser.add_argument("--images", choices=("bytes", "decode"), help="what encoded images of other formats become")
+    parser.add_argument("--allow-pickle", action="store_true", help="read what is pickled, of those whom you trust")
+
+
+def add_json(parser: Any) -> None:
+    """Whether a script is to read the output."""
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+
+def source_of(chosen: argparse.Namespace, columns: tuple[str, ...] | None = None) -> Source:
+    """What is to be read."""
+    options = SourceOptions(
+        None if chosen.document is None else document_type_named(chosen.document),
+        chosen.form,
+        columns,
+        chosen.delimiter,
+        chosen.split,
+        chosen.images,
+        chosen.allow_pickle,
+    )
+    return open_source(chosen.path, options)
+
+
+def listed(text: str | None) -> list[str] | None:
+    """Names with commas between them."""
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def positive(text: str) -> int:
+    """A number of rows, or the like."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def counted(text: str) -> int:
+    """A number that may be 0."""
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number

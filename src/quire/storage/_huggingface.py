@@ -1,0 +1,176 @@
+"""Documents as a dataset of Hugging Face: the folder that its `load_from_disk` opens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime, timezone
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from quire.codec._json import to_json
+from quire.errors import EncodeError
+from quire.schema import Field, FieldKind, Schema
+from quire.storage._form import NumberForm
+from quire.storage._nested import has_list_form
+from quire.tensors import framework_of
+
+_ROWS = 1000
+"""So many rows are in a record batch."""
+_MOMENTS = {FieldKind.DATE: pa.date32(), FieldKind.TIME: pa.time64("us"), FieldKind.TIMEDELTA: pa.duration("us")}
+_PLAIN = {FieldKind.TEXT: (pa.string(), str), FieldKind.BYTES: (pa.binary(), bytes), FieldKind.UUID: (pa.string(), str)}
+_ITEMS = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string(), bytes: pa.binary()}
+
+
+class _Form(NamedTuple):
+    """How a field lies in Arrow there: its type, what Hugging Face calls it, and values as Arrow takes them."""
+
+    type: pa.DataType
+    feature: Any
+    value: Callable[[Any], Any]
+
+
+def write_huggingface(document_type: type[Any], documents: Iterable[Any], folder: Path) -> int:
+    """Write documents as they come, and give their number.
+
+    Tensors are nested lists; what has no type there (enums, decimals, dicts, unions) is text or JSON.
+    """
+    schema = document_type.document_schema()
+    rows = iter(documents)
+    first = list(islice(rows, _ROWS))
+    forms = {field.name: _form(field, _column(first, field.name)) for field in schema.fields}
+    features = {name: form.feature for name, form in forms.items()}
+    arrow_schema = pa.schema(
+        [pa.field(name, form.type) for name, form in forms.items()],
+        {"huggingface": json.dumps({"info": {"features": features}})},
+    )
+    name, total = "data-00000-of-00001.arrow", 0
+    with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, arrow_schema) as writer:
+        for block in _blocks(first, rows):
+            writer.write_batch(_batch(block, forms, arrow_schema, total))
+            total += len(block)
+    _write_json(folder / "dataset_info.json", {"features": features, "citation": "", "description": "", "license": ""})
+    _write_json(folder / "state.json", {**_STATE, "_data_files": [{"filename": name}]})
+    return total
+
+
+_STATE: dict[str, Any] = {
+    "_fingerprint": "quire",
+    "_format_columns": None,
+    "_format_kwargs": {},
+    "_format_type": None,
+    "_output_all_columns": False,
+    "_split": None,
+}
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2), encoding="utf-8")
+
+
+def _blocks(first: list[Any], rest: Iterator[Any]) -> Iterator[list[Any]]:
+    block = first
+    while block:
+        yield block
+        block = list(islice(rest, _ROWS))
+
+
+def _column(documents: Sequence[Any], name: str) -> list[Any]:
+    return [value for document in documents if (value := document.__dict__.get(name)) is not None]
+
+
+def _batch(block: list[Any], forms: dict[str, _Form], schema: pa.Schema, first: int) -> pa.RecordBatch:
+    arrays = []
+    for name, form in forms.items():
+        values = [_value(form, document.__dict__.get(name)) for document in block]
+        try:
+            arrays.append(pa.array(values, form.type))
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            raise EncodeError(f"rows {first} to {first + len(block) - 1}, {name}: {error}") from error
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _value(form: _Form, value: Any) -> Any:
+    return None if value is None else form.value(value)
+
+
+def _form(field: Field, sample: list[Any]) -> _Form:
+    """The form of a field; of tensors, what the first rows have."""
+    kind = field.kind
+    if kind is FieldKind.SCALAR and field.type in NumberForm.types:
+        arrow_type = NumberForm.types[field.type][0]
+        return _Form(arrow_type, _named(arrow_type), field.type)
+    if kind in _PLAIN:
+        arrow_type, value = _PLAIN[kind]
+        return _Form(arrow_type, _named(arrow_type), value)
+    if kind in _MOMENTS:
+        return _Form(_MOMENTS[kind], _named(_MOMENTS[kind]), lambda value: value)
+    if kind is FieldKind.DATETIME:
+        return _Form(pa.timestamp("us", "UTC"), _named(pa.timestamp("us", "UTC")), _moment)
+    if kind is FieldKind.TENSOR:
+        return _tensor(sample)
+    if has_list_form(field):
+        arrow_type = _ITEMS[field.items[0].type]
+        return _Form(pa.list_(arrow_type), [_named(arrow_type)], list)
+    if kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS) and not field.recursive:
+        return _documents(field, sample)
+    text = pa.string()
+    return _Form(text, _named(text), _name if kind in (FieldKind.ENUM, FieldKind.DECIMAL, FieldKind.PATH) else _json)
+
+
+def _named(arrow_type: pa.DataType) -> dict[str, str]:
+    known = {"double": "float64", "float": "float32", "halffloat": "float16", "date32[day]": "date32"}
+    return {"dtype": known.get(str(arrow_type), str(arrow_type)), "_type": "Value"}
+
+
+def _moment(value: datetime) -> datetime:
+    return value if value.tzinfo else value.replace(tzinfo=timezone.utc)
+
+
+def _name(value: Any) -> str:
+    return str(getattr(value, "name", value)) if hasattr(value, "value") else str(value)
+
+
+def _json(value: Any) -> str:
+    return to_json(value, None, "lists") if hasattr(value, "model_dump_json") else json.dumps(value, default=str)
+
+
+def _tensor(sample: list[Any]) -> _Form:
+    arrays = [_numpy(value) for value in sample]
+    depths, dtypes = {array.ndim for array in arrays}, {array.dtype for array in arrays}
+    if len(depths) > 1 or len(dtypes) > 1:
+        return _Form(pa.string(), _named(pa.string()), lambda value: json.dumps(_numpy(value).tolist()))
+    depth, dtype = (depths or {1}).pop(), (dtypes or {np.dtype(np.float32)}).pop()
+    arrow_type = pa.from_numpy_dtype(dtype)
+    feature: Any = _named(arrow_type)
+    for _ in range(depth):
+        arrow_type, feature = pa.list_(arrow_type), [feature]
+    return _Form(arrow_type, feature, lambda value: _numpy(value).tolist())
+
+
+def _numpy(value: Any) -> np.ndarray[Any, Any]:
+    framework = framework_of(value)
+    if framework is None or framework.is_sparse(value):
+        raise EncodeError(f"a {type(value).__name__} has no form as lists of numbers.")
+    array = framework.to_numpy(value)
+    return array if array.dtype.kind in "biuf" else array.astype(np.float32)
+
+
+def _documents(field: Field, sample: list[Any]) -> _Form:
+    inner: Schema = field.document_type.document_schema()
+    many = field.kind is FieldKind.DOCUMENTS
+    found = [document for value in sample for document in value] if many else sample
+    forms = {part.name: _form(part, _column(found, part.name)) for part in inner.fields}
+    arrow_type = pa.struct([pa.field(name, form.type) for name, form in forms.items()])
+    feature = {name: form.feature for name, form in forms.items()}
+
+    def one(document: Any) -> dict[str, Any]:
+        return {name: _value(form, document.__dict__.get(name)) for name, form in forms.items()}
+
+    if many:
+        return _Form(pa.list_(arrow_type), [feature], lambda documents: [one(document) for document in documents])
+    return _Form(arrow_type, feature, one)
