@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -143,9 +145,84 @@ def test_requests_that_take_too_much_together_are_refused() -> None:
         assert len(client.hold(pictures(100))) == 100  # what was taken is given back
 
 
-def test_an_answer_over_the_clients_limit_is_refused(server: Server) -> None:
-    with Client(server.address, max_answer_bytes=2_000) as client, pytest.raises(ServiceLimitError):
-        client.embed(pictures(200))
+def held(limits: Limits) -> tuple[Any, threading.Event, threading.Semaphore]:
+    """A function that holds its callers, what lets them go, and what tells that they are there."""
+    gate, begun = threading.Event(), threading.Semaphore(0)
+
+    def hold(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        begun.release()
+        gate.wait(20)
+        return docs
+
+    return serve(hold, limits=limits), gate, begun
+
+
+def health_of(channel: Any) -> Any:
+    stub = health_pb2_grpc.HealthStub(channel)
+    return stub.Check(health_pb2.HealthCheckRequest(service="quire.v1.Documents"), timeout=20).status
+
+
+def test_health_is_told_while_all_places_are_taken(caplog: pytest.LogCaptureFixture) -> None:
+    server, gate, begun = held(Limits(max_concurrency=1, max_queue=1))
+    with server, Client(server.address) as client, grpc.insecure_channel(server.address) as channel:
+        calls = [client.hold.future(pictures(1, start=i)) for i in range(2)]
+        assert begun.acquire(timeout=20)
+        refused = "2 calls are in work or wait already"
+        for _ in range(3):
+            with pytest.raises(ServiceLimitError, match=refused):
+                client.hold(pictures(1), timeout=20)
+            assert health_of(channel) == health_pb2.HealthCheckResponse.SERVING
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=20)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        watch.cancel()
+        with pytest.raises(ServiceLimitError, match=refused):
+            list(client.hold.stream([pictures(1)], timeout=20))
+        gate.set()
+        assert [call.result().label for call in calls] == [["0"], ["1"]]
+    assert not caplog.records
+
+
+def test_a_place_is_free_again_when_a_caller_who_waited_is_gone() -> None:
+    server, gate, begun = held(Limits(max_concurrency=1, max_queue=1))
+    with server, Client(server.address, retries=50) as client:
+        first, second = (client.hold.future(pictures(1, start=i)) for i in range(2))
+        assert begun.acquire(timeout=20)
+        assert second.cancel()
+        gate.set()
+        assert first.result().label == ["0"]
+        for i in range(20):
+            assert patiently(client, pictures(1, start=i)).label == [str(i)]
+
+
+def patiently(client: Client, docs: DocumentArray[Picture]) -> Any:
+    """The answer; the place of the caller before may take a moment to be free."""
+    for _ in range(1000):
+        with contextlib.suppress(ServiceLimitError):
+            return client.hold(docs)
+    raise AssertionError("no place is free")
+
+
+def test_an_answer_over_the_clients_limit_is_an_error_that_says_what_to_do(server: Server) -> None:
+    told = "the answer is larger than max_answer_bytes=5000. Ask for fewer documents at a time, with .stream()"
+    with Client(server.address, max_answer_bytes=5_000) as client:
+        with pytest.raises(ServiceLimitError, match=told) as caught:
+            client.embed(pictures(200))
+        assert caught.value.code == "RESOURCE_EXHAUSTED"
+        with pytest.raises(ServiceLimitError, match=told):
+            client.embed.future(pictures(200)).result()
+        parts = [len(answer) for answer in client.embed.stream(pictures(200).batch(20))]
+        assert parts == [20] * 10
+
+
+def test_parts_of_an_answer_count_together(server: Server) -> None:
+    whole = len(pictures(1000).to_bytes())
+    with Client(server.address, max_answer_bytes=30_000) as client:
+        assert whole > 30_000
+        with pytest.raises(ServiceLimitError, match="max_answer_bytes=30000"):
+            client.embed(pictures(1000))
+        with pytest.raises(ServiceLimitError, match="max_answer_bytes=30000"):
+            list(client.embed.stream([pictures(1), pictures(1000)]))
+        assert len(client.embed(pictures(1))) == 1
 
 
 def test_the_asyncio_server_refuses_the_same() -> None:
@@ -161,6 +238,38 @@ def test_the_asyncio_server_refuses_the_same() -> None:
             with pytest.raises(ServiceLimitError, match="max_request_bytes"):
                 await client.embed(pictures(5_000))
             assert (await client.embed(pictures(1))).label == ["0"]
+            async with AsyncClient(server.address, max_answer_bytes=15_000) as small:
+                for number in (400, 900):
+                    with pytest.raises(ServiceLimitError, match="max_answer_bytes=15000"):
+                        await small.embed(pictures(number))
+
+    asyncio.run(main())
+
+
+def test_the_asyncio_server_tells_its_health_while_all_places_are_taken() -> None:
+    async def main() -> None:
+        gate, begun = asyncio.Event(), asyncio.Semaphore(0)
+
+        async def hold(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+            begun.release()
+            await gate.wait()
+            return docs
+
+        limits = Limits(max_concurrency=1, max_queue=1)
+        async with serve_async(hold, limits=limits) as server, AsyncClient(server.address) as client:
+            await client.contract()
+            calls = [asyncio.create_task(client.hold(pictures(1, start=i))) for i in range(2)]
+            for _ in calls:
+                await asyncio.wait_for(begun.acquire(), 20)
+            async with grpc.aio.insecure_channel(server.address) as channel:
+                for _ in range(3):
+                    with pytest.raises(ServiceLimitError, match="2 calls are in work or wait already"):
+                        await client.hold(pictures(1))
+                    check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+                    assert (await check).status == health_pb2.HealthCheckResponse.SERVING
+            gate.set()
+            assert [answer.label for answer in await asyncio.gather(*calls)] == [["0"], ["1"]]
+            assert (await client.hold(pictures(1))).label == ["0"]
 
     asyncio.run(main())
 

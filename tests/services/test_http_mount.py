@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 import pytest
-from fastapi import Depends, FastAPI, Header, HTTPException
+from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.errors import CodecError, ServiceUnavailableError
@@ -153,3 +154,36 @@ def test_the_description_has_every_endpoint(site: Site) -> None:
     assert paths["/v1/double"]["post"]["description"] == "Twice as much."
     assert paths["/closed/double"]["post"]["tags"] == ["closed"]
     assert "application/x-ndjson" in paths["/v1/running"]["post"]["responses"]["200"]["content"]
+
+
+def test_calls_that_wait_are_answered_when_the_application_shuts_down_and_their_threads_end() -> None:
+    events: list[str] = []
+
+    @asynccontextmanager
+    async def own(_: FastAPI) -> AsyncIterator[None]:
+        events.append("begin")
+        yield
+        events.append("end")
+
+    sums, app = Sums(), FastAPI(lifespan=own)
+    mount(app, sums, "/v1")
+    before = {thread for thread in threading.enumerate() if thread.name == "quire batched"}
+    for number in (1, 2):  # an application may be started again
+        with running(app, lifespan="on") as site:
+            body = DocumentArray[Item]([Item(number=number)]).to_json()
+            answer = site.ask("/v1/batched", body, Content_Type=JSON, Accept=JSON)
+            assert [item["number"] for item in answer.json()] == [number + 1]
+            assert {thread for thread in threading.enumerate() if thread.name == "quire batched"} > before
+        assert {thread for thread in threading.enumerate() if thread.name == "quire batched"} == before
+    assert events == ["begin", "end"] * 2
+
+
+def test_a_router_takes_its_services_with_it() -> None:
+    router, app = APIRouter(), FastAPI()
+    mount(router, Sums())
+    app.include_router(router, prefix="/v2")
+    before = {thread for thread in threading.enumerate() if thread.name == "quire batched"}
+    with running(app, lifespan="on") as site:
+        body = DocumentArray[Item]([Item(number=1)]).to_json()
+        assert site.ask("/v2/batched", body, Content_Type=JSON, Accept=JSON).status == 200
+    assert {thread for thread in threading.enumerate() if thread.name == "quire batched"} == before

@@ -52,11 +52,11 @@ class Site:
 
 
 @contextmanager
-def running(app: Any) -> Iterator[Site]:
+def running(app: Any, *, lifespan: str = "off") -> Iterator[Site]:
     with closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none"))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan=lifespan, ws="none"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:

@@ -15,6 +15,7 @@ from typing_extensions import Self
 from quire._optional import require
 from quire.errors import ServiceError
 from quire.services._calls import OPTIONS, Calls
+from quire.services._door import too_many
 from quire.services._endpoints import Endpoint
 from quire.services._errors import KIND, Status, function_failed, status_of
 from quire.services._methods import DESCRIBE, Offer, Offered
@@ -36,6 +37,7 @@ class AsyncServer:
         self._offer, self._options, self._asked_port = offer, options, port
         self.host = host
         self._stopped: asyncio.Task[None] | None = None
+        self._inside = 0
 
     async def start(self) -> Self:
         """Start to serve."""
@@ -114,10 +116,23 @@ class AsyncServer:
             await _abort(context, status_of(error))
         return self._offer.description
 
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Let a call in, if there are not too many."""
+        limits = self._options.limits
+        if self._inside >= limits.max_concurrency + limits.max_queue:
+            raise too_many(limits)
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+
     def _method(self, offered: Offered) -> Callable[..., Any]:
         async def unary(data: bytes, context: Any) -> bytes:
             try:
-                return await self._answer(offered.endpoint, data, context)
+                with self._counted():
+                    return await self._answer(offered.endpoint, data, context)
             except Exception as error:  # noqa: BLE001 - the caller is told, and the server lives on
                 status = status_of(error)
             await _abort(context, status)
@@ -125,8 +140,9 @@ class AsyncServer:
 
         async def stream(messages: Any, context: Any) -> AsyncIterator[bytes]:
             try:
-                async for message in self._stream(offered, messages, context):
-                    yield message
+                with self._counted():
+                    async for message in self._stream(offered, messages, context):
+                        yield message
             except Exception as error:  # noqa: BLE001
                 status = status_of(error)
             else:

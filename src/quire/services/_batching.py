@@ -57,13 +57,19 @@ class Batcher:
                 self._changed.notify()
         return request.future
 
+    def open(self) -> None:
+        """Take calls again, after `close`."""
+        with self._changed:
+            self._closed = False
+
     def close(self, grace: float) -> None:
         """Take no more calls; those that wait are worked on, for so many seconds."""
         with self._changed:
             self._closed = True
+            thread, self._thread = self._thread, None
             self._changed.notify()
-        if self._thread is not None:
-            self._thread.join(grace)
+        if thread is not None:
+            thread.join(grace)
 
     def _run(self) -> None:
         while True:

@@ -15,7 +15,7 @@ from quire.errors import ServiceTimeoutError
 from quire.services._contract import OPTIONS, Contract, Plan
 from quire.services._endpoints import Endpoint, endpoints_of
 from quire.services._errors import Status, error_of, error_of_rpc
-from quire.services._limits import MiB
+from quire.services._limits import Allowance, MiB
 from quire.services._memory import keep_memory
 from quire.services._methods import DESCRIBE, SERVICE, STREAM
 from quire.services._parts import Joiner, parts_of
@@ -62,7 +62,10 @@ class Client:
         retries: int = 4,
         max_answer_bytes: int = ANSWER_BYTES,
     ) -> None:
-        """With the seconds that a call may take, and how often one that may be repeated is, when the server is away."""
+        """With the seconds that a call may take, and how often one that may be repeated is, when the server is away.
+
+        An answer of more than `max_answer_bytes` is an error; of a stream, each of its values may have so many.
+        """
         keep_memory()
         options = channel_options(max_answer_bytes)
         if tls is None:
@@ -70,6 +73,7 @@ class Client:
         else:
             self._channel = grpc.secure_channel(target, tls.channel_credentials(), options)
         self.target, self.timeout, self.retries = target, timeout, retries
+        self.max_answer_bytes = max_answer_bytes
         self._local = local_endpoints(service)
         self._metadata = token_metadata(token)
         self._lock = threading.Lock()
@@ -158,7 +162,11 @@ class RemoteFunction:
         else:
             call = client._method(self._name + STREAM, stream=True)
             parts = parts_of(data, contract.max_message_bytes)
-            [answer] = _values(call(parts, timeout=timeout, metadata=client._metadata))
+            begun = call(parts, timeout=timeout, metadata=client._metadata)
+            try:
+                [answer] = _values(begun, client.max_answer_bytes)
+            finally:
+                begun.cancel()
         return plan.gives.decode(answer, OPTIONS)
 
     def future(self, value: Any, *, timeout: float | None = None) -> Call:
@@ -182,7 +190,7 @@ class RemoteFunction:
         client = self._client
         call = client._method(self._name + STREAM, stream=True)(sent, timeout=timeout, metadata=client._metadata)
         try:
-            for data in _values(call):
+            for data in _values(call, client.max_answer_bytes):
                 yield sent.plan.gives.decode(data, OPTIONS)
         except grpc.RpcError as error:
             raise sent.fault or error_of_rpc(error, f"{client.target} {self._name}") from None
@@ -252,10 +260,12 @@ class _Sent(Iterator[bytes]):
             raise
 
 
-def _values(parts: Iterable[bytes]) -> Iterator[bytes]:
-    joiner = Joiner()
+def _values(parts: Iterable[bytes], most: int) -> Iterator[bytes]:
+    allowance = Allowance(most)
+    joiner = Joiner(allowance)
     for part in parts:
         data = joiner.add(part)
         if data is not None:
             yield data
+            allowance.clear()
     joiner.finish()

@@ -13,6 +13,7 @@ from quire._optional import require
 from quire.services._client import ANSWER_BYTES, channel_options, local_endpoints
 from quire.services._contract import OPTIONS, Contract, Plan
 from quire.services._errors import error_of_rpc
+from quire.services._limits import Allowance
 from quire.services._memory import keep_memory
 from quire.services._methods import DESCRIBE, SERVICE, STREAM
 from quire.services._parts import Joiner, parts_of
@@ -45,6 +46,7 @@ class AsyncClient:
         else:
             self._channel = aio.secure_channel(target, tls.channel_credentials(), options)
         self.target, self.timeout, self.retries = target, timeout, retries
+        self.max_answer_bytes = max_answer_bytes
         self._local = local_endpoints(service)
         self._metadata = token_metadata(token)
         self._contract: Contract | None = None
@@ -128,7 +130,11 @@ class AsyncRemoteFunction:
         else:
             call = client._method(self._name + STREAM, stream=True)
             parts = parts_of(data, contract.max_message_bytes)
-            [answer] = [found async for found in _values(call(parts, timeout=left, metadata=client._metadata))]
+            begun = call(parts, timeout=left, metadata=client._metadata)
+            try:
+                [answer] = [found async for found in _values(begun, client.max_answer_bytes)]
+            finally:
+                begun.cancel()
         return plan.gives.decode(answer, OPTIONS)
 
     async def stream(
@@ -148,7 +154,7 @@ class AsyncRemoteFunction:
         sent = self._sent(contract, first, source, faults)
         call = client._method(self._name + STREAM, stream=True)(sent, timeout=timeout, metadata=client._metadata)
         try:
-            async for data in _values(call):
+            async for data in _values(call, client.max_answer_bytes):
                 yield plan.gives.decode(data, OPTIONS)
         except (grpc.RpcError, asyncio.CancelledError) as error:
             if faults:
@@ -183,10 +189,12 @@ async def _as_async(values: Any) -> AsyncIterator[Any]:
             yield value
 
 
-async def _values(parts: Any) -> AsyncIterator[bytes]:
-    joiner = Joiner()
+async def _values(parts: Any, most: int) -> AsyncIterator[bytes]:
+    allowance = Allowance(most)
+    joiner = Joiner(allowance)
     async for part in parts:
         data = joiner.add(part)
         if data is not None:
             yield data
+            allowance.clear()
     joiner.finish()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from concurrent.futures import CancelledError
 from typing import Any, NamedTuple
 
@@ -20,11 +21,14 @@ from quire.errors import (
     ServiceTimeoutError,
     ServiceUnavailableError,
 )
+from quire.services._limits import answer_too_large
 
 log = logging.getLogger("quire.services")
 KIND = "quire-error"
 """The name of the metadata that tells which error it was."""
 _LONGEST = 1500
+_TOO_LARGE = re.compile(r"(?<!SERVER: )Received message larger than max \(\d+ vs\. (\d+)\)")
+"""How gRPC tells of an answer that the client does not want; its requests are never too large."""
 _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (ServiceLimitError, "RESOURCE_EXHAUSTED"),
     (ServiceAccessError, "PERMISSION_DENIED"),
@@ -92,4 +96,8 @@ def error_of_rpc(rpc: Any, where: str) -> QuireError:
     for key, value in rpc.trailing_metadata() or ():
         if key == KIND:
             kind = value if isinstance(value, str) else value.decode(errors="replace")
-    return error_of(Status(rpc.code().name, rpc.details() or "", kind), where)
+    status = Status(rpc.code().name, rpc.details() or "", kind)
+    too_large = _TOO_LARGE.search(status.message)
+    if too_large is not None:
+        status = Status("RESOURCE_EXHAUSTED", str(answer_too_large(int(too_large[1]))), "")
+    return error_of(status, where)

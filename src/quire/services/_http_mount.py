@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,8 @@ from starlette.concurrency import run_in_threadpool  # noqa: E402
 
 from quire.services._http import DocumentRoute  # noqa: E402
 
+_GRACE = 30.0
+"""So many seconds calls have that wait for others, when the application shuts down."""
 _STATUS = {
     "INVALID_ARGUMENT": 422,
     "FAILED_PRECONDITION": 422,
@@ -38,19 +41,35 @@ def mount(app: Any, service: Any, prefix: str = "", *, limits: Limits | None = N
     """Add a route `POST {prefix}/{name}` to an application, or a router, for each endpoint of a service.
 
     The service is what `serve` takes. A stream that goes in is one body; one that comes out is sent while it runs.
-    `options` are those of `include_router`: dependencies, tags, ...
+    `options` are those of `include_router`: dependencies, tags, ... When the application shuts down, calls that wait
+    for others are answered, and the threads of their functions end.
     """
     kind = type("ServiceRoute", (DocumentRoute,), {"limits": limits or Limits()})
-    router = APIRouter(route_class=kind)
-    for endpoint in endpoints_of(service).values():
+    endpoints = endpoints_of(service).values()
+    batchers = {endpoint.name: _batcher(endpoint) for endpoint in endpoints if endpoint.batched}
+    router = APIRouter(route_class=kind, lifespan=partial(_lifespan, list(batchers.values())))
+    for endpoint in endpoints:
         about = {"name": endpoint.name, "description": endpoint.about}
-        router.add_api_route(f"/{endpoint.name}", _route(endpoint), methods=["POST"], **about)
+        route = _route(endpoint, batchers.get(endpoint.name))
+        router.add_api_route(f"/{endpoint.name}", route, methods=["POST"], **about)
     app.include_router(router, prefix=prefix, **options)
 
 
-def _route(endpoint: Endpoint) -> Callable[..., Awaitable[Any]]:
+@asynccontextmanager
+async def _lifespan(batchers: Sequence[Batcher], _: Any) -> AsyncIterator[None]:
+    """While an application runs, calls are put together; it may run more than once."""
+    for batcher in batchers:
+        batcher.open()
+    try:
+        yield
+    finally:
+        for batcher in batchers:
+            await run_in_threadpool(batcher.close, _GRACE)
+
+
+def _route(endpoint: Endpoint, batcher: Batcher | None) -> Callable[..., Awaitable[Any]]:
     """The endpoint as a function that FastAPI understands."""
-    work = _batched(endpoint) if endpoint.batched else partial(_call, endpoint)
+    work = partial(_call, endpoint) if batcher is None else partial(_together, batcher)
 
     async def route(docs: Any) -> Any:
         try:
@@ -87,15 +106,14 @@ async def _call(endpoint: Endpoint, docs: Any) -> Any:
     return await found if isinstance(found, Awaitable) else found
 
 
-def _batched(endpoint: Endpoint) -> Callable[[Any], Awaitable[Any]]:
-    """Calls that come at about the same time are one call of the function."""
+def _batcher(endpoint: Endpoint) -> Batcher:
     function = endpoint.function
-    batcher = Batcher(endpoint, (lambda docs: asyncio.run(function(docs))) if endpoint.is_async else function)
+    return Batcher(endpoint, (lambda docs: asyncio.run(function(docs))) if endpoint.is_async else function)
 
-    async def work(docs: Any) -> Any:
-        return await asyncio.wrap_future(batcher.submit(partial(copy.deepcopy, docs)))
 
-    return work
+async def _together(batcher: Batcher, docs: Any) -> Any:
+    """Calls that come at about the same time are one call of the function."""
+    return await asyncio.wrap_future(batcher.submit(partial(copy.deepcopy, docs)))
 
 
 def _told(endpoint: Endpoint, error: Exception) -> Exception:

@@ -12,6 +12,8 @@ from quire.errors import OptionError, ServiceLimitError
 MiB = 1 << 20
 MESSAGE_BYTES = 4 * MiB
 """What gRPC takes in one message, unless told otherwise, in every language."""
+ASIDE = 1024
+"""So many more calls may be there that are about to be refused, or ask for the health; gRPC itself refuses others."""
 
 
 @dataclass(frozen=True)
@@ -94,3 +96,30 @@ class Account:
         """Give everything back."""
         self._budget.give(self._taken)
         self._taken = 0
+
+
+class Allowance:
+    """The bytes that one answer may have, as its reader allows."""
+
+    __slots__ = ("_most", "_taken")
+
+    def __init__(self, most: int) -> None:
+        self._most, self._taken = most, 0
+
+    def take(self, size: int) -> None:
+        """Take note of bytes of the answer."""
+        self._taken += size
+        if self._taken > self._most:
+            raise answer_too_large(self._most)
+
+    def clear(self) -> None:
+        """The next answer begins."""
+        self._taken = 0
+
+
+def answer_too_large(most: int) -> ServiceLimitError:
+    """What a caller is told of an answer that it does not want in memory."""
+    return ServiceLimitError(
+        f"the answer is larger than max_answer_bytes={most}. Ask for fewer documents at a time, with .stream(), "
+        "or make the client with a larger max_answer_bytes."
+    )

@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from quire.errors import OptionError, ServiceError
-from quire.services._limits import Limits
+from quire.services._limits import ASIDE, Limits
 from quire.services._memory import keep_memory
 from quire.services._security import Authorize, Tls
 
@@ -74,7 +74,8 @@ class ServeOptions:
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),  # else two servers could share a port, and neither would know
         ]
-        return {"options": options, "maximum_concurrent_rpcs": self.limits.max_concurrency + self.limits.max_queue}
+        most = self.limits.max_concurrency + self.limits.max_queue
+        return {"options": options, "maximum_concurrent_rpcs": most + ASIDE}
 
 
 def bind(server: Any, host: str, port: int, tls: Tls | None) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from quire.codec._wire import DELIMITED, VARINT, delimited, fields, uint
 from quire.errors import DecodeError
-from quire.services._limits import Account
+from quire.services._limits import Account, Allowance
 
 _OVERHEAD = 64
 """More than what a part takes beside its content."""
@@ -28,7 +28,7 @@ def parts_of(data: bytes, max_message_bytes: int) -> Iterator[bytes]:
 class Joiner:
     """Puts parts together; what they take is taken from the account."""
 
-    def __init__(self, account: Account | None = None) -> None:
+    def __init__(self, account: Account | Allowance | None = None) -> None:
         self._account = account
         self._pieces: list[memoryview] = []
 

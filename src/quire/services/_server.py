@@ -6,7 +6,6 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
@@ -14,6 +13,7 @@ from typing_extensions import Self
 
 from quire._optional import require
 from quire.services._calls import Calls, LoopThread
+from quire.services._door import Door, Lane
 from quire.services._endpoints import Endpoint
 from quire.services._errors import KIND, Status, status_of
 from quire.services._methods import DESCRIBE, SERVICE, Offer, Offered, describe_for_reflection
@@ -31,8 +31,9 @@ class Server:
         self._offer, self._options = offer, options
         self._loop = LoopThread()
         self._calls = Calls(offer.endpoints, options.limits, self._loop.run)
-        self._pool = ThreadPoolExecutor(options.limits.max_concurrency, "quire serve")
-        self._server = grpc.server(self._pool, **options.server_arguments())
+        self._lane = Lane(options.limits.max_concurrency, "quire serve")
+        self._door = Door(self._lane, options.limits)
+        self._server = grpc.server(self._lane, interceptors=[self._door], **options.server_arguments())
         self._asked, self._stopping = threading.Event(), threading.Lock()
         self._stopped = False
         self._server.add_generic_rpc_handlers(list(_rpc_methods(self._offer, self._method, self._describe)))
@@ -72,7 +73,8 @@ class Server:
             self._server.stop(grace).wait()
             self._calls.close(grace)
             self._loop.close()
-            self._pool.shutdown(wait=False)
+            self._lane.shutdown(wait=False)
+            self._door.close()
             self._stopped = True
 
     def __enter__(self) -> Self:
