@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from quire._optional import is_installed
 from quire._typing import is_array_type, is_document_type
 from quire.errors import DecodeError, PathError, RowIndexError
+from quire.media import decode_audio
 from quire.storage._pages import Pages
 from quire.tensors import framework_of
 from quire.view._columns import rate_field
 from quire.view._pictures import SIZES, picture_of_bytes, picture_of_tensor
 from quire.view._sniff import data_uri_content, media_type
-from quire.view._sounds import wav_of_samples
+from quire.view._sounds import SECONDS, wav_of_samples
 
 _KEPT = 64 << 20
 """Bytes of sounds and films that are kept, since a player asks for them part by part."""
@@ -67,14 +69,13 @@ class Contents:
 
     def _played(self, row: int, path: str, family: str) -> Content:
         with self._lock:
-            if (row, path) in self._kept:
-                self._kept.move_to_end((row, path))
-                return self._kept[row, path]
-        found = self._content(row, path)
+            found = self._kept.get((row, path))
+        found = found or self._content(row, path)
         if not found.media_type.startswith(f"{family}/"):
             raise DecodeError(f"row {row:,}, {path} is {found.media_type}, and no {family}.")
         with self._lock:
             self._kept[row, path] = found
+            self._kept.move_to_end((row, path))
             while len(self._kept) > 1 and sum(len(each.data) for each in self._kept.values()) > _KEPT:
                 self._kept.popitem(last=False)
         return found
@@ -88,7 +89,11 @@ class Contents:
                 raise DecodeError(f"{path}: nothing beside it tells how many samples a second it has.")
             return Content(wav_of_samples(framework.to_numpy(value), getattr(owner, rate)), "audio/wav")
         data = self._bytes(value, path)
-        return Content(data, media_type(data[:64]) or "application/octet-stream")
+        found = media_type(data[:64]) or "application/octet-stream"
+        if found.startswith("audio/") and found != "audio/wav" and is_installed("av"):
+            sound = decode_audio(data, path, max_seconds=SECONDS)
+            return Content(wav_of_samples(sound.samples, sound.rate), "audio/wav")
+        return Content(data, found)
 
     # --- values
 

@@ -237,12 +237,14 @@ def _looks_for(text: str) -> str:
 
 
 def _unquoted(token: _Token) -> str:
-    return re.sub(r"\\(.)", r"\1", token.text[1:-1]) if token.kind == "text" else token.text
+    return re.sub(r"""\\(["'\\])""", r"\1", token.text[1:-1]) if token.kind == "text" else token.text
 
 
 def _as_value(token: _Token, path: str, field: Field) -> Any:
-    """The value that a column of this kind holds."""
+    """The value that a column of this kind holds, or that the lists in it hold."""
     text = _unquoted(token)
+    if field.kind is FieldKind.LIST and len(field.items) == 1:
+        field = field.items[0]
     if token.says("null", "missing"):
         return None
     try:

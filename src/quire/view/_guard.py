@@ -28,8 +28,9 @@ _SAFE = (
     (b"cross-origin-opener-policy", b"same-origin"),
 )
 _ENTER = b"""<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/"><title>quire</title>
-<p><a href="/">Open the viewer</a></p>"""
+<link rel="icon" href="/assets/mark.svg"><p><a href="/">Open the viewer</a></p>"""
 _CLOSED = b"""<!doctype html><html lang="en"><meta charset="utf-8"><title>quire</title>
+<link rel="icon" href="/assets/mark.svg">
 <link rel="stylesheet" href="/assets/view.css"><main class="closed"><h1>This page is closed</h1>
 <p>Its address works once, in one browser. Ask for a new one where the viewer was started.</p></main></html>"""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +29,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "$in": lambda found, wanted: found in wanted,
     "$nin": lambda found, wanted: found not in wanted,
 }
-_NEGATIVE = ("$ne", "$nin")
+_NEGATIVE = {"$ne": "$eq", "$nin": "$in"}
 _EXACT = 1 << 53
 
 
@@ -105,17 +106,17 @@ def _test(column: Column, there: NDArray[np.bool_], name: str, wanted: Any) -> N
     if name == "$not":
         return ~_all(_test(column, there, key, value) for key, value in wanted.items())
     if name == "$regex":
-        return _searched(column, wanted)
+        return _tried(column, _search(wanted))
     if name not in _COMPARE:
         raise _UnknownError
     if wanted is None:
         return {"$eq": ~there, "$ne": there}.get(name, np.zeros(len(there), np.bool_))
     if isinstance(column, ScalarColumn):
         found = _compared(column, name, wanted)
-    elif isinstance(column, ObjectColumn) and column.field.kind in _PLAIN:
-        found = _compared_objects(column, name, wanted)
+    elif name in _NEGATIVE:
+        return ~_test(column, there, _NEGATIVE[name], wanted)
     else:
-        raise _UnknownError
+        found = _tried(column, partial(_apply, _COMPARE[name], wanted))
     return found | ~there if name in _NEGATIVE else found & there
 
 
@@ -123,7 +124,15 @@ def _all(parts: Iterable[NDArray[np.bool_]]) -> NDArray[np.bool_]:
     return np.asarray(np.stack(list(parts)).all(axis=0))
 
 
-_PLAIN = (FieldKind.TEXT, FieldKind.ENUM, FieldKind.DATE, FieldKind.DATETIME, FieldKind.UUID, FieldKind.DECIMAL)
+_PLAIN = (
+    FieldKind.TEXT,
+    FieldKind.ENUM,
+    FieldKind.DATE,
+    FieldKind.DATETIME,
+    FieldKind.UUID,
+    FieldKind.DECIMAL,
+    FieldKind.SCALAR,  # in lists
+)
 
 
 def _compared(column: ScalarColumn, name: str, wanted: Any) -> NDArray[np.bool_]:
@@ -138,21 +147,30 @@ def _compared(column: ScalarColumn, name: str, wanted: Any) -> NDArray[np.bool_]
     return result
 
 
-def _compared_objects(column: ObjectColumn, name: str, wanted: Any) -> NDArray[np.bool_]:
-    test = _COMPARE[name]
-    try:
-        found = (value is not None and bool(test(value, wanted)) for value in column.values())
-        return np.fromiter(found, np.bool_, len(column))
-    except TypeError as error:  # a zone on one side alone, members of enums in an order
-        raise QueryError(f"{column.field.name} cannot be compared like this: {error}.") from error
+def _apply(test: Callable[[Any, Any], Any], wanted: Any, found: Any) -> bool:
+    return bool(test(found, wanted))
 
 
-def _searched(column: Column, pattern: str) -> NDArray[np.bool_]:
-    if column.field.kind is not FieldKind.TEXT:
-        raise _UnknownError
+def _search(pattern: str) -> Callable[[Any], bool]:
     try:
         search = re.compile(pattern).search
     except re.error as error:
         raise QueryError(f"the regular expression cannot be read: {error}.") from error
-    found = (value is not None and search(value) is not None for value in column.values())
-    return np.fromiter(found, np.bool_, len(column))
+    return lambda found: search(found) is not None
+
+
+def _tried(column: Column, test: Callable[[Any], bool]) -> NDArray[np.bool_]:
+    """Which values pass a test; of lists, those with an item that does."""
+    field = column.field
+    in_list = field.kind is FieldKind.LIST and len(field.items) == 1
+    if not isinstance(column, ObjectColumn) or (field.items[0] if in_list else field).kind not in _PLAIN:
+        raise _UnknownError
+    values = column.values()
+    try:
+        if in_list:
+            found = (value is not None and any(test(item) for item in value if item is not None) for value in values)
+        else:
+            found = (value is not None and test(value) for value in values)
+        return np.fromiter(found, np.bool_, len(values))
+    except TypeError as error:  # a zone on one side alone, members of enums in an order
+        raise QueryError(f"{field.name} cannot be compared like this: {error}.") from error

@@ -13,7 +13,7 @@ from quire.errors import DecodeError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_SECONDS = 600
+SECONDS = 600
 """A longer sound is cut off."""
 _CHANNELS = 8
 
@@ -22,7 +22,7 @@ def wav_of_samples(samples: NDArray[Any], rate: Any) -> bytes:
     """Samples as 16-bit WAV: floats between -1 and 1, or integers; channels behind the frames or in front of them."""
     if not isinstance(rate, (int, float)) or not 1 <= rate <= 1_000_000:
         raise DecodeError(f"a sound needs the samples a second as a number, got {rate!r}.")
-    frames = _frames(samples)[: int(rate * _SECONDS)]
+    frames = _frames(samples)[: int(rate * SECONDS)]
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
         file.setnchannels(frames.shape[1])

@@ -62,7 +62,7 @@ class Viewer:
             self._clear()
             raise
         self.dataset, self.port = dataset, int(self._socket.getsockname()[1])
-        local = dataset.folder.local_path(".") if files else None
+        local = Path(dataset.folder.url) if files and dataset.folder.local_path("_") is not None else None
         pages = Pages(dataset)
         viewed = Viewed(title or _title(source, dataset), pages, Contents(pages, local))
         self._guard = Guard(make_app(viewed), self.port)
@@ -133,6 +133,7 @@ def _config(app: Any) -> Any:
         loop="asyncio",
         lifespan="off",
         log_config=None,
+        log_level="warning",
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=1,
@@ -170,7 +171,7 @@ def _opened(source: Any, document: type[Any] | None, folder: str | None) -> Stor
     docs = source
     if isinstance(source, (str, os.PathLike)):
         array: Any = DocumentArray if document is None else DocumentArray[document]  # type: ignore[valid-type]
-        docs = array.load(source)
+        docs = array.load_binary(source)
     document_type = _type_of(docs) if document is None else document
     write_dataset(docs, folder, document_type, format="arrow", mode="overwrite")
     return open_dataset(folder, document_type)

@@ -33,7 +33,7 @@ export function miniature(column) {
 
 function shares(own) {
   const width = 96, total = own.top.reduce((sum, each) => sum + each.count, 0) || 1;
-  const made = svg("svg", { viewBox: `0 0 ${width} 22`, class: "chart shares" });
+  const made = svg("svg", { viewBox: `0 0 ${width} 22`, class: "chart shares", preserveAspectRatio: "none" });
   let x = 0;
   own.top.slice(0, 8).forEach((each, i) => {
     const wide = (each.count / total) * width;
@@ -45,7 +45,7 @@ function shares(own) {
 
 export function histogram(bars, { width = 340, height = 110, plain = false, pick = null } = {}) {
   const most = Math.max(...bars.counts, 1), wide = width / bars.counts.length;
-  const made = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: `chart${plain ? "" : " tall"}`, role: "img", "aria-label": `Histogram from ${label(bars.edges[0])} to ${label(bars.edges.at(-1))}` });
+  const made = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: `chart${plain ? "" : " tall"}`, preserveAspectRatio: plain ? "none" : "xMidYMid meet", role: "img", "aria-label": `Histogram from ${label(bars.edges[0])} to ${label(bars.edges.at(-1))}` });
   bars.counts.forEach((times, i) => {
     const high = times ? Math.max(1.5, (times / most) * (height - 2)) : 0;
     const bar = svg("rect", { x: (i * wide + 0.5).toFixed(2), y: (height - high).toFixed(2), width: Math.max(0.8, wide - 1).toFixed(2), height: high.toFixed(2), rx: plain ? 0.5 : 2 });

@@ -32,7 +32,7 @@ export class Grid {
     this.node.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     this.node.addEventListener("keydown", (event) => this.key(event));
     this.layer.addEventListener("click", (event) => this.click(event));
-    new ResizeObserver(() => this.draw()).observe(this.node);
+    new ResizeObserver(() => this.aside()).observe(this.node);
   }
 
   // --- what is shown
@@ -169,6 +169,14 @@ export class Grid {
     const wide = this.columns[this.active.column] ? this.width(this.columns[this.active.column]) : 0;
     if (left - 72 < this.node.scrollLeft) this.node.scrollLeft = left - 72;
     else if (left + wide > this.node.scrollLeft + this.node.clientWidth) this.node.scrollLeft = left + wide - this.node.clientWidth;
+  }
+
+  aside() {
+    // Beside a panel there is less room: the cell that is looked at stays in sight.
+    const left = this.columns.slice(0, this.active.column).reduce((sum, column) => sum + this.width(column), 72);
+    const wide = this.columns[this.active.column] ? this.width(this.columns[this.active.column]) : 0;
+    if (left + wide > this.node.scrollLeft + this.node.clientWidth) this.node.scrollLeft = left + wide - this.node.clientWidth;
+    this.draw();
   }
 
   goto(row) {

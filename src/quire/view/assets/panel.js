@@ -114,7 +114,7 @@ function one(own, alone, actions, column) {
   const parts = [alone ? null : el("h3", {}, own.path), bar, facts];
   if (own.histogram) parts.push(figure("Values", own.histogram, column.sortable ? (from, to, last) => actions.filter(`${own.path} >= ${literal(from)} and ${own.path} ${last ? "<=" : "<"} ${literal(to)}`) : null));
   if (own.lengths?.histogram) parts.push(el("p", { class: "faint" }, `lengths ${count(own.lengths.minimum)} to ${count(own.lengths.maximum)}, ${number(own.lengths.mean)} on average`), figure("Lengths", own.lengths.histogram, null));
-  if (own.top?.length) parts.push(top(own, actions));
+  if (own.top?.length && own.top[0].count > 1) parts.push(top(own, actions));
   if (own.shapes?.length) parts.push(counted("Shapes", own.shapes.map(({ shape, count: times }) => [shape.join(" × ") || "scalar", times])));
   if (own.dtypes?.length) parts.push(counted("Types", own.dtypes.map(({ dtype, count: times }) => [dtype, times])));
   return el("section", { class: "stat" }, ...parts.filter(Boolean));

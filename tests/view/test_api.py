@@ -1,0 +1,470 @@
+"""What the page asks for: rows, documents, media, statistics, neighbours, the map, and kind words for what is wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image as Pillow
+
+from quire import BaseDocument, DocumentArray, DocumentBatch
+from quire.errors import DocumentTypeError, QuireError, StorageError
+from quire.storage import open_dataset, write_dataset
+from quire.typing import NdArray
+from quire.view import Viewer, view
+from tests.view.site import HOSTILE, Place, Site, film, looking_at, places, png
+
+pytestmark = pytest.mark.needs("fastapi", "uvicorn", "PIL", "pyarrow", "av")
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[Place]:
+    return places()
+
+
+def cells(answer: dict[str, Any], path: str) -> list[Any]:
+    place = answer["columns"].index(path)
+    return [row["cells"][place] for row in answer["rows"]]
+
+
+# --- rows
+
+
+def test_the_columns_are_a_tree(site: Site) -> None:
+    about = site.ask("dataset")
+    assert (about["rows"], about["document"], about["title"]) == (300, "Place", "data")
+    roles = {node["name"]: node["role"] for node in about["tree"]}
+    assert roles["picture"] == "bytes"
+    assert roles["pixels"] == "image"
+    assert roles["relief"] == "heat"
+    assert roles["embedding"] == "vector"
+    [sound] = [node for node in about["tree"] if node["name"] == "sound"]
+    assert [(child["path"], child["role"]) for child in sound["children"]][1:] == [
+        ("sound.tensor", "audio"),
+        ("sound.rate", "number"),
+    ]
+    assert "author.name" in about["columns"]
+    assert "author" not in about["columns"]
+
+
+def test_rows_come_by_their_place(site: Site, documents: list[Place]) -> None:
+    answer = site.ask("rows", start=290, count=50)
+    assert (answer["count"], [row["row"] for row in answer["rows"]]) == (300, list(range(290, 300)))
+    assert cells(answer, "caption") == [place.caption for place in documents[290:]]
+    assert cells(answer, "score") == [place.score for place in documents[290:]]
+    assert site.ask("rows", start=5000)["rows"] == []
+
+
+def test_a_row_tells_of_media_and_does_not_hold_them(site: Site) -> None:
+    answer = site.ask("rows", count=1)
+    [row] = answer["rows"]
+    found = dict(zip(answer["columns"], row["cells"], strict=True))
+    assert found["picture"]["t"] == "image"
+    assert found["film"]["t"] == "video"
+    assert found["recording"]["t"] == "audio"
+    assert found["sound.tensor"] == {"t": "audio", "shape": [4000], "dtype": "float32"}
+    assert found["pixels"]["t"] == "image"
+    assert found["relief"]["t"] == "heat"
+    assert len(found["embedding"]["v"]) == 8
+    assert found["kind"] == {"t": "name", "v": "hill"}
+    assert found["authors"] == {"t": "docs", "n": 0}
+    assert len(json.dumps(row)) < 3000
+
+
+def test_a_hostile_caption_is_sent_as_it_is_and_as_json(site: Site) -> None:
+    answer = site.get("/api/rows", start=1, count=1)
+    assert answer.headers["content-type"] == "application/json"
+    assert cells(answer.json, "caption") == [HOSTILE]
+
+
+def test_cards_are_rows_by_their_numbers(site: Site) -> None:
+    assert [row["row"] for row in site.ask("cards", rows="7,3,999")["rows"]] == [7, 3]
+    for rows in ("", "x", "1,", "-1", ",".join(["1"] * 101)):
+        assert site.get("/api/cards", rows=rows).status == 422
+
+
+@pytest.mark.parametrize(
+    "query", [{"start": -1}, {"count": 100_000}, {"start": "x"}, {"start": 1 << 60}, {"desc": "?"}]
+)
+def test_numbers_that_make_no_sense_are_refused(site: Site, query: dict[str, Any]) -> None:
+    assert site.get("/api/rows", **query).status == 422
+
+
+# --- filters and orders
+
+FILTERS: dict[str, Any] = {
+    "score > 0.5": lambda p: p.score is not None and p.score > 0.5,
+    "score >= 0.25 and score<0.75": lambda p: p.score is not None and 0.25 <= p.score < 0.75,
+    "visits = 7 or visits in (1, 2, 3)": lambda p: p.visits in (1, 2, 3, 7),
+    "visits not in (1, 2)": lambda p: p.visits not in (1, 2),
+    "kind = lake": lambda p: p.kind.name == "lake",
+    "kind != lake and not open": lambda p: p.kind.name != "lake" and not p.open,
+    "open": lambda p: p.open,
+    "not (open or kind in (hill, lake))": lambda p: not (p.open or p.kind.name in ("hill", "lake")),
+    "score is missing": lambda p: p.score is None,
+    "score is not missing and author.born is missing": lambda p: p.score is not None and p.author.born is None,
+    "author.name = Ada": lambda p: p.author.name == "Ada",
+    'caption ~ "WITH a view"': lambda p: "with a view" in p.caption,
+    "caption !~ view": lambda p: "view" not in p.caption,
+    "caption ~ '/number 1\\d+$/'": lambda p: (
+        p.caption.split(" ")[-1].startswith("1") and len(p.caption.split()[-1]) > 1
+    ),
+    "view": lambda p: "view" in p.caption,
+    '"number 29"': lambda p: "number 29" in p.caption,
+    "taken < 2024-02-01": lambda p: p.taken.month == 1 and p.taken.year == 2024,
+    "tags = wide": lambda p: "wide" in p.tags,
+    "authors.name = 'author 1'": lambda p: any(author.name == "author 1" for author in p.authors),
+    "visits > 99999": lambda _: False,
+}
+
+
+@pytest.mark.parametrize("where", FILTERS)
+def test_a_filter_finds_the_rows_that_it_says(stored: Path, documents: list[Place], where: str) -> None:
+    from quire.storage._pages import Pages
+    from quire.view._orders import Orders, Wanted
+
+    orders = Orders(Pages(open_dataset(stored, Place)))
+    expected = [i for i, place in enumerate(documents) if FILTERS[where](place)]
+    assert orders.rows(Wanted(where), 0, 300).tolist() == expected
+    assert orders.count(Wanted(where)) == len(expected)
+
+
+BAD = {
+    "scroe > 1": "Did you mean 'score'",
+    "score >": "ends where a value should be",
+    "score > lots": "and 'lots' is not",
+    "score ! 1": "'!' is not closed or has no meaning",
+    'caption ~ "open': "is not closed",
+    "(score > 1": "')' is missing",
+    "score > 1 score < 2": "join them by and, or or",
+    "score beside 1": "is not an operator",
+    "and": "must come before 'and'",
+    "kind = moon": "Known: hill, lake, town",
+    "relief ~ x": "has no text to look in",
+    "caption ~ '/(/'": "regular expression cannot be read",
+    "score is odd": "`missing` or `not missing`",
+    "visits in 1": "'(' is missing",
+    "(" * 50 + "open" + ")" * 50: "nested more than 20 deep",
+    "taken > yesterday": "and 'yesterday' is not",
+    "x" * 3000: "at most 2,000 are read",
+}
+
+
+@pytest.mark.parametrize("where", BAD, ids=[key[:30] for key in BAD])
+def test_a_filter_that_is_wrong_is_told_kindly(site: Site, where: str) -> None:
+    answer = site.get("/api/rows", where=where)
+    assert answer.status == 400
+    assert BAD[where] in answer.json["error"]
+
+
+def test_the_place_of_an_error_is_told(site: Site) -> None:
+    assert site.get("/api/rows", where="score > 1 and scroe < 2").json["position"] == 14
+
+
+@pytest.mark.parametrize("path", ["score", "visits", "open", "taken", "kind", "caption", "author.born"])
+@pytest.mark.parametrize("descending", [False, True])
+def test_rows_are_sorted_and_what_is_missing_comes_last(
+    site: Site, documents: list[Place], path: str, descending: bool
+) -> None:
+    def key(place: Any) -> Any:
+        for name in path.split("."):
+            place = getattr(place, name)
+        return getattr(place, "name", place)
+
+    there = [i for i, place in enumerate(documents) if key(place) is not None]
+    missing = [i for i, place in enumerate(documents) if key(place) is None]
+    expected = sorted(there, key=lambda i: key(documents[i]), reverse=descending) + missing
+    answer = site.ask("rows", sort=path, desc=descending, count=300)
+    assert [row["row"] for row in answer["rows"]] == expected
+
+
+def test_a_filtered_order_knows_where_a_row_is(site: Site) -> None:
+    shown = {"where": "open", "sort": "visits"}
+    rows = [row["row"] for row in site.ask("rows", count=300, **shown)["rows"]]
+    assert site.ask("place", row=rows[40], **shown) == {"place": 40}
+    assert site.ask("place", row=1, **shown) == {"place": None}
+    assert site.ask("place", row=11) == {"place": 11}
+
+
+@pytest.mark.parametrize("path", ["relief", "authors", "tags", "more"])
+def test_what_has_no_order_is_told(site: Site, path: str) -> None:
+    answer = site.get("/api/rows", sort=path)
+    assert answer.status == 400
+    assert "has no order" in answer.json["error"]
+    assert site.get("/api/rows", sort="nothing").status == 404
+
+
+# --- documents
+
+
+def test_a_document_is_a_tree(site: Site) -> None:
+    found = {field["name"]: field["value"] for field in site.ask("document", row=2)["document"]["fields"]}
+    assert found["author"]["name"] == "Author"
+    assert [item["fields"][1]["value"] for item in found["authors"]["items"]] == ["author 0", "author 1"]
+    nested = found["more"]["fields"][0]["value"]["fields"][0]["value"]
+    assert nested["fields"][2]["value"]["fields"][0] == {
+        "name": "deep",
+        "path": "more.nested.list.2.deep",
+        "value": HOSTILE,
+    }
+    assert found["more"]["fields"][1]["value"]["t"] == "image"
+    assert site.get("/api/document", row=300).status == 404
+
+
+# --- media
+
+
+def opened(answer: Any) -> Pillow.Image:
+    assert answer.status == 200, answer.body
+    image: Pillow.Image = Pillow.open(io.BytesIO(answer.body))
+    assert f"image/{image.format.lower()}" == answer.headers["content-type"]  # type: ignore[union-attr]
+    return image
+
+
+def test_images_are_made_anew(site: Site, documents: list[Place]) -> None:
+    image = opened(site.get("/api/picture", row=3, path="picture", size=96))
+    assert image.format == "WEBP"
+    assert image.size == (60, 40)
+    assert documents[3].picture not in site.get("/api/picture", row=3, path="picture").body
+
+
+def test_tensors_are_pictures_too(site: Site) -> None:
+    assert opened(site.get("/api/picture", row=3, path="pixels")).size == (16, 16)
+    heat = opened(site.get("/api/picture", row=3, path="relief"))
+    assert (heat.format, heat.size) == ("PNG", (16, 12))
+
+
+def test_a_picture_deep_inside_is_found(site: Site) -> None:
+    assert opened(site.get("/api/picture", row=2, path="more.picture")).size == (60, 40)
+
+
+@pytest.mark.parametrize("path", ["caption", "link", "file", "score", "author", "more.nested"])
+def test_what_is_no_picture_is_not_fetched(site: Site, path: str) -> None:
+    answer = site.get("/api/picture", row=2, path=path)
+    assert answer.status in (400, 404)
+    assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    "path", ["nothing", "more.nothing", "authors.9.name", "caption.upper", "__class__", "author.__dict__", "..", "."]
+)
+def test_a_path_that_leads_nowhere_is_told(site: Site, path: str) -> None:
+    assert site.get("/api/picture", row=2, path=path).status == 404
+
+
+def test_samples_are_played_as_wav(site: Site) -> None:
+    answer = site.get("/api/sound", row=0, path="sound.tensor")
+    assert answer.headers["content-type"] == "audio/wav"
+    with wave.open(io.BytesIO(answer.body)) as file:
+        assert (file.getframerate(), file.getnframes(), file.getsampwidth()) == (8000, 4000, 2)
+
+
+def test_a_film_is_sent_as_it_is_and_only_as_a_film(site: Site) -> None:
+    answer = site.get("/api/film", row=0, path="film")
+    assert (answer.headers["content-type"], answer.body) == ("video/webm", film())
+    assert site.get("/api/film", row=0, path="picture").status == 400
+    assert site.get("/api/sound", row=0, path="film").status == 400
+    assert site.get("/api/film", row=1, path="film").status == 404
+
+
+@pytest.mark.parametrize(
+    ("asked", "start", "end"),
+    [("bytes=0-9", 0, 10), ("bytes=5-", 5, None), ("bytes=-7", -7, None), ("bytes=3-999999", 3, None)],
+)
+def test_players_ask_for_parts(site: Site, asked: str, start: int, end: int | None) -> None:
+    whole = film()
+    answer = site.get("/api/film", row=0, path="film", headers={"Range": asked})
+    assert (answer.status, answer.body) == (206, whole[start:end])
+    first = start % len(whole)
+    assert answer.headers["content-range"] == f"bytes {first}-{first + len(answer.body) - 1}/{len(whole)}"
+
+
+@pytest.mark.parametrize("asked", ["bytes=9999999-", "bytes=9-3", "bytes=-0"])
+def test_a_part_with_nothing_in_it_is_refused(site: Site, asked: str) -> None:
+    answer = site.get("/api/film", row=0, path="film", headers={"Range": asked})
+    assert answer.status == 416
+    assert answer.headers["content-range"] == f"bytes */{len(film())}"
+
+
+@pytest.mark.parametrize("asked", ["bytes=0-1,4-5", "rows=1-2", "bytes=a-b", "bytes=-", "bytes=٣-"])
+def test_parts_that_are_not_understood_get_the_whole(site: Site, asked: str) -> None:
+    answer = site.get("/api/film", row=0, path="film", headers={"Range": asked.encode().decode("latin-1")})
+    assert (answer.status, answer.body) == (200, film())
+
+
+# --- files of the dataset's own folder
+
+
+def test_paths_in_the_data_are_not_opened(site: Site) -> None:
+    assert site.get("/api/picture", row=0, path="file").status == 400
+
+
+def test_files_inside_the_folder_are_shown_when_asked_for_and_no_others(tmp_path: Path) -> None:
+    class Named(BaseDocument):
+        file: str
+
+    outside = tmp_path / "secret.png"
+    outside.write_bytes(png((200, 1, 3)))
+    folder = tmp_path / "data"
+    names = ["inside.png", "../secret.png", str(outside), "link.png", "inside.png/../../secret.png", "", "\0", "."]
+    write_dataset([Named(file=name) for name in names], folder, Named, format="arrow")
+    (folder / "inside.png").write_bytes(png((1, 200, 3)))
+    (folder / "link.png").symlink_to(outside)
+    with looking_at(folder, files=True) as site:
+        assert opened(site.get("/api/picture", row=0, path="file")).size == (60, 40)
+        answers = [site.get("/api/picture", row=row, path="file").status for row in range(1, len(names))]
+    assert answers == [400] * (len(names) - 1)
+
+
+# --- hostile media
+
+
+class Blob(BaseDocument):
+    blob: bytes
+
+
+def bomb() -> bytes:
+    buffer = io.BytesIO()
+    Pillow.new("1", (12_000, 12_000)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_bytes_that_lie_are_errors_and_the_viewer_lives_on(tmp_path: Path) -> None:
+    svg = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
+    html = b"<script>alert(1)</script>"
+    blobs = [
+        bomb(),
+        png((1, 2, 3))[:60],
+        b"\x89PNG\r\n\x1a\n" + b"x" * 99,
+        svg,
+        html,
+        b"",
+        b"\xff\xd8\xff" * 9,
+        b"%!PS-Adobe",
+    ]
+    write_dataset([Blob(blob=blob) for blob in blobs], tmp_path / "blobs", Blob, format="arrow")
+    with looking_at(tmp_path / "blobs") as site:
+        for row in range(len(blobs)):
+            answer = site.get("/api/picture", row=row, path="blob")
+            assert (answer.status, answer.headers["content-type"]) == (400, "application/json"), row
+            assert site.get("/api/film", row=row, path="blob").status == 400
+        assert len(site.ask("rows")["rows"]) == len(blobs)
+
+
+# --- statistics, neighbours, the map
+
+
+def test_statistics_of_a_column(site: Site, documents: list[Place]) -> None:
+    found = site.ask("statistics", path="score")["score"]
+    assert (found["rows"], found["missing"]) == (300, 30)
+    assert found["maximum"] == max(place.score for place in documents if place.score is not None)
+    assert sum(found["histogram"]["counts"]) == 270
+    assert site.ask("statistics", path="kind", brief=True)["kind"]["distinct"] == 3
+    assert site.get("/api/statistics", path="nothing").status == 404
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+def test_neighbours_are_the_nearest_rows(site: Site, documents: list[Place], metric: str) -> None:
+    vectors = np.stack([place.embedding for place in documents]).astype(np.float64)
+    query = vectors[5]
+    if metric == "cosine":
+        scores = vectors @ query / np.linalg.norm(vectors, axis=1) / np.linalg.norm(query)
+        order = np.argsort(-scores)
+    else:
+        scores = np.linalg.norm(vectors - query, axis=1)
+        order = np.argsort(scores)
+    found = site.ask("neighbours", row=5, path="embedding", metric=metric, limit=9)
+    assert found["rows"] == [row for row in order.tolist() if row != 5][:9]
+    assert np.allclose(found["scores"], scores[found["rows"]], atol=1e-5)
+    assert (found["compared"], found["total"]) == (300, 300)
+
+
+@pytest.mark.parametrize(("path", "status"), [("caption", 400), ("relief", 400), ("nothing", 404)])
+def test_what_has_no_vectors_has_no_neighbours(site: Site, path: str, status: int) -> None:
+    assert site.get("/api/neighbours", row=5, path=path).status == status
+    assert site.get("/api/map", path=path).status == status
+
+
+def test_a_map_tells_kinds_apart(site: Site, documents: list[Place]) -> None:
+    found = site.ask("map", path="embedding", colour="kind")
+    assert found["rows"] == list(range(300))
+    assert found["colour"]["names"] == ["hill", "lake", "town"]
+    assert 0.5 < sum(found["explained"]) <= 1
+    points, kinds = np.array(found["points"]), np.array([place.kind.value for place in documents])
+    centres = np.stack([points[kinds == kind].mean(axis=0) for kind in (1, 2, 3)])
+    nearest = np.linalg.norm(points[:, None] - centres, axis=2).argmin(axis=1) + 1
+    assert (nearest == kinds).mean() > 0.95
+    assert site.ask("map", path="embedding", colour="score")["colour"]["kind"] == "number"
+
+
+# --- what can be looked at
+
+
+class Plain(BaseDocument):
+    name: str
+    vector: NdArray | None = None
+
+
+def test_documents_in_hand_are_shown(tmp_path: Path) -> None:
+    docs = DocumentArray[Plain]([Plain(name=f"n{i}", vector=np.arange(i, dtype=np.float32)) for i in range(5)])
+    docs.save_binary(tmp_path / "docs.bin")
+    batch = DocumentBatch[Plain](docs, shapes="ragged")
+    for source in (docs, batch, tmp_path / "docs.bin", open_dataset_of(docs, tmp_path / "set")):
+        with looking_at(source, document=Plain) as site:
+            assert cells(site.ask("rows"), "name") == ["n0", "n1", "n2", "n3", "n4"]
+    untyped = DocumentArray(list(docs))
+    with looking_at(untyped) as site:
+        assert len(site.ask("rows")["rows"]) == 5
+    with looking_at((doc for doc in docs), document=Plain, title="made") as site:
+        assert site.ask("dataset")["title"] == "made"
+
+
+def open_dataset_of(docs: Any, folder: Path) -> Any:
+    write_dataset(docs, folder, Plain)
+    return open_dataset(folder, Plain)
+
+
+def test_an_empty_dataset_has_no_rows() -> None:
+    with looking_at(DocumentArray[Plain]([])) as site:
+        assert site.ask("rows") == {"count": 0, "start": 0, "columns": [], "rows": []}
+        assert site.ask("rows", sort="name")["count"] == 0
+
+
+def test_what_is_written_for_it_goes_with_the_viewer() -> None:
+    viewer = Viewer(DocumentArray[Plain]([Plain(name="x")])).start()
+    folder = Path(str(viewer._folder))
+    assert folder.exists()
+    viewer.close()
+    assert not folder.exists()
+
+
+def test_the_package_can_be_called() -> None:
+    import quire
+
+    viewer = quire.view(DocumentArray[Plain]([Plain(name="x")]), browser=False)
+    try:
+        assert isinstance(viewer, Viewer)
+        assert repr(viewer) == f"<Viewer of 1 documents at http://127.0.0.1:{viewer.port}>"
+        assert f'href="http://127.0.0.1:{viewer.port}/?token=' in viewer._repr_html_()
+    finally:
+        viewer.close()
+    assert quire.view.view is view
+
+
+def test_what_cannot_be_shown_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DocumentTypeError, match="one class, got Blob, Plain"):
+        Viewer(DocumentArray([Plain(name="x"), Blob(blob=b"")]))
+    with pytest.raises(DocumentTypeError, match="got list"):
+        Viewer([1, 2])
+    with pytest.raises(QuireError, match="nothing"):
+        Viewer(tmp_path / "nothing")
+    with (
+        looking_at(DocumentArray[Plain]([Plain(name="x")])) as site,
+        pytest.raises(StorageError, match="cannot be used"),
+    ):
+        Viewer(DocumentArray[Plain]([Plain(name="x")]), port=site.viewer.port)

@@ -1,0 +1,115 @@
+"""Who may look: this machine's browser with the token, once, and nobody else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from quire.view import Viewer
+from tests.view.site import Site
+
+pytestmark = pytest.mark.needs("fastapi", "uvicorn", "PIL", "pyarrow", "av")
+
+SAFE = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+def test_without_the_token_nothing_is_shown(site: Site) -> None:
+    stranger = Site(site.viewer)
+    for path in ("/", "/api/dataset", "/api/rows", "/api/picture?row=0&path=picture", "/?token=", "/?token=guess"):
+        answer = stranger.get(path)
+        assert answer.status == 401, path
+        assert b"place" not in answer.body.lower()
+
+
+def test_a_token_works_once(site: Site) -> None:
+    url = site.viewer.url
+    first, second = Site(site.viewer), Site(site.viewer)
+    assert first.enter(url).status == 200
+    assert first.get("/api/dataset").status == 200
+    assert second.enter(url).status == 401
+    assert second.get("/api/dataset").status == 401
+
+
+def test_who_is_in_may_reload_the_address(site: Site) -> None:
+    browser, url = Site(site.viewer), site.viewer.url
+    browser.enter(url)
+    assert browser.get(f"/?{urlsplit(url).query}").status == 200
+
+
+def test_looking_at_the_head_does_not_use_a_token_up(site: Site) -> None:
+    browser, url = Site(site.viewer), site.viewer.url
+    assert browser.get(f"/?{urlsplit(url).query}", method="HEAD").status == 401
+    assert browser.enter(url).status == 200
+
+
+def test_the_cookie_is_hidden_from_scripts_and_other_sites(site: Site) -> None:
+    cookie = Site(site.viewer).enter().headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert f"quire-view-{site.viewer.port}=" in cookie
+
+
+@pytest.mark.parametrize("cookie", ["", "quire-view=x", "{name}=wrong", "{name}=", "{name}=\xff", "a=b; {name}"])
+def test_another_cookie_is_none(site: Site, cookie: str) -> None:
+    stranger = Site(site.viewer, cookie.format(name=f"quire-view-{site.viewer.port}"))
+    assert stranger.get("/api/dataset").status == 401
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "[::1]:80", ""])
+def test_a_name_that_was_pointed_here_is_turned_away(site: Site, host: str) -> None:
+    answer = site.get("/api/dataset", headers={"Host": host.format(port=site.viewer.port)})
+    assert answer.status == 421
+    assert answer.headers["content-security-policy"].startswith("default-src 'self'")
+
+
+@pytest.mark.parametrize("host", ["localhost:{port}", "LOCALHOST:{port}", "[::1]:{port}"])
+def test_this_machine_has_more_than_one_name(site: Site, host: str) -> None:
+    assert site.get("/api/dataset", headers={"Host": host.format(port=site.viewer.port)}).status == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_it_is_read_only(site: Site, method: str) -> None:
+    assert site.get("/api/rows", method=method).status == 405
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/api/dataset",
+        "/api/rows",
+        "/assets/main.js",
+        "/nothing",
+        "/api/rows?where=%22",
+        "/api/film?row=1&path=film",
+    ],
+)
+def test_every_answer_says_what_a_browser_may_do(site: Site, path: str) -> None:
+    headers = site.get(path).headers
+    assert headers["content-security-policy"].startswith("default-src 'self'")
+    assert SAFE.items() <= headers.items()
+    assert "access-control-allow-origin" not in headers
+    assert "server" not in headers
+
+
+@pytest.mark.parametrize(
+    "path", ["..%2f..%2fpyproject.toml", "%2e%2e/_api.py", "../_api.py", "..", "main.js%00", "x.js"]
+)
+def test_assets_are_those_of_the_page_and_nothing_else(site: Site, path: str) -> None:
+    answer = site.get(f"/assets/{path}")
+    assert answer.status == 404
+    assert b"import" not in answer.body
+
+
+def test_it_listens_on_this_machine_alone(stored: Path) -> None:
+    with Viewer(stored) as viewer:
+        assert viewer._socket.getsockname()[0] == "127.0.0.1"
+        assert viewer.url.startswith(f"http://127.0.0.1:{viewer.port}/?token=")
+        assert viewer.url != viewer.url
