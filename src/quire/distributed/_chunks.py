@@ -9,7 +9,9 @@ import pyarrow as pa
 from quire.storage._write import rows_within
 
 CHUNK_BYTES = 16 << 20
-"""About so many bytes of a partition are in the hands of a function at a time, and as many wait to be given on."""
+"""About so many bytes of a partition are in the hands of a function at a time."""
+BLOCK_BYTES = CHUNK_BYTES // 4
+"""About so many bytes of what it gave wait to be given on."""
 _SMALL = CHUNK_BYTES // 8
 """Record batches of fewer bytes are joined."""
 

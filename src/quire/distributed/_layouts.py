@@ -14,6 +14,7 @@ from quire._loaded import find
 from quire._paths import parse_path
 from quire.array import DocumentArray, DocumentBatch
 from quire.columns import Columns, ObjectColumn, StackOptions, stack
+from quire.distributed._arenas import Tensors, stack_around
 from quire.errors import DecodeError, OptionError
 from quire.schema import FieldKind
 from quire.storage._foreign import conform_fields
@@ -103,12 +104,20 @@ class DocumentLayout:
 
     # --- into record batches
 
-    def encode(self, documents: list[Any], ids: list[Any] | None = None) -> pa.RecordBatch:
-        """Documents as a record batch; with other ids than their own, if some are given."""
-        columns = stack(self.layout.schema, documents, _RAGGED)
+    def encode(
+        self, documents: list[Any], ids: list[Any] | None = None, tensors: Tensors | None = None
+    ) -> pa.RecordBatch:
+        """Documents as a record batch; with other ids than their own, if some are given.
+
+        `tensors` are those of all documents by field, where they lie one behind the other already.
+        """
+        columns = stack_around(self.layout.schema, documents, tensors) if tensors else self._stacked(documents)
         if ids is not None:
             columns.set_column(ObjectColumn(columns.columns["id"].field, ids))
         return self.layout.encode(columns)
+
+    def _stacked(self, documents: list[Any]) -> Columns:
+        return stack(self.layout.schema, documents, _RAGGED)
 
     @cached_property
     def has_text_id(self) -> bool:

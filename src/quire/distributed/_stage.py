@@ -1,7 +1,7 @@
 """Stages: the user's function on the documents of a partition, record batches in and record batches out.
 
-A partition is never in memory as a whole: about `CHUNK_BYTES` of it are documents at a time, and about as many bytes of
-what the function gave wait to be encoded.
+A partition is never in memory as a whole: about `CHUNK_BYTES` of it are documents at a time, and `BLOCK_BYTES` of what
+the function gave wait to be encoded.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from quire._typing import is_document_type
 from quire.array import DocumentBatch
 from quire.codec._bytes import approximate_size
 from quire.columns import Columns
+from quire.distributed._arenas import Arena, Tensors
 from quire.distributed._calls import Call
-from quire.distributed._chunks import CHUNK_BYTES, by_bytes, by_multiples
+from quire.distributed._chunks import BLOCK_BYTES, CHUNK_BYTES, by_bytes, by_multiples
 from quire.distributed._failures import partition_error
 from quire.distributed._layouts import DocumentLayout
 from quire.distributed._nulls import null_document
@@ -234,19 +235,19 @@ class Encoder:
         self._keeps_ids = target.has_text_id and source.has_text_id
 
     def encode(self, given: Iterable[Given]) -> Iterator[pa.RecordBatch]:
-        """Record batches of about CHUNK_BYTES."""
+        """Record batches of about BLOCK_BYTES."""
         block: list[Given] = []
-        size, wanted = 0, self._target.document_type
+        size, wanted, arena = 0, self._target.document_type, Arena(self._target.layout, BLOCK_BYTES)
         for item in given:
             kept = item if type(item.result) is wanted else self._checked(item)
             if kept is None:
                 continue
-            block.append(kept)
             size += approximate_size(kept.result)
-            if size >= CHUNK_BYTES:
-                yield from self._block(block)
+            block.append(Given(arena.taken(kept.result), *kept[1:]))
+            if size >= BLOCK_BYTES or arena.is_full:
+                yield from self._block(block, arena.columns())
                 block, size = [], 0
-        yield from self._block(block)
+        yield from self._block(block, arena.columns())
 
     def _checked(self, given: Given) -> Given | None:
         """The row with a document in it; None if there is to be no row."""
@@ -270,10 +271,11 @@ class Encoder:
             raise self.failed(error, given) from error
         return given._replace(result=null_document(self._target, given.sources.document(given.row)))
 
-    def _block(self, block: list[Given]) -> Iterator[pa.RecordBatch]:
+    def _block(self, block: list[Given], tensors: Tensors | None = None) -> Iterator[pa.RecordBatch]:
+        """The record batch of rows, or of each of them alone where that fails; some of their tensors may be in one."""
         if not block:
             return
-        made = attempted(self._encoded, block)
+        made = attempted(lambda rows: self._encoded(rows, tensors), block)
         if not isinstance(made, Failed):
             yield made
         elif len(block) == 1:
@@ -284,8 +286,8 @@ class Encoder:
             for item in block:
                 yield from self._block([item])
 
-    def _encoded(self, block: list[Given]) -> pa.RecordBatch:
-        return self._target.encode([item.result for item in block], self._ids(block))
+    def _encoded(self, block: list[Given], tensors: Tensors | None = None) -> pa.RecordBatch:
+        return self._target.encode([item.result for item in block], self._ids(block), tensors)
 
     def _ids(self, block: list[Given]) -> list[Any] | None:
         """Documents that were made of others have their ids, unless the function gave them some.

@@ -1,0 +1,105 @@
+"""Tensors that wait to be encoded: copied as they come, so that functions may use their memory again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from quire import BaseDocument
+from quire.distributed import PartitionError
+from quire.distributed._arenas import Arena
+from quire.distributed._calls import Call
+from quire.distributed._chunks import BLOCK_BYTES
+from quire.distributed._layouts import DocumentLayout
+from quire.distributed._stage import MapRows, OnError
+from quire.typing import NdArray, uint8
+
+pytestmark = pytest.mark.needs("pyarrow", "cloudpickle")
+
+
+class Plate(BaseDocument):
+    image: NdArray[uint8, 64, 64]
+    depth: NdArray[uint8, 64, 64] | None = None
+    name: str
+
+
+PLATES = DocumentLayout(Plate)
+
+
+def plate(number: int, **more: object) -> Plate:
+    return Plate(id=f"{number}", image=np.full((64, 64), number % 251, np.uint8), name=f"plate {number}", **more)
+
+
+def mapped(function: object, plates: list[Plate], on_error: OnError = "raise") -> Iterator[Plate]:
+    stage = MapRows(Call(function), PLATES, PLATES, on_error)  # type: ignore[arg-type]
+    for batch in stage(0, iter([PLATES.encode(plates)])):
+        assert batch.nbytes <= 2 * BLOCK_BYTES
+        yield from PLATES.array(PLATES.decode(batch))
+
+
+def test_documents_of_many_blocks_come_out_in_order() -> None:
+    def negative(document: Plate) -> Plate:
+        document.image = 255 - document.image
+        document.depth = document.image // 2
+        return document
+
+    count = 3 * BLOCK_BYTES // (2 * 64 * 64) + 5
+    found = list(mapped(negative, [plate(i) for i in range(count)]))
+    assert [document.id for document in found] == [f"{i}" for i in range(count)]
+    assert all((document.image == 255 - i % 251).all() for i, document in enumerate(found))
+    assert all((document.depth == (255 - i % 251) // 2).all() for i, document in enumerate(found))  # type: ignore[union-attr]
+
+
+def test_a_function_may_give_the_same_array_again_and_again() -> None:
+    room = np.zeros((64, 64), np.uint8)
+
+    def reuses(document: Plate) -> Plate:
+        room[:] = document.image + 1
+        return Plate(image=room, depth=room, name=document.name)
+
+    found = list(mapped(reuses, [plate(i) for i in range(20)]))
+    assert [int(document.image[3, 3]) for document in found] == list(range(1, 21))
+
+
+def test_rows_without_a_tensor_are_told_from_others() -> None:
+    def some(document: Plate) -> Plate:
+        document.depth = document.image if int(document.id) % 3 else None
+        return document
+
+    found = list(mapped(some, [plate(i) for i in range(10)]))
+    assert [document.depth is None for document in found] == [i % 3 == 0 for i in range(10)]
+    assert [document.name for document in found] == [f"plate {i}" for i in range(10)]
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_one_bad_tensor_among_good_ones_is_the_one_that_is_told(on_error: OnError) -> None:
+    def spoils(document: Plate) -> Plate:
+        if document.id == "7":
+            document.__dict__["image"] = np.zeros((64, 63), np.uint8)
+        document.depth = document.image if document.id != "7" else None
+        return document
+
+    plates = [plate(i) for i in range(12)]
+    if on_error == "skip":
+        assert [document.id for document in mapped(spoils, plates, "skip")] == [f"{i}" for i in range(12) if i != 7]
+        return
+    with pytest.raises(PartitionError, match="document 7") as caught:
+        list(mapped(spoils, plates))
+    assert (caught.value.document, caught.value.id) == (7, "7")
+
+
+def test_a_document_is_not_changed_by_what_becomes_of_it() -> None:
+    arena, document = Arena(PLATES.layout, BLOCK_BYTES), plate(3, depth=np.ones((64, 64), np.uint8))
+    image = document.image
+    other = arena.taken(document)
+    assert document.image is image
+    assert other is not document
+    assert other == document
+    assert other.model_fields_set == document.model_fields_set
+    tensors = arena.columns()
+    assert np.array_equal(tensors["image"], image[None])
+    assert arena.columns() == {}
+    assert pa.RecordBatch.equals(PLATES.encode([other], None, tensors), PLATES.encode([document]))
