@@ -47,15 +47,16 @@ def listed(text: str | None) -> list[str] | None:
 
 def positive(text: str) -> int:
     """A number of rows, or the like."""
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
+    return _at_least(1, text)
 
 
 def counted(text: str) -> int:
     """A number that may be 0."""
-    number = int(text)
-    if number < 0:
-        raise ValueError(text)
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    number = int(text) if text.lstrip("+-").isdecimal() else least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}.")
     return number

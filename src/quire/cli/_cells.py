@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from quire.codec._csv import _cells_of_any_size
@@ -18,13 +19,17 @@ _PART = re.compile(r"[A-Za-z]\w*")
 
 
 def rows_of(lines: Iterable[str], layout: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
-    """The rows of a table as nested dicts of values; a column 'thesis.title' is in the document 'thesis'."""
+    """The rows of a table as nested dicts of values; a column 'thesis.title' is in the document 'thesis'.
+
+    The first is no row, but has all columns, with nothing in them.
+    """
     with _cells_of_any_size():
         records = csv.reader(lines, strict=True, **layout)
         try:
             paths = [_path(column) for column in next(records, ())]
+            yield _row(paths, [])
             for record in filter(None, records):
-                yield _row(paths, record)
+                yield {name: _there(value) for name, value in _row(paths, record).items()}
         except csv.Error as error:
             raise DecodeError(f"{name}, line {records.line_num}: {error}.") from error
 
@@ -34,14 +39,26 @@ def _path(column: str) -> tuple[str, ...]:
     return tuple(parts) if all(map(_PART.fullmatch, parts)) else (column,)
 
 
-def _row(paths: list[tuple[str, ...]], record: list[str]) -> dict[str, Any]:
+def _row(paths: Sequence[Any], record: list[str]) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    for path, cell in zip(paths, record, strict=False):  # whoever reads them for good tells of missing cells
+    for path, cell in zip_longest(paths, record[: len(paths)], fillvalue=""):  # who reads them for good tells of that
         inner = row
         for part in path[:-1]:
-            inner = inner.setdefault(part, {})
+            inner = inner.setdefault(part, _Inner())
         inner[path[-1]] = _value(cell)
     return row
+
+
+def _there(value: Any) -> Any:
+    """A document of which no cell has anything is None."""
+    if type(value) is not _Inner:
+        return value
+    found = {name: _there(item) for name, item in value.items()}
+    return found if any(item is not None for item in found.values()) else None
+
+
+class _Inner(dict[str, Any]):
+    """A document in several cells."""
 
 
 def _value(cell: str) -> Any:

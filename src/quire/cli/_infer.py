@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar
@@ -39,6 +39,14 @@ class Kinds:
         self.items: Kinds | None = None
         self.dtypes: set[str] = set()
         self.shapes: set[tuple[int, ...]] = set()
+
+    def expect(self, row: Mapping[str, Any]) -> None:
+        """Know of fields before a row has them."""
+        for name, item in row.items():
+            inner = self.fields.setdefault(name, Kinds())
+            if isinstance(item, Mapping):
+                inner.found.add("document")
+                inner.expect(item)
 
     def add(self, value: Any) -> None:
         """Take the value of another row."""
@@ -146,12 +154,21 @@ def plain(value: Any) -> Any:
     return value
 
 
-def inferred(rows: Iterable[Any], name: str, *, text: bool = False) -> tuple[Any, int]:
+def inferred(rows: Iterable[Any], name: str) -> tuple[Any, int]:
     """The class of rows, mappings or documents, and how many there are."""
     kinds = Kinds()
     for row in rows:
         kinds.add(row)
-    return kinds.document_type(name, text=text), kinds.count
+    return kinds.document_type(name), kinds.count
+
+
+def inferred_table(rows: Iterator[Mapping[str, Any]], name: str) -> tuple[Any, int]:
+    """The class of the rows of a table, the first of which only tells the columns; a mixture is text."""
+    kinds = Kinds()
+    kinds.expect(next(rows))
+    for row in rows:
+        kinds.add(row)
+    return kinds.document_type(name, text=True), kinds.count
 
 
 def _field_name(name: str, taken: Container[str]) -> str:

@@ -49,6 +49,7 @@ exit codes:
   2    a wrong call of the command
   3    verify found faults
   130  interrupted
+  141  who read the output has gone
 """
 
 

@@ -15,7 +15,7 @@ from quire import codec
 from quire.array import DocumentArray
 from quire.cli._cells import rows_of
 from quire.cli._forms import files_below
-from quire.cli._infer import Row, inferred, plain
+from quire.cli._infer import Row, inferred, inferred_table, plain
 from quire.codec._blocks import read_index
 from quire.codec._compression import compression_of
 from quire.codec._csv import CsvOptions, iter_csv
@@ -54,7 +54,7 @@ def open_csv(path: str, options: Any) -> Opened:
     document_type, rows = options.document_type, None
     if document_type is None:
         with opened_text(path) as file, text_lines(file, how.encoding) as lines:
-            document_type, rows = inferred(rows_of(lines, how.layout, path), _stem(path), text=True)
+            document_type, rows = inferred_table(rows_of(lines, how.layout, path), _stem(path))
 
     def items() -> Iterator[Any]:
         with opened_text(path) as file:

@@ -49,7 +49,13 @@ def print_rich(thing: Any) -> None:
     """Show something of rich's; in a pipe it may be wider than a terminal."""
     from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(thing)
+    class Output(Console):
+        """Lets the caller know that who read the output has gone; rich itself would end the process."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    Output(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(thing)
 
 
 def _add_rows(tree: Tree, rows: list[tuple[str, Any]], levels: int) -> None:

@@ -128,7 +128,8 @@ def _default(form: Form, schema: Schema, length: int) -> pa.Array:
 
 def _struct(form: DocumentForm, array: pa.Array) -> pa.Array:
     fields = [array.type.field(i) for i in range(array.type.num_fields)]
-    found = {field.name: (field, array.field(i)) for i, field in enumerate(fields)}
+    parts = array.flatten() if array.null_count else [array.field(i) for i in range(len(fields))]
+    found = {field.name: (field, part) for field, part in zip(fields, parts, strict=True)}  # null where none is there
     present = _validity(array)
     arrays = conform_fields(form.forms, found, form.schema, present, len(array))
     if not arrays:

@@ -1,0 +1,65 @@
+"""The command as a real process, and documents for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import quire
+from quire import BaseDocument, DocumentArray
+from quire.typing import NdArray, float32, uint8
+
+ROOT = Path(__file__).parents[2]
+SOURCES = str(Path(quire.__file__).parents[1])
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{SOURCES}{os.pathsep}{ROOT}", "COLUMNS": "120"}
+
+
+class Thesis(BaseDocument):
+    title: str
+    vector: NdArray[float32, 2] | None = None
+
+
+class Student(BaseDocument):
+    name: str
+    age: int = 20
+    score: float | None = None
+    photo: NdArray[uint8, 8, 9, 3]
+    thesis: Thesis | None = None
+    tags: list[str] = []
+    papers: DocumentArray[Thesis] = []
+
+
+def student(number: int) -> Student:
+    """The student of a number, with an id that is the same wherever it is made."""
+    thesis = Thesis(id=f"t{number}", title=f'On {number}, and "more"\n', vector=[number, -number])
+    return Student(
+        id=f"s{number}",
+        name=f"Ada {number}",
+        age=number % 40,
+        score=None if number % 3 == 0 else number / 8,
+        photo=np.full((8, 9, 3), number % 251, np.uint8),
+        thesis=None if number % 4 == 0 else thesis,
+        tags=["a", "b"][: number % 3],
+        papers=[Thesis(id=f"p{number}-{i}", title=f"Paper {i}") for i in range(number % 3)],
+    )
+
+
+def students(count: int) -> DocumentArray[Student]:
+    """So many of them."""
+    return DocumentArray[Student]([student(number) for number in range(count)])
+
+
+def command(*arguments: object) -> list[str]:
+    """What starts the command."""
+    return [sys.executable, "-B", "-W", "error", "-m", "quire", *map(str, arguments)]
+
+
+def run(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """The command, run to its end in a folder."""
+    return subprocess.run(
+        command(*arguments), cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=60
+    )

@@ -1,0 +1,228 @@
+"""`quire convert`: from every format to every other, whole or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from quire import BaseDocument
+from quire.cli import main
+from quire.storage import open_dataset, write_dataset
+from tests.cli.commands import Student, students
+
+pytestmark = pytest.mark.needs("PIL", "pyarrow", "xxhash")
+FOREIGN = Path(__file__).parents[1] / "storage" / "foreign"
+STUDENT = ["--document", "tests.cli.commands:Student"]
+COUNT = 25
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("convert")
+    write_dataset(students(COUNT), folder / "students", shard_bytes=4000, group_bytes=2000)
+    return folder / "students"
+
+
+def convert(*arguments: Any) -> int:
+    return main(["convert", *map(str, arguments)])
+
+
+def rows(path: Path, capsys: pytest.CaptureFixture[str], *more: str) -> list[Any]:
+    """All rows at a path, as `head` tells them to scripts."""
+    capsys.readouterr()
+    assert main(["head", str(path), "-n", "1000", "--json", *more]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+WAYS = {
+    "csv": ("out.csv", []),
+    "tsv": ("out.tsv", []),
+    "csv.gz": ("out.csv.gz", []),
+    "ndjson": ("out.ndjson", []),
+    "jsonl.xz": ("out.jsonl.xz", []),
+    "base64": ("out.ndjson", ["--tensors", "base64"]),
+    "json": ("out.json", []),
+    "protobuf": ("out.pb", []),
+    "protobuf.gz": ("out.pb.gz", []),
+    "option": ("out.bin", ["--to", "quire", "--compress", "lzma"]),
+    "parquet": ("out.parquet", []),
+    "arrow": ("out.arrow", []),
+    "lists": ("out.parquet", ["--tensor-storage", "list"]),
+    "dataset": ("out", []),
+    "arrow dataset": ("out", ["--to", "arrow", "--shard-bytes", "4000"]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_format_and_back(way: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name, more = WAYS[way]
+    assert convert(source, tmp_path / name, *more) == 0
+    wanted = json.loads(students(COUNT).to_json())
+    assert rows(tmp_path / name, capsys, *STUDENT) == wanted
+    assert convert(tmp_path / name, tmp_path / "back", *STUDENT) == 0
+    back = open_dataset(tmp_path / "back", Student).read().unstack()
+    assert all(map(Student.identical, back, students(COUNT)))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_class_is_made_where_none_is_given(
+    way: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, more = WAYS[way]
+    assert convert(source, tmp_path / name, *STUDENT, *more) == 0
+    found = rows(tmp_path / name, capsys)
+    wanted = json.loads(students(COUNT).to_json())
+    assert [row["name"] for row in found] == [row["name"] for row in wanted]
+    assert found == wanted
+    assert convert(tmp_path / name, tmp_path / "made") == 0
+    assert rows(tmp_path / "made", capsys) == wanted
+
+
+def test_hugging_face_and_back(source: Path, tmp_path: Path) -> None:
+    assert convert(source, tmp_path / "hf", "--to", "huggingface", *STUDENT) == 0
+    assert {file.name for file in (tmp_path / "hf").iterdir()} == {
+        "data-00000-of-00001.arrow",
+        "dataset_info.json",
+        "state.json",
+    }
+    features = json.loads((tmp_path / "hf" / "dataset_info.json").read_text())["features"]
+    assert features["age"] == {"dtype": "int64", "_type": "Value"}
+    assert features["photo"] == [[[{"dtype": "uint8", "_type": "Value"}]]]
+    assert features["papers"][0]["title"] == {"dtype": "string", "_type": "Value"}
+    assert convert(tmp_path / "hf", tmp_path / "back", *STUDENT) == 0
+    back = open_dataset(tmp_path / "back", Student).read().unstack()
+    assert all(map(Student.identical, back, students(COUNT)))
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("petastorm", ["--allow-pickle"]),
+        ("mds-raw", []),
+        ("mds-zstd", []),
+        ("webdataset", []),
+        ("huggingface", ["--split", "train"]),
+    ],
+)
+def test_formats_of_others(name: str, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert convert(FOREIGN / name, tmp_path / "out.parquet", *more, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["from"], told["to"]) == (name.partition("-")[0], "parquet")
+    assert told["rows"] == len(open_dataset(tmp_path / "out.parquet")) > 0
+    assert told["bytes"] == (tmp_path / "out.parquet").stat().st_size
+
+
+# --- folders of files
+
+
+def test_a_folder_of_files_and_back(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert convert(source, tmp_path / "photos", "--to", "files", "--content", "photo", *STUDENT) == 0
+    assert len(list((tmp_path / "photos").glob("*.png"))) == COUNT
+    with Image.open(tmp_path / "photos" / "00000007.png") as image:
+        assert np.array(image)[0, 0].tolist() == [7, 7, 7]
+    assert convert(tmp_path / "photos", tmp_path / "back.parquet") == 0
+    found = rows(tmp_path / "back.parquet", capsys)
+    assert [(row["path"], row["mime_type"], row["name"]) for row in found[:2]] == [
+        ("00000000.png", "image/png", "Ada 0"),
+        ("00000001.png", "image/png", "Ada 1"),
+    ]
+    assert convert(tmp_path / "back.parquet", tmp_path / "again", "--to", "files") == 0
+    for file in (tmp_path / "photos").glob("*.png"):
+        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_files_without_more_are_path_type_and_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    (tmp_path / "in" / "a.txt").write_text("hello")
+    (tmp_path / "in" / "deep" / "b").write_bytes(b"\0\1")
+    (tmp_path / "in" / ".hidden").write_text("no")
+    assert convert(tmp_path / "in", tmp_path / "out.ndjson") == 0
+    assert rows(tmp_path / "out.ndjson", capsys) == [
+        {"path": "a.txt", "mime_type": "text/plain", "content": "aGVsbG8="},
+        {"path": "deep/b", "mime_type": None, "content": "AAE="},
+    ]
+    assert convert(tmp_path / "in", tmp_path / "texts.ndjson", "--document", "quire:Document") == 0
+    assert [Path(row["uri"]).name for row in rows(tmp_path / "texts.ndjson", capsys)] == ["a.txt", "b"]
+
+
+@pytest.mark.parametrize("path", ["../out.txt", "/tmp/out.txt", "a/../../b", "metadata.jsonl", "a\\b"])
+def test_no_file_is_written_outside_of_the_folder(
+    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.ndjson").write_text(json.dumps({"path": path, "text": "x"}) + "\n")
+    assert convert(tmp_path / "rows.ndjson", tmp_path / "out", "--to", "files", "--content", "text") == 1
+    assert "leads out of the folder" in capsys.readouterr().err
+    assert [entry.name for entry in tmp_path.iterdir()] == ["rows.ndjson"]
+
+
+# --- whole or not at all
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.json", "out.pb", "out.parquet", "out.arrow", "out"])
+def test_what_fails_leaves_what_was_there(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = "".join(f'{{"name": "{n}"}}\n' for n in range(3000))
+    (tmp_path / "good.ndjson").write_text(good)
+    (tmp_path / "bad.ndjson").write_text(good + '{"name": 7}\n')
+    typed = ["--document", "tests.cli.test_convert:Named"]
+    assert convert(tmp_path / "bad.ndjson", tmp_path / name, *typed) == 1
+    assert "line 3001" in capsys.readouterr().err
+    assert not (tmp_path / name).exists()
+    assert convert(tmp_path / "good.ndjson", tmp_path / name, *typed) == 0
+    before = _contents(tmp_path)
+    assert convert(tmp_path / "good.ndjson", tmp_path / name, *typed) == 1
+    assert "Pass --force" in capsys.readouterr().err
+    assert convert(tmp_path / "bad.ndjson", tmp_path / name, *typed, "--force") == 1
+    assert _contents(tmp_path) == before
+    assert convert(tmp_path / "good.ndjson", tmp_path / name, *typed, "--force", "--limit", "7") == 0
+    assert len(rows(tmp_path / name, capsys, *typed)) == 7
+    assert {entry.name for entry in tmp_path.iterdir()} == {"good.ndjson", "bad.ndjson", name}
+
+
+class Named(BaseDocument):
+    name: str
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def test_a_folder_is_not_replaced_without_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.csv").write_text("a\n1\n")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "precious").write_text("data")
+    (tmp_path / "empty").mkdir()
+    assert convert(tmp_path / "rows.csv", tmp_path / "full") == 1
+    assert (tmp_path / "full" / "precious").exists()
+    assert convert(tmp_path / "rows.csv", tmp_path / "empty") == 0
+    for target in (tmp_path, tmp_path / "full" / "inside"):
+        assert convert(tmp_path / "full", target, "--to", "files", "--force") == 1
+        assert "the target is the source, or one is inside the other" in capsys.readouterr().err
+
+
+def test_rows_are_limited_across_batches(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for limit in (1, 3, 24, 100):
+        assert convert(source, tmp_path / "out.csv", "--limit", limit, "--force", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["rows"] == min(limit, COUNT)
+
+
+def test_packed_text_is_what_its_name_says(source: Path, tmp_path: Path) -> None:
+    assert convert(source, tmp_path / "out.csv.gz") == 0
+    assert convert(source, tmp_path / "out.csv") == 0
+    assert gzip.decompress((tmp_path / "out.csv.gz").read_bytes()) == (tmp_path / "out.csv").read_bytes()
+
+
+def test_documents_of_another_class_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    students(2).to_ndjson(tmp_path / "rows.ndjson")
+    assert convert(tmp_path / "rows.ndjson", tmp_path / "out.pb", "--document", "tests.cli.commands:Thesis") == 1
+    assert "quire: Thesis in " in capsys.readouterr().err
