@@ -1,0 +1,48 @@
+"""gRPC alone, in a process without quire: so many calls that give the bytes back, whenever a number is read.
+
+    python benchmarks/services_bare.py FILE [keep]
+
+With `keep`, the allocator keeps freed memory as it does where quire serves or calls.
+"""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+
+
+def serve() -> str:
+    """A method that gives the bytes that it got; its address."""
+    method = grpc.unary_unary_rpc_method_handler(lambda data, _: data)
+    server = grpc.server(ThreadPoolExecutor(64))
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("bare.Service", {"Echo": method})])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    _kept.append(server)
+    return f"127.0.0.1:{port}"
+
+
+_kept: list[object] = []
+
+
+def main(file: str, *options: str) -> None:
+    """Call when told, until nobody tells."""
+    if "keep" in options:
+        import numpy as np
+
+        np.empty(8 << 20, np.uint8)
+    data = Path(file).read_bytes()
+    call = grpc.insecure_channel(serve()).unary_unary("/bare.Service/Echo")
+    assert call(data) == data
+    print("ready", flush=True)
+    for line in sys.stdin:
+        for _ in range(int(line)):
+            call(data)
+        print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
