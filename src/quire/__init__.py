@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from quire.documents import Audio, Document, Image, Mesh3D, PointCloud3D, Text, Video
     from quire.errors import DecodeError, EncodeError, QuireError
     from quire.schema import Field, FieldKind, Schema
+    from quire.view import view as view
 
 __version__ = "0.1.0"
 
@@ -51,6 +52,7 @@ _MODULES = (
     "services",
     "tensors",
     "typing",
+    "view",
 )
 
 __all__ = [

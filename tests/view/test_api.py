@@ -114,6 +114,9 @@ FILTERS: dict[str, Any] = {
     "caption ~ '/number 1\\d+$/'": lambda p: (
         p.caption.split(" ")[-1].startswith("1") and len(p.caption.split()[-1]) > 1
     ),
+    "caption ~ /^A (lake|town) number [12]$/ and open": lambda p: p.caption == "A town number 2",
+    "(file ~ /picture/)": lambda p: "picture" in p.file,
+    "file = inside/picture.png": lambda p: p.file == "inside/picture.png",
     "view": lambda p: "view" in p.caption,
     '"number 29"': lambda p: "number 29" in p.caption,
     "taken < 2024-02-01": lambda p: p.taken.month == 1 and p.taken.year == 2024,

@@ -5,11 +5,13 @@ The package can be called: `quire.view(docs)` starts a `Viewer` and opens it in 
 
 from __future__ import annotations
 
+import importlib
 import sys
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from quire.view._viewer import Viewer
+if TYPE_CHECKING:
+    from quire.view._viewer import Viewer as Viewer
 
 __all__ = ["Viewer", "view"]
 
@@ -22,10 +24,21 @@ def view(
     `browser=False` only starts it: `viewer.url` is the address. It runs until `viewer.close()`, or as long as the
     program does.
     """
-    viewer = Viewer(source, port=port, files=files, document=document).start()
+    made: Viewer = _needed().Viewer(source, port=port, files=files, document=document)
+    made.start()
     if browser:
-        viewer.open()
-    return viewer
+        made.open()
+    return made
+
+
+def _needed() -> Any:
+    return importlib.import_module("quire.view._viewer")  # which needs an extra
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Viewer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _needed().Viewer
 
 
 class _Callable(ModuleType):
