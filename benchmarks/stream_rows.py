@@ -179,18 +179,20 @@ ROWS = (
         "write",
         "W8: batches in hand, written",
         "The pictures, in batches of 1,000 in memory. One reference writes their bytes to plain files, and the "
-        "other waits until they are on the disk, as quire does for every shard, and none of the others.",
+        "other waits until they are on the disk, as quire does for every shard unless told not to (`durable=False`), "
+        "and none of the others.",
         "pictures",
         (
             Contestant("plain file write, synced", "memmap", "synced"),
             Contestant("plain file write", "memmap"),
             quire("quire", "arrow/block/direct"),
+            quire("quire, not synced", "arrow/block/unsynced"),
             PARQUET,
             *(MDS, LITDATA, LANCE, TENSORDICT, WEBDATASET, HF),
         ),
         (
             Goal("quire", "plain file write, synced", 0.6, by="wall"),
-            Goal("quire", "plain file write", 0.6, by="wall"),
+            Goal("quire, not synced", "plain file write", 0.6, by="wall"),
             Goal("quire", "MosaicML MDS", 3, by="wall"),
             Goal("quire", "LitData", 3, by="wall"),
             Goal("quire", by="size", at_most=1.02),

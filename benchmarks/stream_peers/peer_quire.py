@@ -100,7 +100,8 @@ def make(task: Task, batches: Iterable[DocumentBatch[Any]]) -> None:
     if task.workload.name == "shards":
         batches = (part for batch in batches for part in batch.batch(task.workload.shard_rows))
         sizes = {"shard_bytes": 1, "group_bytes": 200 * task.workload.shard_rows}  # more than one part, less than two
-    write_dataset(batches, task.folder, schema=schema, format=kind, **sizes)
+    durable = not task.variant.endswith("/unsynced")
+    write_dataset(batches, task.folder, schema=schema, format=kind, durable=durable, **sizes)
 
 
 # --- read

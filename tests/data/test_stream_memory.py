@@ -87,6 +87,44 @@ def test_a_loader_makes_as_many_ahead_as_it_is_asked_to(folder: Path) -> None:
     del batches, taken
 
 
+def _made_by(dataset: Any) -> list[str]:
+    """Of each batch, the thread that makes it."""
+    finish, names = dataset._fetch._finished, list[str]()
+
+    def watching(*arguments: Any) -> Any:
+        names.append(threading.current_thread().name)
+        return finish(*arguments)
+
+    dataset._fetch._finished = watching
+    return names
+
+
+def test_a_loop_that_only_takes_makes_its_batches_itself(folder: Path) -> None:
+    dataset = streamed(folder, 4)
+    dataset._ahead = 2
+    names = _made_by(dataset)
+    assert numbers(dataset.loader(threads=2)) == numbers(streamed(folder, 4))
+    assert names[0].startswith("quire-loader")
+    assert set(names[-50:]) == {threading.current_thread().name}
+
+
+def test_for_a_loop_that_works_threads_make_them(folder: Path) -> None:
+    dataset = streamed(folder, 10)
+    dataset._ahead = 2
+    names = _made_by(dataset)
+    for _ in dataset.loader(threads=2):
+        time.sleep(0.005)
+    assert all(name.startswith("quire-loader") for name in names)
+
+
+def test_what_is_preprocessed_is_made_by_threads(folder: Path) -> None:
+    dataset = streamed(folder, 4, preprocessing={"number": lambda number: number + 1})
+    dataset._ahead = 2
+    names = _made_by(dataset)
+    list(dataset.loader(threads=2))
+    assert all(name.startswith("quire-loader") for name in names)
+
+
 def test_a_loader_that_is_left_in_the_middle_ends_its_threads(folder: Path) -> None:
     for _ in range(3):
         for _ in streamed(folder).loader(threads=3):

@@ -52,6 +52,17 @@ def _files(path: Path) -> dict[str, bytes]:
 # --- what is written
 
 
+def test_without_durability_the_disk_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[str] = []
+    monkeypatch.setattr("os.fsync", lambda handle: waited.append(Path(f"/proc/self/fd/{handle}").readlink().name))
+    write_dataset(_wide(100), tmp_path / "a", schema=Wide, format="arrow", shard_bytes=20_000)
+    assert any(".arrow" in name for name in waited)
+    waited.clear()
+    write_dataset(_wide(100), tmp_path / "b", schema=Wide, format="arrow", shard_bytes=20_000, durable=False)
+    assert not any(".arrow" in name for name in waited)
+    assert _numbers(tmp_path / "b", Wide) == list(range(100))
+
+
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_documents_come_back_as_they_were(tmp_path: Path, kind: Any) -> None:
     documents = photos(50)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -105,8 +106,8 @@ class PackedColumn(ObjectColumn):
             data = memoryview(self.data)[start:end]
             whole: Any = str(data, "utf-8") if text else bytes(data)
             if len(whole) == len(data):  # else some characters take more than a byte
-                pairs = zip((self.starts - start).tolist(), (self.ends - start).tolist(), strict=True)
-                return self.masked([whole[a:b] for a, b in pairs])
+                read = (io.StringIO if text else io.BytesIO)(whole).read  # twice as fast as to cut each of them out
+                return self.masked([*map(read, (self.ends - self.starts).tolist())])
         view = memoryview(self.data)
         spans = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
         return self.masked([str(view[a:b], "utf-8") if text else bytes(view[a:b]) for a, b in spans])

@@ -51,6 +51,11 @@ class Fetch:
         self._bad: frozenset[int] = frozenset()
         self._together = 1  # so many rows are skipped as one
 
+    @property
+    def only_copies(self) -> bool:
+        """Whether batches are rows of mapped files, with nothing done to them."""
+        return self._stored.is_mapped and self._target is not None and not self._steps and self._output is None
+
     def of_windows(self, length: int, passes: Passes) -> Fetch:
         """The same, for rows of which so many belong together."""
         if self._on_error == "replace":
@@ -93,9 +98,9 @@ class Fetch:
             wanted = [rows for rows, _ in rest]
             try:
                 gathered = self._stored.gather_parts(wanted, self._target)
-                for made in zip(gathered, rest, strict=True):
+                for columns, part in zip(gathered, rest, strict=True):  # unpacked: zip keeps what it gave away whole
                     done += 1
-                    yield made
+                    yield columns, part
             except (ShardError, DecodeError) as error:
                 self._note_bad(np.concatenate(wanted), error)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 import numpy as np
@@ -123,11 +124,13 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
                 self._state = batch._state
                 yield batch
 
-    def groups(self, mark: int) -> Iterator[Group]:
-        """The steps of a pass; a few at a time, which costs hardly more than one."""
-        return self._begun(0, 0, mark, range(self._ahead, self._ahead + 1))
+    def groups(self, mark: int, is_alone: Callable[[], bool]) -> Iterator[Group]:
+        """The steps of a pass; a few at a time, which costs hardly more than one. More when none are made ahead."""
+        return self._begun(0, 0, mark, lambda: self._together if is_alone() else self._ahead)
 
-    def _begun(self, worker: int, workers: int, mark: int, together: range | None = None) -> Iterator[Group]:
+    def _begun(
+        self, worker: int, workers: int, mark: int, together: Callable[[], int] | None = None
+    ) -> Iterator[Group]:
         """Begin a pass as one of its workers, or go on in it: its steps, of which so many are taken together."""
         resumed, self._resume = self._resume, None
         if resumed is None:
@@ -137,19 +140,22 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
             start = Pass(resumed.epoch, resumed.start, resumed.done)
             self._passes.resume(start, mark, worker, workers)
         before, first = (0, 0) if resumed is None else (resumed.before, resumed.step)
-        together = range(1, self._together + 1) if together is None else together
+        together = _doubling(self._together) if together is None else together
         return self._groups(start, (worker, workers, mark), (before, first), together)
 
-    def _groups(self, start: Pass, who: tuple[int, int, int], done: tuple[int, int], sizes: range) -> Iterator[Group]:
-        """The steps of a worker, few at first: it takes every so-manieth of the whole pass, so they come in turn."""
+    def _groups(
+        self, start: Pass, who: tuple[int, int, int], done: tuple[int, int], together: Callable[[], int]
+    ) -> Iterator[Group]:
+        """The steps of a worker: it takes every so-manieth of the whole pass, so they come in turn."""
         (worker, workers, mark), (before, first) = who, done
-        epochs, each, together = self.options.epochs, max(workers, 1), sizes[0]
+        epochs, each = self.options.epochs, max(workers, 1)
         while epochs is None or start.done < epochs:
             share = self._slice(start)
             steps = range(first + (worker - before - first) % each, share.steps, each)
             while steps:
-                yield Group(share, start.done, before, steps[:together])
-                steps, together = steps[together:], min(2 * together, sizes[-1])
+                number = together()
+                yield Group(share, start.done, before, steps[:number])
+                steps = steps[number:]
             start, before, first = Pass(start.epoch + 1, 0, start.done + 1), before + share.steps, 0
             if epochs is None:
                 self._check_endless(share)
@@ -204,6 +210,11 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
     def num_rows(self) -> int:
         """The rows of the dataset, of all ranks."""
         return len(self.stored)
+
+    @property
+    def only_copies(self) -> bool:
+        """Whether batches are rows of mapped files, with nothing done to them."""
+        return self._fetch.only_copies
 
     def loader(self, prefetch: int = 4, threads: int = 1) -> Loader[DocT]:
         """The batches of a pass, made ahead by threads of this process: `for batch in dataset.loader(): ...`."""
@@ -305,3 +316,9 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def __copy__(self) -> Self:
         return self
+
+
+def _doubling(most: int) -> Callable[[], int]:
+    """One at first, then more and more, so that the first batch does not wait for others."""
+    numbers = chain((1 << power for power in range(most.bit_length() - 1)), repeat(most))
+    return lambda: next(numbers)

@@ -130,6 +130,7 @@ class WindowFetch:
 
     def __init__(self, fetch: Fetch, starts: NDArray[np.int64], length: int) -> None:
         self._fetch, self._starts, self._length = fetch, starts, length
+        self.only_copies = fetch.only_copies
 
     def batches(self, parts: list[Part]) -> Iterator[DocumentBatch[Any]]:
         """A batch of the rows of some windows each."""

@@ -79,7 +79,7 @@ class Folder(ABC):
         """Copy a file to a local path, which has all of it or is as it was."""
 
     @abstractmethod
-    def open_for_write(self, name: str) -> AbstractContextManager[IO[bytes]]:
+    def open_for_write(self, name: str, *, durable: bool = True) -> AbstractContextManager[IO[bytes]]:
         """A file to write; it is there, or takes the place of the old one, when all of it is written, or not at all."""
 
     @abstractmethod
@@ -161,10 +161,10 @@ class LocalFolder(Folder):
             shutil.copyfileobj(source, file, 1 << 20)
 
     @contextmanager
-    def open_for_write(self, name: str) -> Iterator[IO[bytes]]:
-        """A file to write, under another name until all of it is on the disk."""
+    def open_for_write(self, name: str, *, durable: bool = True) -> Iterator[IO[bytes]]:
+        """A file to write, under another name until all of it is written, and, if it is to be durable, on the disk."""
         path = self._parent_made(name)
-        with open_target(path) as file:
+        with open_target(path, durable=durable) as file:
             yield file
 
     def append_line(self, name: str, line: str) -> None:

@@ -26,8 +26,11 @@ def open_source(source: Source) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def open_target(target: Target) -> Iterator[IO[bytes]]:
-    """A file to write. At a path, it takes the place of the old one when all of it is written, or not at all."""
+def open_target(target: Target, *, durable: bool = True) -> Iterator[IO[bytes]]:
+    """A file to write. At a path, it takes the place of the old one when all of it is written, or not at all.
+
+    Unless it is to be durable, the system may write it to the disk later: a loss of power can then leave less of it.
+    """
     if not isinstance(target, (str, os.PathLike)):
         yield _binary(target, "write")
         return
@@ -38,10 +41,12 @@ def open_target(target: Target) -> Iterator[IO[bytes]]:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         _take_mode(path, part)
         part.replace(path)
-        _sync_folder(path.parent)
+        if durable:
+            _sync_folder(path.parent)
     except BaseException:
         part.unlink(missing_ok=True)
         raise

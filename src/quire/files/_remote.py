@@ -159,7 +159,7 @@ class RemoteFolder(Folder):
         return self._run(Errand(f"reading bytes {start:,} to {end:,}", self.join(name)), ask)
 
     @contextmanager
-    def open_for_write(self, name: str) -> Iterator[IO[bytes]]:
+    def open_for_write(self, name: str, *, durable: bool = True) -> Iterator[IO[bytes]]:  # noqa: ARG002 - it always is
         """A local file to write, which is sent when all of it is written."""
         url = self.join(name)
         if scheme_of(self.url) in _READ_ONLY:

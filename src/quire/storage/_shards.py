@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from quire.columns import Columns
 from quire.errors import DecodeError, ShardError, StorageError, StorageNotFoundError
 from quire.files import Folder, shown
 from quire.schema import Schema
+from quire.storage._alignment import AlignedWriter
 from quire.storage._cache import ShardCache, cache_key
 from quire.storage._carried import told_batch, told_schema
 from quire.storage._foreign import conform_fields, fits, stored_names
@@ -92,7 +93,7 @@ class ShardReader:
     def _transcode(self, shard: Shard, target: Path) -> None:
         """Write a shard anew as Arrow, in the layout of the class."""
         schema = self.layout.arrow_schema
-        with pa.OSFile(str(target), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        with pa.OSFile(str(target), "wb") as file, closing(AlignedWriter(file, schema)) as writer:
             for batch in self.read(shard):
                 writer.write_batch(batch.replace_schema_metadata(schema.metadata))
 

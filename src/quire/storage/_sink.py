@@ -13,6 +13,7 @@ from quire._optional import require
 from quire._paths import parse_path
 from quire.errors import StorageError
 from quire.files import Folder, shown
+from quire.storage._alignment import AlignedWriter
 from quire.storage._form import mark_of
 from quire.storage._layout import Layout
 from quire.storage._manifest import Shard
@@ -73,11 +74,11 @@ class _Summing:
 class ShardFile:
     """One shard on its way to the folder; it is there when `finish` returns, or not at all."""
 
-    def __init__(self, folder: Folder, name: str, layout: Layout, packing: Packing) -> None:
+    def __init__(self, folder: Folder, name: str, layout: Layout, packing: Packing, *, durable: bool = True) -> None:
         self._where = shown(folder.join(name))
         self.name, self._layout, self.groups = name, layout, list[int]()
         with self._told():
-            self._target: AbstractContextManager[IO[bytes]] = folder.open_for_write(name)
+            self._target: AbstractContextManager[IO[bytes]] = folder.open_for_write(name, durable=durable)
             self._file = _Summing(self._target.__enter__())
         try:
             self._writer = self._make_writer(packing)
@@ -88,7 +89,7 @@ class ShardFile:
     def _make_writer(self, packing: Packing) -> Any:
         if self.name.endswith(".parquet"):
             return pq.ParquetWriter(self._file, self._layout.arrow_schema, **packing)
-        return pa.ipc.new_file(self._file, self._layout.arrow_schema)
+        return AlignedWriter(self._file, self._layout.arrow_schema)
 
     @property
     def size(self) -> int:

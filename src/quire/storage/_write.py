@@ -41,7 +41,8 @@ class WriteOptions:
     """How a dataset is written.
 
     `compression` maps columns of Parquet files ('image', 'meta.source') to 'zstd', 'none' and their like; by default
-    tensors are not packed, and everything else is with zstd.
+    tensors are not packed, and everything else is with zstd. A shard is on the disk when it counts; with
+    `durable=False` the system may write it later, which is faster, and loses nothing unless the machine itself stops.
     """
 
     format: Format = "parquet"
@@ -50,6 +51,7 @@ class WriteOptions:
     group_bytes: int = 4 * MiB
     tensor_storage: TensorStorage = "fixed"
     compression: Mapping[str, str] | None = None
+    durable: bool = True
     remote: RemoteOptions = field(default_factory=RemoteOptions)
 
     def __post_init__(self) -> None:
@@ -127,7 +129,7 @@ class DatasetWriter(Generic[DocT]):
         if self._shard is None:
             self._log.begin()
             name = self._log.shard_name(len(self._log.lines), SUFFIXES[self.options.format])
-            self._shard = ShardFile(self.folder, name, self.layout, self._packing)
+            self._shard = ShardFile(self.folder, name, self.layout, self._packing, durable=self.options.durable)
         return self._shard
 
     def _commit(self) -> None:
