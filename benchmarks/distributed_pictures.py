@@ -107,3 +107,26 @@ class Network(Model):
 
         small = nn.Sequential(nn.Unflatten(1, SHAPE), nn.AvgPool2d(8), nn.Flatten())
         self.layer = nn.Sequential(*small, nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, CLASSES), nn.Softmax(1))
+
+
+class Scoring:
+    """A model by hand, on what `mapInArrow` gives: binary, in batches of 128."""
+
+    def __init__(self, kind: type[Model]) -> None:
+        self.kind = kind
+
+    def function(self) -> Any:
+        """As `mapInArrow` takes it."""
+        return lambda batches: self.work(batches)  # noqa: PLW0108 - Spark looks for the signature of a function
+
+    def work(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The scores of record batches."""
+        model = self.kind()
+        for batch in batches:
+            column = batch.column("image")
+            start = int(np.frombuffer(column.buffers()[1], np.int32)[column.offset])
+            images = np.frombuffer(column.buffers()[2], np.uint8)[start : start + len(column) * WIDTH]
+            for first in range(0, len(column), 128):
+                scores = model.scores(images[first * WIDTH : (first + 128) * WIDTH])
+                ends = np.arange(len(scores) + 1, dtype=np.int32) * CLASSES
+                yield pa.record_batch({"scores": pa.ListArray.from_arrays(ends, scores.reshape(-1))})
