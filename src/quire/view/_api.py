@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import mimetypes
 import secrets
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -22,6 +21,7 @@ from quire.storage._pages import Pages
 from quire.view._cells import brief_cell
 from quire.view._columns import column_tree, leaves, rate_field
 from quire.view._contents import Content, Contents
+from quire.view._kept import Kept
 from quire.view._orders import Orders, Wanted
 from quire.view._ranges import RangeError, asked_range
 from quire.view._tree import document_tree
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _ASSETS = files("quire.view") / "assets"
 _MOST_ROWS = 500
+_COLUMNS = 4096
 _SAMPLE, _HEADER_SAMPLE = 100_000, 10_000
 _TEXTS = (FieldKind.TEXT, FieldKind.PATH)
 Row = Annotated[int, Query(ge=0, lt=1 << 53)]
@@ -54,8 +55,7 @@ class Viewed:
         self.orders, self.vectors = Orders(self.pages), Vectors(self.pages)
         self.schema = self.pages.dataset.document_type.document_schema()
         self.tree = column_tree(self.pages.dataset.schema)
-        self.statistics: dict[tuple[str, int], dict[str, Any]] = {}
-        self.lock = threading.Lock()
+        self.statistics: Kept[tuple[str, int], dict[str, Any]] = Kept(_COLUMNS)
 
     def about(self) -> dict[str, Any]:
         """What the page begins with."""
@@ -96,11 +96,11 @@ class Viewed:
 
     def column(self, path: str, rows: int) -> dict[str, Any]:
         """The statistics of a column, worked out once."""
-        with self.lock:
-            if (path, rows) not in self.statistics:
-                found = column_statistics(self.pages.narrow(path).dataset, [path], rows)
-                self.statistics[path, rows] = {name: each.to_dict() for name, each in found.items()}
-            return self.statistics[path, rows]
+        return self.statistics.get((path, rows), lambda: self._statistics(path, rows))
+
+    def _statistics(self, path: str, rows: int) -> dict[str, Any]:
+        found = column_statistics(self.pages.narrow(path).dataset, [path], rows)
+        return {name: each.to_dict() for name, each in found.items()}
 
 
 def _wanted(

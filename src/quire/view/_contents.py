@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +15,7 @@ from quire.media import decode_audio
 from quire.storage._pages import Pages
 from quire.tensors import framework_of
 from quire.view._columns import rate_field
+from quire.view._kept import Kept
 from quire.view._pictures import SIZES, picture_of_bytes, picture_of_tensor
 from quire.view._sniff import data_uri_content, media_type
 from quire.view._sounds import SECONDS, wav_of_samples
@@ -42,8 +41,7 @@ class Contents:
 
     def __init__(self, pages: Pages, folder: Path | None = None) -> None:
         self._pages, self._folder = pages, None if folder is None else folder.resolve()
-        self._kept: OrderedDict[tuple[int, str], Content] = OrderedDict()
-        self._lock = threading.Lock()
+        self._kept: Kept[tuple[int, str], Content] = Kept(_KEPT, lambda content: len(content.data))
 
     def document(self, row: int) -> Any:
         """The document of a row."""
@@ -68,16 +66,9 @@ class Contents:
         return self._played(row, path, "video")
 
     def _played(self, row: int, path: str, family: str) -> Content:
-        with self._lock:
-            found = self._kept.get((row, path))
-        found = found or self._content(row, path)
+        found = self._kept.get((row, path), lambda: self._content(row, path))
         if not found.media_type.startswith(f"{family}/"):
             raise DecodeError(f"row {row:,}, {path} is {found.media_type}, and no {family}.")
-        with self._lock:
-            self._kept[row, path] = found
-            self._kept.move_to_end((row, path))
-            while len(self._kept) > 1 and sum(len(each.data) for each in self._kept.values()) > _KEPT:
-                self._kept.popitem(last=False)
         return found
 
     def _content(self, row: int, path: str) -> Content:

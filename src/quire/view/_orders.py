@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,7 @@ from quire.errors import QueryError
 from quire.schema import Field, FieldKind
 from quire.storage._pages import Pages
 from quire.view._filter import parse_filter
+from quire.view._kept import Kept
 from quire.view._matching import _column, matching
 
 if TYPE_CHECKING:
@@ -41,8 +40,7 @@ class Orders:
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
-        self._kept: OrderedDict[Wanted, NDArray[Any]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._kept: Kept[Wanted, NDArray[Any]] = Kept(_KEPT, lambda order: order.nbytes)
 
     def count(self, wanted: Wanted) -> int:
         """How many rows are shown."""
@@ -69,13 +67,7 @@ class Orders:
         wanted = Wanted(wanted.where.strip(), wanted.sort, wanted.descending)
         if not wanted.where and not wanted.sort:
             return None
-        with self._lock:  # two requests for one order make it once
-            if wanted not in self._kept:
-                self._kept[wanted] = self._made(wanted)
-            self._kept.move_to_end(wanted)
-            while len(self._kept) > 1 and sum(order.nbytes for order in self._kept.values()) > _KEPT:
-                self._kept.popitem(last=False)
-            return self._kept[wanted]
+        return self._kept.get(wanted, lambda: self._made(wanted))
 
     def _made(self, wanted: Wanted) -> NDArray[Any]:
         pages = self._pages

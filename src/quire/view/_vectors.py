@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +13,7 @@ from quire.columns import Column, Columns, ScalarColumn, TensorColumn
 from quire.errors import QueryError
 from quire.schema import FieldKind
 from quire.storage._pages import Pages
+from quire.view._kept import Kept
 from quire.view._matching import _column
 
 if TYPE_CHECKING:
@@ -47,8 +46,7 @@ class Vectors:
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
-        self._maps: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._maps: Kept[tuple[str, str], dict[str, Any]] = Kept(_KEPT)
 
     def nearest(self, row: int, path: str, metric: Metric, limit: int) -> Found:
         """The rows nearest to a row, itself left out; exact, unless there are too many to compare all of them."""
@@ -90,12 +88,7 @@ class Vectors:
 
     def map(self, path: str, colour: str = "") -> dict[str, Any]:
         """A sample of rows as points: their embeddings on the two axes along which they differ most."""
-        with self._lock:
-            if (path, colour) not in self._maps:
-                self._maps[path, colour] = self._mapped(path, colour)
-                while len(self._maps) > _KEPT:
-                    self._maps.popitem(last=False)
-            return self._maps[path, colour]
+        return self._maps.get((path, colour), lambda: self._mapped(path, colour))
 
     def _mapped(self, path: str, colour: str) -> dict[str, Any]:
         check_vectors(self._pages, path)

@@ -1,0 +1,333 @@
+"""The page in a real browser: Debian's chromium, driven by Playwright. Nothing may leave the machine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from quire import BaseDocument, DocumentArray, DocumentBatch
+from quire.storage import write_dataset
+from quire.view import Viewer
+from tests.view.site import HOSTILE
+
+pytestmark = pytest.mark.needs("fastapi", "uvicorn", "PIL", "pyarrow", "av", "playwright")
+
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--autoplay-policy=no-user-gesture-required",
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = shutil.which("chromium")
+    assert found is not None, "the tests of the page need chromium on the path: apt install chromium"
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
+        yield started
+        started.close()
+
+
+class Watched:
+    """A page, and everything that it has asked for or complained of."""
+
+    def __init__(self, browser: Browser, viewer: Viewer, **options: Any) -> None:
+        self.viewer = viewer
+        self.context = browser.new_context(viewport={"width": 1360, "height": 820}, **options)
+        self.page: Page = self.context.new_page()
+        self.asked: list[str] = []
+        self.problems: list[str] = []
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("console", lambda message: message.type == "error" and self.problems.append(message.text))
+
+    def open(self) -> Page:
+        self.page.goto(self.viewer.url)
+        self.page.wait_for_selector("html[data-ready]")
+        return self.page
+
+    def check(self) -> None:
+        own = f"http://127.0.0.1:{self.viewer.port}/"
+        assert [url for url in self.asked if not url.startswith(own)] == []
+        assert self.problems == []
+        self.context.close()
+
+
+@pytest.fixture(scope="module")
+def viewer(stored: Path) -> Iterator[Viewer]:
+    with Viewer(stored) as found:
+        yield found
+
+
+@pytest.fixture
+def watched(browser: Browser, viewer: Viewer) -> Iterator[Watched]:
+    made = Watched(browser, viewer)
+    yield made
+    made.check()
+
+
+@pytest.fixture
+def page(watched: Watched) -> Page:
+    return watched.open()
+
+
+def until(page: Page, expression: str) -> None:
+    """Wait for something; the page itself lets nobody evaluate texts, not even Playwright's own way of waiting."""
+    for _ in range(200):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(25)
+    raise AssertionError(f"never true: {expression}")
+
+
+def cell(page: Page, index: int, path: str) -> Any:
+    heads = page.locator(".row-head .head[data-path]").evaluate_all("all => all.map((each) => each.dataset.path)")
+    return page.locator(f"#cell-{index}-{heads.index(path)}")
+
+
+def test_it_opens_with_rows_and_their_pictures(page: Page, watched: Watched) -> None:
+    assert "token" not in page.url
+    expect(page.locator("#title")).to_have_text("data")
+    expect(page.locator("#about")).to_contain_text("300 rows")
+    expect(cell(page, 0, "caption")).to_contain_text("A hill number 0")
+    until(page, "[...document.querySelectorAll('.look-image img')].slice(0, 3).every((each) => each.naturalWidth)")
+    assert page.evaluate("document.cookie") == ""
+    expect(page.get_by_role("grid")).to_have_attribute("aria-rowcount", "301")
+    expect(cell(page, 0, "embedding").locator("svg.spark")).to_be_visible()
+    assert any("/api/picture" in url for url in watched.asked)
+
+
+def test_a_hostile_caption_is_only_text(page: Page) -> None:
+    expect(cell(page, 1, "caption")).to_contain_text("<script>")
+    page.locator("#grid").press("ArrowDown")
+    page.locator("#grid").press("Enter")
+    expect(page.locator("#panel .prose", has_text=HOSTILE).first).to_be_visible()
+    assert page.locator("#panel script, #grid script, img[src=x]").count() == 0
+    assert "taken" not in page.title()
+
+
+def test_scrolling_shows_other_rows_and_keeps_few_elements(page: Page) -> None:
+    page.locator("#grid").evaluate("(grid) => { grid.scrollTop = grid.scrollHeight; }")
+    expect(page.locator(".row[data-row='299']")).to_be_visible()
+    expect(page.locator("#place")).to_contain_text("300 of 300")
+    assert page.locator(".grid-layer .row").count() < 40
+    page.mouse.move(600, 500)
+    page.mouse.wheel(0, -100_000)
+    expect(page.locator(".row[data-row='0']")).to_be_visible()
+
+
+def test_a_filter_leaves_the_rows_that_match(page: Page) -> None:
+    page.keyboard.press("/")
+    page.keyboard.type("kind = lake and score > 0.5")
+    page.keyboard.press("Enter")
+    expect(page.locator("#about")).to_contain_text(" of 300 rows")
+    expect(cell(page, 0, "kind")).to_have_text("lake")
+    page.locator("#clear").click()
+    expect(page.locator("#about")).to_contain_text("300 rows")
+
+
+def test_a_wrong_filter_is_told_and_the_rows_stay(watched: Watched) -> None:
+    page = watched.open()
+    page.fill("#where", "scroe > 1")
+    page.press("#where", "Enter")
+    expect(page.locator("#where-note")).to_contain_text("Did you mean 'score'")
+    expect(cell(page, 0, "caption")).to_contain_text("A hill")
+    page.fill("#where", "visits > 99999")
+    page.press("#where", "Enter")
+    expect(page.locator("#state")).to_contain_text("No rows match")
+    page.get_by_role("button", name="Show all rows").click()
+    expect(cell(page, 0, "caption")).to_be_visible()
+    watched.problems.clear()  # the browser tells of an answer 400
+
+
+def test_a_click_on_a_head_sorts(page: Page) -> None:
+    head = page.locator(".head[data-path='visits']")
+    for order in ("ascending", "descending"):
+        head.locator(".head-name").click()
+        expect(head).to_have_attribute("aria-sort", order)
+    until(page, "document.querySelectorAll('.grid-layer .row:not([data-empty])').length > 5")
+    numbers = [int(cell(page, index, "visits").inner_text().replace(",", "")) for index in range(6)]
+    assert numbers == sorted(numbers, reverse=True)
+    head.locator(".head-name").click()
+    expect(head).to_have_attribute("aria-sort", "none")
+
+
+def test_sounds_and_films_are_played(page: Page) -> None:
+    play = cell(page, 0, "sound.tensor").locator("button.play")
+    play.click()
+    expect(play).to_have_attribute("aria-pressed", "true")
+    film = cell(page, 0, "film").locator("video")
+    film.scroll_into_view_if_needed()
+    film.click()
+    until(page, "document.querySelector('.grid video').currentTime > 0")
+    page.locator("#grid").press("Enter")
+    expect(page.locator("#panel audio").first).to_be_visible()
+    until(page, "document.querySelector('#panel audio').duration > 0.4")
+    until(page, "document.querySelector('#panel video').videoWidth === 64")
+
+
+def test_keys_do_everything(page: Page) -> None:
+    grid = page.locator("#grid")
+    expect(grid).to_be_focused()
+    for key in ("ArrowDown", "ArrowDown", "j", "k", "ArrowRight", "ArrowRight"):
+        page.keyboard.press(key)
+    expect(grid).to_have_attribute("aria-activedescendant", "cell-2-2")
+    page.keyboard.press("End")
+    expect(page.locator(".row.active")).to_have_attribute("data-row", "299")
+    page.keyboard.press("PageUp")
+    expect(page.locator(".row.active")).not_to_have_attribute("data-row", "299")
+    page.keyboard.press("Home")
+    page.keyboard.press("Enter")
+    expect(page.locator("#panel h2").first).to_have_text("Row 0")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#panel h2").first).to_have_text("Row 1")
+    page.keyboard.press("Escape")
+    expect(page.locator("#panel")).to_be_hidden()
+    page.keyboard.press("s")
+    expect(page.locator(".head[aria-sort='ascending']")).to_have_count(1)
+    page.keyboard.press("i")
+    expect(page.locator("#panel")).to_be_visible()
+    page.keyboard.press("?")
+    expect(page.locator("#help")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#help")).to_be_hidden()
+
+
+def test_a_document_shows_what_is_nested_and_its_neighbours(page: Page) -> None:
+    for _ in range(2):
+        page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(page.locator("#panel details.nest", has_text="Author").first).to_be_visible()
+    expect(page.locator("#panel")).to_contain_text("author 1")
+    cards = page.locator("#panel .card")
+    expect(cards).to_have_count(12)
+    expect(cards.first).to_contain_text("town")  # row 2 is a town, and towns lie together
+    row = cards.first.get_attribute("data-row")
+    cards.first.click()
+    expect(page.locator("#panel h2").first).to_have_text(f"Row {row}")
+    expect(page.locator(".row.active")).to_have_attribute("data-row", str(row))
+    page.get_by_label("Metric").select_option("euclidean")
+    expect(page.locator("#panel .near")).to_contain_text("distance")
+
+
+def test_statistics_filter_by_a_click(page: Page) -> None:
+    page.locator(".head[data-path='kind'] .head-chart").click()
+    expect(page.locator("#panel")).to_contain_text("Most frequent")
+    page.locator("#panel .top-line").nth(1).click()
+    expect(page.locator("#about")).to_contain_text("100 of 300 rows")
+    page.locator("#tree .leaf", has_text="score").click()
+    expect(page.locator("#panel svg.chart.tall g.bar")).to_have_count(20)
+    expect(page.locator(".head[data-path='score'] svg.chart")).to_be_visible()
+
+
+def test_the_map_has_points_to_hover_and_to_open(page: Page) -> None:
+    page.keyboard.press("m")
+    expect(page.locator("#atlas")).to_contain_text("300 of 300 rows")
+    expect(page.locator(".legend-item")).to_have_text(["hill", "lake", "town"])
+    canvas = page.locator("#atlas canvas")
+    expect(canvas).to_be_focused()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".tip .card")).to_be_visible()
+    page.keyboard.press("Enter")
+    expect(page.locator("#panel h2").first).to_contain_text("Row ")
+    painted = canvas.evaluate("(c) => new Set(c.getContext('2d').getImageData(0, 0, c.width, c.height).data).size")
+    assert painted > 10
+    page.locator("#show-grid").click()
+    expect(page.locator("#grid")).to_be_visible()
+
+
+def test_dark_and_light(browser: Browser, viewer: Viewer) -> None:
+    watched = Watched(browser, viewer, color_scheme="dark")
+    page = watched.open()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.keyboard.press("t")
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+    watched.check()
+
+
+def test_columns_can_be_hidden_and_the_tree_has_keys(page: Page) -> None:
+    page.locator("#tree li[data-path='caption'] .eye").click(force=True)
+    expect(page.locator(".head[data-path='caption']")).to_have_count(0)
+    page.locator("#tree li").first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(page.locator("#panel h2").first).to_have_text("picture")
+    page.locator("#tree li[data-path='author']").focus()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#tree li[data-path='author.name']")).to_be_hidden()
+
+
+def test_a_filter_and_an_order_survive_a_reload(page: Page) -> None:
+    page.fill("#where", "open")
+    page.press("#where", "Enter")
+    expect(page.locator("#about")).to_contain_text("150 of 300")
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    expect(page.locator("#about")).to_contain_text("150 of 300")
+
+
+def test_every_control_has_a_name_and_texts_are_legible(page: Page) -> None:
+    named = "each.getAttribute('aria-label') || each.textContent.trim() || each.labels?.length"
+    controls = "[...document.querySelectorAll('button, input, select, canvas')]"
+    nameless = page.evaluate(f"{controls}.filter((each) => !({named})).map((each) => each.outerHTML)")
+    assert nameless == []
+    assert page.evaluate("[...document.images].filter((image) => !image.hasAttribute('alt')).length") == 0
+
+
+def test_who_has_no_token_gets_a_page_that_says_so(browser: Browser, viewer: Viewer) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"http://127.0.0.1:{viewer.port}/")
+    expect(page.locator("h1")).to_have_text("This page is closed")
+    context.close()
+
+
+class Number(BaseDocument):
+    number: int
+
+
+def test_ten_million_rows_are_scrolled_to_the_last(browser: Browser, tmp_path: Path) -> None:
+    part = DocumentBatch[Number]
+    blocks = (
+        part.from_columns({"id": [""] * 500_000, "number": np.arange(start, start + 500_000)})
+        for start in range(0, 10_000_000, 500_000)
+    )
+    write_dataset(blocks, tmp_path / "many", Number, format="arrow")
+    with Viewer(tmp_path / "many") as viewer:
+        watched = Watched(browser, viewer)
+        page = watched.open()
+        page.keyboard.press("End")
+        expect(page.locator(".row[data-row='9999999']")).to_be_visible()
+        page.keyboard.press("ArrowUp")
+        expect(page.locator(".row.active")).to_have_attribute("data-row", "9999998")
+        page.mouse.move(600, 500)
+        page.mouse.wheel(0, -360)
+        expect(page.locator(".row[data-row='9999999']")).to_have_count(0)
+        expect(page.locator(".row[data-row='9999980']")).to_be_visible()
+        page.locator("#grid").evaluate("(grid) => { grid.scrollTop = (grid.scrollHeight - grid.clientHeight) / 2; }")
+        expect(page.locator(".row[data-row='5000000']")).to_be_visible()
+        watched.check()
+
+
+def test_a_dataset_without_rows_says_so(browser: Browser) -> None:
+    with Viewer(DocumentArray[Number]([])) as viewer:
+        watched = Watched(browser, viewer)
+        page = watched.open()
+        expect(page.locator("#state")).to_contain_text("Nothing here yet")
+        watched.check()
