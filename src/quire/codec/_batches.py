@@ -131,9 +131,10 @@ def _remainder(schema: Schema, row: Remainder, writer: Writer) -> bytes:
 
 def _objects(field: Field, items: list[Any], writer: Writer) -> bytes:
     types = set(map(type, items))
-    if field.kind is FieldKind.TEXT and types <= {str, type(None)}:
+    plain = types if field.wrapper is None else types - {field.wrapper}
+    if field.kind is FieldKind.TEXT and plain <= {str, type(None)}:
         return _strings(6, items, types, writer)
-    if field.kind is FieldKind.BYTES and types <= {bytes, type(None)}:
+    if field.kind is FieldKind.BYTES and plain <= {bytes, type(None)}:
         return _strings(7, items, types, writer)
     return delimited(8, b"".join([delimited(1, encode_value(item, writer)) for item in items]))
 

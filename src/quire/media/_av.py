@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import IO, Any, NoReturn
 
 from quire._optional import require
-from quire.errors import DecodeError, EncodeError, UriError
+from quire.errors import DecodeError, EncodeError, QuireError
 from quire.files import shown
 
 Encoded = bytes | bytearray | memoryview | IO[bytes]
@@ -47,7 +47,7 @@ def told(av: Any, where: str, kind: str) -> Iterator[None]:
     """PyAV's errors, with the file that they are about."""
     try:
         yield
-    except (DecodeError, UriError):
+    except QuireError:
         raise
     except (av.FFmpegError, ValueError, OSError, ArithmeticError, LookupError, EOFError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -59,9 +59,9 @@ def written(av: Any, what: str) -> Iterator[None]:
     """PyAV's errors while something is written."""
     try:
         yield
+    except QuireError:
+        raise
     except (av.FFmpegError, ValueError, LookupError) as error:
-        if isinstance(error, EncodeError):
-            raise
         raise EncodeError(f"the {what} cannot be written: {getattr(error, 'strerror', None) or error}.") from error
 
 
@@ -70,6 +70,8 @@ def stream_of(container: Any, where: str, kind: str) -> Any:
     found = getattr(container.streams, kind)
     if not found:
         raise DecodeError(f"{shown(where)}: there is no {kind} in it, only {_others(container)}.")
+    if found[0].codec_context is None:
+        raise DecodeError(f"{shown(where)}: its {kind} is of a codec that PyAV does not know.")
     return found[0]
 
 

@@ -30,6 +30,7 @@ _BAD_IMAGE = (
     OverflowError,
     struct.error,
     zlib.error,
+    UserWarning,  # where warnings are errors
 )
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 _PROGRAMS = {"EPS", "WMF"}

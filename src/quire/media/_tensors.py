@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_SHORTER = {"float64": np.float32, "int64": np.int32}  # JAX has none of 64 bits, unless it is told to
+
+
 def as_numpy(tensor: Any) -> NDArray[Any]:
     """A tensor of any framework, or lists of numbers, as an array; an error where that would lose something."""
     framework = framework_of(tensor)
@@ -25,7 +28,13 @@ def as_numpy(tensor: Any) -> NDArray[Any]:
 
 
 def as_tensor(array: Any, framework: str | None) -> Any:
-    """An array as a tensor of a framework; numpy's own unless told."""
+    """An array as a tensor of a framework; numpy's own unless told. Of 32 bits where the framework has no 64."""
     if framework is None or framework == "numpy" or array is None:
         return array
-    return get_framework(framework).from_numpy(array)
+    make = get_framework(framework).from_numpy
+    try:
+        return make(array)
+    except TensorError:
+        if array.dtype.name not in _SHORTER:
+            raise
+        return make(array.astype(_SHORTER[array.dtype.name]))

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from quire.columns import Column, ObjectColumn, ScalarColumn, StackOptions, Validity, stack_values, validate_values
 from quire.errors import DecodeError, QuireError, TensorError
-from quire.media import decode_frames
+from quire.media import decode_image
 from quire.schema import Field, FieldKind, Schema
 from quire.storage._form import Form, NumberForm, bitmap, mark_of
 from quire.storage._nested import DocumentForm, DocumentsForm
@@ -31,6 +31,9 @@ def conform(form: Form, array: pa.Array, field: pa.Field, schema: Schema) -> pa.
     """The array of an Arrow field in the form that the field of the class has; an error says what it is instead."""
     if pa.types.is_null(array.type):
         return pa.nulls(len(array), form.type)
+    if _is_embedded(form, array.type):
+        array = _embedded(array, form.path)
+        field = field.with_type(array.type)
     if isinstance(form, DocumentForm) and pa.types.is_struct(array.type):
         return _struct(form, array)
     if isinstance(form, DocumentsForm) and _is_list(array.type):
@@ -64,6 +67,27 @@ def _has_form(form: Form, field: pa.Field) -> bool:
     if isinstance(form, DocumentsForm):
         return pa.types.is_list(arrow_type) and _has_form(form.item, arrow_type.value_field)
     return form.is_form_of(field)
+
+
+_EMBEDDED = {"bytes", "path"}
+"""How Hugging Face's libraries keep an encoded file: its content, and the path that it had."""
+
+
+def _is_embedded(form: Form, arrow_type: pa.DataType) -> bool:
+    """Whether the data has encoded files where the field has bytes, a tensor, or a document that is made of bytes."""
+    if not pa.types.is_struct(arrow_type) or isinstance(form, DocumentsForm):
+        return False
+    names = {arrow_type.field(place).name for place in range(arrow_type.num_fields)}
+    known = isinstance(form, DocumentForm) and names & set(form.schema.accepted)
+    return "bytes" in names and names <= _EMBEDDED and not known
+
+
+def _embedded(array: pa.Array, path: str) -> pa.Array:
+    """The bytes of files; one that is elsewhere is not looked for."""
+    content = pc.struct_field(array, "bytes")
+    if content.null_count > array.null_count:
+        raise DecodeError(f"{path}: some files are not in the data, but at a path. Embed them, and save anew.")
+    return content
 
 
 Found = Mapping[str, tuple[pa.Field, pa.Array]]
@@ -310,7 +334,7 @@ def _from_bytes(field: Field, row: bytes, dtype: np.dtype[Any] | None, path: str
     if dtype is not None and shape is not None and len(row) == dtype.itemsize * int(np.prod(shape)):
         elements: NDArray[Any] = np.frombuffer(bytearray(row), dtype)
         return elements.reshape(shape)
-    image = decode_frames(row, path, None, None)[0]
+    image = decode_image(row, path)
     if field.spec.fits(image.shape, image.dtype.name):
         return image
     channels_first = np.ascontiguousarray(image.transpose(2, 0, 1))

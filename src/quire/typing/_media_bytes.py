@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from pydantic import GetCoreSchemaHandler
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticSerializationUnexpectedValue, core_schema
 from typing_extensions import Unpack
 
 from quire.media import Clip, Frame, Mesh, Points, Sound
@@ -64,7 +64,9 @@ class MediaBytes(bytes):
             raise PydanticCustomError("base64", "expected bytes in base64") from None
 
 
-def _write(value: bytes) -> str:
+def _write(value: Any) -> str:
+    if not isinstance(value, bytes):  # but for another member of a union
+        raise PydanticSerializationUnexpectedValue(f"{type(value).__name__} is not bytes")
     return base64.b64encode(value).decode("ascii")
 
 

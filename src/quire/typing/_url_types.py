@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Union, get_args, get_origin
 
 from pydantic import GetCoreSchemaHandler
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticSerializationUnexpectedValue, core_schema
 from typing_extensions import Unpack
 
 from quire import _parametrize
@@ -60,9 +60,10 @@ class Url(str, metaclass=UrlMeta):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         text = core_schema.no_info_after_validator_function(cls._checked, core_schema.str_schema())
         python = core_schema.no_info_plain_validator_function(cls._taken)
-        return core_schema.json_or_python_schema(
-            text, python, serialization=core_schema.to_string_ser_schema(), metadata={"quire_wrapper": cls}
+        written = core_schema.plain_serializer_function_ser_schema(
+            _written, return_schema=core_schema.str_schema(), when_used="json"
         )
+        return core_schema.json_or_python_schema(text, python, serialization=written, metadata={"quire_wrapper": cls})
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: Any) -> dict[str, Any]:
@@ -72,7 +73,7 @@ class Url(str, metaclass=UrlMeta):
     def _taken(cls, value: Any) -> Any:
         """An address of this kind as it is; a text or a path as one."""
         if isinstance(value, cls):
-            return value
+            return value if cls.schemes is None else cls._checked(value)
         if isinstance(value, str):
             return cls._checked(str.__str__(value))
         if isinstance(value, os.PathLike):
@@ -86,7 +87,14 @@ class Url(str, metaclass=UrlMeta):
                 allowed_schemes(text, cls.schemes)
             except UriError as error:
                 raise PydanticCustomError("url_scheme", "{reason}", {"reason": str(error)}) from None
-        return cls(text)
+        return text if isinstance(text, cls) else cls(text)
+
+
+def _written(value: Any) -> str:
+    """The text itself; what is none is left to the other members of a union."""
+    if isinstance(value, str):
+        return value
+    raise PydanticSerializationUnexpectedValue(f"{type(value).__name__} is not an address")
 
 
 _restricted: dict[tuple[Any, frozenset[str]], Any] = {}

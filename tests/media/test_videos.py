@@ -1,0 +1,193 @@
+"""Encoded videos to frames and back."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.errors import DecodeError, EncodeError, OptionError
+from quire.media import Sound, decode_video, save_video, stream_frames, to_audio_bytes, to_video_bytes
+from quire.tensors import get_framework
+from tests.media.shelf import FRAMEWORKS, numbered, numbers, tone
+from tests.strategies import laws
+
+pytestmark = pytest.mark.needs("av")
+
+
+@pytest.mark.parametrize("video_format", ["mp4", "mov", "mkv", "webm", "avi"])
+def test_every_frame_comes_back_in_order_with_its_time(video_format: str) -> None:
+    clip = decode_video(to_video_bytes(numbered(), 8, video_format))
+    assert (clip.frames.shape, clip.frames.dtype) == ((12, 32, 48, 3), np.uint8)
+    assert numbers(clip.frames) == list(range(12))
+    assert np.allclose(clip.times, np.arange(12) / 8, atol=2e-3)
+    assert clip.key_frames[0] == 0
+    assert clip.audio is None
+
+
+def test_lossless_is_lossless() -> None:
+    frames = np.random.default_rng(0).integers(0, 255, (4, 15, 17, 3), np.uint8)
+    clip = decode_video(to_video_bytes(frames, 10, "mkv", codec="libx264rgb", codec_options={"crf": "0"}))
+    assert (clip.frames == frames).all()
+
+
+@laws
+@given(st.integers(0, 11), st.integers(0, 14), st.integers(1, 5))
+def test_a_part_is_that_part_of_all_frames(start: int, end: int, stride: int) -> None:
+    found = stream_frames(_TENTH, start=start / 10 - 0.01, end=end / 10 - 0.01, stride=stride)
+    assert numbers(frame.pixels for frame in found) == list(range(12))[start:end:stride]
+
+
+_TENTH = to_video_bytes(numbered(), 10, codec_options={"g": "4"})
+
+
+def test_frames_of_another_size_and_key_frames_alone() -> None:
+    assert {frame.pixels.shape for frame in stream_frames(_TENTH, width=20, height=10)} == {(10, 20, 3)}
+    assert {frame.pixels.shape for frame in stream_frames(_TENTH, height=10)} == {(10, 48, 3)}
+    keys = list(stream_frames(_TENTH, key_frames=True))
+    assert all(frame.is_key for frame in keys)
+    assert 2 < len(keys) < 12
+    assert numbers(frame.pixels for frame in keys) == decode_video(_TENTH).key_frames.tolist()
+
+
+class Counted(io.BytesIO):
+    """A file that counts what is read of it."""
+
+    count = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        found = super().read(size)
+        self.count += len(found)
+        return found
+
+
+def test_only_what_is_asked_for_is_read() -> None:
+    chance = np.random.default_rng(0)
+    noise = (chance.integers(0, 255, (96, 96, 3), np.uint8) for _ in range(200))
+    file = Counted(to_video_bytes(noise, 25, "mkv", codec="ffv1"))
+    size = len(file.getvalue())
+    assert size > 2_000_000
+    frames = stream_frames(file)
+    next(frames)
+    assert file.count < size / 3
+    file.count = 0
+    late = next(stream_frames(file, start=7.0))
+    assert late.time == pytest.approx(7.0)
+    assert file.count < size / 2
+
+
+def test_the_sound_goes_along() -> None:
+    content = to_video_bytes(numbered(), 12, audio=Sound(tone(1.0, 16_000), 16_000))
+    clip = decode_video(content, audio=True)
+    assert clip.audio is not None
+    assert clip.audio.rate == 16_000
+    assert abs(len(clip.audio.samples) - 16_000) < 2048
+    assert decode_video(to_video_bytes(numbered(), 12), audio=True).audio is None
+
+
+def test_limits_are_on_and_say_how_to_raise_them() -> None:
+    with pytest.raises(DecodeError, match=r"v.mp4: a frame has 48 x 32 pixels.*max_pixels=1,535.*larger max_pixels"):
+        next(stream_frames(_TENTH, "v.mp4", max_pixels=1535))
+    with pytest.raises(DecodeError, match="max_pixels"):
+        next(stream_frames(_TENTH, width=100_000, height=100_000))
+    with pytest.raises(DecodeError, match="more pixels.*max_pixels=10,000"):
+        decode_video(_TENTH, max_pixels=10_000)
+    with pytest.raises(DecodeError, match="max_frames=11"):
+        decode_video(_TENTH, max_frames=11)
+    with pytest.raises(DecodeError, match=r"1\.2 seconds.*max_seconds=1"):
+        decode_video(_TENTH, max_seconds=1)
+    assert len(decode_video(_TENTH, max_seconds=0.5, start=0.2, end=0.6).frames) == 4
+    with pytest.raises(DecodeError, match="max_seconds=3,600"):
+        decode_video(to_video_bytes(numbered(), 1 / 1000))
+
+
+def test_a_head_that_lies_about_the_size_is_found_out() -> None:
+    """The frames are larger than the container says."""
+    file = io.BytesIO(to_video_bytes(numbered(4, 128, 128), 10, "avi"))
+    content = bytearray(file.getvalue())
+    at = content.find(b"strf") + 8
+    content[at + 4 : at + 12] = (16).to_bytes(4, "little") * 2
+    with pytest.raises(DecodeError):
+        decode_video(bytes(content), max_pixels=4 * 100 * 100)
+
+
+@pytest.mark.parametrize(
+    "playlist",
+    [
+        b"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\n%s\n#EXT-X-ENDLIST\n",
+        b"ffconcat version 1.0\nfile %s\n",
+        b"v=0\no=- 0 0 IN IP4 127.0.0.1\nc=IN IP4 127.0.0.1\nm=video 5004 RTP/AVP 96\n",
+    ],
+    ids=["hls", "concat", "sdp"],
+)
+def test_a_file_that_points_to_others_is_refused(tmp_path: Path, playlist: bytes) -> None:
+    secret = tmp_path / "secret.mkv"
+    secret.write_bytes(_TENTH)
+    with pytest.raises(DecodeError):
+        decode_video(playlist.replace(b"%s", str(secret).encode()))
+
+
+@pytest.mark.parametrize("content", [b"", b"no video" * 100, b"\0" * 5000])
+def test_bytes_that_are_no_video_are_a_decode_error(content: bytes) -> None:
+    with pytest.raises(DecodeError, match=r"noise\.bin"):
+        decode_video(content, "noise.bin")
+
+
+def test_a_sound_is_no_video() -> None:
+    with pytest.raises(DecodeError, match="no video in it, only audio"):
+        decode_video(to_audio_bytes(tone(), 8000))
+
+
+@laws
+@given(st.sampled_from(["mp4", "mkv", "avi"]), st.floats(0, 1), st.integers(0, 255))
+def test_damage_is_a_decode_error_or_fewer_frames(video_format: str, place: float, value: int) -> None:
+    content = bytearray(_ENCODED[video_format])
+    at = int(place * (len(content) - 1))
+    content[at] = value
+    for damaged in (bytes(content), bytes(content[:at])):
+        try:
+            clip = decode_video(damaged, max_pixels=1 << 20)
+        except DecodeError:
+            continue
+        assert len(clip.frames) == len(clip.times) <= 40
+
+
+_ENCODED = {name: to_video_bytes(numbered(), 10, name) for name in ("mp4", "mkv", "avi")}
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_frames_of_any_framework_are_saved(framework: str, tmp_path: Path) -> None:
+    make = get_framework(framework).from_numpy
+    save_video(make(numbered()), tmp_path / "all.mp4", 10)
+    save_video((make(frame) for frame in numbered()), tmp_path / "each.mp4", 10)
+    in_front = make(numbered().transpose(0, 3, 1, 2).copy())
+    save_video(in_front, tmp_path / "front.mp4", 10, channel_axis=1)
+    contents = {(tmp_path / f"{name}.mp4").read_bytes() for name in ("all", "each", "front")}
+    assert len(contents) == 1
+    assert numbers(decode_video(contents.pop()).frames) == list(range(12))
+
+
+def test_frames_are_written_while_they_come() -> None:
+    """A video is cut from another without all of it being held."""
+    part = to_video_bytes(stream_frames(_TENTH, start=0.2, end=0.5), 10)
+    assert numbers(decode_video(part).frames) == [2, 3, 4]
+
+
+def test_what_is_no_video_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(EncodeError, match=r"frame 0 is float32"):
+        save_video(np.zeros((2, 8, 8, 3), np.float32), tmp_path / "x.mp4", 10)
+    with pytest.raises(EncodeError, match="of one shape"):
+        save_video([np.zeros((8, 8, 3), np.uint8), np.zeros((8, 10, 3), np.uint8)], tmp_path / "x.mp4", 10)
+    with pytest.raises(EncodeError, match="at least one frame"):
+        save_video([], tmp_path / "x.mp4", 10)
+    with pytest.raises(EncodeError, match="'mp5' is not a format"):
+        save_video(numbered(), tmp_path / "x.mp5", 10)
+    with pytest.raises(OptionError, match="rate"):
+        save_video(numbered(), tmp_path / "x.mp4", 0)
+    with pytest.raises(OptionError, match="stride"):
+        stream_frames(_TENTH, stride=0)
+    assert not list(tmp_path.iterdir())
