@@ -68,7 +68,8 @@ def _value(cell: str) -> Any:
     if _WHOLE.fullmatch(cell):
         return int(cell) if -(1 << 63) <= int(cell) < 1 << 63 else cell
     if _NUMBER.fullmatch(cell):
-        return float(cell) if not re.match(r"[+-]?0\d", cell) else cell  # a code, as in '007'
+        is_code = cell.lstrip("+-").isdigit() or re.match(r"[+-]?0\d", cell)  # as in '007': no number would keep it
+        return cell if is_code else float(cell)
     if cell.lower() in _TRUTH:
         return _TRUTH[cell.lower()]
     if cell[0] in "[{":

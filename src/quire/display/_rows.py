@@ -10,7 +10,7 @@ from quire.display._text import MOST_FIELDS, one_line, schema_rows
 from quire.schema import Schema
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group
 
 _LEVELS = 3
 _WIDEST = 40
@@ -18,13 +18,14 @@ _EDGES = 3
 """Signs between two columns."""
 
 
-def facts_table(title: str, facts: dict[str, Any], schema: Schema, first: Any = None) -> Table:
+def facts_table(title: str, facts: dict[str, Any], schema: Schema, first: Any = None) -> Group:
     """A table about an array, a batch or a dataset: facts, then a row a field, with what is in the first document."""
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     words = (f"{name} {fact:,}" if isinstance(fact, int) else f"{name} {fact}" for name, fact in facts.items())
-    table = Table(title=Text(f"{title}  ({', '.join(words)})"), title_justify="left")
+    table = Table()
     table.add_column("field", style="green", overflow="fold")
     table.add_column("type", overflow="fold")
     if first is not None:
@@ -34,7 +35,7 @@ def facts_table(title: str, facts: dict[str, Any], schema: Schema, first: Any = 
         table.add_row(*(Text(cell) for cell in (row if first is not None else row[:2])))  # as text: no markup here
     if len(rows) > MOST_FIELDS:
         table.add_row(Text(f"… {len(rows) - MOST_FIELDS:,} more", style="dim"), Text(""))
-    return table
+    return Group(Text(f"{title}  ({', '.join(words)})"), table)
 
 
 def _field_rows(schema: Schema, document: Any, level: int) -> Iterator[tuple[str, str, str]]:
@@ -48,22 +49,22 @@ def _field_rows(schema: Schema, document: Any, level: int) -> Iterator[tuple[str
             yield from _field_rows(nested, value if hasattr(value, "model_fields_set") else None, level + 1)
 
 
-def rows_table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Table:
+def rows_table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Group:
     """Rows of short texts; columns that have no room are named below."""
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     sizes = [min(_WIDEST, max([len(name), *(len(row[at]) for row in rows)])) for at, name in enumerate(names)]
     fitting = _fitting(sizes, width)
-    table = Table(title=Text(title), title_justify="left")
-    if fitting < len(names):
-        left = ", ".join(names[fitting:])
-        table.caption = Text(f"… {len(names) - fitting} more columns: {one_line(left, max(width - 30, 20))}")
+    table = Table()
     for name in names[:fitting]:
         table.add_column(Text(name, style="green"), overflow="ellipsis", no_wrap=True, max_width=_WIDEST)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row[:fitting]))
-    return table
+    left = ", ".join(names[fitting:])
+    more = f"… {len(names) - fitting} more columns: {one_line(left, max(width - 30, 20))}" if left else ""
+    return Group(Text(one_line(title, width)), table, *([Text(more, style="dim")] if more else []))
 
 
 def _fitting(sizes: list[int], width: int) -> int:
