@@ -229,13 +229,15 @@ def fuzz(session: nox.Session) -> None:
     session.run("python", "fuzz/run.py", *session.posargs, env={"PYTHONPATH": str(ROOT)})
 
 
-BENCHMARKS = ("core", "wire", "train", "stream", "distributed", "services", "services_http")
+BENCHMARKS = ("core", "wire", "train", "stream", "distributed", "services", "services_http", "view")
 
 
 @nox.session(python=PYTHON)
 def bench(session: nox.Session) -> None:
     """Measure quire beside its peers: all, or those that are named, as in `-- wire --rounds 9`."""
-    session.install(*TORCH, "-e", ".[torch,compress,image,process,parquet,ray,spark,grpc,fastapi]", *group("bench"))
+    session.install(
+        *TORCH, "-e", ".[torch,compress,image,process,parquet,ray,spark,grpc,view]", *group("bench", "test-browser")
+    )
     chosen = [name for name in session.posargs if name in BENCHMARKS]
     options = [option for option in session.posargs if option not in BENCHMARKS]
     for name in chosen or BENCHMARKS:

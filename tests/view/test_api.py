@@ -182,7 +182,7 @@ def test_rows_are_sorted_and_what_is_missing_comes_last(
     there = [i for i, place in enumerate(documents) if key(place) is not None]
     missing = [i for i, place in enumerate(documents) if key(place) is None]
     expected = sorted(there, key=lambda i: key(documents[i]), reverse=descending) + missing
-    answer = site.ask("rows", sort=path, desc=descending, count=300)
+    answer = site.ask("rows", sort=path, desc=str(descending).lower(), count=300)
     assert [row["row"] for row in answer["rows"]] == expected
 
 
@@ -367,7 +367,7 @@ def test_statistics_of_a_column(site: Site, documents: list[Place]) -> None:
     assert (found["rows"], found["missing"]) == (300, 30)
     assert found["maximum"] == max(place.score for place in documents if place.score is not None)
     assert sum(found["histogram"]["counts"]) == 270
-    assert site.ask("statistics", path="kind", brief=True)["kind"]["distinct"] == 3
+    assert site.ask("statistics", path="kind", brief="true")["kind"]["distinct"] == 3
     assert site.get("/api/statistics", path="nothing").status == 404
 
 

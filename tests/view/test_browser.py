@@ -302,26 +302,27 @@ class Number(BaseDocument):
     number: int
 
 
-def test_ten_million_rows_are_scrolled_to_the_last(browser: Browser, tmp_path: Path) -> None:
-    part = DocumentBatch[Number]
+def test_millions_of_rows_are_scrolled_to_the_last(browser: Browser, tmp_path: Path) -> None:
+    """More than an element can be high, so that the scroll bar stands for a part of the whole."""
+    part, rows = DocumentBatch[Number], 2_000_000
     blocks = (
-        part.from_columns({"id": [""] * 500_000, "number": np.arange(start, start + 500_000)})
-        for start in range(0, 10_000_000, 500_000)
+        part.from_columns({"id": [""] * 250_000, "number": np.arange(start, start + 250_000)})
+        for start in range(0, rows, 250_000)
     )
     write_dataset(blocks, tmp_path / "many", Number, format="arrow")
     with Viewer(tmp_path / "many") as viewer:
         watched = Watched(browser, viewer)
         page = watched.open()
         page.keyboard.press("End")
-        expect(page.locator(".row[data-row='9999999']")).to_be_visible()
+        expect(page.locator(".row[data-row='1999999']")).to_be_visible()
         page.keyboard.press("ArrowUp")
-        expect(page.locator(".row.active")).to_have_attribute("data-row", "9999998")
+        expect(page.locator(".row.active")).to_have_attribute("data-row", "1999998")
         page.mouse.move(600, 500)
         page.mouse.wheel(0, -360)
-        expect(page.locator(".row[data-row='9999999']")).to_have_count(0)
-        expect(page.locator(".row[data-row='9999980']")).to_be_visible()
+        expect(page.locator(".row[data-row='1999999']")).to_have_count(0)
+        expect(page.locator(".row[data-row='1999980']")).to_be_visible()
         page.locator("#grid").evaluate("(grid) => { grid.scrollTop = (grid.scrollHeight - grid.clientHeight) / 2; }")
-        expect(page.locator(".row[data-row='5000000']")).to_be_visible()
+        expect(page.locator(".row[data-row='1000000']")).to_be_visible()
         watched.check()
 
 

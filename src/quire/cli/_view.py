@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import os
 import signal
@@ -35,7 +36,9 @@ def add_view(commands: Subparsers) -> None:
 
 
 def _view(chosen: argparse.Namespace) -> None:
-    viewer = _viewer(chosen)
+    gc.disable()  # there is no garbage in a start, and looking for it takes a tenth of the time
+    viewer = _viewer(chosen).start()
+    gc.enable()
     url = viewer.url
     if chosen.json:
         write_json({"url": url, "rows": len(viewer.dataset)})
@@ -47,7 +50,6 @@ def _view(chosen: argparse.Namespace) -> None:
     if not chosen.no_browser and _has_browser():
         viewer.open()
     signal.signal(signal.SIGTERM, _end)
-    viewer.start()
     try:
         viewer.wait()
     finally:

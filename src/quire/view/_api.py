@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from quire.errors import PathError, QuireError, RowIndexError
 from quire.schema import FieldKind
 from quire.storage import column_statistics
 from quire.storage._pages import Pages
+from quire.view._asked import Asked, AskedError
 from quire.view._cells import brief_cell
 from quire.view._columns import column_tree, leaves, rate_field
 from quire.view._contents import Content, Contents
@@ -28,18 +29,17 @@ from quire.view._tree import document_tree
 from quire.view._vectors import Vectors
 
 require("fastapi", extra="view", needed_for="the viewer")
-from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response  # noqa: E402 - whether it is there was looked at
+from fastapi import FastAPI, Request, Response  # noqa: E402 - whether it is there was looked at above
+from starlette.routing import Route  # noqa: E402
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _ASSETS = files("quire.view") / "assets"
-_MOST_ROWS = 500
+_MOST_ROWS, _MOST_CARDS = 500, 100
 _COLUMNS = 4096
 _SAMPLE, _HEADER_SAMPLE = 100_000, 10_000
 _TEXTS = (FieldKind.TEXT, FieldKind.PATH)
-Row = Annotated[int, Query(ge=0, lt=1 << 53)]
-Path = Annotated[str, Query(min_length=1, max_length=500)]
 
 
 @dataclass
@@ -103,15 +103,12 @@ class Viewed:
         return {name: each.to_dict() for name, each in found.items()}
 
 
-def _wanted(
-    where: Annotated[str, Query(max_length=4000)] = "",
-    sort: Annotated[str, Query(max_length=500)] = "",
-    desc: bool = False,  # noqa: FBT001, FBT002 - a parameter of a query
-) -> Wanted:
-    return Wanted(where, sort, desc)
-
-
-_Shown = Annotated[Wanted, Depends(_wanted)]
+def make_app(viewed: Viewed) -> FastAPI:
+    """The application of one dataset."""
+    routes = [*_pages(), *_data(viewed), *_looks(viewed)]
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, routes=routes)
+    app.add_exception_handler(QuireError, _told)
+    return app
 
 
 def _json(content: Any, status: int = 200) -> Response:
@@ -119,111 +116,100 @@ def _json(content: Any, status: int = 200) -> Response:
     return Response(body.encode("utf-8", "replace"), status, media_type="application/json")
 
 
-def make_app(viewed: Viewed) -> FastAPI:
-    """The application of one dataset."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.include_router(_pages())
-    app.include_router(_data(viewed), prefix="/api")
-    app.include_router(_looks(viewed), prefix="/api")
-    app.add_exception_handler(QuireError, _told)
-    return app
-
-
 def _told(request: Request, error: Exception) -> Response:  # noqa: ARG001 - FastAPI's signature
     """An error as the page shows it."""
-    status = 404 if isinstance(error, (RowIndexError, PathError)) else 400
+    status = 422 if isinstance(error, AskedError) else 404 if isinstance(error, (RowIndexError, PathError)) else 400
     return _json({"error": str(error), "position": getattr(error, "position", None)}, status)
 
 
-def _pages() -> APIRouter:
+def _route(name: str, answer: Callable[[Asked], Any]) -> Route:
+    """An address that answers with JSON."""
+
+    def endpoint(request: Request) -> Response:
+        return _json(answer(Asked(request.query_params)))
+
+    return Route(f"/api/{name}", endpoint)
+
+
+def _pages() -> list[Route]:
     """The page itself and what belongs to it: the files that are in the package, by their names."""
-    router = APIRouter()
     known = {each.name: each.read_bytes() for each in _ASSETS.iterdir() if each.is_file()}
 
-    def index() -> Response:
+    def index(request: Request) -> Response:  # noqa: ARG001 - as all routes
         return Response(known["index.html"], media_type="text/html")
 
-    def asset(name: str) -> Response:
+    def asset(request: Request) -> Response:
+        name = request.path_params["name"]
         if name not in known:
             return _json({"error": "there is no such file."}, 404)
         kind = "text/javascript" if name.endswith(".js") else mimetypes.guess_type(name)[0]
         return Response(known[name], media_type=kind or "application/octet-stream")
 
-    router.add_api_route("/", index)
-    router.add_api_route("/assets/{name}", asset)
-    return router
+    return [Route("/", index), Route("/assets/{name}", asset)]
 
 
-def _data(viewed: Viewed) -> APIRouter:
+def _data(viewed: Viewed) -> list[Route]:
     """Rows and documents, statistics, neighbours, the map."""
-    router = APIRouter()
 
-    def dataset() -> Response:
-        return _json(viewed.about())
+    def shown(asked: Asked) -> Wanted:
+        return Wanted(asked.text("where", "", longest=4000), asked.text("sort", ""), asked.flag("desc"))
 
-    def rows(shown: _Shown, start: Row = 0, count: Annotated[int, Query(ge=0, le=_MOST_ROWS)] = 100) -> Response:
-        return _json(viewed.rows(shown, start, count))
+    def rows(asked: Asked) -> Any:
+        count = asked.number("count", 100, most=_MOST_ROWS)
+        return viewed.rows(shown(asked), asked.number("start", 0), count)
 
-    def cards(rows: Annotated[str, Query(pattern=r"^\d{1,15}(,\d{1,15}){0,99}$")]) -> Response:
-        return _json(viewed.cards([int(row) for row in rows.split(",")]))
+    def document(asked: Asked) -> Any:
+        row = asked.number("row")
+        return {"row": row, "document": document_tree(viewed.contents.document(row))}
 
-    def place(shown: _Shown, row: Row) -> Response:
-        return _json({"place": viewed.orders.place(shown, row)})
+    def statistics(asked: Asked) -> Any:
+        return viewed.column(asked.text("path"), _HEADER_SAMPLE if asked.flag("brief") else _SAMPLE)
 
-    def document(row: Row) -> Response:
-        return _json({"row": row, "document": document_tree(viewed.contents.document(row))})
+    def neighbours(asked: Asked) -> Any:
+        metric: Any = asked.one_of("metric", "cosine", "euclidean")
+        limit = asked.number("limit", 12, least=1, most=_MOST_CARDS)
+        return vars(viewed.vectors.nearest(asked.number("row"), asked.text("path"), metric, limit))
 
-    def statistics(path: Path, brief: bool = False) -> Response:  # noqa: FBT001, FBT002
-        return _json(viewed.column(path, _HEADER_SAMPLE if brief else _SAMPLE))
-
-    def neighbours(
-        row: Row,
-        path: Path,
-        metric: Literal["cosine", "euclidean"] = "cosine",
-        limit: Annotated[int, Query(ge=1, le=100)] = 12,
-    ) -> Response:
-        found = viewed.vectors.nearest(row, path, metric, limit)
-        return _json(vars(found))
-
-    def embedding_map(path: Path, colour: Annotated[str, Query(max_length=500)] = "") -> Response:
-        return _json(viewed.vectors.map(path, colour))
-
-    for function in (dataset, rows, cards, place, document, statistics, neighbours):
-        router.add_api_route(f"/{function.__name__}", function)
-    router.add_api_route("/map", embedding_map)
-    return router
+    return [
+        _route("dataset", lambda _: viewed.about()),
+        _route("rows", rows),
+        _route("cards", lambda asked: viewed.cards(asked.numbers("rows", _MOST_CARDS))),
+        _route("place", lambda asked: {"place": viewed.orders.place(shown(asked), asked.number("row"))}),
+        _route("document", document),
+        _route("statistics", statistics),
+        _route("neighbours", neighbours),
+        _route("map", lambda asked: viewed.vectors.map(asked.text("path"), asked.text("colour", ""))),
+    ]
 
 
-def _looks(viewed: Viewed) -> APIRouter:
+def _looks(viewed: Viewed) -> list[Route]:
     """Pictures, sounds and films."""
-    router = APIRouter()
 
-    def picture(
-        row: Row, path: Path, size: Annotated[int, Query(ge=1, le=1600)] = 192, frame: Annotated[int, Query(ge=0)] = 0
-    ) -> Response:
-        return _kept(viewed.contents.picture(row, path, size, frame))
+    def picture(request: Request) -> Response:
+        asked = Asked(request.query_params)
+        size, frame = asked.number("size", 192, least=1, most=1600), asked.number("frame", 0)
+        content = viewed.contents.picture(asked.number("row"), asked.text("path"), size, frame)
+        return Response(content.data, media_type=content.media_type, headers=_KEPT)
 
-    def sound(request: Request, row: Row, path: Path) -> Response:
-        return _part(request, lambda: viewed.contents.sound(row, path))
+    def sound(request: Request) -> Response:
+        asked = Asked(request.query_params)
+        return _part(request, viewed.contents.sound(asked.number("row"), asked.text("path")))
 
-    def film(request: Request, row: Row, path: Path) -> Response:
-        return _part(request, lambda: viewed.contents.film(row, path))
+    def film(request: Request) -> Response:
+        asked = Asked(request.query_params)
+        return _part(request, viewed.contents.film(asked.number("row"), asked.text("path")))
 
-    for function in (picture, sound, film):
-        router.add_api_route(f"/{function.__name__}", function)
-    return router
-
-
-def _kept(content: Content) -> Response:
-    """An answer that the browser may keep: the data does not change, and addresses tell datasets apart."""
-    headers = {"cache-control": "private, max-age=3600"}
-    return Response(content.data, media_type=content.media_type, headers=headers)
+    return [Route("/api/picture", picture), Route("/api/sound", sound), Route("/api/film", film)]
 
 
-def _part(request: Request, find: Callable[[], Content]) -> Response:
-    content = find()
+_KEPT = {"cache-control": "private, max-age=3600"}
+"""What a browser may keep: the data does not change, and addresses tell datasets apart."""
+
+
+def _part(request: Request, content: Content) -> Response:
+    """All of it, or the part that a player asks for."""
     size = len(content.data)
-    headers = {"accept-ranges": "bytes", "cache-control": "private, max-age=3600"}
+    headers = {"accept-ranges": "bytes", **_KEPT}
     try:
         asked = asked_range(request.headers.get("range"), size)
     except RangeError:

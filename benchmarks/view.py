@@ -1,0 +1,264 @@
+"""How long somebody waits for the viewer, and what it takes in memory.
+
+    python benchmarks/view.py --documents 1000000 --rounds 7
+
+The viewer is a process of its own, `quire view`, on a dataset of texts, numbers and embeddings of 64 float32, in Arrow
+and in Parquet. *First page* is from the start of the process to the last byte of the rows that the grid shows first;
+*after start* from where it tells its address, that is without the start of Python and its imports. Rows anywhere are
+asked for at random places, as the grid asks, over HTTP and by a real browser, which tells when it has shown them.
+Memory is the largest that was seen: all that is resident, and what is the process's own, without mapped files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import numpy as np
+from report import machine_facts, markdown_table
+
+from quire import BaseDocument, DocumentBatch
+from quire.storage import write_dataset
+from quire.typing import NdArray
+
+_BLOCK = 20_000
+_PAGE = 64
+_PLACES = 200
+_ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+_JUMP = """async (part) => {
+  const grid = document.getElementById("grid"), began = performance.now();
+  grid.scrollTop = part * (grid.scrollHeight - grid.clientHeight);
+  for (;;) {
+    await new Promise(requestAnimationFrame);
+    const rows = [...document.querySelectorAll(".grid-layer .row")];
+    if (performance.now() - began > 20 && rows.length > 5 && rows.every((row) => !row.dataset.empty)) break;
+  }
+  return performance.now() - began;
+}"""
+
+
+class Passage(BaseDocument):
+    """A row."""
+
+    name: str
+    score: float
+    count: int
+    ok: bool
+    embedding: NdArray[64, np.float32]
+
+
+def blocks(documents: int) -> Iterator[DocumentBatch[Passage]]:
+    """The rows, some at a time."""
+    chance = np.random.default_rng(0)
+    for start in range(0, documents, _BLOCK):
+        count = min(_BLOCK, documents - start)
+        columns = {
+            "id": [f"{i:08x}" for i in range(start, start + count)],
+            "name": [f"passage number {i} of the collection" for i in range(start, start + count)],
+            "score": chance.normal(size=count),
+            "count": chance.integers(0, 1000, count),
+            "ok": chance.random(count) > 0.5,
+            "embedding": chance.normal(size=(count, 64)).astype(np.float32),
+        }
+        yield DocumentBatch[Passage].from_columns(columns)
+
+
+@dataclass
+class Client:
+    """A browser's part of HTTP, on one connection."""
+
+    url: str
+    cookie: str = ""
+    connection: http.client.HTTPConnection = field(init=False)
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        self.connection = http.client.HTTPConnection(str(parts.hostname), parts.port)
+        self.connection.request("GET", f"/?{parts.query}")
+        answer = self.connection.getresponse()
+        answer.read()
+        self.cookie = str(answer.getheader("set-cookie")).partition(";")[0]
+
+    def get(self, path: str, **query: Any) -> Any:
+        """What the server answers."""
+        address = f"{path}?{urlencode(query)}" if query else path
+        self.connection.request("GET", address, headers={"Cookie": self.cookie})
+        answer = self.connection.getresponse()
+        body = answer.read()
+        if answer.status != 200:
+            raise RuntimeError(f"{address}: {answer.status} {body[:200]!r}")
+        return json.loads(body) if path.startswith("/api") else body
+
+    def seconds(self, path: str, **query: Any) -> float:
+        """How long it takes."""
+        began = time.perf_counter()
+        self.get(path, **query)
+        return time.perf_counter() - began
+
+
+class Memory:
+    """Looks at a process again and again, and keeps the largest that it sees."""
+
+    def __init__(self, pid: int) -> None:
+        self.resident = self.own = 0
+        self._path = Path(f"/proc/{pid}/status")
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        while not self._ended.wait(0.01):
+            try:
+                lines = dict(line.split(":", 1) for line in self._path.read_text().splitlines())
+            except OSError:
+                return
+            sizes = {name: int(lines[name].split()[0]) * 1024 for name in ("VmHWM", "RssAnon") if name in lines}
+            self.resident = max(self.resident, sizes.get("VmHWM", 0))
+            self.own = max(self.own, sizes.get("RssAnon", 0))
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._ended.set()
+        self._thread.join()
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[tuple[Client, float, float, int]]:
+    """A viewer of its own: with the seconds to its first page, from its start and from its address."""
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "quire", "view", str(folder), "--no-browser", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        told = time.perf_counter()
+        client = Client(url)
+        for path in ("/", "/api/dataset"):
+            client.get(path)
+        client.get("/api/rows", start=0, count=_PAGE)
+        yield client, time.perf_counter() - began, time.perf_counter() - told, process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def first_pages(folder: Path, rounds: int) -> list[tuple[float, float]]:
+    """The seconds to the first page, of a new process every time."""
+    found = []
+    for _ in range(rounds):
+        with running(folder) as (_, whole, after, _pid):
+            found.append((whole, after))
+    return found
+
+
+@dataclass(frozen=True)
+class Line:
+    """What was measured: the median, the worst, and what it may be."""
+
+    what: str
+    values: list[float]
+    unit: str = "ms"
+    target: float | None = None
+
+    def cells(self) -> list[str]:
+        """A line of the table."""
+        middle, worst = median(self.values), max(self.values)
+        verdict = "" if self.target is None else "met" if middle <= self.target else "**missed**"
+        target = "" if self.target is None else f"<= {self.target:,.0f} {self.unit}"
+        near = sorted(self.values)[int(0.95 * (len(self.values) - 1))]
+        return [self.what, *(f"{each:,.0f} {self.unit}" for each in (middle, near, worst)), target, verdict]
+
+
+def looked_at(folder: Path, documents: int, *, browser: bool) -> list[Line]:
+    """Everything that is asked of one viewer."""
+    places = random.Random(0)
+    with running(folder) as (client, _, _, pid):
+        memory = Memory(pid)
+        starts = [places.randrange(documents - _PAGE) for _ in range(_PLACES)]
+        pages = [1000 * client.seconds("/api/rows", start=start, count=_PAGE) for start in starts]
+        lines = [Line("rows anywhere, over HTTP", pages, target=150)]
+        if browser:
+            lines.append(Line("rows anywhere, shown by a browser", jumps(client, places), target=150))
+        first = {
+            "filter by a number": {"where": "score > 1"},
+            "filter by a text": {"where": "name ~ 99"},
+            "sort by a number": {"sort": "score", "desc": "true"},
+        }
+        for what, query in first.items():
+            lines.append(Line(f"{what}, first time", [1000 * client.seconds("/api/rows", count=_PAGE, **query)]))
+        ordered = [1000 * client.seconds("/api/rows", start=s, count=_PAGE, sort="score", desc="true") for s in starts]
+        lines.append(Line("rows anywhere, sorted", ordered, target=150))
+        for what, path, query in (
+            ("neighbours of a row", "neighbours", {"row": 5, "path": "embedding"}),
+            ("map", "map", {"path": "embedding"}),
+            ("statistics of a column", "statistics", {"path": "score"}),
+        ):
+            lines.append(Line(what, [1000 * client.seconds(f"/api/{path}", **query)]))
+        memory.stop()
+        lines.append(Line("memory, all of it", [memory.resident / 1e6], "MB", 500))
+        lines.append(Line("memory, without mapped files", [memory.own / 1e6], "MB", 500))
+    return lines
+
+
+def jumps(client: Client, places: random.Random) -> list[float]:
+    """The milliseconds in which a browser shows the rows of a place that it was dragged to."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=_ARGUMENTS)
+        page = browser.new_page(viewport={"width": 1360, "height": 820})
+        name, _, value = client.cookie.partition("=")
+        parts = urlsplit(client.url)
+        page.context.add_cookies([{"name": name, "value": value, "domain": "127.0.0.1", "path": "/"}])
+        page.goto(f"http://127.0.0.1:{parts.port}/")
+        page.wait_for_selector("html[data-ready]")
+        page.wait_for_timeout(500)
+        found = [float(page.evaluate(_JUMP, places.random())) for _ in range(40)]
+        browser.close()
+    return found
+
+
+def main() -> int:
+    """Measure, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=7, help="processes that are started")
+    parser.add_argument("--formats", nargs="+", default=["arrow", "parquet"])
+    parser.add_argument("--no-browser", action="store_true")
+    parser.add_argument("--folder", type=Path, help="where datasets are kept; unless given, they go at the end")
+    options = parser.parse_args()
+    print(machine_facts(1, ["quire", "fastapi", "uvicorn", "pyarrow", "numpy"]), "\n")
+    with tempfile.TemporaryDirectory() as temporary:
+        for form in options.formats:
+            folder = (options.folder or Path(temporary)) / f"{options.documents}-{form}"
+            if not folder.exists():
+                write_dataset(blocks(options.documents), folder, Passage, format=form)
+            times = first_pages(folder, options.rounds)
+            lines = [
+                Line("first page, with the start of the process", [1000 * whole for whole, _ in times], target=1000),
+                Line("first page, after start", [1000 * after for _, after in times], target=1000),
+                *looked_at(folder, options.documents, browser=not options.no_browser),
+            ]
+            head = ["", "median", "95 of 100", "worst", "target", ""]
+            print(f"## {options.documents:,} rows, {form}\n")
+            print(markdown_table(head, (line.cells() for line in lines)), "\n", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
