@@ -83,7 +83,8 @@ def side_of(annotation: Any, where: str) -> Side:
         if inner.stream:
             raise SchemaError(f"{where}: a stream of streams cannot be sent.")
         return Side(inner.document_type, inner.form, stream=True)
-    if isinstance(annotation, type) and issubclass(annotation, DocumentBatch):
+    is_class = isinstance(annotation, type) and get_origin(annotation) is None  # list[int] is a type on Python 3.10
+    if is_class and issubclass(annotation, DocumentBatch):
         return Side(annotation.document_type, "batch")
     if is_array_type(annotation):
         return Side(annotation.document_type, "array")
