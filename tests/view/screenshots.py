@@ -23,6 +23,8 @@ from quire import BaseDocument, DocumentArray
 from quire.typing import NdArray
 from quire.view import Viewer
 
+LARGEST = 195_000
+"""Bytes of a picture."""
 SIZE = {"width": 1280, "height": 760}
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
@@ -128,7 +130,8 @@ def scenes(count: int) -> Iterator[Scene]:
 
 def more(chance: np.random.Generator) -> dict[str, Any]:
     name, born = AUTHORS[chance.integers(len(AUTHORS))]
-    boxes = [Box(label=["sun", "hill", "tree"][j], corners=chance.random(4)) for j in range(chance.integers(0, 4))]
+    labels = ["sun", "hill", "tree"][: chance.integers(0, 4)]
+    boxes = [Box(label=label, corners=chance.random(4, np.float32)) for label in labels]
     return {
         "author": Author(id=name.split()[0].lower(), name=name, born=born),
         "boxes": DocumentArray[Box](boxes),
@@ -156,6 +159,8 @@ def shoot(page: Page, folder: Path) -> None:
         page.screenshot(path=folder / f"view-{name}.png")
 
     page.wait_for_selector("html[data-ready]")
+    page.wait_for_selector(".head[data-path='depth'] + .head")
+    page.wait_for_timeout(1500)
     shot("rows")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
@@ -192,7 +197,10 @@ def main(folder: Path) -> None:
         shoot(page, folder)
         browser.close()
     for file in sorted(folder.glob("view-*.png")):
-        Pillow.open(file).convert("RGB").quantize(256).save(file, optimize=True)
+        image = Pillow.open(file).convert("RGB")
+        image.save(file, optimize=True)
+        if file.stat().st_size > LARGEST:
+            image.quantize(256, method=Pillow.Quantize.MAXCOVERAGE).save(file, optimize=True)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,8 @@ def _view(chosen: argparse.Namespace) -> None:
     signal.signal(signal.SIGTERM, _end)
     try:
         viewer.wait()
+    except KeyboardInterrupt:
+        sys.stderr.write("stopping\n")
     finally:
         viewer.close()
 

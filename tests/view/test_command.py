@@ -1,0 +1,69 @@
+"""`quire view` in a process of its own: it tells an address, serves, and ends when it is asked to."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.view.site import Site
+
+pytestmark = pytest.mark.needs("fastapi", "uvicorn", "PIL", "pyarrow", "av")
+
+
+@contextmanager
+def viewing(*arguments: Any) -> Iterator[tuple[dict[str, Any], subprocess.Popen[str]]]:
+    command = [sys.executable, "-m", "quire", "view", *map(str, arguments), "--no-browser", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        yield json.loads(line), process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+class Told:
+    """The port of an address, for a `Site`."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.port = url, urlsplit(url).port
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_a_dataset_until_it_is_asked_to_end(stored: Path, number: int) -> None:
+    with viewing(stored) as (told, process):
+        site = Site(Told(told["url"]))  # type: ignore[arg-type]
+        assert site.enter().status == 200
+        assert site.ask("dataset")["rows"] == told["rows"] == 300
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=20)
+        assert (process.returncode, errors) == (0, "stopping\n")
+
+
+def test_it_serves_a_file_of_another_format(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("name,number\nAda,1\nGrace,2\n")
+    with viewing(tmp_path / "rows.csv") as (told, _):
+        site = Site(Told(told["url"]))  # type: ignore[arg-type]
+        site.enter()
+        assert [row["cells"][-1] for row in site.ask("rows")["rows"]] == [1, 2]
+        assert site.ask("dataset")["title"].endswith("rows.csv")
+
+
+def test_what_is_not_there_is_an_error_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "quire", "view", str(tmp_path / "nothing"), "--no-browser"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 1
+    assert len(found.stderr.splitlines()) == 1
+    assert found.stderr.startswith("quire: ")
