@@ -112,6 +112,22 @@ def test_a_shuffle_is_a_permutation_that_the_seed_tells(engine: Any, frame: Fram
     assert ROWS not in (one, other)
 
 
+@pytest.mark.parametrize("name", ["local", "ray", "spark"])
+def test_partitions_keep_their_numbers_among_empty_ones(start_engine: Any, name: str) -> None:
+    engine = start_engine(name)
+    frame = engine.from_batches(partitions(0, 2, 0, 0, 3), SCHEMA)
+    found = [row for batch in engine.collect(engine.run(frame, _Texts())) for row in batch.column(1).to_pylist()]
+    assert found == [1, 1, 4, 4, 4]
+
+
+@pytest.mark.parametrize("name", ["ray", "spark"])
+def test_errors_tell_the_number_of_a_partition_among_empty_ones(start_engine: Any, name: str) -> None:
+    engine = start_engine(name)
+    with pytest.raises(PartitionError) as caught:
+        engine.collect(engine.run(engine.from_batches(partitions(0, 0, 4), SCHEMA), Broken(SCHEMA)))
+    assert caught.value.partition == 2
+
+
 def test_a_stage_makes_partitions_of_nothing(engine: Any) -> None:
     frame = engine.from_stage(Made(), 5)
     assert read(engine, frame) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]

@@ -14,7 +14,7 @@ from torch import nn
 from quire.data import StreamingDataset
 from quire.distributed import DocumentShards, torch_distributor
 from quire.distributed.pytorch import Estimator
-from quire.errors import OptionError
+from quire.errors import FunctionError, OptionError
 from tests.distributed.trainings import (
     CountLoss,
     KilledOnRank,
@@ -60,6 +60,31 @@ def test_more_workers_than_there_is_room_for_are_an_error(name: str, start_engin
     estimator = Estimator.from_torch(model=Squeezed(), optimizer=sgd, loss=nn.MSELoss(), engine=name, workers=64)
     with pytest.raises(OptionError, match="workers=64"):
         estimator.fit((np.ones((8, 3), np.float32), np.ones(8, np.float32)))
+
+
+class Holder:
+    """Has a core of Ray."""
+
+    def ready(self) -> None:
+        """Tell that it is there."""
+
+
+def test_workers_that_find_no_room_are_an_error_in_the_end(
+    start_engine: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray itself would wait for ever for the cores that another job holds."""
+    start_engine("ray")
+    import ray
+
+    monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "1")
+    holder = ray.remote(num_cpus=1)(Holder).remote()
+    ray.get(holder.ready.remote())
+    estimator = Estimator.from_torch(model=Squeezed(), optimizer=sgd, loss=nn.MSELoss(), engine="ray", workers=2)
+    try:
+        with pytest.raises(FunctionError, match="no room for workers=2"):
+            estimator.fit((np.ones((8, 3), np.float32), np.ones(8, np.float32)))
+    finally:
+        ray.kill(holder)
 
 
 def regression() -> Estimator:

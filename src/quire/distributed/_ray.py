@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -20,13 +20,17 @@ from quire.errors import PartitionError
 
 _ID = "id"
 """The column of a source that has nothing but the numbers of partitions."""
+Blocks: TypeAlias = Literal["ids"] | tuple[int, ...] | None
+"""What is in the blocks of a source: numbers of partitions; or else which partition each block is, if not all are."""
 
 
 class RayFrame(Frame[Any]):
     """A dataset of Ray Data and the stages that are still to run on it, as one operator."""
 
-    def __init__(self, source: Callable[[], Any], chain: Chain, workers: int, parts: int | None, *, ids: bool) -> None:
-        self._source, self.chain, self._workers, self.parts, self.ids = source, chain, workers, parts, ids
+    def __init__(
+        self, source: Callable[[], Any], chain: Chain, workers: int, parts: int | None, blocks: Blocks
+    ) -> None:
+        self._source, self.chain, self._workers, self.parts, self.blocks = source, chain, workers, parts, blocks
 
     @property
     def schema(self) -> pa.Schema:
@@ -37,35 +41,36 @@ class RayFrame(Frame[Any]):
     def native(self) -> Any:
         """The dataset of Ray."""
         dataset = self._source()
-        if not self.chain.stages and not self.ids:
+        if not self.chain.stages and self.blocks != "ids":
             return dataset
         how: dict[str, Any] = {"batch_size": None, "batch_format": "pyarrow", "zero_copy_batch": True}
         if not self.chain.stateful:
-            return dataset.map_batches(_Task(self.chain, ids=self.ids), **how)
+            return dataset.map_batches(_Task(self.chain, self.blocks), **how)
         data: Any = require("ray.data", extra="ray", needed_for="engine='ray'")
         pool = data.ActorPoolStrategy(min_size=1, max_size=max(1, self._workers))
-        return dataset.map_batches(_Actor, fn_constructor_args=(self.chain, self.ids), compute=pool, **how)
+        return dataset.map_batches(_Actor, fn_constructor_args=(self.chain, self.blocks), compute=pool, **how)
 
     def then(self, stage: Stage) -> RayFrame:
         """The same, and one more stage."""
-        return RayFrame(self._source, self.chain.then(stage), self._workers, self.parts, ids=self.ids)
+        return RayFrame(self._source, self.chain.then(stage), self._workers, self.parts, self.blocks)
 
 
 class _Task:
     """The stages, called with a block."""
 
-    def __init__(self, chain: Chain, *, ids: bool) -> None:
-        self._chain, self._ids = chain, ids
+    def __init__(self, chain: Chain, blocks: Blocks) -> None:
+        self._chain, self._blocks = chain, blocks
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
-        if self._ids:
+        if self._blocks == "ids":
             for number in block.column(_ID).to_pylist():
                 yield from self._tables(number, iter(()))
             return
         batches = (
             exactly(plain_batch(batch, self._chain.takes), self._chain.takes) for batch in in_parts(block.to_batches())
         )
-        yield from self._tables(_task_number(), batches)
+        number = _task_number()
+        yield from self._tables(self._blocks[number] if self._blocks else number, batches)
 
     def _tables(self, number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         for batch in told(self._chain, number, batches):
@@ -74,9 +79,6 @@ class _Task:
 
 class _Actor(_Task):
     """The same in an actor, which lives as long as the job."""
-
-    def __init__(self, chain: Chain, ids: bool) -> None:  # noqa: FBT001 - Ray passes positions
-        super().__init__(chain, ids=ids)
 
 
 def _task_number() -> int:
@@ -113,9 +115,10 @@ class RayEngine:
 
     def from_batches(self, partitions: Sequence[Sequence[pa.RecordBatch]], schema: pa.Schema) -> RayFrame:
         """A block for each partition; Ray has none without rows."""
-        tables = [pa.Table.from_batches(batches, schema) for batches in partitions]
-        tables = [table for table in tables if len(table)] or tables[:1] or [schema.empty_table()]
-        return self._frame(lambda: self._data.from_arrow(tables), Chain(schema), len(partitions))
+        made = {number: pa.Table.from_batches(batches, schema) for number, batches in enumerate(partitions)}
+        held = {number: table for number, table in made.items() if len(table)} or {0: schema.empty_table()}
+        tables, blocks = list(held.values()), tuple(held) if len(held) < len(made) else None
+        return self._frame(lambda: self._data.from_arrow(tables), Chain(schema), len(partitions), blocks)
 
     def from_stage(self, stage: Stage, partitions: int) -> RayFrame:
         """Tasks that have a number each, and no data."""
@@ -123,7 +126,7 @@ class RayEngine:
             return self.from_batches([], stage.schema)
         chain = Chain(pa.schema([pa.field(_ID, pa.int64())]), (stage,))
         return self._frame(
-            lambda: self._data.range(partitions, override_num_blocks=partitions), chain, partitions, ids=True
+            lambda: self._data.range(partitions, override_num_blocks=partitions), chain, partitions, "ids"
         )
 
     def from_native(self, native: Any) -> RayFrame:
@@ -134,8 +137,8 @@ class RayEngine:
             schema = arrow_schema(native)
         return self._frame(lambda: native, Chain(schema), None)
 
-    def _frame(self, source: Callable[[], Any], chain: Chain, parts: int | None, *, ids: bool = False) -> RayFrame:
-        return RayFrame(_once(lambda: _ordered(source())), chain, self.workers, parts, ids=ids)
+    def _frame(self, source: Callable[[], Any], chain: Chain, parts: int | None, blocks: Blocks = None) -> RayFrame:
+        return RayFrame(_once(lambda: _ordered(source())), chain, self.workers, parts, blocks)
 
     # --- from frame to frame
 
@@ -156,7 +159,7 @@ class RayEngine:
         owns = [_own(frame) for frame in frames]
         known = [own.parts for own in owns if own.parts is not None]
         total = sum(known) if len(known) == len(owns) else None
-        if total is not None and all(own.ids for own in owns):
+        if total is not None and all(own.blocks == "ids" for own in owns):
             return self.from_stage(Union([own.chain for own in owns], known), total)
         return self._frame(lambda: self._joined(owns), _same(frames[0]), total)
 

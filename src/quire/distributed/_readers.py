@@ -20,8 +20,9 @@ from quire.codec._csv import CsvOptions, iter_csv
 from quire.codec._json import rows_from_json
 from quire.codec._ndjson import iter_ndjson
 from quire.distributed._layouts import DocumentLayout, layout_from_arrow
-from quire.distributed._sources import FileRef, Paths, dealt, find_sources, is_pattern
+from quire.distributed._sources import PARTITION_BYTES, FileRef, Paths, dealt, find_sources, is_pattern
 from quire.distributed._stage import Encoder, Given, PartitionStage
+from quire.distributed._text_pieces import PieceOfFile, TextPiece, pieces_of
 from quire.documents import Document
 from quire.documents._from_files import _content_field, _field
 from quire.errors import DecodeError, OptionError, StorageError
@@ -192,7 +193,7 @@ class ReadFiles(PartitionStage):
     """The documents in files of text (`kind` 'csv' or 'json'), or a document for each file ('binary')."""
 
     kind: Literal["csv", "json", "binary"]
-    files: Sequence[Sequence[FileRef]]
+    files: Sequence[Sequence[TextPiece]]
     target: DocumentLayout
     options: FileOptions
 
@@ -205,27 +206,26 @@ class ReadFiles(PartitionStage):
         """The documents of the files of the partition."""
         return Encoder(self.target, self.target, partition, "raise").encode(self._given(self.files[partition]))
 
-    def _given(self, files: Sequence[FileRef]) -> Iterator[Given]:
+    def _given(self, parts: Sequence[TextPiece]) -> Iterator[Given]:
         row = 0
-        for file in files:
-            for number, document in enumerate(self._documents(file)):
-                yield Given(document, row, row_ids(file.url, number, 1)[0])
+        for part in parts:
+            for number, document in enumerate(self._documents(part), part.rows):
+                yield Given(document, row, row_ids(part.file.url, number, 1)[0])
                 row += 1
 
-    def _documents(self, file: FileRef) -> Iterator[Any]:
+    def _documents(self, part: TextPiece) -> Iterator[Any]:
         if self.kind == "binary":
-            yield self._whole(file)
+            yield self._whole(part.file)
             return
-        with opened(file) as source:
+        with opened(part.file) as source:
+            lines: Any = source if part.stop is None else PieceOfFile(part, source)
             if self.kind == "csv":
-                yield from iter_csv(self.target.document_type, source, self._csv(file), self.options.extra)
-            elif first_byte(source) == b"[":
+                how = csv_options(part.file, self.options)
+                yield from iter_csv(self.target.document_type, lines, how, self.options.extra)
+            elif part.stop is None and first_byte(source) == b"[":
                 yield from rows_from_json(self.target.document_type, source.read())
             else:
-                yield from iter_ndjson(self.target.document_type, source)
-
-    def _csv(self, file: FileRef) -> CsvOptions:
-        return csv_options(file, self.options)
+                yield from iter_ndjson(self.target.document_type, lines)
 
     def _whole(self, file: FileRef) -> Any:
         schema = self.target.document_type.document_schema()
@@ -270,7 +270,7 @@ def plan_files(
     workers: int,
     options: FileOptions,
 ) -> Planned:
-    """Files, as many to a partition as make its size."""
+    """Files, or pieces of large ones, as many to a partition as make its size."""
     suffixes = {"csv": _CSV, "json": _JSON, "binary": ()}[kind]
     files = find_sources(paths, suffixes, options.remote)
     if kind == "binary":
@@ -278,10 +278,21 @@ def plan_files(
         _content_field(layout.document_type.document_schema(), "rb")
     else:
         layout = DocumentLayout(schema) if schema else _inferred(kind, files[0], options)
-    parts = dealt(files, [file.size for file in files], partitions, workers)
+    pieces = [piece for file in files for piece in _pieces(kind, file, files, partitions or workers, options)]
+    parts = dealt(pieces, [piece.size for piece in pieces], partitions, workers)
     return Planned(
         ReadFiles(kind, parts, layout, options), len(parts), layout, len(files) if kind == "binary" else None
     )
+
+
+def _pieces(
+    kind: Literal["csv", "json", "binary"], file: FileRef, files: Sequence[FileRef], parts: int, options: FileOptions
+) -> list[TextPiece]:
+    """A file, or pieces of it if it is large: as many of all files as there are to be partitions."""
+    if kind == "binary":
+        return [TextPiece(file)]
+    size = min(PARTITION_BYTES, sum(file.size for file in files) // parts + 1)
+    return pieces_of(kind, file, size, options.encoding)
 
 
 def _inferred(kind: str, file: FileRef, options: FileOptions) -> DocumentLayout:

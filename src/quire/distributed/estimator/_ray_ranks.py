@@ -13,7 +13,10 @@ from quire.distributed.estimator._launcher import Launch
 from quire.distributed.estimator._loop import run_rank
 from quire.distributed.estimator._shipping import read_job
 from quire.distributed.estimator._world import Seat
-from quire.errors import OptionError
+from quire.errors import FunctionError, OptionError
+
+_STARTS = 4
+"""Ray waits a minute for room for all workers, and then so many times more; left to itself it would not end."""
 
 
 def launch_ray(launch: Launch, attempt: Attempt) -> list[Outcome]:
@@ -26,6 +29,11 @@ def launch_ray(launch: Launch, attempt: Attempt) -> list[Outcome]:
         trainer.fit()
     except Exception as error:
         attempt.raise_error()
+        if type(getattr(error, "controller_failure", None)).__name__ == "WorkerGroupStartupTimeoutError":
+            raise FunctionError(
+                f"Ray had no room for workers={launch.size} for minutes: other work holds its cores. Wait for it, or "
+                "use fewer workers."
+            ) from error
         raise lost("of Ray", f"{type(error).__name__}: {error}") from error
     attempt.raise_error()
     return attempt.outcomes(launch.size)
@@ -46,7 +54,7 @@ def _trainer(ray: Any, launch: Launch, told: dict[str, str], storage: Path) -> A
     loopback = ray.util.get_node_ip_address().startswith("127.")
     run = train.RunConfig(
         storage_path=str(storage),
-        failure_config=train.FailureConfig(max_failures=launch.restarts),
+        failure_config=train.FailureConfig(max_failures=launch.restarts, controller_failure_limit=_STARTS),
         worker_runtime_env={"env_vars": {"GLOO_SOCKET_IFNAME": "lo"}} if loopback else None,
         logging_config=train.LoggingConfig(log_level="ERROR"),
     )
