@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import struct
-import warnings
+import threading
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,8 +21,22 @@ SIZES = (96, 192, 384, 768, 1600)
 """The edges, in pixels, that a page may ask for."""
 _PIXELS = 100_000_000
 """An image of more is not decoded."""
+_MANY = 12_000_000
+"""Images of more are decoded one at a time, whoever else looks."""
+_alone = threading.Lock()
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "AVIF")
-_BAD = (OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, OverflowError, struct.error, MemoryError)
+_BAD = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    EOFError,
+    LookupError,
+    TypeError,
+    OverflowError,
+    MemoryError,
+    struct.error,
+    Warning,  # where warnings are errors
+)
 _PALETTE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 """Where the colours of heat maps pass: dark for the least, yellow for the most."""
 
@@ -30,13 +45,12 @@ def picture_of_bytes(content: bytes, size: int) -> tuple[bytes, str]:
     """The first frame of an encoded image, no larger than asked for; and the media type."""
     pillow: Any = require("PIL.Image", extra="view", needed_for="looking at images")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd files; what is too large is refused below
-            formats = [name for name in _FORMATS if name in pillow.OPEN or pillow.init()]
-            with pillow.open(io.BytesIO(content), formats=formats) as image:
-                if image.width * image.height > _PIXELS:
-                    raise DecodeError(f"the image has {image.width} x {image.height} pixels, too many to look at.")
-                image.draft("RGB", (size, size))
+        formats = [name for name in _FORMATS if name in pillow.OPEN or pillow.init()]
+        with pillow.open(io.BytesIO(content), formats=formats) as image:
+            if image.width * image.height > _PIXELS:
+                raise DecodeError(f"the image has {image.width} x {image.height} pixels, too many to look at.")
+            image.draft("RGB", (size, size))  # of JPEG, no more is decoded than that needs
+            with _alone if image.width * image.height > _MANY else nullcontext():
                 return _encoded(_upright(image), size)
     except pillow.DecompressionBombError as error:
         raise DecodeError(f"the image is too large to look at ({error}).") from error

@@ -3,7 +3,7 @@ import { clear, count, el, number, svg } from "./dom.js";
 import { ask } from "./api.js";
 
 const known = new Map();
-const PLAIN = new Set(["number", "flag", "text", "name", "moment", "list", "documents", "bytes"]);
+const PLAIN = new Set(["number", "flag", "text", "name", "moment", "list", "documents"]); // not what may be large
 
 export function statistics(path, brief = false) {
   const key = `${path}|${brief}`;

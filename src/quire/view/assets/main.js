@@ -102,8 +102,9 @@ function drawTree() {
     const nested = node.children?.length, leaf = columns.includes(node), shown = !state.hidden.has(node.path);
     const label = el("button", { class: "leaf", type: "button", tabIndex: -1, title: node.type, onclick: () => (leaf ? actions.statistics(node) : toggle(item)) },
       el("span", { class: `dot role-${node.role}`, "aria-hidden": "true" }), el("span", { class: "leaf-name" }, node.name), el("span", { class: "faint leaf-type" }, node.type));
+    const twist = nested ? el("button", { class: "twist", type: "button", tabIndex: -1, "aria-label": `Fields of ${node.path}`, onclick: () => toggle(item) }) : "";
     const eye = leaf ? el("button", { class: "eye", type: "button", tabIndex: -1, "aria-pressed": String(shown), "aria-label": `Show ${node.path}`, title: shown ? "Hide" : "Show", onclick: () => hide(node) }, icon("eye")) : "";
-    const item = el("li", { role: "treeitem", "aria-level": level, "aria-expanded": nested ? String(node.role === "document") : null, "aria-label": node.path, tabIndex: -1, class: shown ? "" : "off", data: { path: node.path } }, el("div", { class: "leaf-line" }, label, eye));
+    const item = el("li", { role: "treeitem", "aria-level": level, "aria-expanded": nested ? String(node.role === "document") : null, "aria-label": node.path, tabIndex: -1, class: shown ? "" : "off", data: { path: node.path } }, el("div", { class: "leaf-line" }, twist, label, eye));
     if (nested) item.append(el("ul", { role: "group" }, ...branch(node.children, level + 1)));
     return item;
   });
