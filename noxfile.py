@@ -172,6 +172,35 @@ def check_top_level(wheel: Path) -> None:
         raise SystemExit(f"{wheel.name} has the top-level names {sorted(found)}")
 
 
+@nox.session(python=PYTHON, reuse_venv=False)
+@nox.parametrize("extra", EXTRAS)
+def extras(session: nox.Session, extra: str) -> None:
+    """The wheel with one extra alone, and a program that needs no other: tests/extras."""
+    session.install("build")
+    with tempfile.TemporaryDirectory() as folder:
+        session.run("python", "-m", "build", "--wheel", "--outdir", folder, silent=True)
+        [wheel] = Path(folder).glob("*.whl")
+        session.install(*TORCH, f"quire[{extra}] @ {wheel.as_uri()}")
+        program = shutil.copy(ROOT / "tests" / "extras" / f"with_{extra}.py", folder)
+        session.chdir(folder)
+        session.run("python", "-W", "error::DeprecationWarning:quire", program)
+
+
+@nox.session(python=PYTHON, reuse_venv=False)
+def user(session: nox.Session) -> None:
+    """A small project of somebody else's: the wheel is installed, and mypy and pyright are strict about their code."""
+    session.install("build", *group("types"))
+    with tempfile.TemporaryDirectory() as folder:
+        session.run("python", "-m", "build", "--wheel", "--outdir", folder, silent=True)
+        [wheel] = Path(folder).glob("*.whl")
+        session.install(*TORCH, f"quire[torch] @ {wheel.as_uri()}")
+        shutil.copytree(ROOT / "tests" / "user", Path(folder, "project"))
+        session.chdir(Path(folder, "project"))
+        session.run("mypy", ".")
+        session.run("pyright")
+        session.run("python", "-W", "error", "train.py")
+
+
 @nox.session(python=PYTHON)
 def docs(session: nox.Session) -> None:
     """Run every code block of the pages, and build them."""
