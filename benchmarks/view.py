@@ -142,7 +142,7 @@ def running(folder: Path) -> Iterator[tuple[Client, float, float, int]]:
     """A viewer of its own: with the seconds to its first page, from its start and from its address."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "quire", "view", str(folder), "--no-browser", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]
@@ -194,6 +194,7 @@ def looked_at(folder: Path, documents: int, *, browser: bool) -> list[Line]:
         lines = [Line("rows anywhere, over HTTP", pages, target=150)]
         if browser:
             lines.append(Line("rows anywhere, shown by a browser", jumps(client, places), target=150))
+            client.connection.close()  # the server has closed it meanwhile; the next request opens another one
         first = {
             "filter by a number": {"where": "score > 1"},
             "filter by a text": {"where": "name ~ 99"},

@@ -19,7 +19,14 @@ const actions = {
     else Object.assign(state, { sort: column.path, desc: same });
     return look();
   },
-  statistics: (column) => { state.row = null; panel.showStatistics(column, actions); mark(column.path); },
+  statistics: (column) => {
+    const place = chosen().indexOf(column);
+    if (place >= 0) grid.active = { ...grid.active, column: place };
+    state.row = null;
+    panel.showStatistics(column, actions);
+    mark(column.path);
+    grid.aside();
+  },
   filter: (text) => { $("where").value = text; submit(); },
   open: (row, find = false) => { state.row = row; panel.showDocument(row, actions, vectors); if (find) locate(row); },
   moved: (row) => { if (panel.isOpen() && state.row !== null && row !== undefined) { clearTimeout(actions.soon); actions.soon = setTimeout(() => actions.open(row), 120); } },
@@ -252,8 +259,6 @@ async function begin() {
   $("title").textContent = about.title;
   $("title").title = about.title;
   columns = flat(about.tree);
-  vectors = columns.filter((column) => column.role === "vector").map((column) => column.path);
-  $("show-map").disabled = !vectors.length;
   await first;
   const answer = await look();
   prepare(answer);
@@ -267,6 +272,8 @@ function prepare(answer) {
     const values = answer.rows.map((row) => row.cells[place]);
     if (column.path.includes(".") && (values.every((cell) => cell === null) || column.name === "id")) state.hidden.add(column.path);
   }
+  vectors = chosen().filter((column) => (grid.looks.get(column.path) ?? column.role) === "vector").map((column) => column.path);
+  $("show-map").disabled = !vectors.length;
   const looks = chosen().map((column) => grid.looks.get(column.path) ?? column.role);
   const kept = HEIGHTS[store("height")];
   grid.height = kept ?? (looks.some((name) => PICTURED.has(name)) ? HEIGHTS.middle : HEIGHTS.low);
