@@ -155,7 +155,7 @@ def package(session: nox.Session) -> None:
         [wheel] = (elsewhere / "dist").glob("*.whl")
         check_top_level(wheel)
         session.install(str(wheel))
-        for name in ("tests", "docs"):
+        for name in ("tests", "docs", "benchmarks", "examples"):
             shutil.copytree(ROOT / name, elsewhere / name, ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("README.md", "pyproject.toml"):
             shutil.copy(ROOT / name, elsewhere)
@@ -249,6 +249,16 @@ def demo(session: nox.Session) -> None:
     """The whole story, on data that it makes itself."""
     session.install(*TORCH, "-e", ".[torch]")
     session.run("python", "examples/demo.py", *session.posargs)
+
+
+@nox.session(python=PYTHON)
+def examples(session: nox.Session) -> None:
+    """Every example, as it is, each in a process of its own; or those that are named."""
+    install_everything(session, *group("test"))
+    install_node(session)
+    chosen = session.posargs or sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+    for name in chosen:
+        session.run("python", f"examples/{name}.py", env={"NODE_PATH": str(ROOT / ".nox" / "node" / "node_modules")})
 
 
 @nox.session(python=PYTHON)

@@ -1,4 +1,7 @@
-"""The command line of the benchmarks, and their results as tables and as a page."""
+"""The command line of the benchmarks, and their results as tables and as a page.
+
+`python benchmarks/report.py` draws docs/images/benchmarks.svg anew, from the tables of the pages.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
+import plot
 from measure import Contestant, Ratios, Result, Row, measure
 
 UNITS = {"us": 1e6, "ms": 1e3}
@@ -133,3 +137,7 @@ def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     written = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in cells]
     written.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(written)
+
+
+if __name__ == "__main__":
+    plot.main()
