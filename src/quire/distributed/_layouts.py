@@ -15,6 +15,7 @@ from quire._paths import parse_path
 from quire.array import DocumentArray, DocumentBatch
 from quire.columns import Columns, ObjectColumn, StackOptions, stack
 from quire.distributed._arenas import Tensors, stack_around
+from quire.document import BaseDocument
 from quire.errors import DecodeError, OptionError
 from quire.schema import FieldKind
 from quire.storage._foreign import conform_fields
@@ -149,5 +150,5 @@ def layout_from_arrow(schema: pa.Schema, document_type: type[Any] | None = None)
 def _from_origin(schema: bytes, name: str, paths: Paths) -> DocumentLayout:
     key = schema, name
     if key not in _inferred:
-        _inferred[key] = class_from_arrow(pa.ipc.read_schema(pa.py_buffer(schema)), name)
+        _inferred[key] = class_from_arrow(pa.ipc.read_schema(pa.py_buffer(schema)), name, BaseDocument)  # with ids
     return DocumentLayout(_inferred[key], paths, key)

@@ -64,8 +64,11 @@ def class_of(folder: Folder, shards: Sequence[Shard]) -> type[Any]:
     return loaded or class_from_arrow(schema, name.rpartition(":")[2].rpartition(".")[2] or "Row")
 
 
-def class_from_arrow(schema: Any, name: str) -> type[Any]:
-    """A document class with a field for each of an Arrow schema; a name that no field can have becomes an alias."""
+def class_from_arrow(schema: Any, name: str, base: type[Any] | None = None) -> type[Any]:
+    """A document class with a field for each of an Arrow schema; a name that no field can have becomes an alias.
+
+    It has an id if the schema has one, or the base does.
+    """
     fields: dict[str, Any] = {}
     for field in schema:
         annotation = _annotation(field, f"{name}_{field.name}")
@@ -74,7 +77,7 @@ def class_from_arrow(schema: Any, name: str) -> type[Any]:
         default = FieldInfo(default=None, **details) if field.nullable else FieldInfo(**details)
         fields[own] = (annotation | None if field.nullable else annotation, default)
     config = ConfigDict(populate_by_name=True, protected_namespaces=())
-    base = BaseDocument if "id" in fields else Row
+    base = base or (BaseDocument if "id" in fields else Row)
     made: type[Any] = create_model(name, __base__=base, **fields)
     made.model_config = {**made.model_config, **config}
     made.model_rebuild(force=True)

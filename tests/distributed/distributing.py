@@ -1,0 +1,42 @@
+"""`torch_distributor` on executors of Spark that are processes of their own: writes down what each rank had.
+
+`python -m tests.distributed.distributing folder`
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from quire.data import StreamingDataset
+from quire.distributed import torch_distributor
+from tests.distributed.losses import spark_executors
+from tests.distributed.trainings import Point, written
+
+ROWS = 25
+
+
+def share(url: str) -> list[Any]:
+    """The rows of each rank, and the process above it."""
+    import torch.distributed as dist
+
+    mine = [number for batch in StreamingDataset[Point](url, batch_size=4).loader() for number in batch.number.tolist()]
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, (mine, os.getppid()))
+    return every
+
+
+def main(folder: Path) -> None:
+    """Two ranks on two executors."""
+    written(folder / "data", ROWS)
+    with spark_executors() as (engine, _):
+        assert engine.session.sparkContext.master.startswith("local-cluster")
+        found = torch_distributor(share, str(folder / "data"), workers=2, local_mode=False)
+    (folder / "outcome.json").write_text(json.dumps({"ranks": found, "driver": os.getpid()}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
