@@ -166,6 +166,7 @@ def test_sounds_and_films_are_played(page: Page) -> None:
     play = cell(page, 0, "sound.tensor").locator("button.play")
     play.click()
     expect(play).to_have_attribute("aria-pressed", "true")
+    expect(play).to_have_attribute("aria-pressed", "false")  # half a second later
     film = cell(page, 0, "film").locator("video")
     film.scroll_into_view_if_needed()
     film.click()
@@ -323,6 +324,24 @@ def test_millions_of_rows_are_scrolled_to_the_last(browser: Browser, tmp_path: P
         expect(page.locator(".row[data-row='1999980']")).to_be_visible()
         page.locator("#grid").evaluate("(grid) => { grid.scrollTop = (grid.scrollHeight - grid.clientHeight) / 2; }")
         expect(page.locator(".row[data-row='1000000']")).to_be_visible()
+        watched.check()
+
+
+def test_rows_that_cannot_be_read_are_told_in_their_place(browser: Browser, tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    write_dataset(
+        [Number(number=i) for i in range(4000)], folder, Number, format="arrow", shard_bytes=40_000, group_bytes=8192
+    )
+    [*_, last] = sorted(folder.glob("*.arrow"))
+    last.write_bytes(last.read_bytes()[:-100])
+    with Viewer(folder) as viewer:
+        watched = Watched(browser, viewer)
+        page = watched.open()
+        page.keyboard.press("End")
+        expect(page.locator(".row.failed").first).to_contain_text("the shard was altered or cut off")
+        page.keyboard.press("Home")
+        expect(page.locator(".row[data-row='0']")).to_be_visible()
+        watched.problems.clear()  # the browser tells of an answer 400
         watched.check()
 
 

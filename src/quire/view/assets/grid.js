@@ -41,6 +41,7 @@ export class Grid {
     this.asking?.abort();
     this.asking = new AbortController();
     this.blocks = new Map();
+    this.broken = new Map(); // blocks that cannot be read, and why
     this.shown = new Map();
     this.layer?.replaceChildren();
   }
@@ -203,14 +204,15 @@ export class Grid {
     for (let index = first; index < last; index += 1) {
       const data = this.data(index);
       let node = this.shown.get(index);
-      if (data && node?.dataset.empty) { node.remove(); node = undefined; }
+      const block = Math.floor(index / BLOCK), why = this.broken.get(block);
+      if ((data || why) && node?.dataset.empty) { node.remove(); node = undefined; }
       if (!node) {
-        node = this.row(index, data);
+        node = why ? this.failure(index, why) : this.row(index, data);
         this.shown.set(index, node);
         this.layer.append(node);
       }
       node.style.transform = `translateY(${(index * this.height - this.top).toFixed(1)}px)`;
-      if (!data) missing.add(Math.floor(index / BLOCK));
+      if (!data && !why) missing.add(block);
     }
     this.highlight();
     if (missing.size) this.fetch(missing);
@@ -225,6 +227,11 @@ export class Grid {
     const cells = data ? this.columns.map((column, i) => this.cell(column, i, data, index)) : this.columns.map(() => el("div", { class: "cell waiting", role: "gridcell" }, el("i", {})));
     return el("div", { class: "row", role: "row", "aria-rowindex": index + 2, data: data ? { index, row: data.row } : { index, empty: "1" } },
       el("div", { class: "cell number row-number", role: "rowheader", "aria-colindex": 1 }, label === null ? "" : count(label)), ...cells, el("div", { class: "cell filler", role: "presentation" }));
+  }
+
+  failure(index, why) {
+    return el("div", { class: "row failed", role: "row", "aria-rowindex": index + 2, data: { index, empty: "", failed: "1" } },
+      el("div", { class: "cell row-number", role: "rowheader" }), el("div", { class: "cell", role: "gridcell" }, icon("broken"), el("span", { class: "ellipsis", title: why }, why)));
   }
 
   cell(column, i, data, index) {
@@ -273,7 +280,7 @@ export class Grid {
       this.actions.busy(true);
       ask("rows", { ...this.wanted, start: block * BLOCK, count: BLOCK }, asking.signal)
         .then((answer) => { if (asking === this.asking) { this.keep(block, answer); this.draw(); } })
-        .catch((error) => { if (error instanceof AskError) this.actions.failed(error); })
+        .catch((error) => { if (error instanceof AskError && asking === this.asking) { this.broken.set(block, error.message); this.draw(); } })
         .finally(() => { if (this.waiting.get(key) === asking) this.waiting.delete(key); this.actions.busy(this.waiting.size > 0); });
     }
   }
@@ -282,7 +289,7 @@ export class Grid {
 
   click(event) {
     const row = event.target.closest(".row");
-    if (!row || row.dataset.empty) return;
+    if (!row?.dataset.row) return;
     const cell = event.target.closest("[data-column]");
     this.active = { row: Number(row.dataset.index), column: cell ? Number(cell.dataset.column) : this.active.column };
     this.highlight();
@@ -308,7 +315,8 @@ export class Grid {
       };
       this.reveal();
       this.actions.moved(this.data(this.active.row)?.row);
-    } else return;
+    } else if (event.key === "p") this.layer.querySelector(".cell.active button.play, .cell.active video")?.click();
+    else return;
     event.preventDefault();
   }
 }

@@ -12,7 +12,6 @@ let grid, atlas, columns = [], vectors = [];
 const actions = {
   busy: (on) => { $("busy").textContent = on ? "reading…" : ""; $("sheet").setAttribute("aria-busy", String(on)); },
   place: (from, to, total) => { $("place").textContent = total ? `${count(from)} – ${count(to)} of ${count(total)}` : ""; },
-  failed: (error) => note(error.message),
   sort: (column) => {
     const same = state.sort === column.path;
     if (same && state.desc) Object.assign(state, { sort: "", desc: false });
@@ -184,7 +183,7 @@ function sidebar(open = $("columns").hidden) {
 }
 
 const KEYS = [
-  ["↑ ↓ ← →", "move"], ["Page ↑ ↓", "a page of rows"], ["Home End", "first and last row"], ["Enter", "open the document"], ["Esc", "close"],
+  ["↑ ↓ ← →", "move"], ["Page ↑ ↓", "a page of rows"], ["Home End", "first and last row"], ["Enter", "open the document"], ["Esc", "close"], ["p", "play the sound or film"],
   ["/", "filter"], ["s", "sort by the column"], ["i", "statistics of the column"], ["m", "map and rows"], ["c", "columns"], ["d", "row height"], ["t", "dark or light"], ["?", "this help"],
 ];
 const WORDS = [
