@@ -72,30 +72,33 @@ class _Limit(NamedTuple):
         if seconds > self.seconds:
             raise too_much(self.where, f"the sound has {seconds:,.1f} seconds", "max_seconds", self.seconds)
 
-    def check(self, frames: int, channels: int, rate: int) -> None:
-        if frames > self.seconds * rate:
-            raise too_much(self.where, "the sound goes on after that", "max_seconds", self.seconds)
-        if frames * channels > self.samples:
-            raise too_much(self.where, f"the sound has {channels} channels and goes on", "max_samples", self.samples)
+    def most(self, channels: int, rate: int) -> float:
+        """The samples that are decoded at most, over all channels."""
+        return min(self.samples, self.seconds * rate * channels)
+
+    def error(self, channels: int, rate: int) -> DecodeError:
+        if self.most(channels, rate) < self.samples:
+            return too_much(self.where, "the sound goes on after that", "max_seconds", self.seconds)
+        return too_much(self.where, f"the sound has {channels} channels and goes on", "max_samples", self.samples)
 
 
 def _decoded(container: Any, stream: Any, limit: _Limit, rate: int | None, *, mono: bool, native: bool) -> Sound:
     av = pyav("decoding sound", "audio")
-    own = stream.codec_context.format
+    own, layout = stream.codec_context.format, stream.codec_context.layout
     made = own.packed.name if native and own is not None else "flt"
-    resampler = av.AudioResampler(format=made, layout=stream.codec_context.layout.name, rate=rate)
+    resampler = av.AudioResampler(format=made, layout=layout.name, rate=rate)
+    channels, rate = len(layout.channels), rate or int(stream.rate)
+    most, found = limit.most(channels, rate), 0
     parts: list[NDArray[Any]] = []
-    frames = 0
     for frame in _frames(container, stream, limit.where, resampler):
-        channels = len(frame.layout.channels)
-        parts.append(_mixed(frame.to_ndarray().reshape(-1, channels), mono=mono))
-        frames += frame.samples
-        limit.check(frames, 1 if mono else channels, frame.sample_rate)
+        part = frame.to_ndarray()
+        parts.append(part)
+        found += part.size
+        if found > most:
+            raise limit.error(channels, rate)
     if not parts:
         raise DecodeError(f"{shown(limit.where)}: there is no sound in it.")
-    if len({part.shape[1] for part in parts}) > 1:
-        raise DecodeError(f"{shown(limit.where)}: the number of channels changes within the sound.")
-    return Sound(np.concatenate(parts), rate or int(stream.rate))
+    return Sound(_mixed(np.concatenate(parts, axis=1).reshape(-1, channels), mono=mono), rate)
 
 
 def _frames(container: Any, stream: Any, where: str, resampler: Any) -> Iterator[Any]:
