@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from datetime import date, datetime, time, timedelta, timezone
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.distributed._chain import Chain
 from quire.distributed._spark_types import arrow_schema, carried_schema, from_spark, spark_schema, to_spark
+from quire.distributed._spark_work import Work
 from quire.errors import DecodeError
 
 pytestmark = [pytest.mark.needs("pyarrow", "pyspark"), pytest.mark.filterwarnings("ignore")]
@@ -130,3 +133,16 @@ def test_moments_with_a_zone_are_the_same_moments() -> None:
 def test_times_are_numbers() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([time(0, 0, 1), None], pa.time64("us"))], names=["at"])
     assert to_spark(batch, carried_schema(batch.schema)).column(0).to_pylist() == [1_000_000, None]
+
+
+def test_what_a_worker_has_imported_is_not_looked_through_for_garbage() -> None:
+    """Spark collects garbage behind every task, which would take longer than many a task."""
+    work, before = Work(Chain(pa.schema([])), "packs", "packs"), gc.get_freeze_count()
+    try:
+        assert list(work(iter(()))) == []
+        frozen = gc.get_freeze_count()
+        assert frozen > before
+        assert list(work(iter(()))) == []
+        assert gc.get_freeze_count() == frozen  # nothing was imported meanwhile
+    finally:
+        gc.unfreeze()
