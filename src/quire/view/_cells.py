@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _SAFE = 1 << 53
 """Integers beyond this are not what they were in JavaScript."""
-_POINTS = 64
+_POINTS, _SHOWN = 64, 32
 _ITEMS, _TEXT, _OBJECT = 12, 400, 240
 
 
@@ -75,9 +75,13 @@ def _tensor(shape: tuple[int, ...], dtype: str, values: NDArray[Any] | None, *, 
     elif values is not None and values.size and values.dtype.kind in "biuf":
         if made["t"] == "vector":
             made |= _spark(values)
-        if values.size <= 16:
-            made["values"] = plain_cell(values.tolist())
+        if values.size <= _SHOWN:
+            made["values"] = [plain_cell(_rounded(each)) for each in values.reshape(-1).tolist()]
     return made
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def _spark(values: NDArray[Any]) -> dict[str, Any]:
@@ -86,7 +90,7 @@ def _spark(values: NDArray[Any]) -> dict[str, Any]:
     if len(numbers) > _POINTS:
         runs = np.array_split(numbers, _POINTS)
         numbers = np.array([run[np.abs(run).argmax()] for run in runs])
-    return {"v": [float(f"{each:.4g}") for each in numbers]}
+    return {"v": [_rounded(float(each)) for each in numbers]}
 
 
 def plain_cell(value: Any) -> Any:

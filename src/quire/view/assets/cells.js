@@ -79,7 +79,8 @@ export function small(cell, at) {
 }
 
 function tensorFacts(cell) {
-  return el("p", { class: "faint facts" }, shapeOf(cell), cell.values ? el("span", { class: "mono" }, ` ${Array.isArray(cell.values?.v) ? `[${cell.values.v.join(", ")}]` : ""}`) : "");
+  const values = cell.values?.map((value) => value?.v ?? value).join(", ");
+  return el("p", { class: "faint facts" }, shapeOf(cell), values ? el("span", { class: "mono values" }, `[${values}]`) : "");
 }
 
 const LARGE = {
