@@ -1,0 +1,109 @@
+"""The recipes "add a compression" and "add a format": one entry each. See CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pytest
+
+from quire import BaseDocument, DocumentArray
+from quire.codec import _compression, _suffixes
+from quire.codec._compression import Compression
+from quire.errors import DecodeError
+from quire.typing import NdArray, float32
+
+
+class Point(BaseDocument):
+    place: NdArray[float32, 2]
+    name: str
+
+
+POINTS = DocumentArray[Point]([Point(place=np.full(2, i, np.float32), name=f"point {i}") for i in range(100)])
+
+# --- a compression: pack a piece, open a stream of packed pieces
+
+MAGIC = b"PIEC"
+
+
+def pack(data: Any) -> bytes:
+    packed = zlib.compress(bytes(data))
+    return MAGIC + len(packed).to_bytes(4, "little") + packed
+
+
+def unpacked(stream: IO[bytes]) -> io.BufferedReader:
+    class Pieces(io.RawIOBase):
+        rest = b""
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, target: Any) -> int:
+            while not self.rest and stream.read(4):
+                self.rest = zlib.decompress(stream.read(int.from_bytes(stream.read(4), "little")))
+            part, self.rest = self.rest[: len(target)], self.rest[len(target) :]
+            target[: len(part)] = part
+            return len(part)
+
+    return io.BufferedReader(Pieces())
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry in COMPRESSIONS; the suffixes are taken from it when quire is imported."""
+    entry = Compression("pieces", MAGIC, (".pcs",), pack, unpacked)
+    monkeypatch.setitem(_compression.COMPRESSIONS, entry.name, entry)
+    monkeypatch.setitem(_suffixes._COMPRESSIONS, ".pcs", entry.name)
+
+
+@pytest.mark.usefixtures("pieces")
+def test_a_compression_is_known_by_name_suffix_and_first_bytes(tmp_path: Path) -> None:
+    by_suffix, by_name = tmp_path / "points.protobuf.pcs", tmp_path / "points"
+    POINTS.save_binary(by_suffix)
+    POINTS.save_binary(by_name, compress="pieces")
+    assert MAGIC in by_suffix.read_bytes()
+    assert DocumentArray[Point].load_binary(by_suffix).identical(POINTS)
+    assert DocumentArray[Point].load_binary(by_name).identical(POINTS)
+    assert DocumentArray[Point].from_bytes(POINTS.to_bytes(compress="pieces")).identical(POINTS)
+    assert len(list(DocumentArray[Point].load_binary(by_suffix, streaming=True))) == 100
+
+
+@pytest.mark.usefixtures("pieces")
+def test_damage_inside_of_a_compression_is_an_error_of_ours() -> None:
+    data = bytearray(POINTS.to_bytes(compress="pieces"))
+    data[len(data) // 2] ^= 0xFF
+    with pytest.raises(DecodeError):
+        DocumentArray[Point].from_bytes(bytes(data))
+
+
+# --- a format: a class, and rows from any number on
+
+
+@pytest.mark.needs("pyarrow")
+def test_a_format_of_others_becomes_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from quire.storage import import_dataset
+    from quire.storage.importers import _import
+    from quire.storage.importers._reading import ImportOptions, Reading, made_documents
+
+    def read_points(source: Any, schema: type[Any] | None, _: ImportOptions) -> Reading:
+        lines = Path(source).read_text().splitlines()
+
+        def rows(first: int) -> Iterator[Any]:
+            told = ((f"{source}, line {number}", json.loads(lines[number])) for number in range(first, len(lines)))
+            return made_documents(schema or Point, told)
+
+        return Reading(schema or Point, rows, len(lines))
+
+    monkeypatch.setitem(_import.IMPORTERS, "points", read_points)  # type: ignore[arg-type]
+    file = tmp_path / "points.txt"
+    file.write_text("\n".join(json.dumps({"place": [i, i], "name": f"point {i}"}) for i in range(100)))
+    dataset = import_dataset(file, tmp_path / "made", "points")  # type: ignore[arg-type]
+    assert dataset.read().unstack() == POINTS
+    file.write_text('{"place": [1, 2, 3], "name": "too long"}')
+    with pytest.raises(DecodeError, match=r"points.txt, line 0: place"):
+        import_dataset(file, tmp_path / "other", "points")  # type: ignore[arg-type]
