@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import wave
+from datetime import date, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from quire import BaseDocument, DocumentArray, DocumentBatch
+from quire import BaseDocument, Document, DocumentArray, DocumentBatch
 from quire.errors import DocumentTypeError, QuireError, StorageError
 from quire.storage import open_dataset, write_dataset
-from quire.typing import NdArray
+from quire.typing import AnyTensor, NdArray
 from quire.view import Viewer, view
 from tests.view.site import HOSTILE, Place, Site, film, looking_at, places, png
 
@@ -471,3 +473,44 @@ def test_what_cannot_be_shown_is_told(tmp_path: Path) -> None:
         pytest.raises(StorageError, match="cannot be used"),
     ):
         Viewer(DocumentArray[Plain]([Plain(name="x")]), port=site.viewer.port)
+
+
+class Odd(BaseDocument):
+    anything: Any = None
+    either: int | str | None = None
+    large: int = 0
+    imaginary: complex = 0j
+    clock: time = time(1, 2, 3)
+    day: date = date(2020, 1, 1)
+    span: timedelta = timedelta(1)
+    exact: Decimal = Decimal("1.5")
+    real: float = 0.0
+    path: Path = Path("x")
+    tensor: AnyTensor | None = None
+    unique: set[int] = set()
+    pair: tuple[int, str] = (1, "x")
+
+
+ODD = [
+    Odd(anything=np.zeros((3, 3)), either="x", large=2**62, real=float("nan"), tensor=np.zeros((0, 3))),
+    Odd(anything={"x": b"123"}, either=5, real=float("inf"), tensor=np.array(["a", "b"]), unique={1, 2}),
+    Odd(anything=Document(text="hi", chunks=DocumentArray[Document]([Document(text="c")])), tensor=np.array(3.0)),
+    Odd(anything=[1, 2, "\u202eabc"], tensor=np.zeros((2, 3, 4, 5, 6)), real=-0.0),
+    Odd(anything="x" * 100_000, tensor=np.array([1 + 2j])),
+]
+
+
+def test_odd_values_are_shown_or_told_of() -> None:
+    with looking_at(DocumentArray[Odd](ODD)) as site:
+        found = cells(site.ask("rows"), "real")
+        assert found == [{"t": "number", "v": "nan"}, {"t": "number", "v": "inf"}, 0, 0, 0]
+        assert cells(site.ask("rows"), "large")[0] == {"t": "number", "v": str(2**62)}
+        for row in range(len(ODD)):
+            assert site.get("/api/document", row=row).status == 200
+            for path in ("anything", "tensor"):
+                assert site.get("/api/picture", row=row, path=path).status in (200, 400)
+            assert site.get("/api/neighbours", row=row, path="tensor").status == 400
+        for path in site.ask("dataset")["columns"]:
+            assert site.get("/api/statistics", path=path).status == 200, path
+            for query in ({"sort": path}, {"where": f"{path} is missing"}, {"where": f"{path} = 1"}):
+                assert site.get("/api/rows", **query).status in (200, 400), (path, query)

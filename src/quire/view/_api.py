@@ -108,6 +108,7 @@ def make_app(viewed: Viewed) -> FastAPI:
     routes = [*_pages(), *_data(viewed), *_looks(viewed)]
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, routes=routes)
     app.add_exception_handler(QuireError, _told)
+    app.add_exception_handler(Exception, _broken)
     return app
 
 
@@ -120,6 +121,11 @@ def _told(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Fas
     """An error as the page shows it."""
     status = 422 if isinstance(error, AskedError) else 404 if isinstance(error, (RowIndexError, PathError)) else 400
     return _json({"error": str(error), "position": getattr(error, "position", None)}, status)
+
+
+def _broken(request: Request, error: Exception) -> Response:  # noqa: ARG001 - FastAPI's signature
+    """What nobody thought of; the log tells more."""
+    return _json({"error": f"Something went wrong in the viewer ({type(error).__name__}: {error})."}, 500)
 
 
 def _route(name: str, answer: Callable[[Asked], Any]) -> Route:

@@ -80,7 +80,7 @@ def _tensor(shape: tuple[int, ...], dtype: str, values: NDArray[Any] | None, *, 
     return made
 
 
-def _rounded(value: float) -> float:
+def _rounded(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 

@@ -13,6 +13,7 @@ from quire.columns import Column, Columns, ScalarColumn, TensorColumn
 from quire.errors import QueryError
 from quire.schema import FieldKind
 from quire.storage._pages import Pages
+from quire.tensors import framework_of
 from quire.view._kept import Kept
 from quire.view._matching import _column
 
@@ -157,13 +158,21 @@ def _matrix(
         if not there.all():
             data, rows = data[there], rows[there]
         return rows, data if data.dtype == np.float32 else data.astype(np.float32)
-    values = [np.asarray(value) if known else None for value, known in zip(column.values(), there, strict=True)]
-    widths = [len(v) for v in values if v is not None and v.ndim == 1]
-    width = width or (widths[0] if widths else 0)
-    kept = [i for i, v in enumerate(values) if v is not None and v.shape == (width,)]
+    values = [_vector(value) if known else None for value, known in zip(column.values(), there, strict=True)]
+    width = width or next((len(value) for value in values if value is not None), 0)
+    kept = [(i, value) for i, value in enumerate(values) if value is not None and len(value) == width]
     if not kept:
         return np.zeros(0, np.int64), np.zeros((0, width), np.float32)
-    return rows[np.array(kept)], np.stack([values[i] for i in kept]).astype(np.float32)  # type: ignore[misc]
+    return rows[np.array([i for i, _ in kept])], np.stack([value for _, value in kept])
+
+
+def _vector(value: Any) -> NDArray[np.float32] | None:
+    """One row of numbers; None for every other tensor."""
+    framework = framework_of(value)
+    if framework is None or framework.is_sparse(value):
+        return None
+    array = framework.to_numpy(value)
+    return array.astype(np.float32) if array.ndim == 1 and array.size and array.dtype.kind in "biufV" else None
 
 
 def _cosine(query: NDArray[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
