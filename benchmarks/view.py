@@ -94,20 +94,20 @@ class Client:
         answer.read()
         self.cookie = str(answer.getheader("set-cookie")).partition(";")[0]
 
-    def get(self, path: str, **query: Any) -> Any:
+    def get(self, address: str, /, **query: Any) -> Any:
         """What the server answers."""
-        address = f"{path}?{urlencode(query)}" if query else path
-        self.connection.request("GET", address, headers={"Cookie": self.cookie})
+        asked = f"{address}?{urlencode(query)}" if query else address
+        self.connection.request("GET", asked, headers={"Cookie": self.cookie})
         answer = self.connection.getresponse()
         body = answer.read()
         if answer.status != 200:
-            raise RuntimeError(f"{address}: {answer.status} {body[:200]!r}")
-        return json.loads(body) if path.startswith("/api") else body
+            raise RuntimeError(f"{asked}: {answer.status} {body[:200]!r}")
+        return json.loads(body) if address.startswith("/api") else body
 
-    def seconds(self, path: str, **query: Any) -> float:
+    def seconds(self, address: str, /, **query: Any) -> float:
         """How long it takes."""
         began = time.perf_counter()
-        self.get(path, **query)
+        self.get(address, **query)
         return time.perf_counter() - began
 
 

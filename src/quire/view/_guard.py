@@ -27,8 +27,8 @@ _SAFE = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
 )
-_ENTER = b"""<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/"><title>quire</title>
-<link rel="icon" href="/assets/mark.svg"><p><a href="/">Open the viewer</a></p>"""
+_ENTER = b"""<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/">
+<title>quire</title><link rel="icon" href="/assets/mark.svg"><p><a href="/">Open the viewer</a></p></html>"""
 _CLOSED = b"""<!doctype html><html lang="en"><meta charset="utf-8"><title>quire</title>
 <link rel="icon" href="/assets/mark.svg">
 <link rel="stylesheet" href="/assets/view.css"><main class="closed"><h1>This page is closed</h1>
