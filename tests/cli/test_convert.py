@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from quire import BaseDocument
+from quire import BaseDocument, DocumentArray
 from quire.cli import main
 from quire.storage import open_dataset, write_dataset
+from quire.typing import NdArray, float32
 from tests.cli.commands import Student, students
 
 pytestmark = pytest.mark.needs("PIL", "pyarrow", "xxhash")
@@ -103,6 +107,31 @@ def test_hugging_face_and_back(source: Path, tmp_path: Path) -> None:
     assert convert(tmp_path / "hf", tmp_path / "back", *STUDENT) == 0
     back = open_dataset(tmp_path / "back", Student).read().unstack()
     assert all(map(Student.identical, back, students(COUNT)))
+
+
+class Color(Enum):
+    RED = "red"
+
+
+class Kinds(BaseDocument):
+    color: Color = Color.RED
+    day: date = date(2020, 1, 2)
+    at: datetime | None = None
+    span: timedelta = timedelta(seconds=3)
+    price: Decimal = Decimal("1.50")
+    blob: bytes = b"x"
+    flag: bool = True
+    ragged: NdArray[float32] | None = None
+
+
+def test_every_kind_that_hugging_face_has(tmp_path: Path) -> None:
+    moment = datetime(2021, 3, 4, 5, 6, tzinfo=timezone.utc)
+    made = [Kinds(at=moment if n % 2 else None, ragged=np.arange(n, dtype=np.float32)) for n in range(1, 4)]
+    DocumentArray[Kinds](made).save_binary(tmp_path / "kinds.pb")
+    typed = ["--document", f"{__name__}:Kinds"]
+    assert convert(tmp_path / "kinds.pb", tmp_path / "hf", "--to", "huggingface", *typed) == 0
+    assert convert(tmp_path / "hf", tmp_path / "back.pb", *typed) == 0
+    assert all(map(Kinds.identical, DocumentArray[Kinds].load_binary(tmp_path / "back.pb"), made))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from quire.cli._cells import rows_of
 from quire.cli._infer import inferred, inferred_table
+from quire.codec._csv import CsvOptions
 from tests.strategies import laws
 
 
@@ -19,7 +20,7 @@ def types_of(document_type: Any) -> dict[str, str]:
 
 
 def table(text: str) -> dict[str, str]:
-    return types_of(inferred_table(rows_of(text.splitlines(keepends=True), {}, "table"), "Row")[0])
+    return types_of(inferred_table(rows_of(text.splitlines(keepends=True), CsvOptions(), "table"), "Row")[0])
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,15 @@ def test_head_is_a_table_of_chosen_columns(folder: Path, capsys: pytest.CaptureF
     assert "photo = <numpy uint8[8, 9, 3]>" in shown(capsys, "head", folder / "dataset", "-n", "1", "--tree")
 
 
+def test_head_looks_no_further_than_it_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.csv").write_text("a\n1\n2\nbad,row\n")
+    (tmp_path / "rows.ndjson").write_text('{"a": 1}\n{"a": 2}\nno json\n')
+    for name in ("rows.csv", "rows.ndjson"):
+        assert shown(capsys, "head", tmp_path / name, "-n", "2", "--json") == '{"a":1}\n{"a":2}\n'
+        assert "│ 1 │ 2 │" in shown(capsys, "head", tmp_path / name, "-n", "2")
+        assert main(["head", str(tmp_path / name), "-n", "3"]) == 1
+
+
 def test_one_object_of_json_is_one_row(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [line] = shown(capsys, "head", folder / "one.json", "--json", *STUDENT).splitlines()
     assert json.loads(line)["name"] == "Ada 3"

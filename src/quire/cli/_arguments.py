@@ -26,16 +26,16 @@ def add_json(parser: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
-def source_of(chosen: argparse.Namespace, columns: tuple[str, ...] | None = None) -> Source:
-    """What is to be read."""
+def source_of(chosen: argparse.Namespace, sample: int | None = None) -> Source:
+    """What is to be read; where no more than so many rows are, they alone tell what they are."""
     options = SourceOptions(
         None if chosen.document is None else document_type_named(chosen.document),
         chosen.form,
-        columns,
-        chosen.delimiter,
-        chosen.split,
-        chosen.images,
-        chosen.allow_pickle,
+        delimiter=chosen.delimiter,
+        split=chosen.split,
+        images=chosen.images,
+        allow_pickle=chosen.allow_pickle,
+        sample=sample,
     )
     return open_source(chosen.path, options)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from quire.codec._csv import _cells_of_any_size
-from quire.errors import DecodeError
+from quire.codec._csv import CsvOptions, table_records
 
 _WHOLE = re.compile(r"-?(0|[1-9]\d{0,18})")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE)
@@ -18,20 +16,16 @@ _TRUTH = {"true": True, "false": False}
 _PART = re.compile(r"[A-Za-z]\w*")
 
 
-def rows_of(lines: Iterable[str], layout: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
+def rows_of(lines: Iterable[str], options: CsvOptions, name: str) -> Iterator[dict[str, Any]]:
     """The rows of a table as nested dicts of values; a column 'thesis.title' is in the document 'thesis'.
 
     The first is no row, but has all columns, with nothing in them.
     """
-    with _cells_of_any_size():
-        records = csv.reader(lines, strict=True, **layout)
-        try:
-            paths = [_path(column) for column in next(records, ())]
-            yield _row(paths, [])
-            for record in filter(None, records):
-                yield {name: _there(value) for name, value in _row(paths, record).items()}
-        except csv.Error as error:
-            raise DecodeError(f"{name}, line {records.line_num}: {error}.") from error
+    records = table_records(lines, options, name)
+    paths = [_path(column) for column in next(records, (1, []))[1]]
+    yield _row(paths, [])
+    for _, record in records:
+        yield {name: _there(value) for name, value in _row(paths, record).items()}
 
 
 def _path(column: str) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ def add_head(commands: Subparsers) -> None:
 
 
 def _head(chosen: argparse.Namespace) -> None:
-    source = source_of(chosen)
+    source = source_of(chosen, max(chosen.skip + chosen.rows, 1))
     wanted = listed(chosen.columns)
     columns = _chosen(source, wanted)
     documents = islice(source.documents(chosen.skip), chosen.rows)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from itertools import islice
 from typing import Annotated, Any, ClassVar
 from uuid import UUID
 
@@ -154,21 +155,21 @@ def plain(value: Any) -> Any:
     return value
 
 
-def inferred(rows: Iterable[Any], name: str) -> tuple[Any, int]:
-    """The class of rows, mappings or documents, and how many there are."""
+def inferred(rows: Iterable[Any], name: str, sample: int | None = None) -> tuple[Any, int | None]:
+    """The class of rows, mappings or documents, and how many there are; of a sample of them, no one knows."""
     kinds = Kinds()
-    for row in rows:
+    for row in islice(rows, sample):
         kinds.add(row)
-    return kinds.document_type(name), kinds.count
+    return kinds.document_type(name), None if kinds.count == sample else kinds.count
 
 
-def inferred_table(rows: Iterator[Mapping[str, Any]], name: str) -> tuple[Any, int]:
+def inferred_table(rows: Iterator[Mapping[str, Any]], name: str, sample: int | None = None) -> tuple[Any, int | None]:
     """The class of the rows of a table, the first of which only tells the columns; a mixture is text."""
     kinds = Kinds()
     kinds.expect(next(rows))
-    for row in rows:
+    for row in islice(rows, sample):
         kinds.add(row)
-    return kinds.document_type(name, text=True), kinds.count
+    return kinds.document_type(name, text=True), None if kinds.count == sample else kinds.count
 
 
 def _field_name(name: str, taken: Container[str]) -> str:

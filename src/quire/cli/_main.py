@@ -6,6 +6,7 @@ runs gives the exit code, or nothing for 0.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -60,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for add in _COMMANDS:
         add(commands)
     chosen = parser.parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a sign is no reason to fail
     try:
         code: int | None = chosen.run(chosen)
         sys.stdout.flush()

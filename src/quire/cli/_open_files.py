@@ -54,7 +54,7 @@ def open_csv(path: str, options: Any) -> Opened:
     document_type, rows = options.document_type, None
     if document_type is None:
         with opened_text(path) as file, text_lines(file, how.encoding) as lines:
-            document_type, rows = inferred_table(rows_of(lines, how.layout, path), _stem(path))
+            document_type, rows = inferred_table(rows_of(lines, how, path), _stem(path), options.sample)
 
     def items() -> Iterator[Any]:
         with opened_text(path) as file:
@@ -73,7 +73,7 @@ def open_ndjson(path: str, options: Any) -> Opened:
     document_type, rows = options.document_type, None
     if document_type is None:
         with opened_text(path) as file, text_lines(file, "utf-8") as lines:
-            document_type, rows = inferred(_objects(lines, path), _stem(path))
+            document_type, rows = inferred(_objects(lines, path), _stem(path), options.sample)
 
     def items() -> Iterator[Any]:
         with opened_text(path) as file:
@@ -135,7 +135,8 @@ def open_binary(path: str, options: Any) -> Opened:
     rows = facts.get("rows")
     if given is not None:
         return given, rows, _size(path), documents, facts
-    document_type, rows = inferred(documents(), name.rpartition(":")[2] or _stem(path))
+    document_type, found = inferred(documents(), name.rpartition(":")[2] or _stem(path), options.sample)
+    rows = found if rows is None else rows
     made = lambda: (from_dict(document_type, plain(document)) for document in documents())  # noqa: E731
     return document_type, rows, _size(path), made, facts
 

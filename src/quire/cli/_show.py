@@ -15,7 +15,8 @@ _PIPE_WIDTH = 1000
 
 def write_json(value: Any) -> None:
     """One line of JSON on the standard output."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
+    is_plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    sys.stdout.write(json.dumps(value, ensure_ascii=is_plain, allow_nan=False) + "\n")
 
 
 def print_table(names: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:

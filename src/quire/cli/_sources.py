@@ -32,6 +32,8 @@ class SourceOptions:
     split: str | None = None
     images: Any = None
     allow_pickle: bool = False
+    sample: int | None = None
+    """So many rows tell the class that is made where none is given; None for all."""
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ def iter_csv(document_type: type[Any], source: TextSource, options: CsvOptions, 
     name = source_name(source, "the table")
     where = f" in {name}"
     with text_lines(source, options.encoding) as lines:
-        records = _in_blocks(_records(lines, options, name))
+        records = table_records(lines, options, name)
         header = next(records, (1, None))[1]
         if header is None:
             raise DecodeError(f"{name}: the table is empty: there is no line with the names of the columns.")
@@ -181,6 +181,11 @@ def iter_csv(document_type: type[Any], source: TextSource, options: CsvOptions, 
         table = _Table([None if leaf is None else _Cells.of(leaf) for leaf in columns], gaps(schema, columns))
         for line, record in records:
             yield _document(document_type, table, record, line, where)
+
+
+def table_records(lines: Iterable[str], options: CsvOptions, name: str) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each row that is not empty, and the line on which it begins; the first has the names of columns."""
+    return _in_blocks(_records(lines, options, name))
 
 
 def _in_blocks(records: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
+from enum import Enum
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ class _Form(NamedTuple):
 def write_huggingface(document_type: type[Any], documents: Iterable[Any], folder: Path) -> int:
     """Write documents as they come, and give their number.
 
-    Tensors are nested lists; what has no type there (enums, decimals, dicts, unions) is text or JSON.
+    Tensors are nested lists. What has no type there is text: enums and decimals, and dicts and unions as JSON.
     """
     schema = document_type.document_schema()
     rows = iter(documents)
@@ -132,7 +133,10 @@ def _moment(value: datetime) -> datetime:
 
 
 def _name(value: Any) -> str:
-    return str(getattr(value, "name", value)) if hasattr(value, "value") else str(value)
+    """Decimals and paths as text; of an enum, the value where that is a text, as other writers have it."""
+    if not isinstance(value, Enum):
+        return str(value)
+    return value.value if isinstance(value.value, str) else value.name
 
 
 def _json(value: Any) -> str:
