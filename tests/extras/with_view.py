@@ -14,4 +14,5 @@ class Sample(BaseDocument):
 
 samples = DocumentArray[Sample](Sample(number=i) for i in range(8))
 with quire.view(samples, browser=False) as viewer:
-    assert b"<html" in urllib.request.urlopen(viewer.url).read()
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())  # the token is for one time
+    assert b"<html" in opener.open(viewer.url).read()
