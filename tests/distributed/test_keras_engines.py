@@ -23,6 +23,13 @@ pytestmark = [
 ROWS = 25
 
 
+@pytest.fixture(scope="module", params=["ray", "spark"])
+def name(request: pytest.FixtureRequest, start_engine: Callable[[str], Any]) -> str:
+    """An engine that runs. All tests on Ray come first: Ray may hang in a process with TensorFlow that starts Java."""
+    start_engine(request.param)
+    return str(request.param)
+
+
 def linear(config: Any = None) -> Any:
     del config
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="zeros")])
@@ -35,9 +42,7 @@ def arrays() -> tuple[np.ndarray, np.ndarray]:
     return np.stack([point.x for point in made]), np.array([[point.y] for point in made], np.float32)
 
 
-@pytest.mark.parametrize("name", ["ray", "spark"])
-def test_two_workers_of_an_engine_train_as_one_process_does(name: str, start_engine: Callable[[str], Any]) -> None:
-    start_engine(name)
+def test_two_workers_of_an_engine_train_as_one_process_does(name: str) -> None:
     alone, together = linear(), linear()
     wanted = Estimator.from_keras(alone).fit(arrays(), epochs=2, batch_size=10, shuffle=False)
     estimator = Estimator.from_keras(together, engine=name, workers=2)
@@ -48,7 +53,6 @@ def test_two_workers_of_an_engine_train_as_one_process_does(name: str, start_eng
         assert list(first.values()) == pytest.approx(list(second.values()), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["ray", "spark"])
 def test_shards_of_an_engine_are_predicted_on(name: str, start_engine: Callable[[str], Any]) -> None:
     estimator = Estimator.from_keras(linear())
     estimator.fit(arrays(), epochs=2, batch_size=5)
