@@ -118,7 +118,8 @@ def _tell(chosen: argparse.Namespace, before: str, form: str, rows: int) -> None
         told = {"source": chosen.path, "from": before, "target": chosen.target, "to": form, "rows": rows, "bytes": size}
         write_json(told)
     elif not chosen.quiet:
-        sys.stdout.write(f"{rows:,} rows to {chosen.target}{'' if size is None else f' ({shown_bytes(size)})'}\n")
+        end = "" if size is None else f" ({shown_bytes(size)})"
+        sys.stdout.write(f"{rows:,} {'row' if rows == 1 else 'rows'} to {chosen.target}{end}\n")
 
 
 def _bytes_at(path: Path) -> int:
