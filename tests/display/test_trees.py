@@ -11,7 +11,6 @@ from pydantic import create_model
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.display import one_line, rows_table
-from quire.storage import open_dataset, write_dataset
 from tests.display.test_display import Node, Student, rendered, student
 
 
@@ -87,6 +86,8 @@ def test_nested_fields_and_first_values_are_shown(capsys: pytest.CaptureFixture[
 @pytest.mark.needs("pyarrow", "xxhash")
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
 def test_datasets_are_summed_up(form: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from quire.storage import open_dataset, write_dataset
+
     write_dataset(DocumentArray[Student]([student(), student("Bob")]), tmp_path, format=form)
     dataset = open_dataset(tmp_path, Student)
     dataset.summary()
