@@ -153,6 +153,16 @@ def test_a_stream_that_breaks_off_is_read_on(site: Site) -> None:
     assert numbers(frame.pixels for frame in url.frames()) == list(range(12))
 
 
+def test_a_server_that_knows_no_ranges_sends_all_of_it(site: Site) -> None:
+    url = VideoUrl(f"{site.url}/film.mp4")
+    site.ranges = False
+    for site.lengths in (True, False):
+        site.cuts = 1 if site.lengths else 0  # without a length, nobody knows that there was more
+        assert numbers(frame.pixels for frame in url.frames()) == list(range(12))
+        with pytest.raises(UriError, match="limit is 100 bytes"):
+            next(url.frames(max_bytes=100))
+
+
 def test_addresses_are_strings() -> None:
     url = ImageUrl("https://example.com/a.png")
     assert url == "https://example.com/a.png"

@@ -152,6 +152,23 @@ def test_parquet_keeps_the_classes(tmp_path: Path) -> None:
     assert all(map(typed, found))
 
 
+@pytest.mark.needs("pyarrow", "fsspec", "xxhash")
+def test_shards_keep_the_classes() -> None:
+    from quire.distributed import DocumentShards
+
+    array = Rows(
+        [Outer(picture=str(i), safe="https://x", content=b"\xff", inner=Inner(), many=["b"]) for i in range(5)]
+    )
+    shards = DocumentShards[Outer].from_documents(array).map(_seen).collect()
+    assert [row.picture for row in shards] == list("01234")
+    assert all(map(typed, shards))
+
+
+def _seen(document: Outer) -> Outer:
+    assert typed(document)
+    return document
+
+
 def test_columns_of_addresses_are_packed_texts() -> None:
     """They are cut out and made when they are looked at, as texts are."""
     batch = Batch.from_bytes(Rows([Outer(picture="a", inner=Inner())] * 3).stack().to_bytes())

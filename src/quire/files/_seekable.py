@@ -14,9 +14,9 @@ from typing_extensions import Unpack
 
 from quire.errors import StorageError, UriError, UriNotFoundError
 from quire.files._data_uris import read_data_uri
-from quire.files._fetch import FOREVER, RETRIES, Fetching, allowed_schemes, fetch, is_plain, may_pass
+from quire.files._fetch import FOREVER, RETRIES, Fetching, allowed_schemes, is_plain, may_pass
 from quire.files._fsspec import Connection, require_fsspec
-from quire.files._limits import MAX_BYTES, TIMEOUT, shown
+from quire.files._limits import MAX_BYTES, TIMEOUT, shown, too_large
 from quire.files._send import place_of
 from quire.files._uris import local_path, scheme_of
 
@@ -84,10 +84,9 @@ def _over_http(uri: str, fetching: Fetching, allowed: frozenset[str] | None) -> 
         if raw.has_ranges:
             yield io.BufferedReader(cast("Any", raw), _BUFFER)
             return
-    with tempfile.TemporaryFile() as file:
-        file.write(fetch(uri, **fetching))
-        file.seek(0)
-        yield file
+        with tempfile.TemporaryFile() as file:
+            raw.copy_to(file, fetching.get("max_bytes", MAX_BYTES))
+            yield file
 
 
 class _WebFile(io.RawIOBase):
@@ -131,6 +130,26 @@ class _WebFile(io.RawIOBase):
         self._position += len(content)
         self._at = self._position
         return len(content)
+
+    def copy_to(self, file: IO[bytes], max_bytes: int) -> None:
+        """Put all of it into a file, as what cannot be asked for in parts."""
+        self._again(lambda: self._copy(file, max_bytes))
+        file.seek(0)
+
+    def _copy(self, file: IO[bytes], max_bytes: int) -> None:
+        if self._answer is None:
+            self._open()
+        assert self._answer is not None
+        file.seek(0)
+        file.truncate()
+        told, found = self._answer.length, 0
+        while part := self._answer.read1(_BUFFER):
+            found += len(part)
+            if found > max_bytes:
+                raise too_large(self._uri, "more than that came", max_bytes)
+            file.write(part)
+        if told is not None and found < told:
+            raise self._http.broken_off(self._uri, found, told)
 
     def close(self) -> None:
         self._drop()
