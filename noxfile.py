@@ -268,14 +268,17 @@ def fuzz(session: nox.Session) -> None:
     session.run("python", "fuzz/run.py", *session.posargs, env={"PYTHONPATH": str(ROOT)})
 
 
-BENCHMARKS = ("core", "wire", "train", "stream", "distributed", "services", "services_http", "view")
+BENCHMARKS = ("core", "wire", "train", "stream", "distributed", "services", "services_http", "view", "media")
 
 
 @nox.session(python=PYTHON)
 def bench(session: nox.Session) -> None:
     """Measure quire beside its peers: all, or those that are named, as in `-- wire --rounds 9`."""
     session.install(
-        *TORCH, "-e", ".[torch,compress,image,process,parquet,ray,spark,grpc,view]", *group("bench", "test-browser")
+        *TORCH,
+        "-e",
+        ".[torch,compress,image,video,process,parquet,ray,spark,grpc,view]",
+        *group("bench", "test-browser"),
     )
     chosen = [name for name in session.posargs if name in BENCHMARKS]
     options = [option for option in session.posargs if option not in BENCHMARKS]
