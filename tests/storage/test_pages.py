@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,16 @@ def check_brief(brief: dict[tuple[str, ...], Any], page: Page, head: int) -> Non
     else:
         assert brief["samples",].shape == page.samples.shape
         assert brief["samples",].dtype == "int16"
+
+
+def test_files_are_let_go_of_while_others_look(stored: Any, pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing files that others are reading takes nothing from them."""
+    monkeypatch.setattr("quire.storage._pages._MAPPED", -(1 << 40))
+
+    def look(seed: int) -> bool:
+        rows = np.random.default_rng(seed).integers(0, 400, 20)
+        numbers = pages.narrow("number").columns(rows).columns["number"].values()
+        return numbers == rows.tolist() and list(pages.take(rows)) == [stored[0][row] for row in rows]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(look, range(40)))

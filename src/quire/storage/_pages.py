@@ -6,9 +6,11 @@ of rows needs a row group or two: those are read alone, and the last of them kep
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +33,8 @@ _KEPT = 96 << 20
 """Bytes of row groups that are kept."""
 _LARGE = 48 << 20
 """Row groups of more bytes, as other writers make them, go through the cache."""
+_MAPPED = 128 << 20
+"""Bytes of mapped files that may be in memory before all are let go of; the system keeps them if it has room."""
 _MANY = 24
 """Rows of more row groups than this go through the cache, which reads each shard once."""
 
@@ -38,8 +42,10 @@ _MANY = 24
 class Pages:
     """The rows of a dataset by their numbers, without the cache where a few row groups hold them; tensors of numpy."""
 
-    def __init__(self, dataset: StoredDataset[Any], columns: Iterable[str] | None = None) -> None:
-        self.dataset = dataset if columns is None else narrowed(dataset, columns)
+    def __init__(self, dataset: StoredDataset[Any]) -> None:
+        self.dataset = dataset
+        self._family = [self]  # these pages, and all narrow ones
+        self._least = _mapped_bytes()
         self._kept: OrderedDict[tuple[int, int], pa.RecordBatch] = OrderedDict()
         self._lock = threading.Lock()
         self._narrow: dict[tuple[str, ...], Pages] = {}
@@ -51,7 +57,9 @@ class Pages:
         """The same rows with some of their columns."""
         with self._lock:
             if columns not in self._narrow:
-                self._narrow[columns] = Pages(self.dataset, columns)
+                made = self._narrow[columns] = Pages(narrowed(self.dataset, columns))
+                made._family, made._least = self._family, self._least
+                self._family.append(made)
             return self._narrow[columns]
 
     def take(self, rows: NDArray[np.int64]) -> DocumentBatch[Any]:
@@ -97,9 +105,17 @@ class Pages:
         starts = np.sort(generator.choice(max(1, len(self) - count // runs), runs, replace=False))
         return np.unique(np.concatenate([np.arange(start, start + count // runs) for start in starts.tolist()]))
 
+    def _let_go(self) -> None:
+        """Close the files if much of them is in memory: what was looked at once would stay in it, column by column."""
+        if _mapped_bytes() - self._least > _MAPPED:
+            for pages in list(self._family):
+                with pages.dataset._lock:
+                    pages.dataset._forget()
+
     # --- where rows lie
 
     def _located(self, rows: NDArray[np.int64]) -> Rows:
+        self._let_go()
         dataset = self.dataset
         stored = dataset._stored(rows)
         found = self._in_groups(stored)
@@ -151,6 +167,17 @@ class Pages:
             while len(self._kept) > 1 and sum(kept.nbytes for kept in self._kept.values()) > _KEPT:
                 self._kept.popitem(last=False)
         return batch
+
+
+def _mapped_bytes() -> int:
+    """How much of mapped files is in this process's memory; 0 where the system does not tell."""
+    try:
+        return int(_STATM.read_text().split()[2]) * mmap.PAGESIZE
+    except OSError:
+        return 0
+
+
+_STATM = Path("/proc/self/statm")
 
 
 def narrowed(dataset: StoredDataset[Any], columns: Iterable[str]) -> StoredDataset[Any]:
