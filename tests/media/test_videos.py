@@ -166,9 +166,9 @@ def test_frames_of_any_framework_are_saved(framework: str, tmp_path: Path) -> No
     save_video((make(frame) for frame in numbered()), tmp_path / "each.mp4", 10)
     in_front = make(numbered().transpose(0, 3, 1, 2).copy())
     save_video(in_front, tmp_path / "front.mp4", 10, channel_axis=1)
-    contents = {(tmp_path / f"{name}.mp4").read_bytes() for name in ("all", "each", "front")}
-    assert len(contents) == 1
-    assert numbers(decode_video(contents.pop()).frames) == list(range(12))
+    for name in ("all", "each", "front"):
+        found = decode_video((tmp_path / f"{name}.mp4").read_bytes()).frames
+        assert np.abs(found.astype(int) - numbered()).max() <= 3  # what the codec loses
 
 
 def test_frames_are_written_while_they_come() -> None:
