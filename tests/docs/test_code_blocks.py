@@ -13,7 +13,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FENCE = re.compile(r"^(?P<indent> *)```(?:python|py)\b[^\n]*\n(?P<code>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(
+    r"^(?P<indent> *)```(?:python|py)\b(?P<info>[^\n]*)\n(?P<code>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL
+)
+TITLE = re.compile(r'title="(?P<name>\w+\.py)"')
 CORE = {"google", "numpy", "pydantic", "quire", "rich", "typing_extensions"}
 
 
@@ -24,6 +27,12 @@ def blocks_of(page: str) -> list[str]:
         line = page.count("\n", 0, match.start("code"))
         found.append("\n" * line + textwrap.dedent(match["code"]))
     return found
+
+
+def files_of(page: str) -> dict[str, str]:
+    """The page's blocks whose title is the name of a file: they are there as files, too."""
+    titled = [(TITLE.search(match["info"]), match["code"]) for match in FENCE.finditer(page)]
+    return {title["name"]: textwrap.dedent(code) for title, code in titled if title}
 
 
 def needs_of(blocks: list[str]) -> list[str]:
@@ -50,10 +59,18 @@ def page_parameter(path: Path) -> object:
 def test_page_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of the page run one after the other, in an empty folder."""
     monkeypatch.chdir(tmp_path)
+    for name, code in files_of(path.read_text()).items():
+        (tmp_path / name).write_text(code)
     module = ModuleType("__main__")  # as in a notebook: what a page defines goes to other processes by value
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for block in blocks_of(path.read_text()):
         run(block, path, module.__dict__)
+
+
+def test_a_block_with_the_name_of_a_file_is_one() -> None:
+    page = '```python title="train.py"\nx = 1\n```\n```python title="in words"\ny = 2\n```\n```python\nz = 3\n```\n'
+    assert files_of(page) == {"train.py": "x = 1\n"}
+    assert len(blocks_of(page)) == 3
 
 
 def test_a_failing_block_is_found_with_its_line() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
 from typing import IO, Any
 
 from quire import codec
@@ -140,7 +142,7 @@ def load_array(
 ) -> Any:
     """The array in a file, or some of its documents."""
     options = codec.read_options(reading)
-    with open_source(file) as source:
+    with _opened(file) as source:
         if not codec.starts_stream(source, compress):
             return array_from_bytes(array_type, source.read(), protocol, compress, reading)
         if rows is None:
@@ -159,7 +161,7 @@ def iterate_array(
 ) -> Iterator[Any]:
     """The documents in a file one by one; a block at a time is in memory."""
     options = codec.read_options(reading)
-    with open_source(file) as source:
+    with _opened(file) as source:
         if not codec.starts_stream(source, compress):
             yield from array_from_bytes(array_type, source.read(), protocol, compress, reading)
             return
@@ -266,10 +268,22 @@ def load_batch(
 ) -> Any:
     """The batch in a file."""
     options = codec.read_options(reading)
-    with open_source(file) as source:
+    with _opened(file) as source:
         if not codec.starts_stream(source, compress):
             return batch_from_bytes(batch_type, source.read(), protocol, compress, reading)
         return _joined(batch_type, _shown(codec.segments_of(source, options)), protocol, options)
+
+
+@contextmanager
+def _opened(file: Source) -> Iterator[IO[bytes]]:
+    """A file; what is wrong with its bytes is told with its name."""
+    with open_source(file) as source:
+        try:
+            yield source
+        except DecodeError as error:
+            if not isinstance(file, (str, os.PathLike)):
+                raise
+            raise DecodeError(f"{os.fspath(file)}: {error}") from error
 
 
 def _shown(segments: Iterator[Segment]) -> Iterator[Segment]:
@@ -293,7 +307,7 @@ def iterate_batches(
 ) -> Iterator[Any]:
     """The blocks in a file, each as a batch."""
     options = codec.read_options(reading)
-    with open_source(file) as source:
+    with _opened(file) as source:
         if not codec.starts_stream(source, compress):
             yield batch_from_bytes(batch_type, source.read(), protocol, compress, reading)
             return

@@ -33,6 +33,7 @@ _TAIL = struct.Struct("<8sQ")
 _TAIL_MAGIC = b"\x93QUIREEN"
 _TAIL_ROOM = 256
 _PIECE = 1 << 20
+_CUT = " The data was cut off; load_binary(..., streaming=True) gives what is whole before it."
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,9 @@ def read_memory(data: Any, options: ReadOptions) -> Iterator[Segment]:
         kind, crc, length, count = _head(head, number, position)
         start = position + _HEAD.size
         if start + length > len(view):
-            raise DecodeError(f"block {number} (byte {position}) ends {start + length - len(view)} bytes too early.")
+            raise DecodeError(
+                f"block {number} (byte {position}) ends {start + length - len(view)} bytes too early.{_CUT}"
+            )
         segment = Segment(kind, count, view[start : start + length], number, position)
         _check(segment, crc)
         yield segment
@@ -249,7 +252,7 @@ def _read(stream: Any, size: int, number: int, position: int) -> bytes:
         except DecodeError as error:
             raise DecodeError(f"block {number} (byte {position}): {error}") from error
         if not part:
-            raise DecodeError(f"block {number} (byte {position}) ends {missing} bytes too early.")
+            raise DecodeError(f"block {number} (byte {position}) ends {missing} bytes too early.{_CUT}")
         parts.append(part)
         missing -= len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -349,7 +352,7 @@ def _whole_segment(data: memoryview, number: int, position: int, *, checked: boo
     kind, crc, length, count = _head(bytes(data[: _HEAD.size]), number, position)
     payload = data[_HEAD.size : _HEAD.size + length]
     if len(payload) < length:
-        raise DecodeError(f"block {number} (byte {position}) ends {length - len(payload)} bytes too early.")
+        raise DecodeError(f"block {number} (byte {position}) ends {length - len(payload)} bytes too early.{_CUT}")
     segment = Segment(kind, count, payload, number, position)
     if not checked:
         _check(segment, crc)

@@ -109,6 +109,10 @@ def document_from_bytes(
 ) -> Any:
     """The document of a message or of a pickle."""
     view, pickled = loaded(data, protocol, compress, options)
+    if is_stream(bytes(view[:8])):
+        raise DecodeError(
+            f"these are the bytes of an array: read them with DocumentArray[{cls.__name__}].from_bytes()."
+        )
     if not pickled:
         return document_from_message(view, expected, options)
     value = unpickle(view, allow=options.allow_pickle)

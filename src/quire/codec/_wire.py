@@ -163,7 +163,10 @@ def field_at(data: Any, position: int, end: int) -> Field:
     elif kind in (FIXED64, FIXED32):
         start, position = position, position + (8 if kind == FIXED64 else 4)
     else:
-        raise DecodeError(f"byte {position} begins a field of type {kind}, which no message of quire has.")
+        raise DecodeError(
+            f"byte {position} begins a field of type {kind}, which no message of quire has: "
+            "these are not the bytes of documents, or they were altered."
+        )
     if position > end or key < 8:
         raise DecodeError(f"the message ends inside a field, at byte {end}.")
     return key >> 3, kind, start, position

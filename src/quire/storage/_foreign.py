@@ -15,7 +15,7 @@ from quire.media import decode_image
 from quire.schema import Field, FieldKind, Schema
 from quire.storage._form import Form, NumberForm, bitmap, mark_of
 from quire.storage._nested import DocumentForm, DocumentsForm
-from quire.tensors import cast_numbers, common_dtype, get_framework
+from quire.tensors import cast_numbers, common_dtype, format_shape, get_framework
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,8 +46,17 @@ def conform(form: Form, array: pa.Array, field: pa.Field, schema: Schema) -> pa.
     try:
         return form.encode(_column(form, array, field, schema))
     except (QuireError, pa.ArrowException, ValueError, KeyError, TypeError, OverflowError) as error:
-        told = mark_of(field) or array.type
-        raise DecodeError(f"{form.path}: the data has {told}, the field is {form.field}: {error}") from error
+        raise DecodeError(
+            f"{form.path}: the data has {_told(field, array)}, the field is {form.field}: {error}"
+        ) from error
+
+
+def _told(field: pa.Field, array: pa.Array) -> str:
+    """What the data has, in the words of schemas where it was written by quire."""
+    _, details = mark_of(field) or ("", None)
+    if not isinstance(details, dict) or not isinstance(details.get("shape"), list):
+        return str(array.type)
+    return f"tensors of {details.get('dtype')} {format_shape(tuple(details['shape']))}"
 
 
 def fits(form: Form, field: pa.Field) -> bool:

@@ -80,7 +80,7 @@ class TensorForm(Form):
             framework = _dense_framework(self, row, value)
             if framework.shape(value) != self.shape:
                 got = format_shape(framework.shape(value))
-                raise self.fail(f"row {row}: the shards hold tensors of {format_shape(self.shape)}, got {got}.")
+                raise self.fail(f"row {row}: expected a tensor of {format_shape(self.shape)}, got {got}.")
             array[row] = self._plain(framework, value, f"row {row}")
         return array, validity
 

@@ -1,0 +1,111 @@
+"""Ray reads and prepares many documents, writes a dataset, and a training reads it: one schema all the way.
+
+python examples/ray_then_train.py
+"""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch import nn
+
+from quire import BaseDocument
+from quire.data import StreamingDataset
+from quire.distributed import DocumentShards
+from quire.distributed import engine as engine_of
+from quire.storage import write_dataset
+from quire.typing import DType, NdArray, Shape, float32
+
+
+class Recording(BaseDocument):
+    """A tone with noise, as a microphone gave it; some are cut off."""
+
+    samples: Annotated[np.ndarray, Shape("n"), DType("int16")]
+    high: bool
+
+
+class Example(BaseDocument):
+    """What the model learns from."""
+
+    spectrum: NdArray[float32, 64]
+    high: bool
+
+
+def recordings(number: int) -> list[Recording]:
+    """High and low tones from a seeded source."""
+    random, made = np.random.default_rng(0), []
+    for i in range(number):
+        high = bool(random.random() < 0.5)
+        length = 40 if i % 50 == 0 else int(random.integers(256, 512))  # every fiftieth is cut off
+        tone = np.sin(np.arange(length) * random.uniform(*((0.9, 1.6) if high else (0.2, 0.8))))
+        samples = (8_000 * (tone + random.normal(size=length))).astype(np.int16)
+        made.append(Recording(id=f"{i:05d}", samples=samples, high=high))
+    return made
+
+
+class ToSpectrum:
+    """Made once in every worker: the place for what is dear to make, such as a model."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.window = np.hanning(2 * size)
+
+    def __call__(self, recording: Recording) -> Example:
+        """The loudness of 64 pitches; a recording that is too short is an error."""
+        samples = recording.samples[: 2 * self.size] * self.window  # shapes differ where it is cut off
+        spectrum = np.abs(np.fft.rfft(samples))[: self.size]
+        return Example(spectrum=np.log1p(spectrum).astype(np.float32), high=recording.high)
+
+
+def prepare(source: str, target: str) -> int:
+    """On Ray: read, compute, leave out what fails, and write. How many examples there are."""
+    on_ray = engine_of("ray", num_cpus=2)
+    shards = DocumentShards[Recording].read_parquet(source, num_partitions=4, engine=on_ray)
+    examples = shards.map(ToSpectrum, 64, on_error="skip")
+    train, test = examples.split(0.8, 0.2, seed=1)  # by the hash of the id: always the same rows
+    train.write_dataset(f"{target}/train", format="arrow")
+    test.write_dataset(f"{target}/test", format="arrow")
+    return len(examples)
+
+
+def train(url: str, epochs: int) -> nn.Module:
+    """Plain torch, on what Ray has written."""
+    model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    dataset = StreamingDataset[Example](url, batch_size=32)
+    for epoch in range(epochs):
+        for batch in dataset.loader():
+            loss = nn.functional.binary_cross_entropy_with_logits(model(batch.spectrum).squeeze(1), batch.high.float())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        print(f"epoch {epoch}: the last loss {loss.item():.3f}")
+    return model
+
+
+@torch.no_grad()
+def accuracy(url: str, model: nn.Module) -> float:
+    """The share of examples that the model is right about."""
+    dataset = StreamingDataset[Example](url, batch_size=256, shuffle=False)
+    right = [(model(batch.spectrum).squeeze(1) > 0) == batch.high for batch in dataset]
+    return torch.cat(right).float().mean().item()
+
+
+def main() -> None:
+    """The whole way."""
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        write_dataset(recordings(1_000), f"{folder}/recordings", schema=Recording)
+        number = prepare(f"{folder}/recordings", folder)
+        print(f"{number} of 1000 recordings were long enough")
+        assert number == 980
+        right = accuracy(f"{folder}/test", train(f"{folder}/train", epochs=8))
+        print(f"right about {right:.0%} of what it has not seen")
+        assert right > 0.9
+
+
+if __name__ == "__main__":
+    main()
