@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -50,29 +51,39 @@ def _tracked(
     items: Iterable[T], what: str, total: int | None, patience: float, size: Callable[[T], int]
 ) -> Iterator[T]:
     progress = _bar(total)
-    task = progress.add_task(what, total=total)
+    task = progress.add_task(what, total=math.inf if total is None else total)  # older rich has no None here
     done, shown, look = 0, False, time.monotonic() + patience
     try:
         for item in items:
             if time.monotonic() >= look:
                 if not shown and _screen.acquire(blocking=False):
-                    progress.start()
                     shown = True
+                    progress.start()
                 progress.update(task, completed=done)
                 look = time.monotonic() + _BEAT
             yield item
             done += size(item)
     finally:
         if shown:
-            progress.update(task, completed=done)
-            progress.stop()
-            _screen.release()
+            try:
+                progress.update(task, completed=done)
+                progress.stop()
+            finally:
+                _screen.release()
 
 
 def _bar(total: int | None) -> Progress:
     """Description, bar, count, rate, and the time that is left; or that which has passed, where no one knows."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        ProgressColumn,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
     from rich.text import Text
 
     class Rate(ProgressColumn):
@@ -80,10 +91,11 @@ def _bar(total: int | None) -> Progress:
 
         def render(self, task: Any) -> Text:
             done = int(task.completed)
-            of = "" if task.total is None else f"/{int(task.total):,}"
+            of = "" if total is None else f"/{total:,}"
             elapsed = task.finished_time if task.finished_time is not None else task.elapsed
             rate = f"  {done / elapsed:,.0f}/s" if elapsed else ""
             return Text(f"{done:,}{of}{rate}", style="progress.download")
 
-    left = TimeElapsedColumn() if total is None else TimeRemainingColumn()
-    return Progress(TextColumn("{task.description}"), BarColumn(), Rate(), left, console=Console(stderr=True))
+    unknown = total is None
+    bar, left = (SpinnerColumn(), TimeElapsedColumn()) if unknown else (BarColumn(), TimeRemainingColumn())
+    return Progress(TextColumn("{task.description}"), bar, Rate(), left, console=Console(stderr=True))
