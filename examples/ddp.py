@@ -54,7 +54,7 @@ def train(url: str, epochs: int) -> tuple[nn.Module, list[int], list[int]]:
             numbers += batch.number.tolist()
             taken += 1
         steps.append(taken)
-    return model, steps, numbers
+    return model.module, steps, numbers
 
 
 @torch.no_grad()
@@ -92,6 +92,7 @@ def main(url: str) -> None:
         assert weights[0] == weights[1]  # one model
         assert counted == ROWS
         assert error < 0.01
+    dist.barrier()  # nobody leaves while another still speaks
     dist.destroy_process_group()
 
 

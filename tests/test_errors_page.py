@@ -5,16 +5,28 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 import quire.errors
 
-PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
+PAGE = (Path(__file__).parents[1] / "docs" / "errors.md").read_text()
+SECTIONS = dict(re.findall(r"^## (\w+)\n\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+ERRORS = [name for name in quire.errors.__all__ if name != "QuireError"]
 
 
-def test_the_page_has_a_row_for_every_error_with_its_builtin() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", PAGE.read_text(), re.MULTILINE))
-    expected = set(quire.errors.__all__) - {"QuireError"}
-    assert set(rows) == expected
-    for name, bases in rows.items():
-        error = getattr(quire.errors, name)
-        for base in re.findall(r"`([\w.]+)`", bases):
-            assert base.split(".")[-1] in {parent.__name__ for parent in error.__mro__}, name
+def test_the_page_has_one_heading_for_every_error() -> None:
+    headings = re.findall(r"^## (\w+)", PAGE, re.MULTILINE)
+    assert sorted(headings) == sorted(ERRORS)
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_a_section_tells_what_the_error_is_and_what_to_do(name: str) -> None:
+    first, *more = SECTIONS[name].split("\n\n")
+    bases = re.match(r"Is a (`[\w.]+`(?:, `[\w.]+`)*)\. \S", first)
+    assert bases is not None, first
+    parents = [parent.__name__ for parent in getattr(quire.errors, name).__mro__[1:]]
+    told = [base.split(".")[-1] for base in re.findall(r"`([\w.]+)`", bases[1])]
+    assert set(told) <= set(parents)
+    own = [parent.__name__ for parent in getattr(quire.errors, name).__bases__ if parent.__name__ != "QuireError"]
+    assert told == own
+    assert any(part.strip() and not part.startswith("```") for part in more)

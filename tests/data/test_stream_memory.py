@@ -87,42 +87,45 @@ def test_a_loader_makes_as_many_ahead_as_it_is_asked_to(folder: Path) -> None:
     del batches, taken
 
 
-def _made_by(dataset: Any) -> list[str]:
-    """Of each batch, the thread that makes it."""
-    finish, names = dataset._fetch._finished, list[str]()
+class _Clock:
+    """A clock on which a batch takes a second to be made."""
 
-    def watching(*arguments: Any) -> Any:
-        names.append(threading.current_thread().name)
-        return finish(*arguments)
+    def __init__(self, dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.names, finish = 0.0, list[str](), dataset._fetch._finished
 
-    dataset._fetch._finished = watching
-    return names
+        def watching(*arguments: Any) -> Any:
+            self.now += 1
+            self.names.append(threading.current_thread().name)
+            return finish(*arguments)
+
+        dataset._fetch._finished = watching
+        monkeypatch.setattr("quire.data._loader.perf_counter", lambda: self.now)
 
 
-def test_a_loop_that_only_takes_makes_its_batches_itself(folder: Path) -> None:
-    dataset = streamed(folder, 4)
+def test_a_loop_that_only_takes_makes_its_batches_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, dataset = numbers(streamed(folder, 4)), streamed(folder, 4)
     dataset._ahead = 2
-    names = _made_by(dataset)
-    assert numbers(dataset.loader(threads=2)) == numbers(streamed(folder, 4))
-    assert names[0].startswith("quire-loader")
-    assert set(names[-50:]) == {threading.current_thread().name}
+    clock = _Clock(dataset, monkeypatch)
+    assert numbers(dataset.loader(prefetch=2)) == expected
+    assert clock.names[0].startswith("quire-loader")
+    assert set(clock.names[-50:]) == {threading.current_thread().name}
 
 
-def test_for_a_loop_that_works_threads_make_them(folder: Path) -> None:
+def test_for_a_loop_that_works_threads_make_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = streamed(folder, 10)
     dataset._ahead = 2
-    names = _made_by(dataset)
+    clock = _Clock(dataset, monkeypatch)
     for _ in dataset.loader(threads=2):
-        time.sleep(0.005)
-    assert all(name.startswith("quire-loader") for name in names)
+        clock.now += 10
+    assert all(name.startswith("quire-loader") for name in clock.names)
 
 
-def test_what_is_preprocessed_is_made_by_threads(folder: Path) -> None:
+def test_what_is_preprocessed_is_made_by_threads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = streamed(folder, 4, preprocessing={"number": lambda number: number + 1})
     dataset._ahead = 2
-    names = _made_by(dataset)
+    clock = _Clock(dataset, monkeypatch)
     list(dataset.loader(threads=2))
-    assert all(name.startswith("quire-loader") for name in names)
+    assert all(name.startswith("quire-loader") for name in clock.names)
 
 
 def test_a_loader_that_is_left_in_the_middle_ends_its_threads(folder: Path) -> None:

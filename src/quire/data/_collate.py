@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from quire._optional import is_loaded, require
 from quire._typing import is_document_type
 from quire.array import DocumentBatch
 from quire.columns import (
@@ -22,7 +23,8 @@ from quire.columns import (
 )
 from quire.data._kinds import Where, loose_stack
 from quire.data._store import converted, default_framework
-from quire.errors import DocumentTypeError, FunctionError
+from quire.document import BaseDocument
+from quire.errors import DocumentTypeError, FunctionError, OptionError
 from quire.tensors import Framework, cast_numbers, common_dtype, describe, get_framework
 
 
@@ -42,6 +44,25 @@ def collate(document_type: type[Any], data: Any) -> Any:
     schema = common.document_schema()
     columns = loose_stack(schema, items, StackOptions(), schema.name, lambda row: _where(items, row))
     return DocumentBatch[common]._wrap(converted(columns, default_framework()))  # type: ignore[valid-type]
+
+
+def known_to_default_collate() -> None:
+    """Let torch's default_collate take a batch as it is, and say what to do about a list of batches."""
+    if is_loaded("torch.utils.data"):
+        torch: Any = require("torch.utils.data._utils.collate", extra="torch", needed_for="a DataLoader")
+        torch.default_collate_fn_map.setdefault(BaseDocument, _collated)
+        torch.default_collate_fn_map.setdefault(DocumentBatch, _refused)
+
+
+def _collated(data: Any, *, collate_fn_map: Any = None) -> Any:  # noqa: ARG001 - torch passes it
+    return collate(BaseDocument, data)
+
+
+def _refused(data: Any, *, collate_fn_map: Any = None) -> Any:  # noqa: ARG001 - torch passes it
+    raise OptionError(
+        f"the dataset makes the batches (the first has {len(data[0])} rows), and the DataLoader would make batches of "
+        "them: pass DataLoader(dataset, batch_size=None)."
+    )
 
 
 def _common_type(document_type: type[Any], items: list[Any]) -> type[Any]:

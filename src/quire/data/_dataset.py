@@ -16,7 +16,7 @@ from quire.array._order import batches
 from quire.array._rows import bind
 from quire.columns import Columns, ShapePolicy, StackOptions, stack
 from quire.data._arena import Arena
-from quire.data._collate import collate, in_framework, validated_as
+from quire.data._collate import collate, in_framework, known_to_default_collate, validated_as
 from quire.data._handover import send_quickly, shared_arena
 from quire.data._plan import Preprocessing, Step, plan_steps
 from quire.data._steps import Run, in_shape, run_steps
@@ -107,6 +107,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def __getitems__(self, indices: Any) -> DocumentBatch[DocT]:
         """A batch of preprocessed documents: what a DataLoader asks for."""
+        known_to_default_collate()
         rows = resolve_index(indices, len(self))
         positions = np.array([rows]) if isinstance(rows, int) else rows
         if isinstance(positions, slice):

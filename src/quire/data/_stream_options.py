@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from quire._optional import is_loaded, require
 from quire.columns import ShapePolicy, StackOptions
 from quire.data._epoch import Last, Shuffle
 from quire.data._store import default_framework
-from quire.errors import OptionError
+from quire.errors import OptionError, did_you_mean
 from quire.storage import ReadOptions, Where
 
 OnError = Literal["raise", "skip", "replace"]
@@ -93,6 +93,16 @@ class StreamOptions:
             if distributed.is_available() and distributed.is_initialized():
                 return distributed.get_rank(), distributed.get_world_size()
         return _launched()
+
+
+def check_given(names: Iterable[str], batch_size: int) -> None:
+    """Whether these are options of a stream, and batches of this size can be made."""
+    known = Streaming.__annotations__
+    for name in names:
+        if name not in known:
+            raise TypeError(f"StreamingDataset has no option {name!r}. {did_you_mean(name, known)}")
+    if batch_size < 1:
+        raise OptionError(f"batch_size={batch_size}: a batch has at least one row.")
 
 
 def _launched() -> tuple[int, int]:

@@ -15,14 +15,14 @@ from quire._parametrize import ParametrizedMeta
 from quire.array import DocumentBatch
 from quire.array._index import resolve_index
 from quire.array._rows import bind
-from quire.data._collate import in_framework
+from quire.data._collate import in_framework, known_to_default_collate
 from quire.data._epoch import Slice
 from quire.data._fetch import Fetch
 from quire.data._group import Group
 from quire.data._loader import Loader
 from quire.data._passes import Pass, Passes, known_to_torch, new_mark, this_worker
 from quire.data._plan import Preprocessing
-from quire.data._stream_options import Streaming, StreamOptions
+from quire.data._stream_options import Streaming, StreamOptions, check_given
 from quire.data._stream_order import fingerprint, order_of, row_bytes
 from quire.data._stream_state import StreamState
 from quire.data._tensorflow import Wanted, tensorflow_dataset
@@ -69,6 +69,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
     ) -> None:
         if self.document_type is BaseDocument:
             raise SchemaError("StreamingDataset needs the documents' class: StreamingDataset[Student](...).")
+        check_given(streaming, batch_size)
         self.options = options = StreamOptions(**streaming)
         self.batch_size = batch_size
         self.stored: StoredDataset[DocT] = self._opened(url)
@@ -107,6 +108,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def __iter__(self) -> Iterator[DocumentBatch[DocT]]:
         """A pass: the batches of this rank, or of this worker of it."""
+        known_to_default_collate()
         worker = this_worker()
         if worker is None:
             return self.batches(0, 0, new_mark())

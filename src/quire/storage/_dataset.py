@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 import numpy as np
@@ -19,8 +20,8 @@ from quire.array._rows import bind, html
 from quire.columns import Columns
 from quire.display import GALLERY, facts_table, print_facts, tracked
 from quire.document import BaseDocument
-from quire.errors import DecodeError, SchemaError, ShardError
-from quire.files import Folder, RemoteOptions, open_folder
+from quire.errors import DecodeError, SchemaError, ShardError, StorageError
+from quire.files import Folder, RemoteOptions, open_folder, shown
 from quire.storage._cache import ShardCache
 from quire.storage._infer import class_of
 from quire.storage._layout import Layout
@@ -360,6 +361,11 @@ def split_file(url: str | os.PathLike[str], remote: RemoteOptions) -> tuple[Fold
     """The folder at an address; or that of the one Parquet or Arrow file that is there, and its name."""
     folder = open_folder(url, remote)
     if not folder.url.endswith(tuple(SUFFIXES.values())):
+        if Path(folder.url).is_file():
+            raise StorageError(
+                f"{shown(folder.url)}: this is a file, and a dataset is a folder, or a file that ends with "
+                f"{' or '.join(SUFFIXES.values())}. Files of save_binary are read by load_binary."
+            )
         return folder, None
     parent, _, name = folder.url.rpartition("/")
     outside = open_folder(parent or "/", remote)

@@ -19,12 +19,13 @@ from quire.codec._bytes import in_blocks
 from quire.columns import Columns, StackOptions, stack
 from quire.display import tracked
 from quire.document import BaseDocument
-from quire.errors import DocumentTypeError, EncodeError, OptionError, StorageError
+from quire.errors import DecodeError, DocumentTypeError, EncodeError, OptionError, ShardError, StorageError
 from quire.files import Folder, RemoteOptions, open_folder, shown
 from quire.schema import Schema
+from quire.storage._foreign import conform_fields
 from quire.storage._layout import Layout, TensorStorage
 from quire.storage._manifest import LOGS, SUFFIXES, Log, Manifest, Shard, read_manifest, strays, write_index
-from quire.storage._shards import summed
+from quire.storage._shards import arrow_schema_of, summed
 from quire.storage._sink import Format, ShardFile, parquet_packing
 from quire.tensors import describe
 
@@ -86,6 +87,8 @@ class DatasetWriter(Generic[DocT]):
         self.folder: Folder = open_folder(url, self.options.remote)
         self._log = Log.create(self.folder, replaces=self.options.mode == "overwrite")
         self._old = _earlier(self.folder, self.options, self._log)
+        if self.options.mode == "append" and self._old.shards:
+            _check_goes_with(self.folder, self._old.shards[-1], self.layout)
         self._shard: ShardFile | None = None
         self._waiting: list[pa.RecordBatch] = []
         self._bytes = 0
@@ -184,6 +187,22 @@ def _earlier(folder: Folder, options: WriteOptions, log: Log) -> Manifest:
             "dataset. Write to another folder."
         )
     return old if options.mode != "resume" else _resumed(folder, old, found, log)
+
+
+def _check_goes_with(folder: Folder, shard: Shard, layout: Layout) -> None:
+    """Whether the class that is to be appended could read what is there; else no class could read both."""
+    try:
+        fields = arrow_schema_of(folder, shard)
+    except ShardError:
+        return  # verify() tells of a damaged shard, and new ones are none the worse for it
+    found = {field.name: (field, pa.array([], field.type)) for field in fields}
+    try:
+        conform_fields(layout.forms, found, layout.schema, None, 0)
+    except DecodeError as error:
+        raise StorageError(
+            f"{shown(folder.url)}: {layout.schema.name} does not go with the documents that are there. {error} Append "
+            "documents of the same class, give new fields defaults, or write to another folder."
+        ) from error
 
 
 def _resumed(folder: Folder, old: Manifest, found: Mapping[str, list[Shard]], log: Log) -> Manifest:

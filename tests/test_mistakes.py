@@ -1,0 +1,414 @@
+"""What newcomers get wrong most often, and the whole of what they are told: what, where, why, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch.utils.data import DataLoader
+
+from quire import BaseDocument, DocumentArray, DocumentBatch
+from quire._optional import require
+from quire.data import MultiModalDataset, StreamingDataset, batched
+from quire.errors import (
+    CodecError,
+    ColumnError,
+    DecodeError,
+    DocumentTypeError,
+    FunctionError,
+    MissingDependencyError,
+    OptionError,
+    PathError,
+    QueryError,
+    RowIndexError,
+    SchemaError,
+    ShardError,
+    StorageError,
+    StorageNotFoundError,
+)
+from quire.services import Client, serve
+from quire.storage import ReadOptions, open_dataset, write_dataset
+from quire.typing import NdArray, float32
+
+pytestmark = pytest.mark.needs("grpc", "pyarrow", "torch")
+
+
+class Thesis(BaseDocument):
+    title: str
+
+
+class Student(BaseDocument):
+    name: str
+    photo: NdArray[float32, 3, 8, 8]
+    grade: float | None = None
+    thesis: Thesis | None = None
+
+
+class Clip(BaseDocument):
+    frames: NdArray[float32, "time", 2]
+
+
+class LargerStudent(BaseDocument):
+    name: str
+    photo: NdArray[float32, 3, 16, 16]
+
+
+def embed(docs: DocumentArray[Student]) -> DocumentArray[Student]:
+    return docs
+
+
+def student(number: int) -> Student:
+    photo = np.full((3, 8, 8), number, np.float32)
+    return Student(
+        id=str(number), name=f"student {number}", photo=photo, grade=float(number), thesis=Thesis(title="On")
+    )
+
+
+@pytest.fixture
+def students() -> DocumentArray[Student]:
+    return DocumentArray[Student](student(number) for number in range(10))
+
+
+@pytest.fixture
+def folder(students: DocumentArray[Student], tmp_path: Path) -> Path:
+    write_dataset(students, tmp_path / "students", schema=Student)
+    return tmp_path / "students"
+
+
+def told(error: type[Exception], call: Callable[[], Any]) -> str:
+    """What a mistake is answered with."""
+    with pytest.raises(error) as caught:
+        call()
+    return str(caught.value)
+
+
+def told_of_field(call: Callable[[], Any]) -> tuple[str, str]:
+    """The path of the field that pydantic complains of, and the message."""
+    with pytest.raises(ValidationError) as caught:
+        call()
+    [error] = caught.value.errors()
+    return ".".join(map(str, error["loc"])), error["msg"]
+
+
+# --- documents
+
+
+@pytest.mark.parametrize(
+    ("photo", "message"),
+    [
+        (np.zeros((8, 8, 3), np.float32), "expected NdArray float32 (3, 8, 8), got float32 (8, 8, 3) of numpy"),
+        (np.zeros((3, 8, 8)), "expected NdArray float32 (3, 8, 8), got float64 (3, 8, 8) of numpy"),
+        ("photo.jpg", "expected NdArray float32 (3, 8, 8), got str 'photo.jpg': str is not a tensor"),
+    ],
+    ids=["channels last", "float64", "a path"],
+)
+def test_a_value_that_is_not_the_tensor_of_the_field(photo: Any, message: str) -> None:
+    assert told_of_field(lambda: Student(name="Ada", photo=photo)) == ("photo", message)
+
+
+def test_a_field_that_is_left_out() -> None:
+    assert told_of_field(lambda: Student(name="Ada")) == ("photo", "Field required")  # type: ignore[call-arg]
+
+
+def test_an_extra_that_is_not_installed() -> None:
+    message = told(
+        MissingDependencyError, lambda: require("no_such_module", extra="image", needed_for="ImageUrl.load()")
+    )
+    assert message == "ImageUrl.load() needs no_such_module, which is not installed: pip install 'quire[image]'"
+
+
+# --- arrays and batches
+
+
+def test_a_field_that_is_misspelt(students: DocumentArray[Student]) -> None:
+    message = told(PathError, lambda: students.nmae)
+    assert message == "Student has no field 'nmae' (in the path 'nmae'). Did you mean 'name'?"
+    message = told(PathError, lambda: students["thesis.titel"])
+    assert message == "Thesis has no field 'titel' (in the path 'thesis.titel'). Did you mean 'title'?"
+
+
+def test_a_value_that_is_no_document_of_the_array(students: DocumentArray[Student]) -> None:
+    message = told(DocumentTypeError, lambda: students.append("Ada"))  # type: ignore[arg-type]
+    assert message == "DocumentArray[Student]: item 0: expected a Student, got str 'Ada'."
+
+
+def test_a_class_that_is_no_document() -> None:
+    message = told(SchemaError, lambda: DocumentArray[int])  # type: ignore[type-var]
+    assert message == "DocumentArray[...] takes a document class, got <class 'int'>."
+
+
+def test_a_column_that_is_too_short(students: DocumentArray[Student]) -> None:
+    message = told(ColumnError, lambda: setattr(students, "name", ["Ada"]))
+    assert message == "Student.name: there are 10 documents, got 1 values."
+
+
+def test_stacking_mixed_shapes() -> None:
+    clips = DocumentArray[Clip](Clip(frames=np.zeros((length, 2), np.float32)) for length in (2, 3))
+    assert told(ColumnError, clips.stack) == (
+        "Clip.frames: mixed shapes: row 0 has (2, 2), row 1 has (3, 2). "
+        "Stack with shapes='pad' or shapes='ragged', or bring them to one shape."
+    )
+
+
+def test_a_framework_that_is_called_otherwise(students: DocumentArray[Student]) -> None:
+    message = told(SchemaError, lambda: students.stack(framework="pytorch"))
+    assert message == "'pytorch' is not a framework. Did you mean 'torch'?"
+
+
+def test_a_row_that_is_not_there(students: DocumentArray[Student]) -> None:
+    assert told(RowIndexError, lambda: students[10]) == "position 10 is out of range: there are 10 rows."
+
+
+def test_an_operator_that_no_query_has(students: DocumentArray[Student]) -> None:
+    message = told(QueryError, lambda: students.filter({"grade": {"$gtt": 1}}))
+    assert message == "'$gtt' is not an operator. Did you mean '$gt' or '$gte'?"
+
+
+# --- training
+
+
+def test_batches_without_rows(students: DocumentArray[Student], folder: Path) -> None:
+    assert told(RowIndexError, lambda: list(students.batch(0))) == "batch_size=0: a batch has at least one row."
+    message = told(OptionError, lambda: StreamingDataset[Student](folder, 0))
+    assert message == "batch_size=0: a batch has at least one row."
+
+
+@pytest.mark.parametrize("dataset_type", [MultiModalDataset, StreamingDataset], ids=["in memory", "streaming"])
+def test_a_dataset_without_a_class(dataset_type: Any, folder: Path) -> None:
+    message = told(SchemaError, lambda: dataset_type(folder, 4))
+    assert message == f"{dataset_type.__name__} needs the documents' class: {dataset_type.__name__}[Student](...)."
+
+
+def test_a_data_loader_that_makes_batches_of_batches(folder: Path) -> None:
+    loader = DataLoader(StreamingDataset[Student](folder, 4))
+    assert told(OptionError, lambda: next(iter(loader))) == (
+        "the dataset makes the batches (the first has 4 rows), and the DataLoader would make batches of them: "
+        "pass DataLoader(dataset, batch_size=None)."
+    )
+
+
+def test_a_data_loader_without_collate_fn_is_no_mistake(students: DocumentArray[Student]) -> None:
+    batch: Any = next(iter(DataLoader(MultiModalDataset[Student](students), batch_size=4)))
+    assert type(batch) is DocumentBatch[Student]
+    assert isinstance(batch.photo, torch.Tensor)
+
+
+def test_an_option_that_is_the_loaders(folder: Path) -> None:
+    message = told(TypeError, lambda: StreamingDataset[Student](folder, 4, num_workers=2))  # type: ignore[call-arg]
+    assert message == (
+        "StreamingDataset has no option 'num_workers'. Known: shuffle, seed, last, columns, where, framework, shapes, "
+        "rank, world_size, epochs, on_error, memory_bytes, storage."
+    )
+
+
+def test_shuffle_as_torch_spells_it(folder: Path) -> None:
+    message = told(OptionError, lambda: StreamingDataset[Student](folder, 4, shuffle=True))  # type: ignore[arg-type]
+    assert message == "shuffle: expected 'global', 'block' or False, got True."
+
+
+def test_a_global_shuffle_of_more_than_the_cache_holds(folder: Path, tmp_path: Path) -> None:
+    options = ReadOptions(cache=tmp_path / "cache", cache_bytes=100)
+    message = told(OptionError, lambda: list(StreamingDataset[Student](folder, 4, shuffle="global", storage=options)))
+    about = message.split("about ")[1].split(".")[0]
+    assert message == (
+        f"shuffle='global' needs all shards at hand, and the cache holds 100 bytes of about {about}. "
+        "Use shuffle='block', or pass storage=ReadOptions(cache_bytes=...)."
+    )
+
+
+def test_preprocessing_of_a_path_that_is_not_there(students: DocumentArray[Student]) -> None:
+    message = told(PathError, lambda: MultiModalDataset[Student](students, {"photos": abs}))
+    assert message == "Student has no field 'photos' (in the path 'photos'). Did you mean 'photo'?"
+
+
+def test_preprocessing_that_is_no_function(students: DocumentArray[Student]) -> None:
+    message = told(SchemaError, lambda: MultiModalDataset[Student](students, {"photo": "scale"}))  # type: ignore[dict-item]
+    assert message == "preprocessing['photo']: give a function or a list of functions, not 'scale'."
+
+
+def test_preprocessing_that_returns_nothing_for_some(students: DocumentArray[Student]) -> None:
+    def length(name: str) -> int | None:
+        return None if name == "student 1" else len(name)
+
+    dataset = MultiModalDataset[Student](students, {"name": length})
+    assert told(FunctionError, lambda: dataset.__getitems__([0, 1])) == (
+        "preprocessing of 'name' by length on the batch of documents 0, 1: Student.name: all rows must hold the same "
+        "kind of value, but document 1 (id 1) gives str 'student 1' where others give int 9."
+    )
+
+
+def test_preprocessing_of_a_column_that_returns_fewer_rows(students: DocumentArray[Student]) -> None:
+    def first(photos: Any) -> Any:
+        return photos[:1]
+
+    dataset = MultiModalDataset[Student](students, {"photo": batched(first)})
+    assert told(FunctionError, lambda: dataset.__getitems__([0, 1])) == (
+        "preprocessing of 'photo' by first on the batch of documents 0, 1: Student.photo: the batch has 2 rows, and "
+        "the function gave 1."
+    )
+
+
+def test_preprocessing_that_returns_mixed_shapes(students: DocumentArray[Student]) -> None:
+    dataset = MultiModalDataset[Student](students, {"photo": lambda photo: photo[:, : int(photo[0, 0, 0]) + 1]})
+    assert told(ColumnError, lambda: dataset.__getitems__([0, 1])) == (
+        "the batch of documents 0, 1: Student.photo: mixed shapes: row 0 has (3, 1, 8), row 1 has (3, 2, 8). "
+        "Stack with shapes='pad' or shapes='ragged', or bring them to one shape."
+    )
+
+
+def test_preprocessing_whose_shape_is_not_that_of_the_output(students: DocumentArray[Student]) -> None:
+    dataset = MultiModalDataset[Student](students, {"photo": lambda photo: photo[:1]}, output=Student)
+    assert told(FunctionError, lambda: dataset.__getitems__([0, 1])) == (
+        "document 0 (id 0) is no Student after preprocessing: Student.photo: "
+        "expected NdArray float32 (3, 8, 8), got float32 (1, 8, 8) of numpy."
+    )
+
+
+# --- bytes and files
+
+
+def test_a_file_of_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("hello world, this is no file of documents")
+    assert told(DecodeError, lambda: DocumentArray[Student].load_binary(path)) == (
+        f"{path}: byte 3 begins a field of type 4, which no message of quire has: "
+        "these are not the bytes of documents, or they were altered."
+    )
+
+
+def test_a_file_that_was_cut_off(students: DocumentArray[Student], tmp_path: Path) -> None:
+    path = tmp_path / "students.bin"
+    students.save_binary(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    for message in (
+        told(DecodeError, lambda: DocumentArray[Student].load_binary(path)),
+        told(DecodeError, lambda: list(DocumentArray[Student].load_binary(path, streaming=True))),
+        told(DecodeError, lambda: DocumentBatch[Student].load_binary(path)),
+    ):
+        place, missing = message.removeprefix(f"{path}: block 1 (byte ").split(") ends ")
+        number = missing.split()[0]
+        assert message == (
+            f"{path}: block 1 (byte {int(place)}) ends {int(number)} bytes too early. "
+            "The data was cut off; load_binary(..., streaming=True) gives what is whole before it."
+        )
+
+
+def test_a_file_of_another_class(students: DocumentArray[Student], tmp_path: Path) -> None:
+    path = tmp_path / "students.bin"
+    students.save_binary(path)
+    message = told(DecodeError, lambda: DocumentArray[Clip].load_binary(path))
+    place = message.split("(byte ")[1].split(")")[0]
+    assert message == (
+        f"{path}: block 1 (byte {int(place)}): Clip.frames: the bytes do not hold it, and it has no default."
+    )
+
+
+def test_an_array_read_as_a_document(students: DocumentArray[Student]) -> None:
+    message = told(DecodeError, lambda: Student.from_bytes(students.to_bytes()))
+    assert message == "these are the bytes of an array: read them with DocumentArray[Student].from_bytes()."
+
+
+def test_a_batch_of_a_class_that_is_not_loaded(students: DocumentArray[Student], tmp_path: Path) -> None:
+    path = tmp_path / "students.bin"
+    data = students.stack().to_bytes().replace(b":Student", b":Strange")
+    path.write_bytes(data)
+    name = f"{Student.__module__}:Strange"
+    assert told(DecodeError, lambda: DocumentBatch.load_binary(path)) == (
+        f"{path}: the class '{name}' is not loaded, and a batch needs one: import it, pass types=[...], or read the "
+        "bytes with DocumentArray."
+    )
+
+
+def test_a_pickle(students: DocumentArray[Student]) -> None:
+    message = told(CodecError, lambda: DocumentArray[Student].from_bytes(students.to_bytes(protocol="pickle")))
+    assert message == "this is a pickle, and a pickle can run code: pass allow_pickle=True if you trust the source."
+
+
+def test_a_compression_that_is_called_otherwise(students: DocumentArray[Student]) -> None:
+    assert (
+        told(CodecError, lambda: students.to_bytes(compress="zip"))
+        == "'zip' is not a compression. Did you mean 'gzip'?"
+    )
+
+
+# --- datasets on disk
+
+
+def test_a_dataset_that_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere"
+    message = told(StorageNotFoundError, lambda: open_dataset(path, Student))
+    assert message == f"{path}: there is no dataset here: no _quire/ and no file that ends with .parquet or .arrow."
+
+
+def test_a_file_in_the_place_of_a_dataset(students: DocumentArray[Student], tmp_path: Path) -> None:
+    path = tmp_path / "students.bin"
+    students.save_binary(path)
+    assert told(StorageError, lambda: open_dataset(path, Student)) == (
+        f"{path}: this is a file, and a dataset is a folder, or a file that ends with .parquet or .arrow. "
+        "Files of save_binary are read by load_binary."
+    )
+
+
+def test_writing_where_a_dataset_is(students: DocumentArray[Student], folder: Path) -> None:
+    assert told(StorageError, lambda: write_dataset(students, folder, schema=Student)) == (
+        f"{folder}: there is a dataset already. Pass mode='append' to add to it, 'resume' to go on with a write that "
+        "was broken off, or 'overwrite' to replace it."
+    )
+
+
+def test_appending_documents_of_another_class(folder: Path) -> None:
+    clips = [Clip(frames=np.zeros((2, 2), np.float32))]
+    assert told(StorageError, lambda: write_dataset(clips, folder, schema=Clip, mode="append")) == (
+        f"{folder}: Clip does not go with the documents that are there. Clip.frames: the data does not hold it, and it "
+        "has no default. Append documents of the same class, give new fields defaults, or write to another folder."
+    )
+    assert len(open_dataset(folder, Student)) == 10
+    write_dataset([student(10)], folder, schema=Student, mode="append")
+    assert open_dataset(folder, Student)[10] == student(10)
+
+
+def test_a_filter_or_a_column_that_is_misspelt(folder: Path) -> None:
+    message = told(PathError, lambda: open_dataset(folder, Student, where={"garde": 1}))
+    assert message == "Student has no field 'garde' (in the path 'garde'). Did you mean 'grade'?"
+    message = told(PathError, lambda: open_dataset(folder, Student, columns=["nmae"]))
+    assert message == "Student has no field 'nmae' (in the path 'nmae'). Did you mean 'name'?"
+
+
+def test_a_dataset_whose_tensors_have_another_shape(folder: Path) -> None:
+    message = told(ShardError, lambda: open_dataset(folder, LargerStudent)[0])
+    [shard] = folder.glob("*.parquet")
+    assert message == (
+        f"{shard}: the shard cannot be read: LargerStudent.photo: the data has tensors of float32 (3, 8, 8), the field "
+        "is NdArray[float32, 3, 16, 16]: LargerStudent.photo: row 0: expected a tensor of (3, 16, 16), got (3, 8, 8)."
+    )
+
+
+# --- services
+
+
+def test_documents_that_the_service_does_not_take(students: DocumentArray[Student]) -> None:
+    photos = DocumentArray[LargerStudent]([LargerStudent(name="Ada", photo=np.zeros((3, 16, 16), np.float32))])
+    with serve(embed) as server, Client(server.address) as client:
+        assert told(SchemaError, lambda: client.embed(photos)) == (
+            "embed: LargerStudent does not fit what the service takes. Student.photo: NdArray[float32, 3, 8, 8] is "
+            "read, but NdArray[float32, 3, 16, 16] is sent."
+        )
+        assert (
+            told(PathError, lambda: client.embedd(students)) == "Embed has no endpoint 'embedd'. Did you mean 'embed'?"
+        )
+
+
+def test_a_function_without_types() -> None:
+    def untyped(docs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        return docs
+
+    message = told(SchemaError, lambda: serve(untyped))
+    assert message == (
+        "untyped: no type for 'docs'. Write it as `def untyped(docs: DocumentArray[T]) -> DocumentArray[U]`."
+    )
