@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copyreg
+import keyword
+import re
 import warnings
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, PrivateAttr
@@ -293,3 +295,13 @@ def _reduce(cls: type[BaseDocument]) -> str | tuple[Callable[..., Any], tuple[An
 
 
 copyreg.pickle(DocumentMeta, _reduce)  # type: ignore[arg-type]
+
+
+def field_name(name: str, taken: Container[str]) -> str:
+    """The name itself, or one like it that a field can have, and that is no method of documents."""
+    found = re.sub(r"\W", "_", name).lstrip("_") or "column"
+    if keyword.iskeyword(found) or found[0].isdigit() or (hasattr(BaseDocument, found) and found != "id"):
+        found = f"column_{found}"
+    while found in taken:
+        found += "_"
+    return found

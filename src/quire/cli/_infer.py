@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import keyword
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import islice
@@ -16,7 +15,7 @@ from pydantic import Field, create_model
 
 from quire._typing import is_array_type, is_document_type
 from quire.array import DocumentArray
-from quire.document import BaseDocument
+from quire.document import BaseDocument, field_name
 from quire.tensors import DType, Shape, framework_of
 
 _PLAIN = (bool, int, float, str, bytes, datetime, date, time, timedelta, Decimal, UUID)
@@ -126,7 +125,7 @@ class Kinds:
         """A class with a field for each name that some row has; those that not all have may be None."""
         made: dict[str, Any] = {}
         for key, kinds in self.fields.items():
-            own = _field_name(key, made)
+            own = field_name(key, made)
             kinds.nones += self.documents - kinds.count
             found = kinds.annotation(f"{name}_{own}", text=text)
             default: dict[str, Any] = {"default": None} if kinds.nones or found is Any else {}
@@ -170,16 +169,6 @@ def inferred_table(rows: Iterator[Mapping[str, Any]], name: str, sample: int | N
     for row in islice(rows, sample):
         kinds.add(row)
     return kinds.document_type(name, text=True), None if kinds.count == sample else kinds.count
-
-
-def _field_name(name: str, taken: Container[str]) -> str:
-    """The name itself, or one like it that a field can have, and that is no method of documents."""
-    found = re.sub(r"\W", "_", name).lstrip("_") or "column"
-    if keyword.iskeyword(found) or found[0].isdigit() or (hasattr(BaseDocument, found) and found != "id"):
-        found = f"column_{found}"
-    while found in taken:
-        found += "_"
-    return found
 
 
 def _class_name(name: str) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import keyword
-import re
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar
@@ -17,7 +15,7 @@ from pydantic.fields import FieldInfo
 from quire import _parametrize
 from quire._loaded import find
 from quire.array import DocumentArray
-from quire.document import BaseDocument
+from quire.document import BaseDocument, field_name
 from quire.errors import StorageError
 from quire.files import Folder, shown
 from quire.storage._form import mark_of
@@ -72,7 +70,7 @@ def class_from_arrow(schema: Any, name: str, base: type[Any] | None = None) -> t
     fields: dict[str, Any] = {}
     for field in schema:
         annotation = _annotation(field, f"{name}_{field.name}")
-        own = _field_name(field.name, fields)
+        own = field_name(field.name, fields)
         details: dict[str, Any] = {} if own == field.name else {"alias": field.name}
         default = FieldInfo(default=None, **details) if field.nullable else FieldInfo(**details)
         fields[own] = (annotation | None if field.nullable else annotation, default)
@@ -89,16 +87,6 @@ def findable(made: type[Any]) -> type[Any]:
     made.__module__, made.__qualname__ = _parametrize.__name__, _parametrize.publish(made.__name__)
     _parametrize.register(made)
     return made
-
-
-def _field_name(name: str, taken: Container[str]) -> str:
-    """The name itself, or one like it that a field can have, and that is no method of documents."""
-    found = re.sub(r"\W", "_", name).lstrip("_") or "column"
-    if keyword.iskeyword(found) or found[0].isdigit() or (hasattr(BaseDocument, found) and found != "id"):
-        found = f"column_{found}"
-    while found in taken:
-        found += "_"
-    return found
 
 
 def _annotation(field: pa.Field, name: str) -> Any:
