@@ -304,3 +304,9 @@ def test_numpy_stays_where_it_is() -> None:
     assert made.share_memory_() is made
     with pytest.raises(ColumnError, match="scipy has sparse matrices only"):
         made.to_framework("scipy")
+
+
+def test_what_lies_below_a_tensor_is_no_column_to_set() -> None:
+    with pytest.raises(PathError, match="field") as caught:
+        batch()["cover.size"] = [1]
+    assert "objects" not in str(caught.value)

@@ -139,6 +139,16 @@ def test_lists_of_positions_pick_like_python(case: tuple[int, list[int]]) -> Non
 
 
 @pytest.mark.needs("torch")
+def test_tensors_of_torch_are_picked_by_any_array() -> None:
+    backwards = np.arange(3)[2:3][::-1]
+    locked = np.arange(LENGTH)
+    locked.flags.writeable = False  # as pandas gives its columns
+    rows = both()[1].to_framework("torch")
+    assert numbers(rows[backwards]) == [2]
+    assert numbers(rows[locked]) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.needs("torch")
 def test_torch_names_rows() -> None:
     import torch
 

@@ -213,6 +213,7 @@ def set_attribute(batch: Any, name: str, values: Any) -> None:
 def set_column(columns: Columns, path: str, values: Any) -> None:
     """Put values in the place of a column; they are checked first."""
     *parents, name = parse_path(path) or ("",)
+    columns.schema.resolve((*parents, name))
     for parent in parents:
         column = find_column(columns, parent)
         if not isinstance(column, (DocumentColumn, DocumentsColumn)):

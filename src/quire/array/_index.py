@@ -23,7 +23,8 @@ def resolve_index(key: Any, length: int) -> int | slice | NDArray[np.int64]:
     if isinstance(key, (int, np.integer)) and not isinstance(key, (bool, np.bool_)):
         return _checked(int(key), length)
     array = _as_array(key)
-    if array.dtype == _INT64 and array.strides == (8,) and len(array) and _within(array, length):
+    usual = array.dtype == _INT64 and array.strides == (8,) and len(array) and array.flags.writeable
+    if usual and _within(array, length):
         return array  # the usual case, before all questions: it runs when caches are cold, and each step costs
     if array.ndim == 0 and array.dtype.kind in "iu":
         return _checked(int(array), length)
@@ -55,7 +56,7 @@ def _positions(array: NDArray[Any], length: int) -> NDArray[np.int64]:
         raise RowIndexError("positions are integers, got floats.")
     if array.dtype.kind == "u" and array.max() >= length:  # as int64, a large one would be negative
         raise RowIndexError(f"position {array.max()} is out of range: there are {length} rows.")
-    positions = np.ascontiguousarray(array, np.int64)
+    positions = np.array(array, np.int64, order="C")  # torch wants no memory that is read-only or runs backwards
     if _within(positions, length):
         return positions
     positions = np.where(positions < 0, positions + length, positions)
