@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from quire import BaseDocument, DocumentArray
+from quire.errors import ShardError
 from quire.storage import open_dataset, write_dataset
 from quire.storage._briefs import Count, Head, TensorHead
 from quire.storage._pages import Pages
@@ -150,3 +152,51 @@ def test_files_are_let_go_of_while_others_look(stored: Any, pages: Pages, monkey
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(look, range(40)))
+
+
+def test_rows_that_lie_apart_are_gathered_in_pieces(stored: Any, pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.storage._pages._APART", 16)
+    rows = np.random.default_rng(1).permutation(400)
+    assert list(pages.take(rows)) == [stored[0][row] for row in rows.tolist()]
+
+
+def kept_bytes(pages: Pages) -> int:
+    return sum(batch.nbytes for batch in pages._kept.values())
+
+
+def test_row_groups_of_some_columns_and_of_all_share_the_room(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.storage._pages._KEPT", 1 << 16)
+    narrow = pages.narrow("number", "image")
+    for row in range(0, 400, 20):
+        assert pages.take(np.array([row]))[0].number == row
+        assert narrow.columns(np.array([row])).columns["number"].values() == [row]
+        assert kept_bytes(pages) == kept_bytes(narrow) <= 1 << 16
+    assert pages.dataset.is_mapped or kept_bytes(pages)
+
+
+def test_a_look_at_all_rows_keeps_none_of_them(pages: Pages) -> None:
+    assert sum(len(columns) for _, columns in pages.blocks()) == 400
+    assert not kept_bytes(pages)
+
+
+@pytest.mark.parametrize("end", [-1, -4000])
+def test_a_shard_that_was_cut_off_meanwhile_is_an_error(tmp_path: Path, end: int) -> None:
+    write_dataset(pages_of(400), tmp_path / "rows", Page, format="parquet", group_bytes=1 << 14)
+    pages = Pages(open_dataset(tmp_path / "rows", Page, cache=tmp_path / "cache"))
+    pages.take(np.array([0]))
+    [shard] = (tmp_path / "rows").glob("*.parquet")
+    shard.write_bytes(shard.read_bytes()[:end])
+    with pytest.raises(ShardError, match="altered or cut off"):
+        pages.take(np.array([399]))
+
+
+def test_a_shard_that_was_written_anew_is_read_by_its_own_footer(tmp_path: Path) -> None:
+    write_dataset(pages_of(400), tmp_path / "rows", Page, format="parquet", group_bytes=1 << 14)
+    pages = Pages(open_dataset(tmp_path / "rows", Page, cache=tmp_path / "cache"))
+    [shard] = (tmp_path / "rows").glob("*.parquet")
+    pages.take(np.array([0]))
+    footer = pages._footer(0, shard)
+    assert pages._footer(0, shard) is footer
+    os.utime(shard, ns=(0, 0))
+    assert pages._footer(0, shard) is not footer
+    assert pages.take(np.array([399]))[0].number == 399

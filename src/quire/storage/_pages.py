@@ -15,26 +15,32 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from quire._paths import FieldPath
 from quire.array import DocumentBatch
-from quire.columns import Columns
+from quire.columns import Columns, concat_columns
 from quire.storage._briefs import brief_columns
 from quire.storage._dataset import StoredDataset, _within
 from quire.storage._rows import Rows
 from quire.storage._select import chosen_paths
+from quire.storage._shards import told
 from quire.storage._where import Where, matching_rows
 from quire.tensors import get_framework
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_KEPT = 96 << 20
-"""Bytes of row groups that are kept."""
+_KEPT = 64 << 20
+"""Bytes of row groups that are kept, of all columns and of some."""
 _LARGE = 48 << 20
 """Row groups of more bytes, as other writers make them, go through the cache."""
 _MAPPED = 128 << 20
 """Bytes of mapped files that may be in memory before all are let go of; the system keeps them if it has room."""
+_FOOTERS = 64
+"""Footers of Parquet files that are kept."""
+_APART = 1024
+"""Of rows that lie apart so many are gathered at a time: each maps some tens of kilobytes around it."""
 _MANY = 24
 """Rows of more row groups than this go through the cache, which reads each shard once."""
 
@@ -46,7 +52,9 @@ class Pages:
         self.dataset = dataset
         self._family = [self]  # these pages, and all narrow ones
         self._least = _mapped_bytes()
-        self._kept: OrderedDict[tuple[int, int], pa.RecordBatch] = OrderedDict()
+        self._columns: tuple[str, ...] = ()
+        self._kept: OrderedDict[tuple[tuple[str, ...], int, int], pa.RecordBatch] = OrderedDict()
+        self._footers: OrderedDict[int, tuple[int, pq.FileMetaData]] = OrderedDict()
         self._lock = threading.Lock()
         self._narrow: dict[tuple[str, ...], Pages] = {}
 
@@ -58,7 +66,8 @@ class Pages:
         with self._lock:
             if columns not in self._narrow:
                 made = self._narrow[columns] = Pages(narrowed(self.dataset, columns))
-                made._family, made._least = self._family, self._least
+                made._columns, made._family, made._least = columns, self._family, self._least
+                made._kept, made._footers, made._lock = self._kept, self._footers, self._lock
                 self._family.append(made)
             return self._narrow[columns]
 
@@ -69,7 +78,11 @@ class Pages:
 
     def columns(self, rows: NDArray[np.int64]) -> Columns:
         """The columns of rows by position, copied."""
-        return self.dataset.layout.gather(self._located(rows))
+        gather = self.dataset.layout.gather
+        if not self.dataset.is_mapped or np.count_nonzero(np.diff(rows) != 1) < _APART:
+            return gather(self._located(rows))
+        parts = [gather(self._located(rows[start : start + _APART])) for start in range(0, len(rows), _APART)]
+        return concat_columns(parts, shapes="ragged")
 
     def brief(self, rows: NDArray[np.int64], head: int = 512) -> dict[FieldPath, list[Any]]:
         """What a table shows of rows: of what may be large the size and the beginning; see `brief_columns`."""
@@ -89,8 +102,12 @@ class Pages:
             for start in range(0, len(self), rows):
                 yield start, self.columns(np.arange(start, min(start + rows, len(self))))
             return
+        if not all(map(self._is_read_alone, range(len(self.dataset.shards)))):
+            parts = self.dataset._read_parts()
+        else:
+            parts = (self.dataset.reader.columns(batch) for batch in self._groups())
         start = 0
-        for columns in self.dataset._read_parts():
+        for columns in parts:
             yield start, columns
             start += len(columns)
 
@@ -154,19 +171,46 @@ class Pages:
         plain = shard.format == "parquet" and sum(shard.groups) == shard.rows
         return local and plain and shard.bytes <= _LARGE * len(shard.groups)
 
+    def _groups(self) -> Iterator[pa.RecordBatch]:
+        """All row groups, one after the other; none is kept."""
+        for number, shard in enumerate(self.dataset.shards):
+            yield from (self._read(number, group) for group in range(len(shard.groups)) if shard.groups[group])
+
     def _group(self, number: int, group: int) -> pa.RecordBatch:
+        key = self._columns, number, group
         with self._lock:
-            if (number, group) in self._kept:
-                self._kept.move_to_end((number, group))
-                return self._kept[number, group]
-        reader, shard = self.dataset.reader, self.dataset.shards[number]
-        parts = [reader.conformed(part, shard) for part in reader.raw(shard, range(group, group + 1))]
-        [batch] = pa.Table.from_batches(parts).combine_chunks().to_batches()
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        batch = self._read(number, group)
         with self._lock:
-            self._kept[number, group] = batch
+            self._kept[key] = batch
             while len(self._kept) > 1 and sum(kept.nbytes for kept in self._kept.values()) > _KEPT:
                 self._kept.popitem(last=False)
         return batch
+
+    def _read(self, number: int, group: int) -> pa.RecordBatch:
+        """A row group in the layout of the class, in one read of its bytes: a mapped file is read around each fault."""
+        reader, shard = self.dataset.reader, self.dataset.shards[number]
+        with told(reader.folder, shard), reader._local(shard) as path:
+            with pq.ParquetFile(path, metadata=self._footer(number, path), pre_buffer=True) as file:
+                table = file.read_row_group(group, reader._wanted(file.schema_arrow), use_threads=False)
+            parts = [reader.conformed(part, shard) for part in table.to_batches()]
+        [batch] = pa.Table.from_batches(parts).combine_chunks().to_batches()
+        return batch
+
+    def _footer(self, number: int, path: Path) -> pq.FileMetaData:
+        """What the end of a shard tells of it, kept as long as the file is the same."""
+        told_by = path.stat()
+        self.dataset.reader._check_size(self.dataset.shards[number], told_by.st_size)
+        with self._lock:
+            changed, found = self._footers.pop(number, (0, None))
+            if found is None or changed != told_by.st_mtime_ns:
+                found = pq.read_metadata(path)
+            self._footers[number] = told_by.st_mtime_ns, found
+            while len(self._footers) > _FOOTERS:
+                self._footers.popitem(last=False)
+        return found
 
 
 def _mapped_bytes() -> int:
