@@ -63,7 +63,7 @@ def fit_in_memory(model: tf.keras.Model, documents: DocumentArray[House]) -> flo
     """The accuracy after some epochs, each shuffled anew."""
     dataset = MultiModalDataset[House](documents, PREPROCESSING, framework="numpy")
     data = dataset.to_tf_dataset(64, features=["photo", "rooms"], labels="sold", shuffle=True, seed=0)
-    history = model.fit(data, epochs=4, shuffle=False, verbose=0)
+    history = model.fit(data, epochs=3, shuffle=False, verbose=0)
     print("in memory:", [f"{accuracy:.2f}" for accuracy in history.history["accuracy"]])
     return float(history.history["accuracy"][-1])
 
@@ -72,7 +72,7 @@ def fit_from_disk(model: tf.keras.Model, url: str) -> float:
     """The accuracy after some more, of a dataset that may be larger than memory."""
     dataset = StreamingDataset[House](url, 64, PREPROCESSING, framework="numpy", seed=0)
     data = dataset.to_tf_dataset(features=["photo", "rooms"], labels="sold")
-    history = model.fit(data, epochs=4, shuffle=False, verbose=0)
+    history = model.fit(data, epochs=2, shuffle=False, verbose=0)
     print("from disk:", [f"{accuracy:.2f}" for accuracy in history.history["accuracy"]])
     return float(history.history["accuracy"][-1])
 

@@ -1,7 +1,7 @@
 """Training from data that does not fit into memory, killed in the middle, and gone on with: every row comes once.
 
-The process that trains may not have more than 128 MB above what its imports take (RLIMIT_DATA, on Linux); the dataset
-has 295 MB. It is killed at a batch, as machines are; the next process goes on from its last checkpoint.
+The process that trains may not have more than 64 MB above what its imports take (RLIMIT_DATA, on Linux); the dataset
+has 147 MB. It is killed at a batch, as machines are; the next process goes on from its last checkpoint.
 
 python examples/larger_than_memory.py
 """
@@ -26,7 +26,7 @@ from quire.data import StreamingDataset
 from quire.storage import write_dataset
 from quire.typing import NdArray, uint8
 
-MEMORY = 128 << 20
+MEMORY = 64 << 20
 
 
 class Photo(BaseDocument):
@@ -99,13 +99,13 @@ def in_a_process(url: str, checkpoint: Path, killed_at: int | None) -> int | Non
 def main() -> None:
     """Write, train, be killed, go on, and count."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=24_000)
+    parser.add_argument("--rows", type=int, default=12_000)
     rows = parser.parse_args().rows
     with tempfile.TemporaryDirectory() as folder:
         url, checkpoint = f"{folder}/photos", Path(folder, "checkpoint.pt")
         write_dataset(photos(rows), url, schema=Photo, format="arrow")
         print(f"{rows:,} photos, {rows * 3 * 64 * 64 / 1e6:,.0f} MB, with {MEMORY >> 20} MB to train in")
-        middle = rows // 64 // 2 + 7  # not where a checkpoint is
+        middle = rows // 64 // 2 + 17  # not where a checkpoint is
         assert in_a_process(url, checkpoint, killed_at=middle) == -signal.SIGKILL
         print(f"killed at step {middle}")
         assert in_a_process(url, checkpoint, killed_at=None) == 0

@@ -20,7 +20,7 @@ NODE = ("grpc", "node:@grpc/grpc-js", "node:@grpc/proto-loader")
         pytest.param("demo", "rows and columns agree: 400", marks=pytest.mark.needs("torch")),
         pytest.param("contrastive", "new pictures that find their caption", marks=pytest.mark.needs("torch")),
         pytest.param("ddp", "the error over 2,003 rows", marks=pytest.mark.needs("torch", "pyarrow")),
-        pytest.param("larger_than_memory --rows 11000", "row once: True", marks=pytest.mark.needs("torch", "pyarrow")),
+        pytest.param("larger_than_memory --rows 6000", "row once: True", marks=pytest.mark.needs("torch", "pyarrow")),
         pytest.param("one_million_images --images 4000", "read: 4,000 images"),
         pytest.param("two_services", "a photo of snow: nearest to snow", marks=pytest.mark.needs(*NODE)),
     ],
