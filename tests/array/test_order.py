@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire import BaseDocument, DocumentArray
-from quire.errors import QueryError, RowIndexError
+from quire.errors import OptionError, QueryError, RowIndexError
 from quire.typing import NdArray
 from tests.strategies import laws
 
@@ -120,3 +120,11 @@ def test_split_by_a_field() -> None:
     assert DocumentArray[Item]().split_by("parity") == {}
     with pytest.raises(QueryError, match="words: a split needs values that can be keys"):
         numbered(2).split_by("words")
+
+
+def test_a_part_of_a_row_is_no_size() -> None:
+    for rows in both(4):
+        with pytest.raises(OptionError, match="batch_size: expected a whole number"):
+            rows.batch(2.5)
+        with pytest.raises(OptionError, match="k: expected a whole number"):
+            rows.sample(1.5)

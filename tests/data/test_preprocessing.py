@@ -456,3 +456,9 @@ def test_subclasses_of_the_dataset() -> None:
     assert Mine[Student] is Mine[Student]
     assert len(Mine[Student](students(2))) == 2
     assert repr(MultiModalDataset[Student](students(2))) == "<MultiModalDataset[Student] of 2>"
+
+
+@pytest.mark.parametrize("given", [len, [len], "name"], ids=["function", "list", "text"])
+def test_functions_are_given_by_path(given: Any) -> None:
+    with pytest.raises(SchemaError, match="give functions by the path or type of what they change"):
+        MultiModalDataset[Student](students(2), preprocessing=given)

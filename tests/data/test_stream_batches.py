@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from quire import DocumentArray, DocumentBatch
 from quire.data import StreamingDataset, batched
-from quire.errors import ColumnError, FunctionError, RowIndexError, SchemaError
+from quire.errors import ColumnError, FunctionError, OptionError, RowIndexError, SchemaError
 from quire.storage import Split, write_dataset
 from tests.data.streams import Article, Sample, Scaled, article, double, fail_on_three, flat, numbers, streamed, written
 
@@ -283,3 +283,26 @@ def test_the_class_is_needed(folder: Path) -> None:
 def test_batches_become_documents(folder: Path) -> None:
     for batch in articles(folder):
         assert isinstance(batch.unstack(), DocumentArray)
+
+
+def test_numbers_of_numpy_are_numbers(folder: Path) -> None:
+    given = articles(folder, np.int64(5), seed=np.uint64(7), rank=np.int32(0), world_size=np.int16(2))
+    given.set_epoch(np.int64(3))
+    plain = articles(folder, 5, seed=7, rank=0, world_size=2)
+    plain.set_epoch(3)
+    assert [batch.number.tolist() for batch in given] == [batch.number.tolist() for batch in plain]
+    assert all(type(value) in (int, str) for value in given.state_dict().values())
+
+
+@pytest.mark.parametrize("name", ["batch_size", "seed", "rank", "world_size", "epochs"])
+def test_what_is_no_whole_number_is_named(folder: Path, name: str) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "rank": 0, "world_size": 1, name: 1.5}
+    with pytest.raises(OptionError, match=rf"^{name}: expected a whole number, got 1\.5 \(float\)\.$"):
+        articles(folder, **options)
+
+
+def test_documents_in_memory_are_for_another_dataset() -> None:
+    with pytest.raises(
+        OptionError, match=r"got DocumentArray\[Article\]\. Documents in memory are for MultiModalDataset"
+    ):
+        StreamingDataset[Article](DocumentArray[Article](), 4)

@@ -343,3 +343,10 @@ def test_a_folder_that_cannot_be_written_to_is_a_typed_error(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="file"):
         write_dataset(photos(1), tmp_path / "file" / "below")
+
+
+@pytest.mark.parametrize("schema", ["Photo", dict, photo(0)], ids=["text", "class", "document"])
+def test_what_is_no_document_class_is_no_schema(tmp_path: Path, schema: Any) -> None:
+    with pytest.raises(OptionError, match="schema: expected a document class"):
+        write_dataset(photos(2), tmp_path / "d", schema=schema)
+    assert not (tmp_path / "d").exists()

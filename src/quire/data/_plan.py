@@ -75,6 +75,11 @@ def _function_name(function: Function) -> str:
 
 def plan_steps(schema: Schema, preprocessing: Preprocessing | None) -> tuple[Step, ...]:
     """The steps in order; a path that is not there is an error now."""
+    if not isinstance(preprocessing or {}, Mapping):
+        raise SchemaError(
+            f"preprocessing: give functions by the path or type of what they change, as {{'photo.pixels': normalise}}; "
+            f"'' is the document. Got {preprocessing!r}."
+        )
     steps: list[Step] = []
     for key, given in (preprocessing or {}).items():
         runs = _runs(_functions(key, given))

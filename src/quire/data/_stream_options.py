@@ -10,6 +10,7 @@ from typing import Any, Literal
 from typing_extensions import TypedDict
 
 from quire._optional import is_loaded, require
+from quire.array._order import whole_number
 from quire.columns import ShapePolicy, StackOptions
 from quire.data._epoch import Last, Shuffle
 from quire.data._store import default_framework
@@ -70,6 +71,9 @@ class StreamOptions:
     storage: ReadOptions = field(default_factory=ReadOptions)
 
     def __post_init__(self) -> None:
+        for name in ("seed", "rank", "world_size", "epochs"):
+            if name == "seed" or getattr(self, name) is not None:
+                object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         if self.on_error not in ("raise", "skip", "replace"):
             raise OptionError(f"on_error={self.on_error!r}: use 'raise', 'skip' or 'replace'.")
         if self.epochs is not None and self.epochs < 1:
@@ -95,14 +99,16 @@ class StreamOptions:
         return _launched()
 
 
-def check_given(names: Iterable[str], batch_size: int) -> None:
-    """Whether these are options of a stream, and batches of this size can be made."""
+def check_given(names: Iterable[str], batch_size: int) -> int:
+    """The size of batches, if it is one, and these are options of a stream."""
     known = Streaming.__annotations__
     for name in names:
         if name not in known:
             raise TypeError(f"StreamingDataset has no option {name!r}. {did_you_mean(name, known)}")
-    if batch_size < 1:
-        raise OptionError(f"batch_size={batch_size}: a batch has at least one row.")
+    size = whole_number("batch_size", batch_size)
+    if size < 1:
+        raise OptionError(f"batch_size={size}: a batch has at least one row.")
+    return size
 
 
 def _launched() -> tuple[int, int]:

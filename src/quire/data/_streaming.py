@@ -14,6 +14,7 @@ from typing_extensions import Self, Unpack
 from quire._parametrize import ParametrizedMeta
 from quire.array import DocumentBatch
 from quire.array._index import resolve_index
+from quire.array._order import whole_number
 from quire.array._rows import bind
 from quire.data._collate import in_framework, known_to_default_collate
 from quire.data._epoch import Slice
@@ -30,6 +31,7 @@ from quire.data._windows import Windows, window_starts
 from quire.document import BaseDocument
 from quire.errors import DecodeError, OptionError, SchemaError, ShardError
 from quire.storage import StoredDataset
+from quire.tensors import describe
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -69,9 +71,8 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
     ) -> None:
         if self.document_type is BaseDocument:
             raise SchemaError("StreamingDataset needs the documents' class: StreamingDataset[Student](...).")
-        check_given(streaming, batch_size)
+        self.batch_size = check_given(streaming, batch_size)
         self.options = options = StreamOptions(**streaming)
-        self.batch_size = batch_size
         self.stored: StoredDataset[DocT] = self._opened(url)
         self.order = order_of(self.stored, options)
         self._passes = Passes()
@@ -98,6 +99,11 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
             if options.columns is not None or options.where is not None:
                 raise OptionError("the dataset is open already: choose its columns and rows in open_dataset().")
             return url
+        if not isinstance(url, (str, os.PathLike)):
+            raise OptionError(
+                f"{type(self).__name__} reads a dataset by its path or address, got {describe(url)}. Documents in "
+                "memory are for MultiModalDataset, or are written first: write_dataset(docs, 'folder')."
+            )
         return StoredDataset[self.document_type](url, options.columns, options.where, options.storage)  # type: ignore[name-defined]
 
     @classmethod
@@ -265,6 +271,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be that epoch. One that was resumed there goes on where it was."""
+        epoch = whole_number("epoch", epoch)
         self._slice(Pass(epoch))
         record = self._passes.last()
         if not (record.is_new and record.start.epoch == epoch):

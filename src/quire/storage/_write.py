@@ -329,6 +329,8 @@ def _total(data: Any) -> int | None:
 
 
 def _typed(data: Any, schema: type[Any] | None) -> tuple[Iterable[Any], type[Any]]:
+    if schema is not None and not is_document_type(schema):
+        raise OptionError(f"schema: expected a document class, as schema=Student, got {schema!r}.")
     known = schema or getattr(type(data), "document_type", None)
     items = [data] if isinstance(data, DocumentBatch) else data
     if known is None or known is BaseDocument:
