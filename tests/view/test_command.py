@@ -14,9 +14,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from quire import BaseDocument
+from quire.storage import write_dataset
 from tests.view.site import Site
 
 pytestmark = pytest.mark.needs("fastapi", "uvicorn", "PIL", "pyarrow", "av")
+
+
+class Word(BaseDocument):
+    word: str
 
 
 @contextmanager
@@ -50,6 +56,36 @@ def test_it_serves_a_dataset_until_it_is_asked_to_end(stored: Path, number: int)
         process.send_signal(number)
         _, errors = process.communicate(timeout=20)
         assert (process.returncode, errors) == (0, "stopping\n")
+
+
+_FIRST_PAGE = """
+import sys, urllib.request
+from http.cookiejar import CookieJar
+import quire.view
+from quire.cli._main import main
+try:
+    main(["view", "--help"])
+except SystemExit:
+    pass
+with quire.view.Viewer(sys.argv[1]) as viewer:
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+    browser.open(viewer.url).read()
+    for path in ("dataset", "rows?start=0&count=64"):
+        browser.open(f"http://127.0.0.1:{viewer.port}/api/{path}").read()
+print(*sorted(sys.modules), sep="\\n")
+"""
+_LATER = {"PIL", "av", "pandas", "pyarrow.compute", "pyarrow.dataset", "rich", "torch", "tensorflow", "jax", "trimesh"}
+_LATER |= {"quire.cli._convert", "quire.cli._sources", "quire.documents", "quire.storage.importers"}
+
+
+@pytest.mark.parametrize("file_format", ["arrow", "parquet"])
+def test_the_first_page_waits_for_no_import_that_it_does_not_need(tmp_path: Path, file_format: Any) -> None:
+    write_dataset([Word(word=f"{i}") for i in range(100)], tmp_path, Word, format=file_format)
+    command = [sys.executable, "-c", _FIRST_PAGE, str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    loaded = set(found.stdout.splitlines())
+    assert {"quire.cli._view", "quire.view._viewer", "pyarrow.lib"} <= loaded
+    assert not _LATER & loaded
 
 
 def test_it_serves_a_file_of_another_format(tmp_path: Path) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from quire.cli._forms import SOURCES
 from quire.cli._named import document_type_named
-from quire.cli._sources import Source, SourceOptions, open_source
+
+if TYPE_CHECKING:
+    from quire.cli._sources import Source
 
 
 def add_source(parser: Any, name: str = "path") -> None:
@@ -28,7 +31,8 @@ def add_json(parser: Any) -> None:
 
 def source_of(chosen: argparse.Namespace, sample: int | None = None) -> Source:
     """What is to be read; where no more than so many rows are, they alone tell what they are."""
-    options = SourceOptions(
+    sources = import_module("quire.cli._sources")  # which brings the readers of all formats
+    options = sources.SourceOptions(
         None if chosen.document is None else document_type_named(chosen.document),
         chosen.form,
         delimiter=chosen.delimiter,
@@ -37,7 +41,8 @@ def source_of(chosen: argparse.Namespace, sample: int | None = None) -> Source:
         allow_pickle=chosen.allow_pickle,
         sample=sample,
     )
-    return open_source(chosen.path, options)
+    found: Source = sources.open_source(chosen.path, options)
+    return found
 
 
 def listed(text: str | None) -> list[str] | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from rich.console import Console
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.text import Text
 
 Subparsers = Any
 """What commands are added to; argparse has no public name for it."""
@@ -33,6 +33,8 @@ class Parser(argparse.ArgumentParser):
         if file is None or not message or not _is_coloured(file):
             super()._print_message(message, file)
             return
+        from rich.console import Console  # noqa: PLC0415 - it takes a while to import
+
         Console(file=file, soft_wrap=True).print(_coloured(message), end="")
 
     def error(self, message: str) -> NoReturn:
@@ -45,6 +47,8 @@ def _is_coloured(file: Any) -> bool:
 
 
 def _coloured(message: str) -> Text:
+    from rich.text import Text  # noqa: PLC0415 - as above
+
     text = Text(message)
     for pattern, style in _STYLES:
         text.highlight_regex(re.compile(pattern, re.MULTILINE), style)

@@ -1,7 +1,7 @@
 """Running the command: which commands there are, their exit codes, and how errors are told.
 
-A command is a function that adds its arguments to the parser and names what runs them; `_COMMANDS` lists them. What
-runs gives the exit code, or nothing for 0.
+A command is a function `add_NAME` that adds its arguments to the parser and names what runs them; `_COMMANDS` tells the
+module that it is in. What runs gives the exit code, or nothing for 0.
 """
 
 from __future__ import annotations
@@ -11,33 +11,27 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from pydantic import ValidationError
 
-from quire.cli._bench import add_bench_read
-from quire.cli._convert import add_convert
-from quire.cli._head import add_head
+from quire.cli._garbage import without_garbage
 from quire.cli._help import Parser, Subparsers
-from quire.cli._inspect import add_inspect, add_stats
-from quire.cli._proto import add_proto
-from quire.cli._serve import add_serve
-from quire.cli._verify import add_verify
-from quire.cli._view import add_view
 
 FAILED, INTERRUPTED, BROKEN_PIPE = 1, 130, 141
 """Exit codes; 2 is a wrong call, and 3 is what `verify` gives for faults."""
 
-_COMMANDS: tuple[Callable[[Subparsers], None], ...] = (
-    add_inspect,
-    add_head,
-    add_stats,
-    add_convert,
-    add_verify,
-    add_proto,
-    add_serve,
-    add_view,
-    add_bench_read,
-)
+_COMMANDS = {  # by the module that has them; only that of the one that is asked for is imported
+    "inspect": "_inspect",
+    "head": "_head",
+    "stats": "_inspect",
+    "convert": "_convert",
+    "verify": "_verify",
+    "proto": "_proto",
+    "serve": "_serve",
+    "view": "_view",
+    "bench-read": "_bench",
+}
 _EXAMPLES = """\
 examples:
   quire inspect pictures/                        what a dataset holds
@@ -58,9 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, and give its exit code."""
     parser = Parser(prog="quire", description="Typed multimodal documents.", epilog=_EXAMPLES)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in _COMMANDS:
-        add(commands)
-    chosen = parser.parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    with without_garbage():
+        for name in given[:1] if given and given[0] in _COMMANDS else _COMMANDS:
+            _adder(name)(commands)
+    chosen = parser.parse_args(given)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a sign is no reason to fail
@@ -77,6 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         return FAILED
     return code or 0
+
+
+def _adder(name: str) -> Callable[[Subparsers], None]:
+    module = import_module(f"quire.cli.{_COMMANDS[name]}")
+    added: Callable[[Subparsers], None] = getattr(module, f"add_{name.replace('-', '_')}")
+    return added
 
 
 def _hushed() -> int:

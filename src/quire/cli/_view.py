@@ -13,6 +13,7 @@ from typing import Any
 
 from quire.cli._arguments import add_source, counted, source_of
 from quire.cli._forms import form_of
+from quire.cli._garbage import without_garbage
 from quire.cli._help import Subparsers, add_command
 from quire.cli._named import document_type_named
 from quire.cli._show import write_json
@@ -36,9 +37,9 @@ def add_view(commands: Subparsers) -> None:
 
 
 def _view(chosen: argparse.Namespace) -> None:
-    gc.disable()  # there is no garbage in a start, and looking for it takes a tenth of the time
-    viewer = _viewer(chosen).start()
-    gc.enable()
+    with without_garbage():
+        viewer = _viewer(chosen).start()
+    gc.freeze()  # what is there now stays, and need not be looked at again
     url = viewer.url
     if chosen.json:
         write_json({"url": url, "rows": len(viewer.dataset)})

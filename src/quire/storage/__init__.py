@@ -1,5 +1,10 @@
 """Datasets on disk: folders of plain Parquet or Arrow files, typed, with rows by their number."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from quire.columns._statistics import ColumnStatistics
 from quire.storage import _needs as _needs
 from quire.storage._cache import ShardCache
@@ -10,7 +15,9 @@ from quire.storage._statistics import column_statistics
 from quire.storage._tensors import has_mixed_tensors
 from quire.storage._where import Split, Where
 from quire.storage._write import DatasetWriter, WriteOptions, write_dataset
-from quire.storage.importers import ImportOptions, import_dataset
+
+if TYPE_CHECKING:
+    from quire.storage.importers import ImportOptions, import_dataset
 
 __all__ = [
     "ColumnStatistics",
@@ -31,3 +38,13 @@ __all__ = [
     "save_parquet",
     "write_dataset",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("ImportOptions", "import_dataset"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("quire.storage.importers"), name)  # few read the formats of others
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from quire.columns import Column, ObjectColumn, ScalarColumn, StackOptions, Validity, stack_values, validate_values
 from quire.errors import DecodeError, QuireError, TensorError
@@ -93,7 +93,7 @@ def _is_embedded(form: Form, arrow_type: pa.DataType) -> bool:
 
 def _embedded(array: pa.Array, path: str) -> pa.Array:
     """The bytes of files; one that is elsewhere is not looked for."""
-    content = pc.struct_field(array, "bytes")
+    content = _compute().struct_field(array, "bytes")
     if content.null_count > array.null_count:
         raise DecodeError(f"{path}: some files are not in the data, but at a path. Embed them, and save anew.")
     return content
@@ -189,7 +189,7 @@ def _flattened(array: pa.Array) -> pa.Array:
 
 
 def _offsets(array: pa.Array) -> NDArray[np.int64]:
-    sizes = np.asarray(pc.fill_null(pc.list_value_length(array), 0)).astype(np.int64)
+    sizes = np.asarray(_compute().list_value_length(array).fill_null(0)).astype(np.int64)
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
 
 
@@ -234,7 +234,7 @@ def _numbers(field: Field, array: pa.Array) -> Column:
         raise DecodeError("a number of another kind is no wider one.")
     target, dtype = NumberForm.types[field.type]
     cast = array.cast(target)  # safely: what does not fit is an error
-    data: NDArray[Any] = np.asarray(pc.fill_null(cast, False if field.type is bool else 0)).astype(dtype)
+    data: NDArray[Any] = np.asarray(cast.fill_null(False if field.type is bool else 0)).astype(dtype)
     return ScalarColumn(field, data, get_framework("numpy"), _validity(array))
 
 
@@ -307,7 +307,7 @@ def _from_lists(array: pa.Array) -> list[Any]:
         sizes: list[int] = []
         level = array
         while _is_list(level.type) and not level.null_count:
-            lengths = np.asarray(pc.list_value_length(level))
+            lengths = np.asarray(_compute().list_value_length(level))
             if len(lengths) == 0 or (lengths != lengths[0]).any():
                 break
             sizes.append(int(lengths[0]))
@@ -348,3 +348,8 @@ def _from_bytes(field: Field, row: bytes, dtype: np.dtype[Any] | None, path: str
         return image
     channels_first = np.ascontiguousarray(image.transpose(2, 0, 1))
     return channels_first if field.spec.fits(channels_first.shape, image.dtype.name) else image
+
+
+def _compute() -> Any:
+    """Arrow's functions, which take longer to import than quire's own files need to be opened."""
+    return import_module("pyarrow.compute")
