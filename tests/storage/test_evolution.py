@@ -53,6 +53,8 @@ _CHANGES: dict[str, tuple[Any, Any, Any, Any]] = {
     "list to tuple": (list[int], [1, 2], tuple[int, ...], (1, 2)),
     "float32 to float64": (NdArray[float32, 2], np.ones(2, np.float32), NdArray[float64, 2], np.ones(2)),
     "uint8 to int32": (NdArray[uint8, 2], np.ones(2, np.uint8), NdArray[int32, 2], np.ones(2, np.int32)),
+    "a dict of int to one of float": (dict[str, int], {"a": 1}, dict[str, float], {"a": 1.0}),
+    "set to frozenset": (set[int], {1}, frozenset[int], frozenset({1})),
     "a shape to any": (NdArray[float32, 2], np.ones(2, np.float32), NdArray[float32], np.ones(2, np.float32)),
     "any shape to one": (NdArray[float32], np.ones(2, np.float32), NdArray[float32, 2], np.ones(2, np.float32)),
     "list of numbers to a tensor": (list[float], [1.0, 2.0], NdArray[float32, 2], np.array([1, 2], np.float32)),
@@ -78,6 +80,9 @@ _REFUSED: dict[str, tuple[Any, Any, Any]] = {
     "float to int": (float, 1.5, int),
     "text to int": (str, "a", int),
     "int to bool": (int, 1, bool),
+    "int to text": (int, 1, str),
+    "bool to text": (bool, True, str),
+    "date to text": (date, date(2024, 1, 2), str),
     "a text that is no member": (str, "x", Hue),
     "no value where there must be one": (Optional[int], None, int),
     "a document to a number": (Part, Part(), int),
@@ -99,6 +104,26 @@ def test_what_cannot_be_read_as_the_type_is_an_error_that_names_file_and_field(
     reads: tuple[Callable[[], Any], ...] = (lambda: dataset[0], dataset.read, dataset.verify)
     for read in reads:
         with pytest.raises(ShardError, match=rf"(?s){file.name}.*Item.field"):
+            read()
+
+
+_OTHER_VALUES: dict[str, tuple[Any, Any, Any]] = {
+    "a dict of int to one of text": (dict[str, int], {"a": 1}, dict[str, str]),
+    "a tuple of other types": (tuple[int, str], (1, "a"), tuple[str, int]),
+    "a union to another": (Union[int, str], "a", Union[int, date]),
+}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize(("before", "value", "after"), _OTHER_VALUES.values(), ids=_OTHER_VALUES)
+def test_a_value_that_was_written_as_a_message_is_checked_when_it_is_read(
+    tmp_path: Path, kind: Any, before: Any, value: Any, after: Any
+) -> None:
+    write_dataset([_class(field=before)(field=value)], tmp_path, format=kind)
+    [file] = tmp_path.glob(f"*.{kind}")
+    dataset = open_dataset(tmp_path, _class(field=after))
+    for read in (lambda: dataset[0], dataset.read):
+        with pytest.raises(ShardError, match=rf"(?s){file.name}.*Item.field, row 0"):
             read()
 
 

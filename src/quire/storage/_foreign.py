@@ -202,10 +202,21 @@ def _column(form: Form, array: pa.Array, stored: pa.Field, schema: Schema) -> Co
     if field.kind is FieldKind.TENSOR:
         return stack_values(field, _tensors(form, array, stored), _RAGGED, form.path)
     if field.kind in (FieldKind.TEXT, FieldKind.BYTES) and field.type in (str, bytes):
+        if not _is_text(array.type):
+            raise DecodeError("values are not turned into texts.")
         wanted = pa.string() if field.kind is FieldKind.TEXT else pa.binary()
         return ObjectColumn(field, array.cast(wanted).to_pylist())
     values = validate_values(schema, field, _objects(array), form.path, np.asarray(array.is_valid()))
     return stack_values(field, values, _RAGGED, form.path)
+
+
+def _is_text(arrow_type: pa.DataType) -> bool:
+    """Whether rows are texts, or bytes, which some tools write in place of texts."""
+    types = pa.types
+    views = types.is_string_view(arrow_type) or types.is_binary_view(arrow_type)
+    long = types.is_large_string(arrow_type) or types.is_large_binary(arrow_type)
+    fixed = types.is_fixed_size_binary(arrow_type)
+    return bool(views or long or fixed or types.is_string(arrow_type) or types.is_binary(arrow_type))
 
 
 def _objects(array: pa.Array) -> list[Any]:

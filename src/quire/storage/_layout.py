@@ -104,10 +104,15 @@ class Layout:
 
 
 def _forms(schema: Schema, path: str, storage: str, paths: Paths) -> Sequence[Form]:
-    return [_form(f, f"{path}.{f.name}", storage, paths_below(f.name, paths)) for f in schema.fields]
+    made = []
+    for field in schema.fields:
+        form = _form(field, f"{path}.{field.name}", storage, paths_below(field.name, paths))
+        made.append(ValueForm(field, f"{path}.{field.name}", schema) if form is None else form)
+    return made
 
 
-def _form(field: Field, path: str, storage: str, paths: Paths) -> Form:
+def _form(field: Field, path: str, storage: str, paths: Paths) -> Form | None:
+    """The form of a field; None where it has no columns of its own."""
     kind = field.kind
     if kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS) and not field.recursive:
         return _document_form(field, path, storage, paths)
@@ -127,7 +132,7 @@ def _form(field: Field, path: str, storage: str, paths: Paths) -> Form:
         return DatetimeForm(field, path)
     if kind in _NAMED and not (kind is FieldKind.ENUM and issubclass(field.type, Flag)):
         return _NAMED[kind](field, path)
-    return ListForm(field, path) if has_list_form(field) else ValueForm(field, path)
+    return ListForm(field, path) if has_list_form(field) else None
 
 
 def _document_form(field: Field, path: str, storage: str, paths: Paths) -> Form:
@@ -139,10 +144,10 @@ def _document_form(field: Field, path: str, storage: str, paths: Paths) -> Form:
     return DocumentsForm(field, path, DocumentForm(one, path, schema, forms))
 
 
-def _tensor_form(field: Field, path: str, storage: str) -> Form:
+def _tensor_form(field: Field, path: str, storage: str) -> Form | None:
     spec = field.spec
     if spec.dtype == "string":
-        return ValueForm(field, path)
+        return None
     if spec.dtype is None or spec.fixed_shape is None:
         return RaggedForm(field, path)
     if 0 in spec.fixed_shape:

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from quire import codec
-from quire.columns import Column, ObjectColumn, PackedColumn, Validity, validity_of
-from quire.errors import CodecError, DecodeError
-from quire.schema import Field, FieldKind
+from quire.columns import Column, ObjectColumn, PackedColumn, Validity, validate_values, validity_of
+from quire.errors import CodecError, ColumnError, DecodeError
+from quire.schema import Field, FieldKind, Schema
 from quire.storage._form import EXTENSION, BinaryForm, Form, address_of, bitmap, masked
 from quire.storage._rows import Rows
 
@@ -82,13 +82,17 @@ def _as_text(field: Field) -> tuple[Callable[[Any], str], Callable[[str], Any]]:
 
 
 class ValueForm(BinaryForm):
-    """Whatever has no columns of its own, each value a message of quire's wire format."""
+    """Whatever has no columns of its own, each value a message of quire's wire format.
 
-    __slots__ = ()
+    A message tells what was written, and not for which type: what is read is checked against the class of today.
+    """
+
+    __slots__ = ("_schema",)
     needs_mark = True
 
-    def __init__(self, field: Field, path: str) -> None:
+    def __init__(self, field: Field, path: str, schema: Schema) -> None:
         super().__init__(field, path, pa.binary())
+        self._schema = schema
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -109,7 +113,13 @@ class ValueForm(BinaryForm):
             ]
         except CodecError as error:
             raise DecodeError(f"{self.path}: {error}") from error
-        return ObjectColumn(self.field, [_wrapped(self.field, value) for value in values])
+        values = [_wrapped(self.field, value) for value in values]
+        try:
+            return ObjectColumn(
+                self.field, validate_values(self._schema, self.field, values, self.path, column.validity)
+            )
+        except ColumnError as error:
+            raise DecodeError(f"{error}, and the field is {self.field}.") from error
 
     def _blobs(self, column: PackedColumn) -> list[Any]:
         view = memoryview(column.data)
