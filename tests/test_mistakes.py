@@ -103,12 +103,19 @@ def told_of_field(call: Callable[[], Any]) -> tuple[str, str]:
     [
         (np.zeros((8, 8, 3), np.float32), "expected NdArray float32 (3, 8, 8), got float32 (8, 8, 3) of numpy"),
         (np.zeros((3, 8, 8)), "expected NdArray float32 (3, 8, 8), got float64 (3, 8, 8) of numpy"),
-        ("photo.jpg", "expected NdArray float32 (3, 8, 8), got str 'photo.jpg': str is not a tensor"),
+        ("Ada", "expected NdArray float32 (3, 8, 8), got str 'Ada': str is not a tensor"),
     ],
-    ids=["channels last", "float64", "a path"],
+    ids=["channels last", "float64", "a text"],
 )
 def test_a_value_that_is_not_the_tensor_of_the_field(photo: Any, message: str) -> None:
     assert told_of_field(lambda: Student(name="Ada", photo=photo)) == ("photo", message)
+
+
+@pytest.mark.parametrize("name", ["photo.jpg", Path("photo.PNG")], ids=str)
+def test_the_name_of_a_picture_in_the_place_of_its_pixels(name: Any) -> None:
+    _, message = told_of_field(lambda: Student(name="Ada", photo=name))
+    assert message.startswith("expected NdArray float32 (3, 8, 8), got ")
+    assert message.endswith(f" is not a tensor; ImageUrl('{name}').load() reads the picture")
 
 
 def test_a_field_that_is_left_out() -> None:

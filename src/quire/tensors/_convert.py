@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from quire.tensors._spec import TensorSpec
+
+_PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+_LONGEST = 200  # characters of a name in a message
 
 
 def to_framework(value: Any, target: Framework) -> Any:
@@ -34,7 +38,15 @@ def to_framework(value: Any, target: Framework) -> Any:
 def check_source(value: object) -> None:
     """Refuse what cannot become a tensor, before a framework is imported for it."""
     if not isinstance(value, (list, tuple, Mapping, np.generic)) and framework_of(value) is None:
-        raise TensorError(f"{type(value).__name__} is not a tensor")
+        raise TensorError(f"{type(value).__name__} is not a tensor{_advice(value)}")
+
+
+def _advice(value: object) -> str:
+    """How the name of a picture becomes a tensor; nothing for any other value."""
+    name = str(value) if isinstance(value, (str, PurePath)) else ""
+    if not name.lower().endswith(_PICTURES):
+        return ""
+    return f"; ImageUrl({name!r}).load() reads the picture" if len(name) <= _LONGEST else ""
 
 
 def coerce(value: Any, target: Framework | None, spec: TensorSpec) -> Any:
