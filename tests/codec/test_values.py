@@ -418,3 +418,15 @@ def test_values_nest_to_a_depth_that_is_told() -> None:
         value = [value]
     with pytest.raises(EncodeError, match="levels deep"):
         Anything(value=value).to_bytes()
+
+
+class Branch(BaseDocument):
+    branches: DocumentArray[Branch] = []
+
+
+def test_documents_that_lie_too_deep_are_told_in_few_words() -> None:
+    tree = Branch()
+    for _ in range(120):
+        tree = Branch(branches=[tree])
+    with pytest.raises(EncodeError, match=r"^Branch\.branches: \.\.\. (Branch\.branches: ){3}values lie more than"):
+        tree.to_bytes()

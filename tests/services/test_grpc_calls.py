@@ -209,6 +209,59 @@ def test_a_deadline_is_an_error(client: Client) -> None:
     with pytest.raises(ServiceTimeoutError) as caught:
         client.slow(DocumentArray[Picture]([Picture(pixels=np.zeros(4, np.float32), label="5")]), timeout=0.05)
     assert caught.value.code == "DEADLINE_EXCEEDED"
+    assert str(caught.value).startswith(f"{client.target} slow: no answer in time.")
+
+
+def leave(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+    raise SystemExit(len(docs))
+
+
+async def leave_later(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+    await asyncio.sleep(0)
+    raise SystemExit(len(docs))
+
+
+def test_a_function_that_would_end_the_process_ends_its_call() -> None:
+    with serve([leave, leave_later, gallery.embed]) as server, Client(server.address, timeout=20) as client:
+        for called in (client.leave, client.leave_later, client.leave_later):
+            with pytest.raises(FunctionError, match="leave.* failed: .*SystemExit: 1"):
+                called(pictures(1))
+        assert len(client.embed(pictures(1))) == 1
+
+
+def test_a_function_on_asyncio_that_would_end_the_process_ends_its_call() -> None:
+    async def run() -> None:
+        async with (
+            serve_async([leave, leave_later, gallery.embed]) as server,
+            AsyncClient(server.address, timeout=20) as client,
+        ):
+            for called in (client.leave, client.leave_later):
+                with pytest.raises(FunctionError, match="leave.* failed: .*SystemExit: 1"):
+                    await called(pictures(1))
+            assert len(await client.embed(pictures(1))) == 1
+
+    asyncio.run(run())
+
+
+def test_a_client_that_was_closed_says_so(server: Server) -> None:
+    with Client(server.address) as client:
+        embed = client.embed
+    for call in (lambda: client.embed(pictures(1)), lambda: embed(pictures(1)), lambda: embed.future(pictures(1))):
+        with pytest.raises(ServiceError, match="the client is closed"):
+            call()
+
+    async def run() -> None:
+        async with AsyncClient(server.address) as client:
+            await client.embed(pictures(1))
+        with pytest.raises(ServiceError, match="the client is closed"):
+            await client.embed(pictures(1))
+
+    asyncio.run(run())
+
+
+def test_what_has_no_functions_is_no_service() -> None:
+    with pytest.raises(SchemaError, match="int has no endpoint"):
+        serve(3)
 
 
 def test_a_call_can_be_cancelled(client: Client) -> None:

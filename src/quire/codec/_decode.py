@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from quire import _loaded
 from quire.codec._context import Reader
+from quire.codec._errors import below
 from quire.codec._match import match
 from quire.codec._tensors import decode_scalar, decode_tensor
 from quire.codec._values import VERSION, UnknownMember, document_head
@@ -292,7 +293,7 @@ def decode_fields(
                     unknown[name] = decode_value(reader, a, b)
     except DecodeError as error:
         shown = type_name.rpartition(":")[2][:60] if document_type is None else document_type.__name__
-        raise DecodeError(f"{shown}.{name[:60]}: {error}") from error
+        raise DecodeError(below(f"{shown}.{name[:60]}", error)) from error
     if next(order, None) is not None:
         raise DecodeError(f"a document has {len(names)} names and fewer values.")
     reader.depth -= 1

@@ -8,6 +8,14 @@ from quire.errors import DecodeError
 from quire.tensors import describe
 
 
+def below(place: str, error: Exception) -> str:
+    """A message behind the place where it came from. Where documents lie deep in their like, some are left out."""
+    told = str(error)
+    if told.count(f"{place}: ") < 3:
+        return f"{place}: {told}"
+    return told if ": ... " in told else f"{place}: ... {told}"
+
+
 def decode_error(where: str, error: ValidationError, *, rows: bool = False) -> DecodeError:
     """What pydantic refused: the place, the reason, and what was there; with `rows`, a place begins with its row."""
     found = error.errors(include_url=False)

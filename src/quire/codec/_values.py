@@ -24,6 +24,7 @@ from pydantic_core import MultiHostUrl, Url
 from quire._loaded import class_name
 from quire._typing import is_array_type, is_document_type
 from quire.codec._context import MAX_DEPTH, Writer
+from quire.codec._errors import below
 from quire.codec._tensors import encode_elements, encode_tensor
 from quire.codec._wire import FIXED64, VARINT, delimited, tag, text, uint, zigzag
 from quire.errors import EncodeError
@@ -141,7 +142,7 @@ def _encode_contents(name: str, content: Mapping[str, Any], writer: Writer) -> b
         for value in content.values():
             parts.append(delimited(4, encode_value(value, writer)))  # noqa: PERF401 - their number tells where it failed
     except EncodeError as error:
-        raise EncodeError(f"{name}.{list(content)[len(parts)]}: {error}") from error
+        raise EncodeError(below(f"{name}.{list(content)[len(parts)]}", error)) from error
     return b"".join(parts)
 
 

@@ -17,7 +17,7 @@ from quire.errors import ServiceError
 from quire.services._calls import OPTIONS, Calls
 from quire.services._door import too_many
 from quire.services._endpoints import Endpoint
-from quire.services._errors import KIND, Status, function_failed, status_of
+from quire.services._errors import FAILURES, KIND, Status, function_failed, status_of
 from quire.services._methods import DESCRIBE, Offer, Offered
 from quire.services._options import ServeOptions, bind
 from quire.services._security import check_caller
@@ -173,7 +173,7 @@ class AsyncServer:
             return await endpoint.function(value)
         except ServiceError:
             raise
-        except Exception as error:
+        except FAILURES as error:
             raise function_failed(endpoint.name, error) from error
 
     async def _stream(self, offered: Offered, messages: Any, context: Any) -> AsyncIterator[bytes]:

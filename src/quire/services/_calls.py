@@ -12,7 +12,7 @@ from quire.codec import ReadOptions
 from quire.errors import QuireError, ServiceError
 from quire.services._batching import Batcher
 from quire.services._endpoints import Endpoint
-from quire.services._errors import function_failed
+from quire.services._errors import FAILURES, function_failed
 from quire.services._forms import Side
 from quire.services._limits import Account, Budget, Limits
 from quire.services._parts import Joiner, parts_of
@@ -38,7 +38,7 @@ class Calls:
     def _caller(self, endpoint: Endpoint) -> Callable[[Any], Any]:
         if not endpoint.is_async:
             return endpoint.function
-        return lambda value: self._run(endpoint.function(value))
+        return lambda value: self._run(_contained(endpoint.function(value)))
 
     # --- one value for one value
 
@@ -55,7 +55,7 @@ class Calls:
             return self._caller(endpoint)(value)
         except ServiceError:
             raise  # the function's own refusal
-        except Exception as error:
+        except FAILURES as error:
             raise function_failed(endpoint.name, error) from error
 
     def encode(self, endpoint: Endpoint, value: Any) -> bytes:
@@ -108,7 +108,7 @@ class Calls:
             yield from made
         except ServiceError:
             raise
-        except Exception as error:
+        except FAILURES as error:
             if items.fault is not None:
                 raise items.fault from None
             raise function_failed(endpoint.name, error) from error
@@ -168,6 +168,14 @@ class _AsyncItems(AsyncIterator[Any]):
         return found
 
 
+async def _contained(work: Coroutine[Any, Any, Any]) -> Any:
+    """What a function gives on an event loop, which would end where the function asks the process to."""
+    try:
+        return await work
+    except SystemExit as error:
+        raise RuntimeError(f"it asked the process to end (SystemExit: {error}).") from error
+
+
 def _stepped(source: Any, run: Run) -> Iterator[Any]:
     """An async iterator, step by step from a thread."""
 
@@ -175,7 +183,7 @@ def _stepped(source: Any, run: Run) -> Iterator[Any]:
         return await anext(source, _DONE)
 
     try:
-        while (found := run(step())) is not _DONE:
+        while (found := run(_contained(step()))) is not _DONE:
             yield found
     finally:
         if hasattr(source, "aclose"):

@@ -11,7 +11,7 @@ from typing import Any
 from typing_extensions import Self
 
 from quire._optional import require
-from quire.errors import ServiceTimeoutError
+from quire.errors import ServiceError, ServiceTimeoutError
 from quire.services._contract import OPTIONS, Contract, Plan
 from quire.services._endpoints import Endpoint, endpoints_of
 from quire.services._errors import Status, error_of, error_of_rpc
@@ -36,6 +36,11 @@ def channel_options(max_answer_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_reconnect_backoff_ms", 2000),
         ("grpc.enable_retries", 0),  # repeated here, where it is known which calls may be
     ]
+
+
+def closed(target: str) -> ServiceError:
+    """What is told to who calls with a client that was closed."""
+    return ServiceError(f"{target}: the client is closed. Call inside of its `with`, or make another one.")
 
 
 def local_endpoints(service: Any) -> dict[str, Endpoint]:
@@ -78,6 +83,7 @@ class Client:
         self._metadata = token_metadata(token)
         self._lock = threading.Lock()
         self._contract: Contract | None = None
+        self._closed = False
         self._methods: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> RemoteFunction:
@@ -96,6 +102,8 @@ class Client:
 
     def contract(self) -> Contract:
         """What the server tells of itself; asked for once."""
+        if self._closed:
+            raise closed(self.target)
         with self._lock:
             if self._contract is None:
                 ask = self._method(DESCRIBE, stream=False)
@@ -109,6 +117,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connection; calls that run are cancelled."""
+        self._closed = True
         self._channel.close()
 
     def __enter__(self) -> Self:

@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import Self
 
 from quire._optional import require
-from quire.services._client import ANSWER_BYTES, channel_options, local_endpoints
+from quire.services._client import ANSWER_BYTES, channel_options, closed, local_endpoints
 from quire.services._contract import OPTIONS, Contract, Plan
 from quire.services._errors import error_of_rpc
 from quire.services._limits import Allowance
@@ -50,6 +50,7 @@ class AsyncClient:
         self._local = local_endpoints(service)
         self._metadata = token_metadata(token)
         self._contract: Contract | None = None
+        self._closed = False
         self._methods: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> AsyncRemoteFunction:
@@ -67,6 +68,8 @@ class AsyncClient:
 
     async def contract(self) -> Contract:
         """What the server tells of itself; asked for once."""
+        if self._closed:
+            raise closed(self.target)
         if self._contract is None:
             ask = self._method(DESCRIBE, stream=False)
             told = await self._repeated(
@@ -79,6 +82,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connection; calls that run are cancelled."""
+        self._closed = True
         await self._channel.close()
 
     async def __aenter__(self) -> Self:

@@ -154,12 +154,16 @@ def _function_name(function: Any) -> str:
 
 
 def _sides(function: Any, called: Any, name: str) -> tuple[Side, Side]:
-    parameters = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    try:
+        signature = inspect.signature(function)
+    except ValueError as error:
+        raise SchemaError(f"{name}: it is no function with types: {error}.") from error
+    parameters = [p for p in signature.parameters.values() if p.default is p.empty]
     if len(parameters) != 1 or parameters[0].kind not in (
         inspect.Parameter.POSITIONAL_ONLY,
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
     ):
-        raise SchemaError(f"{name}: an endpoint takes one argument, the documents; got {inspect.signature(function)}.")
+        raise SchemaError(f"{name}: an endpoint takes one argument, the documents; got {signature}.")
     hints = _hints(called, name)
     missing = [what for what in (parameters[0].name, "return") if what not in hints]
     if missing:

@@ -26,6 +26,8 @@ from quire.services._limits import answer_too_large
 log = logging.getLogger("quire.services")
 KIND = "quire-error"
 """The name of the metadata that tells which error it was."""
+FAILURES = (Exception, SystemExit)
+"""What a function may fail with. A function that would end the process ends its call: somebody waits for an answer."""
 _LONGEST = 1500
 _TOO_LARGE = re.compile(r"(?<!SERVER: )Received message larger than max \(\d+ vs\. (\d+)\)")
 """How gRPC tells of an answer that the client does not want; its requests are never too large."""
@@ -97,6 +99,8 @@ def error_of_rpc(rpc: Any, where: str) -> QuireError:
         if key == KIND:
             kind = value if isinstance(value, str) else value.decode(errors="replace")
     status = Status(rpc.code().name, rpc.details() or "", kind)
+    if status.code == "DEADLINE_EXCEEDED" and not kind:
+        status = Status(status.code, f"{where}: no answer in time. Give it more, as timeout=120 (in seconds).", kind)
     too_large = _TOO_LARGE.search(status.message)
     if too_large is not None:
         status = Status("RESOURCE_EXHAUSTED", str(answer_too_large(int(too_large[1]))), "")

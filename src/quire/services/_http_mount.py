@@ -13,7 +13,7 @@ from quire._optional import require
 from quire.errors import QuireError
 from quire.services._batching import Batcher
 from quire.services._endpoints import Endpoint, endpoints_of
-from quire.services._errors import function_failed, status_of
+from quire.services._errors import FAILURES, function_failed, status_of
 from quire.services._forms import Side
 from quire.services._limits import Limits
 
@@ -74,7 +74,7 @@ def _route(endpoint: Endpoint, batcher: Batcher | None) -> Callable[..., Awaitab
     async def route(docs: Any) -> Any:
         try:
             return await work(_given(endpoint, docs))
-        except Exception as error:
+        except FAILURES as error:
             raise _told(endpoint, error) from error
 
     takes, gives = endpoint.takes, endpoint.gives
@@ -116,10 +116,10 @@ async def _together(batcher: Batcher, docs: Any) -> Any:
     return await asyncio.wrap_future(batcher.submit(partial(copy.deepcopy, docs)))
 
 
-def _told(endpoint: Endpoint, error: Exception) -> Exception:
+def _told(endpoint: Endpoint, error: BaseException) -> Exception:
     """The answer to a call that failed: the same words that gRPC has."""
-    told: Exception = error
+    told: Any = error
     if not isinstance(error, HTTPException):
         status = status_of(error if isinstance(error, QuireError) else function_failed(endpoint.name, error))
         told = HTTPException(_STATUS.get(status.code, 500), status.message)
-    return told
+    return told  # type: ignore[no-any-return]
