@@ -14,6 +14,7 @@ from quire import BaseDocument, DocumentArray
 from quire.errors import ShardError
 from quire.storage import open_dataset, write_dataset
 from quire.storage._briefs import Count, Head, TensorHead
+from quire.storage._memory import let_go
 from quire.storage._pages import Pages
 from quire.typing import NdArray
 
@@ -155,7 +156,7 @@ def test_files_are_let_go_of_while_others_look(stored: Any, pages: Pages, monkey
 
 
 def test_rows_that_lie_apart_are_gathered_in_pieces(stored: Any, pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.storage._pages._APART", 16)
+    monkeypatch.setattr("quire.storage._pages._APART", 40)
     rows = np.random.default_rng(1).permutation(400)
     assert list(pages.take(rows)) == [stored[0][row] for row in rows.tolist()]
 
@@ -200,3 +201,29 @@ def test_a_shard_that_was_written_anew_is_read_by_its_own_footer(tmp_path: Path)
     os.utime(shard, ns=(0, 0))
     assert pages._footer(0, shard) is not footer
     assert pages.take(np.array([399]))[0].number == 399
+
+
+def in_memory(folder: Path) -> int:
+    """The kilobytes of files of a folder that this process has mapped and looked at."""
+    found, counts = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            counts = words[-1].startswith(str(folder))
+        elif words[0] == "Rss:" and counts:
+            found += int(words[1])
+    return found
+
+
+def test_what_is_let_go_of_leaves_memory_and_can_be_read_again(tmp_path: Path) -> None:
+    write_dataset(pages_of(400), tmp_path / "rows", Page, format="arrow")
+    pages = Pages(open_dataset(tmp_path / "rows", Page))
+    before = list(pages.take(np.arange(400)))
+    assert in_memory(tmp_path) > 0
+    let_go()
+    assert in_memory(tmp_path) == 0
+    assert list(pages.take(np.arange(400))) == before
+    assert in_memory(tmp_path) > 0
+    for _, columns in pages.blocks(100):
+        assert len(columns) == 100
+    assert in_memory(tmp_path) == 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import threading
 import weakref
 from functools import cache
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -148,7 +149,10 @@ def map_file(file: BinaryIO) -> pa.Buffer:
     if address in (None, ctypes.c_void_p(-1).value):
         code = ctypes.get_errno()
         raise OSError(code, f"{os.strerror(code)}, while it was mapped", file.name)
-    return pa.foreign_buffer(address, size, _Mapping(address, size))
+    mapping = _Mapping(address, size)
+    with _mapped_lock:
+        _mapped.add(mapping)
+    return pa.foreign_buffer(address, size, mapping)
 
 
 class _Mapping:
@@ -157,8 +161,28 @@ class _Mapping:
     def __init__(self, address: int, size: int) -> None:
         self._address, self._size, self._unmap = address, size, _libc().munmap
 
+    def let_go(self) -> None:
+        """Take the pages out of this process."""
+        _libc().madvise(self._address, self._size, mmap.MADV_DONTNEED)
+
     def __del__(self) -> None:
         self._unmap(self._address, self._size)
+
+
+_mapped: weakref.WeakSet[_Mapping] = weakref.WeakSet()
+_mapped_lock = threading.Lock()
+
+
+def let_go() -> None:
+    """Take all pages of mapped files out of this process; who looks at one gets it again, as a rule without the disk.
+
+    A look at one byte can map two megabytes around it, which count as memory of the process until it lets go of them.
+    """
+    if hasattr(mmap, "MADV_DONTNEED"):
+        with _mapped_lock:
+            mappings = list(_mapped)
+        for mapping in mappings:
+            mapping.let_go()
 
 
 # --- what is read ahead

@@ -22,6 +22,7 @@ from quire.array import DocumentBatch
 from quire.columns import Columns, concat_columns
 from quire.storage._briefs import brief_columns
 from quire.storage._dataset import StoredDataset, _within
+from quire.storage._memory import let_go
 from quire.storage._rows import Rows
 from quire.storage._select import chosen_paths
 from quire.storage._shards import told
@@ -39,8 +40,8 @@ _MAPPED = 128 << 20
 """Bytes of mapped files that may be in memory before all are let go of; the system keeps them if it has room."""
 _FOOTERS = 64
 """Footers of Parquet files that are kept."""
-_APART = 1024
-"""Of rows that lie apart so many are gathered at a time: each maps some tens of kilobytes around it."""
+_APART = 64
+"""So many cells of rows that lie apart are gathered at a time: each may map two megabytes around it."""
 _MANY = 24
 """Rows of more row groups than this go through the cache, which reads each shard once."""
 
@@ -50,7 +51,6 @@ class Pages:
 
     def __init__(self, dataset: StoredDataset[Any]) -> None:
         self.dataset = dataset
-        self._family = [self]  # these pages, and all narrow ones
         self._least = _mapped_bytes()
         self._columns: tuple[str, ...] = ()
         self._kept: OrderedDict[tuple[tuple[str, ...], int, int], pa.RecordBatch] = OrderedDict()
@@ -66,9 +66,8 @@ class Pages:
         with self._lock:
             if columns not in self._narrow:
                 made = self._narrow[columns] = Pages(narrowed(self.dataset, columns))
-                made._columns, made._family, made._least = columns, self._family, self._least
-                made._kept, made._footers, made._lock = self._kept, self._footers, self._lock
-                self._family.append(made)
+                made._columns, made._least = columns, self._least
+                made._kept, made._lock = self._kept, self._lock  # which are for all of them
             return self._narrow[columns]
 
     def take(self, rows: NDArray[np.int64]) -> DocumentBatch[Any]:
@@ -78,15 +77,14 @@ class Pages:
 
     def columns(self, rows: NDArray[np.int64]) -> Columns:
         """The columns of rows by position, copied."""
-        gather = self.dataset.layout.gather
-        if not self.dataset.is_mapped or np.count_nonzero(np.diff(rows) != 1) < _APART:
-            return gather(self._located(rows))
-        parts = [gather(self._located(rows[start : start + _APART])) for start in range(0, len(rows), _APART)]
-        return concat_columns(parts, shapes="ragged")
+        parts = [self.dataset.layout.gather(self._located(some)) for some in self._at_once(rows)]
+        return parts[0] if len(parts) == 1 else concat_columns(parts, shapes="ragged")
 
     def brief(self, rows: NDArray[np.int64], head: int = 512) -> dict[FieldPath, list[Any]]:
         """What a table shows of rows: of what may be large the size and the beginning; see `brief_columns`."""
-        return brief_columns(self.dataset.layout.forms, self._located(rows), head)
+        forms = self.dataset.layout.forms
+        parts = [brief_columns(forms, self._located(some), head) for some in self._at_once(rows)]
+        return {path: [value for part in parts for value in part[path]] for path in parts[0]}
 
     def matching(self, where: Where) -> NDArray[np.int64]:
         """The positions of the rows that a filter lets through."""
@@ -101,6 +99,7 @@ class Pages:
         if self.dataset.rows is not None or self.dataset.is_mapped:
             for start in range(0, len(self), rows):
                 yield start, self.columns(np.arange(start, min(start + rows, len(self))))
+            let_go()  # what was looked at from end to end is not what is looked at next
             return
         if not all(map(self._is_read_alone, range(len(self.dataset.shards)))):
             parts = self.dataset._read_parts()
@@ -123,11 +122,17 @@ class Pages:
         return np.unique(np.concatenate([np.arange(start, start + count // runs) for start in starts.tolist()]))
 
     def _let_go(self) -> None:
-        """Close the files if much of them is in memory: what was looked at once would stay in it, column by column."""
+        """What was looked at once would stay in memory, column by column."""
         if _mapped_bytes() - self._least > _MAPPED:
-            for pages in list(self._family):
-                with pages.dataset._lock:
-                    pages.dataset._forget()
+            let_go()
+
+    def _at_once(self, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """The rows that are gathered at a time: all of them, unless they lie apart in mapped files."""
+        forms = len(self.dataset.layout.forms)
+        if not self.dataset.is_mapped or (np.count_nonzero(np.diff(rows) != 1) + 1) * forms <= _APART:
+            return [rows]
+        size = max(1, _APART // max(1, forms))
+        return [rows[start : start + size] for start in range(0, len(rows), size)]
 
     # --- where rows lie
 

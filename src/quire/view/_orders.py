@@ -93,7 +93,7 @@ def _sorted(keys: NDArray[Any], missing: NDArray[np.bool_], *, descending: bool)
         keys = keys[there]
     order = np.argsort(keys[::-1] if descending else keys, kind="stable")
     if descending:
-        order = len(keys) - 1 - order[::-1]
+        order = np.subtract(len(keys) - 1, order, out=order)[::-1]
     return order if there is None else np.concatenate([there[order], np.flatnonzero(missing)])
 
 
