@@ -16,8 +16,8 @@ from typing_extensions import Self
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.columns import ObjectColumn
-from quire.errors import DecodeError
-from quire.typing import NdArray, float32
+from quire.errors import DecodeError, EncodeError
+from quire.typing import NdArray, TorchTensor, float32
 from tests.codec.ways import dynamic, exact, written_whole
 from tests.strategies import Branch, Leaf, Node, Seed, Tree, Twig, arrays, branches, laws, leaves, nodes, seeds, trees
 
@@ -346,3 +346,17 @@ def test_an_array_of_one_class_does_not_take_documents_of_another() -> None:
         Leaf.from_bytes(Seed(x=1).to_bytes())
     with pytest.raises(DecodeError, match=r"Leaf\.text"):
         Leaf.from_bytes(dynamic(Leaf, id="x").to_bytes())
+
+
+class Weights(BaseDocument):
+    values: TorchTensor
+
+
+@pytest.mark.needs("torch")
+def test_a_tensor_without_data_is_an_error_that_names_the_field() -> None:
+    import torch
+
+    docs = DocumentArray[Weights]([Weights(values=torch.ones(2, device="meta"))] * 2)
+    for written in (docs.to_bytes, docs.stack().to_bytes, docs[0].to_bytes):
+        with pytest.raises(EncodeError, match=r"Weights\.values: .* torch tensor cannot be written: .*meta"):
+            written()

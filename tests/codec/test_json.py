@@ -288,7 +288,7 @@ def test_what_has_no_form_is_an_error_that_names_the_row() -> None:
         x: Any = None
 
     docs = DocumentArray[Holder]([{}, {"x": object()}])
-    with pytest.raises(EncodeError, match="^Holder, row 1: "):
+    with pytest.raises(EncodeError, match="^Holder, row 1, x: "):
         docs.to_json()
     with pytest.raises(EncodeError, match="^Holder: "):
         docs[1].to_json()
@@ -315,3 +315,26 @@ def test_strict_documents_read_json() -> None:
         assert Strict.from_json(strict.to_json(tensors=form)) == strict  # type: ignore[arg-type]
     with pytest.raises(DecodeError, match="Strict, vector: expected NdArray"):
         Strict.from_json('{"vector": [1, 2]}')
+
+
+class Loose(BaseDocument):
+    text: str = ""
+    vector: NdArray | None = None
+    anything: Any = None
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ({"text": "\ud800"}, r"Loose, row 1, text: .*surrogates"),
+        (
+            {"vector": np.zeros(2, "V3")},
+            r"Loose, row 1, vector: TensorError: a tensor of dtype void24 has no JSON form",
+        ),
+        ({"anything": np.zeros(2)}, r"Loose, row 1, anything: Unable to serialize unknown type"),
+    ],
+    ids=["text", "tensor", "anything"],
+)
+def test_what_has_no_json_is_named(content: dict[str, Any], told: str) -> None:
+    with pytest.raises(EncodeError, match=told):
+        DocumentArray[Loose]([Loose(), Loose(**content)]).to_json()

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from quire import BaseDocument
+from quire import BaseDocument, DocumentArray
 from quire.errors import TensorError
 from quire.typing import AnyTensor, DType, NdArray, Shape, TorchTensor, float32, int64, uint8
 
@@ -292,3 +292,10 @@ def test_a_default_is_taken_like_a_value_and_never_shared() -> None:
     np.testing.assert_array_equal(second.a, [0, 1])
     np.testing.assert_array_equal(second.b, [0, 0])
     np.testing.assert_array_equal(Defaults().b, [0, 0])
+
+
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+def test_a_column_of_matrices_keeps_their_shape() -> None:
+    docs = DocumentArray[Sample]([Sample(array=np.zeros((1, 2)).view(np.matrix)) for _ in range(3)])
+    assert docs.stack().array.shape == (3, 1, 2)
+    assert type(docs.stack()).from_bytes(docs.stack().to_bytes())[1].array.shape == (1, 2)

@@ -33,7 +33,7 @@ from quire.columns import (
     stack_values,
     validity_of,
 )
-from quire.errors import EncodeError
+from quire.errors import EncodeError, TensorError
 from quire.schema import Field, FieldKind, Schema
 from quire.tensors import Framework, framework_of_type
 
@@ -235,13 +235,13 @@ def _one_framework(field: Field, present: list[Any]) -> Framework | None:
         if framework.is_sparse(value) or getattr(value, "requires_grad", False):
             return None
     refused = framework.refuses_some or framework.refusal(present[0]) is not None
-    return None if refused or framework.to_numpy(present[0]).dtype.kind == "O" else framework
+    return None if refused or _row_arrays(framework, present[:1])[0].dtype.kind == "O" else framework
 
 
 def _row_arrays(framework: Framework, present: list[Any]) -> list[NDArray[Any]]:
     try:
         return [framework.to_numpy(value) for value in present]
-    except (TypeError, RuntimeError) as error:
+    except (TypeError, RuntimeError, TensorError) as error:
         raise EncodeError(f"a {framework.name} tensor cannot be written: {error}") from error
 
 

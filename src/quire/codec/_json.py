@@ -6,6 +6,7 @@ base64 of the bytes; which of the two is told by the object itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -29,7 +30,22 @@ def to_json(document: BaseModel, indent: int | None, tensors: TensorForm, where:
     try:
         return document.model_dump_json(indent=indent, context={"tensors": tensors})
     except (PydanticSerializationError, UnicodeError) as error:
-        raise EncodeError(f"{type(document).__name__}{where}: {error}") from error
+        place, told = _at_fault(document, tensors, error)
+        raise EncodeError(f"{type(document).__name__}{where}{place}: {told}") from error
+
+
+_SEAM = re.compile(r"^(Error serializing to JSON: )?(\w+: )?(Error calling function `\w+`: )?(?=\w+Error: )")
+"""What pydantic says before the error that a serializer of quire has raised."""
+
+
+def _at_fault(document: BaseModel, tensors: TensorForm, error: Exception) -> tuple[str, str]:
+    """The field that cannot be written, where it is one alone, and why."""
+    for name in type(document).model_fields:
+        try:
+            document.model_dump_json(include={name}, context={"tensors": tensors})
+        except (PydanticSerializationError, UnicodeError) as found:
+            return f", {name}", _SEAM.sub("", str(found))
+    return "", _SEAM.sub("", str(error))
 
 
 def from_json(document_type: type[Any], text: str | bytes, where: str = "") -> Any:

@@ -44,6 +44,8 @@ class NumpyFramework(Framework):
         return array
 
     def stack(self, values: Sequence[Any]) -> Any:
+        if np.matrix in map(type, values):  # matrices in a stack are one matrix again
+            values = [np.asarray(value) for value in values]
         return np.stack(values)
 
     def concat(self, columns: Sequence[Any]) -> Any:

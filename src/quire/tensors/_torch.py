@@ -233,6 +233,8 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
         a, b = a.long(), b.long()
     if a.dtype.is_floating_point and a.dtype.itemsize == 1:
         a, b = a.float(), b.float()  # torch compares no float8
+    if a.dtype is torch.complex32:
+        a, b = a.to(torch.complex64), b.to(torch.complex64)  # nor this
     if torch.equal(a, b):
         return True
     if not (a.dtype.is_floating_point or a.dtype.is_complex):
