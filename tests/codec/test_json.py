@@ -290,7 +290,7 @@ def test_what_has_no_form_is_an_error_that_names_the_row() -> None:
     docs = DocumentArray[Holder]([{}, {"x": object()}])
     with pytest.raises(EncodeError, match="^Holder, row 1, x: "):
         docs.to_json()
-    with pytest.raises(EncodeError, match="^Holder: "):
+    with pytest.raises(EncodeError, match="^Holder, x: "):
         docs[1].to_json()
 
 
