@@ -209,6 +209,18 @@ def test_an_empty_array(tmp_path: Path) -> None:
     assert type(DocumentArray.load_binary(path)) is DocumentArray[Passage]
 
 
+def test_an_empty_file_is_no_empty_array(tmp_path: Path) -> None:
+    path = tmp_path / "passages.protobuf"
+    path.touch()
+    loads = (DocumentArray[Passage].load_binary, DocumentBatch[Passage].load_binary)
+    for load in (*loads, lambda file: list(DocumentArray[Passage].load_binary(file, streaming=True))):
+        with pytest.raises(DecodeError, match=r"passages\.protobuf: there are no bytes"):
+            load(path)
+    for read in (DocumentArray[Passage].from_bytes, DocumentBatch[Passage].from_bytes, Passage.from_bytes):
+        with pytest.raises(DecodeError, match="there are no bytes"):
+            read(b"")
+
+
 def test_pickle_is_refused_unless_it_is_asked_for(passages: DocumentArray[Passage], tmp_path: Path) -> None:
     path = tmp_path / "passages.pickle.xz"
     passages.save_binary(path)

@@ -85,6 +85,8 @@ def loaded(data: Any, protocol: str | None, compress: str | None, options: ReadO
     What is asked for and what is there must agree.
     """
     view = memoryview(data).cast("B")
+    if not view.nbytes:
+        raise DecodeError("there are no bytes; even an empty array has some. The data was cut off, or never written.")
     compression = check_compression(bytes(view[:8]), compress)
     if compression is not None:
         view = memoryview(unpack(view, compression, options.max_bytes, options.max_ratio))
