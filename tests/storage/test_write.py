@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -350,3 +351,23 @@ def test_what_is_no_document_class_is_no_schema(tmp_path: Path, schema: Any) -> 
     with pytest.raises(OptionError, match="schema: expected a document class"):
         write_dataset(photos(2), tmp_path / "d", schema=schema)
     assert not (tmp_path / "d").exists()
+
+
+class Loose(BaseDocument):
+    number: int = 0
+    text: str = ""
+    span: timedelta = timedelta(0)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ({"number": 2**70}, rf"Loose\.number: .*\({2**70}\)\. A Decimal or a text holds any\."),
+        ({"text": "ab\ud800"}, r"Loose\.text: half a character .*'ab\\ud800'.*errors='replace'"),
+        ({"span": timedelta.max}, r"Loose\.span: .*\(datetime\.timedelta\(days=999999999"),
+    ],
+    ids=["number", "text", "span"],
+)
+def test_a_value_that_has_no_column_is_named(tmp_path: Path, content: dict[str, Any], told: str) -> None:
+    with pytest.raises(EncodeError, match=told):
+        write_dataset([Loose(), Loose(**content)], tmp_path / "d", Loose)

@@ -143,6 +143,16 @@ def cleared(data: NDArray[Any], there: Validity) -> None:
         data[~there] = 0
 
 
+def _first(values: list[Any], arrow_type: pa.DataType) -> str:
+    """The first value that Arrow does not take, in brackets."""
+    for value in values:
+        try:
+            pa.array([value], arrow_type)
+        except (pa.ArrowException, OverflowError, TypeError):
+            return f" ({value!r:.60})"
+    return ""
+
+
 class NumberForm(Form):
     """Numbers: int64, float64, or bits."""
 
@@ -164,7 +174,8 @@ class NumberForm(Form):
             return pa.array(values, self.type)
         except (pa.ArrowException, OverflowError, TypeError) as error:
             raise self.fail(
-                f"numbers of more than 64 bits, or of other types, have no column here ({error})."
+                f"numbers of more than 64 bits, or of other types, have no column here{_first(values, self.type)}. "
+                "A Decimal or a text holds any."
             ) from error
 
     def locate_own(self, array: pa.Array) -> list[int]:
@@ -226,7 +237,7 @@ class MomentForm(Form):
         try:
             return pa.array(values, self.type)
         except (pa.ArrowException, OverflowError, TypeError) as error:
-            raise self.fail(error) from error
+            raise self.fail(f"{error}{_first(values, self.type)}.") from error
 
     def locate_own(self, array: pa.Array) -> list[int]:
         return [address_of(array.buffers()[1]) + array.offset * self._width]
@@ -271,7 +282,10 @@ class BinaryForm(Form):
         """The array of texts or bytes."""
         try:
             data, offsets = pack(values)
-        except (UnicodeEncodeError, TypeError) as error:
+        except UnicodeEncodeError as error:
+            half = f"half a character (a lone surrogate) has no form in a file: {error.object[:40]!r}"
+            raise self.fail(f"{half}. Clean texts with text.encode(errors='replace').decode().") from error
+        except TypeError as error:
             raise self.fail(f"the value has no form as bytes: {error}.") from error
         return self.from_packed(data, offsets, validity)
 
