@@ -28,6 +28,10 @@ _FORMATS = {  # by the suffix: the container, the codecs of which the first that
     "webm": ("webm", ("libvpx-vp9", "libvpx"), "libopus"),
     "gif": ("gif", ("gif",), ""),
 }
+_SAME = {"libx264": {"x264-params": "cpu-independent=1"}}
+"""Options with which codecs give the same bytes every time: x264's macroblock tree otherwise differs now and then."""
+_BITEXACT = {"fflags": "+bitexact"}
+"""Without random numbers in the header."""
 _PIXELS = {1: "gray", 3: "rgb24", 4: "rgba"}
 
 
@@ -50,7 +54,8 @@ def write_video(
 ) -> None:
     """Write frames to a file that can be sought in: a tensor of them, or any iterable, of which one is held at a time.
 
-    `codec` and its options are FFmpeg's: 'libx264' with {'crf': '18'}. `audio` is the sound of it.
+    `codec` and its options are FFmpeg's: 'libx264' with {'crf': '18'}. `audio` is the sound of it. The same frames give
+    the same bytes with the same FFmpeg on as many cores, unless `codec_options` have 'x264-params' of their own.
     """
     av = pyav("encoding a video", "video")
     container_format, codecs, audio_codec = _format_of(video_format)
@@ -59,8 +64,9 @@ def write_video(
     first = next(given, None)
     if first is None:
         raise EncodeError("a video has at least one frame, and there is none.")
-    with written(av, "video"), av.open(file, "w", format=container_format) as container:
-        stream = _add_video(container, chosen, _rate(rate), first, dict(codec_options or {}))
+    with written(av, "video"), av.open(file, "w", format=container_format, options=_BITEXACT) as container:
+        how = {**_SAME.get(chosen, {}), **(codec_options or {})}
+        stream = _add_video(container, chosen, _rate(rate), first, how)
         sound = None if audio is None else checked_sound(as_numpy(audio.samples))
         sounds = None if audio is None or sound is None else add_audio(av, container, audio_codec, sound, audio.rate)
         for frame in chain([first], given):
