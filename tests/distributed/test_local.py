@@ -227,3 +227,10 @@ def test_arrow_tables_are_shards_too() -> None:
         DocumentShards.from_native({}, engine="local")
     with pytest.raises(OptionError, match="a dict is of no engine"):
         DocumentShards.from_native({})
+
+
+@pytest.mark.parametrize("path", ["photo", "maker"])
+def test_what_has_no_plain_values_has_no_unique_ones(path: str) -> None:
+    shards = DocumentShards[Good].from_documents(goods(4), num_partitions=2)
+    with pytest.raises(OptionError, match=rf"unique\('{path}'\): a field with one plain value a row is needed, it is"):
+        shards.unique(path)

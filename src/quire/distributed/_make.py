@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from quire._paths import parse_path
 from quire.array import DocumentBatch
 from quire.distributed._calls import Call
 from quire.distributed._chunks import CHUNK_BYTES, by_bytes, evenly
@@ -17,6 +18,7 @@ from quire.distributed._layouts import DocumentLayout, layout_from_arrow
 from quire.distributed._row_stages import Conform
 from quire.document import BaseDocument
 from quire.errors import OptionError, SchemaError
+from quire.schema import FieldKind
 from quire.storage._write import _typed, columns_in
 
 
@@ -155,6 +157,15 @@ def key_columns(layout: DocumentLayout, columns: str | Iterable[str]) -> list[st
         if pa.types.is_nested(arrow_type):
             raise OptionError(f"partition_by({name!r}): a field with one value a row is needed, it is {arrow_type}.")
     return names
+
+
+def comparable(layout: DocumentLayout, path: str) -> DocumentLayout:
+    """The layout itself, if values at the path can be told apart by what they are."""
+    field = layout.layout.schema.resolve(parse_path(path))[-1]
+    plain = field.kind not in (FieldKind.TENSOR, FieldKind.DOCUMENT, FieldKind.DICT)
+    if not plain or field.type in (list, set, dict, bytearray):
+        raise OptionError(f"unique({path!r}): a field with one plain value a row is needed, it is {field}.")
+    return layout
 
 
 def sorted_values(values: Iterable[Any]) -> list[Any]:

@@ -355,7 +355,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
 
     def unique(self, col: str) -> list[Any]:
         """The values of a field, each once, in order."""
-        stage = Distinct(self._rows.layout.checked(col), col)
+        stage = Distinct(_make.comparable(self._rows.layout.checked(col), col), col)
         found = self.engine.collect(self.engine.run(self._rows.frame, stage))
         return _make.sorted_values(dict.fromkeys(value for batch in found for value in stage.values(batch)))
 
