@@ -32,7 +32,7 @@ from quire.tensors import get_framework
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_KEPT = 64 << 20
+_KEPT = 48 << 20
 """Bytes of row groups that are kept, of all columns and of some."""
 _LARGE = 48 << 20
 """Row groups of more bytes, as other writers make them, go through the cache."""
