@@ -315,6 +315,18 @@ def test_tensorflow_columns() -> None:
     assert type(DocumentArray[Flow]().stack().wrapped) is TensorFlowTensor
 
 
+@pytest.mark.needs("tensorflow")
+def test_columns_of_another_framework_become_tensors_of_tensorflow() -> None:
+    import tensorflow as tf
+
+    class Plain(BaseDocument):
+        pixels: NdArray[2]
+
+    batch = DocumentArray[Plain]([Plain(pixels=np.ones(2, np.float32))]).stack("tensorflow")
+    assert isinstance(batch.pixels, tf.Tensor)
+    assert isinstance(batch[0].pixels, np.ndarray)  # a row is what the class says
+
+
 # --- jax
 
 

@@ -109,6 +109,7 @@ def test_tensorflow_batches() -> None:
 
     for batch in dataset().iter_batches(4, framework="tensorflow"):
         assert isinstance(batch.label, tf.Tensor)
+        assert isinstance(batch.vector, tf.Tensor)
         assert batch.vector.shape == (len(batch), 3)
 
 

@@ -225,7 +225,11 @@ def as_declared(field: Field, framework: Framework, data: Any) -> tuple[Framewor
 
 def wrap_rows(field: Field, framework: Framework, rows: list[Any]) -> list[Any]:
     """TensorFlow's tensors in quire's wrapper, where the field is typed with it."""
-    if framework.name != "tensorflow" or not isinstance(field.type, TensorType) or field.type.framework is None:
+    if (
+        framework.name != "tensorflow"
+        or not isinstance(field.type, TensorType)
+        or field.type.framework is not framework
+    ):
         return rows
     plain = field.type._plain
     return rows if plain is NativeTensorFlow else [plain(row) for row in rows]
