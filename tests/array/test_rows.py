@@ -389,3 +389,10 @@ def test_empty() -> None:
 
     with pytest.raises(SchemaError, match="Strict has no default for name"):
         DocumentArray[Strict].empty(1)
+
+
+def test_a_document_that_is_not_there_is_told() -> None:
+    docs = DocumentArray[Item]([Item()])
+    for look in (docs.index, docs.remove):
+        with pytest.raises(ValueError, match=r"^no document in <DocumentArray\[Item\] of 1> is equal to int 3\."):
+            look(3)

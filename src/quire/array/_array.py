@@ -156,6 +156,10 @@ class DocumentArray(StoredArray[DocT], MutableSequence[DocT], metaclass=Parametr
     def __setattr__(self, name: str, value: Any) -> None:
         _rows.set_attribute(self, name, value)
 
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        """The position of the first document that is equal to a value."""
+        return _rows.index_of(self, value, start, stop)
+
     def by_id(self, id: Any) -> DocT:  # noqa: A002
         """The first document with this id."""
         return _rows.by_id(self, id)  # type: ignore[no-any-return]

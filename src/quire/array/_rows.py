@@ -143,6 +143,15 @@ def set_attribute(array: DocumentArray[Any], name: str, value: Any) -> None:
         raise PathError(f"{array._schema.name} has no field {name!r}. {did_you_mean(name, fields)}")
 
 
+def index_of(array: DocumentArray[Any], value: Any, start: int, stop: int | None) -> int:
+    """The position of the first document that is equal to a value."""
+    for position in range(*slice(start, stop).indices(len(array))):
+        document = array._documents[position]
+        if document is value or document == value:
+            return position
+    raise QueryError(f"no document in {array!r} is equal to {describe(value)}. For its id, use by_id().")
+
+
 def by_id(array: DocumentArray[Any], key: Any) -> Any:
     """The first document with an id, from an index that is built when it is first asked for."""
     for _ in range(2):  # the second time with a new index: a document's id may have been set since
