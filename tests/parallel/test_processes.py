@@ -174,7 +174,7 @@ from quire.parallel import Workers, mapped
 
 def job(number):
     print(os.getpid(), flush=True)
-    time.sleep(600 if number > 1 else 0)
+    time.sleep(600 if number > 1 else 0.3)  # so that four are under way before the first is done
 
 def consume(how):
     if how == "kept":
@@ -185,8 +185,8 @@ def consume(how):
         backend = "thread" if "threads" in how else "process"
         results = mapped(job, range(100), backend=backend, num_workers=2)
     for _ in results:
-        if how in ("busy", "threads busy"):
-            time.sleep(600)
+        while how in ("busy", "threads busy"):
+            time.sleep(0.1)  # a signal that comes as a sleep begins is seen when it ends
 
 if __name__ == "__main__":
     consume(sys.argv[1])
