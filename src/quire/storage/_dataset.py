@@ -30,6 +30,7 @@ from quire.storage._manifest import SUFFIXES, Shard, plain_files, read_manifest
 from quire.storage._rows import Rows
 from quire.storage._select import chosen_paths
 from quire.storage._shards import ShardReader, counted, told
+from quire.storage._starts import Starts
 from quire.storage._where import Where, matching_rows
 from quire.tensors import Framework
 
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 DocT = TypeVar("DocT", bound=BaseDocument)
 _FOOTERS = 16
 """So many footers of plain files are read at a time."""
-_FEW = 8
-"""Among so few, a comparison with each is faster than a search."""
 _LARGE = 16 << 20
 """Bytes of a shard of which a part may be read ahead."""
 _MOST_OPEN = 16_384
@@ -165,11 +164,11 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
 
     def _located(self, rows: NDArray[np.int64]) -> Rows:
         """Where the rows are; the shards that they are in are opened."""
-        shards = _within(self.starts, rows)
+        shards = self._shard_starts.find(rows)
         if (self._opened[shards] < 0).any():
             self._open_shards(np.unique(shards))
         virtual = self._opened[shards] + rows - self.starts[shards]
-        batches = _within(self._batch_starts, virtual)
+        batches = self._batches_at.find(virtual)
         return Rows(self._addresses, batches, virtual - self._batch_starts[batches])
 
     def _open_shards(self, shards: NDArray[np.int64]) -> None:
@@ -189,9 +188,11 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
                     self._virtual += len(batch)
         finally:
             self._batch_starts = np.concatenate(starts)  # those before one that cannot be read are open
+            self._batches_at = Starts(self._batch_starts, self._virtual)
 
     def _start(self) -> None:
         self._lock = threading.RLock()
+        self._shard_starts = Starts(self.starts[:-1], int(self.starts[-1]))
         self._forget()
         _alive.add(self)
 
@@ -200,6 +201,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         self._addresses = self.layout.addresses()
         self._opened = np.full(len(self.shards), -1, np.int64)
         self._batch_starts, self._virtual = np.zeros(0, np.int64), 0
+        self._batches_at = Starts(self._batch_starts, 0)
         self._cached = 0  # the bytes of copies in the cache that are open
 
     def _stored(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -208,7 +210,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
 
     def shards_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The numbers of the shards that rows are in."""
-        return _within(self.starts, self._stored(rows))
+        return self._shard_starts.find(self._stored(rows))
 
     def open_shard(self, number: int) -> None:
         """Open a shard, if it is not open; one that cannot be read is an error."""
@@ -323,16 +325,6 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
-
-
-def _within(starts: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The number of the last start that is not behind each row."""
-    if len(starts) > _FEW:
-        return np.searchsorted(starts, rows, side="right") - 1
-    found = np.zeros(len(rows), np.int64)
-    for start in starts[1:].tolist():
-        found += rows >= start
-    return found
 
 
 def _rows(dataset: StoredDataset[Any], where: Where | None) -> NDArray[np.int64] | None:

@@ -21,7 +21,7 @@ from quire._paths import FieldPath
 from quire.array import DocumentBatch
 from quire.columns import Columns, concat_columns
 from quire.storage._briefs import brief_columns
-from quire.storage._dataset import StoredDataset, _within
+from quire.storage._dataset import StoredDataset
 from quire.storage._memory import let_go
 from quire.storage._rows import Rows
 from quire.storage._select import chosen_paths
@@ -150,7 +150,7 @@ class Pages:
     def _in_groups(self, rows: NDArray[np.int64]) -> Rows | None:
         """The rows in row groups that are read alone; None where they are to be found otherwise."""
         dataset = self.dataset
-        shards = _within(dataset.starts, rows)
+        shards = dataset._shard_starts.find(rows)
         if dataset.is_mapped or not len(rows) or (dataset._opened[shards] >= 0).all():
             return None
         groups, places = np.zeros_like(rows), rows - dataset.starts[shards]
