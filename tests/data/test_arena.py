@@ -11,6 +11,8 @@ from quire import BaseDocument, DocumentArray
 from quire.data import MultiModalDataset, batched
 from quire.typing import TorchTensor
 
+pytestmark = pytest.mark.needs("torch")
+
 SIDE = 64
 """A batch of 8 such images is large enough to be made in memory that was used before."""
 

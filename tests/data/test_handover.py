@@ -15,6 +15,8 @@ from quire.data import MultiModalDataset, _handover
 from quire.errors import FunctionError, PickleError
 from quire.typing import TorchTensor
 
+pytestmark = pytest.mark.needs("torch")
+
 METHODS = ["fork", "spawn", "forkserver"]
 SIDE = 64
 """A batch of 4 such images is large enough for memory that worker and trainer have mapped."""

@@ -18,6 +18,8 @@ from quire.errors import StorageError
 from quire.storage import DatasetWriter, open_dataset, write_dataset
 from tests.storage.shelf import Photo, photos
 
+pytestmark = pytest.mark.needs("pyarrow")
+
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ from quire.storage import open_dataset, write_dataset
 from tests.storage.shelf import Photo, photos, trees
 from tests.strategies import Tree
 
+pytestmark = pytest.mark.needs("pyarrow")
+
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:

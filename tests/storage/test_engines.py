@@ -15,7 +15,7 @@ from quire.storage import open_dataset, write_dataset
 from quire.typing import NdArray, float32
 from tests.storage.shelf import Photo, photos
 
-pytestmark = pytest.mark.needs("ray", "pyspark")
+pytestmark = pytest.mark.needs("ray", "pyspark", "pyarrow")
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,8 @@ from quire.errors import ShardError
 from quire.storage import open_dataset, write_dataset
 from quire.typing import NdArray, float32, float64, int32, uint8
 
+pytestmark = pytest.mark.needs("pyarrow")
+
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ from quire.storage import open_dataset
 from quire.tensors import DType, Shape
 from quire.typing import AnyTensor, NdArray, float32, uint8
 
+pytestmark = pytest.mark.needs("pyarrow")
+
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:

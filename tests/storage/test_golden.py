@@ -11,6 +11,8 @@ from quire.storage import open_dataset, write_dataset
 from tests.codec.ways import exact
 from tests.storage.golden import FOLDER, Golden, documents
 
+pytestmark = pytest.mark.needs("pyarrow")
+
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_a_dataset_of_version_1_is_read(tmp_path: Path, kind: str) -> None:

@@ -14,6 +14,8 @@ from tests.codec.ways import exact
 from tests.storage.shelf import Meta, Photo, photos
 from tests.strategies import Leaf
 
+pytestmark = pytest.mark.needs("pyarrow")
+
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,8 @@ from tests.codec.ways import exact
 from tests.storage.shelf import branches, columns_of, encoded, gathered, leaves, trees
 from tests.strategies import Branch, Leaf, Node, Seed, Tree, Twig, laws, nodes, orders
 
+pytestmark = pytest.mark.needs("pyarrow")
+
 
 def _comes_back(documents: list[Any], document_type: type[Any], storage: Any = "fixed") -> None:
     """Fail unless the documents come back, whole and in pieces."""

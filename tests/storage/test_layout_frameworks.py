@@ -14,6 +14,8 @@ from quire.typing import AnyTensor, float32
 from tests.codec.ways import exact
 from tests.storage.shelf import encoded, gathered
 
+pytestmark = pytest.mark.needs("pyarrow")
+
 
 def _class(**fields: Any) -> Any:
     """A document class whose annotations are values of the test."""

@@ -41,6 +41,8 @@ from tests.codec.ways import exact
 from tests.storage.shelf import Photo, photos
 from tests.strategies import laws
 
+pytestmark = pytest.mark.needs("pyarrow")
+
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:

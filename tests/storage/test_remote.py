@@ -18,6 +18,8 @@ from tests.files.faults import faulty_store
 from tests.files.servers import Site, served
 from tests.storage.shelf import Photo, photos
 
+pytestmark = pytest.mark.needs("fsspec", "pyarrow")
+
 _QUICK = RemoteOptions(retries=1, deadline=5.0, timeout=1.0)
 
 

@@ -26,6 +26,8 @@ from quire.typing import NdArray, float32
 from tests.storage.shelf import Photo, photos, trees
 from tests.strategies import Color, Tree, laws
 
+pytestmark = pytest.mark.needs("pyarrow")
+
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ from quire.typing import NdArray, float32
 from tests.codec.ways import exact
 from tests.storage.shelf import Meta, Photo, photo, photos
 
+pytestmark = pytest.mark.needs("pyarrow")
+
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

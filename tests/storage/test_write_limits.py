@@ -18,6 +18,8 @@ from quire.storage import open_dataset, write_dataset
 from quire.typing import NdArray
 from tests.storage.shelf import Photo
 
+pytestmark = pytest.mark.needs("pyarrow")
+
 _FULL = """
 import resource, signal, sys
 from quire.errors import StorageError

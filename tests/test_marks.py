@@ -1,0 +1,40 @@
+"""A module of tests that imports what is optional says so, or the core alone could not be tested."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import _needs_of_module
+
+TESTS = Path(__file__).parent
+ALWAYS = {"quire", "quire_proto3", "quire_proto4", "tests", "examples", "numpy", "pydantic", "pydantic_core", "google"}
+ALWAYS |= {"rich", "typing_extensions", "pytest", "_pytest", "hypothesis", "cloudpickle", "xdist"}
+COMES_WITH = {"keras": "tensorflow", "boto3": "moto", "werkzeug": "moto"}
+
+
+@pytest.mark.parametrize("path", sorted(TESTS.rglob("test_*.py")), ids=lambda path: str(path.relative_to(TESTS)))
+def test_what_a_module_imports_is_what_it_needs(path: Path) -> None:
+    optional = {_needed_for(name) for name in _imported(path)} - ALWAYS - sys.stdlib_module_names
+    assert optional <= set(_needs_of_module(path)), "say `pytestmark = pytest.mark.needs(...)`"
+
+
+def _needed_for(name: str) -> str:
+    if name.startswith("quire.storage"):
+        return "pyarrow"
+    root = name.partition(".")[0]
+    return COMES_WITH.get(root, root)
+
+
+def _imported(path: Path) -> list[str]:
+    """What is imported at the module's head."""
+    found = []
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append(node.module or "")
+    return found
