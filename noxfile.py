@@ -268,7 +268,7 @@ def fuzz(session: nox.Session) -> None:
     session.run("python", "fuzz/run.py", *session.posargs, env={"PYTHONPATH": str(ROOT)})
 
 
-BENCHMARKS = ("core", "wire", "train", "stream", "distributed", "services", "services_http", "view", "media")
+BENCHMARKS = ("core", "wire", "train", "stream", "distributed", "services", "media", "view")
 
 
 @nox.session(python=PYTHON)
@@ -283,4 +283,5 @@ def bench(session: nox.Session) -> None:
     chosen = [name for name in session.posargs if name in BENCHMARKS]
     options = [option for option in session.posargs if option not in BENCHMARKS]
     for name in chosen or BENCHMARKS:
-        session.run("python", f"benchmarks/{name}.py", *options)
+        install = ("--install",) if name == "stream" else ()  # its peers have environments of their own
+        session.run("python", f"benchmarks/{name}.py", *install, *options)

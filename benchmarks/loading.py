@@ -111,6 +111,7 @@ def batched_row(size: int) -> Row:
         reference=Contestant("index_select by hand", epoch(Gathered(images), as_it_is)),
         peers=[peer("TensorDict", "tensordict", lambda theirs: epoch(theirs.Gathered(images), theirs.as_it_is))],
         target=1.15,
+        known="DocArray 20.8x, HF datasets 10.7x, TensorDict 1.7x",
         unit="ms",
     )
 
@@ -131,6 +132,7 @@ def per_row_row(size: int) -> Row:
         reference=Contestant("a Dataset by hand", epoch(ByHand(images))),
         peers=[peer("DocArray MultiModalDataset", "docarray", docarray)],
         target=1.2,
+        known="DocArray 7.6x",
         unit="ms",
     )
 
@@ -146,6 +148,7 @@ def workers_row(size: int) -> Row:
         reference=Contestant("a Dataset by hand", epoch(ByHand(images), None, 2)),
         peers=[],
         target=1.0,
+        known="DocArray 10.9x",
         unit="ms",
         by_wall=True,
     )
@@ -216,6 +219,7 @@ def hand_over_row(_: int) -> Row:
         reference=Contestant("a bare tensor", handed_over(Bare(images))),
         peers=[],
         target=1.1,
+        known="DocArray 5x to 20x",
         unit="ms",
         calls=16,
         by_wall=True,

@@ -53,6 +53,12 @@ class Row:
     floor: Contestant | None = None
     by_wall: bool = False
     """Whether wall time decides, as where the work is spread over cores."""
+    faster: bool = False
+    """Whether it is told as a gain: at least 1 / target times as fast."""
+    also: Sequence[str] = ()
+    """The peers that the target is meant for, too."""
+    known: str = ""
+    """What was known of others when the target was set."""
 
     @property
     def contestants(self) -> list[Contestant]:
@@ -74,35 +80,16 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Ratios:
-    """How many times the reference: by the rounds' CPU times, by their wall times, and by the shortest wall times."""
-
-    cpu: float
-    wall: float
-    minima: float
-
-
-@dataclass(frozen=True)
 class Result:
     """The timings of a row, by contestant; who is missing is not among them."""
 
     row: Row
     timings: dict[str, Timing]
 
-    def ratios(self, name: str) -> Ratios:
-        """A contestant against the reference."""
-        ours, base = self.timings[name], self.timings[self.row.reference.name]
-        return Ratios(
-            median(a / b for a, b in zip(ours.cpu, base.cpu, strict=True)),
-            median(a / b for a, b in zip(ours.wall, base.wall, strict=True)),
-            min(ours.wall) / min(base.wall),
-        )
-
-    @property
-    def met(self) -> bool:
-        """Whether quire's ratio is within the target."""
-        ratios = self.ratios(self.row.quire.name)
-        return (ratios.wall if self.row.by_wall else ratios.cpu) <= self.row.target
+    def ratios(self, name: str, by: str = "cpu", other: str = "") -> list[float]:
+        """What a contestant takes of another's time, or of the reference's; a number a round."""
+        ours, base = self.timings[name], self.timings[other or self.row.reference.name]
+        return [a / b for a, b in zip(getattr(ours, by), getattr(base, by), strict=True)]
 
 
 def repeated(function: Callable[[], object]) -> Loop:

@@ -1,9 +1,9 @@
 """What images, sound and videos cost, against bare Pillow and bare PyAV.
 
-    python benchmarks/media.py --rows jpeg_224 video --rounds 9 --size 300 --markdown docs/benchmarks-media.md
+    python benchmarks/media.py --rows jpeg_224 video --rounds 9 --keep
 
 Every row is one interleaved run (see measure.py); its result is a ratio. Pictures are of smooth noise, as photographs
-are. `--size` is the number of frames of the video. What streaming takes in memory is told by media_memory.py.
+are. `--size` is of no consequence.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from __future__ import annotations
 import io
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import av
+import media_memory
 import numpy as np
 import PIL.Image
+from contest import Builder, parse_options, run
 from measure import Contestant, Row, repeated
-from report import parse_options, run
+from media_data import film, picture
 
 from quire.media import save_audio, save_video, to_image_bytes
 from quire.typing import AudioUrl, ImageBytes, ImageUrl, VideoUrl
@@ -28,20 +30,13 @@ from quire.typing import AudioUrl, ImageBytes, ImageUrl, VideoUrl
 PACKAGES = ("quire", "numpy", "pillow", "av")
 FORMATS = ("jpeg", "png", "webp")
 SIZES = (64, 224, 1024)
+FRAMES = 300
 
 
 @cache
 def folder() -> Path:
     """Where the files are."""
     return Path(tempfile.mkdtemp())
-
-
-def picture(size: int, seed: int = 0) -> Any:
-    """A picture with edges and noise, about as hard to pack as a photograph."""
-    chance = np.random.default_rng(seed)
-    coarse = chance.integers(0, 255, (max(2, size // 16), max(2, size // 16), 3), np.uint8)
-    smooth = np.asarray(PIL.Image.fromarray(coarse).resize((size, size), PIL.Image.Resampling.BICUBIC))
-    return (smooth.astype(np.int16) + chance.integers(-6, 6, smooth.shape)).clip(0, 255).astype(np.uint8)
 
 
 # --- images
@@ -82,19 +77,10 @@ def _bare_bytes(content: bytes) -> Any:
 # --- sound and videos
 
 
-def film(frames: int) -> Iterator[Any]:
-    """A picture that moves, with the noise of a camera."""
-    large = picture(512).astype(np.int16)
-    noise = np.random.default_rng(1).integers(-9, 9, large.shape)
-    for number in range(frames):
-        moved = np.roll(large, 3 * number, axis=1) + np.roll(noise, 7919 * number)
-        yield moved[:360, :480].clip(0, 255).astype(np.uint8)
-
-
-def video_row(size: int, *, small: bool = False) -> Row:
+def video_row(_: int, *, small: bool = False) -> Row:
     """All frames of a video as arrays, one after the other."""
-    path = folder() / f"{size}.mp4"
-    save_video(film(size), path, 25)
+    path = folder() / f"{FRAMES}.mp4"
+    save_video(film(FRAMES), path, 25)
     options: Any = {"width": 112, "height": 112} if small else {}
 
     def bare() -> None:
@@ -113,7 +99,7 @@ def video_row(size: int, *, small: bool = False) -> Row:
             pass
 
     return Row(
-        title=f"VideoUrl.frames, {size} of 480 x 360{' made 112 x 112' if small else ''}",
+        title=f"VideoUrl.frames, {FRAMES} of 480 x 360{' made 112 x 112' if small else ''}",
         what="Every frame as uint8 in red, green and blue. The reference is PyAV's `decode` and `to_ndarray`.",
         quire=Contestant("quire", repeated(ours)),
         reference=Contestant("PyAV", repeated(bare)),
@@ -147,15 +133,16 @@ def audio_row(_: int, audio_format: str) -> Row:
     )
 
 
-BUILDERS: dict[str, Callable[[int], Row]] = {
+BUILDERS: dict[str, Builder] = {
     **{f"{name}_{size}": partial(image_row, image_format=name, size=size) for name in FORMATS for size in SIZES},
     **{f"bytes_{name}_224": partial(image_row, image_format=name, size=224, in_memory=True) for name in FORMATS},
     "video": video_row,
     "video_small": partial(video_row, small=True),
     "audio_wav": partial(audio_row, audio_format="wav"),
     "audio_mp3": partial(audio_row, audio_format="mp3"),
+    "memory": media_memory.section,
 }
 
 
 if __name__ == "__main__":
-    sys.exit(run(BUILDERS, parse_options(__doc__ or "", BUILDERS), PACKAGES))
+    sys.exit(run("media", BUILDERS, parse_options(__doc__ or "", BUILDERS), PACKAGES))

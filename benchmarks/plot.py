@@ -1,144 +1,148 @@
-"""A drawing of the benchmarks, from the tables in the pages: the numbers are never written twice.
-
-`python benchmarks/report.py` writes docs/images/benchmarks.svg; the same pages give the same bytes.
-"""
+"""Drawings of the benchmarks: what others take, and how far each goal is reached."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
-DOCS = Path(__file__).parents[1] / "docs"
-TARGET = DOCS / "images" / "benchmarks.svg"
+from results import Goal, Section
 
-
-@dataclass(frozen=True)
-class Group:
-    """A line of a page's first table, or some of them: by how their first cell begins."""
-
-    title: str
-    page: str
-    begins: str
-
-
-_DATASET = "MultiModalDataset, 10,000 nested images and captions,"
-GROUPS = (
-    Group("Shuffled documents from disk", "benchmarks-stream.md", "documents"),
-    Group("Shuffled tables from disk", "benchmarks-stream.md", "table"),
-    Group("Shuffled pictures from disk", "benchmarks-stream.md", "pictures"),
-    Group("Random rows by number", "benchmarks-stream.md", "random"),
-    Group("Write a dataset (wall time)", "benchmarks-stream.md", "write"),
-    Group("DataLoader, a function for each row", "benchmarks-train.md", f"{_DATASET} a function"),
-    Group("DataLoader, functions on columns", "benchmarks-train.md", f"{_DATASET} batched"),
-    Group("Make a document", "benchmarks.md", "construct"),
-    Group("Stack documents", "benchmarks.md", "stack"),
-    Group("A batch to bytes", "benchmarks-wire.md", "DocumentBatch.to_bytes, 10,000"),
-    Group("Read, map, write on Ray", "benchmarks-distributed.md", "ray"),
-    Group("Read, map, write on Spark", "benchmarks-distributed.md", "spark"),
-)
+SHOWN = {
+    ("stream", "documents"): "Shuffled documents from disk",
+    ("stream", "table"): "Shuffled tables from disk",
+    ("stream", "pictures"): "Shuffled pictures from disk",
+    ("stream", "random"): "Random rows by number",
+    ("stream", "write"): "Write a dataset (wall time)",
+    ("train", "dataset_per_row"): "DataLoader, a function for each row",
+    ("train", "dataset_batched"): "DataLoader, functions on columns",
+    ("core", "construct"): "Make a document",
+    ("core", "stack"): "Stack documents",
+    ("wire", "batch_to_bytes_passages"): "A batch to bytes",
+    ("distributed", "ray"): "Read, map, write on Ray",
+    ("distributed", "spark"): "Read, map, write on Spark",
+}
+"""What the drawing of the README has: a row of a part, and what it is called there."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """Somebody else, and what they take of what quire takes: 2 is twice as long, and below 1 they are faster."""
+    """A line with a name before it and a number behind it; 1 is where the axis stands."""
 
     name: str
-    times: float
+    number: float
+    said: str
 
 
-def bars_of(group: Group, docs: Path = DOCS) -> list[Bar]:
-    """Everybody who was measured beside quire."""
-    lines = [line for line in first_table((docs / group.page).read_text()) if line[0].startswith(group.begins)]
-    bars = [bar for line in lines for bar in _bars(line)]
-    if not bars:
-        raise SystemExit(f"docs/{group.page}: the first table has no measured line that begins with {group.begins!r}.")
-    return bars
+def others_drawn(kept: Mapping[str, Sequence[Section]]) -> str:
+    """What others take, where quire takes 1."""
+    named = {(part, section.name): section for part, sections in kept.items() for section in sections}
+    groups = {
+        title: [Bar("", times, f"{name} {_short(times)}") for name, times in named[key].others.items()]
+        for key, title in SHOWN.items()
+        if key in named
+    }
+    return draw(
+        "What others take, where quire takes 1",
+        "CPU time, on an axis of powers. Left of the line the other one is faster.",
+        Axis(270, "quire"),
+        groups,
+    )
 
 
-def first_table(page: str) -> list[list[str]]:
-    """The cells of the page's first table, line by line, without its head."""
-    found = re.search(r"(?:^\|.*\n)+", page, re.MULTILINE)
-    lines = found[0].splitlines() if found else []
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-
-
-def _bars(line: Sequence[str]) -> Iterator[Bar]:
-    """Pages of one kind tell what quire takes of a reference and of peers, those of the other kind a pair a line."""
-    if len(line) == 8:
-        own = _times(line[2])
-        yield Bar(line[1], 1 / own)
-        for name, times in re.findall(r"(\S.*?) ([\d.]+)x(?:, |$)", line[7]):
-            yield Bar(name, float(times) / own)
-        return
-    reach = next(cell for cell in line if cell.startswith((">=", "<=")))
-    if line[2].startswith("quire") or not re.fullmatch(r"[\d.]+x", line[3]):
-        return  # quire beside itself, something else than a ratio, or not measured
-    times = _times(line[3])
-    yield Bar(re.sub(r", (cpu|wall)$", "", line[2]), times if reach.startswith(">=") else 1 / times)
-
-
-def _times(cell: str) -> float:
-    return float(cell.rstrip("x"))
+def goals_drawn(goals: Mapping[str, Iterable[tuple[str, Goal]]]) -> str:
+    """How far each goal is reached, part by part."""
+    groups = {}
+    for part, found in goals.items():
+        bars, row = [], ""
+        for title, goal in found:
+            row = title or row
+            if goal.values:
+                name = f"{_cut(row, 40)}: {_cut(goal.against, 28)}"
+                bars.append(Bar(name, goal.part_reached, f"{goal.shown}, reach {goal.reach}"))
+        groups[part] = bars
+    return draw(
+        "How far each goal is reached",
+        "How many times as good as it is to be, on an axis of powers. Left of the line it falls short.",
+        Axis(450, "goal"),
+        groups,
+    )
 
 
 # --- the drawing
 
-WIDTH, LEFT, RIGHT, TOP, STEP, GAP = 880, 270, 700, 62, 17, 11
+TOP, STEP, GAP = 62, 17, 11
 LEAST, MOST = 0.25, 200.0
 TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100)
 STYLE = """\
 text { font: 12px system-ui, sans-serif; fill: #24292f }
-.title { font-weight: 600; font-size: 14px } .soft { fill: #656d76 } .line { stroke: #d0d7de } .own { stroke: #24292f }
-.slower { fill: #2f6f9f } .faster { fill: #c2621b }
+.title { font-weight: 600; font-size: 14px } .group { font-weight: 600 }
+.soft { fill: #656d76 } .line { stroke: #d0d7de } .own { stroke: #24292f }
+.over { fill: #2f6f9f } .under { fill: #c2621b }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3 } .soft { fill: #9198a1 } .line { stroke: #3d444d } .own { stroke: #e6edf3 }
-  .slower { fill: #5ba4d8 } .faster { fill: #e69350 }
+  .over { fill: #5ba4d8 } .under { fill: #e69350 }
 }"""
 
 
-def at(times: float) -> float:
-    """Where a number stands on the axis, which is one of powers."""
-    share = math.log(times / LEAST) / math.log(MOST / LEAST)
-    return LEFT + (RIGHT - LEFT) * share
+@dataclass(frozen=True)
+class Axis:
+    """An axis of powers, from where it begins; 1 has a name."""
+
+    left: int
+    one: str
+
+    @property
+    def right(self) -> int:
+        """Where it ends."""
+        return self.left + 420
+
+    def at(self, number: float) -> float:
+        """Where a number stands."""
+        share = math.log(number / LEAST) / math.log(MOST / LEAST)
+        return self.left + (self.right - self.left) * share
 
 
-def draw(docs: Path = DOCS) -> str:
-    """The drawing."""
+def draw(title: str, what: str, axis: Axis, groups: Mapping[str, Sequence[Bar]]) -> str:
+    """The drawing: groups of bars, left and right of 1."""
     rows, y = [], float(TOP + GAP)
-    for group in GROUPS:
-        bars = bars_of(group, docs)
-        rows.append(_text(LEFT - 10, y + 11, group.title, anchor="end"))
+    for name, bars in groups.items():
+        own_line = any(bar.name for bar in bars)
+        rows.append(_text(axis.left - 10, y + 11, name, style="group" if own_line else "", anchor="end"))
+        y += STEP if own_line else 0
         for bar in bars:
-            rows.extend(_bar(bar, y))
+            rows.extend(_bar(bar, y, axis))
             y += STEP
         y += GAP
-    head = [
-        _text(20, 24, "What others take, where quire takes 1", style="title"),
-        _text(20, 42, "CPU time, on an axis of powers. Left of the line the other one is faster.", style="soft"),
-    ]
-    parts = [*head, *_axis(y), *rows]
-    size = f'viewBox="0 0 {WIDTH} {y + 8:.0f}" width="{WIDTH}" height="{y + 8:.0f}"'
-    opening = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="Benchmarks of quire">'
+    head = [_text(20, 24, title, style="title"), _text(20, 42, what, style="soft")]
+    parts = [*head, *_lines(y, axis), *rows]
+    width = axis.right + 190
+    size = f'viewBox="0 0 {width} {y + 8:.0f}" width="{width}" height="{y + 8:.0f}"'
+    opening = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(title)}">'
     return "\n".join([opening, f"<style>\n{STYLE}\n</style>", *parts, "</svg>\n"])
 
 
-def _axis(bottom: float) -> Iterator[str]:
+def _lines(bottom: float, axis: Axis) -> Iterator[str]:
     for tick in TICKS:
-        x, style = at(tick), "own" if tick == 1 else "line"
+        x, style = axis.at(tick), "own" if tick == 1 else "line"
         yield f'<line class="{style}" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom:.0f}"/>'
-        name, soft = ("quire", "") if tick == 1 else (f"{tick:g}x", "soft")
+        name, soft = (axis.one, "") if tick == 1 else (f"{tick:g}x", "soft")
         yield _text(x, TOP - 4, name, style=soft, anchor="middle")
 
 
-def _bar(bar: Bar, y: float) -> Iterator[str]:
-    start, end = sorted((at(1), at(bar.times)))
-    style, width = "slower" if bar.times >= 1 else "faster", max(end - start, 1)
+def _bar(bar: Bar, y: float, axis: Axis) -> Iterator[str]:
+    number = min(max(bar.number, LEAST), MOST)
+    start, end = sorted((axis.at(1), axis.at(number)))
+    style, width = "over" if bar.number >= 1 else "under", max(end - start, 1)
+    if bar.name:
+        yield _text(axis.left - 10, y + 12, bar.name, style="soft", anchor="end")
     yield f'<rect class="{style}" x="{start:.1f}" y="{y + 2:.0f}" width="{width:.1f}" height="{STEP - 5}"/>'
-    yield _text(max(end, at(1)) + 6, y + 12, f"{bar.name} {_short(bar.times)}")
+    yield _text(max(end, axis.at(1)) + 6, y + 12, bar.said)
+
+
+def _cut(name: str, longest: int) -> str:
+    return name if len(name) <= longest else name[: longest - 1].rstrip(" ,:") + "…"
 
 
 def _short(times: float) -> str:
@@ -148,10 +152,3 @@ def _short(times: float) -> str:
 def _text(x: float, y: float, text: str, *, style: str = "", anchor: str = "start") -> str:
     named = f' class="{style}"' if style else ""
     return f'<text{named} x="{x:.1f}" y="{y:.0f}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def main() -> None:
-    """Write the drawing."""
-    TARGET.parent.mkdir(exist_ok=True)
-    TARGET.write_text(draw())
-    print(f"written: {TARGET.relative_to(DOCS.parent)}")

@@ -1,6 +1,6 @@
-"""What a typed service costs over bare gRPC, and what putting calls together gains.
+"""What a typed service costs over bare gRPC, what putting calls together gains, and what HTTP takes.
 
-    python benchmarks/services.py --rows unary_1mb batching --rounds 5 --markdown docs/benchmarks-services.md
+    python benchmarks/services.py --rows unary_1mb batching --rounds 5 --keep
 
 Every row is one interleaved run (see measure.py); its result is a ratio of wall times, as throughput is what is asked
 for. `--size` is of no consequence.
@@ -21,14 +21,15 @@ from statistics import quantiles
 from typing import Any
 
 import numpy as np
+import services_http
+from contest import Builder, parse_options, run
 from measure import Contestant, Loop, Row, repeated
-from report import parse_options, run
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.services import Client, endpoint, serve
 from quire.typing import NdArray, float32, uint8
 
-PACKAGES = ("quire", "grpcio", "protobuf", "numpy", "pydantic")
+PACKAGES = ("quire", "grpcio", "protobuf", "fastapi", "numpy", "pydantic")
 
 
 class Vector(BaseDocument):
@@ -115,6 +116,8 @@ def unary_row(_: int) -> Row:
             Contestant("quire, documents one by one", repeated(lambda: remote_rows(docs))),
         ],
         target=1 / 0.8,
+        faster=True,
+        also=("bare gRPC that keeps its memory, too",),
         unit="ms",
         calls=20,
         turns=3,
@@ -189,12 +192,13 @@ def batching_row(_: int) -> Row:
         reference=Contestant("batching off", repeated(lambda: crowd(off, pool, docs))),
         peers=[],
         target=1 / 3,
+        faster=True,
         unit="ms",
         by_wall=True,
     )
 
 
-ROWS = {"unary_1mb": unary_row, "batching": batching_row}
+ROWS: dict[str, Builder] = {"unary_1mb": unary_row, "batching": batching_row, **services_http.BUILDERS}
 
 if __name__ == "__main__":
-    sys.exit(run(ROWS, parse_options(str(__doc__), ROWS), PACKAGES))
+    sys.exit(run("services", ROWS, parse_options(str(__doc__), ROWS), PACKAGES))

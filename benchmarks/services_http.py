@@ -1,8 +1,7 @@
 """What documents cost over HTTP: pushed to a server while they are made, and through a route of FastAPI.
 
-    python benchmarks/services_http.py --rounds 5
-
-The servers are processes of their own on loopback. Wall time decides: the work is spread over processes and threads.
+The rows are those of services.py, which runs them. The servers are processes of their own on loopback. Wall time
+decides: the work is spread over processes and threads.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import http.client
 import multiprocessing
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -19,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from measure import Contestant, Row, repeated
-from report import parse_options, run
 
 from quire import BaseDocument, DocumentArray
 from quire.array._remote import _maker
@@ -189,6 +186,7 @@ def fastapi_row(size: int) -> Row:
         reference=Contestant("application/json", repeated(by_json)),
         peers=[],
         target=0.1,
+        faster=True,
         unit="ms",
         calls=5,
         by_wall=True,
@@ -201,7 +199,3 @@ BUILDERS: dict[str, Callable[[int], Row]] = {
     "push-gzip": lambda _: push_row("gzip"),
     "fastapi": fastapi_row,
 }
-
-
-if __name__ == "__main__":
-    sys.exit(run(BUILDERS, parse_options(__doc__ or "", BUILDERS), ["quire", "fastapi", "pydantic", "numpy"]))

@@ -1,7 +1,7 @@
 """What data larger than memory costs to write, open, shuffle and read, beside the peers, each in its own environment.
 
     python benchmarks/stream.py --rows pictures table --rounds 5 --scale 0.1 --install
-    python benchmarks/stream.py --markdown docs/benchmarks-stream.md --json stream.json
+    python benchmarks/stream.py --install --keep
 
 Every round of every contestant is a fresh process that prints one line (see stream_peers/protocol.py), and contestants
 take turns. Before the rounds that count there is one that compares every row and watches memory. A peer whose
@@ -13,16 +13,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import stream_data
-from stream_report import page, summary
+from results import keep, markdown
+from stream_report import section_of
 from stream_rows import ROWS, Contestant, Row
 
 HERE = Path(__file__).parent
@@ -65,27 +68,23 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--install", action="store_true", help="make the environments that are missing")
     parser.add_argument("--make", action="store_true", help="only make the workloads' data")
     parser.add_argument("--cgroup", type=Path, help="a memory cgroup (v1 or v2) of 1.5 GB for W3; else a ulimit")
-    parser.add_argument("--json", type=Path, help="write everything that was measured; what is there already is kept")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the results as a page")
+    parser.add_argument("--keep", action="store_true", help="put what was measured into benchmarks/results")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Measure, print, and write what is asked for."""
+    """Measure, print, and keep what was measured if asked."""
     options = parse_options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that children are ended, too
     if options.install:
         for peer in set(options.peers) & set(PINS):
             install(options.venvs / peer, PINS[peer])
-    found: dict[str, Any] = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
-    load = os.getloadavg()
     for row in (row for row in ROWS if row.name in options.rows):
-        found.setdefault(row.name, {}).update(measure(row, options))
-        if options.json:
-            options.json.write_text(json.dumps(found, indent=1))
-        print(summary(row, found[row.name]), flush=True)
-    if options.markdown:
-        options.markdown.write_text(page(ROWS, found, load, versions(options)))
+        section = section_of(row, measure(row, options))
+        print(markdown(section), flush=True)
+        if options.keep:
+            facts = {"versions": {"Python": platform.python_version(), **versions(options)}}
+            keep("stream", replace(section, facts=facts), ())
     return 0
 
 

@@ -1,68 +1,37 @@
-"""The results of stream.py as tables and as a page."""
+"""The results of stream.py as sections."""
 
 from __future__ import annotations
 
-import os
-import platform
-from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from report import markdown_table
-from stream_rows import Goal, Row
-
-HOW_TO_READ = """\
-Every number is the median over rounds, from the least to the most. In a round every contestant is a fresh process, and
-they take turns. *rows/s* is by the clock on the wall, after the first five batches; *CPU s / M rows* are seconds of
-user and system time, of all threads and children, for a million rows. *first batch* is from opening to the first batch,
-without imports. *memory* is the peak of what the process and its children hold (PSS), and *anonymous* the part of it
-that is not files, each with what the interpreter and its libraries take. *once* tells whether an epoch gave every row
-exactly once, and *mixing* is the entropy of the tenths of the dataset that the rows of a batch come from, as a share
-of a true permutation's. Both, and every value of every column, are checked in a round of its own before the others.
-
-A ratio is the median over the rounds of the ratio within a round. CPU time decides where one process works, wall time
-where several do. All data is in page cache, save for W3.
-"""
+from results import Goal, Section
+from stream_rows import Aim, Row
 
 Found = dict[str, Any]
 
 
-def summary(row: Row, found: Found) -> str:
-    """A row's heading, its table and its goals."""
-    lines = [
-        _line(contestant.name, found[contestant.name], row)
-        for contestant in row.contestants
-        if contestant.name in found
-    ]
-    parts = [f"## {row.title}", row.what, markdown_table(_head(row), lines)]
-    goals = [_goal_line(row, goal, found) for goal in row.goals]
-    if goals:
-        parts.append(markdown_table(GOALS, [line[1:] for line in goals]))
-    return "\n\n".join(parts) + "\n"
-
-
-def page(rows: Sequence[Row], found: Found, load: tuple[float, float, float], versions: dict[str, str]) -> str:
-    """All goals, how to read them, and every row."""
-    measured = [row for row in rows if row.name in found]
-    goals = [_goal_line(row, goal, found[row.name]) for row in measured for goal in row.goals]
-    facts = [
-        f"- Python {platform.python_version()}, "
-        + ", ".join(f"{name} {version}" for name, version in versions.items()),
-        f"- {platform.system()} on {platform.machine()}, {os.cpu_count()} cores, load average "
-        + ", ".join(f"{value:.1f}" for value in load)
-        + " at the start; OMP_NUM_THREADS=1",
-    ]
-    head = "# Benchmarks: data larger than memory\n"
-    return "\n".join(
-        [
-            head,
-            markdown_table(["", *GOALS], goals) + "\n",
-            HOW_TO_READ,
-            *facts,
-            "",
-            *(summary(row, found[row.name]) for row in measured),
-        ]
+def section_of(row: Row, found: Found) -> Section:
+    """A row's table and its goals; the first contestant that is quire stands for it."""
+    present = [contestant.name for contestant in row.contestants if contestant.name in found]
+    return Section(
+        row.name,
+        row.title,
+        row.what,
+        _head(row),
+        [_line(name, found[name], row) for name in present],
+        [_goal(aim, found) for aim in row.aims],
+        _others(present, found, by="wall" if row.workers or row.operation == "write" else "cpu"),
     )
+
+
+def _others(present: list[str], found: Found, by: str) -> dict[str, float]:
+    """What everybody else takes of quire's time."""
+    ours = next((name for name in present if name in ("quire", "quire, 2 workers")), "")
+    others = [name for name in present if not name.startswith("quire") and _measured(found[name])]
+    if not _measured(found.get(ours)) or not _values(found[ours], "rows_per_s"):
+        return {}
+    return {name: median(_ratios(Aim(ours, name, by=by), found)) for name in others}
 
 
 # --- contestants
@@ -128,51 +97,50 @@ def _share(check: Found) -> str:
 
 # --- goals
 
-GOALS = ["quire", "against", "ratio", "reach", "known", ""]
+
+def _goal(aim: Aim, found: Found) -> Goal:
+    bound: Found = {"at_least": aim.at_least} if aim.at_least else {"at_most": aim.at_most}
+    if aim.theirs:
+        values = _ratios(aim, found) if _measured(found.get(aim.ours)) and _measured(found.get(aim.theirs)) else []
+        by = "CPU" if aim.by == "cpu" else aim.by
+        return Goal(aim.ours, aim.theirs, values, by, known=aim.known, **bound)
+    name, unit = OWN.get(aim.by, (aim.by, ""))
+    values = _own_values(aim.by, found[aim.ours]) if _measured(found.get(aim.ours)) else []
+    return Goal(aim.ours, name, values, unit=unit, known=aim.known, **bound)
 
 
-def _goal_line(row: Row, goal: Goal, found: Found) -> list[str]:
-    """The row's name, who, against whom, how far, how far it should be, what was known, and the verdict."""
-    reach = f">= {goal.at_least:g}{'x' if goal.theirs else ''}" if goal.at_least else f"<= {goal.at_most:g}"
-    against = f"{goal.theirs}, {goal.by}" if goal.theirs else goal.by.replace("_", " ")
-    value = goal_value(goal, found)
-    if value is None:
-        return [row.name, goal.ours, against, "", reach, goal.known, "not measured"]
-    met = value >= goal.at_least if goal.at_least else value <= goal.at_most
-    shown = f"{value:,.2f}x" if goal.theirs else f"{value:.3g}"
-    return [row.name, goal.ours, against, shown, reach, goal.known, "PASS" if met else "**SHORT**"]
+OWN = {
+    "first_batch_s": ("seconds to the first batch", "s"),
+    "growth_mb": ("growth of memory an epoch", "MB"),
+    "budget_mb": ("memory above the start", "MB"),
+    "size": ("size of the files, to that of the data", ""),
+}
 
 
-def goal_value(goal: Goal, found: Found) -> float | None:
-    """The number that a goal is about; None if somebody was not there."""
-    ours, theirs = found.get(goal.ours), found.get(goal.theirs)
-    if not _measured(ours) or (goal.theirs and not _measured(theirs)):
-        return None
-    assert ours is not None
-    if not goal.theirs:
-        return _own_value(goal.by, ours)
-    assert theirs is not None
-    if goal.by == "wall":
-        return _ratio(_values(ours, "rows_per_s"), _values(theirs, "rows_per_s"))
-    speed = _ratio(_values(theirs, "cpu_s_per_million"), _values(ours, "cpu_s_per_million"))
-    if goal.by == "cpu of memmap":
+def _ratios(aim: Aim, found: Found) -> list[float]:
+    """How many times as fast as the other; a number a round."""
+    ours, theirs = found[aim.ours], found[aim.theirs]
+    if aim.by == "wall":
+        return _divided(_values(ours, "rows_per_s"), _values(theirs, "rows_per_s"))
+    speeds = _divided(_values(theirs, "cpu_s_per_million"), _values(ours, "cpu_s_per_million"))
+    if aim.by == "cpu of memmap":
         gather, scan = found["numpy memmap gather"], found["numpy memmap, in order"]
-        return speed / _ratio(_values(scan, "cpu_s_per_million"), _values(gather, "cpu_s_per_million"))
-    return speed
+        random = _divided(_values(scan, "cpu_s_per_million"), _values(gather, "cpu_s_per_million"))
+        return _divided(speeds, random)
+    return speeds
 
 
 def _measured(result: Found | None) -> bool:
     return bool(result and result["rounds"] and "error" not in result)
 
 
-def _own_value(name: str, ours: Found) -> float | None:
+def _own_values(name: str, ours: Found) -> list[float]:
     if name == "mixing":
-        return float(ours["check"]["entropy"] / ours["check"]["ideal_entropy"])
+        return [float(ours["check"]["entropy"] / ours["check"]["ideal_entropy"])]
     if name == "budget_mb":
-        return float(ours["check"]["peak_anon_mb"] - ours["check"]["base_anon_mb"])
-    values = _values(ours, name)
-    return median(values) if values else None
+        return [float(ours["check"]["peak_anon_mb"] - ours["check"]["base_anon_mb"])]
+    return _values(ours, name)
 
 
-def _ratio(tops: list[float], bottoms: list[float]) -> float:
-    return median(top / bottom for top, bottom in zip(tops, bottoms, strict=True))
+def _divided(tops: list[float], bottoms: list[float]) -> list[float]:
+    return [top / bottom for top, bottom in zip(tops, bottoms, strict=True)]

@@ -22,7 +22,7 @@ class Contestant:
 
 
 @dataclass(frozen=True)
-class Goal:
+class Aim:
     """At least so many times as fast as another, or a number that is at most so large."""
 
     ours: str
@@ -44,7 +44,7 @@ class Row:
     what: str
     workload: str
     contestants: Sequence[Contestant]
-    goals: Sequence[Goal] = ()
+    aims: Sequence[Aim] = ()
     operation: str = "read"
     workers: int = 0
     memory_mb: int = 0
@@ -83,7 +83,7 @@ TENSORDICT = Contestant("TensorDict memmap", "tensordict")
 ROWS = (
     Row(
         "pictures",
-        "W2: shuffled typed batches of pictures",
+        "Shuffled typed batches of pictures",
         "Batches of 256: image uint8 (3, 64, 64), label, text; in page cache, no workers.",
         "pictures",
         (
@@ -91,35 +91,35 @@ ROWS = (
             *(HF_BINARY, HF, HF_ROWS, LITDATA, LITDATA_FULL, LANCE, WEBDATASET, MDS),
         ),
         (
-            Goal("quire", "numpy memmap gather", 0.6),
-            Goal("quire", "HF, binary column by hand", 1.0, known="0.19x the gather"),
-            Goal("quire", "HF datasets", 1.0, known="0.011x the gather"),
-            Goal("quire", "LitData", 1.0, known="0.10x the gather"),
-            Goal("quire", "WebDataset", 1.0, known="0.008x the gather"),
-            Goal("quire", "MosaicML MDS", 1.0, known="0.005x the gather"),
-            Goal("quire", "quire, in order", 0.8),
-            Goal("quire, global shuffle", "quire, in order", 0.8, by="cpu of memmap"),
-            Goal("quire", by="mixing", at_least=0.99),
-            Goal("quire, global shuffle", by="mixing", at_least=0.99),
+            Aim("quire", "numpy memmap gather", 0.6),
+            Aim("quire", "HF, binary column by hand", 1.0, known="0.19x the gather"),
+            Aim("quire", "HF datasets", 1.0, known="0.011x the gather"),
+            Aim("quire", "LitData", 1.0, known="0.10x the gather"),
+            Aim("quire", "WebDataset", 1.0, known="0.008x the gather"),
+            Aim("quire", "MosaicML MDS", 1.0, known="0.005x the gather"),
+            Aim("quire", "quire, in order", 0.8),
+            Aim("quire, global shuffle", "quire, in order", 0.8, by="cpu of memmap"),
+            Aim("quire", by="mixing", at_least=0.99),
+            Aim("quire, global shuffle", by="mixing", at_least=0.99),
         ),
     ),
     Row(
         "documents",
-        "W2: nested, optional, embedding and caption columns",
+        "Nested, optional, embedding and caption columns",
         "Batches of 256: image uint8 (3, 32, 32), embedding float32 (128,), caption, label, `meta` of source, time and "
         "tags, and a mask uint8 (32, 32) in 7 of 10 rows; no workers.",
         "documents",
         (GATHER, BLOCK, PARQUET, HF_BINARY, HF, HF_ROWS, LITDATA, LITDATA_FULL, LANCE, WEBDATASET, MDS),
         (
-            Goal("quire", "HF datasets", 10),
-            Goal("quire", "MosaicML MDS", 50),
-            Goal("quire", "LitData", 4),
-            Goal("quire", "WebDataset", 50),
+            Aim("quire", "HF datasets", 10),
+            Aim("quire", "MosaicML MDS", 50),
+            Aim("quire", "LitData", 4),
+            Aim("quire", "WebDataset", 50),
         ),
     ),
     Row(
         "workers",
-        "W2: with two workers",
+        "With two workers",
         "60,000 pictures in batches of 256; two processes, or two threads of quire's own loop. Wall time decides.",
         "pictures_60k",
         (
@@ -130,16 +130,16 @@ ROWS = (
         ),
         (
             *(
-                Goal("quire, 2 workers", peer.name, 1.0, by="wall")
+                Aim("quire, 2 workers", peer.name, 1.0, by="wall")
                 for peer in (HF_BINARY, HF, HF_ROWS, LITDATA, LITDATA_FULL, WEBDATASET, MDS)
             ),
-            Goal("quire, own loop on 2 threads", "quire, no workers", 1.0, by="wall"),
+            Aim("quire, own loop on 2 threads", "quire, no workers", 1.0, by="wall"),
         ),
         workers=2,
     ),
     Row(
         "table",
-        "W1: tabular",
+        "Tabular",
         "1,000,000 rows of 32 float32 and a class in batches of 1024, shuffled; no workers.",
         "table",
         (
@@ -148,11 +148,11 @@ ROWS = (
             Contestant("Petastorm DataLoader", "petastorm", "rows", ""),
             *(HF, HF_ROWS, HF_ITERABLE, LITDATA, LITDATA_FULL, LANCE, TENSORDICT, MDS),
         ),
-        (Goal("quire", "Petastorm BatchedDataLoader", 8), Goal("quire", "Petastorm DataLoader", 30)),
+        (Aim("quire", "Petastorm BatchedDataLoader", 8), Aim("quire", "Petastorm DataLoader", 30)),
     ),
     Row(
         "random",
-        "W5: random batches by row numbers",
+        "Random batches by row numbers",
         "256 rows of the documents of W2, chosen at random, with repetition.",
         "documents",
         (
@@ -161,9 +161,9 @@ ROWS = (
             *(HF, HF_BINARY, LITDATA_FULL),
         ),
         (
-            Goal("quire", "Lance take", 10),
-            Goal("quire", "MosaicML MDS", 10),
-            Goal("quire", "HF shuffled", 20),
+            Aim("quire", "Lance take", 10),
+            Aim("quire", "MosaicML MDS", 10),
+            Aim("quire", "HF shuffled", 20),
         ),
         operation="take",
     ),
@@ -173,11 +173,11 @@ ROWS = (
         "Shuffled batches of 256: image uint8 (3, 64, 64), label; no workers.",
         "tensors",
         (TENSORDICT, GATHER, BLOCK, GLOBAL),
-        (Goal("quire", "TensorDict memmap", 0.9), Goal("quire, global shuffle", "TensorDict memmap", 0.9)),
+        (Aim("quire", "TensorDict memmap", 0.9), Aim("quire, global shuffle", "TensorDict memmap", 0.9)),
     ),
     Row(
         "write",
-        "W8: batches in hand, written",
+        "Batches in hand, written",
         "The pictures, in batches of 1,000 in memory. One reference writes their bytes to plain files, and the "
         "other waits until they are on the disk, as quire does for every shard unless told not to (`durable=False`), "
         "and none of the others.",
@@ -191,39 +191,39 @@ ROWS = (
             *(MDS, LITDATA, LANCE, TENSORDICT, WEBDATASET, HF),
         ),
         (
-            Goal("quire", "plain file write, synced", 0.6, by="wall"),
-            Goal("quire, not synced", "plain file write", 0.6, by="wall"),
-            Goal("quire", "MosaicML MDS", 3, by="wall"),
-            Goal("quire", "LitData", 3, by="wall"),
-            Goal("quire", by="size", at_most=1.02),
+            Aim("quire", "plain file write, synced", 0.6, by="wall"),
+            Aim("quire, not synced", "plain file write", 0.6, by="wall"),
+            Aim("quire", "MosaicML MDS", 3, by="wall"),
+            Aim("quire", "LitData", 3, by="wall"),
+            Aim("quire", by="size", at_most=1.02),
         ),
         operation="write",
     ),
     Row(
         "shards",
-        "W10: 5,000 shards of 200 rows",
+        "5,000 shards of 200 rows",
         "From opening the dataset to the first shuffled batch of 256.",
         "shards",
         (BLOCK, HF, LITDATA, LANCE, MDS),
-        (Goal("quire", by="first_batch_s", at_most=0.3),),
+        (Aim("quire", by="first_batch_s", at_most=0.3),),
         operation="start",
     ),
     Row(
         "resume",
-        "W6: resume",
+        "Resume",
         "Stopped at 37 % of a shuffled epoch; a new dataset goes on from the state, to its first batch.",
         "documents",
         (BLOCK, LITDATA, MDS),
-        (Goal("quire", by="first_batch_s", at_most=0.1),),
+        (Aim("quire", by="first_batch_s", at_most=0.1),),
         operation="resume",
     ),
     Row(
         "large",
-        "W3: larger than memory",
+        "Larger than memory",
         "5 GB of pictures in a process of at most 1.5 GB, first from a cold disk, 20 epochs.",
         "large",
         (BLOCK, GATHER),
-        (Goal("quire", by="growth_mb", at_most=1.0), Goal("quire", by="budget_mb", at_most=256 * 1.1)),
+        (Aim("quire", by="growth_mb", at_most=1.0), Aim("quire", by="budget_mb", at_most=256 * 1.1)),
         memory_mb=1500,
         epochs=20,
         most_rounds=1,

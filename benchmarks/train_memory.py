@@ -1,6 +1,6 @@
 """What forked workers of a DataLoader take in memory, epoch after epoch.
 
-    python benchmarks/train_memory.py --documents 200000 --workers 4 --epochs 3
+    python benchmarks/train.py --rows memory
 
 Each contestant runs in a fresh process: it makes its dataset, forks the workers once (`persistent_workers`), and goes
 through it in random order. Told are the unique bytes of the workers (USS: private pages, clean and dirty), summed, when
@@ -10,8 +10,8 @@ A worker should not grow; one that reads Python objects writes their counts of u
 
 from __future__ import annotations
 
-import argparse
 import gc
+import json
 import subprocess
 import sys
 import warnings
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from results import Section
 from torch.utils.data import DataLoader, Dataset
 
 from quire import BaseDocument
@@ -27,6 +28,7 @@ from quire.data import MultiModalDataset
 from quire.typing import TorchTensor, float32
 
 _MIB = 1024
+DOCUMENTS, WORKERS, EPOCHS = 200_000, 4, 3
 
 
 class Caption(BaseDocument):
@@ -92,46 +94,42 @@ def memory(pids: list[int]) -> tuple[float, float]:
     return unique / _MIB, resident / _MIB
 
 
-def measure(name: str, arguments: argparse.Namespace) -> None:
-    """Print a line of the table for the start and for every epoch."""
+def watched(name: str) -> list[tuple[str, float, float]]:
+    """The workers' memory at the start and after every epoch."""
     warnings.simplefilter("ignore")  # of more workers than cores
-    options = {"batch_size": 256, "shuffle": True, "num_workers": arguments.workers, "persistent_workers": True}
-    loader = CONTESTANTS[name](arguments.documents, {**options, "multiprocessing_context": "fork"})
+    options = {"batch_size": 256, "shuffle": True, "num_workers": WORKERS, "persistent_workers": True}
+    loader = CONTESTANTS[name](DOCUMENTS, {**options, "multiprocessing_context": "fork"})
     gc.collect()
-    for epoch in range(arguments.epochs):
+    found = []
+    for epoch in range(EPOCHS):
         batches = iter(loader)
         next(batches)
         pids = [worker.pid for worker in batches._workers]  # type: ignore[attr-defined]
         if not epoch:
-            report(name, "first batch", pids)
+            found.append(("first batch", *memory(pids)))
         for _ in batches:
             pass
-        report(name, f"epoch {epoch + 1}", pids)
+        found.append((f"epoch {epoch + 1}", *memory(pids)))
+    return found
 
 
-def report(name: str, when: str, pids: list[int]) -> None:
-    """One line of the table."""
-    unique, resident = memory(pids)
-    print(f"| {name:<13} | {when:<11} | {unique:>8.0f} | {resident:>8.0f} |", flush=True)
-
-
-def main() -> None:
-    """Run every contestant in a process of its own."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--documents", type=int, default=200_000)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--only", choices=CONTESTANTS)
-    arguments = parser.parse_args()
-    if arguments.only:
-        measure(arguments.only, arguments)
-        return
-    print(
-        "|               | after       |  USS MiB |  RSS MiB |\n|---------------|-------------|----------|----------|"
-    )
+def section(_: int) -> Section:
+    """Every contestant in a process of its own."""
+    lines = []
     for name in CONTESTANTS:
-        subprocess.run([sys.executable, *sys.argv, "--only", name], check=True)
+        done = subprocess.run([sys.executable, __file__, name], check=True, stdout=subprocess.PIPE, text=True)
+        for when, unique, resident in json.loads(done.stdout.splitlines()[-1]):
+            lines.append([name, when, f"{unique:,.0f}", f"{resident:,.0f}"])
+    return Section(
+        "memory",
+        "Memory of workers",
+        f"{DOCUMENTS:,} documents with a vector, a number and texts, {WORKERS} forked workers, {EPOCHS} epochs in "
+        "random order. *USS* are the bytes that the workers have for themselves, summed; *RSS* counts pages that they "
+        "share with the trainer, too.",
+        ["", "after", "USS MiB", "RSS MiB"],
+        lines,
+    )
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(watched(sys.argv[1])))
