@@ -73,8 +73,8 @@ def goals_drawn(goals: Mapping[str, Iterable[tuple[str, Goal]]]) -> str:
 # --- the drawing
 
 TOP, STEP, GAP = 62, 17, 11
-LEAST, MOST = 0.25, 200.0
-TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100)
+LEAST, MOST = 0.25, 1000.0
+TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 STYLE = """\
 text { font: 12px system-ui, sans-serif; fill: #24292f }
 .title { font-weight: 600; font-size: 14px } .group { font-weight: 600 }
@@ -117,7 +117,7 @@ def draw(title: str, what: str, axis: Axis, groups: Mapping[str, Sequence[Bar]])
         y += GAP
     head = [_text(20, 24, title, style="title"), _text(20, 42, what, style="soft")]
     parts = [*head, *_lines(y, axis), *rows]
-    width = axis.right + 190
+    width = axis.right + 220
     size = f'viewBox="0 0 {width} {y + 8:.0f}" width="{width}" height="{y + 8:.0f}"'
     opening = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(title)}">'
     return "\n".join([opening, f"<style>\n{STYLE}\n</style>", *parts, "</svg>\n"])
