@@ -447,3 +447,12 @@ def test_one_file_is_a_dataset_too(table: Path) -> None:
     assert open_dataset(str(table), where={"number": {"$gt": 1}})[0].number == 2
     with pytest.raises(StorageError):
         open_dataset(table.parent / "three.parquet")
+
+
+def test_a_dataset_that_was_written_anew_is_to_be_opened_again(tmp_path: Path) -> None:
+    write_dataset(photos(3), tmp_path / "photos")
+    dataset = open_dataset(tmp_path / "photos", Photo)
+    write_dataset(photos(5), tmp_path / "photos", mode="overwrite")
+    with pytest.raises(ShardError, match="written anew meanwhile, open it again"):
+        dataset.read()
+    assert len(open_dataset(tmp_path / "photos", Photo).read()) == 5

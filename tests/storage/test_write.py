@@ -373,3 +373,13 @@ class Loose(BaseDocument):
 def test_a_value_that_has_no_column_is_named(tmp_path: Path, content: dict[str, Any], told: str) -> None:
     with pytest.raises(EncodeError, match=told):
         write_dataset([Loose(), Loose(**content)], tmp_path / "d", Loose)
+
+
+def test_a_file_is_not_written_over(tmp_path: Path) -> None:
+    file = tmp_path / "photos"
+    file.write_text("mine")
+    for mode in ("create", "append", "resume", "overwrite"):
+        with pytest.raises(StorageError, match=r"photos: there is a file already, and a dataset is a folder"):
+            write_dataset(photos(3), file, mode=mode)
+    assert file.read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]

@@ -252,7 +252,10 @@ def told(folder: Folder, shard: Shard) -> Iterator[None]:
     except ShardError:
         raise
     except StorageNotFoundError as error:
-        raise ShardError(f"{name}: the shard is missing. verify() tells whether others are.") from error
+        raise ShardError(
+            f"{name}: the shard is missing. If the dataset was written anew meanwhile, open it again; else verify() "
+            "tells whether others are."
+        ) from error
     except (pa.ArrowException, DecodeError, ValueError, OverflowError, EOFError, MemoryError) as error:
         raise ShardError(f"{name}: the shard cannot be read: {error}") from error
     except StorageError as error:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Literal, TypeVar
 
@@ -85,6 +86,7 @@ class DatasetWriter(Generic[DocT]):
         self.layout = Layout(schema.document_schema(), self.options.tensor_storage)
         self._packing = parquet_packing(self.layout, self.options.compression or {})
         self.folder: Folder = open_folder(url, self.options.remote)
+        _check_no_file(self.folder)
         self._log = Log.create(self.folder, replaces=self.options.mode == "overwrite")
         self._old = _earlier(self.folder, self.options, self._log)
         if self.options.mode == "append" and self._old.shards:
@@ -170,6 +172,13 @@ class DatasetWriter(Generic[DocT]):
         if self._shard is not None:
             self._shard.abandon(error)
         self._log.withdraw()
+
+
+def _check_no_file(folder: Folder) -> None:
+    if Path(folder.url).is_file():
+        raise StorageError(
+            f"{shown(folder.url)}: there is a file already, and a dataset is a folder. Write to another."
+        )
 
 
 def _earlier(folder: Folder, options: WriteOptions, log: Log) -> Manifest:
