@@ -1,17 +1,25 @@
-"""The `needs` marker, and the rule that nothing is skipped without a word.
+"""The `needs` marker, and the rule that nothing is skipped silently.
 
-A test (or, by `pytestmark`, a module, which may then import them at its top) says which optional modules it uses:
-`@pytest.mark.needs("torch")`; or packages of Node, which nox installs: `needs("node:@grpc/grpc-js")`. Where one is
-missing the test is skipped and the module is left out; the summary tells which. With `--no-skips` both are failures,
-unless `-m "not needs"` asks for the core alone.
+A test (or, by `pytestmark`, a module, which may then import them at its top) names the optional modules that it uses:
+`@pytest.mark.needs("torch")`; packages of Node, which nox installs: `needs("node:@grpc/grpc-js")`; or a program:
+`needs("program:chromium")`. `needs("pyspark")` includes Java. Where a module is missing, the test is skipped or the
+test module is left out, and the summary lists it. With `--no-skips` both are failures, unless `-m "not needs"` asks for
+the core alone.
+
+A missing program, which pip cannot install, is no failure, except in CI: the summary counts the tests that were not run
+and shows the command that enables them. `--allow-missing` treats modules likewise: nox passes it if an optional package
+has no wheel for this Python.
 """
 
 from __future__ import annotations
 
 import ast
+import logging
 import os
+import re
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,23 +27,41 @@ from typing import Any
 
 import pytest
 
+from tests.programs import chromium_command, find_chromium, has_java, java_command
+
 _left_out = pytest.StashKey[dict[str, list[str]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a skipped test is a failed test")
+    parser.addoption("--allow-missing", action="store_true", help="with --no-skips: but not for want of a module")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_left_out] = {}
     if not _core_alone(config) and find_spec("paddle") and find_spec("tensorflow"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import paddle  # noqa: F401 - after tensorflow, it would end the process
+        _import_paddle()
+
+
+def _import_paddle() -> None:
+    """Import paddle before anything imports tensorflow: after it, paddle would end the process.
+
+    paddle gives the root logger a handler and the level INFO, so that other libraries write to the terminal: py4j, for
+    one, when the interpreter exits.
+    """
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import paddle  # noqa: F401
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    if collection_path.suffix != ".py" or (config.getoption("--no-skips") and not _core_alone(config)):
+    if collection_path.suffix != ".py":
+        return None
+    if config.getoption("--no-skips") and not config.getoption("--allow-missing") and not _core_alone(config):
         return None
     missing = _missing(_needs_of_module(collection_path))
     if missing:
@@ -44,10 +70,32 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    random = [item.nodeid for item in items if re.search(r"id='[0-9a-f]{32}'|\b[0-9a-f]{32},", item.nodeid)]
+    if random:
+        raise pytest.UsageError(f"{random[0]}: the ids of documents differ in every process of xdist: leave out ids=")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    missing = _missing([module for marker in item.iter_markers("needs") for module in marker.args])
+    needed = [module for marker in item.iter_markers("needs") for module in marker.args]
+    missing = _missing(needed)
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")
+    program = _missing_program(needed)
+    if program:
+        pytest.skip(f"needs {_PROGRAM}{program}")
+
+
+_PROGRAM = "the program "  # by which the summary finds such skips: with xdist, only reports reach the main process
+
+
+def _missing_program(needed: list[str]) -> str | None:
+    """A program that is not installed, and the command that installs it."""
+    if "pyspark" in needed and not has_java():
+        return f"Java: {java_command()}"
+    if "program:chromium" in needed and find_chromium() is None:
+        return f"Chromium: {chromium_command()}"
+    return None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -65,12 +113,23 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     for path, missing in config.stash[_left_out].items():
         terminalreporter.write_line(f"LEFT OUT {path} - needs {', '.join(missing)}")
+    reasons = [str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", [])]
+    programs = Counter(reason.partition(_PROGRAM)[2] for reason in reasons if _PROGRAM in reason)
+    for program, count in programs.items():
+        name, _, command = program.partition(": ")
+        terminalreporter.write_line(f"NOT RUN {count} tests that need {name}. To run them, too: {command}", yellow=True)
 
 
 def _refuse_skip(report: Any, config: pytest.Config) -> Any:
-    if config.getoption("--no-skips") and report.skipped and not hasattr(report, "wasxfail"):
-        report.outcome = "failed"
-        report.longrepr = f"--no-skips, but skipped: {report.longrepr[2]}"
+    if not config.getoption("--no-skips") or not report.skipped or hasattr(report, "wasxfail"):
+        return report
+    reason = str(report.longrepr[2])
+    if _PROGRAM in reason and not os.environ.get("CI"):
+        return report
+    if "needs " in reason and config.getoption("--allow-missing"):
+        return report
+    report.outcome = "failed"
+    report.longrepr = f"--no-skips, but skipped: {reason}"
     return report
 
 
@@ -83,6 +142,8 @@ def _missing(modules: list[str]) -> list[str]:
 
 
 def _is_there(module: str) -> bool:
+    if module.startswith("program:"):
+        return True  # looked for when a test runs: the module that names it can be imported without
     if not module.startswith("node:"):
         return find_spec(module) is not None
     return shutil.which("node") is not None and Path(node_environment()["NODE_PATH"], module[5:]).exists()

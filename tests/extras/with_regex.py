@@ -1,0 +1,13 @@
+"""Queries with regular expressions that need a matcher of linear time."""
+
+from __future__ import annotations
+
+from quire import BaseDocument, DocumentArray
+
+
+class Note(BaseDocument):
+    text: str
+
+
+notes = DocumentArray[Note]([Note(text="a" * 50 + "!"), Note(text="aaa")])
+assert notes.filter({"text": {"$regex": "(a+)+$"}}).text == ["aaa"]
