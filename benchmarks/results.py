@@ -19,6 +19,7 @@ from typing import Any
 
 KEPT = Path(__file__).with_name("results")
 LOAD = os.getloadavg()[0]
+DISTRIBUTIONS = {"quire": "quire-ml"}  # packages whose distribution has another name
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def facts(packages: Iterable[str]) -> dict[str, Any]:
 def version_of(package: str) -> str:
     """The installed version; what runs from its sources says it itself."""
     try:
-        return importlib.metadata.version(package)
+        return importlib.metadata.version(DISTRIBUTIONS.get(package, package))
     except importlib.metadata.PackageNotFoundError:
         return getattr(sys.modules.get(package), "__version__", "not installed")
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import stream_data
-from results import keep, markdown
+from results import DISTRIBUTIONS, keep, markdown
 from stream_report import section_of
 from stream_rows import ROWS, Contestant, Row
 
@@ -113,7 +113,7 @@ def versions(options: argparse.Namespace) -> dict[str, str]:
     found = {}
     for peer, package in packages.items():
         python = interpreter(peer, options)
-        asked = [str(python), "-c", ask, package]
+        asked = [str(python), "-c", ask, DISTRIBUTIONS.get(package, package)]
         done = subprocess.run(asked, capture_output=True, text=True, check=False) if python.exists() else None
         found[package] = done.stdout.strip() if done and done.stdout else "not installed"
     return found

@@ -1,4 +1,4 @@
-"""Flips bytes of a dataset's shards and reads them, again and again: run as a script, which must not crash.
+"""Flips bytes of a dataset's shards and reads them unverified, again and again: run as a script, which must not crash.
 
 Arguments: the folder of a dataset to copy, a folder to work in, a seed, and how many times.
 It prints a line of JSON: how often all went well, how often there was a typed error, and how often another one.
@@ -50,7 +50,7 @@ def main(source: Path, work: Path, seed: int, rounds: int) -> None:
         file = chance.choice(sorted(path.glob("*.arrow")) or sorted(path.glob("*.parquet")))
         damage(file, chance)
         try:
-            dataset = open_dataset(path, Tree, cache=work / f"cache-{number}")
+            dataset = open_dataset(path, Tree, cache=work / f"cache-{number}", verify="never")
             rows = np.random.default_rng(number).permutation(len(dataset))
             columns = dataset.gather(rows)
             columns.documents()
@@ -58,8 +58,8 @@ def main(source: Path, work: Path, seed: int, rounds: int) -> None:
         except ShardError as error:
             assert file.name in str(error), error
             counts["typed"] += 1
-        except (UnicodeDecodeError, QuireError):
-            counts["typed"] += 1  # texts are looked at when they are read
+        except QuireError:
+            counts["typed"] += 1
         except Exception as error:  # noqa: BLE001 - what must not be
             others.append("".join(traceback.format_exception(error)[-3:]))
         shutil.rmtree(path)

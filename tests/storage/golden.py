@@ -1,6 +1,6 @@
-"""The documents of the datasets in golden/, which version 1 of the format wrote; `write` makes others.
+"""The documents of the datasets in golden/: v1 was written by format 1, v2 by format 2; `write` makes others.
 
-A format that is changed keeps these files, and gets others beside them.
+A format that is changed keeps these files, and gets others next to them.
 """
 
 from __future__ import annotations

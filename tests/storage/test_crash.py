@@ -16,6 +16,7 @@ import pytest
 
 from quire.errors import StorageError
 from quire.storage import DatasetWriter, open_dataset, write_dataset
+from quire.storage._manifest import encode_line
 from tests.storage.shelf import Photo, photos
 
 pytestmark = pytest.mark.needs("pyarrow")
@@ -157,7 +158,7 @@ def test_half_a_line_of_a_log_stands_for_nothing(tmp_path: Path) -> None:
 def test_a_line_that_tells_of_no_shard_is_an_error_that_names_the_log(tmp_path: Path, line: str) -> None:
     write_dataset(photos(2), tmp_path)
     [log] = (tmp_path / "_quire").glob("*.jsonl")
-    log.write_text(f"{log.read_text()}{line}\n")
+    log.write_text(f"{log.read_text()}{encode_line(json.loads(line))}\n")
     with pytest.raises(StorageError, match=log.name):
         open_dataset(tmp_path, Photo)
 
@@ -165,7 +166,9 @@ def test_a_line_that_tells_of_no_shard_is_an_error_that_names_the_log(tmp_path: 
 def test_a_log_cannot_name_a_file_outside_of_the_folder(tmp_path: Path) -> None:
     write_dataset(photos(2), tmp_path / "d")
     [log] = (tmp_path / "d" / "_quire").glob("*.jsonl")
-    log.write_text(log.read_text().replace('"name":"', '"name":"../'))
+    head, line = log.read_text().splitlines()
+    shard = {**json.loads(line), "name": "../" + json.loads(line)["name"]}
+    log.write_text(f"{head}\n{encode_line({name: shard[name] for name in shard if name != 'sum'})}\n")
     with pytest.raises(StorageError, match="not the name of a file"):
         open_dataset(tmp_path / "d", Photo).read()
 
@@ -173,6 +176,6 @@ def test_a_log_cannot_name_a_file_outside_of_the_folder(tmp_path: Path) -> None:
 def test_a_later_version_is_told_so(tmp_path: Path) -> None:
     write_dataset(photos(2), tmp_path)
     [log] = (tmp_path / "_quire").glob("*.jsonl")
-    log.write_text(log.read_text().replace('{"version": 1}', '{"version": 2}'))
+    log.write_text(f"{encode_line({'version': 3})}\n{log.read_text()}")
     with pytest.raises(StorageError, match="update quire"):
         open_dataset(tmp_path, Photo)

@@ -53,8 +53,6 @@ _CHANGES: dict[str, tuple[Any, Any, Any, Any]] = {
     "a member to its name": (Hue, Hue.RED, str, "RED"),
     "list of int to list of float": (list[int], [1, 2], list[float], [1.0, 2.0]),
     "list to tuple": (list[int], [1, 2], tuple[int, ...], (1, 2)),
-    "float32 to float64": (NdArray[float32, 2], np.ones(2, np.float32), NdArray[float64, 2], np.ones(2)),
-    "uint8 to int32": (NdArray[uint8, 2], np.ones(2, np.uint8), NdArray[int32, 2], np.ones(2, np.int32)),
     "a dict of int to one of float": (dict[str, int], {"a": 1}, dict[str, float], {"a": 1.0}),
     "set to frozenset": (set[int], {1}, frozenset[int], frozenset({1})),
     "a shape to any": (NdArray[float32, 2], np.ones(2, np.float32), NdArray[float32], np.ones(2, np.float32)),
@@ -90,8 +88,13 @@ _REFUSED: dict[str, tuple[Any, Any, Any]] = {
     "a document to a number": (Part, Part(), int),
     "a tensor of another shape": (NdArray[float32, 3], np.ones(3, np.float32), NdArray[float32, 2]),
     "a tensor of as many bytes": (NdArray[float32, 2], np.ones(2, np.float32), NdArray[int32, 2]),
+    "a tensor of float32 to float64": (NdArray[float32, 2], np.ones(2, np.float32), NdArray[float64, 2]),
+    "a tensor of any shape of float32 to float64": (NdArray[float32], np.ones(2, np.float32), NdArray[float64]),
+    "a tensor of uint8 to int32": (NdArray[uint8, 2], np.ones(2, np.uint8), NdArray[int32, 2]),
     "a value of any type": (Any, {"a": 1}, bytes),
     "an integer that no float is": (int, 2**53 + 1, float),
+    "a list with an integer that no float is": (list[int], [1, 2**53 + 1], list[float]),
+    "such an integer to complex": (int, 2**53 + 1, complex),
 }
 
 
@@ -127,6 +130,17 @@ def test_a_value_that_was_written_as_a_message_is_checked_when_it_is_read(
     for read in (lambda: dataset[0], dataset.read):
         with pytest.raises(ShardError, match=rf"(?s){file.name}.*Item.field, row 0"):
             read()
+
+
+@pytest.mark.parametrize(
+    ("before", "value", "after"),
+    [(list[list[int]], [[2**53 + 1]], list[list[float]]), (dict[str, int], {"a": 2**53 + 1}, dict[str, float])],
+    ids=str,
+)
+def test_an_integer_inside_a_message_is_never_rounded(tmp_path: Path, before: Any, value: Any, after: Any) -> None:
+    write_dataset([_class(field=before)(field=value)], tmp_path)
+    with pytest.raises(ShardError, match="the integer 9007199254740993, which a float would round"):
+        open_dataset(tmp_path, _class(field=after))[0]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])

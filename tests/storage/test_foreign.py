@@ -317,3 +317,14 @@ def test_large_row_groups_are_read_in_parts(tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path, Row)
     assert [len(batch) for batch in dataset.reader.read(dataset.shards[0])] == [2, 2, 2]
     assert dataset[5].field.sum() == 0
+
+
+def test_a_made_class_of_another_process_is_not_taken_for_one_of_the_same_name() -> None:
+    from quire.storage._infer import class_from_arrow, loaded_class
+    from quire.storage._layout import CLASS_KEY
+
+    schema = pa.schema([pa.field("x", pa.int64()), pa.field("y", pa.string())])
+    made = class_from_arrow(schema, "Made")
+    name = f"{made.__module__}:{made.__qualname__}".encode()
+    assert loaded_class(schema.with_metadata({CLASS_KEY: name})) is made
+    assert loaded_class(pa.schema([pa.field("z", pa.int64())]).with_metadata({CLASS_KEY: name})) is None

@@ -1,4 +1,4 @@
-"""Datasets that version 1 of the format wrote are read, now and later."""
+"""Datasets that earlier versions of the format wrote are read, now and later."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ pytestmark = pytest.mark.needs("pyarrow")
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_a_dataset_of_version_1_is_read(tmp_path: Path, kind: str) -> None:
-    dataset = open_dataset(FOLDER / "v1" / kind, Golden, cache=tmp_path)
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("verify", ["first_touch", "always", "never"])
+def test_datasets_of_all_versions_are_read(tmp_path: Path, version: str, kind: str, verify: Any) -> None:
+    dataset = open_dataset(FOLDER / version / kind, Golden, cache=tmp_path, verify=verify)
     dataset.verify()
     assert exact([dataset[n] for n in range(6)], documents())
     assert exact(list(dataset.read().unstack()), documents())
-    assert len(open_dataset(FOLDER / "v1" / kind, Golden, where={"number": {"$gte": 0}}, cache=tmp_path)) == 4
+    assert len(open_dataset(FOLDER / version / kind, Golden, where={"number": {"$gte": 0}}, cache=tmp_path)) == 4
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_the_layout_of_a_class_is_what_it_was(tmp_path: Path, kind: Any) -> None:
     write_dataset(documents(), tmp_path / "now", format=kind)
     [now] = open_dataset(tmp_path / "now", Golden, cache=tmp_path).shards
-    assert {shard.layout for shard in open_dataset(FOLDER / "v1" / kind, Golden, cache=tmp_path).shards} == {now.layout}
+    for version in ("v1", "v2"):
+        shards = open_dataset(FOLDER / version / kind, Golden, cache=tmp_path).shards
+        assert {shard.layout for shard in shards} == {now.layout}

@@ -22,7 +22,9 @@ from quire.errors import (
     PathError,
     StorageError,
 )
+from quire.files import open_folder
 from quire.storage import DatasetWriter, WriteOptions, open_dataset, write_dataset
+from quire.storage._shards import block_rows
 from quire.typing import NdArray, float32
 from tests.codec.ways import exact
 from tests.storage.shelf import Meta, Photo, photo, photos
@@ -135,7 +137,10 @@ def test_row_groups_and_shards_have_about_the_size_that_is_asked_for(tmp_path: P
     metadata = pq.read_metadata(tmp_path / shards[0].name)
     sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
     assert all((2 << 20) <= size <= (5 << 20) for size in sizes)
-    assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == list(shards[0].groups)
+    assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [
+        *block_rows(open_folder(tmp_path), shards[0])
+    ]
+    assert shards[0].blocks == metadata.num_row_groups
 
 
 def test_one_large_batch_is_cut_into_row_groups(tmp_path: Path) -> None:
@@ -143,16 +148,17 @@ def test_one_large_batch_is_cut_into_row_groups(tmp_path: Path) -> None:
     write_dataset(batch, tmp_path, group_bytes=1 << 18, shard_bytes=2 << 20)
     shards = open_dataset(tmp_path, Wide).shards
     assert len(shards) == 3
-    assert all(max(shard.groups) <= 256 for shard in shards)
+    assert all(max(block_rows(open_folder(tmp_path), shard)) <= 256 for shard in shards)
 
 
 def test_the_log_tells_rows_bytes_and_checksums(tmp_path: Path) -> None:
     write_dataset(photos(5), tmp_path)
     [log] = (tmp_path / "_quire").glob("*.jsonl")
     head, line = map(json.loads, log.read_text().splitlines())
-    assert head == {"version": 1}
-    assert (line["rows"], line["groups"], line["bytes"]) == (5, [5], (tmp_path / line["name"]).stat().st_size)
-    assert len(line["xxh3"]) == len(line["layout"]) == 16
+    assert head.keys() == {"version", "sum"}
+    assert (line["rows"], line["blocks"], line["bytes"]) == (5, 1, (tmp_path / line["name"]).stat().st_size)
+    assert len(line["xxh3"]) == len(line["layout"]) == len(line["sum"]) == 16
+    assert {head["version"], line["version"]} == {2}
 
 
 def test_shards_are_named_in_their_order_and_are_plain_parquet(tmp_path: Path) -> None:

@@ -177,6 +177,7 @@ class LocalFolder(Folder):
                 if end and _byte_at(file, end - 1) != b"\n":
                     content = b"\n" + content  # someone was killed while writing: their half line stays alone
                 if file.write(content) != len(content):
+                    file.truncate(end)  # so that no reader takes the rest for a damaged line
                     raise OSError("the disk took only a part of the line")
                 os.fsync(handle)
         if not end:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeGuard, cast
+
+from quire.errors import OptionError, StorageError, StorageNotFoundError
 
 Source = str | os.PathLike[str] | IO[bytes]
 """Where bytes are read from: a path, or an object that can be read."""
@@ -21,7 +24,11 @@ def open_source(source: Source) -> Iterator[IO[bytes]]:
     if not isinstance(source, (str, os.PathLike)):
         yield _binary(source, "read")
         return
-    with Path(source).open("rb") as file:
+    try:
+        file = Path(source).open("rb")  # noqa: SIM115 - an error of the caller is not one of opening
+    except OSError as error:
+        raise _explained(Path(source), "opened", error) from error
+    with file:
         yield file
 
 
@@ -35,7 +42,10 @@ def open_target(target: Target, *, durable: bool = True) -> Iterator[IO[bytes]]:
         yield _binary(target, "write")
         return
     path = Path(os.path.realpath(target))  # a link stays a link
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    except OSError as error:
+        raise _explained(path, "written", error) from error
     part = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -47,9 +57,27 @@ def open_target(target: Target, *, durable: bool = True) -> Iterator[IO[bytes]]:
         part.replace(path)
         if durable:
             _sync_folder(path.parent)
-    except BaseException:
+    except BaseException as error:
         part.unlink(missing_ok=True)
+        if _is_of_disk(error) or (isinstance(error, OSError) and error.filename == name):
+            raise _explained(path, "written", error) from error
         raise
+
+
+def _is_of_disk(error: BaseException) -> TypeGuard[OSError]:
+    """Whether the system could not write to the open file; most errors of the caller's own name a file."""
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    return isinstance(error, OSError) and error.errno in full and error.filename is None
+
+
+def _explained(path: Path, action: str, error: OSError) -> StorageError:
+    """An error of the system with the path that it is about."""
+    if isinstance(error, FileNotFoundError):
+        missing = "there is no such file" if action == "opened" else f"there is no folder {str(path.parent)!r}"
+        return StorageNotFoundError(f"{path}: {missing}.")
+    made = StorageError(f"{path}: the file cannot be {action}: {error.strerror or error}.")
+    made.errno = error.errno
+    return made
 
 
 def _take_mode(path: Path, part: Path) -> None:
@@ -75,5 +103,5 @@ def _sync_folder(folder: Path) -> None:
 
 def _binary(file: Any, verb: str) -> IO[bytes]:
     if not hasattr(file, verb):
-        raise TypeError(f"expected a path or a file object with .{verb}(), got {type(file).__name__}.")
+        raise OptionError(f"expected a path or a file object with .{verb}(), got {type(file).__name__}.")
     return cast("IO[bytes]", file)

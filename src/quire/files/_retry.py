@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from quire._installation import install_command
 from quire.errors import MissingDependencyError, OptionError, StorageError, StorageNotFoundError
 from quire.files._limits import shown
 
@@ -147,5 +148,5 @@ def _told(error: Exception) -> str:
 
 
 def _install(url: str, error: ImportError) -> str:
-    command = " Run: pip install 'quire[http]'." if url.startswith(("http:", "https:")) else ""
+    command = f" Run: {install_command('http')}." if url.startswith(("http:", "https:")) else ""
     return f"a package that it needs is not installed ({error}).{command}"

@@ -11,8 +11,10 @@ from quire.storage._cache import ShardCache
 from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset
 from quire.storage._in_hand import load_parquet, save_parquet
 from quire.storage._manifest import Shard
+from quire.storage._null_counts import null_counts as null_counts
 from quire.storage._statistics import column_statistics
 from quire.storage._tensors import has_mixed_tensors
+from quire.storage._verification import Verify as Verify
 from quire.storage._where import Split, Where
 from quire.storage._write import DatasetWriter, WriteOptions, write_dataset
 

@@ -106,6 +106,10 @@ class ShardCache:
         _touch(path)
         return file
 
+    def remove(self, key: str) -> None:
+        """Remove the file for the key, as one that is damaged; who has it open keeps it."""
+        self._path(key).unlink(missing_ok=True)
+
     def clear(self) -> None:
         """Remove every file, except what is just being made."""
         self._make_folder()

@@ -13,24 +13,28 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 import numpy as np
 
+from quire._extra_fields import Extra, check_extra
 from quire._parametrize import ParametrizedMeta
+from quire._paths import parse_path
 from quire.array import DocumentBatch
 from quire.array._index import resolve_index
 from quire.array._rows import bind, html
 from quire.columns import Columns
 from quire.display import GALLERY, facts_table, print_facts, tracked
 from quire.document import BaseDocument
-from quire.errors import DecodeError, SchemaError, ShardError, StorageError
+from quire.errors import DecodeError, SchemaError, ShardError, StorageError, check_options
 from quire.files import Folder, RemoteOptions, open_folder, shown
 from quire.storage._cache import ShardCache
+from quire.storage._foreign import refuse_unknown_columns
 from quire.storage._infer import class_of
-from quire.storage._layout import Layout
+from quire.storage._layout import Layout, layout_fingerprint
 from quire.storage._locks import no_fork
 from quire.storage._manifest import SUFFIXES, Shard, plain_files, read_manifest
 from quire.storage._rows import Rows
 from quire.storage._select import chosen_paths
-from quire.storage._shards import ShardReader, counted, told
+from quire.storage._shards import Block, ShardReader, SpoiledCopyError, arrow_schema_of, counted, stored_nulls, told
 from quire.storage._starts import Starts
+from quire.storage._verification import VerifiedBlocks, Verify, check_verify
 from quire.storage._where import Where, matching_rows
 from quire.tensors import Framework
 
@@ -42,17 +46,27 @@ _FOOTERS = 16
 """So many footers of plain files are read at a time."""
 _LARGE = 16 << 20
 """Bytes of a shard of which a part may be read ahead."""
+_SLOTS = 64
+"""Parts in which a copy of a shard in the cache is verified."""
 _MOST_OPEN = 16_384
 """Of more shards, all are closed before the next is opened: a process has a limited number of mappings."""
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Where shards are kept that must be fetched or written anew to pick rows of them, and how stores are asked."""
+    """Where shards are cached that must be fetched or converted, how stores are asked, and when data is verified.
+
+    verify: 'first_touch' (the default) compares a column of a block with its checksum when a row of it is first read;
+        'always' at every read, 'never' not at all.
+    """
 
     cache: str | os.PathLike[str] | None = None
     cache_bytes: int | None = None
     remote: RemoteOptions = field(default_factory=RemoteOptions)
+    verify: Verify = "first_touch"
+
+    def __post_init__(self) -> None:
+        check_verify(self.verify)
 
 
 class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
@@ -74,10 +88,11 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         columns: Iterable[str] | None = None,
         where: Where | None = None,
         options: ReadOptions | None = None,
+        **more: Any,
     ) -> None:
         if self.document_type is BaseDocument:
             raise SchemaError("StoredDataset needs the documents' class: StoredDataset[Student](...).")
-        self.options = options or ReadOptions()
+        self.options = replace(options or ReadOptions(), **more)
         self.folder, self._file = split_file(url, self.options.remote)
         schema = self.document_type.document_schema()
         self._paths = chosen_paths(schema, columns)
@@ -85,8 +100,9 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         self.schema = self.layout.schema
         self.shards: tuple[Shard, ...] = _shards_in(self)
         self.starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum([s.rows for s in self.shards], dtype=np.int64)])
-        self.reader = ShardReader(self.folder, self.layout, ShardCache(self.options.cache, self.options.cache_bytes))
-        self._start()
+        cache = ShardCache(self.options.cache, self.options.cache_bytes)
+        self.reader = ShardReader(self.folder, self.layout, cache, self.options.verify)
+        self._start(None)
         self.rows: NDArray[np.int64] | None = _rows(self, where)
 
     @classmethod
@@ -130,12 +146,18 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         with self._lock:
             found = self._located(self._stored(rows))
         found.framework = framework
-        return self._named(self.layout.gather_parts(found, [*map(len, parts)]), rows)
+        return self._gather_located(found, [*map(len, parts)], rows)
 
-    def _named(self, parts: Iterator[Columns], rows: NDArray[np.int64]) -> Iterator[Columns]:
-        """What goes wrong with rows names their shard."""
+    def _gather_located(self, found: Rows, sizes: Sequence[int], rows: NDArray[np.int64]) -> Iterator[Columns]:
+        """Gather rows whose shards are open; what goes wrong names the shard."""
         try:
-            yield from parts
+            yield from self.layout.gather_parts(found, sizes)
+        except SpoiledCopyError:  # nothing was gathered yet, and the copy is gone from the cache: make another
+            self._close_shards(rows)
+            with self._lock:
+                again = self._located(self._stored(rows))
+            again.framework = found.framework
+            yield from self.layout.gather_parts(again, sizes)
         except DecodeError:
             numbers = self.shards_of(rows)
             for number in np.unique(numbers).tolist():
@@ -178,23 +200,53 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         try:
             for number in shards[self._opened[shards] < 0].tolist():
                 with no_fork():
-                    batches = self.reader.open(self.shards[number])
-                    located = [self.layout.locate(batch) for batch in batches]
+                    blocks = self.reader.open(self.shards[number])
+                    located = [self.layout.locate(block.batch) for block in blocks]
+                self._remember_checks(number, blocks)
                 self._opened[number] = self._virtual
-                self._cached += 0 if self.is_mapped else sum(batch.nbytes for batch in batches)
-                for batch, parts in zip(batches, located, strict=True):
-                    self._addresses.add(parts, batch)
+                self._cached += 0 if self.is_mapped else sum(block.batch.nbytes for block in blocks)
+                for block, parts in zip(blocks, located, strict=True):
+                    self._addresses.add(parts, block.batch, block.check)
                     starts.append(np.array([self._virtual]))
-                    self._virtual += len(batch)
+                    self._virtual += len(block.batch)
         finally:
             self._batch_starts = np.concatenate(starts)  # those before one that cannot be read are open
             self._batches_at = Starts(self._batch_starts, self._virtual)
 
-    def _start(self) -> None:
+    def _close_shards(self, rows: NDArray[np.int64]) -> None:
+        """Let the shards of rows be opened again when they are needed: damaged copies were removed from the cache."""
+        with self._lock:
+            for number in np.unique(self.shards_of(rows)).tolist():
+                self._opened[number] = -1
+                self._verified.flags[self._slots[number] : self._slots[number + 1]] = 0
+
+    def _remember_checks(self, number: int, blocks: Sequence[Block]) -> None:
+        """Let the checks of a shard use the memory that worker processes share.
+
+        A copy in the cache may have more blocks than there are slots: then several share one, and each of them is
+        verified with the others of its slot.
+        """
+        first, slots = int(self._slots[number]), int(self._slots[number + 1] - self._slots[number])
+        flags, count = self._verified.flags, len(blocks)
+        keep = self.options.verify != "always"
+        for place, block in enumerate(blocks):
+            if block.check is not None:
+                slot = place if count <= slots else place * slots // count
+                if count > slots:
+                    block.check.widen(range(-(-slot * count // slots), -(-(slot + 1) * count // slots)))
+                block.check.remember(flags[first + slot], keep=keep)
+
+    def _start(self, verified: VerifiedBlocks | None) -> None:
         self._lock = threading.RLock()
         self._shard_starts = Starts(self.starts[:-1], int(self.starts[-1]))
+        sizes = [shard.blocks if self._can_map(shard) and shard.table else _SLOTS for shard in self.shards]
+        self._slots: NDArray[np.int64] = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        self._verified = verified or VerifiedBlocks(int(self._slots[-1]), len(self.layout.forms))
         self._forget()
         _alive.add(self)
+
+    def _can_map(self, shard: Shard) -> bool:
+        return shard.format == "arrow" and self.folder.local_path(shard.name) is not None
 
     def _forget(self) -> None:
         """Close all shards; rows that are being gathered keep theirs."""
@@ -223,8 +275,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         """Whether rows are read from the shards themselves, without a copy in the cache."""
         if not self.shards:
             return True
-        first = self.shards[0]
-        return first.format == "arrow" and self.folder.local_path(first.name) is not None
+        return self._can_map(self.shards[0])
 
     @property
     def fits_cache(self) -> bool:
@@ -268,6 +319,18 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
                 bad.append((shard, error))
         return bad
 
+    def null_count(self, path: str) -> int | None:
+        """The number of rows without a value at a path, from the metadata of shards; None if that does not say.
+
+        No data is read: block tables of format 2 have the number, and so have the footers of most Parquet files.
+        """
+        self.document_type.document_schema().resolve(parse_path(path))
+        if self.rows is not None:
+            return None
+        whole = layout_fingerprint(self.document_type.document_schema())
+        counts = [stored_nulls(self.folder, shard, path) if shard.layout == whole else None for shard in self.shards]
+        return None if None in counts else sum(count for count in counts if count is not None)
+
     # --- display
 
     def summary(self) -> None:
@@ -285,15 +348,16 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("options", "folder", "shards", "starts", "rows", "_file", "_paths")
-        return {**{name: self.__dict__[name] for name in kept}, "cache": self.reader.cache}
+        shared = {"cache": self.reader.cache, "verified": self._verified}
+        return {**{name: self.__dict__[name] for name in kept}, **shared}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        cache = state.pop("cache")
+        cache, verified = state.pop("cache"), state.pop("verified", None)
         self.__dict__.update(state)
         self.layout = Layout(self.document_type.document_schema(), paths=self._paths)
         self.schema = self.layout.schema
-        self.reader = ShardReader(self.folder, self.layout, cache)
-        self._start()
+        self.reader = ShardReader(self.folder, self.layout, cache, self.options.verify)
+        self._start(verified)
 
 
 def facts_of(dataset: StoredDataset[Any]) -> dict[str, Any]:
@@ -320,7 +384,7 @@ def _forked() -> None:
         if dataset._lock.acquire(blocking=False):
             dataset._lock.release()
         else:
-            dataset._start()
+            dataset._start(dataset._verified)
 
 
 if hasattr(os, "register_at_fork"):
@@ -370,6 +434,7 @@ def open_dataset(
     *,
     columns: Iterable[str] | None = None,
     where: Where | None = None,
+    extra: Extra = "ignore",
     options: ReadOptions | None = None,
     **more: Any,
 ) -> StoredDataset[DocT]:
@@ -377,11 +442,20 @@ def open_dataset(
 
     Without a class, it is the one that wrote the dataset if that is loaded, else one made from what the files hold.
     `columns` are the paths of the fields to read, `where` tells which rows: a query as `DocumentArray.filter` takes it,
-    a `Split`, or a function. `more` are fields of `ReadOptions`: cache, cache_bytes, remote.
+    a `Split`, or a function. Columns that the class has no field for are ignored, or refused with `extra='forbid'`, for
+    which the footers of all shards are read. `more` are fields of `ReadOptions`: cache, cache_bytes, remote, verify.
     """
+    check_options("open_dataset", more, ReadOptions.__dataclass_fields__)
     options = replace(options or ReadOptions(), **more)
     document_type: Any = schema
     if document_type is None:
         folder, file = split_file(url, options.remote)
         document_type = class_of(folder, shards_in(folder, file, options))
-    return StoredDataset[document_type](url, columns, where, options)
+    dataset = StoredDataset[document_type](url, columns, where, options)
+    check_extra(extra)
+    if "forbid" in (extra, document_type.__quire_extra__):
+        for shard in dataset.shards:
+            columns_of_shard = arrow_schema_of(dataset.folder, shard)
+            name = shown(dataset.folder.join(shard.name))
+            refuse_unknown_columns(document_type.document_schema(), columns_of_shard, extra, name)
+    return dataset

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from quire._extra_fields import Extra, extra_rule
+from quire.codec import check_exact
 from quire.columns import Column, ObjectColumn, ScalarColumn, StackOptions, Validity, stack_values, validate_values
-from quire.errors import DecodeError, QuireError, TensorError
+from quire.errors import DecodeError, QuireError, StorageError, TensorError, did_you_mean
 from quire.media import decode_image
 from quire.schema import Field, FieldKind, Schema
-from quire.storage._form import Form, NumberForm, bitmap, mark_of
+from quire.storage._form import Form, NumberForm, mark_of
+from quire.storage._layout import CLASS_KEY
 from quire.storage._nested import DocumentForm, DocumentsForm
 from quire.tensors import cast_numbers, common_dtype, format_shape, get_framework
 
@@ -25,6 +28,31 @@ _RAGGED = StackOptions(shapes="ragged")
 _FROM_TENSORS = ("", "quire.tensor", "quire.ragged_tensor")
 _WIDER = {int: "iu", float: "iuf", bool: "b"}
 """Which numbers a field takes, by the letter of their kind: what can be told without loss."""
+
+
+def refuse_unknown_columns(schema: Schema, columns: pa.Schema, extra: Extra, where: str) -> None:
+    """Refuse the columns of a file that the class has no field for, if it forbids them, or else the reader does.
+
+    What quire wrote follows the rules of schema evolution, unless the reader forbids unknown columns.
+    """
+    if extra == "forbid" or CLASS_KEY not in (columns.metadata or {}):
+        _refuse_unknown(schema, columns, extra, where, "")
+
+
+def _refuse_unknown(schema: Schema, fields: Iterable[pa.Field], extra: Extra, where: str, before: str) -> None:
+    for column in fields:
+        found = schema.accepted.get(column.name)
+        if found is None and extra_rule(schema.document_type, extra) == "forbid":
+            hint = did_you_mean(column.name, schema.accepted)
+            chosen = schema.document_type.__quire_extra__
+            way_out = "Or pass extra='ignore'." if chosen is None else f"{schema.name} sets extra={chosen!r}."
+            raise StorageError(f"{where}: {schema.name} has no field {before + column.name!r}. {hint} {way_out}")
+        kind = column.type.value_type if found is not None and _is_list(column.type) else column.type
+        if found is None or not pa.types.is_struct(kind) or found[0].recursive:
+            continue
+        if found[0].kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS):
+            inner = found[0].document_type.document_schema()
+            _refuse_unknown(inner, kind, extra, where, f"{before}{column.name}.")
 
 
 def conform(form: Form, array: pa.Array, field: pa.Field, schema: Schema) -> pa.Array:
@@ -153,7 +181,7 @@ def _default(form: Form, schema: Schema, length: int) -> pa.Array:
     info = schema.document_type.model_fields[field.name]
     try:
         values = [info.get_default(call_default_factory=True, validated_data={}) for _ in range(length)]
-        values = validate_values(schema, field, values, form.path, None)
+        values = validate_values(schema, field, values, form.path, None, "ignore")
         return form.encode(stack_values(field, values, _RAGGED, form.path))
     except (QuireError, KeyError, TypeError) as error:
         raise DecodeError(f"{form.path}: the data does not hold it, and its default cannot be made: {error}") from error
@@ -165,9 +193,7 @@ def _struct(form: DocumentForm, array: pa.Array) -> pa.Array:
     found = {field.name: (field, part) for field, part in zip(fields, parts, strict=True)}  # null where none is there
     present = _validity(array)
     arrays = conform_fields(form.forms, found, form.schema, present, len(array))
-    if not arrays:
-        return pa.array([{} if there else None for there in array.is_valid().to_pylist()], form.type)
-    return pa.Array.from_buffers(form.type, len(array), [bitmap(present)], children=arrays)
+    return form.array(arrays, len(array), present)
 
 
 def _validity(array: pa.Array) -> Validity:
@@ -206,8 +232,20 @@ def _column(form: Form, array: pa.Array, stored: pa.Field, schema: Schema) -> Co
             raise DecodeError("values are not turned into texts.")
         wanted = pa.string() if field.kind is FieldKind.TEXT else pa.binary()
         return ObjectColumn(field, array.cast(wanted).to_pylist())
-    values = validate_values(schema, field, _objects(array), form.path, np.asarray(array.is_valid()))
+    values = _objects(array)
+    for value in values:
+        _refuse_rounding(field, value)
+    values = validate_values(schema, field, values, form.path, np.asarray(array.is_valid()), "ignore")
     return stack_values(field, values, _RAGGED, form.path)
+
+
+def _refuse_rounding(field: Field, value: Any) -> None:
+    """Refuse an integer that a field of floats, or of lists of them, would round."""
+    if isinstance(value, list) and len(field.items) == 1:
+        for item in value:
+            _refuse_rounding(field.items[0], item)
+    elif type(value) is int and field.type in (float, complex):
+        check_exact(value, field)
 
 
 def _is_text(arrow_type: pa.DataType) -> bool:
@@ -269,6 +307,9 @@ def _tensors(form: Form, array: pa.Array, stored: pa.Field) -> list[Any]:
 
 def _arrays(form: Form, array: pa.Array, stored: pa.Field, dtype: np.dtype[Any] | None) -> list[Any]:
     name, details = mark_of(stored) or ("", {})
+    written = details.get("dtype") if isinstance(details, dict) else None
+    if name and dtype is not None and written is not None and common_dtype(written) != dtype:
+        raise TensorError(f"the tensors were written as {written}.")
     if isinstance(array.type, pa.FixedShapeTensorType):
         return _from_tensors(array)
     if name == "quire.tensor":

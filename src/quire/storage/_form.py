@@ -6,6 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import date, time, timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
@@ -293,8 +294,36 @@ class BinaryForm(Form):
         """The array of bytes that lie one behind the other."""
         if offsets[-1] >= 1 << 31:
             raise self.fail("one record batch would hold 2 GiB or more; write fewer rows at a time.")
+        if self.type == pa.string():
+            try:
+                self.check_utf8(data, offsets, validity)
+            except DecodeError as error:
+                raise EncodeError(str(error)) from error
         buffers = [bitmap(validity), pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
         return pa.Array.from_buffers(self.type, len(offsets) - 1, buffers)
+
+    def check_utf8(self, data: Any, offsets: NDArray[np.int64], validity: Validity) -> None:
+        """Raise a DecodeError unless every row of a column of texts is UTF-8.
+
+        Texts are decoded where nobody knows the shard that they came from, so they are checked here. All rows are
+        decoded at once: if none begins in the middle of a character, each is valid by itself.
+        """
+        content = data if isinstance(data, bytes) else bytes(data)
+        if content.isascii():
+            return
+        starts = offsets[:-1][offsets[:-1] < len(content)]
+        try:
+            content.decode()
+            if ((np.frombuffer(content, np.uint8)[starts] & 0xC0) != 0x80).all():
+                return
+        except UnicodeDecodeError:
+            pass
+        for row, (start, end) in enumerate(pairwise(offsets.tolist())):
+            if validity is None or validity[row]:  # where there is no value, other writers leave anything
+                try:
+                    content[start:end].decode()
+                except UnicodeDecodeError as error:
+                    raise DecodeError(f"{self.path}: a text is not UTF-8: {error.reason}.") from error
 
     def locate_own(self, array: pa.Array) -> list[int]:
         _, offsets, data = array.buffers()
@@ -309,4 +338,7 @@ class BinaryForm(Form):
             data, offsets = rows.texts(self.first + 1)
         except DecodeError as error:
             raise DecodeError(f"{self.path}: {error}") from error
-        return PackedColumn.from_offsets(self.field, data, offsets, rows.validity(self.first))
+        validity = rows.validity(self.first)
+        if self.type == pa.string():
+            self.check_utf8(data, offsets, validity)
+        return PackedColumn.from_offsets(self.field, data, offsets, validity)

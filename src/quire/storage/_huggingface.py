@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -12,7 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from pydantic import BaseModel, SecretBytes, SecretStr
 
+from quire._typing import is_array_type, is_document_type
 from quire.codec._json import to_json
 from quire.errors import EncodeError
 from quire.schema import Field, FieldKind, Schema
@@ -41,6 +45,8 @@ def write_huggingface(document_type: type[Any], documents: Iterable[Any], folder
     Tensors are nested lists. What has no type there is text: enums and decimals, and dicts and unions as JSON.
     """
     schema = document_type.document_schema()
+    if not schema.fields:
+        raise EncodeError(f"{schema.name} has no fields, and a table without columns has no rows.")
     rows = iter(documents)
     first = list(islice(rows, _ROWS))
     forms = {field.name: _form(field, _column(first, field.name)) for field in schema.fields}
@@ -109,9 +115,9 @@ def _form(field: Field, sample: list[Any]) -> _Form:
         arrow_type, value = _PLAIN[kind]
         return _Form(arrow_type, _named(arrow_type), value)
     if kind in _MOMENTS:
-        return _Form(_MOMENTS[kind], _named(_MOMENTS[kind]), lambda value: value)
+        return _Form(_MOMENTS[kind], _named(_MOMENTS[kind]), _without_zone)
     if kind is FieldKind.DATETIME:
-        return _Form(pa.timestamp("us", "UTC"), _named(pa.timestamp("us", "UTC")), _moment)
+        return _datetime(field, sample)
     if kind is FieldKind.TENSOR:
         return _tensor(sample)
     if has_list_form(field):
@@ -128,8 +134,27 @@ def _named(arrow_type: pa.DataType) -> dict[str, str]:
     return {"dtype": known.get(str(arrow_type), str(arrow_type)), "_type": "Value"}
 
 
-def _moment(value: datetime) -> datetime:
-    return value if value.tzinfo else value.replace(tzinfo=timezone.utc)
+def _datetime(field: Field, sample: list[Any]) -> _Form:
+    """Times with a zone are in UTC, and those without stay without; a column has one kind, as the first rows have it.
+
+    Where the first rows have both, times are texts.
+    """
+    zoned = {value.utcoffset() is not None for value in sample}
+    if len(zoned) > 1:
+        return _Form(pa.string(), _named(pa.string()), datetime.isoformat)
+    has_zone = zoned == {True}
+    arrow_type = pa.timestamp("us", "UTC" if has_zone else None)
+
+    def value_of(value: datetime) -> datetime:
+        if (value.utcoffset() is not None) != has_zone:
+            held, other = ("a", "none") if has_zone else ("no", "one")
+            raise EncodeError(
+                f"{field.name}: the first times have {held} time zone, and {value.isoformat()} has {other}. "
+                "A column of Hugging Face has one kind of time: give all of them a zone, or none."
+            )
+        return value
+
+    return _Form(arrow_type, _named(arrow_type), value_of)
 
 
 def _name(value: Any) -> str:
@@ -139,8 +164,31 @@ def _name(value: Any) -> str:
     return value.value if isinstance(value.value, str) else value.name
 
 
+def _without_zone(value: Any) -> Any:
+    if getattr(value, "tzinfo", None) is not None:
+        raise EncodeError(f"{value!r}: Hugging Face has no times of day with a zone. Use a datetime, or text.")
+    return value
+
+
 def _json(value: Any) -> str:
-    return to_json(value, None, "lists") if hasattr(value, "model_dump_json") else json.dumps(value, default=str)
+    return to_json(value, None, "lists") if is_document_type(type(value)) else json.dumps(value, default=_jsonable)
+
+
+def _jsonable(value: Any) -> Any:
+    """What JSON has in place of a value inside of others; most have a text."""
+    if is_document_type(type(value)):
+        return json.loads(to_json(value, None, "lists"))
+    if is_array_type(type(value)) or isinstance(value, (set, frozenset)):
+        return list(value)
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, re.Pattern) and re.compile(value.pattern).flags == value.flags:
+        return value.pattern
+    if isinstance(value, (SecretStr, SecretBytes, re.Pattern)):
+        raise EncodeError(f"{value!r} cannot be written as text there without losing what it holds.")
+    return str(value)
 
 
 def _tensor(sample: list[Any]) -> _Form:
@@ -166,6 +214,8 @@ def _numpy(value: Any) -> np.ndarray[Any, Any]:
 
 def _documents(field: Field, sample: list[Any]) -> _Form:
     inner: Schema = field.document_type.document_schema()
+    if not inner.fields:
+        raise EncodeError(f"{field.name}: {inner.name} has no fields, and Hugging Face has no documents without them.")
     many = field.kind is FieldKind.DOCUMENTS
     found = [document for value in sample for document in value] if many else sample
     forms = {part.name: _form(part, _column(found, part.name)) for part in inner.fields}

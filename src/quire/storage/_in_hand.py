@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from quire.document import BaseDocument
-from quire.errors import OptionError
+from quire.errors import OptionError, check_options
 from quire.files import open_folder
 from quire.storage._dataset import open_dataset
 from quire.storage._layout import Layout
@@ -19,6 +19,7 @@ def save_parquet(data: Any, document_type: type[Any], path: str | os.PathLike[st
     if not os.fspath(path).endswith(".parquet"):
         write_dataset(data, path, document_type, **more)
         return
+    check_options("save_parquet", more, WriteOptions.__dataclass_fields__)
     options = WriteOptions(**more)
     if options.mode != "create" or options.format != "parquet":
         raise OptionError("one file of Parquet is always written anew: mode and format are for datasets in folders.")

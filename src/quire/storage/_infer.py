@@ -21,6 +21,7 @@ from quire.files import Folder, shown
 from quire.storage._form import mark_of
 from quire.storage._layout import CLASS_KEY
 from quire.storage._manifest import Shard
+from quire.storage._nested import PLACEHOLDER
 from quire.storage._shards import arrow_schema_of, partitions
 from quire.tensors import DType, Shape
 
@@ -58,8 +59,21 @@ def class_of(folder: Folder, shards: Sequence[Shard]) -> type[Any]:
         if key not in schema.names:
             schema = schema.append(pa.field(key, pa.int64() if isinstance(value, int) else pa.string()))
     name = (schema.metadata or {}).get(CLASS_KEY, b"").decode()
-    loaded = find(name, None) if name else None
-    return loaded or class_from_arrow(schema, name.rpartition(":")[2].rpartition(".")[2] or "Row")
+    return loaded_class(schema) or class_from_arrow(schema, name.rpartition(":")[2].rpartition(".")[2] or "Row")
+
+
+def loaded_class(schema: Any) -> type[Any] | None:
+    """The class that an Arrow schema names, if it is loaded.
+
+    Classes that were made at run time have names of their own process only: in another process, the same name may be
+    that of a class with other fields, which is not meant.
+    """
+    name = (schema.metadata or {}).get(CLASS_KEY, b"").decode()
+    found = find(name, None) if name else None
+    if found is None or found.__module__ != _parametrize.__name__:
+        return found
+    columns = {info.alias or field for field, info in found.model_fields.items()}
+    return found if columns - {"id"} == set(schema.names) - {"id", PLACEHOLDER.name} else None
 
 
 def class_from_arrow(schema: Any, name: str, base: type[Any] | None = None) -> type[Any]:
@@ -69,6 +83,8 @@ def class_from_arrow(schema: Any, name: str, base: type[Any] | None = None) -> t
     """
     fields: dict[str, Any] = {}
     for field in schema:
+        if field.name == PLACEHOLDER.name:
+            continue
         annotation = _annotation(field, f"{name}_{field.name}")
         own = field_name(field.name, fields)
         details: dict[str, Any] = {} if own == field.name else {"alias": field.name}

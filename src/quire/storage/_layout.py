@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Flag
 from functools import cached_property
 from typing import Any, Literal
@@ -21,7 +21,15 @@ from quire.columns import Columns
 from quire.errors import OptionError, SchemaError
 from quire.schema import Field, FieldKind, Schema
 from quire.storage._form import Form, MomentForm, NumberForm
-from quire.storage._nested import DocumentForm, DocumentsForm, ListForm, encode_fields, has_list_form
+from quire.storage._nested import (
+    PLACEHOLDER,
+    DocumentForm,
+    DocumentsForm,
+    ListForm,
+    encode_fields,
+    has_list_form,
+    placeholder,
+)
 from quire.storage._objects import BytesForm, DatetimeForm, EnumForm, NamedForm, TextForm, ValueForm
 from quire.storage._rows import Addresses, Rows
 from quire.storage._select import Paths, chosen_schema, paths_below
@@ -30,6 +38,7 @@ from quire.storage._tensors import ComplexForm, RaggedForm, TensorForm
 TensorStorage = Literal["fixed", "binary", "list"]
 """How tensors of one shape are stored: as bytes of one length, as bytes, or as nested lists."""
 SCHEMA_KEY, FINGERPRINT_KEY, CLASS_KEY = b"quire.json_schema", b"quire.fingerprint", b"quire.class"
+FORMAT_KEY, CLASSES_KEY, ENUMS_KEY = b"quire.format", b"quire.classes", b"quire.enums"
 _LISTED = re.compile(r"bool|u?int\d+|float(16|32|64)")
 """The dtypes that lists can have."""
 _MOMENTS = MomentForm.types
@@ -46,7 +55,7 @@ class Layout:
             raise SchemaError("a dataset needs the documents' class: schema=Student.")
         self.schema = chosen_schema(schema, paths)
         self.forms = _forms(self.schema, schema.name, tensor_storage, paths)
-        self.fields = pa.schema([form.arrow_field() for form in self.forms])
+        self.fields = pa.schema([form.arrow_field() for form in self.forms] or [PLACEHOLDER])
         self.parts = 0
         for form in self.forms:
             self.parts = form.place(self.parts)
@@ -63,12 +72,19 @@ class Layout:
             CLASS_KEY: class_name(self.schema.document_type).encode(),
             FINGERPRINT_KEY: self.fingerprint.encode(),
             SCHEMA_KEY: json_schema(self.schema).encode(),
+            FORMAT_KEY: b"2",
+            CLASSES_KEY: json.dumps(dict(_nested_classes(self.forms, ()))).encode(),
+            ENUMS_KEY: json.dumps(dict(_enums(self.schema.fields, ()))).encode(),
         }
         return self.fields.with_metadata(metadata)
 
     def encode(self, columns: Columns) -> pa.RecordBatch:
         """The columns as a record batch."""
-        return pa.RecordBatch.from_arrays(encode_fields(self.forms, columns, self.schema.name), schema=self.fields)
+        return self.batch(encode_fields(self.forms, columns, self.schema.name), len(columns))
+
+    def batch(self, arrays: Sequence[pa.Array], rows: int) -> pa.RecordBatch:
+        """A record batch of the arrays of all forms; one without any has a column that keeps the number of rows."""
+        return pa.RecordBatch.from_arrays(list(arrays) or [placeholder(rows)], schema=self.fields)
 
     def addresses(self) -> Addresses:
         """A table for the addresses of record batches of this layout."""
@@ -76,7 +92,8 @@ class Layout:
 
     def locate(self, batch: pa.RecordBatch) -> list[int]:
         """The parts of a record batch."""
-        return [part for form, array in zip(self.forms, batch.columns, strict=True) for part in form.locate(array)]
+        arrays = batch.columns if self.forms else ()
+        return [part for form, array in zip(self.forms, arrays, strict=True) for part in form.locate(array)]
 
     def read_ahead(self, rows: Rows, counts: NDArray[np.int64]) -> None:
         """Let the system read the large columns of so many rows from each of these on."""
@@ -85,12 +102,14 @@ class Layout:
                 form.read_ahead(rows, counts)
 
     def gather(self, rows: Rows) -> Columns:
-        """The columns of rows, copied."""
+        """The columns of rows, copied; their checksums are verified first, where that is due."""
+        rows.verify()
         made = {form.field.name: form.gather(rows) for form in self.forms}
         return Columns(self.schema, made, len(rows))
 
     def gather_parts(self, rows: Rows, sizes: Sequence[int]) -> Iterator[Columns]:
         """The columns of parts of rows, of these sizes: the small columns of all of them are gathered at once."""
+        rows.verify()
         small = {form.field.name: form.gather(rows) for form in self.forms if not form.is_large}
         start = 0
         for size in sizes:
@@ -157,6 +176,33 @@ def _tensor_form(field: Field, path: str, storage: str) -> Form | None:
     return TensorForm(field, path, spec.dtype, spec.fixed_shape, storage)
 
 
+def _nested_classes(forms: Sequence[Form], above: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """The classes of documents inside documents, by path."""
+    for form in forms:
+        path = (*above, form.field.name)
+        document = form.item if isinstance(form, DocumentsForm) else form
+        if isinstance(document, DocumentForm):
+            yield ".".join(path), class_name(document.field.document_type)
+            yield from _nested_classes(document.forms, path)
+
+
+def _enums(fields: Iterable[Field], above: tuple[str, ...], seen: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """The enums of fields, by path: the class, and the values of its members by name, as far as JSON has them."""
+    for field in fields:
+        path = (*above, field.name)
+        if field.kind is FieldKind.ENUM:
+            members = {
+                name: member.value if type(member.value) in (str, int, float, bool) else repr(member.value)
+                for name, member in field.type.__members__.items()
+            }
+            yield ".".join(path), {"class": f"{field.type.__module__}:{field.type.__qualname__}", "members": members}
+        elif field.kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS) and field.document_type not in seen:
+            inner = field.document_type.document_schema().fields
+            yield from _enums(inner, path, (*seen, field.document_type))
+        else:
+            yield from _enums(field.items, path, seen)
+
+
 def layout_fingerprint(schema: Schema) -> str:
     """The fingerprint of the layout of all fields of a class."""
     key = "storage", "fingerprint"
@@ -168,10 +214,14 @@ def layout_fingerprint(schema: Schema) -> str:
 
 def json_schema(schema: Schema) -> str:
     """The JSON schema of a class; an empty one where pydantic has none for a field."""
-    try:
-        return json.dumps(schema.document_type.model_json_schema())
-    except (PydanticInvalidForJsonSchema, PydanticUserError):
-        return "{}"
+    notes, key = schema.document_type.document_schema().notes, ("storage", "json_schema")
+    if key not in notes:
+        try:
+            notes[key] = json.dumps(schema.document_type.model_json_schema())
+        except (PydanticInvalidForJsonSchema, PydanticUserError):
+            notes[key] = "{}"
+    found: str = notes[key]
+    return found
 
 
 def _described(schema: Any) -> str:

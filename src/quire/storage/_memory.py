@@ -12,7 +12,9 @@ import mmap
 import os
 import threading
 import weakref
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -169,6 +171,42 @@ class _Mapping:
         self._unmap(self._address, self._size)
 
 
+class SharedMemory:
+    """Memory of zeros that forked processes share, or that of a file of the same size, which others map too."""
+
+    def __init__(self, size: int, path: Path | None = None) -> None:
+        self.size, self.is_file = size, False
+        if path is not None:
+            with suppress(OSError), path.open("r+b") as file:
+                if os.fstat(file.fileno()).st_size == size:
+                    self._map(mmap.MAP_SHARED, file.fileno())
+                    self.is_file = True
+        if not self.is_file:
+            self._map(mmap.MAP_SHARED | mmap.MAP_ANONYMOUS, -1)
+        content: Any = (ctypes.c_uint8 * size).from_address(self._address)
+        self.array: NDArray[np.uint8] = np.frombuffer(content, np.uint8)
+        weakref.finalize(self.array, _libc().munmap, self._address, size).atexit = False
+
+    def _map(self, flags: int, handle: int, address: int | None = None) -> None:
+        found = _libc().mmap(address, self.size, mmap.PROT_READ | mmap.PROT_WRITE, flags, handle, 0)
+        if found in (None, ctypes.c_void_p(-1).value):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        self._address: int = found
+
+    def move_to(self, path: Path) -> None:
+        """Let a file take the place of anonymous memory, at the same address, with the same content."""
+        with path.open("r+b") as file:
+            file.truncate(self.size)
+            for start in range(0, self.size, _CHUNK):  # leaves holes where nothing was noted
+                content = self.array[start : start + _CHUNK].tobytes()
+                if content.strip(b"\0"):
+                    os.pwrite(file.fileno(), content, start)
+            self._map(mmap.MAP_SHARED | _MAP_FIXED, file.fileno(), self._address)
+        self.is_file = True
+
+
+_MAP_FIXED, _CHUNK = 0x10, 1 << 16
 _mapped: weakref.WeakSet[_Mapping] = weakref.WeakSet()
 _mapped_lock = threading.Lock()
 

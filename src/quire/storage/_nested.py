@@ -16,6 +16,7 @@ from quire.columns import (
     DocumentsColumn,
     ObjectColumn,
     StackOptions,
+    Validity,
     stack,
     validity_of,
 )
@@ -29,6 +30,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+PLACEHOLDER = pa.field("__rows__", pa.bool_(), nullable=False)
+"""The column of a class without fields: it keeps the number of rows, and Parquet has no structs without a field."""
+
+
+def placeholder(rows: int) -> pa.Array:
+    """The column of a class without fields."""
+    return pa.array(np.zeros(rows, np.bool_))
+
+
 class DocumentForm(Form):
     """A nested document: a struct of its fields."""
 
@@ -37,7 +47,7 @@ class DocumentForm(Form):
 
     def __init__(self, field: Field, path: str, schema: Schema, forms: Sequence[Form]) -> None:
         self.schema, self.forms = schema, forms
-        super().__init__(field, path, pa.struct([_inside(form) for form in forms]))
+        super().__init__(field, path, pa.struct([_inside(form) for form in forms] or [PLACEHOLDER]))
 
     @property
     def children(self) -> Sequence[Form]:
@@ -62,9 +72,12 @@ class DocumentForm(Form):
     def encode_columns(self, columns: Columns) -> pa.Array:
         """The array of all rows of the columns."""
         arrays = encode_fields(self.forms, columns, self.path)
-        if not arrays:
-            return pa.array([{}] * len(columns), self.type)
-        return pa.Array.from_buffers(self.type, len(columns), [bitmap(columns.validity)], children=arrays)
+        return self.array(arrays, len(columns), columns.validity)
+
+    def array(self, arrays: Sequence[pa.Array], rows: int, validity: Validity) -> pa.Array:
+        """The array of documents, from those of their fields."""
+        children = list(arrays) or [placeholder(rows)]
+        return pa.Array.from_buffers(self.type, rows, [bitmap(validity)], children=children)
 
     def _stacked(self, documents: list[Any]) -> Columns:
         return stack(self.schema, documents, StackOptions(shapes="ragged"), self.path)

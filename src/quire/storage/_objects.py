@@ -100,6 +100,8 @@ class ValueForm(BinaryForm):
 
     def written(self, values: list[Any], validity: Validity) -> list[bytes]:
         try:
+            if codec.has_ambiguous_union(self.field):
+                codec.check_values(self._schema, self.field, values, allow_pickle=False)
             return [b"" if value is None else codec.value_message(value) for value in values]
         except CodecError as error:
             raise self.fail(error) from error
@@ -116,7 +118,8 @@ class ValueForm(BinaryForm):
         values = [_wrapped(self.field, value) for value in values]
         try:
             return ObjectColumn(
-                self.field, validate_values(self._schema, self.field, values, self.path, column.validity)
+                self.field,
+                validate_values(self._schema, self.field, values, self.path, column.validity, "ignore", stored=True),
             )
         except ColumnError as error:
             raise DecodeError(f"{error}, and the field is {self.field}.") from error

@@ -20,12 +20,12 @@ import pyarrow.parquet as pq
 from quire._paths import FieldPath
 from quire.array import DocumentBatch
 from quire.columns import Columns, concat_columns
-from quire.storage._briefs import brief_columns
+from quire.storage._briefs import brief_columns, is_read_by_brief
 from quire.storage._dataset import StoredDataset
 from quire.storage._memory import let_go
 from quire.storage._rows import Rows
 from quire.storage._select import chosen_paths
-from quire.storage._shards import told
+from quire.storage._shards import empty_batch, told
 from quire.storage._where import Where, matching_rows
 from quire.tensors import get_framework
 
@@ -54,6 +54,7 @@ class Pages:
         self._least = _mapped_bytes()
         self._columns: tuple[str, ...] = ()
         self._kept: OrderedDict[tuple[tuple[str, ...], int, int], pa.RecordBatch] = OrderedDict()
+        self._rows: dict[int, tuple[int, ...]] = {}
         self._footers: OrderedDict[int, tuple[int, pq.FileMetaData]] = OrderedDict()
         self._lock = threading.Lock()
         self._narrow: dict[tuple[str, ...], Pages] = {}
@@ -83,7 +84,12 @@ class Pages:
     def brief(self, rows: NDArray[np.int64], head: int = 512) -> dict[FieldPath, list[Any]]:
         """What a table shows of rows: of what may be large the size and the beginning; see `brief_columns`."""
         forms = self.dataset.layout.forms
-        parts = [brief_columns(forms, self._located(some), head) for some in self._at_once(rows)]
+        read = [number for number, form in enumerate(forms) if is_read_by_brief(form)]
+        parts = []
+        for some in self._at_once(rows):
+            located = self._located(some)
+            located.verify(read)
+            parts.append(brief_columns(forms, located, head))
         return {path: [value for part in parts for value in part[path]] for path in parts[0]}
 
     def matching(self, where: Where) -> NDArray[np.int64]:
@@ -155,10 +161,10 @@ class Pages:
             return None
         groups, places = np.zeros_like(rows), rows - dataset.starts[shards]
         for number in np.unique(shards).tolist():
-            shard, own = dataset.shards[number], shards == number
+            own = shards == number
             if not self._is_read_alone(number):
                 return None
-            begins = np.concatenate([[0], np.cumsum(shard.groups)])
+            begins = np.concatenate([[0], np.cumsum(self._group_rows(number))])
             groups[own] = np.searchsorted(begins, places[own], side="right") - 1
             places[own] -= begins[groups[own]]
         keys, batches = np.unique(np.stack([shards, groups]), axis=1, return_inverse=True)
@@ -173,13 +179,23 @@ class Pages:
     def _is_read_alone(self, number: int) -> bool:
         dataset, shard = self.dataset, self.dataset.shards[number]
         local = dataset.folder.local_path(shard.name) is not None
-        plain = shard.format == "parquet" and sum(shard.groups) == shard.rows
-        return local and plain and shard.bytes <= _LARGE * len(shard.groups)
+        if not local or shard.format != "parquet":
+            return False
+        groups = self._group_rows(number)
+        return sum(groups) == shard.rows and shard.bytes <= _LARGE * len(groups)
+
+    def _group_rows(self, number: int) -> tuple[int, ...]:
+        """The rows of each row group of a shard, kept."""
+        if number not in self._rows:
+            self._rows[number] = self.dataset.reader.block_rows(self.dataset.shards[number])
+        return self._rows[number]
 
     def _groups(self) -> Iterator[pa.RecordBatch]:
         """All row groups, one after the other; none is kept."""
-        for number, shard in enumerate(self.dataset.shards):
-            yield from (self._read(number, group) for group in range(len(shard.groups)) if shard.groups[group])
+        for number in range(len(self.dataset.shards)):
+            for group, rows in enumerate(self._group_rows(number)):
+                if rows:
+                    yield self._read(number, group)
 
     def _group(self, number: int, group: int) -> pa.RecordBatch:
         key = self._columns, number, group
@@ -199,8 +215,11 @@ class Pages:
         reader, shard = self.dataset.reader, self.dataset.shards[number]
         with told(reader.folder, shard), reader._local(shard) as path:
             with pq.ParquetFile(path, metadata=self._footer(number, path), pre_buffer=True) as file:
-                table = file.read_row_group(group, reader._wanted(file.schema_arrow), use_threads=False)
-            parts = [reader.conformed(part, shard) for part in table.to_batches()]
+                reader.check_row_group(path, shard, file, group)
+                names = reader._wanted(file.schema_arrow)
+                table = file.read_row_group(group, names, use_threads=False)
+            batches = table.to_batches() if names else [empty_batch(self._group_rows(number)[group])]
+            parts = [reader.conformed(part, shard) for part in batches]
         [batch] = pa.Table.from_batches(parts).combine_chunks().to_batches()
         return batch
 
@@ -234,5 +253,5 @@ def narrowed(dataset: StoredDataset[Any], columns: Iterable[str]) -> StoredDatas
     state: Mapping[str, Any] = dataset.__getstate__()
     paths = chosen_paths(dataset.document_type.document_schema(), columns)
     made: StoredDataset[Any] = object.__new__(type(dataset))
-    made.__setstate__({**state, "_paths": paths})
+    made.__setstate__({**state, "_paths": paths, "verified": None})  # which is of other columns
     return made

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -15,23 +16,55 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class Addresses:
-    """A row for each part of a record batch (a buffer's address, or its size), a column for each record batch."""
+class Check(Protocol):
+    """Verifies the checksums of a record batch, column by column."""
 
-    __slots__ = ("_keep", "_table", "count")
+    def __call__(self, columns: Sequence[int] | None) -> bool:
+        """Verify some of the columns of the layout, or all; whether all of them need no other look."""
+
+
+class Addresses:
+    """A row for each part of a record batch (a buffer's address, or its size), a column for each record batch.
+
+    A record batch may come with a check, which runs when its rows are first gathered. No lock is needed: `count` grows
+    last, and a check that has passed never becomes due again.
+    """
+
+    __slots__ = ("_checks", "_due", "_keep", "_passed", "_table", "count")
 
     def __init__(self, parts: int) -> None:
         self._table = np.zeros((parts, 16), np.int64)
+        self._due = np.zeros(16, np.bool_)
         self._keep: list[Any] = []
+        self._checks: list[Check | None] = []
+        self._passed = 0
         self.count = 0
 
-    def add(self, parts: list[int], owner: Any) -> None:
+    def add(self, parts: list[int], owner: Any, check: Check | None = None) -> None:
         """Another record batch; its owner keeps the memory there."""
         if self.count == self._table.shape[1]:
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
+            self._due = np.concatenate([self._due, np.zeros_like(self._due)])
         self._table[:, self.count] = parts
         self._keep.append(owner)
+        self._checks.append(check)
+        self._due[self.count] = check is not None
         self.count += 1
+
+    def verify(self, batches: NDArray[np.int64], columns: Sequence[int] | None) -> None:
+        """Run the checks of these record batches that are due, for some of the columns of the layout or for all."""
+        count = self.count
+        if self._passed == count:
+            return
+        due = self._due[batches]
+        if not due.any():
+            if not self._due[:count].any():
+                self._passed = count
+            return
+        for number in np.unique(batches[due]).tolist():
+            check = self._checks[number]
+            if check is not None and check(columns):
+                self._due[number] = False
 
     def row(self, part: int) -> NDArray[np.int64]:
         """One part of every record batch."""
@@ -58,6 +91,10 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.places)
+
+    def verify(self, columns: Sequence[int] | None = None) -> None:
+        """Verify what is about to be gathered: some of the columns of the layout, by their number, or all."""
+        self.addresses.verify(self.batches, columns)
 
     def slice(self, rows: slice) -> Rows:
         """A run of the rows."""

@@ -20,6 +20,8 @@ def chosen_paths(schema: Schema, columns: Iterable[str] | None) -> Paths:
     if isinstance(columns, str):
         raise OptionError(f"columns is a list of paths, as in ['image', 'meta.source'], got {columns!r}.")
     paths = [parse_path(path) for path in columns]
+    if not paths:
+        raise OptionError(f"columns=[] reads nothing: name fields of {schema.name}, or leave it out to read all.")
     for path in paths:
         schema.resolve(path)
     return None if () in paths else paths

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
@@ -19,7 +20,15 @@ from quire.columns import Columns
 from quire.errors import DecodeError, ShardError, StorageError, StorageNotFoundError
 from quire.files import Folder, shown
 from quire.schema import Schema
-from quire.storage._alignment import AlignedWriter
+from quire.storage._block_table import (
+    BlockTable,
+    checksum,
+    count_nodes,
+    find_table,
+    hasher,
+    parse_table,
+    reads_from,
+)
 from quire.storage._cache import ShardCache, cache_key
 from quire.storage._carried import told_batch, told_schema
 from quire.storage._foreign import conform_fields, fits, stored_names
@@ -29,38 +38,55 @@ from quire.storage._manifest import Shard
 from quire.storage._memory import at_random, map_file
 from quire.storage._nested import DocumentForm
 from quire.storage._rows import Rows
-from quire.storage._sink import hasher
+from quire.storage._sink import BlockFile
 from quire.storage._tensors import TensorForm
+from quire.storage._verification import BlockCheck, Verify, layout_nodes
 
 _ROWS, _BYTES = 8192, 16 << 20
 """Of a row group of another writer, so many rows, or bytes, are read at a time."""
 _TAIL = 1 << 16
 
 
+class SpoiledCopyError(ShardError):
+    """A copy of a shard in the cache is damaged; it was removed."""
+
+
+class Block(NamedTuple):
+    """A record batch of an open shard, and what verifies it when its rows are first read."""
+
+    batch: pa.RecordBatch
+    check: BlockCheck | None = None
+
+
 class ShardReader:
     """Reads the shards of one folder in one layout."""
 
-    def __init__(self, folder: Folder, layout: Layout, cache: ShardCache) -> None:
-        self.folder, self.layout, self.cache = folder, layout, cache
+    def __init__(self, folder: Folder, layout: Layout, cache: ShardCache, verify: Verify = "first_touch") -> None:
+        self.folder, self.layout, self.cache, self.verify = folder, layout, cache, verify
         self.at_random = False
 
-    def open(self, shard: Shard) -> list[pa.RecordBatch]:
-        """The record batches of a shard, mapped into memory."""
+    def open(self, shard: Shard) -> list[Block]:
+        """The record batches of a shard, mapped into memory. Their metadata is verified here, their columns later."""
         with told(self.folder, shard):
-            batches = self._mapped(shard)
-            if batches is None:
-                batches = self._from_cache(shard)
-        self._check_rows(shard, sum(map(len, batches)))
-        return batches
+            blocks = self._mapped(shard)
+            if blocks is None:
+                blocks = self._from_cache(shard)
+        self._check_rows(shard, sum(len(block.batch) for block in blocks))
+        return blocks
 
-    def _mapped(self, shard: Shard) -> list[pa.RecordBatch] | None:
+    def _mapped(self, shard: Shard) -> list[Block] | None:
         """The shard itself, if it can be mapped as it is."""
         path = self.folder.local_path(shard.name)
         if shard.format != "arrow" or path is None:
             return None
         buffer = self._buffer(path, shard)
+        table = self._checked_table(buffer, shard)
+        if table is None and self.verify == "always":
+            self._check_whole(buffer, shard)
         reader = pa.ipc.open_file(at_random(buffer) if self.at_random else buffer)
-        return self._selected(reader) if self._in_layout(reader.schema) else None
+        if not self._in_layout(reader.schema):
+            return None
+        return self._selected(reader, buffer, table, lambda why: self._altered(shard, why))
 
     def _buffer(self, path: Path, shard: Shard) -> pa.Buffer:
         with path.open("rb") as file:
@@ -68,34 +94,94 @@ class ShardReader:
         self._check_size(shard, buffer.size)
         return buffer
 
+    def _checked_table(self, content: pa.Buffer, shard: Shard) -> BlockTable | None:
+        """The block table of a shard, with all metadata of the file verified; None if it has none, or is trusted."""
+        if self.verify == "never":
+            return None
+        view = memoryview(content)
+        place = shard.table
+        if place is None and not shard.xxh3:  # a single file that quire may have written
+            place = find_table(reads_from(view), len(view), shard.format)
+        if place is None:
+            return None
+        try:
+            table = parse_table(_table_bytes(view[place[0] : sum(place)], shard))
+            table.check_frame(view)
+        except DecodeError as error:
+            raise self._altered(shard, str(error)) from error
+        return table
+
+    def _check_whole(self, content: pa.Buffer, shard: Shard) -> None:
+        """Compare a file of format 1 with its only checksum."""
+        if shard.xxh3 and shard.table is None and f"{checksum(memoryview(content)):016x}" != shard.xxh3:
+            raise self._altered(shard, "its checksum is another one")
+
     def _in_layout(self, schema: pa.Schema) -> bool:
         places = [(form, schema.get_all_field_indices(form.field.name)) for form in self.layout.forms]
         return all(len(found) == 1 and fits(form, schema.field(found[0])) for form, found in places)
 
-    def _selected(self, reader: Any) -> list[pa.RecordBatch]:
+    def _selected(
+        self, reader: Any, content: pa.Buffer, table: BlockTable | None, fail: Callable[[str], ShardError]
+    ) -> list[Block]:
         names = [form.field.name for form in self.layout.forms]
-        batches = [reader.get_batch(i).select(names) for i in range(reader.num_record_batches)]
-        for batch in batches:
+        nodes = [] if table is None else layout_nodes(self.layout.forms, reader.schema)
+        blocks = []
+        for number in range(reader.num_record_batches):
+            batch = _select(reader.get_batch(number), names)
             batch.validate()  # that the buffers are as long as the rows ask for
-        return batches
+            check = None if table is None else BlockCheck(table, range(number, number + 1), nodes, content, fail)
+            blocks.append(Block(batch, check))
+        return blocks
 
-    def _from_cache(self, shard: Shard) -> list[pa.RecordBatch]:
-        with self.cache.open(self._key(shard), lambda target: self._transcode(shard, target)) as file:
-            return self._selected(pa.ipc.open_file(map_file(file)))
+    def _from_cache(self, shard: Shard) -> list[Block]:
+        key = self._key(shard)
+        for attempt in range(2):
+            with self.cache.open(key, lambda target: self._transcode(shard, target)) as file:
+                content = map_file(file)
+            try:
+                return self._copied(content, shard, key)
+            except (DecodeError, pa.ArrowException):
+                self.cache.remove(key)  # a copy that is damaged is made anew
+                if attempt:
+                    raise
+        raise AssertionError
+
+    def _copied(self, content: pa.Buffer, shard: Shard, key: str) -> list[Block]:
+        """The record batches of the copy of a shard in the cache."""
+        table = None
+        if self.verify != "never":
+            view = memoryview(content)
+            place = find_table(reads_from(view), len(view), "arrow")
+            if place is None:
+                raise DecodeError("the copy in the cache has no block table")
+            table = parse_table(view[place[0] : sum(place)])
+            table.check_frame(view)
+        return self._selected(pa.ipc.open_file(content), content, table, lambda why: self._spoiled(shard, key, why))
+
+    def _spoiled(self, shard: Shard, key: str, why: str) -> ShardError:
+        """A copy in the cache that was damaged after it was opened; the next one to open the shard makes another."""
+        self.cache.remove(key)
+        name = shown(self.folder.join(shard.name))
+        return SpoiledCopyError(
+            f"{name}: the copy of the shard in the cache ({self.cache.folder / key}) was damaged: {why}. It has been "
+            "removed: read again, and the shard is copied anew."
+        )
 
     def _key(self, shard: Shard) -> str:
         """What is in the cache depends on the class too where the shard is not in its layout: on aliases, defaults."""
         layout, whole = self.layout, self.layout.schema.document_type.document_schema()
         same = shard.layout in (layout.fingerprint, layout_fingerprint(whole))
         where = "" if shard.xxh3 else self.folder.url
-        return cache_key(where, *shard.identity, layout.fingerprint, "" if same else json_schema(layout.schema))
+        about = "" if same else json_schema(layout.schema)
+        return cache_key("2", where, *shard.identity, layout.fingerprint, about)
 
     def _transcode(self, shard: Shard, target: Path) -> None:
-        """Write a shard anew as Arrow, in the layout of the class."""
-        schema = self.layout.arrow_schema
-        with pa.OSFile(str(target), "wb") as file, closing(AlignedWriter(file, schema)) as writer:
+        """Write a shard anew as Arrow, in the layout of the class, with a block table of its own."""
+        with target.open("wb") as file:
+            copy = BlockFile(file, "arrow", self.layout.arrow_schema)
             for batch in self.read(shard):
-                writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+                copy.write(batch)
+            copy.close()
 
     def read(self, shard: Shard) -> Iterator[pa.RecordBatch]:
         """The record batches of a shard in the layout of the class, one at a time, whatever its format."""
@@ -113,35 +199,92 @@ class ShardReader:
 
     def _batches(self, path: Path, shard: Shard, groups: Sequence[int] | None = None) -> Iterator[pa.RecordBatch]:
         if shard.format == "parquet":
-            file = self._parquet(path, shard)
+            file = self._parquet(path, shard, groups)
             rows = _rows_at_once(file.metadata, self.layout)
-            yield from file.iter_batches(rows, groups, self._wanted(file.schema_arrow))
+            names = self._wanted(file.schema_arrow)
+            if names:
+                yield from file.iter_batches(rows, groups, names)
+            else:  # nothing but the number of rows is asked for
+                counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+                yield from (empty_batch(counts[i]) for i in (range(len(counts)) if groups is None else groups))
             return
-        reader = pa.ipc.open_file(self._buffer(path, shard))
+        buffer = self._buffer(path, shard)
+        table = self._checked_table(buffer, shard)
+        if table is None and groups is None and self.verify != "never":
+            self._check_whole(buffer, shard)
+        reader = pa.ipc.open_file(buffer)
         checked = self._in_layout(reader.schema)  # then each row is looked at when it is gathered
+        names = [form.field.name for form in self.layout.forms] if checked else reader.schema.names
+        nodes = None if table is None else self._nodes(reader.schema, checked=checked)
         for number in range(reader.num_record_batches) if groups is None else groups:
-            batch = reader.get_batch(number)
+            if table is not None and nodes is not None:
+                fail = partial(self._altered, shard)
+                BlockCheck(table, range(number, number + 1), nodes, buffer, fail)(None)
+            batch = _select(reader.get_batch(number), names)
             batch.validate(full=not checked)
             yield batch
 
-    def _parquet(self, path: Path, shard: Shard) -> pq.ParquetFile:
-        self._check_size(shard, path.stat().st_size)
-        return pq.ParquetFile(path, memory_map=True)
+    def _nodes(self, schema: pa.Schema, *, checked: bool) -> list[list[int]]:
+        """The field nodes to verify: those that the layout reads, or all where the file is in another layout."""
+        if checked:
+            return layout_nodes(self.layout.forms, schema)
+        return [list(range(sum(count_nodes(field.type) for field in schema)))]
+
+    def _parquet(self, path: Path, shard: Shard, groups: Iterable[int] | None = None) -> pq.ParquetFile:
+        """An open Parquet file; what is read of some of its row groups, or of all, is verified."""
+        buffer = self._buffer(path, shard)
+        table = self._checked_table(buffer, shard)
+        is_checked = self.verify != "never"
+        if table is None and is_checked and groups is None:
+            self._check_whole(buffer, shard)
+        source = pa.BufferReader(buffer)
+        file = pq.ParquetFile(source, page_checksum_verification=is_checked and table is None)
+        if table is not None:
+            self._check_groups(table, memoryview(buffer), shard, file, groups)
+        return file
+
+    def check_row_group(self, path: Path, shard: Shard, file: pq.ParquetFile, group: int) -> None:
+        """Verify what the layout reads of one row group."""
+        if self.verify != "never" and shard.table is not None:
+            buffer = self._buffer(path, shard)
+            table = self._checked_table(buffer, shard)
+            if table is not None:
+                self._check_groups(table, memoryview(buffer), shard, file, (group,))
+
+    def _check_groups(
+        self, table: BlockTable, content: memoryview, shard: Shard, file: pq.ParquetFile, groups: Iterable[int] | None
+    ) -> None:
+        """Verify the columns that the layout reads of some row groups of a Parquet file, or of all."""
+        names = self._wanted(file.schema_arrow)
+        leaves = [
+            number
+            for number, path in enumerate(table.names)
+            if any(path == name or path.startswith(f"{name}.") for name in names)
+        ]
+        try:
+            for group in range(len(table.blocks)) if groups is None else groups:
+                for leaf in leaves:
+                    table.check_column(content, group, leaf)
+        except DecodeError as error:
+            raise self._altered(shard, str(error)) from error
 
     def groups(self, shard: Shard, wanted: Callable[[Any], bool]) -> Iterator[tuple[int, Columns]]:
         """The row groups of a Parquet shard whose metadata are wanted: the number of the first row, and the columns."""
         with told(self.folder, shard), self._local(shard) as path:
-            file = self._parquet(path, shard)
-            names, first = self._wanted(file.schema_arrow), 0
-            for number in range(file.num_row_groups):
-                metadata = file.metadata.row_group(number)
-                if wanted(metadata):
-                    table = file.read_row_group(number, columns=names)
-                    start = first
-                    for batch in table.to_batches():
-                        yield start, self.columns(self.conformed(batch, shard))
-                        start += len(batch)
-                first += metadata.num_rows
+            file = self._parquet(path, shard, ())
+            numbers = [i for i in range(file.num_row_groups) if wanted(file.metadata.row_group(i))]
+            file = self._parquet(path, shard, numbers)
+            rows = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+            for number in numbers:
+                table = file.read_row_group(number, columns=self._wanted(file.schema_arrow))
+                start = sum(rows[:number])
+                for batch in table.to_batches():
+                    yield start, self.columns(self.conformed(batch, shard))
+                    start += len(batch)
+
+    def block_rows(self, shard: Shard) -> tuple[int, ...]:
+        """The rows of each row group, or record batch."""
+        return block_rows(self.folder, shard)
 
     def columns(self, batch: pa.RecordBatch) -> Columns:
         """The columns of a record batch in the layout of the class, copied."""
@@ -162,7 +305,7 @@ class ShardReader:
             array = pa.repeat(value, len(batch))
             found.setdefault(name, (pa.field(name, array.type), array))
         arrays = conform_fields(self.layout.forms, found, self.layout.schema, None, len(batch))
-        return pa.RecordBatch.from_arrays(arrays, schema=self.layout.fields)
+        return self.layout.batch(arrays, len(batch))
 
     @contextmanager
     def _local(self, shard: Shard) -> Iterator[Path]:
@@ -192,19 +335,87 @@ class ShardReader:
         return ShardError(f"{name}: the shard was altered or cut off: {why}. Write it again.")
 
     def check(self, shard: Shard) -> None:
-        """Read all of a shard, and compare its size, checksum and rows."""
+        """Read all of a shard, and compare its size, checksums and rows."""
+        whole = ShardReader(self.folder, self.layout, self.cache, "first_touch")
         with told(self.folder, shard), self._local(shard) as path:
             buffer = self._buffer(path, shard)
-            if shard.xxh3:
-                found = hasher()
-                found.update(memoryview(buffer))
-                if found.hexdigest() != shard.xxh3:
-                    raise self._altered(shard, "its checksum is another one")
+            table = whole._checked_table(buffer, shard)
+            if table is None:
+                self._check_whole(buffer, shard)
+            else:
+                try:
+                    table.check_all(memoryview(buffer))
+                except DecodeError as error:
+                    raise self._altered(shard, str(error)) from error
             rows = 0
             for batch in self._batches(path, shard):
                 batch.validate(full=True)
                 rows += len(self.conformed(batch, shard))
             self._check_rows(shard, rows)
+
+
+def _table_bytes(table: memoryview, shard: Shard) -> memoryview:
+    """The bytes of a block table, if they are those that the log of the shard means."""
+    if shard.table is not None and f"{checksum(table):016x}" != shard.xxh3:
+        raise DecodeError("the checksum of its block table differs from what was written")
+    return table
+
+
+def read_table(folder: Folder, shard: Shard) -> BlockTable | None:
+    """The block table of a shard, in one read of a part of the file; None for format 1 and other writers' files."""
+    if shard.table is None:
+        return None
+    with told(folder, shard):
+        start, size = shard.table
+        return parse_table(_table_bytes(memoryview(folder.read_range(shard.name, start, start + size)), shard))
+
+
+def block_rows(folder: Folder, shard: Shard) -> tuple[int, ...]:
+    """The rows of each row group, or record batch, of a shard."""
+    table = read_table(folder, shard)
+    return shard.groups if table is None else table.rows
+
+
+def stored_nulls(folder: Folder, shard: Shard, path: str) -> int | None:
+    """The nulls of a column of a shard that quire wrote, from its metadata; None if that does not say.
+
+    A column of nested documents counts only where none of the documents around it is missing: in Arrow data, values
+    inside a missing document are not nulls of their own.
+    """
+    counts: dict[str, int]
+    table = read_table(folder, shard)
+    if table is not None:
+        sums = np.where((table.nulls < 0).any(axis=0), -1, table.nulls.sum(axis=0)).tolist()
+        counts = dict(zip(table.names, sums, strict=True))
+    elif shard.format == "parquet":
+        with told(folder, shard), pa.PythonFile(Parts(folder, shard), "r") as file:
+            counts = _footer_nulls(pq.read_metadata(file))
+    else:
+        return None
+    parts = path.split(".")
+    above = [counts.get(".".join(parts[:size]), 0) for size in range(1, len(parts))]
+    found = counts.get(path, -1)
+    return None if found < 0 or any(above) else found
+
+
+def _footer_nulls(metadata: pq.FileMetaData) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for chunk in map(group.column, range(group.num_columns)):
+            statistics: Any = chunk.statistics if chunk.is_stats_set else None
+            known = statistics is not None and statistics.has_null_count
+            before = counts.get(chunk.path_in_schema, 0)
+            counts[chunk.path_in_schema] = before + statistics.null_count if known and before >= 0 else -1
+    return counts
+
+
+def empty_batch(rows: int) -> pa.RecordBatch:
+    """A record batch without columns, which has rows all the same."""
+    return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
+
+
+def _select(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
+    return batch.select(names) if names else empty_batch(len(batch))
 
 
 def _rows_at_once(metadata: pq.FileMetaData, layout: Layout) -> int:
@@ -283,26 +494,38 @@ def _stamp(folder: Folder, shard: Shard) -> str:
     path = folder.local_path(shard.name)
     if path is not None:
         return str(path.stat().st_mtime_ns)
-    end = hasher()
-    end.update(folder.read_range(shard.name, max(0, shard.bytes - _TAIL), shard.bytes))
-    return str(end.hexdigest())
+    return f"{checksum(folder.read_range(shard.name, max(0, shard.bytes - _TAIL), shard.bytes)):016x}"
 
 
-def summed(folder: Folder, shard: Shard) -> Shard:
-    """A whole file with all that a log tells of a shard."""
-    found, total = counted(folder, shard), hasher()
-    with told(folder, shard):
-        for start in range(0, shard.bytes, _BYTES):
-            total.update(folder.read_range(shard.name, start, min(start + _BYTES, shard.bytes)))
+def recovered(folder: Folder, shard: Shard) -> Shard:
+    """A whole file whose writer was killed before it could log it, with everything that a log says of a shard."""
+    counted_shard = counted(folder, shard)
     metadata = arrow_schema_of(folder, shard).metadata or {}
-    layout = metadata.get(FINGERPRINT_KEY, b"").decode()
-    return replace(found, xxh3=total.hexdigest(), layout=layout, stamp="")
+    found = replace(counted_shard, layout=metadata.get(FINGERPRINT_KEY, b"").decode(), stamp="")
+    with told(folder, shard):
+        place = find_table(partial(folder.read_range, shard.name), shard.bytes, shard.format)
+        if place is None:  # format 1
+            total = hasher()
+            for start in range(0, shard.bytes, _BYTES):
+                total.update(folder.read_range(shard.name, start, min(start + _BYTES, shard.bytes)))
+            return replace(found, xxh3=total.hexdigest())
+        table = folder.read_range(shard.name, place[0], sum(place))
+        blocks = len(parse_table(memoryview(table)).blocks)
+    return replace(found, xxh3=f"{checksum(table):016x}", table=place, blocks=blocks, groups=())
 
 
 def arrow_schema_of(folder: Folder, shard: Shard) -> pa.Schema:
     """The Arrow schema in the footer of a shard."""
-    with told(folder, shard), pa.PythonFile(Parts(folder, shard), "r") as file:
-        return told_schema(pq.read_schema(file)) if shard.format == "parquet" else pa.ipc.open_file(file).schema
+    with told(folder, shard):
+        if shard.table is not None:
+            start, size = shard.table
+            tail = memoryview(folder.read_range(shard.name, start, shard.bytes))
+            try:
+                parse_table(_table_bytes(tail[:size], shard)).check_footer(tail, start)
+            except DecodeError as error:
+                raise ShardError(f"{shown(folder.join(shard.name))}: the shard was altered: {error}.") from error
+        with pa.PythonFile(Parts(folder, shard), "r") as file:
+            return told_schema(pq.read_schema(file)) if shard.format == "parquet" else pa.ipc.open_file(file).schema
 
 
 class Parts:

@@ -1,4 +1,4 @@
-"""Files of shards: what is written to them is counted and summed up on its way."""
+"""Files of shards: written as blocks, with a block table that has a checksum for every byte."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from typing import IO, Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from quire._optional import require
 from quire._paths import parse_path
 from quire.errors import StorageError
 from quire.files import Folder, shown
 from quire.storage._alignment import AlignedWriter
+from quire.storage._block_table import (
+    TableBuilder,
+    arrow_children,
+    checksum,
+    footer_start,
+    read_message_layout,
+    reads_from,
+)
 from quire.storage._form import mark_of
 from quire.storage._layout import Layout
 from quire.storage._manifest import Shard
@@ -21,54 +28,210 @@ from quire.storage._manifest import Shard
 Format = Literal["parquet", "arrow"]
 
 
-def hasher() -> Any:
-    """What sums up the bytes of a shard."""
-    xxhash: Any = require("xxhash", extra="parquet", needed_for="the checksums of shards")
-    return xxhash.xxh3_64()
-
-
 Packing = Mapping[str, Any]
 """How the columns of Parquet files are packed, as pyarrow takes it."""
 
 
-class _Summing:
-    """A file that knows how many bytes went into it, and their checksum."""
+class _Sink:
+    """The file that pyarrow writes to: it notes the checksums of what is written.
+
+    Each write is a region of the block table, which suits Parquet: pages are written one by one. While `collect` is
+    active, writes are kept, and the caller decides about regions. While `hold` is active, nothing goes to the file.
+    """
 
     closed = False
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self.size, self.sum = file, 0, hasher()
+    def __init__(self, file: IO[bytes], table: TableBuilder) -> None:
+        self._file, self._table = file, table
+        self.size = 0
+        self._parts: list[Any] | None = None
+        self._is_held = False
 
     def write(self, data: Any) -> int:
-        """Take bytes, as they are."""
-        view = memoryview(data)
-        self.sum.update(view)
-        self._file.write(view)
-        self.size += view.nbytes
-        return view.nbytes
+        """Take bytes."""
+        size = memoryview(data).nbytes
+        if self._parts is None:
+            self._table.add_region(self.size, data)
+        else:
+            self._parts.append(data)
+        if not self._is_held:
+            self._file.write(data)
+            self.size += size
+        return size
 
-    def writable(self) -> bool:
-        """It is for nothing else."""
-        return True
-
-    def readable(self) -> bool:
-        """It is not."""
-        return False
-
-    def seekable(self) -> bool:
-        """It is not."""
-        return False
+    @contextmanager
+    def collect(self, *, hold: bool = False) -> Iterator[list[Any]]:
+        """Keep what is written within the context, for the caller."""
+        parts: list[Any] = []
+        self._parts, self._is_held = parts, hold
+        try:
+            yield parts
+        finally:
+            self._parts, self._is_held = None, False
 
     def tell(self) -> int:
-        """How many bytes there are."""
+        """The bytes written so far."""
         return self.size
 
     def flush(self) -> None:
-        """Let the system have all of it."""
+        """Pass everything to the system."""
         self._file.flush()
 
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    def readable(self) -> bool:
+        """Never."""
+        return False
+
+    seekable = readable
+
     def close(self) -> None:
-        """It is closed by who opened it."""
+        """The file is closed by whoever opened it."""
+
+
+class BlockFile:
+    """Writes record batches to an open file, as Parquet row groups or Arrow record batches, with a block table."""
+
+    def __init__(self, file: IO[bytes], kind: Format, schema: pa.Schema, packing: Packing | None = None) -> None:
+        self._kind, self._schema = kind, schema
+        if kind == "parquet":
+            self.table = TableBuilder(())
+            self._sink = _Sink(file, self.table)
+            self._writer: Any = pq.ParquetWriter(self._sink, schema, **(packing or {}))
+        else:
+            nodes = [node for field in schema for node in _arrow_nodes(field, field.name)]
+            self._buffer_counts = [count for _, count in nodes]
+            self.table = TableBuilder([name for name, _ in nodes])
+            self._sink = _Sink(file, self.table)
+            self._writer = AlignedWriter(self._sink, schema)
+        self._nulls: list[dict[str, int]] = []
+
+    @property
+    def size(self) -> int:
+        """The bytes written so far."""
+        return self._sink.size
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write a row group, or a record batch."""
+        batch = batch.replace_schema_metadata(self._schema.metadata)
+        if self._kind == "parquet":
+            self._writer.write_batch(batch, len(batch) or None)
+            self._nulls.append(
+                {name: column.null_count for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+            )
+            return
+        start = self._sink.size
+        with self._sink.collect() as parts:
+            self._writer.write_batch(batch)
+        self._add_message(start, parts)
+
+    def _add_message(self, start: int, parts: list[Any]) -> None:
+        """Note the regions of a record batch message: its metadata, and the buffers of each field node."""
+        views = [memoryview(part) for part in parts]
+        if not start:  # the magic and the schema come with the first record batch
+            head = b"".join(_take(views, 16))
+            schema = _take(views, int.from_bytes(head[12:16], "little"))
+            self.table.add_region(0, head, *schema)
+            start = len(head) + sum(part.nbytes for part in schema)
+        head = b"".join(_take(views, 8))
+        metadata = head + b"".join(_take(views, int.from_bytes(head[4:8], "little")))
+        layout = read_message_layout(metadata)
+        self.table.add_region(start, metadata)
+        body = start + len(metadata)
+        starts, number = list[int](), 0
+        for count in self._buffer_counts:
+            starts.append(layout.buffers[number][0] if number < len(layout.buffers) else layout.body_bytes)
+            number += count
+        columns = []
+        for first, last in zip(starts, [*starts[1:], layout.body_bytes], strict=True):
+            self.table.add_region(body + first, *_take(views, last - first))
+            columns.append((body + first, last - first))
+        place = layout.rows, start, len(metadata) + layout.body_bytes, len(metadata)
+        self.table.add_block(place, columns, [nulls for _, nulls in layout.nodes])
+
+    def close(self) -> tuple[int, int, int]:
+        """Write the table and the footer: the offset, length and checksum of the table."""
+        with self._sink.collect(hold=True) as parts:
+            self._writer.close()
+        content = b"".join(parts)
+        at = footer_start(reads_from(memoryview(content)), len(content), self._kind)
+        rest, footer = content[:at], content[at:]
+        if self._kind == "parquet":
+            self._add_row_groups(footer)
+        self._sink.write(rest)
+        if -self._sink.size % 8:
+            self._sink.write(bytes(-self._sink.size % 8))
+        offset = self._sink.size
+        table = self.table.encode(offset, footer)
+        with self._sink.collect():
+            self._sink.write(table)
+            self._sink.write(footer)
+        return offset, len(table), checksum(table)
+
+    def abandon(self) -> None:
+        """Let go of the writer; the file is of no use."""
+        with suppress(Exception):  # the disk may be full
+            self._writer.close()
+
+    def _add_row_groups(self, footer: bytes) -> None:
+        """Note the blocks and columns of a Parquet file, which its footer describes."""
+        metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        self.table.names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+        for number, group in enumerate(groups):
+            chunks = [group.column(i) for i in range(group.num_columns)]
+            starts = [_chunk_start(chunk) for chunk in chunks]
+            places = [(start, chunk.total_compressed_size) for start, chunk in zip(starts, chunks, strict=True)]
+            size = sum(length for _, length in places)
+            known = self._nulls[number] if number < len(self._nulls) else {}
+            nulls = [_chunk_nulls(chunk, known) for chunk in chunks]
+            self.table.add_block((group.num_rows, min(starts, default=0), size, 0), places, nulls)
+
+
+def _chunk_start(chunk: Any) -> int:
+    return int(chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset)
+
+
+def _chunk_nulls(chunk: Any, known: Mapping[str, int]) -> int:
+    """The nulls of a column chunk; -1 where they are not known, as of blobs within documents."""
+    if chunk.path_in_schema in known:
+        return known[chunk.path_in_schema]
+    statistics = chunk.statistics if chunk.is_stats_set else None
+    return statistics.null_count if statistics is not None and statistics.has_null_count else -1
+
+
+def _take(views: list[memoryview], size: int) -> list[memoryview]:
+    """Views of the next bytes, which are removed from the list."""
+    taken = []
+    while size:
+        view = views[0]
+        taken.append(view[:size])
+        if view.nbytes <= size:
+            views.pop(0)
+        else:
+            views[0] = view[size:]
+        size -= taken[-1].nbytes
+    return taken
+
+
+_BUFFERS: tuple[tuple[Any, int], ...] = (
+    (pa.types.is_null, 0),
+    (pa.types.is_struct, 1),
+    (pa.types.is_fixed_size_list, 1),
+    (pa.types.is_list, 2),
+    (pa.types.is_string, 3),
+    (pa.types.is_binary, 3),
+)
+
+
+def _arrow_nodes(field: pa.Field, path: str) -> Iterator[tuple[str, int]]:
+    """The field nodes of a column in depth-first order: paths, and how many buffers each has itself."""
+    arrow_type = field.type
+    yield path, next((count for applies, count in _BUFFERS if applies(arrow_type)), 2)
+    for child in arrow_children(arrow_type):
+        yield from _arrow_nodes(child, f"{path}.{child.name}")
 
 
 class ShardFile:
@@ -76,20 +239,16 @@ class ShardFile:
 
     def __init__(self, folder: Folder, name: str, layout: Layout, packing: Packing, *, durable: bool = True) -> None:
         self._where = shown(folder.join(name))
-        self.name, self._layout, self.groups = name, layout, list[int]()
-        with self._told():
+        self.name, self._layout, self._rows = name, layout, 0
+        kind: Format = "parquet" if name.endswith(".parquet") else "arrow"
+        with self._named():
             self._target: AbstractContextManager[IO[bytes]] = folder.open_for_write(name, durable=durable)
-            self._file = _Summing(self._target.__enter__())
+            file = self._target.__enter__()
         try:
-            self._writer = self._make_writer(packing)
+            self._file = BlockFile(file, kind, layout.arrow_schema, packing)
         except BaseException as error:
             self._target.__exit__(type(error), error, error.__traceback__)
             raise
-
-    def _make_writer(self, packing: Packing) -> Any:
-        if self.name.endswith(".parquet"):
-            return pq.ParquetWriter(self._file, self._layout.arrow_schema, **packing)
-        return AlignedWriter(self._file, self._layout.arrow_schema)
 
     @property
     def size(self) -> int:
@@ -98,37 +257,39 @@ class ShardFile:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """A row group, or a record batch."""
-        batch = batch.replace_schema_metadata(self._layout.arrow_schema.metadata)
-        with self._told():
-            if self.name.endswith(".parquet"):
-                self._writer.write_batch(batch, len(batch) or None)
-            else:
-                self._writer.write_batch(batch)
-        self.groups.append(len(batch))
+        with self._named():
+            self._file.write(batch)
+        self._rows += len(batch)
 
     def finish(self) -> Shard:
-        """Write what is left, and let the file take its name."""
+        """Write the block table and the footer, and let the file take its name."""
         try:
-            with self._told():
-                self._writer.close()
+            with self._named():
+                offset, length, digest = self._file.close()
         except BaseException as error:
             self.abandon(error)
             raise
-        with self._told():
+        with self._named():
             self._target.__exit__(None, None, None)
-        total, groups = sum(self.groups), tuple(self.groups)
-        return Shard(self.name, total, self.size, groups, self._file.sum.hexdigest(), self._layout.fingerprint)
+        return Shard(
+            self.name,
+            self._rows,
+            self._file.size,
+            blocks=len(self._file.table.blocks),
+            table=(offset, length),
+            xxh3=f"{digest:016x}",
+            layout=self._layout.fingerprint,
+        )
 
     def abandon(self, error: BaseException) -> None:
         """Leave nothing behind."""
-        with suppress(Exception):  # the disk may be full
-            self._writer.close()
+        self._file.abandon()
         with suppress(Exception):
             self._target.__exit__(type(error), error, error.__traceback__)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Errors of the system, with the shard that they are about."""
+    def _named(self) -> Iterator[None]:
+        """Errors of the system name the shard that they are about."""
         try:
             yield
         except StorageError:
@@ -152,6 +313,7 @@ def parquet_packing(layout: Layout, compression: Mapping[str, str]) -> Packing:
         "write_statistics": rest,
         "store_schema": True,
         "write_page_index": True,
+        "write_page_checksum": True,
     }
 
 

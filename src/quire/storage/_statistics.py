@@ -74,7 +74,7 @@ def _parts(dataset: StoredDataset[Any], rows: NDArray[np.int64], paths: Paths) -
             yield _gathered(dataset, rows[start : start + size], paths)
         return
     layout = Layout(dataset.document_type.document_schema(), paths=dataset._paths if paths is None else paths)
-    reader = ShardReader(dataset.folder, layout, dataset.reader.cache)
+    reader = ShardReader(dataset.folder, layout, dataset.reader.cache, dataset.options.verify)
     stored = dataset._stored(rows)
     numbers = dataset.shards_of(rows)
     for number in np.unique(numbers).tolist():
@@ -87,13 +87,15 @@ def _gathered(dataset: StoredDataset[Any], rows: NDArray[np.int64], paths: Paths
     with dataset._lock:
         found = dataset._located(dataset._stored(rows))
     found.framework = get_framework("numpy")
-    forms = [form for form in dataset.layout.forms if names is None or form.field.name in names]
+    chosen = [number for number, form in enumerate(dataset.layout.forms) if names is None or form.field.name in names]
+    found.verify(chosen)
+    forms = [dataset.layout.forms[number] for number in chosen]
     return Columns(dataset.schema, {form.field.name: form.gather(found) for form in forms}, len(rows))
 
 
 def _read(reader: ShardReader, shard: Shard, rows: NDArray[np.int64]) -> Iterator[Columns]:
     """The columns of rows of a shard; only the row groups that they are in are read, a part at a time."""
-    sizes = np.array(shard.groups or (shard.rows,), np.int64)
+    sizes = np.array(reader.block_rows(shard) or (shard.rows,), np.int64)
     ends = np.cumsum(sizes)
     inside = np.searchsorted(ends, rows, side="right")
     groups = np.unique(inside)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
-from quire._paths import FieldPath, parse_path
-from quire.array._columns_view import find_column, matching
-from quire.array._filter import compile_filter
-from quire.columns import Columns, ScalarColumn
+from quire._paths import FieldPath, join_path, parse_path
+from quire.array._columns_view import find_column
+from quire.array._filter import Query, compile_filter
+from quire.columns import Columns
 from quire.errors import OptionError
 from quire.schema import FieldKind
+from quire.storage._block_table import checksum
 from quire.storage._cache import cache_key
 from quire.storage._form import Form, NumberForm
 from quire.storage._layout import Layout, json_schema, layout_fingerprint
@@ -34,9 +36,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Split:
-    """One of several parts that rows fall into by the hash of a field: the same part wherever and whenever it is read.
+    """One of several parts of a dataset; the hash of a field decides which part a row belongs to.
 
-    `Split('id', (0.9, 0.1), 0)` are nine tenths of the rows, and `Split('id', (0.9, 0.1), 1)` are the others.
+    `Split('id', (0.9, 0.1), 0)` are nine tenths of the rows, and `Split('id', (0.9, 0.1), 1)` are the others. A row
+    stays in its part when rows are added, and when the type of the field changes as schema evolution allows.
     """
 
     path: str
@@ -58,9 +61,32 @@ class Split:
 
 
 def _fraction(value: Any) -> float:
-    """A number from 0 to 1 for a value, from its text."""
-    digest = hashlib.blake2b(str(value).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    """Return a number from 0 to 1 for a value."""
+    digest = hashlib.blake2b(_canonical_bytes(value), digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64
+
+
+def _canonical_bytes(value: Any) -> bytes:
+    """Return the bytes that are hashed: the same for all types that a stored value can be read as.
+
+    A dataset may read `int` as `float`, as `timedelta` or as `datetime`, `str` as `bytes` and as `Decimal`, and back.
+    Numbers are therefore written like ints where they are whole, lengths and points of time as seconds, and bytes as
+    they are.
+    """
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, timedelta):
+        value = _seconds(value)
+    elif isinstance(value, datetime) and value.tzinfo is not None:
+        value = _seconds(value - datetime(1970, 1, 1, tzinfo=timezone.utc))
+    elif isinstance(value, (float, np.floating)) and float(value).is_integer():
+        value = int(value)
+    return str(value).encode("utf-8", "surrogatepass")
+
+
+def _seconds(length: timedelta) -> int | str:
+    seconds, rest = divmod(length, timedelta(seconds=1))
+    return f"{seconds}.{rest.microseconds:06}" if rest else seconds
 
 
 Where = Mapping[str, Any] | Split | Callable[[Any], Any]
@@ -71,46 +97,60 @@ def matching_rows(reader: ShardReader, shards: Iterable[Shard], where: Where) ->
     """The numbers of the rows that a filter lets through; kept in the cache, but for functions, which have no name."""
     shards = list(shards)
     schema = reader.layout.schema.document_type.document_schema()
-    if not isinstance(where, Split):
-        compile_filter(where, schema)  # complains of what it does not know
+    query = where if isinstance(where, Split) else compile_filter(where, schema)
     name = _name(where)
     if name is None:
-        return _evaluated(reader, shards, where)
+        return _evaluated(reader, shards, query)
     parts = [part for shard in shards for part in shard.identity]
     parts += [layout_fingerprint(schema), json_schema(schema)]  # which tell aliases and defaults
 
-    def make(target: Any) -> None:
-        with open(target, "wb") as file:  # noqa: PTH123 - as numpy's own call would add a suffix
-            np.save(file, _evaluated(reader, shards, where))
+    key = cache_key("rows of queries 2", reader.folder.url, name, *parts)
+    while True:
+        with reader.cache.open(key, lambda target: _save_rows(target, _evaluated(reader, shards, query))) as file:
+            found = _load_rows(file.read())
+        if found is not None:
+            return found
+        reader.cache.remove(key)  # it is damaged, and is made anew
 
-    with reader.cache.open(cache_key("rows", reader.folder.url, name, *parts), make) as file:
-        found: NDArray[np.int64] = np.load(file)
-    return found
+
+def _save_rows(target: Path, rows: NDArray[np.int64]) -> None:
+    """Write the numbers of rows, after their checksum."""
+    data = rows.astype("<i8").tobytes()
+    target.write_bytes(checksum(data).to_bytes(8, "little") + data)
+
+
+def _load_rows(content: bytes) -> NDArray[np.int64] | None:
+    """The numbers of rows; None if the file is damaged."""
+    if len(content) % 8 or not content or checksum(content[8:]) != int.from_bytes(content[:8], "little"):
+        return None
+    return np.frombuffer(content[8:], "<i8").astype(np.int64)
 
 
 def _name(where: Where) -> str | None:
     if isinstance(where, Split):
-        return repr(where)
+        return f"{where!r} by canonical value"  # results that were cached under another name used another hash
     try:
         return None if callable(where) else json.dumps(where, sort_keys=True)
     except TypeError:
         return None
 
 
-def _evaluated(reader: ShardReader, shards: list[Shard], where: Where) -> NDArray[np.int64]:
+def _evaluated(reader: ShardReader, shards: list[Shard], query: Query | Split) -> NDArray[np.int64]:
+    """Find the matching rows in the columns that the query names, without the row groups that cannot have any."""
     schema = reader.layout.schema.document_type.document_schema()
-    paths: Any = None if callable(where) else [(path[0],) for path in _paths(where)]
-    narrow = ShardReader(reader.folder, Layout(schema, paths=paths or None), reader.cache)
-    bounds = {} if callable(where) or isinstance(where, Split) else dict(_bounds(where, narrow.layout))
+    paths = [parse_path(query.path)] if isinstance(query, Split) else query.paths
+    layout = Layout(schema, paths=[path[:1] for path in paths] or None)
+    narrow = ShardReader(reader.folder, layout, reader.cache, reader.verify)
+    bounds = [] if isinstance(query, Split) else _bounds(query, narrow.layout)
     found, start = [np.zeros(0, np.int64)], 0
     for shard in shards:
         for first, columns in _parts(narrow, shard, bounds):
-            found.append(start + first + _matching(columns, where))
+            found.append(start + first + query.rows(columns))
         start += shard.rows
     return np.concatenate(found)
 
 
-def _parts(reader: ShardReader, shard: Shard, bounds: Mapping[str, Any]) -> Iterator[tuple[int, Columns]]:
+def _parts(reader: ShardReader, shard: Shard, bounds: Sequence[Bound]) -> Iterator[tuple[int, Columns]]:
     """The rows of a shard, part by part, with the number of the first; parts that cannot match are left out."""
     if shard.format == "parquet" and bounds:
         yield from reader.groups(shard, lambda group: _may_match(group, bounds))
@@ -121,81 +161,15 @@ def _parts(reader: ShardReader, shard: Shard, bounds: Mapping[str, Any]) -> Iter
         first += len(batch)
 
 
-def _matching(columns: Columns, where: Where) -> NDArray[np.int64]:
-    if isinstance(where, Split):
-        return where.rows(columns)
-    quick = None if callable(where) else _compared(columns, where)
-    return matching(columns, where) if quick is None else np.flatnonzero(quick)
+# --- statistics of row groups
+
+Bound = tuple[str, str, Sequence[Any]]
+"""A dotted path, an operator, and values: every matching row holds one of them, or compares with one of them."""
 
 
-_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "$eq": operator.eq,
-    "$gt": operator.gt,
-    "$gte": operator.ge,
-    "$lt": operator.lt,
-    "$lte": operator.le,
-    "$in": lambda data, wanted: np.isin(data, list(wanted)),
-}
-
-
-def _compared(columns: Columns, query: Mapping[str, Any]) -> NDArray[np.bool_] | None:
-    """Which rows match, all at once; None where that is not known of every part of the query."""
-    result = np.ones(len(columns), np.bool_)
-    for path, tests in _conditions(query):
-        column = columns.columns.get(path)
-        if not isinstance(column, ScalarColumn) or any(not _is_plain(column, value) for value in tests.values()):
-            return None
-        if not tests.keys() <= _COMPARE.keys():
-            return None
-        data = column.framework.to_numpy(column.data)
-        for name, value in tests.items():
-            result &= _COMPARE[name](data, value)
-        result &= column.valid_rows()
-    return None if any(key.startswith("$") for key in query) else result
-
-
-def _is_plain(column: ScalarColumn, value: Any) -> bool:
-    """Whether numpy compares the numbers as Python does: integers as such, and floats that are numbers."""
-    items = value if isinstance(value, (list, tuple, set, frozenset)) else [value]
-    if column.field.type is float:
-        return all(type(item) in (int, float) and abs(item) < 1 << 53 for item in items)
-    return all(type(item) is column.field.type and -(1 << 63) <= item < 1 << 63 for item in items)
-
-
-def _conditions(query: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The paths of a query, and what must hold there."""
-    for path, value in query.items():
-        if not path.startswith("$"):
-            tests = isinstance(value, Mapping) and value and all(str(name).startswith("$") for name in value)
-            yield path, dict(value) if tests else {"$eq": value}
-
-
-def _paths(query: Any) -> list[FieldPath]:
-    """The paths that a query speaks of."""
-    if isinstance(query, Split):
-        return [parse_path(query.path)]
-    found: list[FieldPath] = []
-    for key, value in query.items():
-        if key in ("$and", "$or", "$nor"):
-            found += [path for part in value for path in _paths(part)]
-        elif key == "$not":
-            found += _paths(value)
-        else:
-            found.append(parse_path(key))
-    return found
-
-
-# --- what statistics tell
-
-
-def _bounds(query: Mapping[str, Any], layout: Layout) -> Iterator[tuple[str, dict[str, Any]]]:
+def _bounds(query: Query, layout: Layout) -> list[Bound]:
     """The conditions that the least and the greatest value of a row group can rule out."""
-    for path, tests in _conditions(query):
-        kept = {name: value for name, value in tests.items() if name in _COMPARE and value is not None}
-        if kept and _is_ordered(layout, parse_path(path)):
-            yield path, kept
-    for part in query.get("$and", ()):
-        yield from _bounds(part, layout)
+    return [(join_path(path), name, values) for path, name, values in query.conditions() if _is_ordered(layout, path)]
 
 
 def _is_ordered(layout: Layout, path: FieldPath) -> bool:
@@ -209,25 +183,27 @@ def _is_ordered(layout: Layout, path: FieldPath) -> bool:
     return plain or isinstance(found, NumberForm) or (found is not None and found.field.kind is FieldKind.DATE)
 
 
-def _may_match(group: pq.RowGroupMetaData, bounds: Mapping[str, Any]) -> bool:
+def _may_match(group: pq.RowGroupMetaData, bounds: Sequence[Bound]) -> bool:
+    paths = {path for path, _, _ in bounds}
     for index in range(group.num_columns):
         column = group.column(index)
-        statistics = column.statistics if column.path_in_schema in bounds else None
+        statistics = column.statistics if column.path_in_schema in paths else None
         if statistics is None or not statistics.has_min_max:
             continue
         least, most = statistics.min, statistics.max
-        if any(_ruled_out(name, value, least, most) for name, value in bounds[column.path_in_schema].items()):
+        own = [(name, values) for path, name, values in bounds if path == column.path_in_schema]
+        if any(_ruled_out(name, values, least, most) for name, values in own):
             return False
     return True
 
 
-def _ruled_out(name: str, value: Any, least: Any, most: Any) -> bool:
+def _ruled_out(name: str, values: Sequence[Any], least: Any, most: Any) -> bool:
     try:
-        if name in ("$eq", "$in"):
-            values = [value] if name == "$eq" else value
-            return all(item < least or item > most for item in values)
+        if name == "$in":
+            return all(value < least or value > most for value in values)
+        [value] = values
         if name in ("$gt", "$gte"):
             return bool(most < value or (name == "$gt" and most == value))
         return bool(least > value or (name == "$lt" and least == value))
     except TypeError:
-        return False  # values that do not compare are told of when rows are looked at
+        return False  # values that do not compare are reported when rows are looked at

@@ -20,13 +20,21 @@ from quire.codec._bytes import in_blocks
 from quire.columns import Columns, StackOptions, stack
 from quire.display import tracked
 from quire.document import BaseDocument
-from quire.errors import DecodeError, DocumentTypeError, EncodeError, OptionError, ShardError, StorageError
+from quire.errors import (
+    DecodeError,
+    DocumentTypeError,
+    EncodeError,
+    OptionError,
+    ShardError,
+    StorageError,
+    check_options,
+)
 from quire.files import Folder, RemoteOptions, open_folder, shown
 from quire.schema import Schema
 from quire.storage._foreign import conform_fields
 from quire.storage._layout import Layout, TensorStorage
-from quire.storage._manifest import LOGS, SUFFIXES, Log, Manifest, Shard, read_manifest, strays, write_index
-from quire.storage._shards import arrow_schema_of, summed
+from quire.storage._manifest import LOGS, SUFFIXES, Log, Manifest, Shard, read_manifest, strays, write_index, writer_of
+from quire.storage._shards import arrow_schema_of, recovered
 from quire.storage._sink import Format, ShardFile, parquet_packing
 from quire.tensors import describe
 
@@ -82,6 +90,7 @@ class DatasetWriter(Generic[DocT]):
     def __init__(
         self, url: str | os.PathLike[str], schema: type[DocT], options: WriteOptions | None = None, **more: Any
     ) -> None:
+        check_options("write_dataset", more, WriteOptions.__dataclass_fields__)
         self.options = replace(options or WriteOptions(), **more)
         self.layout = Layout(schema.document_schema(), self.options.tensor_storage)
         self._packing = parquet_packing(self.layout, self.options.compression or {})
@@ -216,7 +225,7 @@ def _check_goes_with(folder: Folder, shard: Shard, layout: Layout) -> None:
 
 def _resumed(folder: Folder, old: Manifest, found: Mapping[str, list[Shard]], log: Log) -> Manifest:
     """With the shards that are whole, and whose writer was killed before it could say so."""
-    writers = {name.removesuffix(".jsonl") for name in old.logs}
+    writers = {writer_of(name) for name in old.logs}
     shards = list(old.shards)
     for writer in sorted(found):
         if writer not in writers:
@@ -225,7 +234,7 @@ def _resumed(folder: Folder, old: Manifest, found: Mapping[str, list[Shard]], lo
                 "broken off. Pass mode='overwrite' to do so from the beginning."
             )
         for stray in found[writer]:
-            shards.append(summed(folder, stray))
+            shards.append(recovered(folder, stray))
             log.begin()
             log.add(shards[-1])
     return replace(old, shards=tuple(shards))
@@ -252,7 +261,7 @@ def _replace_all(folder: Folder, log: Log, remote: RemoteOptions) -> None:
 
 def _check_counted(folder: Folder, log: Log, remote: RemoteOptions) -> None:
     now = read_manifest(folder, remote)
-    if f"{log.name}.jsonl" not in now.logs:
+    if log.name not in map(writer_of, now.logs):
         raise StorageError(
             f"{shown(folder.url)}: another writer has overwritten the dataset meanwhile, and what was written here is "
             "no part of it. Write it again."

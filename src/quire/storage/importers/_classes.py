@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import create_model
 
+from quire._extra_fields import Extra, extra_rule
 from quire.document import BaseDocument
-from quire.errors import DecodeError
+from quire.errors import DecodeError, did_you_mean
 from quire.schema import Field
 from quire.storage._infer import Row, findable
 from quire.tensors import DType, Shape
@@ -50,7 +51,7 @@ def field_names(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def targets(document_type: type[Any], names: Iterable[str]) -> dict[str, tuple[str, Field]]:
+def targets(document_type: type[Any], names: Iterable[str], extra: Extra) -> dict[str, tuple[str, Field]]:
     """The columns that a class has a field for, by their own names: the name that the class knows, and the field."""
     accepted = document_type.document_schema().accepted
     found = {}
@@ -58,6 +59,8 @@ def targets(document_type: type[Any], names: Iterable[str]) -> dict[str, tuple[s
         key = next((known for known in (name, made) if known in accepted), None)
         if key is not None:
             found[name] = key, accepted[key][0]
+        elif extra_rule(document_type, extra) == "forbid" and not name.startswith("__"):  # as '__key__' of WebDataset
+            raise DecodeError(f"{document_type.__name__} has no field {name!r}. {did_you_mean(name, accepted)}")
     return found
 
 

@@ -40,7 +40,7 @@ def read_huggingface(source: Any, schema: type[Any] | None, options: ImportOptio
 
     def rows(first: int) -> Iterator[DocumentBatch[Any]]:
         for where, batch in opened.parts(first):
-            yield made_batch(layout, _columns(batch, opened.features, where), len(batch), where)
+            yield made_batch(layout, _columns(batch, opened.features, where), len(batch), where, options.extra)
 
     return Reading(document_type, rows, opened.total)
 

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Any, Literal
 
 from quire.display import tracked
-from quire.errors import OptionError, did_you_mean
+from quire.errors import OptionError, check_options, did_you_mean
 from quire.files import open_folder, shown
 from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset
 from quire.storage._write import DatasetWriter, WriteOptions, rows_of
@@ -48,11 +48,12 @@ def import_dataset(
     """Write a dataset of Petastorm, MDS, WebDataset or Hugging Face anew, as documents in shards, and open it.
 
     Without a format, it is the one that the files of the folder tell. Without a class, one is made of what the source
-    tells about itself. `more` are fields of `ImportOptions` (allow_pickle, images, name, split, remote) and of
+    tells about itself. `more` are fields of `ImportOptions` (allow_pickle, images, name, split, remote, extra) and of
     `WriteOptions` (mode, shard_bytes, ...); with mode='resume', an import that was broken off goes on where it was.
     Memory is bounded by a row group; no code from the source is ever run, not even with allow_pickle=True.
     """
     reading_options = ImportOptions(**{name: more.pop(name) for name in _OPTIONS & more.keys()})
+    check_options("import_dataset", more, [*WriteOptions.__dataclass_fields__, *_OPTIONS])
     options = replace(options or WriteOptions(), **more)
     reading = _importer(format, source, reading_options)(source, schema, reading_options)
     with DatasetWriter(target, reading.document_type, options) as writer:

@@ -45,7 +45,7 @@ def read_mds(source: Any, schema: type[Any] | None, options: ImportOptions) -> R
     names = field_names(column.name for column in columns)
     made = {names[column.name]: annotation_of(column, options) for column in columns}
     document_type = schema or document_class(options.name or "Row", made)
-    wanted = targets(document_type, names)
+    wanted = targets(document_type, names, options.extra)
 
     def row(shard: _Shard, content: bytes, where: str) -> dict[str, Any]:
         found = _split(shard, content)
@@ -58,7 +58,7 @@ def read_mds(source: Any, schema: type[Any] | None, options: ImportOptions) -> R
                 places = (
                     (where, partial(row, shard, content, where)) for where, content in _contents(folder, shard, first)
                 )
-                yield from made_documents(document_type, places)
+                yield from made_documents(document_type, places, options.extra)
             first = max(0, first - shard.rows)
 
     return Reading(document_type, rows, sum(shard.rows for shard in shards))

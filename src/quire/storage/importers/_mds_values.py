@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic_core import from_json as parse_json
 
 from quire.errors import DecodeError
 from quire.media._images import _pillow, encode_pillow
@@ -89,7 +89,7 @@ _READ: dict[str, tuple[Any, Callable[[bytes], Any]]] = {
     "str_int": (int, lambda content: int(content.decode())),
     "str_float": (float, lambda content: float(content.decode())),
     "str_decimal": (Decimal, lambda content: Decimal(content.decode())),
-    "json": (Any, json.loads),
+    "json": (Any, parse_json),
     "pkl": (Any, load_value),
 }
 

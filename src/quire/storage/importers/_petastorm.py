@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from quire._extra_fields import Extra
 from quire.array import DocumentBatch
 from quire.errors import DecodeError, OptionError, StorageError
 from quire.files import Folder, open_folder, shown
@@ -48,7 +49,7 @@ def read_petastorm(source: Any, schema: type[Any] | None, options: ImportOptions
     def rows(first: int) -> Iterator[DocumentBatch[Any]]:
         for name, count in zip(files, counts, strict=True):
             if first < count:
-                yield from _batches(folder, name, layout, first)
+                yield from _batches(folder, name, layout, first, options.extra)
             first = max(0, first - count)
 
     return Reading(layout.schema.document_type, rows, sum(counts))
@@ -59,7 +60,7 @@ def _count(folder: Folder, name: str) -> int:
         return int(pq.read_metadata(path).num_rows)
 
 
-def _batches(folder: Folder, name: str, layout: Layout, first: int) -> Iterator[DocumentBatch[Any]]:
+def _batches(folder: Folder, name: str, layout: Layout, first: int, extra: Extra) -> Iterator[DocumentBatch[Any]]:
     where = folder.join(name)
     with told(where), local_file(folder, name) as path:
         file = pq.ParquetFile(path, memory_map=True)
@@ -67,7 +68,7 @@ def _batches(folder: Folder, name: str, layout: Layout, first: int) -> Iterator[
             left = batch.slice(min(first, len(batch)))
             first -= len(batch) - len(left)
             if len(left):
-                yield made_batch(layout, _arrays(left, name), len(left), where)
+                yield made_batch(layout, _arrays(left, name), len(left), where, extra)
 
 
 def _arrays(batch: pa.RecordBatch, name: str) -> dict[str, pa.Array]:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import ValidationError
 
+from quire._extra_fields import Extra, check_extra, document_validator
 from quire.array import DocumentBatch
 from quire.columns import StackOptions, stack_values
 from quire.errors import DecodeError, OptionError, QuireError, StorageNotFoundError
@@ -38,6 +39,7 @@ class ImportOptions:
     images: encoded images stay 'bytes', or become tensors ('decode'), where no class says what they are.
     name: of the class that is made where none is given. split: which of several parts of a dataset.
     remote: how the store is asked that they come from.
+    extra: columns that the class has no field for are ignored, or errors with 'forbid'.
     """
 
     allow_pickle: bool = False
@@ -45,8 +47,10 @@ class ImportOptions:
     name: str | None = None
     split: str | None = None
     remote: RemoteOptions = field(default_factory=RemoteOptions)
+    extra: Extra = "ignore"
 
     def __post_init__(self) -> None:
+        check_extra(self.extra)
         if self.images not in (None, "bytes", "decode"):
             raise OptionError(f"images={self.images!r}: use 'bytes' or 'decode'.")
 
@@ -97,22 +101,25 @@ def told(where: str) -> Iterator[None]:
         raise DecodeError(f"{shown(where)}: {type(error).__name__}: {error}") from error
 
 
-def made_documents(document_type: type[Any], rows: Iterator[tuple[str, Any]]) -> Iterator[Any]:
+def made_documents(document_type: type[Any], rows: Iterator[tuple[str, Any]], extra: Extra) -> Iterator[Any]:
     """The documents of rows, each with its place, which an error tells; a row is a mapping, or makes one."""
     for where, row in rows:
         with told(where):
-            document = document_type.model_validate(row() if callable(row) else row)
+            values = row() if callable(row) else row
+            document = document_validator(document_type, extra).validate_python(values)
         yield document
 
 
-def made_batch(layout: Layout, columns: Mapping[str, pa.Array], length: int, where: str) -> DocumentBatch[Any]:
+def made_batch(
+    layout: Layout, columns: Mapping[str, pa.Array], length: int, where: str, extra: Extra
+) -> DocumentBatch[Any]:
     """A batch of arrays by the names of columns, of whatever Arrow type can be told as that of the field.
 
     Bytes in a field for tensors are arrays that numpy saved, or images.
     """
     forms = {form.field.name: form for form in layout.forms}
     with told(where):
-        wanted = targets(layout.schema.document_type, columns)
+        wanted = targets(layout.schema.document_type, columns, extra)
         found = {key: _decoded(forms[field.name], columns[name], where) for name, (key, field) in wanted.items()}
         told_types = {name: (pa.field(name, array.type), array) for name, array in found.items()}
         arrays = conform_fields(layout.forms, told_types, layout.schema, None, length)

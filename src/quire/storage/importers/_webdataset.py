@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tarfile
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from typing import IO, Any
+
+from pydantic_core import from_json as parse_json
 
 from quire.errors import DecodeError, OptionError, StorageError
 from quire.files import MAX_BYTES, Folder, open_folder, shown
@@ -44,7 +45,7 @@ def read_webdataset(source: Any, schema: type[Any] | None, options: ImportOption
             (where, partial(_row, document_type, where, files, options, closed=schema is None))
             for where, files in islice(_samples(folder, files), first, None)
         )
-        yield from made_documents(document_type, places)
+        yield from made_documents(document_type, places, options.extra)
 
     return Reading(document_type, rows)
 
@@ -52,7 +53,7 @@ def read_webdataset(source: Any, schema: type[Any] | None, options: ImportOption
 def _row(
     document_type: type[Any], where: str, files: dict[str, bytes], options: ImportOptions, *, closed: bool
 ) -> dict[str, Any]:
-    wanted = targets(document_type, files)
+    wanted = targets(document_type, files, options.extra)
     if closed and len(wanted) < len(files):
         more = ", ".join(sorted(files.keys() - wanted.keys()))
         raise DecodeError(f"{more}: not among the files of the first {_SAMPLES} samples. Pass schema=...")
@@ -126,7 +127,7 @@ def _plain(name: str, content: bytes, options: ImportOptions) -> Any:
     if kind in _NUMBERS:
         return int(content)
     if kind in ("json", "jsn"):
-        return json.loads(content)
+        return parse_json(content)
     if kind == "npy":
         return load_npy(content)
     if kind == "npz":

@@ -1,0 +1,307 @@
+"""The block table of a shard: where each column of each block is stored, and a checksum for every byte of the file.
+
+docs/decisions/0015-storage-format-2.md describes the layout. A writer collects regions while it writes, and puts the
+table directly before the footer of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from quire._optional import require
+from quire.errors import DecodeError, StorageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAGIC = b"QUIRETBL"
+VERSION = 2
+_HEADER = struct.Struct("<8sIIQII")
+_SECTION = struct.Struct("<8sQQQ")
+_TRAILER = struct.Struct("<QQ8s")
+TRAILER_BYTES = _TRAILER.size
+_REQUIRED = 1
+_KNOWN = ("blocks", "columns", "regions", "nulls", "names", "lengths")
+_FOOTERS = {"parquet": b"PAR1", "arrow": b"ARROW1"}
+
+
+def checksum(*parts: Any) -> int:
+    """The xxh3 of bytes, given in one or several parts."""
+    if len(parts) == 1:
+        return int(_xxhash().xxh3_64_intdigest(parts[0]))
+    total = hasher()
+    for part in parts:
+        total.update(part)
+    return int(total.intdigest())
+
+
+def hasher() -> Any:
+    """An xxh3 that is fed in parts."""
+    return _xxhash().xxh3_64()
+
+
+@cache
+def _xxhash() -> Any:
+    return require("xxhash", extra="parquet", needed_for="the checksums of shards")
+
+
+@dataclass(frozen=True)
+class BlockTable:
+    """A parsed block table; arrays have one row per block, and one column per column of the file."""
+
+    file_bytes: int
+    blocks: NDArray[np.uint64]
+    """For each block: rows, offset, bytes, bytes of its metadata."""
+    columns: NDArray[np.uint64]
+    """For each block and column: offset, bytes."""
+    regions: NDArray[np.uint64]
+    """Sorted: offset, bytes, xxh3."""
+    nulls: NDArray[np.int64]
+    names: tuple[str, ...]
+    """The paths of the columns."""
+
+    @cached_property
+    def rows(self) -> tuple[int, ...]:
+        """The rows of each block."""
+        return tuple(self.blocks[:, 0].tolist())
+
+    @cached_property
+    def _spans(self) -> list[list[list[int]]]:
+        """For each block and column, its first region and the one after its last; as lists, which are read faster."""
+        starts = np.ascontiguousarray(self.regions[:, 0])
+        begins, sizes = self.columns[..., 0], self.columns[..., 1]
+        first = np.searchsorted(starts, begins)
+        last = np.where(sizes == 0, first, np.searchsorted(starts, begins + sizes))
+        spans: list[list[list[int]]] = np.stack([first, last], axis=-1).tolist()
+        return spans
+
+    @cached_property
+    def _regions(self) -> list[list[int]]:
+        regions: list[list[int]] = self.regions.tolist()
+        return regions
+
+    @cached_property
+    def frame(self) -> NDArray[np.intp]:
+        """The regions that belong to no column: schema, metadata of blocks, page index, footer."""
+        is_frame = np.ones(len(self.regions), np.bool_)
+        for block in self._spans:
+            for first, last in block:
+                is_frame[first:last] = False
+        return np.flatnonzero(is_frame)
+
+    def check_frame(self, content: memoryview) -> None:
+        """Verify everything in a file but its columns."""
+        for region in self.frame.tolist():
+            self._check(content, region, "its metadata")
+
+    def check_column(self, content: memoryview, block: int, column: int) -> None:
+        """Verify a column of a block."""
+        first, last = self._spans[block][column]
+        for region in range(first, last):
+            self._check(content, region, f"{self.names[column]!r} in block {block}")
+
+    def check_all(self, content: memoryview) -> None:
+        """Verify every byte of a file, except for the table itself."""
+        self.check_frame(content)
+        for block in range(len(self.blocks)):
+            for column in range(len(self.names)):
+                self.check_column(content, block, column)
+
+    def check_footer(self, tail: memoryview, start: int) -> None:
+        """Verify the last region, the footer; `tail` is the end of the file, from `start` on."""
+        offset, size, expected = self.regions[-1].tolist()
+        if checksum(tail[offset - start : offset - start + size]) != expected:
+            raise DecodeError("the checksum of its footer differs from what was written")
+
+    def _check(self, content: memoryview, region: int, what: str) -> None:
+        offset, size, expected = self._regions[region]
+        if checksum(content[offset : offset + size]) != expected:
+            raise DecodeError(f"the checksum of {what} differs from what was written")
+
+
+def parse_table(data: memoryview) -> BlockTable:
+    """Parse a table whose own checksum is verified here."""
+    if len(data) < _HEADER.size + TRAILER_BYTES:
+        raise DecodeError("its block table is cut off")
+    own, size, magic = _TRAILER.unpack_from(data, len(data) - TRAILER_BYTES)
+    if magic != MAGIC or size != len(data) or checksum(data[:-TRAILER_BYTES]) != own:
+        raise DecodeError("the checksum of its block table differs from what was written")
+    magic, version, count, file_bytes, blocks, columns = _HEADER.unpack_from(data)
+    if magic != MAGIC or version != VERSION:
+        raise StorageError("a later version of quire wrote this shard; update quire to read it.")
+    sections: dict[str, memoryview] = {}
+    for number in range(count):
+        raw, flags, offset, length = _SECTION.unpack_from(data, _HEADER.size + number * _SECTION.size)
+        name = raw.rstrip(b"\0").decode("ascii", "replace")
+        if flags & _REQUIRED and name not in _KNOWN:
+            raise StorageError(f"the shard uses {name!r}, which this version of quire does not know; update quire.")
+        sections[name] = data[offset : offset + length]
+    return BlockTable(
+        file_bytes,
+        np.frombuffer(sections["blocks"], "<u8").reshape(blocks, 4),
+        np.frombuffer(sections["columns"], "<u8").reshape(blocks, columns, 2),
+        np.frombuffer(sections["regions"], "<u8").reshape(-1, 3),
+        np.frombuffer(sections["nulls"], "<i8").reshape(blocks, columns),
+        tuple(json.loads(bytes(sections["names"]))),
+    )
+
+
+Read = Callable[[int, int], Any]
+"""Returns the bytes of a file from one offset to another."""
+
+
+def footer_start(read: Read, size: int, kind: str) -> int:
+    """Where the footer of a Parquet or Arrow file of so many bytes begins."""
+    magic = _FOOTERS[kind]
+    end = size - len(magic) - 4
+    tail = bytes(read(end, size)) if end >= 0 else b""
+    if tail[4:] != magic:
+        raise DecodeError("it does not end as such a file does")
+    start = end - int.from_bytes(tail[:4], "little")
+    if start < 0:
+        raise DecodeError("its footer is damaged")
+    return start
+
+
+def find_table(read: Read, size: int, kind: str) -> tuple[int, int] | None:
+    """The offset and length of the table in a file that no log describes; None if it has none."""
+    end = footer_start(read, size, kind)
+    if end < TRAILER_BYTES:
+        return None
+    _, length, magic = _TRAILER.unpack(bytes(read(end - TRAILER_BYTES, end)))
+    return (end - length, length) if magic == MAGIC and length <= end else None
+
+
+def reads_from(content: memoryview) -> Read:
+    """Reads parts of a file in memory."""
+    return lambda start, stop: content[start:stop]
+
+
+# --- writing
+
+
+@dataclass
+class TableBuilder:
+    """Collects the blocks and regions of a file while it is written."""
+
+    names: Sequence[str]
+    regions: list[tuple[int, int, int]] = field(default_factory=list)
+    blocks: list[tuple[int, int, int, int]] = field(default_factory=list)
+    columns: list[list[tuple[int, int]]] = field(default_factory=list)
+    nulls: list[list[int]] = field(default_factory=list)
+
+    def add_region(self, offset: int, *parts: Any) -> None:
+        """Note the checksum of bytes at an offset, given in one or several parts."""
+        size = sum(memoryview(part).nbytes for part in parts)
+        if size:
+            self.regions.append((offset, size, checksum(*parts)))
+
+    def add_block(self, place: tuple[int, int, int, int], columns: list[tuple[int, int]], nulls: list[int]) -> None:
+        """Note a block: (rows, offset, bytes, bytes of metadata), its columns, and their nulls."""
+        self.blocks.append(place)
+        self.columns.append(columns)
+        self.nulls.append(nulls)
+
+    def encode(self, offset: int, footer: bytes) -> bytes:
+        """The table, for a file that has it at an offset, followed by the footer."""
+        names = json.dumps(list(self.names)).encode()
+        names += b" " * (-len(names) % 8)
+        count = len(self.regions) + 1
+        sizes = [len(self.blocks) * 32, _size(self.columns) * 16, count * 24, _size(self.nulls) * 8, len(names)]
+        directory = _HEADER.size + len(sizes) * _SECTION.size
+        size = directory + sum(sizes) + TRAILER_BYTES
+        regions = [*self.regions, (offset + size, len(footer), checksum(footer))]
+        places = np.cumsum([directory, *sizes]).tolist()
+        parts = [
+            _HEADER.pack(MAGIC, VERSION, len(sizes), offset + size + len(footer), len(self.blocks), len(self.names)),
+            *(
+                _SECTION.pack(name.encode(), _REQUIRED, place, length)
+                for name, place, length in zip(_KNOWN, places, sizes, strict=False)
+            ),
+            np.array(self.blocks, "<u8").tobytes(),
+            np.array(self.columns, "<u8").tobytes(),
+            np.array(regions, "<u8").tobytes(),
+            np.array(self.nulls, "<i8").tobytes(),
+            names,
+        ]
+        table = b"".join(parts)
+        return table + _TRAILER.pack(checksum(table), size, MAGIC)
+
+
+def _size(rows: Sequence[Sequence[Any]]) -> int:
+    return sum(map(len, rows))
+
+
+# --- Arrow data
+
+
+def arrow_children(arrow_type: pa.DataType) -> list[pa.Field]:
+    """The fields inside an Arrow type."""
+    if pa.types.is_struct(arrow_type):
+        return [arrow_type.field(i) for i in range(arrow_type.num_fields)]
+    if pa.types.is_list(arrow_type) or pa.types.is_fixed_size_list(arrow_type):
+        return [arrow_type.value_field]
+    return []
+
+
+def count_nodes(arrow_type: pa.DataType) -> int:
+    """The field nodes of a column of a type: its own, and those of all fields inside."""
+    return 1 + sum(count_nodes(child.type) for child in arrow_children(arrow_type))
+
+
+@dataclass(frozen=True)
+class MessageLayout:
+    """Where the parts of an encapsulated Arrow message with a record batch are."""
+
+    metadata_bytes: int
+    """Of the length, the flatbuffer and its padding."""
+    body_bytes: int
+    rows: int
+    nodes: list[tuple[int, int]]
+    """For each field node in depth-first order: length, nulls."""
+    buffers: list[tuple[int, int]]
+    """For each buffer: offset in the body, bytes."""
+
+
+def read_message_layout(message: bytes) -> MessageLayout:
+    """Read the flatbuffer of a record batch message; pyarrow does not expose where buffers are stored."""
+    size = 8 + int.from_bytes(message[4:8], "little")
+    root = 8 + _u32(message, 8)
+    header = _indirect(message, root, 2)
+    [body] = struct.unpack_from("<q", message, _slot(message, root, 3))
+    [rows] = struct.unpack_from("<q", message, place) if (place := _slot(message, header, 0)) else [0]
+    return MessageLayout(size, body, rows, list(_pairs(message, header, 1)), list(_pairs(message, header, 2)))
+
+
+def _u32(data: bytes, at: int) -> int:
+    return int.from_bytes(data[at : at + 4], "little")
+
+
+def _slot(data: bytes, table: int, number: int) -> int:
+    """The position of a field of a flatbuffer table; 0 if it has the default value."""
+    vtable = table - struct.unpack_from("<i", data, table)[0]
+    if 4 + 2 * number >= int.from_bytes(data[vtable : vtable + 2], "little"):
+        return 0
+    offset = int.from_bytes(data[vtable + 4 + 2 * number : vtable + 6 + 2 * number], "little")
+    return table + offset if offset else 0
+
+
+def _indirect(data: bytes, table: int, number: int) -> int:
+    place = _slot(data, table, number)
+    return place + _u32(data, place)
+
+
+def _pairs(data: bytes, table: int, number: int) -> Iterator[tuple[int, int]]:
+    if not _slot(data, table, number):
+        return
+    vector = _indirect(data, table, number)
+    for index in range(_u32(data, vector)):
+        yield struct.unpack_from("<qq", data, vector + 4 + 16 * index)

@@ -1,0 +1,92 @@
+"""Files that cannot be written or opened: errors of quire that name the path, and nothing half-written."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire import BaseDocument, DocumentArray
+from quire.errors import OptionError, StorageError, StorageNotFoundError
+from quire.files import open_source, open_target
+from quire.typing import NdArray
+
+resource = pytest.importorskip("resource")  # limits of file sizes, as a disk that is full: not on Windows
+
+
+class Row(BaseDocument):
+    text: str
+    values: NdArray
+
+
+ROWS = DocumentArray[Row](Row(text="x" * 5000, values=np.arange(5000)) for _ in range(4))
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "save_binary": ROWS.save_binary,
+    "save_binary, compressed": lambda path: ROWS.save_binary(path, compress="gzip"),
+    "save_binary of a batch": lambda path: ROWS.stack().save_binary(path),
+    "write_binary": lambda path: DocumentArray[Row].write_binary(iter(ROWS), path),
+    "to_csv": ROWS.to_csv,
+    "to_ndjson": ROWS.to_ndjson,
+}
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """Let no file grow beyond a size."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [0, 1000])
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_full_disk_is_an_error_of_quire_and_leaves_the_old_file(name: str, size: int, tmp_path: Path) -> None:
+    path = tmp_path / "rows.bin"
+    path.write_bytes(b"old")
+    with pytest.raises(StorageError) as caught, full_disk(size):
+        WRITERS[name](path)
+    assert str(caught.value) == f"{path}: the file cannot be written: File too large."
+    assert caught.value.errno == errno.EFBIG
+    assert [file.name for file in tmp_path.iterdir()] == ["rows.bin"]
+    assert path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_folder_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "rows.bin"
+    with pytest.raises(StorageNotFoundError) as caught:
+        WRITERS[name](path)
+    assert str(caught.value) == f"{path}: there is no folder {str(path.parent)!r}."
+    assert isinstance(caught.value, FileNotFoundError)
+
+
+def test_a_path_that_is_a_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=f"^{tmp_path}: the file cannot be written: "):
+        ROWS.save_binary(tmp_path)
+    with pytest.raises(StorageError, match=f"^{tmp_path}: the file cannot be opened: "):
+        DocumentArray[Row].load_binary(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageNotFoundError, match=f"^{tmp_path / 'rows.bin'}: there is no such file.$"):
+        DocumentArray[Row].load_binary(tmp_path / "rows.bin")
+
+
+def test_errors_of_the_caller_stay_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionError, match="the source is gone"), open_target(tmp_path / "a"):
+        raise ConnectionError("the source is gone")
+    with pytest.raises(FileNotFoundError) as caught, open_target(tmp_path / "a"):
+        (tmp_path / "other").read_bytes()
+    assert not isinstance(caught.value, StorageError)
+    with pytest.raises(OptionError, match="expected a path or a file object"), open_source(5):  # type: ignore[arg-type]
+        pass
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,107 @@
+"""A Split keeps every row in its part when the type of its field changes as docs/schema-evolution.md allows."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import Field
+
+from quire import BaseDocument
+from quire.storage import Split, open_dataset, write_dataset
+from quire.storage._where import _fraction
+
+pytestmark = pytest.mark.needs("pyarrow", "fsspec", "xxhash")
+FRACTIONS = (0.5, 0.3, 0.2)
+SECONDS = st.integers(-(2**31), 2**33)
+NUMBERS = st.integers(-(2**53), 2**53)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+DECIMALS = st.decimals(allow_nan=False, allow_infinity=False, places=2, min_value=-999, max_value=999).map(str)
+CHANGES: dict[str, tuple[Any, Any, Any]] = {
+    "int to float": (int, float, NUMBERS),
+    "int to optional int": (int, int | None, NUMBERS),
+    "int to optional float": (int, float | None, NUMBERS),
+    "float to optional float": (float, float | None, st.floats(allow_nan=False)),
+    "str to optional str": (str, str | None, TEXT),
+    "str to bytes": (str, bytes, TEXT),
+    "bytes to str": (bytes, str, TEXT.map(str.encode)),
+    "int to timedelta": (int, timedelta, SECONDS),
+    "int to datetime": (int, datetime, SECONDS),
+    "str to Decimal": (str, Decimal, DECIMALS),
+    "bool to optional bool": (bool, bool | None, st.booleans()),
+}
+
+
+@lru_cache
+def classes_of(change: str) -> tuple[type[Any], type[Any], type[Any]]:
+    """The class before, the class after, and the class after with the field renamed."""
+    before, after, _ = CHANGES[change]
+    renamed = {"other": Field(validation_alias="value")}
+    return (
+        type("Old", (BaseDocument,), {"__module__": __name__, "__annotations__": {"value": before}}),
+        type("New", (BaseDocument,), {"__module__": __name__, "__annotations__": {"value": after}}),
+        type("Renamed", (BaseDocument,), {"__module__": __name__, "__annotations__": {"other": after}, **renamed}),
+    )
+
+
+def parts_of(folder: str, cls: type[Any], path: str = "value") -> list[list[str]]:
+    """The ids of the rows of each part."""
+    return [list(open_dataset(folder, cls, where=Split(path, FRACTIONS, part))[:].id) for part in range(len(FRACTIONS))]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@settings(deadline=None, max_examples=2)
+@given(data=st.data(), data_format=st.sampled_from(["arrow", "parquet"]))
+def test_rows_stay_in_their_part(change: str, data_format: str, data: Any) -> None:
+    old, new, renamed = classes_of(change)
+    values = data.draw(st.lists(CHANGES[change][2], min_size=1, max_size=40))
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [old(id=str(row), value=value) for row, value in enumerate(values)]
+        write_dataset(rows, folder, schema=old, format=data_format)
+        parts = parts_of(folder, old)
+        assert sorted(chain.from_iterable(parts)) == sorted(row.id for row in rows)
+        assert parts_of(folder, new) == parts
+        assert parts_of(folder, renamed, "other") == parts
+
+
+@settings(deadline=None)
+@given(value=st.one_of(NUMBERS, st.integers(), TEXT, st.booleans(), st.none()))
+def test_splits_of_ints_and_text_are_those_of_earlier_versions(value: Any) -> None:
+    digest = hashlib.blake2b(str(value).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    assert _fraction(value) == int.from_bytes(digest, "little") / 2**64
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (0, -0.0),
+        (3, np.float32(3)),
+        (int(1e300), 1e300),
+        (90, timedelta(minutes=1, seconds=30)),
+        (-1, timedelta(seconds=-1)),
+        (0, datetime(1970, 1, 1, tzinfo=timezone.utc)),
+        (3600, datetime(1970, 1, 1, 2, tzinfo=timezone(timedelta(hours=1)))),
+    ],
+    ids=repr,
+)
+def test_equal_values_have_equal_hashes(one: Any, other: Any) -> None:
+    assert _fraction(one) == _fraction(other)
+
+
+def test_parts_of_a_second_are_told_apart() -> None:
+    lengths = [timedelta(seconds=1, microseconds=part) for part in range(5)]
+    assert len({_fraction(length) for length in lengths}) == len(lengths)
+    start = datetime(2024, 1, 1, tzinfo=timezone.utc)
+    assert len({_fraction(start + length) for length in lengths}) == len(lengths)
+    assert _fraction(start.replace(tzinfo=None)) != _fraction(start), "a local time is not a point of time"
+    assert _fraction(1.5) != _fraction(1)
+    assert _fraction(float("nan")) == _fraction(float("nan"))

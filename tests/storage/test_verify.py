@@ -1,0 +1,515 @@
+"""Bit rot is found when a row is read: checksums of format 2, and what is remembered of them."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from quire import BaseDocument, DocumentArray
+from quire.data import StreamingDataset
+from quire.errors import EncodeError, OptionError, ShardError, StorageError
+from quire.files import open_folder
+from quire.files._folder import LocalFolder
+from quire.storage import ReadOptions, Shard, StoredDataset, column_statistics, open_dataset, write_dataset
+from quire.storage._block_table import (
+    _TRAILER,
+    BlockTable,
+    checksum,
+    find_table,
+    parse_table,
+    read_message_layout,
+    reads_from,
+)
+from quire.storage._form import BinaryForm
+from quire.storage._manifest import decode_line, encode_line
+from quire.storage._shards import read_table
+from quire.typing import NdArray, uint8
+from tests.codec.ways import exact
+from tests.storage import bitrot, golden
+
+pytestmark = pytest.mark.needs("pyarrow")
+
+
+class Row(BaseDocument):
+    n: int
+    s: str
+
+
+class Picture(BaseDocument):
+    pixels: NdArray[uint8, 3, 8, 8]
+    label: int
+
+
+class Item(BaseDocument):
+    picture: Picture
+    label: int
+    note: str | None = None
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def rows(count: int, start: int = 0) -> list[Row]:
+    return [Row(n=1000 + k, s="SSSSSS") for k in range(start, start + count)]
+
+
+def items(count: int) -> list[Item]:
+    pixels = [np.full((3, 8, 8), 7 + k, np.uint8) for k in range(count)]
+    return [
+        Item(picture=Picture(pixels=pixels[k], label=k), label=k, note=None if k % 2 else "x") for k in range(count)
+    ]
+
+
+def shard_files(folder: Path) -> list[Path]:
+    return sorted([*folder.glob("*.arrow"), *folder.glob("*.parquet")])
+
+
+def flip(file: Path, content: bytes, mask: int = 0x80) -> None:
+    """Flip a bit of the first byte of this content."""
+    place = file.read_bytes().find(content)
+    assert place >= 0
+    bitrot.flip_byte(file, place, mask)
+
+
+def table_of(folder: Path) -> tuple[Path, BlockTable]:
+    """The first shard, and its block table."""
+    shard = open_dataset(folder).shards[0]
+    table = read_table(open_folder(folder), shard)
+    assert table is not None
+    return folder / shard.name, table
+
+
+# --- damage
+
+
+@pytest.mark.parametrize("content", [(1010).to_bytes(8, "little"), b"SSSSSS"], ids=["number", "text"])
+@pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
+def test_a_flipped_bit_in_a_value_is_a_shard_error(tmp_path: Path, content: bytes, on_error: Any) -> None:
+    write_dataset(rows(50), tmp_path, schema=Row, format="arrow")
+    write_dataset(rows(50, 50), tmp_path, schema=Row, format="arrow", mode="append")
+    file = shard_files(tmp_path)[0]
+    flip(file, content)
+    for read in (lambda: open_dataset(tmp_path, Row)[10], lambda: open_dataset(tmp_path, Row).read()):
+        with pytest.raises(ShardError, match=f"{file.name}.*checksum"):
+            read()
+    stream = StreamingDataset[Row](tmp_path, 8, on_error=on_error, framework="numpy")
+    if on_error == "raise":
+        with pytest.raises(ShardError, match=file.name):
+            list(stream)
+        return
+    found = [(int(row.n), row.s) for batch in stream for row in batch.unstack()]
+    assert set(found) == {(1000 + k, "SSSSSS") for k in range(50, 100)}
+    assert len(found) == (50 if on_error == "skip" else 100)
+    [error] = stream.errors
+    assert file.name in error
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_the_table_and_its_regions_cover_every_byte_of_a_shard(tmp_path: Path, kind: Any) -> None:
+    write_dataset(items(30), tmp_path, format=kind, group_bytes=2000)
+    [shard] = open_dataset(tmp_path, Item).shards
+    file, table = table_of(tmp_path)
+    assert shard.table is not None
+    regions = sorted([*table.regions[:, :2].tolist(), list(shard.table)])
+    end = 0
+    for offset, size in regions:
+        assert offset == end
+        end = offset + size
+    assert end == table.file_bytes == file.stat().st_size
+    assert sum(table.rows) == 30
+    assert len(table.blocks) == shard.blocks > 2
+    for _, offset, size, metadata in table.blocks.tolist():
+        own = table.columns[(table.columns[:, :, 0] >= offset) & (table.columns[:, :, 0] < offset + size)]
+        assert metadata + int(own[:, 1].sum()) == size
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_damage_of_every_kind_of_byte_is_found(tmp_path: Path, kind: Any) -> None:
+    write_dataset(items(30), tmp_path, format=kind, group_bytes=2000)
+    file, table = table_of(tmp_path)
+    [shard] = open_dataset(tmp_path, Item).shards
+    assert shard.table is not None
+    places = [offset + size // 2 for offset, size, _ in table.regions.tolist()]
+    for place in [*places, shard.table[0] + 40, sum(shard.table) - 1]:
+        bitrot.flip_byte(file, place, 1)
+        with pytest.raises(ShardError, match=file.name):
+            open_dataset(tmp_path, Item).read()
+        with pytest.raises(ShardError, match=file.name):
+            open_dataset(tmp_path, Item).verify()
+        bitrot.flip_byte(file, place, 1)
+    assert len(open_dataset(tmp_path, Item).read()) == 30
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_reading_one_column_does_not_touch_the_damage_of_another(tmp_path: Path, kind: Any) -> None:
+    write_dataset(items(30), tmp_path, format=kind, group_bytes=2000)
+    file, table = table_of(tmp_path)
+    column = table.names.index("picture.pixels")
+    offset, size = table.columns[1, column].tolist()
+    bitrot.flip_byte(file, offset + size // 2, 0x10)
+    labels = open_dataset(tmp_path, Item, columns=["label", "picture.label"])
+    assert labels.read().label.tolist() == list(range(30))
+    assert labels[::-1].picture.label.tolist() == list(range(30))[::-1]
+    assert len(open_dataset(tmp_path, Item, columns=["label"], where={"label": {"$gte": 20}})) == 10
+    assert column_statistics(open_dataset(tmp_path, Item, columns=["label"]))["label"].maximum == 29
+    damaged = open_dataset(tmp_path, Item)
+    assert damaged.null_count("label") == 0
+    with pytest.raises(ShardError, match=f"{file.name}.*'picture.pixels' in block 1"):
+        damaged.read()
+    if kind == "arrow":  # Parquet is converted as a whole to pick rows
+        assert damaged[0].label == 0
+        with pytest.raises(ShardError, match="block 1"):
+            damaged[table.rows[0]]
+
+
+def test_the_first_read_of_a_block_is_remembered(tmp_path: Path) -> None:
+    write_dataset(rows(50), tmp_path, schema=Row, format="arrow")
+    [file] = shard_files(tmp_path)
+    first, always = open_dataset(tmp_path, Row), open_dataset(tmp_path, Row, verify="always")
+    assert first[10].n == always[10].n == 1010
+    flip(file, (1010).to_bytes(8, "little"))
+    assert first[10].n == 1010 ^ 0x80
+    for dataset in (always, open_dataset(tmp_path, Row)):
+        with pytest.raises(ShardError):
+            dataset[10]
+    assert open_dataset(tmp_path, Row, verify="never")[10].n == 1010 ^ 0x80
+    assert StreamingDataset[Row](tmp_path, 50, verify="never", shuffle=False)[10].n == 1010 ^ 0x80
+
+
+def test_verify_is_an_option_of_everything_that_opens_a_dataset(tmp_path: Path) -> None:
+    write_dataset(rows(5), tmp_path, schema=Row)
+    assert StoredDataset[Row](tmp_path, verify="never").options.verify == "never"
+    assert open_dataset(tmp_path, Row, options=ReadOptions(verify="always")).reader.verify == "always"
+    assert StreamingDataset[Row](tmp_path, 2, verify="always").stored.options.verify == "always"
+    assert StreamingDataset[Row](tmp_path, 2).stored.options.verify == "first_touch"
+    wrong: Any = "sometimes"
+    for call in (
+        lambda: open_dataset(tmp_path, Row, verify=wrong),
+        lambda: StreamingDataset[Row](tmp_path, 2, verify=wrong),
+    ):
+        with pytest.raises(OptionError, match="'first_touch', 'always' or 'never'"):
+            call()
+    with pytest.raises(OptionError, match="open already"):
+        StreamingDataset[Row](open_dataset(tmp_path, Row), 2, verify="never")
+
+
+def test_opening_a_dataset_reads_no_block_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_dataset(rows(500), tmp_path, schema=Row, format="arrow", group_bytes=512, shard_bytes=1024)
+    names: list[str] = []
+    for method in ("read", "read_range"):
+        plain: Callable[..., bytes] = getattr(LocalFolder, method)
+
+        def spy(self: Any, name: str, *args: int, plain: Callable[..., bytes] = plain) -> bytes:
+            names.append(name)
+            return plain(self, name, *args)
+
+        monkeypatch.setattr(LocalFolder, method, spy)
+    dataset = open_dataset(tmp_path, Row)
+    assert len(dataset.shards) > 3
+    assert [name for name in names if name.endswith(".arrow")] == []
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_a_single_file_is_verified_by_its_own_table(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "rows.parquet"
+    DocumentArray[Row](rows(20)).save_parquet(file)
+    if kind == "arrow":
+        write_dataset(rows(20), tmp_path / "d", schema=Row, format="arrow")
+        file = tmp_path / "rows.arrow"
+        shard_files(tmp_path / "d")[0].rename(file)
+    assert open_dataset(file, Row)[3].n == 1003
+    content = file.read_bytes()
+    place = find_table(reads_from(memoryview(content)), len(content), kind)
+    assert place is not None
+    table = parse_table(memoryview(content)[place[0] : sum(place)])
+    offset, size = table.columns[0, table.names.index("n")].tolist()
+    bitrot.flip_byte(file, offset + size - 9, 1)
+    with pytest.raises(ShardError, match=file.name):
+        open_dataset(file, Row).read()
+
+
+# --- texts
+
+
+@pytest.mark.parametrize("verify", ["first_touch", "never"])
+def test_text_that_is_not_utf8_is_a_shard_error_when_it_is_read(tmp_path: Path, verify: Any) -> None:
+    write_dataset([Row(n=k, s="é" * 3) for k in range(5)], tmp_path, format="arrow")
+    [file] = shard_files(tmp_path)
+    flip(file, "éé".encode())
+    dataset = open_dataset(tmp_path, Row, verify=verify)
+    for read in (lambda: dataset[:], dataset.read, lambda: dataset[0]):
+        with pytest.raises(ShardError, match=file.name):
+            read()
+
+
+def test_a_row_that_begins_in_the_middle_of_a_character_is_found() -> None:
+    form = BinaryForm(Row.document_schema().fields[2], "Row.s", pa.string())
+    content, cut = "aéb".encode(), np.array([0, 2, 4])
+    with pytest.raises(Exception, match="not UTF-8"):
+        form.check_utf8(content, cut, None)
+    form.check_utf8(content, cut, np.array([False, False]))
+    form.check_utf8(content, np.array([0, 1, 4]), None)
+
+
+def test_text_that_is_not_utf8_is_not_written() -> None:
+    form = BinaryForm(Row.document_schema().fields[2], "Row.s", pa.string())
+    with pytest.raises(EncodeError, match="Row.s.*UTF-8"):
+        form.from_packed(b"\xff", np.array([0, 1]), None)
+
+
+# --- copies in the cache
+
+
+def test_a_damaged_copy_in_the_cache_is_made_anew(tmp_path: Path) -> None:
+    write_dataset(rows(50), tmp_path / "d", schema=Row, format="parquet")
+    cache = tmp_path / "cache"
+    assert open_dataset(tmp_path / "d", Row, cache=cache)[10].n == 1010
+    [copy] = [path for path in cache.iterdir() if path.is_file()]
+    for place in range(0, copy.stat().st_size, 97):
+        bitrot.flip_byte(copy, place, 1)
+        dataset = open_dataset(tmp_path / "d", Row, cache=cache)
+        assert [dataset[k].n for k in (10, 11)] == [1010, 1011]
+    dataset = open_dataset(tmp_path / "d", Row, cache=cache, verify="always")
+    assert dataset[10].n == 1010
+    flip(copy, (1010).to_bytes(8, "little"))
+    assert dataset[10].n == 1010
+
+
+def test_damaged_row_numbers_in_the_cache_are_worked_out_anew(tmp_path: Path) -> None:
+    write_dataset(rows(50), tmp_path / "d", schema=Row, format="arrow")
+    cache = tmp_path / "cache"
+    for _ in range(3):
+        assert len(open_dataset(tmp_path / "d", Row, where={"n": {"$gte": 1045}}, cache=cache)) == 5
+        [kept] = [path for path in cache.iterdir() if path.is_file()]
+        bitrot.flip_byte(kept, 12, 1)
+
+
+# --- processes
+
+
+def _verify_some(dataset: StoredDataset[Row], count: int) -> None:
+    assert dataset[np.arange(count)].n.tolist() == [1000 + k for k in range(count)]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_worker_processes_share_what_was_verified(tmp_path: Path, method: str, kind: Any) -> None:
+    write_dataset(rows(500), tmp_path / "d", schema=Row, format=kind, group_bytes=4096)
+    dataset = open_dataset(tmp_path / "d", Row, cache=tmp_path / "cache")
+    if kind == "parquet":
+        open_dataset(tmp_path / "d", Row, cache=tmp_path / "cache")[0]
+    assert not dataset._verified.flags.any()
+    if method == "fork":
+        child = os.fork()
+        if child == 0:
+            _verify_some(dataset, 100)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    else:
+        worker = multiprocessing.get_context("spawn").Process(target=_verify_some, args=(dataset, 100))
+        worker.start()
+        worker.join()
+        assert worker.exitcode == 0
+    flags = dataset._verified.flags.all(axis=1)
+    assert flags[0]
+    assert not flags.all()
+    if kind == "arrow":
+        [file] = shard_files(tmp_path / "d")
+        flip(file, (1010).to_bytes(8, "little"))
+        assert dataset[10].n == 1010 ^ 0x80  # the worker verified it: nobody looks again
+
+
+def test_a_dataset_from_a_process_that_is_gone_verifies_for_itself(tmp_path: Path) -> None:
+    write_dataset(rows(5), tmp_path / "d", schema=Row, format="arrow")
+    code = (
+        "import pickle, sys; from quire.storage import open_dataset; from tests.storage.test_verify import Row;"
+        f"d = open_dataset({str(tmp_path / 'd')!r}, Row); d[0]; sys.stdout.buffer.write(pickle.dumps(d))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    dataset = pickle.loads(done.stdout)
+    assert not dataset._verified.flags.any()
+    assert dataset[3].n == 1003
+    assert dataset._verified.flags.all()
+
+
+# --- logs and versions
+
+
+def test_every_flipped_byte_of_a_log_is_found_or_harmless(tmp_path: Path) -> None:
+    write_dataset(rows(20), tmp_path, schema=Row, format="arrow", group_bytes=256, shard_bytes=512)
+    [log] = (tmp_path / "_quire").glob("*.jsonl")
+    errors = 0
+    for place in range(log.stat().st_size):
+        bitrot.flip_byte(log, place, 1 << place % 8)
+        try:
+            assert [int(n) for n in open_dataset(tmp_path, Row).read().n] == [1000 + k for k in range(20)]
+        except StorageError as error:
+            assert log.name in str(error)
+            errors += 1
+        bitrot.flip_byte(log, place, 1 << place % 8)
+    assert errors >= log.stat().st_size - 1  # the last line break
+
+
+def test_only_an_unfinished_last_line_stands_for_nothing(tmp_path: Path) -> None:
+    write_dataset(rows(20), tmp_path, schema=Row, format="arrow", group_bytes=256, shard_bytes=512)
+    [log] = (tmp_path / "_quire").glob("*.jsonl")
+    whole = log.read_bytes()
+    *before, last, _ = whole.split(b"\n")
+    counts = [json.loads(line).get("rows", 0) for line in (*before, last)]
+    for size in range(len(whole) - len(last) - 1, len(whole)):
+        log.write_bytes(whole[:size])
+        assert len(open_dataset(tmp_path, Row)) == sum(counts) - (0 if size == len(whole) - 1 else counts[-1])
+    log.write_bytes(b"\n".join([before[0], before[1][:-3], *before[2:], last, b""]))
+    with pytest.raises(ShardError, match=r"line 2 of the log is damaged"):
+        open_dataset(tmp_path, Row)
+
+
+def test_every_line_of_a_log_is_refused_by_readers_of_format_1(tmp_path: Path) -> None:
+    write_dataset(rows(20), tmp_path, schema=Row, group_bytes=256, shard_bytes=512)
+    write_dataset(rows(20), tmp_path, schema=Row, mode="overwrite")
+    [log] = (tmp_path / "_quire").glob("*.jsonl")
+    for line in log.read_text().splitlines():
+        assert json.loads(line).get("version", 1) != 1  # what quire 0.1 compares
+
+
+def _rewrite(log: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    lines = [decode_line(line) for line in log.read_bytes().splitlines()]
+    plain = [{name: value for name, value in line.items() if name != "sum"} for line in lines]
+    log.write_text("".join(f"{encode_line(change(line))}\n" for line in plain))
+
+
+def test_what_a_later_version_requires_is_refused_and_what_it_adds_is_ignored(tmp_path: Path) -> None:
+    write_dataset(rows(20), tmp_path, schema=Row)
+    [log] = (tmp_path / "_quire").glob("*.jsonl")
+    whole = log.read_bytes()
+    _rewrite(log, lambda line: {**line, "lanes": 8, "deletes": {"rows": 0}})
+    assert len(open_dataset(tmp_path, Row)) == 20
+    log.write_bytes(whole + encode_line({"tag": "train-1"}).encode() + b"\n")
+    assert len(open_dataset(tmp_path, Row)) == 20
+    for place in (lambda line: "name" in line, lambda line: "name" not in line):
+        log.write_bytes(whole)
+        _rewrite(log, lambda line, place=place: {**line, "requires": ["deletes"]} if place(line) else line)
+        with pytest.raises(StorageError, match="requires deletes, which this version of quire does not support"):
+            open_dataset(tmp_path, Row)
+
+
+def test_a_section_of_a_later_version_is_refused_if_it_is_required(tmp_path: Path) -> None:
+    write_dataset(rows(20), tmp_path, schema=Row)
+    [shard] = open_dataset(tmp_path, Row).shards
+    assert shard.table is not None
+    table = (tmp_path / shard.name).read_bytes()[shard.table[0] : sum(shard.table)]
+    at = table.index(b"nulls\0")
+    later = parse_with(table, at, b"deletes\0", 1)
+    with pytest.raises(StorageError, match="'deletes'.*update quire"):
+        later()
+    with pytest.raises(KeyError):  # ignored, so that what it replaced here is missing
+        parse_with(table, at, b"deletes\0", 0)()
+
+
+def parse_with(table: bytes, at: int, name: bytes, flags: int) -> Callable[[], BlockTable]:
+    """Parse a table in which the name and the flags of a section are others."""
+    body = table[:at] + name + flags.to_bytes(8, "little") + table[at + 16 : -_TRAILER.size]
+    sealed = body + _TRAILER.pack(checksum(body), len(table), b"QUIRETBL")
+    return lambda: parse_table(memoryview(sealed))
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_a_dataset_of_format_1_can_be_appended_to(tmp_path: Path, kind: Any) -> None:
+    shutil.copytree(golden.FOLDER / "v1" / kind, tmp_path / "d")
+    write_dataset(golden.documents()[:2], tmp_path / "d", mode="append", format=kind)
+    dataset = open_dataset(tmp_path / "d", golden.Golden)
+    assert [shard.table is None for shard in dataset.shards] == [True, False]
+    assert exact(list(dataset.read().unstack()), [*golden.documents(), *golden.documents()[:2]])
+    assert exact(dataset[6], golden.document(0))
+    dataset.verify()
+
+
+def test_damage_in_a_shard_of_format_1_is_found_where_all_of_it_is_read(tmp_path: Path) -> None:
+    for kind in ("arrow", "parquet"):
+        shutil.copytree(golden.FOLDER / "v1" / kind, tmp_path / kind)
+        [file] = shard_files(tmp_path / kind)
+        bitrot.flip_byte(file, 2000 if kind == "arrow" else 9, 1)
+        for read in (
+            lambda kind=kind: open_dataset(tmp_path / kind, golden.Golden).read(),
+            lambda kind=kind: open_dataset(tmp_path / kind, golden.Golden, verify="always")[0],
+            lambda kind=kind: open_dataset(tmp_path / kind, golden.Golden).verify(),
+        ):
+            with pytest.raises(ShardError, match=file.name):
+                read()
+
+
+# --- what the table and the schema record
+
+
+def test_the_layout_of_a_message_is_where_arrow_stores_the_buffers() -> None:
+    arrays = [pa.array([1, None, 3]), pa.array(["a", "bc", None]), pa.array([[1], None, [2, 3]])]
+    batch = pa.record_batch(arrays, names=["a", "b", "c"])
+    message = batch.serialize()
+    layout = read_message_layout(message.to_pybytes())
+    assert layout.rows == 3
+    assert layout.nodes == [(3, 1), (3, 1), (3, 1), (3, 0)]
+    read = pa.ipc.read_record_batch(message, batch.schema)
+    for number, buffer in ((1, read["a"].buffers()[1]), (4, read["b"].buffers()[2])):
+        offset, size = layout.buffers[number]
+        assert layout.metadata_bytes + offset == buffer.address - message.address
+        assert size <= buffer.size
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_null_counts_come_from_metadata(tmp_path: Path, kind: Any) -> None:
+    write_dataset(items(31), tmp_path, format=kind, group_bytes=2000)
+    dataset = open_dataset(tmp_path, Item)
+    assert dataset.null_count("note") == 15
+    assert dataset.null_count("label") == dataset.null_count("picture.label") == 0
+    assert open_dataset(tmp_path, Item, where={"label": 3}).null_count("note") is None
+    folder = golden.FOLDER / "v1" / kind
+    assert open_dataset(folder, bitrot.Part).null_count("size") is None  # of another class
+
+
+def test_enums_and_nested_classes_are_recorded(tmp_path: Path) -> None:
+    bitrot.write(tmp_path / "lists", "lists", "arrow")
+    bitrot.write(tmp_path / "nested", "nested", "parquet")
+    lists = pa.ipc.open_file(shard_files(tmp_path / "lists")[0]).schema.metadata
+    assert lists[b"quire.format"] == b"2"
+    enums = json.loads(lists[b"quire.enums"])
+    assert enums == {"color": {"class": "tests.storage.bitrot:Color", "members": {"RED": "red", "BLUE": 2}}}
+    nested = pa.parquet.read_schema(shard_files(tmp_path / "nested")[0]).metadata
+    assert json.loads(nested[b"quire.classes"]) == dict.fromkeys(
+        ("part", "maybe", "parts"), "tests.storage.bitrot:Part"
+    )
+
+
+def test_shards_without_tables_keep_their_lines() -> None:
+    old = Shard("a.arrow", 3, 10, (2, 1), "0" * 16, "1" * 16)
+    assert Shard.from_dict(old.to_dict()) == old
+    new = Shard("a.arrow", 3, 10, xxh3="0" * 16, blocks=2, table=(1, 2))
+    assert Shard.from_dict(json.loads(json.dumps(new.to_dict()))) == new
+
+
+# --- the campaign
+
+
+@pytest.mark.timeout(1200)
+def test_flipped_bytes_lead_to_the_right_values_or_to_an_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.storage.bitrot", "--stride", "61", "--work", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    report = json.loads(done.stdout) if done.stdout else {"wrong": [done.stderr[-2000:]]}
+    assert report["wrong"] == []
+    assert done.returncode == 0
+    assert report["flips"] > 2000
+    assert report["counts"]["arrow: error"] > 500
+    assert report["counts"]["parquet: error"] > 500
