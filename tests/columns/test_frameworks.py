@@ -195,6 +195,25 @@ def test_mixed_frameworks_of_any_tensor() -> None:
     assert [value.dtype for value in mixed.anything] == [torch.int8, torch.float64]
 
 
+@pytest.mark.needs("jax", "scipy")
+def test_tensors_of_one_dtype_and_several_frameworks_or_layouts_are_objects() -> None:
+    import jax.numpy as jnp
+    import scipy.sparse
+
+    class Loose(BaseDocument):
+        value: AnyTensor
+
+    for values in (
+        [jnp.ones(2, "float32"), np.ones(2, np.float32)],
+        [np.ones(2, np.float32), jnp.ones(2, "float32")],
+        [scipy.sparse.eye(2).tocsr(), scipy.sparse.eye(2).tocsr()],
+        [scipy.sparse.eye(2).tocsr()],
+    ):
+        batch = DocumentArray[Loose](Loose(value=value) for value in values).stack()
+        assert type(batch.column("value")) is ObjectColumn
+        assert all(found is value for found, value in zip(batch.value, values, strict=True))
+
+
 @pytest.mark.needs("torch")
 def test_to_a_device() -> None:
     import torch

@@ -51,13 +51,13 @@ def student(i: int, document_type: type[Student] = Student, **more: Any) -> Stud
         "id": f"id{i}",
         "name": f"name {i}",
         "age": i,
-        "grade": None if i % 2 else i / 2,
+        "grade": i / 2,
         "photo": torch.full((2, 3), float(i)),
         "shaped": torch.ones(2),
         "tags": {"numbers": [i]},
         "words": ["a"],
         "thesis": Thesis(title=f"title {i}", pages=i),
-        "spare": Thesis(title="spare") if i % 3 == 0 else None,
+        "spare": Thesis(title="spare"),
         "papers": [Paper(vector=torch.full((2,), float(j)), venue=f"venue {j}") for j in range(i % 3)],
         "tree": Node(name="root", children=[Node(name="leaf")]),
     }
@@ -67,6 +67,15 @@ def student(i: int, document_type: type[Student] = Student, **more: Any) -> Stud
 def students(number: int = 10) -> DocumentArray[Student]:
     """So many students."""
     return DocumentArray[Student](student(i) for i in range(number))
+
+
+def incomplete_students(number: int = 10) -> DocumentArray[Student]:
+    """Students of whom every second has no grade, and two of three have no spare thesis."""
+    made = students(number)
+    for i, document in enumerate(made):
+        document.grade = None if i % 2 else document.grade
+        document.spare = None if i % 3 else document.spare
+    return made
 
 
 # --- functions that workers run

@@ -14,16 +14,16 @@ from quire import DocumentBatch, Text
 from quire.data import MultiModalDataset, batched
 from quire.data._plan import Step
 from quire.errors import FunctionError
-from tests.data.students import Paper, Student, Thesis, add_to, double_all, student, students
+from tests.data.students import Paper, Student, Thesis, add_to, double_all, incomplete_students, student, students
 
 pytestmark = pytest.mark.needs("torch")
 
 
-def prepared(path: Any, function: Any, *, mark: bool = True) -> Any:
+def prepared(path: Any, function: Any, documents: Any = None, *, mark: bool = True, **options: Any) -> Any:
     """The batch after one batched function; the source is as it was."""
-    documents = students(4)
+    documents = students(4) if documents is None else documents
     before = copy.deepcopy(documents)
-    ds = MultiModalDataset[Student](documents, {path: batched(function) if mark else function})
+    ds = MultiModalDataset[Student](documents, {path: batched(function) if mark else function}, **options)
     batch = ds.__getitems__(range(4))
     assert ds.__getitems__(range(4)) == batch
     assert documents.identical(before)
@@ -112,14 +112,16 @@ def test_elements_of_arrays_are_one_column() -> None:
 
 
 def test_rows_without_a_value_stay_without() -> None:
-    batch = prepared("grade", lambda grades: grades + 1)
+    source = incomplete_students(4)
+    batch = prepared("grade", lambda grades: grades + 1, source, missing="mask")
     assert batch.validity("grade").tolist() == [True, False, True, False]
     assert [document.grade for document in batch] == [1.0, None, 2.0, None]
-    batch = prepared("spare", lambda spare: torch.ones(len(spare), 2))
+    batch = prepared("spare", lambda spare: torch.ones(len(spare), 2), source, missing="mask")
     assert batch.validity("spare").tolist() == [True, False, False, True]
     assert str(batch.schema.by_name["spare"]) == "TorchTensor | None"
-    filled = prepared("grade", lambda grades: grades.tolist())
-    assert filled.validity("grade").all()
+    for function in (lambda grades: grades.tolist(), lambda grades: [f"{grade}" for grade in grades.tolist()]):
+        listed = prepared("grade", function, source, missing="mask")
+        assert listed.validity("grade").tolist() == [True, False, True, False]
 
 
 def test_mixed_shapes_come_as_the_policy_says() -> None:

@@ -42,6 +42,7 @@ def samples(number: int = 10) -> DocumentArray[Sample]:
 
 
 def dataset(number: int = 10, **options: Any) -> MultiModalDataset[Sample]:
+    options = {"missing": "mask", **options}
     return MultiModalDataset[Sample](samples(number), {"vector": double, "name": len}, **options)
 
 

@@ -72,7 +72,7 @@ def check(batch: Any) -> None:
     assert batch.photo.tolist() == [[[4.0 * age + 2] * 3] * 2 for age in batch.age.tolist()]
     assert batch.thesis.title.tolist() == [[float(len(f"title {age}"))] * 4 for age in batch.age.tolist()]
     assert batch.name.tolist() == [len(f"name {age}") for age in batch.age.tolist()]
-    assert batch.validity("grade").tolist() == [age % 2 == 0 for age in batch.age.tolist()]
+    assert batch.grade.tolist() == [age / 2 for age in batch.age.tolist()]
     assert batch.papers.vector.tolist() == [[2.0 * j] * 2 for age in batch.age.tolist() for j in range(age % 3)]
     assert isinstance(batch.vector, torch.Tensor)
     assert batch.id == [f"id{age}" for age in batch.age.tolist()]

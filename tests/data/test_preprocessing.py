@@ -12,7 +12,7 @@ import torch
 
 from quire import BaseDocument, DocumentArray, DocumentBatch, Text
 from quire.data import MultiModalDataset
-from quire.errors import ColumnError, DocumentTypeError, FunctionError, PathError, SchemaError
+from quire.errors import ColumnError, DocumentTypeError, FunctionError, OptionError, PathError, SchemaError
 from quire.typing import NdArray, PaddleTensor, TorchTensor
 from tests.data.students import (
     Graduate,
@@ -23,6 +23,7 @@ from tests.data.students import (
     Thesis,
     add_to,
     embed_title,
+    incomplete_students,
     mixed_at_five,
     student,
     students,
@@ -269,7 +270,8 @@ def test_an_unknown_policy_is_an_error() -> None:
 
 
 def test_rows_without_a_value_are_left_out() -> None:
-    batch = prepared({"grade": lambda grade: grade + 1, "spare.title.text": str.upper, "spare": lambda spare: spare})
+    steps = {"grade": lambda grade: grade + 1, "spare.title.text": str.upper, "spare": lambda spare: spare}
+    batch = prepared(steps, incomplete_students(4), missing="mask")
     assert batch.grade.tolist() == [1.0, 0.0, 2.0, 0.0]
     assert batch.validity("grade").tolist() == [True, False, True, False]
     assert batch.spare.title.text == ["SPARE", None, None, "SPARE"]
@@ -278,7 +280,7 @@ def test_rows_without_a_value_are_left_out() -> None:
 
 
 def test_another_kind_where_some_rows_have_no_value() -> None:
-    batch = prepared({"grade": str, "spare": lambda _: torch.ones(2)})
+    batch = prepared({"grade": str, "spare": lambda _: torch.ones(2)}, incomplete_students(4), missing="mask")
     assert batch.grade == ["0.0", None, "1.0", None]
     assert batch.spare.tolist() == [[1, 1], [0, 0], [0, 0], [1, 1]]
     assert batch.validity("spare").tolist() == [True, False, False, True]
@@ -309,7 +311,7 @@ def test_types_as_keys() -> None:
     batch = prepared({Text: embed_title, float: lambda grade: grade * 2, TorchTensor: lambda tensor: tensor + 1})
     assert batch.thesis.title.shape == (4, 4)
     assert batch.spare.title.shape == (4, 4)
-    assert batch.grade.tolist() == [0.0, 0.0, 2.0, 0.0]
+    assert batch.grade.tolist() == [0.0, 1.0, 2.0, 3.0]
     assert batch.photo[:, 0, 0].tolist() == [1.0, 2.0, 3.0, 4.0]
     assert batch.papers.vector.tolist() == [[1, 1], [1, 1], [2, 2]]
     assert batch.shaped.tolist() == [[2, 2]] * 4
@@ -442,8 +444,11 @@ def test_documents_come_in_any_form() -> None:
         assert MultiModalDataset[Student](given).__getitems__([0, 1, 2]) == expected
 
 
-def test_an_empty_dataset() -> None:
-    ds = MultiModalDataset[Student]([], {"name": len, "": lambda document: document})
+def test_an_empty_dataset_is_an_error_unless_allowed() -> None:
+    for empty in ([], students(3).filter({"name": "nobody"}), students(3).stack()[:0]):
+        with pytest.raises(OptionError, match=r"MultiModalDataset\[Student\] has no rows.*allow_empty=True"):
+            MultiModalDataset[Student](empty)
+    ds = MultiModalDataset[Student]([], {"name": len, "": lambda document: document}, allow_empty=True)
     assert len(ds) == len(ds.__getitems__([])) == 0
     assert list(ds) == []
 

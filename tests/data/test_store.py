@@ -41,7 +41,7 @@ def pictures(number: int = ROWS) -> DocumentArray[Picture]:
             pixels=torch.full((16,), float(i)),
             vector=np.ones(4, np.float32),
             label=i,
-            weight=None if i % 2 else 1.0,
+            weight=i / 2,
             caption=Caption(text=f"caption {i}", blob=None if i % 3 else b"x"),
         )
         for i in range(number)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from quire import DocumentArray, DocumentBatch
 from quire.data import StreamingDataset, batched
 from quire.errors import ColumnError, FunctionError, OptionError, RowIndexError, SchemaError
-from quire.storage import Split, write_dataset
+from quire.storage import Split, open_dataset, write_dataset
 from tests.data.streams import Article, Sample, Scaled, article, double, fail_on_three, flat, numbers, streamed, written
 
 pytestmark = pytest.mark.needs("torch", "pyarrow", "fsspec", "xxhash")
@@ -30,7 +30,7 @@ def folder(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def articles(folder: Path, batch_size: int = 4, **options: Any) -> StreamingDataset[Article]:
-    return StreamingDataset[Article](folder, batch_size, **{"shapes": "ragged", **options})
+    return StreamingDataset[Article](folder, batch_size, **{"shapes": "ragged", "missing": "mask", **options})
 
 
 def as_array(value: Any) -> Any:
@@ -221,10 +221,23 @@ def test_columns(folder: Path) -> None:
 )
 def test_where(folder: Path, where: Any, expected: set[int]) -> None:
     for shuffle in ("block", "global", False):
-        dataset = articles(folder, where=where, shuffle=shuffle, columns=["number"], framework="numpy")
+        options = {"where": where, "shuffle": shuffle, "columns": ["number"], "framework": "numpy"}
+        dataset = articles(folder, **options, allow_empty=not expected)
         assert dataset.num_rows == len(expected)
         assert len(dataset) == -(-len(expected) // 4)
         assert sorted(flat(numbers(dataset))) == sorted(expected)
+
+
+def test_a_dataset_without_rows_is_an_error_unless_allowed(folder: Path, tmp_path: Path) -> None:
+    nothing = {"number": {"$gt": 100}}
+    with pytest.raises(OptionError, match=r"none of its 23 rows matches where=\{'number'.*allow_empty=True"):
+        articles(folder, where=nothing)
+    with pytest.raises(OptionError, match=r"none of its 23 rows was chosen in open_dataset\(\)"):
+        articles(open_dataset(folder, Article, where=nothing))
+    write_dataset([], tmp_path / "empty", Article)
+    with pytest.raises(OptionError, match="empty: it has no rows, so training on it would do nothing"):
+        articles(tmp_path / "empty")
+    assert list(articles(tmp_path / "empty", allow_empty=True)) == []
 
 
 def test_splits(folder: Path) -> None:

@@ -61,7 +61,8 @@ def test_every_row_once(stored: Any, rows: int, last: str, shuffle: Any) -> None
     for world, workers, batch_size in grid(rows, LASTS.index(last) + 3 * SHUFFLES.index(shuffle)):
         found = []
         for rank in range(world):
-            dataset = streamed(stored[rows], batch_size, last=last, shuffle=shuffle, rank=rank, world_size=world)
+            options = {"last": last, "shuffle": shuffle, "rank": rank, "world_size": world, "allow_empty": not rows}
+            dataset = streamed(stored[rows], batch_size, **options)
             found.append(together(dataset, workers))
             assert len(found[-1]) == len(dataset)
         check(found, rows, batch_size, last)

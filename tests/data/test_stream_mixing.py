@@ -191,3 +191,31 @@ def test_wrong_options_are_errors(sources: Any, tmp_path: Path) -> None:
     nothing = streamed(written(tmp_path / "d", 3), last="drop")
     with pytest.raises(OptionError, match="has no steps, and was drawn"):
         list(MixedDataset([nothing, streamed(sources["a"])], stop="all"))
+    with pytest.raises(OptionError, match=r"stop='all' waits for every dataset, and \['b'\] have weight 0"):
+        mixed(sources, (1, 0, 1), stop="all")
+
+
+@pytest.mark.parametrize("change", [{"step": -1}, {"epoch": "0"}, {"origin": None}], ids=str)
+def test_a_damaged_state_is_refused(sources: Any, change: Any) -> None:
+    dataset = mixed(sources)
+    with pytest.raises(OptionError, match="the state is damaged"):
+        dataset.load_state_dict({**dataset.state_dict(), **change})
+
+
+@pytest.mark.parametrize("change", [{"step": -1}, {"start": 1000}], ids=str)
+def test_a_state_with_a_damaged_part_changes_nothing(sources: Any, change: Any) -> None:
+    dataset = mixed(sources)
+    before = dataset.state_dict()
+    state = list(dataset)[10].state
+    assert state is not None
+    parts = state["datasets"]
+    fresh = mixed(sources)
+    with pytest.raises(OptionError):
+        fresh.load_state_dict({**state, "datasets": {**parts, "c": {**parts["c"], **change}}})
+    assert fresh.state_dict() == before
+
+
+@pytest.mark.parametrize("state", [None, [], {"datasets": 1}], ids=repr)
+def test_anything_else_is_not_a_state(sources: Any, state: Any) -> None:
+    with pytest.raises(OptionError, match="no state of a MixedDataset"):
+        mixed(sources).load_state_dict(state)

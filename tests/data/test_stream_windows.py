@@ -161,7 +161,7 @@ def readings(folder: Path, values: list[Any], field: str = "ts") -> StreamingDat
     rows = [Reading(name=str(i), **{field: value}) for i, value in enumerate(values)]
     for start in range(0, len(rows), 4):
         write_dataset(rows[start : start + 4], folder, Reading, mode="append", format="arrow")
-    return StreamingDataset[Reading](folder, 10, shuffle=False)
+    return StreamingDataset[Reading](folder, 10, shuffle=False, missing="mask")
 
 
 def starts(windows: Any) -> list[list[str]]:

@@ -188,6 +188,23 @@ def test_an_error_stops_the_work(workers: Workers) -> None:
     assert source.taken <= 4 + 4
 
 
+def test_threads_end_with_the_item_that_they_are_at() -> None:
+    """Short items are given to threads many at a time; when results are no longer needed, the rest of them is left."""
+    seen: list[int] = []
+
+    def slow_in_the_end(number: int) -> int:
+        seen.append(number)
+        time.sleep(0.02 * (number >= 500))
+        return number
+
+    results = run_map(slow_in_the_end, range(5000), MapOptions(num_workers=2, task_seconds=1000))
+    for _ in range(450):
+        next(results)
+    before = len(seen)
+    results.close()  # type: ignore[attr-defined]
+    assert len(seen) - before <= 20
+
+
 def test_an_error_is_not_held_back_by_an_earlier_item() -> None:
     release = threading.Event()
 

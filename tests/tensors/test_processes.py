@@ -50,7 +50,7 @@ except ValueError as error:  # bad input needs no framework to be told
 )
 def test_a_missing_framework_is_named_with_its_install_command(name: str, tp: str, extra: str, run_python: Any) -> None:
     found = run_python(BLOCKED.format(module=name) + FIELD.format(tp=tp, name=name)).splitlines()
-    told = f"{{}} needs {name}, which is not installed: pip install 'quire[{extra}]'"
+    told = f"{{}} needs {name}, which is not installed: pip install 'quire-ml[{extra}]'"
     assert found == [
         told.format(tp),
         told.format(tp),
@@ -70,7 +70,7 @@ print(message(lambda: typing.AnyTensor(stored)))
 from quire.typing import *
 """
     ).splitlines()
-    told = "{} needs tensorflow, which is not installed: pip install 'quire[tensorflow]'"
+    told = "{} needs tensorflow, which is not installed: pip install 'quire-ml[tensorflow]'"
     assert found == [told.format("TensorFlowTensor"), told.format("framework='tensorflow'")]
 
 
@@ -82,7 +82,8 @@ stored = dict(framework="scipy", dtype="float32", shape=[1, 1], data=[1], layout
 print(message(lambda: typing.AnyTensor(stored)))
 """
     )
-    assert found.strip() == "framework='scipy' needs scipy.sparse, which is not installed: pip install 'quire[scipy]'"
+    told = "framework='scipy' needs scipy.sparse, which is not installed: pip install 'quire-ml[scipy]'"
+    assert found.strip() == told
 
 
 def test_missing_ml_dtypes_is_named(run_python: Any) -> None:
@@ -97,7 +98,7 @@ except ValueError as error:
     print(error)
 """
     ).splitlines()
-    assert found[0] == "dtype bfloat16 in numpy needs ml_dtypes, which is not installed: pip install 'quire[torch]'"
+    assert found[0] == "dtype bfloat16 in numpy needs ml_dtypes, which is not installed: pip install 'quire-ml[torch]'"
     assert "numpy has no dtype 'float33'" in found[1]
 
 

@@ -4,6 +4,14 @@ from quire.columns._column import Column, TensorMap, Validity, dense_framework
 from quire.columns._columns import Columns, DocumentColumn, DocumentsColumn, Remainder
 from quire.columns._concat import concat_columns
 from quire.columns._make import default_column, make_column, validate_values
+from quire.columns._missing import (
+    MissingValues,
+    check_fill,
+    fill_columns,
+    find_missing,
+    numeric_paths,
+    present_rows,
+)
 from quire.columns._objects import ObjectColumn, PackedColumn, pack
 from quire.columns._stack import (
     ShapePolicy,
@@ -23,6 +31,7 @@ __all__ = [
     "DocumentColumn",
     "DocumentsColumn",
     "LentColumn",
+    "MissingValues",
     "ObjectColumn",
     "PackedColumn",
     "RaggedColumn",
@@ -34,12 +43,17 @@ __all__ = [
     "TensorMap",
     "Validity",
     "any_attributes",
+    "check_fill",
     "concat_columns",
     "default_column",
     "dense_framework",
+    "fill_columns",
+    "find_missing",
     "gather",
     "make_column",
+    "numeric_paths",
     "pack",
+    "present_rows",
     "remainders_of",
     "stack",
     "stack_values",

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import compress, pairwise, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel
@@ -48,6 +48,8 @@ class Columns:
     length: int
     validity: Validity = None
     remainders: list[Remainder | None] | None = None
+    is_deferred: ClassVar[bool] = False
+    """Whether the columns are gathered only when somebody looks at them."""
 
     def __len__(self) -> int:
         return self.length

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from quire._extra_fields import Extra, tolerant
 from quire.columns._column import Column, Validity
 from quire.columns._columns import Columns, DocumentColumn, DocumentsColumn
 from quire.columns._stack import ShapePolicy, StackOptions, stack_values
 from quire.columns._tensor import RaggedColumn, ScalarColumn, TensorColumn
 from quire.errors import ColumnError, TensorError
-from quire.schema import Field, FieldKind, Schema
+from quire.schema import STORED, Field, FieldKind, Schema, field_validator
 from quire.tensors import describe, format_shape, framework_of, to_framework
 
 if TYPE_CHECKING:
@@ -113,8 +114,21 @@ def _same_length(rows: Validity, length: int) -> Validity:
     return rows if rows is not None and len(rows) == length else None  # another length is refused later
 
 
-def validate_values(schema: Schema, field: Field, values: list[Any], path: str, rows: Validity) -> list[Any]:
-    """The values as the field takes them; in rows without a document there must be None."""
+def validate_values(
+    schema: Schema,
+    field: Field,
+    values: list[Any],
+    path: str,
+    rows: Validity,
+    extra: Extra = "forbid",
+    *,
+    stored: bool = False,
+) -> list[Any]:
+    """The values as the field takes them; in rows without a document there must be None.
+
+    With `extra='ignore'`, mappings may have more keys than the documents that they become have fields. Decoders pass
+    `stored=True`: the values are what documents held, and not input for them.
+    """
     there = list(range(len(values)))
     if rows is not None and len(rows) == len(values):
         there = np.flatnonzero(rows).tolist()
@@ -122,7 +136,8 @@ def validate_values(schema: Schema, field: Field, values: list[Any], path: str, 
             if values[row] is not None:
                 raise ColumnError(f"{path}, row {row}: there is no document to hold the value; pass None in this row.")
     try:
-        checked = _adapter(schema, field).validate_python([values[row] for row in there])
+        context = STORED if stored else None
+        checked = _validator(schema, field, extra).validate_python([values[row] for row in there], context=context)
     except ValidationError as error:
         first = error.errors()[0]
         raise ColumnError(f"{path}, row {there[int(first['loc'][0])]}: {first['msg']}") from error
@@ -130,12 +145,16 @@ def validate_values(schema: Schema, field: Field, values: list[Any], path: str, 
     return [found.get(row) for row in range(len(values))]
 
 
-def _adapter(schema: Schema, field: Field) -> Any:
-    """What checks the values of a field, made once."""
-    key = "adapter", field.name
+def _validator(schema: Schema, field: Field, extra: Extra) -> Any:
+    """What checks a list of values of a field, made once."""
+    key = "validator", field.name, extra
     if key not in schema.notes:
-        annotation = schema.document_type.model_fields[field.name].rebuild_annotation()
-        schema.notes[key] = TypeAdapter(list[annotation], config=ConfigDict(arbitrary_types_allowed=True))  # type: ignore[valid-type]
+        if field.decodes_input:
+            schema.notes[key] = field_validator(schema.document_type, field.name)
+        else:
+            annotation = schema.document_type.model_fields[field.name].rebuild_annotation()
+            adapter = TypeAdapter(list[annotation], config=ConfigDict(arbitrary_types_allowed=True))  # type: ignore[valid-type]
+            schema.notes[key] = adapter if extra == "forbid" else tolerant(adapter.core_schema)
     return schema.notes[key]
 
 

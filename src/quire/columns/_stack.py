@@ -15,7 +15,15 @@ from quire.columns._objects import ObjectColumn
 from quire.columns._tensor import RaggedColumn, ScalarColumn, TensorColumn
 from quire.errors import ColumnError, TensorError
 from quire.schema import Field, FieldKind, Schema
-from quire.tensors import Framework, format_shape, framework_of, framework_of_type, get_framework, to_framework
+from quire.tensors import (
+    Framework,
+    describe,
+    format_shape,
+    framework_of,
+    framework_of_type,
+    get_framework,
+    to_framework,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,12 +53,25 @@ class StackOptions:
 def stack(schema: Schema, documents: Sequence[Any], options: StackOptions, where: str = "") -> Columns:
     """The columns of documents; a document that is None is a row that is not there."""
     validity = validity_of(documents)
-    rows = [None if document is None else document.__dict__ for document in documents]
+    try:
+        rows = [None if document is None else document.__dict__ for document in documents]
+    except AttributeError:
+        raise _no_document(schema, documents, where) from None
     columns = {}
     for field in schema.fields:
         path = f"{where or schema.name}.{field.name}"
         columns[field.name] = stack_values(field, gather(rows, field.name, path, validity), options, path)
     return Columns(schema, columns, len(rows), validity, remainders_of(schema, documents))
+
+
+def _no_document(schema: Schema, documents: Sequence[Any], where: str) -> ColumnError:
+    """The error about the first row that is no document, such as a dict that `model_copy(update=...)` has set."""
+    kinds = (type(None), schema.document_type)
+    row, value = next((row, item) for row, item in enumerate(documents) if not isinstance(item, kinds))
+    return ColumnError(
+        f"{where or schema.name}, row {row}: expected a {schema.name}, got {describe(value)}; it was set without "
+        "validation."
+    )
 
 
 def stack_values(field: Field, values: list[Any], options: StackOptions, path: str) -> Column:

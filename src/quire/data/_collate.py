@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
+from quire._extra_fields import document_validator
 from quire._optional import is_loaded, require
 from quire._typing import is_document_type
 from quire.array import DocumentBatch
@@ -22,16 +24,21 @@ from quire.columns import (
     stack,
 )
 from quire.data._kinds import Where, loose_stack
+from quire.data._missing import MissingPolicy
 from quire.data._store import converted, default_framework
 from quire.document import BaseDocument
 from quire.errors import DocumentTypeError, FunctionError, OptionError
+from quire.schema import STORED
 from quire.tensors import Framework, cast_numbers, common_dtype, describe, get_framework
 
+DocT = TypeVar("DocT", bound=BaseDocument)
 
-def collate(document_type: type[Any], data: Any) -> Any:
+
+def collate(document_type: type[Any], data: Any, missing: MissingPolicy | None = None) -> Any:
     """A batch whose tensors and numbers are of the framework that batches are made with here.
 
-    The data is a batch, a dataset, batches, or documents, whose fields may hold what functions made of them.
+    The data is a batch, a dataset, batches, or documents, whose fields may hold what functions made of them. Missing
+    values of documents are an error, unless the policy says otherwise.
     """
     if isinstance(data, DocumentBatch):
         return data
@@ -42,8 +49,24 @@ def collate(document_type: type[Any], data: Any) -> Any:
         return type(items[0]).concat(items)
     common = _common_type(document_type, items)
     schema = common.document_schema()
-    columns = loose_stack(schema, items, StackOptions(), schema.name, lambda row: _where(items, row))
-    return DocumentBatch[common]._wrap(converted(columns, default_framework()))  # type: ignore[valid-type]
+    where = partial(_where, items)
+    columns = loose_stack(schema, items, StackOptions(), schema.name, where)
+    missing = missing or MissingPolicy("raise")
+    columns = missing.apply(converted(columns, default_framework()), where)
+    return missing.mark(DocumentBatch[common]._wrap(columns))  # type: ignore[valid-type]
+
+
+@dataclass(frozen=True)
+class Collate(Generic[DocT]):
+    """Makes a batch of documents of a dataset, with what the dataset does with missing values."""
+
+    document_type: type[DocT]
+    missing: MissingPolicy | None = None
+
+    def __call__(self, batch: Any) -> DocumentBatch[DocT]:
+        """The batch itself, or documents, stacked."""
+        made: DocumentBatch[DocT] = collate(self.document_type, batch, self.missing)
+        return made
 
 
 def known_to_default_collate() -> None:
@@ -80,11 +103,13 @@ def _where(items: list[Any], row: int) -> str:
 def validated_as(document_type: type[Any], columns: Columns, shapes: ShapePolicy, where: Where) -> Columns:
     """The columns of the rows, validated as documents of another class."""
     schema = document_type.document_schema()
+    accepted = schema.accepted
     documents = []
     for row, document in enumerate(columns.iter_documents()):
         content = {**document.__dict__, **(document.__pydantic_extra__ or {})}
+        keyed = {accepted[name][1] if name in accepted else name: value for name, value in content.items()}
         try:
-            documents.append(document_type.__pydantic_validator__.validate_python(content))
+            documents.append(document_validator(document_type, "ignore").validate_python(keyed, context=STORED))
         except ValidationError as error:
             raise _not_of_type(document_type, error, where(row)) from error
     return stack(schema, documents, StackOptions(shapes=shapes))

@@ -16,8 +16,9 @@ from quire.array._order import batches
 from quire.array._rows import bind
 from quire.columns import Columns, ShapePolicy, StackOptions, stack
 from quire.data._arena import Arena
-from quire.data._collate import collate, in_framework, known_to_default_collate, validated_as
+from quire.data._collate import Collate, in_framework, known_to_default_collate, validated_as
 from quire.data._handover import send_quickly, shared_arena
+from quire.data._missing import Missing, MissingPolicy
 from quire.data._plan import Preprocessing, Step, plan_steps
 from quire.data._steps import Run, in_shape, run_steps
 from quire.data._store import (
@@ -32,7 +33,7 @@ from quire.data._store import (
 )
 from quire.data._tensorflow import Wanted, tensorflow_dataset
 from quire.document import BaseDocument
-from quire.errors import DocumentTypeError, SchemaError
+from quire.errors import DocumentTypeError, OptionError, SchemaError
 from quire.tensors import describe
 
 if TYPE_CHECKING:
@@ -49,6 +50,17 @@ else:
     _Base = Generic
 
 
+class _CollateFunction:
+    """`dataset.collate_fn` does with missing values what the dataset does; that of the class raises."""
+
+    @overload
+    def __get__(self, dataset: None, owner: type[MultiModalDataset[DocT]]) -> Collate[DocT]: ...
+    @overload
+    def __get__(self, dataset: MultiModalDataset[DocT], owner: Any) -> Collate[DocT]: ...
+    def __get__(self, dataset: MultiModalDataset[Any] | None, owner: type[MultiModalDataset[Any]]) -> Collate[Any]:
+        return Collate(owner.document_type, None if dataset is None else dataset._missing.of_documents())
+
+
 class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
     """Documents as a dataset for torch's DataLoader, TensorFlow and JAX.
 
@@ -59,7 +71,18 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
     results are validated as documents of that class.
     """
 
-    __slots__ = ("_arena", "_columns", "_framework", "_gathering", "_output", "_ragged", "_rows", "_shapes", "_steps")
+    __slots__ = (
+        "_arena",
+        "_columns",
+        "_framework",
+        "_gathering",
+        "_missing",
+        "_output",
+        "_ragged",
+        "_rows",
+        "_shapes",
+        "_steps",
+    )
     document_type: ClassVar[type[Any]] = BaseDocument
 
     def __init__(
@@ -70,18 +93,36 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         output: type[BaseDocument] | None = None,
         framework: str | None = None,
         shapes: ShapePolicy = "error",
+        missing: Missing = "raise",
+        allow_empty: bool = False,
     ) -> None:
-        """`framework` is that of the batches, torch by default; `shapes` is the policy for tensors of mixed shapes."""
+        """Stack the documents.
+
+        framework: that of the batches, torch by default.
+        shapes: the policy for tensors of mixed shapes.
+        missing: what becomes of numbers and tensors that are None in some rows, after preprocessing. 'raise' is an
+            error, here where no function touches the field and else with the batch; 'mask' delivers zeros, and
+            `batch.validity(path)` tells which rows are real; `{'label': -100}` fills the fields that it names. A field
+            that is None in all rows reads as None.
+        allow_empty: whether a dataset may have no rows. Otherwise that is an error: training on it would do nothing.
+        """
         if self.document_type is BaseDocument:
             raise SchemaError("MultiModalDataset needs the documents' class: MultiModalDataset[Student](...).")
         self._framework, self._shapes, self._output = framework or default_framework(), shapes, output
         StackOptions(self._framework, shapes)  # complains of what it does not know
         self._columns = stored(_columns_of(type(self), documents), self._framework)
+        if not len(self._columns) and not allow_empty:
+            raise OptionError(
+                f"{type(self).__name__} has no rows: training on it would do nothing. "
+                "Pass allow_empty=True if it may be empty."
+            )
         self._ragged = shapes != "ragged" and has_ragged(self._columns)
         self._rows: NDArray[np.int64] | None = None
         self._steps: tuple[Step, ...] = plan_steps(self._columns.schema, preprocessing)
         self._gathering = plan_gathering(self._columns, [(step.path, not step.is_batched) for step in self._steps])
         self._arena = Arena()
+        self._missing = MissingPolicy.plan(missing, self._columns.schema, self._steps, output)
+        self._missing.check_source(self._columns)
 
     @classmethod
     def _bind(cls, parameter: Any) -> dict[str, Any]:
@@ -125,10 +166,11 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         if self._output is not None:
             columns = validated_as(self._output, columns, self._shapes, run.where)
             columns = converted(columns, self._framework)
+        columns = self._missing.apply(columns, run.where)
         batch_type = DocumentBatch[columns.schema.document_type]  # type: ignore[name-defined]
         if arenas.batch is not self._arena:
             send_quickly(batch_type)
-        batch: DocumentBatch[DocT] = batch_type._wrap(columns)
+        batch: DocumentBatch[DocT] = self._missing.mark(batch_type._wrap(columns))
         return batch
 
     def _arenas(self) -> Arenas:
@@ -137,11 +179,8 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
     def __iter__(self) -> Iterator[DocT]:
         return (self[row] for row in range(len(self)))
 
-    @classmethod
-    def collate_fn(cls, batch: Any) -> DocumentBatch[DocT]:
-        """What a DataLoader is given to make a batch with: the batch itself, or documents, stacked."""
-        made: DocumentBatch[DocT] = collate(cls.document_type, batch)
-        return made
+    collate_fn = _CollateFunction()
+    """What a DataLoader is given to make a batch with: the batch itself, or documents, stacked."""
 
     def iter_batches(
         self,

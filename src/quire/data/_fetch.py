@@ -14,6 +14,8 @@ from quire.columns import Columns
 from quire.data._arena import Arena
 from quire.data._collate import validated_as
 from quire.data._handover import send_quickly
+from quire.data._missing import MissingPolicy
+from quire.data._missing_stored import check_stored
 from quire.data._passes import Passes
 from quire.data._plan import Preprocessing, plan_steps
 from quire.data._steps import Run, in_shape, run_steps
@@ -46,6 +48,8 @@ class Fetch:
         self._target = get_framework(self._framework) if self._framework in ("numpy", "torch") else None
         self._on_error = options.on_error
         self._steps = plan_steps(stored.schema, preprocessing)
+        self._missing = MissingPolicy.plan(options.missing, stored.schema, self._steps, output)
+        check_stored(self._missing, stored)
         self._has_mixed = has_mixed_tensors(stored.layout.forms)
         self._arena = Arena()
         self._bad: frozenset[int] = frozenset()
@@ -83,12 +87,13 @@ class Fetch:
         if self._output is not None:
             columns = validated_as(self._output, columns, self._shapes, run.where)
             columns = converted(columns, self._framework)
+        columns = self._missing.apply(columns, run.where)
         if real is not None and not real.all():
             columns = replace(columns, validity=real)
         batch_type: Any = DocumentBatch[columns.schema.document_type]  # type: ignore[name-defined]
         if in_worker():
             send_quickly(batch_type)
-        return batch_type._wrap(columns)  # type: ignore[no-any-return]
+        return self._missing.mark(batch_type._wrap(columns))  # type: ignore[no-any-return]
 
     def _gathered(self, parts: list[Part]) -> Iterator[tuple[Columns, Part]]:
         """The columns of each part; when a shard cannot be read, what is left is gathered without it."""

@@ -1,4 +1,4 @@
-"""Several datasets as one: each batch is of one of them, drawn with given probabilities."""
+"""MixedDataset: several streaming datasets as one, each batch drawn from one of them by weight."""
 
 from __future__ import annotations
 
@@ -18,12 +18,17 @@ from quire.data._streaming import StreamingDataset
 from quire.errors import OptionError
 
 Stop = Literal["first", "all"]
-_DRAWS = 4_096  # so many at a time
+_DRAWS = 4_096
+"""The number of draws that are computed at a time."""
+_STATE_KEYS = {"epoch", "step", "origin", "mix", "drawn", "datasets"}
 
 
 @dataclass(frozen=True)
 class MixedState:
-    """So many draws of a pass are behind, and there each dataset is. `origin` is where the pass began."""
+    """The position of a mix: the pass, the number of draws taken in it, and the position of each dataset.
+
+    `origin` is the step at which the iteration began, `drawn` the name of the dataset of the last batch.
+    """
 
     epoch: int
     step: int
@@ -33,17 +38,34 @@ class MixedState:
     datasets: dict[str, StreamState]
 
     def to_dict(self) -> dict[str, Any]:
-        """The numbers, by name."""
+        """Return the fields by name."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, state: Any) -> MixedState:
+        """Read a state that `to_dict` returned; anything else is an OptionError."""
+        if (
+            not isinstance(state, Mapping)
+            or not set(state) >= _STATE_KEYS
+            or not isinstance(state["datasets"], Mapping)
+        ):
+            raise OptionError("this is no state of a MixedDataset.")
+        counts = [state[name] for name in ("epoch", "step", "origin")]
+        if not all(isinstance(count, int) and count >= 0 for count in counts):
+            raise OptionError(f"the state is damaged: epoch, step and origin are {counts}.")
+        datasets = {name: StreamState.from_dict(part) for name, part in state["datasets"].items()}
+        epoch, step, origin = counts
+        return cls(epoch, step, origin, state["mix"], state["drawn"], datasets)
 
 
 class MixedDataset:
     """Batches of several datasets, each drawn with the probability of its weight: `for batch in MixedDataset(...)`.
 
-    Which dataset a step draws from is a function of the seed, the pass and the step, so all ranks draw alike, workers
-    are shares of the steps, and a state tells the very next batch. `batch.state['drawn']` is the dataset's name, or
-    number. A pass ends when a dataset is drawn that has no more ('first'), or when all of them were gone through at
-    least once ('all'), and those that end before begin their next epoch.
+    Which dataset a step draws from is a function of the seed, the pass and the step. All ranks therefore draw from the
+    same dataset, workers share the steps, and a state determines the next batch exactly. `batch.state['drawn']` is the
+    name or the number of the dataset. With `stop='first'`, a pass ends when the dataset that is drawn next has no rows
+    left. With `stop='all'`, it ends when every dataset was read completely at least once, and a dataset that ends
+    before the others begins its next epoch. The pass after it starts every dataset with a new epoch.
     """
 
     def __init__(
@@ -57,9 +79,13 @@ class MixedDataset:
         named = datasets.items() if isinstance(datasets, Mapping) else enumerate(datasets)
         self.datasets = {str(name): dataset for name, dataset in named}
         self.seed, self.stop = seed, stop
-        self._bounds = _bounds(self.datasets, weights)
+        self._bounds = _cumulative_weights(self.datasets, weights)
         if stop not in ("first", "all"):
             raise OptionError(f"stop={stop!r}: use 'first' or 'all'.")
+        shares = np.diff(self._bounds, prepend=0.0)
+        never_drawn = [name for name, share in zip(self.datasets, shares, strict=True) if share <= 0]
+        if stop == "all" and never_drawn:
+            raise OptionError(f"stop='all' waits for every dataset, and {never_drawn} have weight 0: leave them out.")
         self._mix = f"{key_of(seed, len(self.datasets), *np.frombuffer(self._bounds.tobytes(), np.uint64).tolist()):x}"
         self._passes = Passes()
         self._state: MixedState | None = None
@@ -69,36 +95,36 @@ class MixedDataset:
     # --- batches
 
     def __iter__(self) -> Iterator[DocumentBatch[Any]]:
-        """A pass: the batches of this rank, or of this worker of it."""
+        """Iterate over one pass: the batches of this rank, or those of this DataLoader worker."""
         worker = this_worker()
         if worker is None:
             return self.batches(0, 0, new_mark())
-        return self._batches(worker, *self._begun(worker))  # it begins now, as others do
+        return self._batches(worker, *self._begin(worker))  # begins now, so that all workers see the same pass
 
     def batches(self, worker: int, workers: int, mark: int) -> Iterator[DocumentBatch[Any]]:
-        """The batches of one of several workers of a pass, which the mark stands for."""
+        """Iterate over the batches of one of several workers; `mark` identifies the pass that they share."""
         who = Worker(worker, workers, mark)
-        yield from self._batches(who, *self._begun(who))
+        yield from self._batches(who, *self._begin(who))
         if not workers:
             for passes in (self._passes, *(dataset._passes for dataset in self.datasets.values())):
                 passes.end(mark)
 
-    def _begun(self, who: Worker) -> tuple[Pass, int, list[_Cursor]]:
-        """Where a worker begins, where its pass does, and where each dataset does."""
+    def _begin(self, who: Worker) -> tuple[Pass, int, list[_Cursor]]:
+        """Begin or resume a pass: its start, the step at which it began, and a cursor for each dataset."""
         resumed, self._resume = self._resume, None
         if resumed is not None:
             start = Pass(resumed.epoch, resumed.step)
             self._passes.resume(start, who.mark, who.number, who.workers)
-            cursors = [_Cursor.resumed(ds, resumed.datasets[name], who) for name, ds in self.datasets.items()]
+            cursors = [_Cursor.resume(ds, resumed.datasets[name], who) for name, ds in self.datasets.items()]
             return start, resumed.origin, cursors
         start = self._passes.begin(who.mark, who.number, who.workers, 1)
-        cursors = [_Cursor.begun(dataset, who) for dataset in self.datasets.values()]
+        cursors = [_Cursor.begin(dataset, who) for dataset in self.datasets.values()]
         self._state = self._state_at(start, start.position, "", cursors)
         return start, start.position, cursors
 
     def _batches(self, who: Worker, start: Pass, origin: int, cursors: list[_Cursor]) -> Iterator[DocumentBatch[Any]]:
         names = list(self.datasets)
-        for step, number in self._drawn(start, cursors):
+        for step, number in self._steps(start, cursors):
             if who.workers and (step - origin) % who.workers != who.number:
                 continue
             [batch] = cursors[number].fetch()
@@ -107,18 +133,28 @@ class MixedDataset:
             self._state = state
             yield batch
 
-    def _drawn(self, start: Pass, cursors: list[_Cursor]) -> Iterator[tuple[int, int]]:
-        """The draws of a pass from a step on: the step, and the number of the dataset, which has moved on."""
+    def _steps(self, start: Pass, cursors: list[_Cursor]) -> Iterator[tuple[int, int]]:
+        """Advance the cursors step by step to the end of the pass: each step, and the number of its dataset."""
         for step in itertools.count(start.position):
-            if self.stop == "all" and all(cursor.is_through for cursor in cursors):
+            if self._is_over(start.epoch, step, cursors):
                 return
-            number = int(self._draws(start.epoch, step - step % _DRAWS)[step % _DRAWS])
-            if not cursors[number].move(again=self.stop == "all"):
-                return
+            number = self._draw(start.epoch, step)
+            cursors[number].advance()
             yield step, number
 
+    def _is_over(self, epoch: int, step: int, cursors: list[_Cursor]) -> bool:
+        """Return whether a pass ends before this step."""
+        if self.stop == "all":
+            return all(cursor.is_complete for cursor in cursors)
+        cursor = cursors[self._draw(epoch, step)]
+        return cursor.is_complete and not cursor.is_endless
+
+    def _draw(self, epoch: int, step: int) -> int:
+        """Return the number of the dataset that a step draws from."""
+        return int(self._draws(epoch, step - step % _DRAWS)[step % _DRAWS])
+
     def _draws(self, epoch: int, first: int) -> Any:
-        """The numbers of the datasets that some steps draw from."""
+        """Return the numbers of the datasets of the steps from `first` on; the last result is kept."""
         known = getattr(self, "_known", None)
         if known is None or known[0] != (epoch, first):
             numbers = np.arange(first, first + _DRAWS, dtype=np.uint64)
@@ -129,20 +165,20 @@ class MixedDataset:
         return known[1]
 
     def __len__(self) -> int:
-        """The batches of the pass that is under way on this rank, or of the next; they are counted."""
+        """Count the batches of the current pass on this rank, or of the next pass when none is under way."""
         if self.stop == "first" and all(dataset.options.epochs is None for dataset in self.datasets.values()):
             raise TypeError("datasets with epochs=None never end, and have no length together.")
         start = self._passes.next(1)
-        return sum(1 for _ in self._drawn(start, [_Cursor.next(dataset) for dataset in self.datasets.values()]))
+        return sum(1 for _ in self._steps(start, [_Cursor.next(dataset) for dataset in self.datasets.values()]))
 
-    # --- where it is
+    # --- state
 
     def _state_at(self, at: Pass, origin: int, drawn: str, cursors: list[_Cursor]) -> MixedState:
         states = {name: cursor.state() for name, cursor in zip(self.datasets, cursors, strict=True)}
         return MixedState(at.epoch, at.position, origin, self._mix, drawn, states)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the datasets are: behind the last batch that was taken, in this process."""
+        """Return the position after the last batch that this process took."""
         if this_worker() is None and self._passes.last().workers:
             raise OptionError("workers of a DataLoader make the batches: keep the state of the last one, batch.state.")
         if self._state is None:
@@ -152,20 +188,28 @@ class MixedDataset:
         return self._state.to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state: of this, or of a batch, with any number of workers and ranks."""
-        if not {"epoch", "step", "origin", "mix", "drawn", "datasets"} <= set(state):
-            raise OptionError("this is no state of a MixedDataset.")
-        if state["mix"] != self._mix or set(state["datasets"]) != set(self.datasets):
+        """Resume from a state of a mix or of one of its batches, with any number of workers and ranks.
+
+        The next batch is the one that would have followed. After the last batch of a pass, that is the first batch of
+        the next pass.
+        """
+        resumed = MixedState.from_dict(state)
+        if resumed.mix != self._mix or set(resumed.datasets) != set(self.datasets):
             raise OptionError("the state is of another mix: open the same datasets with the same weights and seed.")
-        found = {name: StreamState.from_dict(part) for name, part in state["datasets"].items()}
-        for name, part in found.items():
+        for name, part in resumed.datasets.items():
             part.check(self.datasets[name].order, self.datasets[name]._fingerprint)
         if this_worker() is not None:
-            self._state = self._resume = MixedState(**{**state, "datasets": found})
+            self._state = self._resume = resumed
             return
-        for name, part in found.items():
-            self.datasets[name]._passes.set(part.next_pass(None))
-        self._passes.set(Pass(state["epoch"], state["step"]))
+        starts = {name: resumed.datasets[name].position() for name in self.datasets}
+        cursors = [_Cursor(dataset, starts[name], 0) for name, dataset in self.datasets.items()]
+        start = Pass(resumed.epoch, resumed.step)
+        if self._is_over(resumed.epoch, resumed.step, cursors):
+            start = Pass(resumed.epoch + 1)
+            starts = {name: cursor.next_pass() for name, cursor in zip(self.datasets, cursors, strict=True)}
+        for name, part_start in starts.items():
+            self.datasets[name]._passes.set(part_start)
+        self._passes.set(start)
         self._state = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -174,7 +218,12 @@ class MixedDataset:
 
 
 class _Cursor:
-    """Where a dataset is in a pass over several: at a step of an epoch; `start.done` epochs of the pass are behind."""
+    """The position of one dataset in a pass over the mix: a step of an epoch.
+
+    `start` is where its epoch began (in a resumed pass possibly in the middle, or at its very end), and `start.done`
+    counts the epochs that the pass has completed before. The end of an epoch and the beginning of the next are
+    different positions: only at the latter has another epoch of the dataset begun.
+    """
 
     def __init__(self, dataset: StreamingDataset[Any], start: Pass, step: int, mark: int = 0) -> None:
         self._dataset, self._start, self._mark = dataset, start, mark
@@ -182,18 +231,18 @@ class _Cursor:
 
     @classmethod
     def next(cls, dataset: StreamingDataset[Any]) -> _Cursor:
-        """As the next pass will begin."""
+        """Return a cursor where the current pass began, or where the next one will."""
         return cls(dataset, dataset._passes.next(dataset.options.epochs or 1), 0)
 
     @classmethod
-    def begun(cls, dataset: StreamingDataset[Any], who: Worker) -> _Cursor:
-        """Begin a pass."""
+    def begin(cls, dataset: StreamingDataset[Any], who: Worker) -> _Cursor:
+        """Begin a pass as one of its workers."""
         start = dataset._passes.begin(who.mark, who.number, who.workers, dataset.options.epochs or 1)
         return cls(dataset, start, 0, who.mark)
 
     @classmethod
-    def resumed(cls, dataset: StreamingDataset[Any], state: StreamState, who: Worker) -> _Cursor:
-        """Go on in a pass."""
+    def resume(cls, dataset: StreamingDataset[Any], state: StreamState, who: Worker) -> _Cursor:
+        """Resume a worker of a pass from its own state."""
         start = Pass(state.epoch, state.start, state.done)
         if not state.divides_like(dataset._slice(Pass())):
             raise OptionError("with other ranks, batch_size or last, give the state to the MixedDataset itself.")
@@ -201,16 +250,24 @@ class _Cursor:
         return cls(dataset, start, state.step, who.mark)
 
     @property
-    def is_through(self) -> bool:
-        """Whether all epochs of a pass over the dataset are behind."""
+    def is_complete(self) -> bool:
+        """Whether the pass has read all epochs of the dataset."""
         done = self._start.done + (self._next >= self._share.steps)
         return done >= (self._dataset.options.epochs or 1)
 
-    def move(self, *, again: bool) -> bool:
-        """Go behind the next step, in the next epoch where that is needed; whether there is one."""
+    @property
+    def is_endless(self) -> bool:
+        """Whether the dataset repeats for ever."""
+        return self._dataset.options.epochs is None
+
+    def next_pass(self) -> Pass:
+        """Return where the dataset begins the pass that follows this one."""
+        epochs = self._dataset.options.epochs or 1
+        return Pass(max(self._start.epoch - self._start.done + epochs, self._start.epoch + 1))
+
+    def advance(self) -> None:
+        """Take a step, if need be the first one of the next epoch."""
         while self._next >= self._share.steps:
-            if not again and self._dataset.options.epochs is not None and self.is_through:
-                return False
             if not self._dataset._slice(Pass()).steps:
                 raise OptionError(f"{self._dataset!r} has no steps, and was drawn.")
             self._start, self._next = Pass(self._start.epoch + 1, 0, self._start.done + 1), 0
@@ -218,19 +275,18 @@ class _Cursor:
             if self._mark:
                 self._dataset._passes.reach(self._mark, self._start.epoch)
         self._next += 1
-        return True
 
     def fetch(self) -> Iterator[DocumentBatch[Any]]:
-        """The batch of the step that it is behind."""
+        """Read the batch of the step that was taken last."""
         return self._dataset.fetch(Group(self._share, self._start.done, 0, [self._next - 1]))
 
     def state(self) -> StreamState:
-        """Where it is."""
+        """Return the position as the state of the dataset."""
         return self._dataset._state_at(self._share, self._next, (self._start.done, 0))
 
 
-def _bounds(datasets: Mapping[str, Any], weights: Sequence[float] | None) -> Any:
-    """The sums of the weights up to each dataset, as parts of 1."""
+def _cumulative_weights(datasets: Mapping[str, Any], weights: Sequence[float] | None) -> Any:
+    """Return the upper bound of each dataset's share of [0, 1)."""
     given = np.ones(len(datasets)) if weights is None else np.asarray(weights, np.float64)
     if not datasets or given.shape != (len(datasets),) or not (given >= 0).all() or not 0 < given.sum() < np.inf:
         raise OptionError(f"a mix has datasets, and a weight from 0 up for each; got {len(datasets)} and {weights}.")

@@ -168,6 +168,8 @@ def _changed_whole(columns: Columns, column: Column, step: Step, run: Run) -> Co
     whole = isinstance(column, TensorColumn) and column.validity is None
     validity = None if whole else column.valid_rows()
     data = given if result is None else result
+    if isinstance(column, TensorColumn) and isinstance(data, (list, tuple)) and len(data) == len(column):
+        data = column.masked(list(data))  # what it made of the zeros in rows without a value is no value
     return column_of_data(column.field, data, (len(column), validity), _RAGGED, run.path(step))
 
 

@@ -217,6 +217,7 @@ class LaterColumns(Columns):
     """Rows of other columns, gathered when somebody looks at them."""
 
     __slots__ = ("_wanted",)
+    is_deferred = True
     _wanted: tuple[Columns, NDArray[np.int64], Arenas, GatherPlan]
 
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from typing_extensions import TypedDict
@@ -13,9 +13,10 @@ from quire._optional import is_loaded, require
 from quire.array._order import whole_number
 from quire.columns import ShapePolicy, StackOptions
 from quire.data._epoch import Last, Shuffle
+from quire.data._missing import Missing, MissingOptions
 from quire.data._store import default_framework
-from quire.errors import OptionError, did_you_mean
-from quire.storage import ReadOptions, Where
+from quire.errors import OptionError, check_options
+from quire.storage import ReadOptions, Verify, Where
 
 OnError = Literal["raise", "skip", "replace"]
 MiB = 1 << 20
@@ -30,11 +31,15 @@ class Streaming(TypedDict, total=False):
     last: what becomes of rows that do not fill a batch on every rank: 'keep' (the default), 'drop' or 'pad'.
     columns: the paths of the fields to read. where: which rows.
     framework: that of the batches, torch by default. shapes: the policy for tensors of mixed shapes.
+    missing: what becomes of numbers and tensors that are None in some rows: 'raise' (the default), 'mask', or values by
+        path, as for `MultiModalDataset`. Where the shards tell how many values are missing, the error comes here.
     rank, world_size: this process's share; by default those of torch.distributed, or of the launcher's environment.
     epochs: how many epochs one pass has; None never ends.
     on_error: what becomes of rows whose shard cannot be read: 'raise', 'skip' them, or 'replace' them by others.
     memory_bytes: what a window of blocks may take, and what a loader may hold ahead.
     storage: where shards are cached, and how remote stores are asked.
+    allow_empty: whether a dataset without rows, or of which `where` leaves none, is accepted; else it is an error.
+    verify: when stored data is compared with its checksums: 'first_touch' (the default), 'always' or 'never'.
     """
 
     shuffle: Shuffle
@@ -44,12 +49,15 @@ class Streaming(TypedDict, total=False):
     where: Where | None
     framework: str | None
     shapes: ShapePolicy
+    missing: Missing
     rank: int | None
     world_size: int | None
     epochs: int | None
     on_error: OnError
     memory_bytes: int
     storage: ReadOptions
+    allow_empty: bool
+    verify: Verify | None
 
 
 @dataclass(frozen=True)
@@ -63,12 +71,15 @@ class StreamOptions:
     where: Where | None = None
     framework: str | None = None
     shapes: ShapePolicy = "error"
+    missing: Missing = "raise"
     rank: int | None = None
     world_size: int | None = None
     epochs: int | None = 1
     on_error: OnError = "raise"
     memory_bytes: int = 256 * MiB
     storage: ReadOptions = field(default_factory=ReadOptions)
+    allow_empty: bool = False
+    verify: Verify | None = None
 
     def __post_init__(self) -> None:
         for name in ("seed", "rank", "world_size", "epochs"):
@@ -82,7 +93,10 @@ class StreamOptions:
             raise OptionError("rank and world_size go together: pass both, or neither.")
         if self.memory_bytes < 1:
             raise OptionError(f"memory_bytes is a number of bytes above 0, got {self.memory_bytes}.")
+        if self.verify is not None:
+            object.__setattr__(self, "storage", replace(self.storage, verify=self.verify))
         StackOptions(self.framework, self.shapes)
+        MissingOptions.of(self.missing)
 
     def resolved_framework(self) -> str:
         """The framework of the batches."""
@@ -101,10 +115,7 @@ class StreamOptions:
 
 def check_given(names: Iterable[str], batch_size: int) -> int:
     """The size of batches, if it is one, and these are options of a stream."""
-    known = Streaming.__annotations__
-    for name in names:
-        if name not in known:
-            raise TypeError(f"StreamingDataset has no option {name!r}. {did_you_mean(name, known)}")
+    check_options("StreamingDataset", names, Streaming.__annotations__)
     size = whole_number("batch_size", batch_size)
     if size < 1:
         raise OptionError(f"batch_size={size}: a batch has at least one row.")

@@ -108,12 +108,18 @@ class StreamState:
         return (self.world_size, self.batch_size, self.last) == (share.world_size, share.batch_size, share.last)
 
     def next_pass(self, epochs: int | None) -> Pass:
-        """Where to go on: with the very next row, of this epoch or of the next one."""
+        """Return where a StreamingDataset resumes: at the very next row, of this epoch or of the next one."""
+        at = self.position()
         if self.step < self._steps():
-            position = self.start + self.step * self.world_size * self.batch_size
-            return Pass(self.epoch, position, self.done if epochs is None or self.done < epochs else 0)
-        done = self.done + 1
-        return Pass(self.epoch + 1, 0, done if epochs is None or done < epochs else 0)
+            return at._replace(done=at.done if epochs is None or at.done < epochs else 0)
+        done = at.done + 1
+        return Pass(at.epoch + 1, 0, done if epochs is None or done < epochs else 0)
+
+    def position(self) -> Pass:
+        """Return the same place as a position in the epoch; at the end of the epoch, that is the number of rows."""
+        if self.step < self._steps():
+            return Pass(self.epoch, self.start + self.step * self.world_size * self.batch_size, self.done)
+        return Pass(self.epoch, self.size, self.done)
 
     def _steps(self) -> int:
         order = RowOrder(self.size)

@@ -30,6 +30,7 @@ from quire.data._tensorflow import Wanted, tensorflow_dataset
 from quire.data._windows import Windows, window_starts
 from quire.document import BaseDocument
 from quire.errors import DecodeError, OptionError, SchemaError, ShardError
+from quire.files import shown
 from quire.storage import StoredDataset
 from quire.tensors import describe
 
@@ -74,6 +75,8 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         self.batch_size = check_given(streaming, batch_size)
         self.options = options = StreamOptions(**streaming)
         self.stored: StoredDataset[DocT] = self._opened(url)
+        if not len(self.stored) and not options.allow_empty:
+            raise OptionError(self._describe_empty())
         self.order = order_of(self.stored, options)
         self._passes = Passes()
         self._fetch = Fetch(self.stored, preprocessing, output, options, self._passes)
@@ -96,8 +99,8 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
     def _opened(self, url: Any) -> StoredDataset[DocT]:
         options = self.options
         if isinstance(url, StoredDataset):
-            if options.columns is not None or options.where is not None:
-                raise OptionError("the dataset is open already: choose its columns and rows in open_dataset().")
+            if options.columns is not None or options.where is not None or options.verify is not None:
+                raise OptionError("the dataset is open already: pass columns, where and verify to open_dataset().")
             return url
         if not isinstance(url, (str, os.PathLike)):
             raise OptionError(
@@ -105,6 +108,16 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
                 "memory are for MultiModalDataset, or are written first: write_dataset(docs, 'folder')."
             )
         return StoredDataset[self.document_type](url, options.columns, options.where, options.storage)  # type: ignore[name-defined]
+
+    def _describe_empty(self) -> str:
+        stored = sum(shard.rows for shard in self.stored.shards)
+        cause = f"none of its {stored:,} rows matches where={self.options.where!r}" if stored else "it has no rows"
+        if stored and self.options.where is None:
+            cause = f"none of its {stored:,} rows was chosen in open_dataset()"
+        return (
+            f"{type(self).__name__} of {shown(self.stored.folder.url)}: {cause}, so training on it would do nothing. "
+            "Pass allow_empty=True if it may be empty."
+        )
 
     @classmethod
     def _bind(cls, parameter: Any) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from quire._optional import require
-from quire.columns import Column, Columns, DocumentColumn, ObjectColumn, TensorColumn
-from quire.errors import ColumnError
+from quire.array._columns_view import reads_as_none
+from quire.columns import Column, Columns, DocumentColumn, ObjectColumn, TensorColumn, present_rows
+from quire.errors import ColumnError, MissingValueError
 from quire.schema import FieldKind
 from quire.tensors import get_framework
 
@@ -49,21 +50,30 @@ def _nested(value: Any, change: Callable[[Any], Any]) -> Any:
 def _chosen(batch: Any, wanted: Wanted, leave_out: Wanted = None) -> Any:
     """One column as it is, several in a dict, all of them nested as the documents are."""
     if isinstance(wanted, str):
-        return _array(batch.column(wanted), wanted)
+        return _read(batch, wanted)
     if wanted is not None:
-        return {path: _array(batch.column(path), path) for path in wanted}
+        return {path: _read(batch, path) for path in wanted}
     left = {leave_out} if isinstance(leave_out, str) else set(leave_out or ())
-    return _all(batch._columns, "", left)
+    return _all(batch._columns, "", left, shows_zeros=batch._guard is None)
 
 
-def _all(columns: Columns, before: str, left: set[str]) -> Mapping[str, Any]:
+def _read(batch: Any, path: str) -> Any:
+    column = batch.column(path)
+    if batch._guard is not None and reads_as_none(batch, column, path):
+        raise MissingValueError(f"{batch.schema.name}.{path}: no row has a value; choose other features or labels.")
+    return _array(column, path)
+
+
+def _all(columns: Columns, before: str, left: set[str], *, shows_zeros: bool) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     for name, column in columns.columns.items():
         path = f"{before}{name}"
         if path in left or name == "id":
             continue
         if isinstance(column, DocumentColumn):
-            found[name] = _all(column.columns, f"{path}.", left)
+            found[name] = _all(column.columns, f"{path}.", left, shows_zeros=shows_zeros)
+        elif not shows_zeros and present_rows(column) is not None:
+            continue  # no row has a value: the dataset has checked that it is not some of them
         elif isinstance(column, TensorColumn) or (column.field.kind is FieldKind.TEXT and column.valid_rows().all()):
             found[name] = _array(column, path)
     return found

@@ -157,6 +157,8 @@ class Flight:
 
     def cancel(self, *, wait: bool) -> None:
         """Give up what is under way; with `wait`, until what has begun is over."""
+        if self._route.stop is not None:
+            self._route.stop()
         running = [task.future for task in self._waiting if not task.future.cancel()]
         if wait and may_wait():
             concurrent.futures.wait(running)

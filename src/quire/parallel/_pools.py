@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from multiprocessing.pool import Pool, ThreadPool
 from typing import Any, NamedTuple, TypeAlias
@@ -41,18 +42,30 @@ class Route(NamedTuple):
 
     submit: Submit
     check: Callable[[], None] | None = None
+    stop: Callable[[], None] | None = None
+    """Makes threads end with the item that they are at, and not with their task."""
 
 
 def route_to(pool: Any, function: Function) -> Route:
     """The way to have a pool call the function."""
+    stop = threading.Event()
     if isinstance(pool, Workers):
-        shared = Shipment(function) if pool.backend == "process" else function
-        return Route(lambda items: pool._submit(shared, items))
+        if pool.backend == "process":
+            shipment = Shipment(function)
+            return Route(lambda items: pool._submit(shipment, items))
+        return Route(lambda items: pool._submit(function, _until_stopped(items, stop)), None, stop.set)
     watch = _PoolWatch(pool) if isinstance(pool, Pool) else None  # a ThreadPool is one, too
     submit, check = (watch.submit, watch.check) if watch else (pool.submit, None)
     if backend_of(pool) == "thread":
-        return Route(lambda items: submit(work_on, function, items), check)
+        return Route(lambda items: submit(work_on, function, _until_stopped(items, stop)), check, stop.set)
     return Route(_packing(submit, function), check)
+
+
+def _until_stopped(items: Sequence[Any], stop: threading.Event) -> Iterator[Any]:
+    for item in items:
+        if stop.is_set():
+            return
+        yield item
 
 
 def check_pool(pool: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -50,7 +50,7 @@ class Outcome:
     failure: Failure | None = None
 
 
-def work_on(function: Function, items: Sequence[Any]) -> Outcome:
+def work_on(function: Function, items: Iterable[Any]) -> Outcome:
     """Call the function on each of the items; an error ends it."""
     outcome = Outcome()
     started = time.perf_counter()

@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import multiprocessing
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from multiprocessing.context import BaseContext
 from queue import Empty, SimpleQueue
@@ -22,8 +22,8 @@ from quire.parallel._process import Worker
 from quire.parallel._tasks import Outcome, work_on
 
 Backend: TypeAlias = Literal["thread", "process"]
-Work: TypeAlias = Callable[[Any, Sequence[Any]], Outcome]
-_Order: TypeAlias = "tuple[Future[Outcome], Any, Sequence[Any]] | None"
+Work: TypeAlias = Callable[[Any, Any], Outcome]
+_Order: TypeAlias = "tuple[Future[Outcome], Any, Iterable[Any]] | None"
 
 _open: WeakSet[Workers] = WeakSet()
 
@@ -68,7 +68,7 @@ class Workers:
             process.warm_up()
         return self
 
-    def _submit(self, function: Any, items: Sequence[Any]) -> Future[Outcome]:
+    def _submit(self, function: Any, items: Iterable[Any]) -> Future[Outcome]:
         if self._closed:
             raise OptionError("these Workers are closed: make new ones.")
         future: Future[Outcome] = Future()

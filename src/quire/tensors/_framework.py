@@ -83,6 +83,12 @@ class Framework(ABC):
     def to_device(self, value: Any, device: Any, *, non_blocking: bool = False) -> Any:
         """The tensor on another device."""
 
+    def fill_rows(self, column: Any, rows: NDArray[np.bool_], value: NDArray[Any]) -> Any:
+        """A copy of a column with a value, of its dtype, in the rows that are marked."""
+        array = np.array(self.to_numpy(column))
+        array[rows] = value
+        return self.from_numpy(array)
+
     def take_shared(self, column: Any, indices: NDArray[np.int64]) -> Any:
         """Rows by position, in memory that other processes can map, where the framework has such."""
         return self.take(column, indices)

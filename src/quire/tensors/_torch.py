@@ -115,6 +115,12 @@ class TorchFramework(Framework):
         positions = torch.from_numpy(indices)
         return column.index_select(0, positions if column.is_cpu else positions.to(column.device))
 
+    def fill_rows(self, column: Any, rows: NDArray[np.bool_], value: NDArray[Any]) -> Any:
+        filled = column.clone()
+        marked, filler = torch.from_numpy(rows), self.from_numpy(np.array(value))
+        filled[marked.to(column.device)] = filler.to(column.device)
+        return filled
+
     def take_shared(self, column: Any, indices: NDArray[np.int64]) -> Any:
         out = _shared((len(indices), *column.shape[1:]), column.dtype)
         return torch.index_select(column, 0, torch.from_numpy(indices), out=out)

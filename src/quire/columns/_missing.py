@@ -1,0 +1,205 @@
+"""Missing numbers and tensors: rows whose value is None, where a column of numbers or tensors holds zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from quire._paths import FieldPath, join_path
+from quire.columns._column import Column, Validity
+from quire.columns._columns import Columns, DocumentColumn, DocumentsColumn
+from quire.columns._objects import ObjectColumn
+from quire.columns._stack import StackOptions, stack_values
+from quire.columns._tensor import RaggedColumn, TensorColumn
+from quire.errors import ColumnError, PathError, TensorError
+from quire.schema import Field, FieldKind, Schema
+from quire.tensors import cast_numbers, common_dtype, describe, format_shape, framework_of, get_framework
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+NUMERIC = (FieldKind.SCALAR, FieldKind.TENSOR)
+"""The kinds of fields whose columns hold zeros in rows without a value."""
+_RAGGED = StackOptions(shapes="ragged")
+
+
+def present_rows(column: Column) -> Validity:
+    """Which rows of a column of numbers or tensors have a value; None where all have, and for every other column."""
+    if isinstance(column, (TensorColumn, RaggedColumn)):
+        return column.validity
+    if isinstance(column, ObjectColumn) and column.field.kind in NUMERIC:
+        there = column.valid_rows()
+        return None if there.all() else there
+    return None
+
+
+class MissingValues(NamedTuple):
+    """A column of numbers or tensors in which values are missing.
+
+    `there` has an element for each value of the column. Below an array of documents these are not rows: value i
+    belongs to row `owners[i]`.
+    """
+
+    path: FieldPath
+    column: Column
+    there: NDArray[np.bool_]
+    owners: NDArray[np.int64] | None
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether the column has no value at all."""
+        return not self.there.any()
+
+    @property
+    def number(self) -> int:
+        """How many values are missing."""
+        return int(len(self.there) - self.there.sum())
+
+    @property
+    def first_row(self) -> int:
+        """The first row in which a value is missing."""
+        value = int(np.argmin(self.there))
+        return value if self.owners is None else int(self.owners[value])
+
+
+def find_missing(
+    columns: Columns, path: FieldPath = (), owners: NDArray[np.int64] | None = None
+) -> Iterator[MissingValues]:
+    """The columns of numbers and tensors with missing values, those of nested documents too.
+
+    Nested documents that are gathered on demand are passed over: nothing has touched them since they were checked.
+    """
+    for name, column in columns.columns.items():
+        here = (*path, name)
+        if isinstance(column, DocumentColumn):
+            if not column.columns.is_deferred:
+                yield from find_missing(column.columns, here, owners)
+        elif isinstance(column, DocumentsColumn):
+            outer = np.arange(len(column)) if owners is None else owners
+            yield from find_missing(column.flat, here, np.repeat(outer, np.diff(column.offsets)))
+        else:
+            there = present_rows(column)
+            if there is not None:
+                yield MissingValues(here, column, there, owners)
+
+
+# --- filling
+
+
+def fill_columns(columns: Columns, fills: Mapping[FieldPath, Any]) -> Columns:
+    """The columns with a value, by path, in the rows that have none. The columns themselves stay as they are."""
+    changed: dict[str, Column] = {}
+    for name in dict.fromkeys(path[0] for path in fills):
+        below = {path[1:]: value for path, value in fills.items() if path[0] == name}
+        changed[name] = _fill_below(columns, name, below)
+    return replace(columns, columns={**columns.columns, **changed})
+
+
+def _fill_below(columns: Columns, name: str, fills: Mapping[FieldPath, Any]) -> Column:
+    path = f"{columns.schema.name}.{name}"
+    if name not in columns.columns:
+        columns.schema.resolve((name,))  # names the nearest fields
+        raise PathError(f"the batch has no column {path}.")
+    column = columns.columns[name]
+    if () in fills:
+        return fill_column(column, fills[()], path)
+    if isinstance(column, DocumentColumn):
+        return DocumentColumn(column.field, fill_columns(column.columns, fills))
+    if isinstance(column, DocumentsColumn):
+        return DocumentsColumn(column.field, fill_columns(column.flat, fills), column.offsets, column.validity)
+    raise PathError(f"{path} holds no columns, so {join_path(next(iter(fills)))!r} cannot be filled inside it.")
+
+
+def fill_column(column: Column, value: Any, path: str) -> Column:
+    """The column with a value in the rows that have none."""
+    check_fill(column.field, value, path)
+    there = present_rows(column)
+    if there is None:
+        return column
+    if isinstance(column, TensorColumn):
+        framework, data = column.framework, column.data
+        row_shape = framework.shape(data)[1:]
+        filler = _cast(value, framework.dtype(data), path)
+        if filler.ndim and filler.shape != row_shape:
+            got, expected = format_shape(filler.shape), format_shape(row_shape)
+            raise ColumnError(f"{path}: the value for missing rows has the shape {got}, and the rows have {expected}.")
+        shapes = column.shapes
+        if shapes is not None:  # a filled row is real up to the padded shape
+            shapes = np.where(there[:, None], shapes, np.array(row_shape, np.int64))
+        return type(column)(column.field, framework.fill_rows(data, ~there, filler), framework, None, shapes)
+    if column.field.kind is FieldKind.SCALAR:
+        return ObjectColumn(column.field, [value if row is None else row for row in column.values()])
+    return _fill_objects(column, value, path)
+
+
+def _fill_objects(column: Column, value: Any, path: str) -> Column:
+    """Tensors that have no common shape or dtype, or of which there is none: the value must be a whole tensor."""
+    values, spec = column.values(), column.field.spec
+    found = next((framework_of(row) for row in values if row is not None), None)
+    framework = found or column.field.type.framework or get_framework("numpy")
+    dtype = framework.dtype(column.flat) if isinstance(column, RaggedColumn) else spec.dtype
+    filler = np.asarray(value) if dtype is None else _cast(value, dtype, path)
+    if not filler.ndim and spec.fixed_shape:
+        filler = np.broadcast_to(filler, spec.fixed_shape)
+    if not filler.ndim and spec.fixed_shape != ():
+        raise ColumnError(f"{path}: the rows have no common shape: give a tensor for missing rows, not {value!r}.")
+    tensor = framework.from_numpy(np.ascontiguousarray(filler).copy())
+    rows = [tensor if row is None else framework.unwrap(row) for row in values]
+    return stack_values(column.field, rows, _RAGGED, path)
+
+
+def check_fill(field: Field, value: Any, path: str) -> None:
+    """Refuse a value for missing rows that the field cannot hold."""
+    if field.kind is FieldKind.SCALAR:
+        if not _is_number(field.type, value):
+            raise ColumnError(f"{path}: a missing {field.type.__name__} cannot be filled with {describe(value)}.")
+        return
+    if field.kind is not FieldKind.TENSOR:
+        raise ColumnError(f"{path} is {field}: only missing numbers and tensors are filled.")
+    spec = field.spec
+    array = _cast(value, spec.dtype, path) if spec.dtype is not None else _as_numbers(value, path)
+    if array.ndim and not spec.fits(array.shape, spec.dtype or array.dtype.name):
+        raise ColumnError(f"{path}: expected {spec} for missing rows, got {describe(value)}.")
+
+
+def _is_number(tp: type, value: Any) -> bool:
+    """Whether a value is a number that a field of the type takes: a bool is none of the others."""
+    if isinstance(value, (bool, np.bool_)) or tp is bool:
+        return tp is bool and isinstance(value, (bool, np.bool_))
+    if issubclass(tp, int):
+        return isinstance(value, (int, np.integer)) and bool(-(1 << 63) <= value < 1 << 63)
+    wider = (int, float, np.integer, np.floating)
+    return isinstance(value, wider if issubclass(tp, float) else (*wider, complex, np.complexfloating))
+
+
+def _as_numbers(value: Any, path: str) -> NDArray[Any]:
+    framework = framework_of(value)
+    try:
+        array = np.asarray(value if framework is None else framework.to_numpy(framework.unwrap(value)))
+    except (TypeError, ValueError, TensorError) as error:
+        raise ColumnError(f"{path}: missing rows are filled with numbers, not {describe(value)}.") from error
+    if array.dtype.kind not in "biufcV":  # V: the short floats
+        raise ColumnError(f"{path}: missing rows are filled with numbers, not {describe(value)}.")
+    return array
+
+
+def _cast(value: Any, dtype: str, path: str) -> NDArray[Any]:
+    array = _as_numbers(value, path)
+    try:
+        return cast_numbers(array, common_dtype(dtype))
+    except TensorError as error:
+        raise ColumnError(f"{path}: the value for missing rows, {describe(value)}, does not fit {dtype}.") from error
+
+
+def numeric_paths(schema: Schema, path: FieldPath = (), *, nullable: bool = False) -> Iterator[FieldPath]:
+    """The paths of number and tensor fields that can miss a value: by their own type, or by a document around them."""
+    for field in schema.fields:
+        may_miss, here = nullable or field.nullable, (*path, field.name)
+        if field.kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS) and not field.recursive:
+            outer = may_miss if field.kind is FieldKind.DOCUMENT else False  # the documents of an array are not None
+            yield from numeric_paths(field.document_type.document_schema(), here, nullable=outer)
+        elif field.kind in NUMERIC and may_miss:
+            yield here

@@ -1,0 +1,206 @@
+"""Missing values in training data: which are an error, which are masked, and which are filled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from quire._paths import FieldPath, join_path, parse_path
+from quire.array._columns_view import find_column
+from quire.columns import Columns, check_fill, fill_columns, find_missing, present_rows
+from quire.data._plan import EACH, Step
+from quire.errors import ColumnError, MissingValueError, OptionError, PathError
+from quire.schema import Schema
+
+if TYPE_CHECKING:
+    from quire.document import BaseDocument
+
+Missing = Literal["raise", "mask"] | Mapping[str, Any]
+"""What a dataset does with missing numbers and tensors: raise, deliver zeros and a mask, or fill them, by path."""
+Where = Callable[[int], str]
+"""How a message names a row."""
+
+
+@dataclass(frozen=True)
+class MissingOptions:
+    """What is asked for, before it is known of which fields.
+
+    `missing` may also be 'read': nothing is checked, and who reads a column with missing values gets the error. `only`
+    are the paths that are checked, where the others are never looked at.
+    """
+
+    missing: Any = "raise"
+    only: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, missing: Any) -> MissingOptions:
+        """The options that a user gives, checked."""
+        if isinstance(missing, MissingOptions):
+            return missing
+        if not isinstance(missing, Mapping) and missing not in ("raise", "mask"):
+            raise OptionError(
+                f"missing={missing!r}: use 'raise', 'mask', or values by path, as missing={{'label': -100}}."
+            )
+        return cls(missing)
+
+
+def _never(path: FieldPath) -> bool:
+    del path
+    return False
+
+
+@dataclass
+class MissingPolicy:
+    """What one dataset does with missing values.
+
+    A field that no preprocessing function touches is as it is in the source, and is checked there once
+    (`check_source`); the others are checked in every batch (`apply`). A field without a value in any row is not there
+    at all: it is no error, and reads as None.
+    """
+
+    mode: Literal["raise", "mask", "read"]
+    fills: dict[FieldPath, Any] = field(default_factory=dict)
+    steps: tuple[FieldPath, ...] = ()
+    """The paths that preprocessing functions are called with."""
+    only: tuple[FieldPath, ...] | None = None
+    in_batches: bool = True
+    """Whether batches can have missing values that were not found in the source."""
+    is_partial: Callable[[FieldPath], bool] = _never
+    """Whether some rows of the source have a value at a path, and some have none."""
+
+    @classmethod
+    def plan(
+        cls,
+        missing: Any,
+        schema: Schema,
+        steps: Iterable[Step],
+        output: type[BaseDocument] | None,
+    ) -> MissingPolicy:
+        """The policy for a dataset; values for fields that are not there, or that do not fit, are an error now."""
+        options = MissingOptions.of(missing)
+        paths = tuple(tuple(part for part in step.path if part != EACH) for step in steps)
+        if output is not None:
+            paths = ((),)
+        only = None if options.only is None else tuple(map(parse_path, options.only))
+        if isinstance(options.missing, str):
+            return cls(options.missing, {}, paths, only)  # type: ignore[arg-type]
+        made = cls("raise", {_parsed(path): value for path, value in options.missing.items()}, paths, only)
+        for path, value in made.fills.items():
+            if output is None:
+                made._check_fill(schema, path, value, is_final=not made.touches(path))
+            else:
+                made._check_fill(output.document_schema(), path, value, is_final=True)
+        return made
+
+    def _check_fill(self, schema: Schema, path: FieldPath, value: Any, *, is_final: bool) -> None:
+        """Check a value against the field that a batch will have; functions may still give another one."""
+        try:
+            target = schema.resolve(path)[-1]
+            if is_final:
+                check_fill(target, value, f"{schema.name}.{join_path(path)}")
+        except PathError as error:
+            if is_final or not self._may_appear(path):
+                raise OptionError(f"missing: {error}") from None
+        except ColumnError as error:
+            raise OptionError(f"missing: {error}") from None
+
+    def _may_appear(self, path: FieldPath) -> bool:
+        """Whether a function gets a document around the path, and may give one of another class."""
+        return any(len(step) < len(path) and path[: len(step)] == step for step in self.steps)
+
+    def touches(self, path: FieldPath) -> bool:
+        """Whether a preprocessing function gets the value at a path, something inside it, or a document around it."""
+        return any(path[: len(step)] == step or step[: len(path)] == path for step in self.steps)
+
+    def checks(self, path: FieldPath) -> bool:
+        """Whether a missing value at a path is an error."""
+        if self.mode != "raise" or path in self.fills:
+            return False
+        return self.only is None or any(path[: len(each)] == each for each in self.only)
+
+    # --- the source
+
+    def check_source(self, columns: Columns) -> None:
+        """Check the columns of documents in memory, as far as nothing changes them on the way into a batch."""
+        fields = [found for found in find_missing(columns) if not self.touches(found.path)]
+        ids = columns.columns.get("id")
+        for found in fields:
+            if self.checks(found.path) and not found.is_absent:
+                row = found.first_row
+                named = f"document {row}" if ids is None else f"document {row} (id {ids.value(row)})"
+                raise missing_values(columns.schema, found.path, named, f"{found.number} of {len(found.there)} values")
+        self.is_partial = _Partial(columns)
+        self.in_batches = bool(self.steps) or any(found.path in self.fills for found in fields)
+
+    # --- batches
+
+    def apply(self, columns: Columns, where: Where) -> Columns:
+        """The columns of a batch after preprocessing, checked, and filled where that was asked for."""
+        if self.mode != "raise" or not self.in_batches:
+            return columns
+        for found in find_missing(columns):
+            if self.checks(found.path) and (not found.is_absent or self.is_partial(found.path)):
+                number = f"{found.number} of {len(found.there)} values of the batch"
+                raise missing_values(columns.schema, found.path, where(found.first_row), number)
+        try:
+            missing = [path for path in self.fills if present_rows(find_column(columns, join_path(path))) is not None]
+            return fill_columns(columns, {path: self.fills[path] for path in missing}) if missing else columns
+        except (ColumnError, PathError) as error:  # what no one could know before a function gave its result
+            raise OptionError(f"missing: {error}") from error
+
+    def of_documents(self) -> MissingPolicy:
+        """The policy for documents of the dataset that a DataLoader puts together, perhaps with those of others."""
+        return replace(self, in_batches=True, is_partial=_never)
+
+    def mark(self, batch: Any) -> Any:
+        """A batch that is delivered, which does not show zeros for missing values unless they are masked."""
+        return batch if self.mode == "mask" else batch._guarded()
+
+
+class _Partial:
+    """Looks up which columns of a source have values in some rows only."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns, self._known = columns, dict[FieldPath, bool]()
+
+    def __call__(self, path: FieldPath) -> bool:
+        if path not in self._known:
+            try:
+                there = find_column(self._columns, join_path(path)).valid_rows()
+            except PathError:
+                return False  # a function made the field
+            self._known[path] = bool(there.any() and not there.all())
+        return self._known[path]
+
+
+def _parsed(path: Any) -> FieldPath:
+    if not isinstance(path, str) or not path:
+        raise OptionError(f"missing: the keys are paths of fields, as 'label' or 'image.label', got {path!r}.")
+    try:
+        return parse_path(path)
+    except PathError as error:
+        raise OptionError(f"missing: {error}") from None
+
+
+def missing_values(schema: Schema, path: FieldPath, where: str, number: str = "") -> MissingValueError:
+    """The error for missing values: the field, the first row, how many there are, and what to do."""
+    name = join_path(path)
+    around = _optional_around(schema, path)
+    cause = f" (where {join_path(around)} is None, all of its fields are missing)" if around else ""
+    counted = f" {number} are missing{cause}." if number else ""
+    return MissingValueError(
+        f"{schema.name}.{name}: {where} has no value, and the column would hold zeros in its place.{counted} Choose: "
+        f"missing={{{name!r}: value}} fills them; missing='mask' delivers zeros, and batch.validity({name!r}) tells "
+        "which rows are real; or drop these rows, or fill the field in preprocessing."
+    )
+
+
+def _optional_around(schema: Schema, path: FieldPath) -> FieldPath:
+    """The innermost document around a path that may be None."""
+    try:
+        fields: Sequence[Any] = schema.resolve(path)
+    except PathError:
+        return ()
+    depths = [depth for depth, each in enumerate(fields[:-1], 1) if each.nullable]
+    return path[: depths[-1]] if depths else ()

@@ -1,0 +1,139 @@
+"""The bounds of every number that an order and a slice take: the last one allowed, and the first one refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.data._bijection import LARGEST, permute, unpermute
+from quire.data._epoch import RowOrder, Slice, choose_block
+from quire.errors import OptionError, RowIndexError
+
+ORDER: dict[str, Any] = {"size": 10, "seed": 0, "shuffle": "block", "block": 4, "window": 2}
+SLICE: dict[str, Any] = {"epoch": 0, "start": 0, "rank": 0, "world_size": 3, "batch_size": 2, "last": "drop"}
+LARGEST_SEED = 2**64 - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [("size", 0, LARGEST), ("seed", 0, LARGEST_SEED), ("block", 1, LARGEST), ("window", 1, LARGEST)],
+)
+def test_bounds_of_an_order(name: str, least: int, most: int) -> None:
+    for value in (least, most):
+        assert getattr(RowOrder(**{**ORDER, name: value}), name) == value
+    for value in (least - 1, most + 1):
+        with pytest.raises(OptionError, match=rf"^{name}: expected {least} to {most}, got {value}"):
+            RowOrder(**{**ORDER, name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("epoch", 0, LARGEST_SEED),
+        ("start", 0, 10),
+        ("rank", 0, 2),
+        ("world_size", 1, LARGEST),
+        ("batch_size", 1, LARGEST),
+    ],
+)
+def test_bounds_of_a_slice(name: str, least: int, most: int) -> None:
+    order = RowOrder(**ORDER)
+    for value in (least, most):
+        assert getattr(Slice(order, **{**SLICE, name: value}), name) == value
+    for value in (least - 1, most + 1):
+        with pytest.raises(OptionError, match=rf"^{name}: expected {least} to {most}.*, got {value}"):
+            Slice(order, **{**SLICE, name: value})
+
+
+def test_bounds_of_workers() -> None:
+    share = Slice(RowOrder(100), **SLICE)
+    assert share.worker_steps(0, 0) == range(share.steps)
+    assert share.worker_steps(2, 3) == range(2, share.steps, 3)
+    with pytest.raises(OptionError, match=r"^num_workers: expected 0 to"):
+        share.worker_steps(0, -1)
+    for worker in (-1, 3):
+        with pytest.raises(OptionError, match=r"^worker: expected 0 to 2 \(num_workers is 3\)"):
+            share.worker_steps(worker, 3)
+    with pytest.raises(OptionError, match=r"^worker: expected 0 to 0"):
+        share.worker_steps(1, 0)
+
+
+def test_bounds_of_epochs_and_positions() -> None:
+    order = RowOrder(**ORDER)
+    for epoch in (0, LARGEST_SEED):
+        assert sorted(order.rows(epoch, np.arange(10)).tolist()) == list(range(10))
+    for epoch in (-1, LARGEST_SEED + 1):
+        with pytest.raises(OptionError, match=r"^epoch: expected 0 to"):
+            order.rows(epoch, np.arange(10))
+        with pytest.raises(OptionError, match=r"^epoch: expected 0 to"):
+            order.rows(epoch, np.arange(0))
+    for wrong in (-1, 10):
+        with pytest.raises(RowIndexError, match=rf"position {wrong} is not one of \[0, 10\)"):
+            order.rows(0, np.array([3, wrong]))
+    for start, stop in ((-1, 3), (4, 3), (0, 11)):
+        with pytest.raises(RowIndexError, match=f"positions {start} to {stop} are not a part"):
+            order.runs(0, start, stop)
+    for start, stop in ((0, 10), (10, 10), (0, 0), (9, 10)):
+        assert all(begin < end for begin, end in zip(*order.runs(0, start, stop), strict=True))
+
+
+@pytest.mark.parametrize("shuffle", ["global", "block", False])
+@pytest.mark.parametrize("size", [1, 9, 10, 11, 40, 41])
+def test_runs_hold_the_rows_of_the_positions(shuffle: Any, size: int) -> None:
+    order = RowOrder(size, 3, shuffle, 4, 2)
+    for start in range(size + 1):
+        for stop in range(start, size + 1):
+            begins, ends = order.runs(1, start, stop)
+            rows = set(order.rows(1, np.arange(start, stop)).tolist())
+            held = [row for begin, end in zip(begins.tolist(), ends.tolist(), strict=True) for row in range(begin, end)]
+            assert rows <= set(held) <= set(range(size))
+            assert len(set(held)) == len(held)
+            assert bool(held) == (start < stop)
+            if shuffle is False:
+                assert rows == set(held), "no more than is needed"
+            elif shuffle == "block":
+                assert len(held) <= (-(-(stop - start) // 8) + 2) * 8, "no more than the windows that are touched"
+
+
+@pytest.mark.parametrize("size", [1, 2, 4_096, 4_097, 5_000])
+def test_bounds_of_a_permutation(size: int) -> None:
+    ends = np.array([0, size - 1])
+    assert unpermute(size, 7, permute(size, 7, ends)).tolist() == ends.tolist()
+    for wrong in (-1, size):
+        for function in (permute, unpermute):
+            with pytest.raises(RowIndexError, match=rf"position {wrong} is not one of \[0, {size}\)"):
+                function(size, 7, np.array([0, wrong]))
+    assert permute(size, 7, np.array([], np.int64)).tolist() == []
+
+
+@pytest.mark.parametrize("size", [0, -1, LARGEST + 1])
+def test_sizes_that_cannot_be_permuted(size: int) -> None:
+    with pytest.raises(OptionError, match=f"size: expected 1 to 2\\*\\*62, got {size}"):
+        permute(size, 7, np.array([], np.int64))
+    assert permute(LARGEST, 7, np.array([0, LARGEST - 1])).shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((0, 100.0), (1, 2_684_354)),
+        ((10**6, 0.0, 1), (1, 1)),
+        ((10**6, 1.0), (3_906, 68_723)),
+        ((10**6, 100.0), (2_621, 1_024)),
+        ((10**6, 10**6), (1, 268)),
+        ((10**6, 10**9), (1, 1)),
+        ((10**6, 1_000.0, 256 * 2**20, 4_000_000), (1_048, 256)),
+        ((100, 10.0), (1, 26_843_545)),
+        ((256 * 4, 10.0), (4, 6_710_886)),
+    ],
+)
+def test_blocks_that_are_chosen(arguments: Any, expected: tuple[int, int]) -> None:
+    assert choose_block(*arguments) == expected
+
+
+@pytest.mark.parametrize("arguments", [(-1, 1.0), (1, -1.0), (1, 1.0, 0), (LARGEST + 1, 1.0)])
+def test_blocks_of_impossible_sizes_are_refused(arguments: Any) -> None:
+    with pytest.raises(OptionError, match=": expected"):
+        choose_block(*arguments)

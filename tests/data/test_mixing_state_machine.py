@@ -1,0 +1,388 @@
+"""MixedDataset against a model: whatever stops and resumes a mix, the next batch is the one that would have followed.
+
+A few hundred resumes run with the tests; `nox -s laws` runs 10,000 (QUIRE_LAWS_RESUMES).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from quire.data import MixedDataset, StreamingDataset, _mixing
+from quire.data._passes import Worker
+from tests.data.streams import flat, numbers, opened, streamed, together, written
+
+pytestmark = pytest.mark.needs("pyarrow", "fsspec", "xxhash")
+SIZES = (1, 2, 5, 12, 20)
+RESUMES = int(os.environ.get("QUIRE_LAWS_RESUMES", "250"))
+EXAMPLE_STEPS = 40
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sources(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("mix")
+    Sources.stored = {size: opened(written(folder / str(size), size)) for size in SIZES}
+
+
+class Sources:
+    """The stored datasets of this module, by their number of rows."""
+
+    stored: ClassVar[dict[int, Any]] = {}
+
+
+# --- the model
+
+
+@dataclass(frozen=True)
+class Part:
+    """One dataset of a mix."""
+
+    size: int
+    batch_size: int
+    last: str
+    epochs: int | None
+    shuffle: Any
+
+    def open(self, rank: int, world_size: int) -> StreamingDataset[Any]:
+        options = {"last": self.last, "epochs": self.epochs, "shuffle": self.shuffle}
+        return streamed(Sources.stored[self.size], self.batch_size, rank=rank, world_size=world_size, **options)
+
+
+@lru_cache(maxsize=10_000)
+def epoch_batches(part: Part, epoch: int, rank: int, world_size: int) -> list[list[int]]:
+    """The rows of every batch of one epoch, read without a mix."""
+    dataset = Part(part.size, part.batch_size, part.last, 1, part.shuffle).open(rank, world_size)
+    dataset.set_epoch(epoch)
+    return numbers(dataset)
+
+
+class Place(NamedTuple):
+    """A place in a mix: the pass, the epoch with which each dataset began it, and the number of batches taken."""
+
+    number: int
+    starts: tuple[int, ...]
+    taken: int
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A mix of datasets on one rank, and the model of what it gives."""
+
+    parts: tuple[Part, ...]
+    weights: tuple[int, ...]
+    seed: int
+    stop: str
+    rank: int
+    world_size: int
+
+    def open(self, **changes: int) -> MixedDataset:
+        share = {"rank": self.rank, "world_size": self.world_size, **changes}
+        datasets = [part.open(**share) for part in self.parts]
+        return MixedDataset(datasets, self.weights, seed=self.seed, stop=self.stop)  # type: ignore[arg-type]
+
+    @property
+    def is_endless(self) -> bool:
+        return self.stop == "first" and any(part.epochs is None for part in self.parts)
+
+    def batches(self, place: Place, most: int = 400) -> tuple[list[Any], list[list[tuple[int, int]]]]:
+        """The batches of a pass from its beginning, and after each the (epochs done, steps) of every dataset."""
+        draws = _draws(self)
+        position = [(0, 0) for _ in self.parts]
+        batches, positions = [], [list(position)]
+        while len(batches) < most:
+            whole = [self._is_complete(number, *at) for number, at in enumerate(position)]
+            number = draws(place.number, len(batches))
+            if all(whole) if self.stop == "all" else whole[number] and self.parts[number].epochs is not None:
+                break
+            done, step = position[number]
+            if step == self._steps(number):
+                done, step = done + 1, 0
+            rows = self._epoch(number, place.starts[number] + done)[step]
+            batches.append((str(number), rows))
+            position[number] = (done, step + 1)
+            positions.append(list(position))
+        return batches, positions
+
+    def following(self, place: Place) -> Place:
+        """Where the pass after this one begins, wherever this one was left."""
+        _, positions = self.batches(place, place.taken)
+        starts = [
+            start + max(part.epochs or 1, done + 1)
+            for start, part, (done, _) in zip(place.starts, self.parts, positions[place.taken], strict=True)
+        ]
+        return Place(place.number + 1, tuple(starts), 0)
+
+    def at_end(self, place: Place) -> bool:
+        """Whether a dataset stands at the end of an epoch."""
+        _, positions = self.batches(place, place.taken)
+        return any(step == self._steps(number) for number, (_, step) in enumerate(positions[place.taken]))
+
+    def _is_complete(self, number: int, done: int, step: int) -> bool:
+        return done + (step == self._steps(number)) >= (self.parts[number].epochs or 1)
+
+    def _steps(self, number: int) -> int:
+        return len(self._epoch(number, 0))
+
+    def _epoch(self, number: int, epoch: int) -> list[list[int]]:
+        return epoch_batches(self.parts[number], epoch, self.rank, self.world_size)
+
+
+@lru_cache(maxsize=100)
+def _draws(mix: Mix) -> Any:
+    dataset = mix.open()
+    return lambda epoch, step: int(dataset._draws(epoch, 0)[step])
+
+
+@st.composite
+def mixes(draw: Any, *, endless: bool = True) -> Mix:
+    world_size = draw(st.integers(1, 3))
+    stop = draw(st.sampled_from(["first", "all"]))
+    parts = []
+    for size in draw(st.lists(st.sampled_from(SIZES), min_size=2, max_size=4)):
+        batch_size = draw(st.integers(1, 5))
+        fills = size >= world_size * batch_size  # else an epoch with last='drop' has no steps
+        last = draw(st.sampled_from(["keep", "drop", "pad"] if fills else ["keep", "pad"]))
+        epochs = draw(st.sampled_from([1, 1, 1, 2, 3, None] if endless else [1, 1, 2]))
+        parts.append(Part(size, batch_size, last, epochs, draw(st.sampled_from(["block", "global", False]))))
+    weights = tuple(draw(st.lists(st.integers(1, 4), min_size=len(parts), max_size=len(parts))))
+    rank = draw(st.integers(0, world_size - 1))
+    return Mix(tuple(parts), weights, draw(st.integers(0, 999)), stop, rank, world_size)
+
+
+def content(batch: Any) -> tuple[str, list[int]]:
+    return batch.state["drawn"], numbers([batch])[0]
+
+
+def through_json(state: Any) -> Any:
+    return json.loads(json.dumps(state))
+
+
+# --- the machine
+
+
+class MixMachine(RuleBasedStateMachine):
+    """Take batches, stop, resume from any state seen, copy, abandon passes; the model says what must come."""
+
+    resumes: ClassVar[int] = 0
+    resumes_at_end: ClassVar[int] = 0
+
+    @initialize(mix=mixes())
+    def open(self, mix: Mix) -> None:
+        self.mix = mix
+        self.dataset = mix.open()
+        self.place = self.first_place = Place(0, (0,) * len(mix.parts), 0)
+        self.iterator: Any = None
+        self.states = [(through_json(self.dataset.state_dict()), self.place)]
+        self.workers_ran = False
+
+    # Where a state of the end of a pass goes on: with the pass after it.
+    def resumed_place(self, place: Place) -> Place:
+        batches, _ = self.mix.batches(place)
+        return self.mix.following(place) if place.taken == len(batches) else place
+
+    @rule(count=st.integers(1, 8))
+    def take(self, count: int) -> None:
+        """Take some batches, in a new pass where none is under way."""
+        if self.iterator is None:
+            self.iterator, self.first_place, self.workers_ran = iter(self.dataset), self.place, False
+        expected, _ = self.mix.batches(self.place)
+        for _ in range(count):
+            batch = next(self.iterator, None)
+            if batch is None:
+                assert self.place.taken == len(expected), "the pass ends when the model does"
+                self.iterator, self.place = None, self.mix.following(self.place)
+                self.first_place = self.place
+                return
+            assert self.place.taken < len(expected), "the pass goes on where the model ends"
+            assert content(batch) == expected[self.place.taken]
+            self.place = self.place._replace(taken=self.place.taken + 1)
+            self.states.append((through_json(batch.state), self.place))
+            if self.mix.is_endless and self.place.taken > 300:  # the model computes 400 batches
+                self.abandon()
+                return
+
+    @rule(which=st.integers(0, 10**6), is_fresh=st.booleans())
+    def resume_from_a_batch(self, which: int, is_fresh: bool) -> None:
+        """Resume from the state of any batch so far, in a new process or in this one."""
+        self.load(*self.states[which % len(self.states)], is_fresh=is_fresh)
+
+    @precondition(lambda self: not self.workers_ran)
+    @rule(is_fresh=st.booleans())
+    def resume_from_the_dataset(self, is_fresh: bool) -> None:
+        """Resume from where the dataset itself is."""
+        self.load(through_json(self.dataset.state_dict()), self.place, is_fresh=is_fresh)
+
+    def load(self, state: Any, place: Place, *, is_fresh: bool) -> None:
+        if is_fresh:
+            self.dataset = self.mix.open()
+        self.dataset.load_state_dict(state)
+        MixMachine.resumes += 1
+        MixMachine.resumes_at_end += self.mix.at_end(place)
+        self.iterator, self.workers_ran = None, False
+        self.place = self.first_place = self.resumed_place(place)
+
+    @precondition(lambda self: self.iterator is None and not self.mix.is_endless)
+    @rule(workers=st.integers(1, 3))
+    def take_the_rest_with_workers(self, workers: int) -> None:
+        """Let workers make the rest of the pass."""
+        expected, _ = self.mix.batches(self.place)
+        batches = together(self.dataset, workers, mark=_mixing.new_mark())  # type: ignore[arg-type]
+        assert [content(batch) for batch in batches] == expected[self.place.taken :]
+        for batch in batches:
+            self.place = self.place._replace(taken=self.place.taken + 1)
+            self.states.append((through_json(batch.state), self.place))
+        self.place, self.workers_ran = self.mix.following(self.place), True
+
+    @precondition(lambda self: self.iterator is not None)
+    @rule()
+    def abandon(self) -> None:
+        """Leave a pass: iterating again begins the next one."""
+        self.iterator = None
+        self.workers_ran = True  # its own state stays where it was left, and its length that of the pass left
+        self.place = self.mix.following(self.place)
+
+    @precondition(lambda self: self.iterator is None)
+    @rule()
+    def copy(self) -> None:
+        """Go on with a copy, as a worker does."""
+        self.dataset = pickle.loads(pickle.dumps(self.dataset))
+
+    @precondition(lambda self: not self.workers_ran and not self.mix.is_endless)
+    @rule()
+    def measure(self) -> None:
+        """The length is that of the pass under way, from where it was begun or resumed."""
+        batches, _ = self.mix.batches(self.first_place)
+        assert len(self.dataset) == len(batches) - self.first_place.taken
+
+    def teardown(self) -> None:
+        gc.collect(0)
+
+
+def test_a_mix_resumes_with_the_very_next_batch() -> None:
+    MixMachine.resumes = MixMachine.resumes_at_end = 0
+    chosen = settings(
+        max_examples=20,
+        stateful_step_count=EXAMPLE_STEPS,
+        derandomize=False,  # every round has other examples
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    while MixMachine.resumes < RESUMES:
+        run_state_machine_as_test(MixMachine, settings=chosen)
+    print(f"{MixMachine.resumes} resumes, {MixMachine.resumes_at_end} with a dataset at the end of an epoch")  # noqa: T201 - with -s
+    assert MixMachine.resumes_at_end > RESUMES // 25, "the law is about datasets at their end"
+
+
+# --- workers that resume on their own
+
+
+def worker_batches(dataset: MixedDataset, who: Worker, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Iterate as a worker process does, in this process."""
+    monkeypatch.setattr(_mixing, "this_worker", lambda: who)
+    return iter(dataset)
+
+
+@settings(deadline=None, max_examples=max(RESUMES // 25, 10), suppress_health_check=list(HealthCheck))
+@given(mix=mixes(endless=False), workers=st.integers(1, 3), count=st.integers(0, 30), data=st.data())
+def test_workers_resume_from_their_own_states(mix: Mix, workers: int, count: int, data: Any) -> None:
+    expected, _ = mix.batches(Place(0, (0,) * len(mix.parts), 0))
+    count = min(count, len(expected))
+    mark, found = _mixing.new_mark(), dict[int, Any]()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        first = mix.open()
+        states = []
+        for number in range(workers):
+            batches = worker_batches(first, Worker(number, workers, mark), monkeypatch)
+            for step in range(number, count, workers):
+                found[step] = content(next(batches))
+            states.append(through_json(first.state_dict()))
+        second, mark = mix.open(), _mixing.new_mark()
+        order = data.draw(st.permutations(range(workers)))
+        for number in order:
+            who = Worker(number, workers, mark)
+            monkeypatch.setattr(_mixing, "this_worker", lambda who=who: who)
+            second.load_state_dict(states[number])
+            next_step = number + workers * len(range(number, count, workers))
+            for step, batch in enumerate(iter(second)):
+                found[next_step + step * workers] = content(batch)
+    assert [found[step] for step in range(len(found))] == expected
+
+
+# --- other ranks
+
+
+@settings(deadline=None, max_examples=max(RESUMES // 25, 10), suppress_health_check=list(HealthCheck))
+@given(
+    mix=mixes(endless=False),
+    phases=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2), st.integers(0, 6)), min_size=1, max_size=4),
+)
+def test_every_row_comes_once_whatever_the_ranks(mix: Mix, phases: list[tuple[int, int, int]]) -> None:
+    parts = tuple(Part(part.size, part.batch_size, "keep", part.epochs, part.shuffle) for part in mix.parts)
+    mix = Mix(parts, mix.weights, mix.seed, mix.stop, 0, 1)
+    rows: dict[str, list[int]] = {str(number): [] for number in range(len(parts))}
+    state: Any = None
+    for world_size, workers, count in [*phases, (2, 0, 10**6)]:
+        ranks = [mix.open(rank=rank, world_size=world_size) for rank in range(world_size)]
+        if state is not None:
+            for dataset in ranks:
+                dataset.load_state_dict(state)
+            if ranks[0].state_dict()["epoch"]:
+                break  # the first pass is complete
+        taken = [together(dataset, workers)[:count] for dataset in ranks]  # type: ignore[arg-type]
+        drawn = [[content(batch)[0] for batch in batches] for batches in taken]
+        assert all(names == drawn[0] for names in drawn), "every rank draws from the same dataset"
+        for step in zip(*taken, strict=True):
+            rows[content(step[0])[0]] += flat(content(batch)[1] for batch in step)
+        if taken[0]:
+            states = [through_json(batches[-1].state) for batches in taken]
+            assert all(found == states[0] for found in states), "the state is the same on every rank"
+            state = states[0]
+    complete = 0
+    for number, part in enumerate(parts):
+        found = rows[str(number)]
+        whole = [sorted(found[k : k + part.size]) for k in range(0, len(found) - part.size + 1, part.size)]
+        assert whole == [list(range(part.size))] * len(whole), "every epoch has every row once"
+        rest = found[len(whole) * part.size :]
+        assert len(set(rest)) == len(rest)
+        complete += len(whole) >= (part.epochs or 1)
+        if mix.stop == "first":
+            assert len(found) <= part.size * (part.epochs or 1)
+    assert complete == len(parts) if mix.stop == "all" else complete >= 1
+
+
+# --- regressions
+
+
+@pytest.mark.parametrize("stop", ["first", "all"])
+def test_a_dataset_at_its_end_stays_there_when_the_mix_resumes(stop: str) -> None:
+    mix = Mix((Part(20, 4, "keep", 1, "block"), Part(1, 4, "keep", 1, "block")), (1, 1), 2, stop, rank=0, world_size=1)
+    unbroken = mix.open()
+    passes = [[content(batch) for batch in unbroken] for _ in range(3)]
+    if stop == "first":
+        assert [name for name, _ in passes[0]] == ["0", "1", "0"]
+    states = [through_json(batch.state) for batch in mix.open()]
+    for count, state in enumerate(states, 1):
+        resumed = mix.open()
+        resumed.load_state_dict(state)
+        rest = [passes[0][count:], *passes[1:]] if count < len(states) else passes[1:]
+        assert [len(resumed), *([content(batch) for batch in resumed] for _ in rest)] == [len(rest[0]), *rest]
+
+
+def test_the_state_at_the_end_of_a_pass_goes_on_with_the_next_pass() -> None:
+    mix = Mix((Part(5, 2, "keep", 1, "block"), Part(2, 2, "keep", 2, False)), (2, 1), 5, "all", rank=0, world_size=1)
+    dataset, other = mix.open(), mix.open()
+    list(dataset)
+    other.load_state_dict(dataset.state_dict())
+    assert [content(batch) for batch in other] == [content(batch) for batch in dataset]
