@@ -102,3 +102,32 @@ class Vector(BaseDocument):
     """Takes much room."""
 
     data: NdArray[float32, 65536]
+
+
+class Sensor(BaseDocument):
+    place: str
+
+
+class Measurement(BaseDocument):
+    """64 KiB of a sensor: a few hundred of them are more than functions get at a time."""
+
+    sensor: Sensor | None
+    number: int
+    data: NdArray[uint8, 65536]
+
+
+def measurements(rows: int, groups: int) -> DocumentArray[Measurement]:
+    data = np.zeros(65536, np.uint8)
+    places = [None, *(Sensor(id=f"s{i}", place=f"place {i}") for i in range(1, groups))]
+    return DocumentArray[Measurement](
+        [Measurement(id=f"m{i}", sensor=places[i % groups], number=i % groups, data=data) for i in range(rows)]
+    )
+
+
+def one_a_group(documents: DocumentArray[Measurement]) -> Iterator[Measurement]:
+    """The first document of each group, numbered by how many there are of it."""
+    groups: dict[int, list[Measurement]] = {}
+    for document in documents:
+        groups.setdefault(document.number, []).append(document)
+    for members in groups.values():
+        yield members[0].model_copy(update={"number": len(members)})

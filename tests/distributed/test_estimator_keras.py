@@ -16,6 +16,9 @@ import tensorflow as tf
 
 from quire import DocumentArray
 from quire.data import StreamingDataset
+from quire.distributed.estimator._columns import Chosen
+from quire.distributed.estimator._keras_side import KerasSide
+from quire.distributed.estimator._world import Seat, World
 from quire.distributed.tf.estimator import Estimator
 from quire.errors import OptionError, PickleError, StorageNotFoundError
 from tests.distributed.trainings import WEIGHTS, Point, points, written
@@ -111,6 +114,76 @@ def test_one_step_is_the_step_of_keras() -> None:
     Estimator.from_keras(keras_model=ours).fit((x, y), epochs=3, batch_size=5, shuffle=False)
     theirs.fit(x, y, epochs=3, batch_size=5, shuffle=False, verbose=0)
     assert np.allclose(ours.get_weights()[0], theirs.get_weights()[0], atol=1e-6)
+
+
+def test_scaled_losses_make_the_steps_of_keras() -> None:
+    """As of mixed precision: the optimizer takes the gradients of a scaled loss, and scales them back."""
+    weights = []
+    for own in (True, False):
+        model = linear()
+        model.compile(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+        if own:
+            model.train_on_batch(*arrays())
+        else:
+            Estimator.from_keras(model).fit(arrays(), batch_size=ROWS, shuffle=False)
+        weights.append(model.get_weights()[0])
+    assert np.allclose(*weights, atol=1e-6)
+
+
+class OwnSteps(keras.Model):
+    """Steps that Estimator would not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> Any:  # noqa: ARG002
+        raise AssertionError
+
+    def test_step(self, data: Any) -> Any:  # noqa: ARG002
+        raise AssertionError
+
+
+def test_steps_that_a_model_overrides_are_refused() -> None:
+    model = OwnSteps()
+    model.compile(optimizer="sgd", loss="mse")
+    estimator = Estimator.from_keras(model)
+    with pytest.raises(OptionError, match=r"OwnSteps overrides train_step\(\).*compute_loss"):
+        estimator.fit(arrays(), batch_size=5)
+    with pytest.raises(OptionError, match=r"OwnSteps overrides test_step\(\)"):
+        estimator.evaluate(arrays(), batch_size=5)
+    assert len(estimator.predict(arrays()[0])) == ROWS
+
+
+class Largest(keras.metrics.Metric):
+    """A state that is no sum."""
+
+    def __init__(self) -> None:
+        super().__init__(name="largest")
+        self.value = self.add_weight(name="value", initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:  # noqa: ARG002
+        self.value.assign(tf.maximum(self.value, tf.reduce_max(tf.abs(y_true - y_pred))))
+
+    def result(self) -> Any:
+        return self.value
+
+
+class SumOfRows(keras.metrics.Mean):
+    additive_state = True
+
+
+def test_metrics_whose_states_may_not_be_sums_are_refused_by_several_workers() -> None:
+    model = linear()
+    model.compile(optimizer="sgd", loss="mse", metrics=[Largest(), keras.metrics.AUC(), "mae"])
+    KerasSide(model, World(), Chosen())
+    with pytest.raises(OptionError, match=r"largest is of the class Largest.*additive_state = True"):
+        KerasSide(model, World(Seat(0, 2)), Chosen())
+    model.compile(optimizer="sgd", loss="mse", metrics=[SumOfRows(), keras.metrics.AUC()])
+    KerasSide(model, World(Seat(0, 2)), Chosen())
 
 
 def test_two_columns_are_two_inputs() -> None:

@@ -9,21 +9,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchmetrics
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from quire import DocumentArray
 from quire.data import MultiModalDataset, StreamingDataset
 from quire.distributed.estimator import Callback, Estimator
+from quire.distributed.estimator._columns import Chosen
+from quire.distributed.estimator._world import Seat, World
 from quire.errors import ColumnError, OptionError, StorageError, StorageNotFoundError
 from quire.storage import open_dataset
 from tests.distributed.trainings import (
     WEIGHTS,
     Counting,
     CountLoss,
+    LargestError,
     Numbers,
     Point,
     Squeezed,
+    classes,
     count_optimizer,
     linear,
     numbers_creator,
@@ -34,7 +39,7 @@ from tests.distributed.trainings import (
     written,
 )
 
-pytestmark = pytest.mark.needs("torch", "pyarrow", "fsspec", "xxhash", "cloudpickle")
+pytestmark = pytest.mark.needs("torch", "torchmetrics", "pyarrow", "fsspec", "xxhash", "cloudpickle")
 ROWS = 25
 
 
@@ -364,6 +369,140 @@ def test_a_folder_without_checkpoints_has_no_latest(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-000000003").mkdir()  # of which nothing was written
     assert Estimator.latest_checkpoint(tmp_path) is None
     assert Estimator.latest_checkpoint(tmp_path / "none") is None
+
+
+# --- losses, metrics and schedulers that are no plain means
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 7, ROWS])
+@pytest.mark.parametrize("partial_function", [False, True])
+def test_a_weighted_loss_is_the_mean_over_all_rows(batch_size: int, partial_function: bool) -> None:
+    x, labels = classes(ROWS)
+    weight = torch.tensor([1.0, 5.0, 0.5])
+    model = nn.Linear(3, 3)
+    loss: Any = nn.CrossEntropyLoss(weight)
+    if partial_function:
+        loss = partial(nn.functional.cross_entropy, weight=weight)
+    found = Estimator.from_torch(model=model, loss=loss).evaluate((x, labels), batch_size=batch_size)
+    with torch.no_grad():
+        assert found["loss"] == pytest.approx(
+            float(loss(model(torch.from_numpy(x)), torch.from_numpy(labels))), rel=1e-5
+        )
+
+
+def test_metrics_with_a_state_use_their_own_protocol() -> None:
+    """Those of torchmetrics and of the user; they begin anew with each epoch and each evaluation."""
+    x, y = arrays()
+    model = Squeezed()
+    estimator = Estimator.from_torch(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        loss=nn.MSELoss(),
+        metrics={"largest": LargestError(), "r2": torchmetrics.R2Score(), "mae": "mae"},
+    )
+    history = estimator.fit((x, y), epochs=2, batch_size=4, validation_data=(x[:9], y[:9]))
+    with torch.no_grad():
+        output = model(torch.from_numpy(x))
+    for rows, prefix in ((slice(None), ""), (slice(9), "val_")):
+        error = output[rows] - torch.from_numpy(y)[rows]
+        wanted = torchmetrics.functional.r2_score(output[rows], torch.from_numpy(y)[rows])
+        for logs in history:
+            assert logs[f"{prefix}largest"] == pytest.approx(float(error.abs().max()), rel=1e-5)
+            assert logs[f"{prefix}r2"] == pytest.approx(float(wanted), rel=1e-4)
+            assert logs[f"{prefix}mae"] == pytest.approx(float(error.abs().mean()), rel=1e-5)
+
+
+def test_an_auc_is_that_of_all_rows() -> None:
+    x, y = arrays()
+    labels = (y > 0).astype(np.int64)
+    found = Estimator.from_torch(model=Squeezed(), metrics=[torchmetrics.AUROC("binary")]).evaluate((x, labels), 3)
+    with torch.no_grad():
+        output = Squeezed()(torch.from_numpy(x))
+    wanted = torchmetrics.functional.auroc(output, torch.from_numpy(labels), "binary")
+    assert found["binaryauroc"] == pytest.approx(float(wanted))
+
+
+def _of_sklearn(labels: Any, scores: Any) -> float:  # noqa: ARG001
+    raise AssertionError
+
+
+_of_sklearn.__module__ = "sklearn.metrics._ranking"
+
+NO_MEANS: dict[str, tuple[Any, str]] = {
+    "scikit-learn": (_of_sklearn, "of scikit-learn takes labels first"),
+    "partial": (partial(_of_sklearn, None), "of scikit-learn takes labels first"),
+    "in a dict": ({"auc": _of_sklearn}, "of scikit-learn takes labels first"),
+    "functional": (torchmetrics.functional.auroc, "is a function of one batch.*an object of torchmetrics"),
+    "a class": (torchmetrics.R2Score, "is a class. Pass an object of it"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_MEANS)
+def test_metrics_that_are_no_means_of_batches_are_refused(kind: str) -> None:
+    metric, message = NO_MEANS[kind]
+    with pytest.raises(OptionError, match=message):
+        Estimator.from_torch(model=Squeezed(), metrics=metric)
+
+
+def test_a_state_that_cannot_be_kept_or_joined_is_refused() -> None:
+    with pytest.raises(OptionError, match="checkpoint_every.*leave one of them out"):
+        regression_with(metrics=[LargestError()], checkpoint_every=2)
+    recipe: Any = regression_with(metrics=[LargestError()])._recipe
+    with pytest.raises(OptionError, match="largesterror keeps a state.*those of 2 ranks"):
+        recipe.side(Seat(0, 2), World(Seat(0, 2)), Chosen())
+
+
+def regression_with(**options: Any) -> Estimator:
+    return Estimator.from_torch(model=Squeezed(), optimizer=sgd, loss=nn.MSELoss(), **options)
+
+
+def test_a_scheduler_takes_its_steps_after_batches_or_epochs() -> None:
+    rates: dict[str | None, list[float]] = {"step": [], "epoch": [], None: []}
+    for interval, found in rates.items():
+        model = Squeezed()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+        class Noting(Callback):
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+                found.append(optimizer.param_groups[0]["lr"])  # noqa: B023
+
+        estimator = Estimator.from_torch(
+            model=model, optimizer=optimizer, loss=nn.MSELoss(), scheduler=scheduler, scheduler_interval=interval
+        )
+        estimator.fit(arrays(8), epochs=2, batch_size=4, callbacks=[Noting()])
+    assert rates == {"step": [0.5, 0.25, 0.125, 0.0625], "epoch": [1.0, 1.0, 0.5, 0.5], None: [1.0, 1.0, 0.5, 0.5]}
+
+
+def test_a_scheduler_of_steps_must_be_told_so() -> None:
+    def one_cycle(optimizer: Any) -> Any:
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=14)
+
+    with pytest.raises(OptionError, match="OneCycleLR counts steps.*scheduler_interval='step'"):
+        regression_with(scheduler=one_cycle).fit(arrays(), batch_size=4)
+    estimator = regression_with(scheduler=one_cycle, scheduler_interval="step")
+    estimator.fit(arrays(), epochs=2, batch_size=4)
+    assert estimator._recipe.parts().scheduler.last_epoch == 14  # type: ignore[attr-defined]
+    with pytest.raises(OptionError, match="scheduler_interval='batch': use 'epoch' or 'step'"):
+        regression_with(scheduler=one_cycle, scheduler_interval="batch")
+
+
+@pytest.mark.parametrize("validated", [False, True])
+def test_a_scheduler_on_a_plateau_looks_at_the_loss(validated: bool) -> None:
+    seen: list[float] = []
+
+    class Plateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
+        def step(self, metrics: Any, epoch: Any = None) -> None:
+            seen.append(metrics)
+            super().step(metrics, epoch)
+
+    estimator = regression_with(scheduler=lambda optimizer: Plateau(optimizer, patience=0, threshold=1e9, factor=0.5))
+    validation = arrays(9) if validated else None
+    history = estimator.fit(arrays(), epochs=3, batch_size=4, validation_data=validation)
+    assert seen == [logs["val_loss" if validated else "loss"] for logs in history]
+    assert estimator._recipe.parts().optimizer.param_groups[0]["lr"] < 0.1  # type: ignore[attr-defined]
+    with pytest.raises(OptionError, match="Plateau looks at the loss of an epoch"):
+        regression_with(scheduler=Plateau, scheduler_interval="step").fit(arrays())
 
 
 # --- what is refused

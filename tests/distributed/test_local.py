@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,88 @@ def test_the_first_error_ends_all_of_it() -> None:
         list(in_lanes([endless, failing], 2))
 
 
+def test_an_error_does_not_wait_for_the_other_partitions() -> None:
+    """The other one would take two minutes; it ends with the row that it is at."""
+    failed, rows = threading.Event(), list[str]()
+
+    def slow(document: Good) -> Good:
+        if document.id == "good 000":
+            threading.Event().wait(0.2)
+            failed.set()
+            raise ValueError("the first row")
+        rows.append(document.id)
+        threading.Event().wait(1.2)
+        return document
+
+    shards = DocumentShards[Good].from_documents(goods(200), num_partitions=2, engine=engine("local", num_workers=2))
+    before = threading.active_count()
+    with pytest.raises(PartitionError, match="the first row"):
+        shards.map(slow).collect()
+    while threading.active_count() > before:  # pytest's timeout ends this if the thread goes on
+        threading.Event().wait(0.05)
+    assert failed.is_set()
+    assert len(rows) < 50
+
+
+INTERRUPTED = """
+import sys, time
+from quire.distributed import DocumentShards, engine
+from tests.distributed.goods import Good, goods
+
+def slow(document: Good) -> Good:
+    time.sleep(0.1)
+    return document
+
+def slow_test(document: Good) -> bool:
+    time.sleep(0.1)
+    return True
+
+if __name__ == "__main__":
+    call, folder, options = sys.argv[1], sys.argv[2], eval(sys.argv[3])
+    shards = DocumentShards[Good].from_documents(goods(2400), num_partitions=2, engine=engine("local", **options))
+    print("working", flush=True)
+    if call == "write_dataset":
+        shards.map(slow).write_dataset(folder + "/out")
+    elif call == "iter_batches":
+        next(shards.map(slow).iter_batches())
+    elif call == "shuffle":
+        shards.map(slow).shuffle(1).collect()
+    elif call == "filter":
+        len(shards.filter(slow_test))
+    else:
+        len(shards.transform_shard(lambda documents: (slow(document) for document in documents)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "options"),
+    [
+        *((call, {"num_workers": 2}) for call in ("write_dataset", "iter_batches", "filter", "shuffle", "len")),
+        ("write_dataset", {"num_workers": 1}),
+        ("write_dataset", {"num_workers": 2, "backend": "process"}),
+    ],
+    ids=str,
+)
+def test_an_interrupt_ends_the_program_with_the_running_row(call: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """Two partitions of two minutes each; the bound is generous for a busy machine."""
+    script = tmp_path / "script.py"
+    script.write_text(INTERRUPTED)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, str(script), call, str(tmp_path), repr(options)]
+    program = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "working\n"
+    time.sleep(1 + 4 * ("backend" in options))  # until workers are at their rows
+    program.send_signal(signal.SIGINT)
+    _, err = program.communicate(timeout=20)
+    assert program.returncode in (-signal.SIGINT, 130, 1), err
+    assert "KeyboardInterrupt" in err
+    if call == "write_dataset":
+        assert not list((tmp_path / "out").glob("*.parquet"))
+
+
 def test_what_is_broken_off_goes_no_further() -> None:
     seen = []
 
@@ -135,6 +218,25 @@ def test_what_waits_is_in_files_where_it_is_much() -> None:
     assert [len(one) for one in found] == [100, len(large), len(large)]
     assert found[2].equals(large)
     assert held([large.slice(7, 2)], large.schema)[0].get_total_buffer_size() < 1000
+
+
+def test_many_small_partitions_share_one_budget_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is small enough for memory; all of them together are not."""
+    monkeypatch.setattr("quire.distributed._spool.ALL_IN_MEMORY", 2 << 20)
+
+    class Numbers:
+        schema, stateful = pa.schema([("n", pa.int64())]), False
+
+        def __call__(self, partition: int, _: Any) -> Iterator[pa.RecordBatch]:
+            yield pa.record_batch({"n": pa.array([partition] * (1 << 17), pa.int64())})  # 1 MiB
+
+    local = engine("local", num_workers=2)
+    cached = local.cache(local.from_stage(Numbers(), 12))
+    before = pa.total_allocated_bytes()
+    assert local.count(cached) == 12 << 17
+    assert pa.total_allocated_bytes() - before < 4 << 20
+    shuffled = list(local.iter_batches(local.shuffle(cached, 1)))
+    assert sum(sum(one.column("n").to_pylist()) for one in shuffled) == sum(range(12)) << 17
 
 
 def test_keys_of_any_kind_find_their_partition() -> None:

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.needs("pyarrow", "ray", "pyspark"), pytest.mark.filter
 
 def test_ray_loses_a_node_of_three_and_nothing_else(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "tests.distributed.losses", "ray", str(tmp_path)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "outcome.json").read_text())
     assert found["numbers"] == [number + 1000 for number in range(ROWS)]

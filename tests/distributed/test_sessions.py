@@ -88,5 +88,5 @@ for name in ("ray", "spark"):
         print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'quire[ray]'" in done.stdout
-    assert "pip install 'quire[spark]'" in done.stdout
+    assert "pip install 'quire-ml[ray]'" in done.stdout
+    assert "pip install 'quire-ml[spark]'" in done.stdout

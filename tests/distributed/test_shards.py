@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from quire import DocumentArray
+from quire import DocumentArray, DocumentBatch
 from quire.distributed import DocumentShards
-from quire.errors import PartitionError
+from quire.errors import OptionError, PartitionError, PathError
 from tests.distributed.goods import (
     Counting,
     Good,
+    Measurement,
     Rated,
     badly_shaped,
     dearer,
     good,
     goods,
     in_columns,
+    measurements,
+    one_a_group,
     rated,
     rated_without_a_word,
     twice,
@@ -28,6 +33,8 @@ from tests.distributed.stages import Everything, everything
 
 pytestmark = [pytest.mark.needs("pyarrow", "ray", "pyspark", "ml_dtypes"), pytest.mark.filterwarnings("ignore")]
 ROWS = 20
+MANY, GROUPS = 320, 7
+GROUP_SIZES = sorted(len(range(i, MANY, GROUPS)) for i in range(GROUPS))
 
 
 @pytest.fixture
@@ -92,6 +99,65 @@ def _alone(documents: DocumentArray[Good]) -> DocumentArray[Good]:
     return documents
 
 
+def _cut_small(engine: Any) -> Any:
+    """Ray cuts blocks at 128 MiB; here at 1 MiB, so that partitions of a test have several."""
+    if engine.name != "ray":
+        return contextlib.nullcontext()
+    _ = engine.workers  # Ray runs
+    import ray.data
+
+    return mock.patch.object(ray.data.DataContext.get_current(), "target_max_block_size", 1 << 20)
+
+
+@pytest.mark.parametrize("key", ["number", "sensor.place"])
+def test_a_function_after_partition_by_sees_whole_groups(key: str) -> None:
+    """20 MiB in two partitions: several times what functions get at a time otherwise."""
+    shards = DocumentShards[Measurement].from_documents(measurements(MANY, GROUPS), num_partitions=4)
+    found = shards.partition_by(key, 2).map(_copied).transform_shard(one_a_group).collect()
+    assert sorted(found.number) == GROUP_SIZES
+
+
+def test_groups_are_whole_on_every_engine_and_in_a_cache(engine: Any) -> None:
+    with _cut_small(engine):
+        shards = DocumentShards[Measurement].from_documents(measurements(MANY, GROUPS), num_partitions=4, engine=engine)
+        grouped = shards.partition_by(["sensor.place", "number"], 2).map(_copied)
+        assert sorted(grouped.transform_shard(one_a_group).collect().number) == GROUP_SIZES
+        cached = grouped.cache()
+        if engine.name == "ray":
+            with pytest.raises(OptionError, match=r"by cache\(\) on Ray.*Call partition_by\(\) after it"):
+                cached.map_batch(_one_a_group_of_a_batch)
+            cached = cached.partition_by("number", 2)
+        assert sorted(cached.map_batch(_one_a_group_of_a_batch).collect().number) == GROUP_SIZES
+
+
+def _copied(document: Measurement) -> Measurement:
+    return document
+
+
+def _one_a_group_of_a_batch(batch: DocumentBatch[Measurement]) -> list[Measurement]:
+    return list(one_a_group(batch.unstack()))
+
+
+def test_what_would_split_groups_is_refused() -> None:
+    shards = DocumentShards[Good].from_documents(goods(ROWS))
+    grouped = shards.partition_by("name", 2)
+    with pytest.raises(OptionError, match=r"followed by union.*Call partition_by\(\) after it"):
+        shards.union(grouped).transform_shard(_alone)
+    with pytest.raises(OptionError, match="on_error='skip' calls a function that fails for each row alone"):
+        grouped.transform_shard(_alone, on_error="skip")
+    assert len(grouped.map_batch(lambda batch: batch, 3, on_error="skip")) == ROWS
+    assert len(grouped.repartition(3).transform_shard(_alone, on_error="skip")) == ROWS
+
+
+def test_keys_are_fields_with_one_value_a_row() -> None:
+    shards = DocumentShards[Good].from_documents(goods(ROWS))
+    for path in ("maker", ""):
+        with pytest.raises(OptionError, match="partition_by"):
+            shards.partition_by(path)
+    with pytest.raises(PathError, match=r"'maker.twon'.*Did you mean 'town'"):
+        shards.partition_by("maker.twon")
+
+
 def test_a_seed_tells_the_order(shards: DocumentShards[Good]) -> None:
     order = shards.shuffle(3).collect().id
     assert order == shards.shuffle(3).collect().id
@@ -134,12 +200,61 @@ def test_functions_of_every_kind(shards: DocumentShards[Good]) -> None:
 
 def test_documents_of_another_class_keep_their_ids(shards: DocumentShards[Good]) -> None:
     some = shards.filter(lambda document: document.price != 7)
-    for made in (some.map(rated), some.map(rated_without_a_word), some.map(rated_without_a_word, schema=Rated)):
+    for made in (some.map(rated), some.map(rated_without_a_word, schema=Rated)):
         assert type(made) is DocumentShards[Rated]
         found = made.collect()
         assert found.id == [i for i in goods(ROWS).id if i != "good 007"]
         assert found[3].score.dtype == np.float16
         assert found.stars == [i / 2 for i in range(ROWS) if i != 7]
+
+
+def test_declaring_a_function_runs_nothing(engine: Any, tmp_path: Path) -> None:
+    def noted(document, log=tmp_path / "log"):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        with log.open("a") as file:
+            file.write(f"{document.id}\n")
+        return document
+
+    def noted_all(documents, log=tmp_path / "log"):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        return [noted(document, log) for document in documents]
+
+    shards = DocumentShards[Good].from_documents(goods(3), num_partitions=1, engine=engine)
+    declared = shards.map(noted).map_batch(noted_all, 2).transform_shard(noted_all)
+    assert not (tmp_path / "log").exists()
+    assert declared.collect().identical(goods(3))
+    assert sorted((tmp_path / "log").read_text().split()[1::2]) == sorted(3 * ["000", "001", "002"])
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip", "null"])
+@pytest.mark.parametrize("call", ["map", "map_batch", "transform_shard"])
+def test_an_undeclared_class_is_asked_for_in_the_job(on_error: Any, call: str) -> None:
+    shards = DocumentShards[Good].from_documents(goods(3))
+    one_by_one = {"map": rated_without_a_word}.get(call, lambda documents: [rated(one) for one in documents])
+    made = getattr(shards, call)(one_by_one, on_error=on_error)
+    with pytest.raises(PartitionError, match="must return documents of Good, but returned Rated.*schema=Rated"):
+        made.collect()
+
+
+def test_fields_of_an_undeclared_subclass_are_not_lost() -> None:
+    class Boxed(Good):
+        box: str
+
+    def boxed(document, **more):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN003, ANN202
+        return Boxed(**dict(document), **more)
+
+    shards = DocumentShards[Good].from_documents(goods(3))
+    with pytest.raises(PartitionError, match="returned Boxed, a subclass of Good with more fields.*schema=Boxed"):
+        shards.map(boxed, box="a").collect()
+    assert shards.map(boxed, box="a", schema=Boxed).collect().box == ["a"] * 3
+
+
+def test_an_error_on_the_first_row_is_raised(engine: Any) -> None:
+    def fail(document):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        raise KeyError(document.name)
+
+    made = DocumentShards[Good].from_documents(goods(3), num_partitions=1, engine=engine).map(fail)
+    with pytest.raises(PartitionError, match="document 0 .*KeyError") as caught:
+        made.collect()
+    assert "in fail" in caught.value.traceback
 
 
 def test_batches_go_through_functions(shards: DocumentShards[Good]) -> None:

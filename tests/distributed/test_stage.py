@@ -168,7 +168,7 @@ def test_a_class_that_cannot_be_called_is_refused() -> None:
 def test_what_a_function_gives_is_checked() -> None:
     shards = DocumentShards[Good].from_documents(goods(3))
     for wrong in (lambda document: document.price, lambda _: None, lambda _: Rated(name="x")):
-        with pytest.raises(PartitionError, match="must give documents of Good, but gave"):
+        with pytest.raises(PartitionError, match="must return documents of Good, but returned"):
             shards.map(wrong, schema=Good).collect()
     for bad in (lambda documents: documents[0], lambda _: None, len):
         with pytest.raises(PartitionError, match="DocumentTypeError") as caught:
@@ -185,20 +185,23 @@ def test_a_mapping_becomes_a_document() -> None:
         shards.map(lambda _: {"name": "x", "stars": "many"}, schema=Rated).collect()
 
 
-def test_the_first_row_alone_tells_the_class() -> None:
+def test_an_undeclared_function_is_not_called_when_it_is_declared() -> None:
     seen = []
 
     def noted(document):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         seen.append(document.id)
-        return rated(document)
+        return document
 
     made = DocumentShards[Good].from_documents(goods(6)).map(noted)
-    assert type(made) is DocumentShards[Rated]
-    assert seen == ["good 000"]
+    assert type(made) is DocumentShards[Good]
+    assert seen == []
+    made.collect()
+    assert sorted(seen) == goods(6).id
 
 
 def test_an_id_that_the_function_gives_is_kept() -> None:
-    made = DocumentShards[Good].from_documents(goods(3)).map(lambda d: Rated(id=f"{d.id}!", name=d.name))
+    shards = DocumentShards[Good].from_documents(goods(3))
+    made = shards.map(lambda d: Rated(id=f"{d.id}!", name=d.name), schema=Rated)
     assert made.collect().id == ["good 000!", "good 001!", "good 002!"]
 
 

@@ -16,6 +16,7 @@ from quire.distributed import DocumentShards, torch_distributor
 from quire.distributed.pytorch import Estimator
 from quire.errors import FunctionError, OptionError
 from tests.distributed.trainings import (
+    CallsOut,
     CountLoss,
     KilledOnRank,
     Point,
@@ -60,6 +61,19 @@ def test_more_workers_than_there_is_room_for_are_an_error(name: str, start_engin
     estimator = Estimator.from_torch(model=Squeezed(), optimizer=sgd, loss=nn.MSELoss(), engine=name, workers=64)
     with pytest.raises(OptionError, match="workers=64"):
         estimator.fit((np.ones((8, 3), np.float32), np.ones(8, np.float32)))
+
+
+@pytest.mark.parametrize("name", ["ray", "spark"])
+def test_a_connection_error_of_a_callback_is_no_lost_rank(
+    name: str, start_engine: Callable[[str], Any], tmp_path: Path
+) -> None:
+    start_engine(name)
+    estimator = Estimator.from_torch(model=Squeezed(), optimizer=sgd, loss=nn.MSELoss(), engine=name, workers=2)
+    data = (np.ones((8, 3), np.float32), np.ones(8, np.float32))
+    with pytest.raises(FunctionError, match="rank 0 failed: ConnectionRefusedError") as caught:
+        estimator.fit(data, callbacks=[CallsOut(tmp_path / "log")])
+    assert "in on_epoch_end" in str(caught.value.__cause__.__cause__)  # type: ignore[union-attr]
+    assert (tmp_path / "log").read_text() == "epoch 0\n"
 
 
 class Holder:

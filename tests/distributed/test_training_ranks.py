@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
+import socket
 import threading
+import types
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torchmetrics
 from torch import nn
 from torch.utils.data import DataLoader
 
 from quire import DocumentArray
 from quire.data import StreamingDataset
 from quire.distributed.estimator import Estimator
+from quire.distributed.estimator._attempts import is_lost
 from quire.distributed.estimator._items import Item, in_step, item_of
 from quire.distributed.estimator._planned import PlannedFeed, Reading, Rows
 from quire.distributed.estimator._shipping import read_job, write_job
@@ -22,6 +27,7 @@ from quire.distributed.estimator._sources import IterableSource, source_of
 from quire.distributed.estimator._world import Seat, World
 from quire.errors import FunctionError, OptionError, PickleError
 from tests.distributed.trainings import (
+    CallsOut,
     Counting,
     CountLoss,
     Failing,
@@ -29,6 +35,7 @@ from tests.distributed.trainings import (
     Numbers,
     Point,
     Squeezed,
+    classes,
     count_optimizer,
     points,
     same_creator,
@@ -38,7 +45,7 @@ from tests.distributed.trainings import (
     written,
 )
 
-pytestmark = pytest.mark.needs("torch", "pyarrow", "fsspec", "xxhash", "cloudpickle")
+pytestmark = pytest.mark.needs("torch", "torchmetrics", "pyarrow", "fsspec", "xxhash", "cloudpickle")
 ROWS = 25
 
 
@@ -125,6 +132,16 @@ def test_ranks_without_data_or_with_the_same_are_errors() -> None:
         list(in_step(batches(4), feed, Two([4, 1], [0, _digest(item.content)]), "keep"))
 
 
+def test_a_relative_path_is_that_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of Ray have a working directory of their own."""
+    written(tmp_path / "rows", ROWS)
+    monkeypatch.chdir(tmp_path)
+    source = pickle.loads(pickle.dumps(source_of("rows", Reading(batch_size=5))))
+    monkeypatch.chdir("/")
+    assert source.url == str(tmp_path / "rows")
+    assert source.open(World(), Reading(batch_size=5)).steps(0) == ROWS // 5
+
+
 def test_iterables_are_refused_by_several_ranks() -> None:
     with pytest.raises(OptionError, match=r"creator\(rank, world_size, config\)"):
         IterableSource([1]).open(World(Seat(0, 2)), Reading())
@@ -182,6 +199,25 @@ def test_two_ranks_train_as_one_does(folder: Path) -> None:
     assert np.allclose([document.prediction for document in found], wanted, atol=1e-6)
 
 
+def test_two_ranks_weigh_labels_and_compute_metrics_as_one_does() -> None:
+    """Classes have weights, some labels are missing, and ranks have unequal shares of both."""
+    made = []
+    for workers in (1, 2):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 3)
+        estimator = Estimator.from_torch(
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
+            loss=nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 0.5])),
+            metrics=[torchmetrics.AUROC("multiclass", num_classes=3, ignore_index=-100)],
+            workers=workers,
+        )
+        history = estimator.fit(classes(40), epochs=2, global_batch_size=10, shuffle=False)
+        made.append((model.weight.detach().numpy(), [list(logs.values()) for logs in history]))
+    assert np.allclose(made[0][0], made[1][0], atol=1e-6)
+    assert np.allclose(made[0][1], made[1][1], rtol=1e-5)
+
+
 def test_a_rank_that_is_killed_goes_on_from_the_last_checkpoint(folder: Path, tmp_path: Path) -> None:
     """The weights count how often each row was trained on."""
     model = KilledOnRank(ROWS, tmp_path / "flag", 1, 6)
@@ -219,6 +255,37 @@ def test_what_a_rank_raises_comes_back_with_its_traceback() -> None:
         estimator.fit((np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert "in forward" in str(caught.value.__cause__.__cause__)
+
+
+def test_a_connection_error_of_a_callback_is_no_lost_rank(tmp_path: Path) -> None:
+    """It says what a lost rank says, but it was raised by the user's code: no other attempt, and its traceback."""
+    estimator = Estimator.from_torch(model=nn.Linear(3, 1), optimizer=sgd, loss=nn.MSELoss(), workers=2)
+    data = (np.ones((8, 3), np.float32), np.ones((8, 1), np.float32))
+    with pytest.raises(FunctionError, match=r"rank 0 failed: ConnectionRefusedError: \[Errno 111\]") as caught:
+        estimator.fit(data, epochs=2, callbacks=[CallsOut(tmp_path / "log")])
+    assert isinstance(caught.value.__cause__, ConnectionRefusedError)
+    assert "in on_epoch_end" in str(caught.value.__cause__.__cause__)
+    assert (tmp_path / "log").read_text() == "epoch 0\n"
+
+
+def test_only_errors_of_the_communication_itself_are_lost_ranks() -> None:
+    def caught(function: Any) -> BaseException:
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001
+            return error
+        raise AssertionError
+
+    def says_so() -> None:
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1")
+
+    assert not is_lost(caught(says_so))
+    assert not is_lost(caught(lambda: socket.create_connection(("127.0.0.1", 1))))
+    in_torch = types.FunctionType(
+        says_so.__code__, {"__name__": "torch.distributed.distributed_c10d", "RuntimeError": RuntimeError}
+    )
+    assert is_lost(caught(in_torch))
+    assert not is_lost(caught(lambda: torch.distributed.init_process_group("gloo", rank=-1)))
 
 
 @pytest.mark.parametrize("creator", [stream_creator, same_creator], ids=["without rank", "forgets rank"])

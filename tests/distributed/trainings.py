@@ -176,3 +176,39 @@ class Failing(nn.Linear):
         if torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:
             raise ZeroDivisionError("rank 1 divides by nothing")
         return super().forward(x)
+
+
+class CallsOut:
+    """A callback that cannot reach a server of its own, and notes each time that it has tried."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
+        with self.log.open("a") as file:
+            file.write(f"epoch {epoch}\n")
+        raise ConnectionRefusedError(111, "Connection refused")
+
+
+class LargestError:
+    """A metric with torchmetrics' protocol and a state that is no sum."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def update(self, output: torch.Tensor, labels: torch.Tensor) -> None:
+        self.value = max(self.value, float((output - labels).abs().max()))
+
+    def compute(self) -> torch.Tensor:
+        return torch.tensor(self.value)
+
+    def reset(self) -> None:
+        self.value = 0.0
+
+
+def classes(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Points in three classes of unequal sizes, in order; some labels are missing (-100)."""
+    x = np.random.default_rng(1).normal(size=(rows, 3)).astype(np.float32)
+    labels = np.array([i * i * 3 // (rows * rows) for i in range(rows)])
+    labels[2::5] = -100
+    return x, labels

@@ -20,7 +20,7 @@ from quire.errors import (
     ServiceTimeoutError,
     ServiceUnavailableError,
 )
-from quire.services import AsyncClient, Client, Limits, Server, serve, serve_async
+from quire.services import AsyncClient, Client, Limits, Server, serve, serve_async, service_proto
 from quire.typing import NdArray, float32
 from tests.services import gallery
 from tests.services.gallery import EVERYTHING, Picture, Score, pictures
@@ -440,3 +440,23 @@ def test_a_task_that_is_cancelled_cancels_the_call() -> None:
             assert await asyncio.to_thread(cancelled.wait, 10)
 
     asyncio.run(main())
+
+
+class Embedder:
+    """A service that is made with its model, and has a property that only works then."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+
+    @property
+    def size(self) -> int:
+        return len(self.model)
+
+    def embed(self, docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        return gallery.embed(docs)
+
+
+def test_a_client_takes_the_types_of_a_class_without_making_it() -> None:
+    with serve(Embedder("a model")) as server, Client(server.address, Embedder) as client:
+        assert client.embed(pictures(3)).identical(gallery.embed(pictures(3)))
+    assert "rpc Embed" in service_proto(Embedder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.errors import CodecError, ServiceUnavailableError
-from quire.services import Limits, endpoint, mount
+from quire.services import DocumentRoute, Limits, endpoint, mount
 from quire.typing import NdArray
 from tests.services.web import JSON, PROTOBUF, Site, running
 
@@ -110,7 +111,7 @@ def test_methods_may_be_asynchronous_and_take_one_document(site: Site) -> None:
 def test_streams_go_in_as_one_body_and_come_out_while_they_run(site: Site) -> None:
     lines = site.ask("/v1/running", ITEMS.to_json(), Content_Type=JSON)
     assert lines.type == "application/x-ndjson"
-    assert DocumentArray[Item].from_ndjson(lines.body.decode()).number == [0, 1, 3, 6]
+    assert DocumentArray[Item].from_ndjson(text=lines.body.decode()).number == [0, 1, 3, 6]
     found = site.ask("/v1/slowly", ITEMS.to_bytes(), Content_Type=FILE, Accept=FILE)
     assert numbers(found.body) == [0, 1, 2, 3, 0, 1, 2, 3]
 
@@ -187,3 +188,48 @@ def test_a_router_takes_its_services_with_it() -> None:
         body = DocumentArray[Item]([Item(number=1)]).to_json()
         assert site.ask("/v2/batched", body, Content_Type=JSON, Accept=JSON).status == 200
     assert {thread for thread in threading.enumerate() if thread.name == "quire batched"} == before
+
+
+# --- missing values
+
+
+class Photo(BaseDocument):
+    pixels: NdArray[2] | None = None
+    bright: bool | None = None
+
+
+def classify(docs: DocumentBatch[Photo]) -> DocumentBatch[Photo]:
+    docs.bright = docs.pixels.mean(1) > 1
+    return docs
+
+
+async def classify_later(docs: DocumentBatch[Photo]) -> DocumentBatch[Photo]:
+    return classify(docs)
+
+
+@endpoint(max_batch_size=8, max_wait=0.01)
+def classify_together(docs: DocumentBatch[Photo]) -> DocumentBatch[Photo]:
+    return classify(docs)
+
+
+def unread(docs: DocumentBatch[Photo]) -> DocumentBatch[Photo]:
+    return docs
+
+
+def test_reading_missing_values_of_a_request_is_an_error_of_the_client() -> None:
+    app, router = FastAPI(), APIRouter(route_class=DocumentRoute)
+    router.post("/plain")(classify)
+    router.post("/plain_later")(classify_later)
+    app.include_router(router)
+    mount(app, [classify, classify_later, classify_together, unread], "/mounted")
+    whole = json.dumps([{"pixels": [3, 3]}, {"pixels": [0, 0]}])
+    part = json.dumps([{"pixels": [3, 3]}, {"pixels": None}])
+    paths = ["/plain", "/plain_later", "/mounted/classify", "/mounted/classify_later", "/mounted/classify_together"]
+    with running(app) as site:
+        for path in paths:
+            answer = site.ask(path, whole, content_type=JSON)
+            assert [row["bright"] for row in answer.json()] == [True, False]
+            answer = site.ask(path, part, content_type=JSON)
+            assert answer.status == 422
+            assert "Photo.pixels: row 1" in answer.json()["detail"]
+        assert site.ask("/mounted/unread", part, content_type=JSON).json()[1]["pixels"] is None

@@ -217,7 +217,7 @@ def test_documents_are_sent_while_they_are_made(site: Site) -> None:
     expected = [Vector(id=str(i), values=np.full(4, i, np.float32)) for i in range(3)]
     lines = site.ask("/stream?count=3", method="GET")
     assert lines.type == "application/x-ndjson"
-    assert list(DocumentArray[Vector].from_ndjson(lines.body.decode())) == expected
+    assert list(DocumentArray[Vector].from_ndjson(text=lines.body.decode())) == expected
     for accept in (FILE, PROTOBUF):
         found = site.ask("/stream?count=3", method="GET", Accept=accept)
         assert found.type == FILE
@@ -228,7 +228,7 @@ def test_arrays_of_an_asynchronous_generator_are_one_stream(site: Site) -> None:
     for accept in ("application/x-ndjson", FILE):
         found = site.ask("/parts?count=3", method="GET", Accept=accept)
         read = DocumentArray[Vector].from_bytes(found.body) if accept == FILE else found.body.decode()
-        docs = DocumentArray[Vector].from_ndjson(read) if isinstance(read, str) else read
+        docs = DocumentArray[Vector].from_ndjson(text=read) if isinstance(read, str) else read
         assert docs.id == ["0", "0", "1", "1", "2", "2"]
 
 
@@ -256,6 +256,12 @@ def refused(found: Answer) -> dict[str, Any]:
     assert found.status == 422, found
     [error] = found.json()["detail"]
     return error  # type: ignore[no-any-return]
+
+
+def test_an_unknown_field_is_refused_with_the_nearest_one(site: Site) -> None:
+    error = refused(site.ask("/many", json.dumps([{"text": "a"}, {"text": "b", "txt": "c"}]), Content_Type=JSON))
+    assert error["loc"] == ["body", 1, "txt"]
+    assert error["msg"] == "Passage has no field 'txt'. Did you mean 'text'?"
 
 
 def test_a_field_that_does_not_fit_is_named(site: Site) -> None:

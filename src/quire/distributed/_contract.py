@@ -46,7 +46,8 @@ class Stage(Protocol):
     """What is done to a partition. It can be pickled, by cloudpickle at the latest.
 
     It takes in the record batches of the partition one at a time, and gives others as it goes. It holds no more than
-    it needs of both. It may be called more than once for a partition, with a part of it each time (Ray has blocks).
+    it needs of both. It may be called more than once for a partition, with a part of it each time (Ray has blocks),
+    unless `partition_by` has made the partitions.
     """
 
     @property
@@ -121,7 +122,10 @@ class Engine(Protocol):
         ...
 
     def partition_by(self, frame: Frame[Any], names: Sequence[str], partitions: int) -> Frame[Any]:
-        """Rows that are equal in these columns come into one partition. Nulls are equal."""
+        """Rows that are equal in these columns come into one partition. Nulls are equal.
+
+        A stage that runs on the result is called once for a partition, with all of its rows: it may hold groups.
+        """
         ...
 
     def shuffle(self, frame: Frame[Any], seed: int) -> Frame[Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import Any
 
 from quire.distributed._contract import Engine
-from quire.errors import OptionError, did_you_mean
+from quire.errors import OptionError, check_options, did_you_mean
 
 ENGINES = {
     "local": "quire.distributed._local:LocalEngine",
@@ -40,7 +41,11 @@ def engine(name: str | Engine = "local", **options: Any) -> Engine:
 
 def _make(name: str, options: dict[str, Any]) -> Engine:
     module, _, cls = ENGINES[name].partition(":")
-    made: Engine = getattr(importlib.import_module(module), cls)(**options)
+    engine_type = getattr(importlib.import_module(module), cls)
+    parameters = inspect.signature(engine_type).parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        check_options(f"engine({name!r})", options, [parameter.name for parameter in parameters])
+    made: Engine = engine_type(**options)
     return made
 
 

@@ -1,16 +1,53 @@
-"""Streams that are made by threads, several at a time, and read one behind the other; few bytes wait in each."""
+"""Streams that are made by threads, several at a time, and read one behind the other; few bytes wait in each.
+
+Threads cannot be killed. When the consumer is interrupted or a source fails, a flag is set that the loops over rows
+look at (`until_stopped`), so that a thread ends with the row that it is at and not with its partition.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import pyarrow as pa
 
+T = TypeVar("T")
 Source = Callable[[], Iterator[pa.RecordBatch]]
 AHEAD_BYTES = 64 << 20
 """So many bytes of record batches wait for the consumer at most, beside one for each thread."""
+
+
+_JOIN_SECONDS = 1.0
+"""How long an error or Ctrl-C waits for threads to end; those that are in a long call of a function are left alone."""
+
+
+class Stopped(BaseException):
+    """Ends the work of a thread whose results nobody waits for. It derives from BaseException to pass user code."""
+
+
+class _Thread(threading.local):
+    stop: threading.Event | None = None
+
+
+_thread = _Thread()
+
+
+def until_stopped(items: Iterable[T]) -> Iterator[T]:
+    """The items, until the results of this thread are no longer needed: `Stopped` is raised instead of the next one.
+
+    Loops that call functions of the user go over this. In threads that nobody stops it costs nothing.
+    """
+    return iter(items) if _thread.stop is None else _checked(items, _thread.stop)
+
+
+def _checked(items: Iterable[T], stop: threading.Event) -> Iterator[T]:
+    for item in items:
+        if stop.is_set():
+            raise Stopped
+        yield item
 
 
 def in_lanes(sources: Sequence[Source], workers: int, ahead: int = AHEAD_BYTES) -> Iterator[pa.RecordBatch]:
@@ -31,12 +68,10 @@ def in_lanes(sources: Sequence[Source], workers: int, ahead: int = AHEAD_BYTES) 
         raise
     except BaseException:
         lanes.close()
-        _join(threads)
+        deadline = time.monotonic() + _JOIN_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
         raise
-    _join(threads)
-
-
-def _join(threads: list[threading.Thread]) -> None:
     for thread in threads:
         thread.join()
 
@@ -59,13 +94,18 @@ class _Lanes:
         self._next = 0
         self._error: BaseException | None = None
         self._closed = False
+        self._stop = threading.Event()
+        """Set with `_closed`, and seen by the threads without the lock."""
         self._changed = threading.Condition()
 
     def serve(self) -> None:
         """What a thread does: one source after the other."""
+        _thread.stop = self._stop
         while (number := self._take()) is not None:
             try:
                 self._fill(self._sources[number](), self._lanes[number])
+            except Stopped:
+                return
             except BaseException as error:  # noqa: BLE001 - it is raised where the batches are wanted
                 self._fail(error)
                 return
@@ -95,14 +135,17 @@ class _Lanes:
     def _fail(self, error: BaseException) -> None:
         with self._changed:
             self._error = self._error or error
-            self._closed = True
-            self._changed.notify_all()
+            self._close()
 
     def close(self) -> None:
         """Let threads end as soon as they can."""
         with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+            self._close()
+
+    def _close(self) -> None:
+        self._closed = True
+        self._stop.set()
+        self._changed.notify_all()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """What the consumer takes."""
@@ -111,8 +154,11 @@ class _Lanes:
                 yield batch
 
     def _from(self, lane: _Lane) -> pa.RecordBatch | None:
+        stop = _thread.stop  # of the consumer, which may be a thread of other lanes
         with self._changed:
             while not (lane.waiting or lane.ended or self._error):
+                if stop is not None and stop.is_set():
+                    raise Stopped
                 self._changed.wait(0.2)  # with an end, so that Ctrl-C is seen
             if self._error is not None:
                 raise self._error

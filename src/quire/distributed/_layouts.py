@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from quire._loaded import find
 from quire._paths import parse_path
 from quire.array import DocumentArray, DocumentBatch
 from quire.columns import Columns, ObjectColumn, StackOptions, stack
@@ -19,7 +18,7 @@ from quire.document import BaseDocument
 from quire.errors import DecodeError, OptionError
 from quire.schema import FieldKind
 from quire.storage._foreign import conform_fields
-from quire.storage._infer import class_from_arrow
+from quire.storage._infer import class_from_arrow, loaded_class
 from quire.storage._layout import CLASS_KEY, Layout
 from quire.storage._rows import Rows
 from quire.storage._select import Paths, chosen_paths
@@ -135,13 +134,13 @@ def conformed(target: DocumentLayout, batch: pa.RecordBatch) -> pa.RecordBatch:
         raise DecodeError(f"the data has two columns {twice!r}. Give one of them another name.")
     found = dict(zip(names, zip(batch.schema, batch.columns, strict=True), strict=True))
     arrays = conform_fields(target.layout.forms, found, target.layout.schema, None, len(batch))
-    return pa.RecordBatch.from_arrays(arrays, schema=target.fields)
+    return target.layout.batch(arrays, len(batch))
 
 
 def layout_from_arrow(schema: pa.Schema, document_type: type[Any] | None = None) -> DocumentLayout:
     """The layout of a class; without one, of that which the schema names if it is loaded, or else of one made of it."""
     name = (schema.metadata or {}).get(CLASS_KEY, b"").decode()
-    known = document_type or (find(name, None) if name else None)
+    known = document_type or loaded_class(schema)
     if known is not None:
         return DocumentLayout(known)
     return _from_origin(schema.serialize().to_pybytes(), name.rpartition(":")[2].rpartition(".")[2] or "Row", None)

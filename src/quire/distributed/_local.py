@@ -29,7 +29,7 @@ from quire.distributed._parts import (
     Staged,
 )
 from quire.distributed._row_stages import RowCount, counted
-from quire.distributed._spool import Batches, drain_spool, held, write_spool
+from quire.distributed._spool import Batches, MemoryBudget, drain_spool, held, write_spool
 from quire.errors import FunctionError, PartitionError
 from quire.parallel import Backend, MapOptions, Workers, cpu_count, run_map
 
@@ -130,9 +130,10 @@ class LocalEngine:
         if self.backend == "process":
             return list(self._from_processes(frame))
         found: list[Batches] = [[] for _ in frame.native]
+        budget = MemoryBudget()
 
         def gather(number: int) -> Iterator[pa.RecordBatch]:
-            found[number] = held(frame.native[number].batches(), frame.schema)
+            found[number] = held(frame.native[number].batches(), frame.schema, budget)
             return iter(())
 
         for _ in in_lanes([partial(gather, number) for number in range(len(found))], self.workers):
@@ -190,6 +191,9 @@ class LocalEngine:
                 retries -= 1
                 if retries < 0:
                     raise partition_error(error, done) from error
+            except KeyboardInterrupt:  # processes ignore Ctrl-C, and would finish their partitions first
+                self.close()
+                raise
 
     def _processes(self) -> Workers:
         if self._pool is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,11 +15,15 @@ from quire.distributed._chunks import CHUNK_BYTES, by_bytes, evenly
 from quire.distributed._contract import Engine, Frame
 from quire.distributed._engines import engine_of
 from quire.distributed._layouts import DocumentLayout, layout_from_arrow
-from quire.distributed._row_stages import Conform
+from quire.distributed._row_stages import AppendKeys, Conform
 from quire.document import BaseDocument
 from quire.errors import OptionError, SchemaError
 from quire.schema import FieldKind
 from quire.storage._write import _typed, columns_in
+
+Grouping = Literal["none", "whole", "broken"]
+"""Whether partitions hold all rows with equal keys, as after `partition_by`, and so go to functions as a whole.
+'broken': they did, until `union` added other rows, or Ray cut them for `cache`."""
 
 
 class Rows(NamedTuple):
@@ -29,6 +33,7 @@ class Rows(NamedTuple):
     frame: Frame[Any]
     layout: DocumentLayout
     total: int | None = None
+    grouping: Grouping = "none"
 
     def kept(self, frame: Frame[Any], *, total: bool = True) -> Rows:
         """Other rows of the same kind; or the same rows elsewhere, so that their number is kept."""
@@ -117,46 +122,52 @@ def first_rows(rows: Rows, number: int) -> list[pa.RecordBatch]:
 # --- what a function gives
 
 
-def target_of(rows: Rows, call: Call, schema: type[Any] | None, form: str) -> DocumentLayout:
-    """The layout of what a function gives: as is said, as it is annotated, or as it gives for the first row.
+def target_of(rows: Rows, call: Call, schema: type[Any] | None) -> DocumentLayout:
+    """Return the layout of the documents that a function returns: `schema`, its annotation, or the class of the shards.
 
-    `form` is what it takes: a 'document', an 'array' or a 'batch'.
+    Nothing runs here. A function without an annotation that returns another class is an error of the job, which asks
+    for the class.
     """
-    found = schema or call.returns() or _tried(rows, call, form)
-    whole = schema is not None and rows.layout.paths is not None  # all fields, where there were some
-    return DocumentLayout(found) if found and (whole or found is not rows.layout.document_type) else rows.layout
-
-
-def _tried(rows: Rows, call: Call, form: str) -> type[Any] | None:
-    batches = first_rows(rows, 1)
-    if not batches:
-        return None
-    columns = rows.layout.decode(batches[0])
-    one, array = form == "document", form == "array"
-    value = columns.document(0) if one else rows.layout.array(columns) if array else rows.layout.batch(columns)
-    try:
-        given = call.ready()(value)
-        first: Any = given if one or isinstance(given, DocumentBatch) else next(iter(given), None)
-    except Exception:  # noqa: BLE001 - it will fail again where rows are worked on, and be told there
-        return None
-    found: type[Any] = first.document_type if isinstance(first, DocumentBatch) else type(first)
-    return found if issubclass(found, BaseDocument) else None
+    declared = schema or call.returns()
+    whole = schema is not None and rows.layout.paths is not None  # all fields, where only some were selected
+    if declared is None or (declared is rows.layout.document_type and not whole):
+        return rows.layout
+    return DocumentLayout(declared)
 
 
 # --- keys
 
 
-def key_columns(layout: DocumentLayout, columns: str | Iterable[str]) -> list[str]:
-    """The names of columns to partition by, if they hold values that can be compared."""
+def partition_by(rows: Rows, columns: str | Iterable[str], partitions: int) -> Rows:
+    """Move rows that are equal in some fields into one partition. Keys may be fields of nested documents."""
+    paths = key_paths(rows.layout, columns)
+    if all(len(path) == 1 for path in paths):
+        frame = rows.engine.partition_by(rows.frame, [path[0] for path in paths], partitions)
+    else:
+        # Engines partition by columns: nested values become columns of their own for as long as rows move.
+        stage = AppendKeys(rows.layout, paths)
+        moved = rows.engine.partition_by(rows.engine.run(rows.frame, stage), stage.names, partitions)
+        frame = rows.engine.select(moved, rows.layout.fields.names)
+    return rows.kept(frame)._replace(grouping="whole")
+
+
+def key_paths(layout: DocumentLayout, columns: str | Iterable[str]) -> tuple[tuple[str, ...], ...]:
+    """Return the paths of the fields to partition by, if each holds one value a row that can be compared."""
     names = [columns] if isinstance(columns, str) else list(columns)
-    if not names:
-        raise OptionError("partition_by() needs the names of fields.")
-    for name in names:
-        layout.layout.schema.resolve((name,))
-        arrow_type = layout.fields.field(name).type
-        if pa.types.is_nested(arrow_type):
-            raise OptionError(f"partition_by({name!r}): a field with one value a row is needed, it is {arrow_type}.")
-    return names
+    if not names or not all(names):
+        raise OptionError(f"partition_by({columns!r}): names or paths of fields are needed.")
+    paths = [parse_path(name) for name in names]
+    for name, path in zip(names, paths, strict=True):
+        layout.layout.schema.resolve(path)
+        arrow_type = layout.fields.field(path[0]).type
+        for part in path[1:]:
+            arrow_type = arrow_type.field(part).type if pa.types.is_struct(arrow_type) else None
+            if arrow_type is None:
+                break
+        if arrow_type is None or pa.types.is_nested(arrow_type):
+            found = "in a list of documents" if arrow_type is None else f"a {arrow_type}"
+            raise OptionError(f"partition_by({name!r}): a field with one value a row is needed, and it is {found}.")
+    return tuple(paths)
 
 
 def comparable(layout: DocumentLayout, path: str) -> DocumentLayout:

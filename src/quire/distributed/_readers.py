@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,9 @@ from typing import IO, Any, Literal, NamedTuple
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
+from pydantic_core import from_json as parse_json
 
+from quire._extra_fields import Extra, check_extra
 from quire.codec._csv import CsvOptions, iter_csv
 from quire.codec._json import rows_from_json
 from quire.codec._ndjson import iter_ndjson
@@ -29,8 +30,9 @@ from quire.errors import DecodeError, OptionError, StorageError
 from quire.files import Folder, RemoteOptions, guess_type, shown
 from quire.storage import ReadOptions, Shard, ShardCache
 from quire.storage._dataset import shards_in, split_file
+from quire.storage._foreign import refuse_unknown_columns
 from quire.storage._manifest import SUFFIXES
-from quire.storage._shards import ShardReader, arrow_schema_of, counted, partitions, told
+from quire.storage._shards import ShardReader, arrow_schema_of, block_rows, counted, partitions, told
 from quire.storage.importers._reading import local_file
 
 _FOOTERS = 16
@@ -46,8 +48,8 @@ class FileOptions:
 
     delimiter: str | None = None
     encoding: str = "utf-8"
-    extra: Literal["error", "ignore"] = "error"
-    """What is done about columns that the class has no field for."""
+    extra: Extra = "forbid"
+    """Whether fields and columns that the class does not have are errors, or ignored."""
     remote: RemoteOptions = field(default_factory=RemoteOptions)
 
     @property
@@ -143,12 +145,18 @@ def plan_parquet(
     partitions: int | None,
     workers: int,
     remote: RemoteOptions,
+    extra: Extra,
 ) -> Planned:
     """Parquet or Arrow files, or a dataset, in pieces of whole row groups."""
+    check_extra(extra)
     found = _stored(paths, remote)
     with ThreadPoolExecutor(_FOOTERS) as pool:
         shards = list(pool.map(lambda item: (item[0], _grouped(*item)), found))
     layout = DocumentLayout(schema) if schema else layout_from_arrow(_schema_of(*_first(shards)))
+    if "forbid" in (extra, layout.document_type.__quire_extra__):
+        for folder, shard in shards:
+            where = shown(folder.join(shard.name))
+            refuse_unknown_columns(layout.document_type.document_schema(), arrow_schema_of(folder, shard), extra, where)
     layout = layout if columns is None else layout.chosen(columns)
     pieces = [
         Piece(folder, shard, range(group, group + 1), sum(shard.groups[:group]))
@@ -169,7 +177,9 @@ def _stored(paths: Paths, remote: RemoteOptions) -> list[tuple[Folder, Shard]]:
 
 
 def _grouped(folder: Folder, shard: Shard) -> Shard:
-    """A shard with the rows of its row groups, which its footer tells where no log does."""
+    """A shard with the rows of its row groups, from its block table or its footer."""
+    if shard.table is not None:
+        return replace(shard, groups=block_rows(folder, shard))
     return shard if shard.groups or not shard.rows else counted(folder, replace(shard, rows=-1))
 
 
@@ -223,9 +233,9 @@ class ReadFiles(PartitionStage):
                 how = csv_options(part.file, self.options)
                 yield from iter_csv(self.target.document_type, lines, how, self.options.extra)
             elif part.stop is None and first_byte(source) == b"[":
-                yield from rows_from_json(self.target.document_type, source.read())
+                yield from rows_from_json(self.target.document_type, source.read(), extra=self.options.extra)
             else:
-                yield from iter_ndjson(self.target.document_type, lines)
+                yield from iter_ndjson(self.target.document_type, lines, extra=self.options.extra)
 
     def _whole(self, file: FileRef) -> Any:
         schema = self.target.document_type.document_schema()
@@ -303,7 +313,7 @@ def _inferred(kind: str, file: FileRef, options: FileOptions) -> DocumentLayout:
                 return _class_of_csv(source, csv_options(file, options))
             content = source.read() if first_byte(source) == b"[" else b"".join(source.readlines(_INFERRED_BYTES))
         return layout_from_arrow(_json_schema(content))
-    except pa.ArrowException as error:
+    except (pa.ArrowException, ValueError) as error:
         raise DecodeError(f"{shown(file.url)}: no class can be made from it: {error}. Pass schema=...") from error
 
 
@@ -319,5 +329,5 @@ def _class_of_csv(source: IO[bytes], options: CsvOptions) -> DocumentLayout:
 
 def _json_schema(content: bytes) -> pa.Schema:
     if content.lstrip()[:1] == b"[":
-        return pa.Table.from_pylist(json.loads(content)).schema
+        return pa.Table.from_pylist(parse_json(content)).schema
     return pa.json.read_json(pa.BufferReader(content)).schema

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from quire.array._columns_view import find_column
 from quire.array._filter import compile_filter
@@ -17,9 +18,9 @@ from quire.columns import Columns
 from quire.distributed._calls import Call
 from quire.distributed._chunks import by_bytes
 from quire.distributed._failures import partition_error
+from quire.distributed._lanes import until_stopped
 from quire.distributed._layouts import DocumentLayout
 from quire.distributed._stage import Failed, OnError, PartitionStage, Sources, attempted
-from quire.storage._where import _compared, _paths
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,7 +52,7 @@ class FilterRows(PartitionStage):
         test, first = compile_filter(query, self.source.layout.schema), 0
         for chunk in by_bytes(batches):
             columns = self._looked_at.decode(chunk)
-            kept = None if isinstance(self.query, Call) else _compared(columns, self.query)  # all at once, if it can be
+            kept = test.mask(columns)
             if kept is None:
                 kept = self._rows(columns, test, partition, Sources(self.source, chunk, first))
             first += len(chunk)
@@ -63,11 +64,11 @@ class FilterRows(PartitionStage):
         """What must be decoded: of a query, the fields that it names."""
         if isinstance(self.query, Call) or self.source.paths is not None:
             return self.source
-        return replace(self.source, paths=[path[:1] for path in _paths(self.query)] or None)
+        return replace(self.source, paths=[path[:1] for path in compile_filter(self.query, None).paths] or None)
 
     def _rows(self, columns: Columns, test: Any, partition: int, sources: Sources) -> NDArray[np.bool_]:
         kept = np.zeros(len(columns), np.bool_)
-        for row, document in enumerate(columns.iter_documents()):
+        for row, document in enumerate(until_stopped(columns.iter_documents())):
             found = attempted(test, document)
             if isinstance(found, Failed):
                 if self.on_error == "raise":
@@ -165,6 +166,39 @@ class Conform(PartitionStage):
     def work(self, _: int, batches: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
         """Each record batch is read as the class has it."""
         return map(self.target.conformed, batches)
+
+
+@dataclass(frozen=True)
+class AppendKeys(PartitionStage):
+    """Adds columns with the values of fields of nested documents, for engines to partition by."""
+
+    source: DocumentLayout
+    paths: tuple[tuple[str, ...], ...]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns to partition by: the added ones, and fields of the document itself."""
+        return [path[0] if len(path) == 1 else f"quire key {i}" for i, path in enumerate(self.paths)]
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """That of the rows, and the keys."""
+        schema = self.source.fields
+        for name, path in self._added():
+            arrow_type = schema.field(path[0]).type
+            for part in path[1:]:
+                arrow_type = arrow_type.field(part).type
+            schema = schema.append(pa.field(name, arrow_type))
+        return schema
+
+    def _added(self) -> list[tuple[str, tuple[str, ...]]]:
+        return [(name, path) for name, path in zip(self.names, self.paths, strict=True) if len(path) > 1]
+
+    def work(self, _: int, batches: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
+        """Each record batch with its keys; None where the nested document is None."""
+        for batch in batches:
+            keys = [pc.struct_field(batch.column(path[0]), list(path[1:])) for _, path in self._added()]
+            yield pa.RecordBatch.from_arrays([*batch.columns, *keys], schema=self.schema)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from typing_extensions import Self
 
+from quire._extra_fields import Extra
 from quire._parametrize import ParametrizedMeta
 from quire.array import DocumentArray, DocumentBatch
 from quire.array._filter import compile_filter
@@ -28,7 +29,7 @@ from quire.distributed._sources import Paths
 from quire.distributed._stage import MapChunks, MapRows, OnError
 from quire.distributed._write import write_frame
 from quire.document import BaseDocument
-from quire.errors import OptionError, RowIndexError, SchemaError
+from quire.errors import OptionError, RowIndexError, SchemaError, check_options
 from quire.files import RemoteOptions
 from quire.storage import WriteOptions
 
@@ -95,31 +96,34 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         num_partitions: int | None = None,
         engine: str | Engine = "local",
         schema: type[Any] | None = None,
+        extra: Extra = "ignore",
         remote: RemoteOptions | None = None,
     ) -> DocumentShards[DocT]:
         """Parquet or Arrow files: a file, a folder, a dataset, a pattern, or several; a path or any address.
 
         Without a class, documents are of the class that wrote the files if that is loaded, else of one made for them.
+        Columns that the class has no field for are ignored, or refused with `extra='forbid'`.
         """
         known, made = _make.known_class(cls.document_type, schema), engine_by_name(engine)
         store = remote or RemoteOptions()
-        return cls._read(made, plan_parquet(path, known, columns, num_partitions, made.workers, store))
+        return cls._read(made, plan_parquet(path, known, columns, num_partitions, made.workers, store, extra))
 
     @classmethod
-    def read_csv(
+    def read_csv(  # noqa: PLR0913
         cls,
         path: Paths,
         *,
         num_partitions: int | None = None,
         engine: str | Engine = "local",
         schema: type[Any] | None = None,
-        **options: Any,
+        delimiter: str | None = None,
+        encoding: str = "utf-8",
+        extra: Extra = "forbid",
+        remote: RemoteOptions | None = None,
     ) -> DocumentShards[DocT]:
-        """Tables of text, as `DocumentArray.from_csv` reads them; whole files go to partitions.
-
-        `options` are fields of `FileOptions`: delimiter, encoding, extra='error' or 'ignore', remote.
-        """
-        return cls._read_files("csv", path, num_partitions, engine, schema, FileOptions(**options))
+        """Tables of text, as `DocumentArray.from_csv` reads them; whole files go to partitions."""
+        options = FileOptions(delimiter, encoding, extra, remote or RemoteOptions())
+        return cls._read_files("csv", path, num_partitions, engine, schema, options)
 
     @classmethod
     def read_json(
@@ -129,10 +133,11 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         num_partitions: int | None = None,
         engine: str | Engine = "local",
         schema: type[Any] | None = None,
+        extra: Extra = "forbid",
         remote: RemoteOptions | None = None,
     ) -> DocumentShards[DocT]:
         """Files with a JSON object in each line, or with one array of them; whole files go to partitions."""
-        options = FileOptions(remote=remote or RemoteOptions())
+        options = FileOptions(extra=extra, remote=remote or RemoteOptions())
         return cls._read_files("json", path, num_partitions, engine, schema, options)
 
     @classmethod
@@ -213,9 +218,10 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
     ) -> DocumentShards[Any]:
         """What a function makes of partitions: it gets a `DocumentArray` and gives documents, as many as it likes.
 
-        It is called with about 16 MiB of a partition at a time. `args` and `kwargs` come behind the array; for a class,
-        they are what its instances are made with, one in each worker. Documents of another class are known by the
-        annotation of what the function returns, by `schema`, or else by what it makes of the first row.
+        It is called with about 16 MiB of a partition at a time; after `partition_by` with each partition as a whole, so
+        that it sees all documents of a group. `args` and `kwargs` come behind the array; for a class,
+        they are what its instances are made with, one in each worker. A function that returns documents of another
+        class says so by its return annotation or by `schema`; with neither, they are of the class of these shards.
         """
         return self._chunks(Call(func, args, kwargs), "array", None, on_error, schema)
 
@@ -229,11 +235,14 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
     ) -> DocumentShards[Any]:
         """What a function makes of each document; it keeps its id unless the function gives it another.
 
+        A function that returns another class says so by its return annotation or by `schema`. Nothing runs before rows
+        are asked for.
+
         On a row for which the function fails, `on_error` is 'raise', 'skip', or 'null': a document whose fields are
         None where they can be, and as they were else.
         """
         call = Call(func, args, kwargs)
-        target = _make.target_of(self._rows, call, schema, "document")
+        target = _make.target_of(self._rows, call, schema)
         return self._run(
             MapRows(call, self._rows.layout, target, self._checked(on_error, target)), keeps_rows=on_error != "skip"
         )
@@ -249,6 +258,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
     ) -> DocumentShards[Any]:
         """What a function makes of each `DocumentBatch` of so many rows, by default of about 16 MiB.
 
+        Without a `batch_size` after `partition_by`, it gets each partition as a whole.
         It gives a batch or documents, as many as it likes. The last batch of a partition may be shorter. See `map`.
         """
         if batch_size is not None and batch_size < 1:
@@ -258,9 +268,25 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
     def _chunks(
         self, call: Call, form: str, size: int | None, on_error: OnError, schema: type[Any] | None
     ) -> DocumentShards[Any]:
-        target = _make.target_of(self._rows, call, schema, form)
+        target = _make.target_of(self._rows, call, schema)
         checked = self._checked(on_error, target)
-        return self._run(MapChunks(call, self._rows.layout, target, checked, size, form == "batch"))
+        whole = size is None and self._has_whole_groups(on_error)
+        return self._run(MapChunks(call, self._rows.layout, target, checked, size, form == "batch", whole))
+
+    def _has_whole_groups(self, on_error: OnError) -> bool:
+        """Whether functions get partitions as a whole, since `partition_by` has made them of groups."""
+        grouping = self._rows.grouping
+        if grouping == "broken":
+            raise OptionError(
+                "partition_by() was followed by union(), or by cache() on Ray, which cuts large partitions: the "
+                "function would see parts of groups. Call partition_by() after it, directly before the function."
+            )
+        if grouping == "whole" and on_error != "raise":
+            raise OptionError(
+                f"on_error={on_error!r} calls a function that fails for each row alone, and after partition_by() it is "
+                "to see whole groups. Catch the error in the function, or pass a batch_size to map_batch()."
+            )
+        return grouping == "whole"
 
     def filter(
         self, query: Callable[..., Any] | Mapping[str, Any], *args: Any, on_error: OnError = "raise", **kwargs: Any
@@ -298,17 +324,25 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
     def repartition(self, num_partitions: int) -> Self:
         """The documents in so many partitions of about one size."""
         number = _make.check_partitions(num_partitions)
-        return self._kept(self.engine.repartition(self._rows.frame, number or 1))
+        return self._kept(self.engine.repartition(self._rows.frame, number or 1), grouping="none")
 
     def partition_by(self, cols: str | Iterable[str], num_partitions: int | None = None) -> Self:
-        """Documents that are equal in these fields come into one partition."""
-        names, number = _make.key_columns(self._rows.layout, cols), _make.check_partitions(num_partitions)
-        return self._kept(self.engine.partition_by(self._rows.frame, names, number or self.num_partitions()))
+        """Move documents that are equal in these fields, or at these paths, into one partition.
+
+        A function of `transform_shard`, or of `map_batch` without a `batch_size`, then gets whole partitions: all
+        documents of each group, in memory. Use as many partitions as make them small enough.
+        """
+        number = _make.check_partitions(num_partitions) or self.num_partitions()
+        return self._of(_make.partition_by(self._rows, cols, number))  # type: ignore[return-value]
 
     def shuffle(self, seed: int | None = None) -> Self:
-        """The documents in random order, over all partitions."""
+        """The documents in random order, over all partitions.
+
+        A seed gives the same order each time for the same data in the same partitions on the same engine. Another
+        engine has another order.
+        """
         number = random.getrandbits(31) if seed is None else seed
-        return self._kept(self.engine.shuffle(self._rows.frame, number))
+        return self._kept(self.engine.shuffle(self._rows.frame, number), grouping="none")
 
     def sample(self, fraction: float, seed: int = 0, *, by: str = "id") -> Self:
         """About such a part of the documents: those whose `by` has a hash, with the seed, below the fraction.
@@ -342,14 +376,16 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         known = [rows.total for rows in every if rows.total is not None]
         total = sum(known) if len(known) == len(every) else None
         frame = self.engine.union([rows.frame for rows in every])
-        return self._of(self._rows._replace(frame=frame, total=total))  # type: ignore[return-value]
+        grouping: _make.Grouping = "none" if all(rows.grouping == "none" for rows in every) else "broken"
+        return self._of(self._rows._replace(frame=frame, total=total, grouping=grouping))  # type: ignore[return-value]
 
     def cache(self) -> Self:
         """The same documents; what they are made by runs once, when they are first needed."""
-        return self._kept(self.engine.cache(self._rows.frame))
+        cut = self.engine.name == "ray" and self._rows.grouping != "none"  # Ray makes blocks of at most 128 MiB
+        return self._kept(self.engine.cache(self._rows.frame), grouping="broken" if cut else None)
 
-    def _kept(self, frame: Any) -> Self:
-        return self._of(self._rows.kept(frame))  # type: ignore[return-value]
+    def _kept(self, frame: Any, grouping: _make.Grouping | None = None) -> Self:
+        return self._of(self._rows.kept(frame)._replace(grouping=grouping or self._rows.grouping))  # type: ignore[return-value]
 
     # --- what runs
 
@@ -403,5 +439,6 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
 
         `more` are fields of `WriteOptions`: format='parquet' or 'arrow', mode='create', 'append' or 'overwrite', ...
         """
+        check_options("write_dataset", more, WriteOptions.__dataclass_fields__)
         chosen = replace(options or WriteOptions(), **more)
         write_frame(self.engine, self._rows.frame, self._rows.layout, url, chosen)

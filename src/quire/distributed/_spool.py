@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,19 +14,48 @@ import pyarrow as pa
 from quire.storage._memory import map_file
 
 IN_MEMORY = 32 << 20
-"""So many bytes of a partition wait in memory."""
+"""The most bytes of one partition that wait in memory."""
+ALL_IN_MEMORY = 256 << 20
+"""The most bytes of all partitions together that wait in memory."""
 Batches = list[pa.RecordBatch]
 
 
-def held(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Batches:
-    """The record batches, all of them; those of a large partition lie in a file that is gone when nobody needs it."""
+class MemoryBudget:
+    """How many bytes the partitions of one exchange may still keep in memory. Threads share it."""
+
+    def __init__(self, size: int | None = None) -> None:
+        self._left = ALL_IN_MEMORY if size is None else size
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> bool:
+        """Reserve bytes, if there are that many."""
+        with self._lock:
+            if size > self._left:
+                return False
+            self._left -= size
+            return True
+
+    def give_back(self, size: int) -> None:
+        """Return reserved bytes."""
+        with self._lock:
+            self._left += size
+
+
+def held(batches: Iterable[pa.RecordBatch], schema: pa.Schema, budget: MemoryBudget | None = None) -> Batches:
+    """Return all record batches. Large partitions, and those that the budget has no room for, are in a mapped file.
+
+    The file is removed when nobody needs it.
+    """
     waiting: Batches = []
+    budget = budget or MemoryBudget()
     size = 0
     iterator = iter(batches)
     for batch in iterator:
         waiting.append(batch)
-        size += batch.nbytes
-        if size > IN_MEMORY:
+        fits = budget.take(batch.nbytes)
+        size += batch.nbytes if fits else 0
+        if not fits or size > IN_MEMORY:
+            budget.give_back(size)
             return drain_spool(write_spool(_chain(waiting, iterator), schema))
     return [compact(batch) for batch in waiting]
 

@@ -22,9 +22,11 @@ from quire.distributed._arenas import Arena, Tensors
 from quire.distributed._calls import Call
 from quire.distributed._chunks import BLOCK_BYTES, CHUNK_BYTES, by_bytes, by_multiples
 from quire.distributed._failures import partition_error
+from quire.distributed._lanes import until_stopped
 from quire.distributed._layouts import DocumentLayout
 from quire.distributed._nulls import null_document
-from quire.errors import DocumentTypeError, PartitionError
+from quire.document import BaseDocument
+from quire.errors import DocumentTypeError, OptionError, PartitionError
 from quire.storage._write import rows_within
 from quire.tensors import describe
 
@@ -49,7 +51,7 @@ class PartitionStage(ABC):
     def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The same, with the partition named by whatever goes wrong."""
         try:
-            yield from self.work(partition, batches)
+            yield from until_stopped(self.work(partition, batches))
         except PartitionError:
             raise
         except Exception as error:
@@ -113,6 +115,8 @@ class MapChunks(PartitionStage):
     """The rows of a chunk; None for as many as make about CHUNK_BYTES."""
     columns: bool = False
     """Whether the function takes a DocumentBatch, or a DocumentArray."""
+    whole: bool = False
+    """Whether the function gets a partition as a whole, however large: it holds groups, which must not be split."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -133,6 +137,11 @@ class MapChunks(PartitionStage):
             first += len(chunk)
 
     def _chunks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, Columns]]:
+        if self.whole:
+            if partition := list(batches):
+                chunk = _concat(partition)
+                yield chunk, self.source.decode(chunk)
+            return
         if self.rows is None:
             yield from ((chunk, self.source.decode(chunk)) for chunk in by_bytes(batches))
             return
@@ -169,6 +178,17 @@ class MapChunks(PartitionStage):
             alone = Sources(self.source, sources.chunk.slice(row, 1), sources.first + row)
             given = attempted(function, self._argument(self.source.decode(alone.chunk)), _listed)
             yield from alone.all_given(given)
+
+
+def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    try:
+        return pa.concat_batches(batches)
+    except pa.ArrowInvalid as error:
+        size = sum(batch.nbytes for batch in batches)
+        raise OptionError(
+            f"a partition of {size:,} bytes does not fit into one Arrow record batch, and after partition_by() "
+            f"functions get whole partitions: use more of them. ({error})"
+        ) from error
 
 
 class Sources:
@@ -224,7 +244,7 @@ def _listed(given: Any) -> list[Any]:
         raise DocumentTypeError(f"the function must give an array of documents, but gave {describe(given)}.")
     if is_document_type(type(given)):
         raise DocumentTypeError("the function gave one document; it must give an array of them. Use map() instead.")
-    return list(given)
+    return list(until_stopped(given))
 
 
 class Encoder:
@@ -238,7 +258,7 @@ class Encoder:
         """Record batches of about BLOCK_BYTES."""
         block: list[Given] = []
         size, wanted, arena = 0, self._target.document_type, Arena(self._target.layout, BLOCK_BYTES)
-        for item in given:
+        for item in until_stopped(given):
             kept = item if type(item.result) is wanted else self._checked(item)
             if kept is None:
                 continue
@@ -251,18 +271,30 @@ class Encoder:
 
     def _checked(self, given: Given) -> Given | None:
         """The row with a document in it; None if there is to be no row."""
+        self._check_class(given)
         result = given.result
         if not isinstance(result, Failed):
             result = attempted(self._document, result)
         return self._rescued(given, result.error) if isinstance(result, Failed) else given._replace(result=result)
 
     def _document(self, item: Any) -> Any:
-        wanted = self._target.document_type
         if isinstance(item, Mapping):
-            return wanted.model_validate(item)
-        if not isinstance(item, wanted):
+            return self._target.document_type.model_validate(item)
+        if not isinstance(item, self._target.document_type):
             raise wrong_type(self._target, item)
         return item
+
+    def _check_class(self, given: Given) -> None:
+        """Raise for a document of another class: a mistake in the program, which `on_error` does not apply to.
+
+        A subclass is one, too: its own fields have no place in the rows and would be lost.
+        """
+        result, expected = given.result, self._target.document_type
+        if not isinstance(result, BaseDocument) or type(result) is expected:
+            return
+        if not isinstance(result, expected) or type(result).model_fields.keys() - expected.model_fields.keys():
+            error = wrong_type(self._target, result)
+            raise self.failed(error, given) from error
 
     def _rescued(self, given: Given, error: Exception) -> Given | None:
         if self._on_error == "skip":
@@ -306,9 +338,13 @@ class Encoder:
 
 
 def wrong_type(target: DocumentLayout, item: Any) -> DocumentTypeError:
-    """What a function gave is no document of the class that the shards are of."""
+    """Return the error for a result that is not a document of the class that the shards are of."""
     name = target.document_type.__name__
+    returned = item.document_type if isinstance(item, DocumentBatch) else type(item)
+    if not is_document_type(returned):
+        return DocumentTypeError(f"the function must return documents of {name}, but returned {describe(item)}.")
+    subclass = f", a subclass of {name} with more fields" if issubclass(returned, target.document_type) else ""
     return DocumentTypeError(
-        f"the function must give documents of {name}, but gave {describe(item)}. If it is to give another class, say "
-        f"so: by the annotation of what it returns, or by schema=."
+        f"the function must return documents of {name}, but returned {returned.__name__}{subclass}. If that is what it "
+        f"is to return, declare it: annotate the function's return type, or pass schema={returned.__name__}."
     )

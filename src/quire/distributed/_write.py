@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ from quire.errors import OptionError
 from quire.files import Folder, open_folder
 from quire.storage import Shard, WriteOptions
 from quire.storage._layout import Layout
-from quire.storage._manifest import Log, Manifest
+from quire.storage._manifest import Log, Manifest, encode_line
 from quire.storage._sink import parquet_packing
 from quire.storage._write import DatasetWriter, _check_counted, _earlier, _replace_all
 
@@ -43,7 +43,7 @@ class _Attempt(Log):
 
     def add(self, shard: Shard) -> None:
         """Kept for the report."""
-        self.lines.append(json.dumps(asdict(shard)))
+        self.lines.append(json.dumps(shard.to_dict()))
 
 
 class _AttemptWriter(DatasetWriter[Any]):
@@ -125,7 +125,7 @@ def write_frame(engine: Engine, frame: Frame[Any], layout: DocumentLayout, url: 
 def _reported(reports: Iterable[pa.RecordBatch]) -> list[Shard]:
     """The files of all partitions, which reports come in the order of."""
     lines = [line for batch in reports for text in batch.column("shards").to_pylist() for line in json.loads(text)]
-    return [Shard(**{**line, "groups": tuple(line["groups"])}) for line in lines]
+    return [Shard.from_dict(line) for line in lines]
 
 
 def _empty(folder: Folder, layout: DocumentLayout, options: WriteOptions, job: str) -> Shard:
@@ -134,7 +134,7 @@ def _empty(folder: Folder, layout: DocumentLayout, options: WriteOptions, job: s
     with _AttemptWriter(folder, layout.layout, options, attempt) as writer:
         writer._open_shard()
     [line] = map(json.loads, attempt.lines)
-    return Shard(**{**line, "groups": tuple(line["groups"])})
+    return Shard.from_dict(line)
 
 
 def _remove_attempts(folder: Folder, job: str, kept: Any) -> None:
@@ -146,14 +146,9 @@ def _remove_attempts(folder: Folder, job: str, kept: Any) -> None:
 
 def _commit(folder: Folder, log: Log, shards: Iterable[Shard], options: WriteOptions) -> None:
     """Let the files count, all at once."""
-    log.lines.extend(_line(shard) for shard in shards)
+    log.lines.extend(encode_line(shard.to_dict()) for shard in shards)
     if log.replaces:
         _replace_all(folder, log, options.remote)
     else:
         log.publish(None)
         _check_counted(folder, log, options.remote)
-
-
-def _line(shard: Shard) -> str:
-    told = {name: value for name, value in asdict(shard).items() if name != "stamp"}
-    return json.dumps(told, separators=(",", ":"))

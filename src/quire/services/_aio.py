@@ -13,11 +13,10 @@ from typing import Any
 from typing_extensions import Self
 
 from quire._optional import require
-from quire.errors import ServiceError
 from quire.services._calls import OPTIONS, Calls
 from quire.services._door import too_many
 from quire.services._endpoints import Endpoint
-from quire.services._errors import FAILURES, KIND, Status, function_failed, status_of
+from quire.services._errors import FAILURES, KIND, REFUSALS, Status, function_failed, status_of
 from quire.services._methods import DESCRIBE, Offer, Offered
 from quire.services._options import ServeOptions, bind
 from quire.services._security import check_caller
@@ -163,7 +162,7 @@ class AsyncServer:
             if endpoint.batched:
                 value = await asyncio.wrap_future(self._calls.submit(endpoint, data))
             elif endpoint.is_async:
-                value = await self._awaited(endpoint, endpoint.takes.decode(data, OPTIONS))
+                value = await self._awaited(endpoint, endpoint.takes.receive(data, OPTIONS))
             else:
                 return await self._loop.run_in_executor(self._pool, self._calls.answer, endpoint, data)
             return self._calls.encode(endpoint, value)
@@ -171,7 +170,7 @@ class AsyncServer:
     async def _awaited(self, endpoint: Endpoint, value: Any) -> Any:
         try:
             return await endpoint.function(value)
-        except ServiceError:
+        except REFUSALS:
             raise
         except FAILURES as error:
             raise function_failed(endpoint.name, error) from error

@@ -9,10 +9,10 @@ from concurrent.futures import Future
 from typing import Any
 
 from quire.codec import ReadOptions
-from quire.errors import QuireError, ServiceError
+from quire.errors import QuireError
 from quire.services._batching import Batcher
 from quire.services._endpoints import Endpoint
-from quire.services._errors import FAILURES, function_failed
+from quire.services._errors import FAILURES, REFUSALS, function_failed
 from quire.services._forms import Side
 from quire.services._limits import Account, Budget, Limits
 from quire.services._parts import Joiner, parts_of
@@ -44,17 +44,17 @@ class Calls:
 
     def submit(self, endpoint: Endpoint, data: bytes) -> Future[Any]:
         """Let a request wait for others; its answer is a value."""
-        return self.batchers[endpoint.name].submit(lambda: endpoint.takes.decode(data, OPTIONS))
+        return self.batchers[endpoint.name].submit(lambda: endpoint.takes.receive(data, OPTIONS))
 
     def answer(self, endpoint: Endpoint, data: bytes) -> bytes:
         """The answer to a request, in bytes."""
-        return self.encode(endpoint, self._one(endpoint, endpoint.takes.decode(data, OPTIONS)))
+        return self.encode(endpoint, self._one(endpoint, endpoint.takes.receive(data, OPTIONS)))
 
     def _one(self, endpoint: Endpoint, value: Any) -> Any:
         try:
             return self._caller(endpoint)(value)
-        except ServiceError:
-            raise  # the function's own refusal
+        except REFUSALS:
+            raise
         except FAILURES as error:
             raise function_failed(endpoint.name, error) from error
 
@@ -87,7 +87,7 @@ class Calls:
             if endpoint.batched:
                 yield self.submit(endpoint, data).result()
             else:
-                value = endpoint.takes.decode(data, OPTIONS)
+                value = endpoint.takes.receive(data, OPTIONS)
                 yield from self._guarded(endpoint, lambda value=value: self._made(endpoint, value), items)  # type: ignore[misc]
 
     def _made(self, endpoint: Endpoint, value: Any) -> Iterator[Any]:
@@ -106,7 +106,7 @@ class Calls:
         try:
             made = make()
             yield from made
-        except ServiceError:
+        except REFUSALS:
             raise
         except FAILURES as error:
             if items.fault is not None:
@@ -147,7 +147,7 @@ class Items(Iterator[Any]):
 
     def __next__(self) -> Any:
         try:
-            return self._side.decode(next(self._raw), OPTIONS)
+            return self._side.receive(next(self._raw), OPTIONS)
         except StopIteration:
             raise
         except BaseException as error:

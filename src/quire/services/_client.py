@@ -45,7 +45,7 @@ def closed(target: str) -> ServiceError:
 
 def local_endpoints(service: Any) -> dict[str, Endpoint]:
     """The endpoints that the client's own program knows by their signatures."""
-    return {} if service is None else endpoints_of(service)
+    return {} if service is None else endpoints_of(service, construct=False)
 
 
 class Client:

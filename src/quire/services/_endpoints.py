@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_type_hints, overload
 
-from quire.errors import OptionError, SchemaError
+from quire.errors import OptionError, SchemaError, check_options
 from quire.services._forms import Side, side_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,6 +47,7 @@ def endpoint(function: Any = None, **options: Any) -> Any:
     max_wait: how many seconds the first call waits for others.
     name: the endpoint's name, unless it is that of the function.
     """
+    check_options("endpoint", options, EndpointOptions.__dataclass_fields__)
     chosen = EndpointOptions(**options)
 
     def mark(target: Any) -> Any:
@@ -82,10 +83,14 @@ class Endpoint:
         return f"{self.name}({self.takes}) -> {self.gives}"
 
 
-def endpoints_of(service: Any) -> dict[str, Endpoint]:
-    """The endpoints of a function, a class, an object or a list of such, by name."""
+def endpoints_of(service: Any, *, construct: bool = True) -> dict[str, Endpoint]:
+    """The endpoints of a function, a class, an object or a list of such, by name.
+
+    With `construct=False` a class is not called, and its endpoints serve for their signatures alone: a client must not
+    load a model in order to know the types.
+    """
     found: dict[str, Endpoint] = {}
-    for made in _collected(service):
+    for made in _collected(service, construct=construct):
         if made.name in found:
             raise SchemaError(f"two endpoints are called {made.name!r}: give one of them a name with @endpoint(name=).")
         found[made.name] = made
@@ -110,14 +115,18 @@ def _name_of(service: Any) -> str:
     return str(getattr(named, "__name__", "Service"))
 
 
-def _collected(service: Any) -> Iterable[Endpoint]:
+def _collected(service: Any, *, construct: bool) -> Iterable[Endpoint]:
     if isinstance(service, (list, tuple)):
-        return [made for part in service for made in _collected(part)]
+        return [made for part in service for made in _collected(part, construct=construct)]
     if inspect.isroutine(service):
         return [make_endpoint(service)]
-    instance = service() if isinstance(service, type) else service
-    methods = [(name, getattr(instance, name)) for name in dir(type(instance)) if not name.startswith("_")]
-    found = [make_endpoint(method) for _, method in methods if inspect.isroutine(method) and _is_meant(method)]
+    instance = service
+    if isinstance(service, type):
+        instance = service() if construct else object.__new__(service)
+    # Looked up on the class first, so that no property runs.
+    names = [name for name in dir(type(instance)) if not name.startswith("_")]
+    methods = [getattr(instance, name) for name in names if inspect.isroutine(getattr(type(instance), name))]
+    found = [make_endpoint(method) for method in methods if _is_meant(method)]
     if not found and callable(instance) and not isinstance(service, type):
         return [make_endpoint(instance)]
     return found

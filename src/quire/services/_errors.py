@@ -12,6 +12,7 @@ from quire.errors import (
     CodecError,
     DocumentTypeError,
     FunctionError,
+    MissingValueError,
     PathError,
     QuireError,
     SchemaError,
@@ -28,6 +29,12 @@ KIND = "quire-error"
 """The name of the metadata that tells which error it was."""
 FAILURES = (Exception, SystemExit)
 """What a function may fail with. A function that would end the process ends its call: somebody waits for an answer."""
+REFUSALS = (ServiceError, MissingValueError)
+"""What a function fails with because of what it was called with: the caller gets the error itself.
+
+A ServiceError is the function's own refusal; a MissingValueError comes from a column that it reads, and the caller left
+empty.
+"""
 _LONGEST = 1500
 _TOO_LARGE = re.compile(r"(?<!SERVER: )Received message larger than max \(\d+ vs\. (\d+)\)")
 """How gRPC tells of an answer that the client does not want; its requests are never too large."""
@@ -38,6 +45,7 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (ServiceUnavailableError, "UNAVAILABLE"),
     (CodecError, "INVALID_ARGUMENT"),
     (DocumentTypeError, "INVALID_ARGUMENT"),
+    (MissingValueError, "INVALID_ARGUMENT"),
     (SchemaError, "FAILED_PRECONDITION"),
     (PathError, "UNIMPLEMENTED"),
     (FunctionError, "INTERNAL"),

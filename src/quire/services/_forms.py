@@ -71,9 +71,18 @@ class Side:
             return batch_from_message(self.python_type, data, options)
         return array_from_message(self.python_type, data, options)
 
+    def receive(self, data: Any, options: ReadOptions) -> Any:
+        """The value in the bytes of a request, for a function: a batch of it does not show zeros for missing values."""
+        return guard_missing(self.decode(data, options))
+
     def __str__(self) -> str:
         name = self.python_type.__name__
         return f"a stream of {name}" if self.stream else name
+
+
+def guard_missing(value: Any) -> Any:
+    """The value; reading a column of a batch in which numbers or tensors are missing raises MissingValueError."""
+    return value._guarded() if isinstance(value, DocumentBatch) else value
 
 
 def side_of(annotation: Any, where: str) -> Side:

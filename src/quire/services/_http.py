@@ -13,10 +13,11 @@ from weakref import WeakKeyDictionary
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError, PydanticUndefined
 
+from quire._extra_fields import unknown_field
 from quire._optional import require
-from quire.errors import MissingDependencyError, QuireError, SchemaError
+from quire.errors import MissingDependencyError, MissingValueError, QuireError, SchemaError
 from quire.services._endpoints import _hints
-from quire.services._forms import Side, side_of
+from quire.services._forms import Side, guard_missing, side_of
 from quire.services._http_media import FILE, JSON, LINES, PROTOBUF, chosen, media_type
 from quire.services._limits import Limits
 from quire.tensors import describe
@@ -69,7 +70,9 @@ class DocumentRoute(APIRoute):  # type: ignore[misc]
                 try:
                     answer: Response = await inner(LimitedRequest(request, gate.limits, account))
                 except RequestValidationError as error:
-                    raise RequestValidationError(_without_values(error.errors())) from error
+                    raise RequestValidationError(plan.explain(error.errors())) from error
+                except MissingValueError as error:  # of a column that the client left empty, and the function reads
+                    raise HTTPException(422, str(error)) from error
             return answer
 
         return handle
@@ -84,8 +87,10 @@ class _Plan:
         given, self._returns = _typed(function)
         self._gives = _side(response_model) or _side(self._returns)
         bodies = [parameter.name for parameter in given if _is_body(parameter)]
+        sides = {parameter.name: _body_side(parameter) for parameter in given if parameter.name in bodies}
         alone = len(bodies) == 1 and not _embeds(given, bodies[0])
-        self._takes = next(_body_side(each) for each in given if each.name == bodies[0]) if alone else None
+        self._takes = sides[bodies[0]] if alone else None
+        self._document_types = {name: side.document_type for name, side in sides.items() if side is not None}
         parameters = [self._as_body(each) if each.name in bodies else each for each in given]
         self.endpoint = self._wrapped(function, parameters) if bodies or self._gives else function
 
@@ -102,12 +107,13 @@ class _Plan:
         if inspect.iscoroutinefunction(function):
 
             async def made(*, quire_request: Request, **values: Any) -> Any:
-                return await answer_async(self._gives, await function(**values), self._wanted(quire_request))
+                given = await function(**_guarded(values))
+                return await answer_async(self._gives, given, self._wanted(quire_request))
 
         else:
 
             def made(*, quire_request: Request, **values: Any) -> Any:
-                return answer(self._gives, function(**values), self._wanted(quire_request))
+                return answer(self._gives, function(**_guarded(values)), self._wanted(quire_request))
 
         by_name = inspect.Parameter.KEYWORD_ONLY
         asked = [parameter.replace(kind=by_name) for parameter in parameters]
@@ -119,6 +125,29 @@ class _Plan:
             setattr(made, name, getattr(function, name, None))
         setattr(made, _DONE, self)
         return made
+
+    def explain(self, errors: Any) -> list[Any]:
+        """What is wrong with a request, with the nearest names for unknown fields.
+
+        The values are left out: they may be large and may have no form in JSON.
+        """
+        problems = []
+        for error in errors:
+            problem = {name: value for name, value in error.items() if name != "ctx"}
+            if "input" in problem:
+                problem["input"] = describe(problem["input"])
+            if problem["type"] == "extra_forbidden" and problem["loc"][0] == "body":
+                problem["msg"] = self._unknown_field(list(problem["loc"][1:])) or problem["msg"]
+            problems.append(problem)
+        return problems
+
+    def _unknown_field(self, location: list[int | str]) -> str | None:
+        name = str(location.pop(0)) if self._takes is None else next(iter(self._document_types))
+        if name not in self._document_types:
+            return None
+        if isinstance(location[0], int):  # the row of an array
+            location.pop(0)
+        return unknown_field(self._document_types[name], tuple(location))
 
     # --- media types
 
@@ -171,6 +200,10 @@ class _Plan:
         return options
 
 
+def _guarded(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: guard_missing(value) for name, value in values.items()}
+
+
 def _decoded(takes: Side, max_bytes: int, value: Any) -> Any:
     """Bytes of a body as documents, be it a message or a file; what JSON gave is left to pydantic."""
     if not isinstance(value, bytes):
@@ -181,12 +214,6 @@ def _decoded(takes: Side, max_bytes: int, value: Any) -> Any:
         raise
     except QuireError as error:
         raise PydanticCustomError("documents", "{reason}", {"reason": str(error)}) from error
-
-
-def _without_values(errors: Any) -> list[Any]:
-    """What pydantic found wrong, without the values, which may be large and may have no form in JSON."""
-    told = [{name: value for name, value in error.items() if name != "ctx"} for error in errors]
-    return [{**error, "input": describe(error["input"])} if "input" in error else error for error in told]
 
 
 def _typed(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], Any]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import TypedDict
+from typing_extensions import Self, TypedDict
 
-from quire.errors import OptionError, ServiceError
+from quire.errors import OptionError, ServiceError, check_options
 from quire.services._limits import ASIDE, Limits
 from quire.services._memory import keep_memory
 from quire.services._security import Authorize, Tls
@@ -49,6 +49,12 @@ class ServeOptions:
     proto: str | os.PathLike[str] | None = None
     reflection: bool | None = None
     grace: float = 30.0
+
+    @classmethod
+    def of(cls, call: str, keywords: Serving) -> Self:
+        """The options of a call; an unknown keyword is an error."""
+        check_options(call, keywords, Serving.__annotations__)
+        return cls(**keywords)
 
     def __post_init__(self) -> None:
         if self.grace < 0:

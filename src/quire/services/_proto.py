@@ -81,7 +81,7 @@ def service_proto(
 
     Given the previous one, every number stays in its place, and so does the package unless another is given.
     """
-    return plan_methods(name or service_name(service), endpoints_of(service), previous, package).text()
+    return plan_methods(name or service_name(service), endpoints_of(service, construct=False), previous, package).text()
 
 
 def plan_methods(

@@ -18,11 +18,11 @@ def serve(service: Any, host: str = "127.0.0.1", port: int = 0, **how: Unpack[Se
     The server runs on threads of this process, until its `with` block ends or `stop()` is called. `wait()` waits until
     the process is asked to end. Other machines reach it only through a `host` that is not this machine's own.
     """
-    options = ServeOptions(**how)
+    options = ServeOptions.of("serve", how)
     return Server(make_offer(service, options.limits, options.name, options.previous), host, port, options)
 
 
 def serve_async(service: Any, host: str = "127.0.0.1", port: int = 0, **how: Unpack[Serving]) -> AsyncServer:
     """Serve on the running event loop, inside of `async with`; else as `serve` does."""
-    options = ServeOptions(**how)
+    options = ServeOptions.of("serve_async", how)
     return AsyncServer(make_offer(service, options.limits, options.name, options.previous), host, port, options)

@@ -15,6 +15,8 @@ from quire.distributed.estimator._job import Outcome
 from quire.errors import FunctionError, QuireError
 
 _log = logging.getLogger("quire.distributed")
+_COMMUNICATION = ("torch.distributed", "torch.nn.parallel", "torch.autograd", "torch._tensor", "tensorflow")
+"""Modules whose calls of native code talk to other ranks; a step's gradients are exchanged within `backward`."""
 _PEER = (
     "connection closed by peer",
     "connection reset by peer",
@@ -27,7 +29,7 @@ _PEER = (
     "heartbeat",
     "gloo",
 )
-_NETWORKED = ("torch.distributed", "torch._C._distributed", "tensorflow.python.framework.errors")
+"""How gloo and TensorFlow describe a lost connection: they raise a RuntimeError, or an error that says no more."""
 
 
 class LostRanksError(Exception):
@@ -94,13 +96,24 @@ def _written(path: Path, content: bytes) -> None:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether an error only says that another rank is gone."""
-    told = str(error).lower()
-    module = type(error).__module__
-    networked = isinstance(error, (RuntimeError, ConnectionError, TimeoutError, OSError)) or module.startswith(
-        _NETWORKED
-    )
-    return networked and not isinstance(error, QuireError) and any(words in told for words in _PEER)
+    """Whether an error only says that another rank is gone.
+
+    That is an error which the communication of a framework itself has raised: its innermost frame is theirs. What is
+    raised by code of the user (a callback, a model, a pipeline), or by a library that it calls, is an error of that
+    code, whatever it says.
+    """
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    origin = "" if traceback is None else str(traceback.tb_frame.f_globals.get("__name__", ""))
+    if isinstance(error, QuireError) or not origin.startswith(_COMMUNICATION):
+        return False
+    name, text = type(error).__name__, str(error).lower()
+    if name in ("DistNetworkError", "DistStoreError", "DistBackendError"):
+        return True
+    if name == "UnknownError" and "collective ops" not in text:
+        return False  # TensorFlow wraps errors of Python functions in a pipeline in it
+    return any(words in text for words in _PEER)
 
 
 def with_restarts(launch: Callable[[Attempt], list[Outcome]], folder: Path, restarts: int) -> list[Outcome]:

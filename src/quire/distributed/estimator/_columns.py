@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.array import DocumentBatch
-from quire.errors import ColumnError, OptionError, did_you_mean
+from quire.errors import ColumnError, MissingValueError, OptionError, did_you_mean
 
 Names = str | Sequence[str] | None
 
@@ -38,6 +38,11 @@ class Chosen:
             raise OptionError(f"label_cols={list(labels)} without feature_cols: say which columns the model is given.")
         return cls(names_of(feature_cols), labels)
 
+    @property
+    def paths(self) -> tuple[str, ...] | None:
+        """All columns that are read; None where the whole batch is given to the model."""
+        return None if self.features is None else (*self.features, *(self.labels or ()))
+
     def split(self, content: Any) -> tuple[tuple[Any, ...], Any]:
         """The arguments of the model, and the labels."""
         if self.features is None:
@@ -52,7 +57,10 @@ def column(content: Any, name: str) -> Any:
     if isinstance(content, (DocumentBatch, Mapping)):
         if isinstance(content, Mapping) and name not in content:
             raise ColumnError(f"{name!r}: the batch has no such column. {did_you_mean(name, map(str, content))}")
-        return content[name]
+        found = content[name]
+        if found is None and isinstance(content, DocumentBatch):
+            raise MissingValueError(f"{content.schema.name}.{name}: no row of the batch has a value.")
+        return found
     raise OptionError(
         f"feature_cols and label_cols are for documents, frames and dicts; the batches are {type(content).__name__}."
     )

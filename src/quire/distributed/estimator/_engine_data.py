@@ -28,7 +28,9 @@ class FrameSource:
         framework = "torch" if reading.framework == "torch" else "numpy"
         shuffle = "block" if reading.shuffle is not False else False
         size = reading.batch_size or DEFAULT_BATCH
-        dataset = self.converter.dataset(size, seed=reading.seed, framework=framework, shuffle=shuffle)
+        dataset = self.converter.dataset(
+            size, seed=reading.seed, framework=framework, shuffle=shuffle, missing=reading.missing
+        )
         return StreamFeed(dataset, world, reading)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from typing_extensions import Unpack
 
 from quire._optional import require
+from quire.data._missing import MissingOptions
 from quire.distributed._contract import Engine
 from quire.distributed.estimator import _checkpoints
 from quire.distributed.estimator._columns import Chosen, Names
@@ -24,13 +25,21 @@ from quire.distributed.estimator._items import Reading
 from quire.distributed.estimator._job import Job, Outcome, Recipe
 from quire.distributed.estimator._launch import launch
 from quire.distributed.estimator._loop import run_rank
-from quire.distributed.estimator._options import Evaluating, Fitting, Options, Working, batch_size_of, engine_name
+from quire.distributed.estimator._options import (
+    Evaluating,
+    Fitting,
+    Options,
+    TorchWorking,
+    Working,
+    batch_size_of,
+    engine_name,
+)
 from quire.distributed.estimator._predictions import predicted
 from quire.distributed.estimator._progress import shown_progress
 from quire.distributed.estimator._shard_predictions import Predicting, is_of_engine, predicted_shards
 from quire.distributed.estimator._sources import Source
 from quire.distributed.estimator._world import Seat
-from quire.errors import OptionError
+from quire.errors import OptionError, check_options
 
 
 class Estimator:
@@ -57,17 +66,26 @@ class Estimator:
         engine: str | Engine = "local",
         workers: int = 1,
         scheduler: Any = None,
-        **working: Unpack[Working],
+        **working: Unpack[TorchWorking],
     ) -> Estimator:
         """An Estimator of a model of torch.
 
         Each of them is an instance, or a function that makes it: `model(config)`, `optimizer(model, config)` or a class
-        of torch.optim, `loss(config)`, `scheduler(optimizer, config)`. Metrics are names ('accuracy', 'mae', 'mse') or
-        functions of outputs and labels.
+        of torch.optim, `loss(config)`, `scheduler(optimizer, config)`. Metrics are names ('accuracy', 'mae', 'mse'),
+        functions of outputs and labels that are means over rows, or objects with a state, as of torchmetrics.
+        Schedulers take a step after each epoch, or after each batch with `scheduler_interval='step'`.
         """
         torch: Any = require(f"{__package__}._torch_recipe", extra="torch", needed_for="Estimator.from_torch()")
-        made = Options(engine_name(engine), workers, **working)
-        recipe = torch.TorchRecipe(model, optimizer, loss, metrics, scheduler, made.config, made.seed)
+        check_options("Estimator.from_torch", working, TorchWorking.__annotations__)
+        more: dict[str, Any] = dict(working)
+        interval = more.pop("scheduler_interval", None)
+        made = Options(engine_name(engine), workers, **more)
+        recipe = torch.TorchRecipe(model, optimizer, loss, metrics, scheduler, interval, made.config, made.seed)
+        if made.checkpoint_every is not None and recipe.has_stateful_metrics:
+            raise OptionError(
+                "checkpoint_every writes checkpoints within an epoch, and they do not hold the state of metrics such "
+                "as those of torchmetrics: leave one of them out."
+            )
         return Estimator(recipe, made, engine)
 
     @staticmethod
@@ -88,6 +106,7 @@ class Estimator:
         """
         keras: Any = require(f"{__package__}._keras_recipe", extra="tensorflow", needed_for="Estimator.from_keras()")
         given = model_creator if keras_model is None else keras_model
+        check_options("Estimator.from_keras", working, Working.__annotations__)
         made = Options(engine_name(engine), workers, **working)
         recipe = keras.KerasRecipe(given, compile_args, metrics, made.config, made.seed)
         return Estimator(recipe, made, engine)
@@ -110,6 +129,7 @@ class Estimator:
         DocumentShards, a DataFrame of Spark, a Dataset of Ray, a DocumentArray, or arrays. `feature_cols` are the
         columns that the model is given, one argument each, and `label_cols` those that the loss is.
         """
+        check_options("Estimator.fit", more, Fitting.__annotations__)
         if epochs < 1:
             raise OptionError(f"epochs={epochs}: at least 1.")
         resume, first = more.get("resume", False), self._epochs
@@ -140,6 +160,7 @@ class Estimator:
         **more: Unpack[Evaluating],
     ) -> dict[str, float]:
         """The means of the loss and the metrics over all rows, each of which counts once."""
+        check_options("Estimator.evaluate", more, Evaluating.__annotations__)
         chosen = _chosen(feature_cols, label_cols, more)
         job = self._job("evaluate", data, self._reading(batch_size, more), chosen)
         job.max_steps = more.get("num_steps")
@@ -171,9 +192,14 @@ class Estimator:
         size = batch_size_of(batch_size, more.get("global_batch_size"), self.options.workers)
         options = self.options
         last, shuffle = more.get("last", "keep"), more.get("shuffle")
-        return Reading(size, last, shuffle, options.seed, self._recipe.framework, options.config)
+        missing = MissingOptions.of(more.get("missing", "raise"))
+        return Reading(size, last, shuffle, options.seed, self._recipe.framework, options.config, missing)
 
     def _job(self, task: Any, data: Any, reading: Reading, chosen: Chosen) -> Job:
+        missing = replace(reading.missing, only=chosen.paths)
+        if task == "predict":  # the model gets the error when it reads a column with missing values
+            missing = MissingOptions("read")
+        reading = replace(reading, missing=missing)
         return Job(task, self._recipe, self._source(data, reading), reading, chosen)
 
     def _source(self, data: Any, reading: Reading) -> Source:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from quire.array import DocumentBatch
 from quire.data._epoch import Last
+from quire.data._missing import MissingOptions
 from quire.distributed.estimator._world import World
 from quire.errors import OptionError
 
@@ -64,6 +65,8 @@ class Reading:
     seed: int = 0
     framework: str = "torch"
     config: Mapping[str, Any] = field(default_factory=dict)
+    missing: MissingOptions = field(default_factory=MissingOptions)
+    """What becomes of missing values, of data that is no dataset with options of its own."""
 
     def in_order(self) -> Reading:
         """Every row once, as they lie: for evaluation and prediction."""

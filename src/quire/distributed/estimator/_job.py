@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -37,8 +37,8 @@ class Side(Protocol):
         """The output for the rows of a batch that count, as numpy arrays."""
         ...
 
-    def epoch_done(self) -> None:
-        """What is to be done behind an epoch of training."""
+    def epoch_done(self, logs: Mapping[str, Any]) -> None:
+        """What is to be done after an epoch of training, whose means are `logs`."""
         ...
 
     def logs(self, tally: Floats) -> dict[str, float]:

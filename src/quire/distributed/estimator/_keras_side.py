@@ -65,6 +65,44 @@ class KerasSide:
         self._step = tf.function(self._train_step, reduce_retracing=True)
         self._test = tf.function(self._test_step, reduce_retracing=True)
         self._output = tf.function(lambda x: model(x, training=False), reduce_retracing=True)
+        self._checked_steps: set[str] = set()
+        self._check_metrics()
+
+    def _check_step(self, name: str) -> None:
+        """Raise if the model overrides a step of Keras, which is not called here."""
+        if name in self._checked_steps:
+            return
+        self._checked_steps.add(name)
+        owner = next((base for base in type(self.model).__mro__ if name in base.__dict__), None)
+        of_keras = owner is not None and owner.__module__.partition(".")[0] == "keras"
+        if name in self.model.__dict__ or not of_keras:
+            raise OptionError(
+                f"{type(self.model).__name__} overrides {name}(), which Estimator does not call: it has a step of its "
+                "own, for any number of workers. Override compute_loss() or compute_metrics() instead, which it calls, "
+                "or train with the model's own fit()."
+            )
+
+    def _check_metrics(self) -> None:
+        """States of metrics are added over ranks: those of Keras are sums, and others must say so."""
+        if self.world.size == 1:
+            return
+        for metric in self._metrics_of_the_user():
+            if not getattr(type(metric), "additive_state", False):
+                raise OptionError(
+                    f"the metric {metric.name} is of the class {type(metric).__name__}: how its states on "
+                    f"{self.world.size} workers go together is not known. If they are sums over rows, say so by "
+                    "additive_state = True in the class; else use workers=1."
+                )
+
+    def _metrics_of_the_user(self) -> list[Any]:
+        """Those whose class is not Keras's own: passed to compile(), or attributes of the model."""
+        compiled = getattr(self.model, "_compile_metrics", None)  # made, but not built before the first batch
+        given = [getattr(compiled, name, None) for name in ("_user_metrics", "_user_weighted_metrics")]
+        return [
+            metric
+            for metric in [*getattr(self.model, "_metrics", ()), *tf.nest.flatten(given)]
+            if isinstance(metric, tf.keras.metrics.Metric) and type(metric).__module__.partition(".")[0] != "keras"
+        ]
 
     # --- steps
 
@@ -77,6 +115,7 @@ class KerasSide:
 
     def train(self, item: Item) -> float:
         """One step: the loss of this rank's rows."""
+        self._check_step("train_step")
         if getattr(self.model, "optimizer", None) is None:
             raise OptionError("fit() needs a compiled model: model.compile(optimizer=..., loss=...), or compile_args.")
         x, y = self._split(item)
@@ -87,22 +126,24 @@ class KerasSide:
 
     def evaluate(self, item: Item) -> None:
         """Count the loss and the metrics of a batch."""
+        self._check_step("test_step")
         x, y = self._split(item)
         self._count(self._test(x, y, self._real(item)) if item.rows else 0.0, item)
 
     def predict(self, item: Item) -> Any:
         """The output for the rows of a batch that count."""
+        self._check_step("predict_step")
         x, _ = self._split(item)
         output = tf.nest.map_structure(np.asarray, self._output(x))
         return output if item.real is None else tf.nest.map_structure(lambda array: array[item.real], output)
 
-    def epoch_done(self) -> None:
+    def epoch_done(self, logs: Mapping[str, Any]) -> None:
         """Schedules of Keras count steps by themselves."""
 
     def _train_step(self, x: Any, y: Any, real: Any, weight: Any) -> Any:
         with tf.GradientTape() as tape:
             loss, output, labels = self._forward(x, y, real, training=True)
-            counted = tf.cast(loss, tf.float32) * weight
+            counted = self.model.optimizer.scale_loss(tf.cast(loss, tf.float32) * weight)
         variables = self.model.trainable_variables
         values = [variable.value for variable in variables]
         gradients = [

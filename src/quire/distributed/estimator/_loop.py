@@ -140,7 +140,7 @@ class Training:
         if self.validation is not None:
             found = evaluate(self.validation, self.side, self.world)
             logs.update({f"val_{name}": value for name, value in found.items()})
-        self.side.epoch_done()
+        self.side.epoch_done(logs)
         if self.world.rank == 0:
             _log.info("epoch %d: %s", self.place.epoch, means)
         history = [*self.place.history, logs]

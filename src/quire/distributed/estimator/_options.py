@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
 from quire.data._epoch import Last
+from quire.data._missing import Missing
 from quire.distributed.estimator._columns import Names
 from quire.errors import OptionError, did_you_mean
 
@@ -33,6 +34,16 @@ class Working(TypedDict, total=False):
     checkpoint_every: int | None
     max_restarts: int
     seed: int
+
+
+class TorchWorking(Working, total=False):
+    """More keywords of `Estimator.from_torch`.
+
+    scheduler_interval: when the scheduler takes its steps: after each 'epoch' (the default), or after each 'step', that
+        is each batch, as OneCycleLR and CyclicLR need it.
+    """
+
+    scheduler_interval: Literal["epoch", "step"] | None
 
 
 @dataclass(frozen=True)
@@ -76,6 +87,8 @@ class Fitting(TypedDict, total=False):
     resume: go on from the last checkpoint in `model_dir`, of whatever run, to the end of `epochs` in all.
     progress: whether to show a bar; by default on a terminal.
     labels_cols: the same as `label_cols`.
+    missing: what becomes of missing numbers and tensors in the columns that are read, as of `MultiModalDataset`:
+        'raise' (the default), 'mask' or values by path. Datasets and loaders have an option of their own.
     """
 
     validation_data: Any
@@ -87,17 +100,19 @@ class Fitting(TypedDict, total=False):
     resume: bool
     progress: bool | None
     labels_cols: Names
+    missing: Missing
 
 
 class Evaluating(TypedDict, total=False):
     """More keywords of `Estimator.evaluate`.
 
-    global_batch_size: as of `fit`. num_steps: no more steps than that. labels_cols: the same as `label_cols`.
+    global_batch_size, missing: as of `fit`. num_steps: no more steps than that. labels_cols: the same as `label_cols`.
     """
 
     global_batch_size: int | None
     num_steps: int | None
     labels_cols: Names
+    missing: Missing
 
 
 def batch_size_of(batch_size: int | None, global_batch_size: int | None, workers: int) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,8 @@ class Predictor:
 
     def outputs(self, batch: DocumentBatch[Any]) -> dict[str, Any]:
         """The outputs for a batch, by the names of their columns."""
-        inner = batch.to_framework("torch") if self.how.recipe.framework == "torch" else batch
+        inner = batch.to_framework("torch") if self.how.recipe.framework == "torch" else copy(batch)
+        inner._guarded()  # the model does not see zeros for missing values
         return named_outputs(self.side.predict(Item(inner, len(batch))), self.how.output_col)
 
     def __call__(self, batch: DocumentBatch[Any]) -> DocumentBatch[Any]:

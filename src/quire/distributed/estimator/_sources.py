@@ -17,6 +17,7 @@ from quire.distributed.estimator._planned import DEFAULT_BATCH, Arrays, PlannedF
 from quire.distributed.estimator._streams import StreamFeed
 from quire.distributed.estimator._world import World
 from quire.errors import OptionError
+from quire.files import open_folder
 from quire.storage import StoredDataset, open_dataset
 
 _DATA = (
@@ -58,7 +59,12 @@ class StoredSource:
         shuffle = "block" if reading.shuffle is not False else False
         made: Any = StreamingDataset[stored.document_type]  # type: ignore[name-defined]
         dataset = made(
-            stored, reading.batch_size or DEFAULT_BATCH, seed=reading.seed, framework=framework, shuffle=shuffle
+            stored,
+            reading.batch_size or DEFAULT_BATCH,
+            seed=reading.seed,
+            framework=framework,
+            shuffle=shuffle,
+            missing=reading.missing,
         )
         return StreamFeed(dataset, world, reading)
 
@@ -165,12 +171,18 @@ class OwnFeed:
 
 def source_of(data: Any, reading: Reading) -> Source:
     """The source of data that a rank can open; shards and frames of engines were written out before."""
+    plain = isinstance(data, (StoredDataset, str, os.PathLike, DocumentArray, DocumentBatch)) or callable(data)
+    if not plain and reading.missing.missing not in ("raise", "read"):
+        raise OptionError(
+            f"missing is for documents, shards, frames and the addresses of datasets; a {type(data).__name__} has its "
+            "own: MultiModalDataset[T](..., missing=...) or StreamingDataset[T](..., missing=...)."
+        )
     if isinstance(data, StreamingDataset):
         return StreamSource(data)
     if isinstance(data, StoredDataset):
         return StoredSource(data)
     if isinstance(data, (str, os.PathLike)):
-        return StoredSource(os.fspath(data))
+        return StoredSource(open_folder(data).url)  # absolute: a worker has another working directory
     if isinstance(data, (DocumentArray, DocumentBatch)):
         return _documents(data, reading)
     if isinstance(data, MultiModalDataset):
@@ -198,7 +210,7 @@ def _of_others(data: Any) -> Source:
 def _documents(data: Any, reading: Reading) -> Source:
     dataset: Any = MultiModalDataset[data.document_type]
     framework = "torch" if reading.framework == "torch" else "numpy"
-    return RowSource(Rows(dataset(data, framework=framework)))
+    return RowSource(Rows(dataset(data, framework=framework, missing=reading.missing)))
 
 
 def _is_arrays(data: Any) -> bool:

@@ -5,6 +5,7 @@ Spark does not start a barrier stage again when a task is lost: that is done her
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -53,8 +54,9 @@ def _check_room(session: Any, launch: Launch) -> None:
 
 
 def _reason(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if "rank " in line and " lost" in line]
-    return lines[0] if lines else f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+    """What Spark says of a task that failed: the message of `spark_rank`, which is in a long traceback, if it is."""
+    lost_rank = re.search(r"rank \d+ was lost: .*", str(error))
+    return lost_rank[0] if lost_rank else f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
 
 
 def spark_rank(batches: Iterator[pa.RecordBatch], job: str, attempt: str) -> Iterator[pa.RecordBatch]:

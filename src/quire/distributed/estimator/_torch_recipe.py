@@ -10,11 +10,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 
 from quire.distributed.estimator._columns import Chosen
 from quire.distributed.estimator._creators import make_part, parameters_of
-from quire.distributed.estimator._torch_metrics import metrics_of
-from quire.distributed.estimator._torch_side import WEIGHTS, TorchParts, TorchSide, TorchWorld, restore
+from quire.distributed.estimator._torch_metrics import is_stateful, metrics_of
+from quire.distributed.estimator._torch_side import (
+    WEIGHTS,
+    SchedulerInterval,
+    TorchParts,
+    TorchSide,
+    TorchWorld,
+    restore,
+)
 from quire.distributed.estimator._world import Seat, World
 from quire.errors import OptionError, StorageError, StorageNotFoundError
 
@@ -28,6 +36,7 @@ class TorchRecipe:
     loss: Any = None
     metrics: Any = None
     scheduler: Any = None
+    scheduler_interval: Any = None
     config: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     state: bytes | None = None
@@ -36,6 +45,8 @@ class TorchRecipe:
     def __post_init__(self) -> None:
         metrics_of(self.metrics)  # complains of what it does not know
         self._parts: TorchParts | None = None
+        if self.scheduler_interval not in (None, "epoch", "step"):
+            raise OptionError(f"scheduler_interval={self.scheduler_interval!r}: use 'epoch' or 'step'.")
         if not isinstance(self.module, nn.Module) and not callable(self.module):
             raise OptionError(f"model is a Module, or a function that makes one; got a {type(self.module).__name__}.")
         if isinstance(self.optimizer, torch.optim.Optimizer) and not isinstance(self.module, nn.Module):
@@ -43,15 +54,21 @@ class TorchRecipe:
                 "the optimizer has parameters of another model: pass a function of the model that makes one."
             )
 
+    @property
+    def has_stateful_metrics(self) -> bool:
+        """Whether a metric keeps a state over the batches of an epoch, which checkpoints do not hold."""
+        return any(map(is_stateful, metrics_of(self.metrics).values()))
+
     def parts(self) -> TorchParts:
         """The instances of this process; made once."""
         if self._parts is None:
             model = self.module if isinstance(self.module, nn.Module) else self._created()
             optimizer = self._optimizer(model)
             scheduler = self.scheduler
-            if callable(scheduler) and not hasattr(scheduler, "state_dict"):
+            if isinstance(scheduler, type) or (callable(scheduler) and not hasattr(scheduler, "state_dict")):
                 scheduler = make_part(scheduler, self.config, optimizer)
-            self._parts = TorchParts(model, optimizer, self._loss(), metrics_of(self.metrics), scheduler)
+            metrics, interval = metrics_of(self.metrics), interval_of(scheduler, self.scheduler_interval)
+            self._parts = TorchParts(model, optimizer, self._loss(), metrics, scheduler, interval)
             if self.state is not None:
                 restore(self._parts, _unpacked(self.state))
         return self._parts
@@ -118,6 +135,21 @@ class TorchRecipe:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_parts": None}
+
+
+def interval_of(scheduler: Any, interval: SchedulerInterval | None) -> SchedulerInterval:
+    """Return when a scheduler takes its steps: as is said, else after each epoch. Where that would be wrong, raise."""
+    name = type(scheduler).__name__
+    if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) and interval == "step":
+        raise OptionError(f"scheduler_interval='step': {name} looks at the loss of an epoch. Leave it out.")
+    inner = [scheduler, *getattr(scheduler, "_schedulers", ())]  # of a SequentialLR or a ChainedScheduler
+    counts_steps = [one for one in inner if isinstance(one, (lr_scheduler.OneCycleLR, lr_scheduler.CyclicLR))]
+    if counts_steps and interval is None:
+        raise OptionError(
+            f"{type(counts_steps[0]).__name__} counts steps, and schedulers take theirs after each epoch by default. "
+            "Pass scheduler_interval='step' (or 'epoch', if that is meant)."
+        )
+    return interval or "epoch"
 
 
 def _unpacked(state: bytes) -> Any:

@@ -8,22 +8,25 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from quire.array import DocumentBatch
 from quire.distributed.estimator._columns import Chosen
 from quire.distributed.estimator._items import Item
-from quire.distributed.estimator._torch_metrics import Metric, sum_of
+from quire.distributed.estimator._torch_losses import loss_divisor
+from quire.distributed.estimator._torch_metrics import Metric, computed, is_stateful, sum_of, sums_over_ranks
 from quire.distributed.estimator._world import Floats, Seat, World
 from quire.errors import OptionError
 
 WEIGHTS = "weights.pt"
+SchedulerInterval = Literal["epoch", "step"]
 
 
 class TorchWorld(World):
@@ -75,13 +78,14 @@ class TorchParts:
     loss: Callable[..., Any] | None = None
     metrics: Mapping[str, Metric] | None = None
     scheduler: Any = None
+    scheduler_interval: SchedulerInterval = "epoch"
 
 
 class TorchSide:
     """The steps of a training with torch on one rank.
 
-    A rank's loss counts by its rows, so that the gradient is that of the mean over all rows of a step, however unequal
-    the ranks are in them.
+    A rank's loss counts by its rows (or by the weights of its labels, see `loss_divisor`), so that the gradient is that
+    of the mean over all rows of a step, however unequal the ranks are in them.
     """
 
     framework = "torch"
@@ -91,12 +95,30 @@ class TorchSide:
         self.device = device_of(seat)
         self.model = parts.model.to(self.device)
         self._net: nn.Module | None = None
-        self._names = tuple(parts.metrics or ())
-        self._tally = np.zeros(2 + len(self._names))
+        metrics = dict(parts.metrics or {})
+        self._stateful = {name: self._placed(metric) for name, metric in metrics.items() if is_stateful(metric)}
+        self._metrics = {name: metric for name, metric in metrics.items() if name not in self._stateful}
+        self._names = tuple(metrics)
+        self._tally = np.zeros(3 + len(self._metrics))
+        """Rows, the sum of losses, what that is divided by, and the sums of metrics."""
+        self._divisor = loss_divisor(parts.loss)
         reduction = getattr(parts.loss, "reduction", "mean")
         if reduction not in ("mean", "sum"):
             raise OptionError(f"the loss has reduction={reduction!r}: it must give one number, by 'mean' or 'sum'.")
         self._is_sum = reduction == "sum"
+        self._check_ranks()
+
+    def _placed(self, metric: Any) -> Any:
+        return metric.to(self.device) if hasattr(metric, "to") else metric
+
+    def _check_ranks(self) -> None:
+        """Metrics with a state that only knows the rows of its own rank are refused on several."""
+        own = [name for name, metric in self._stateful.items() if not sums_over_ranks(metric)]
+        if own and self.world.size > 1:
+            raise OptionError(
+                f"metrics: {own[0]} keeps a state, and does not say how those of {self.world.size} ranks go together. "
+                "Use a metric of torchmetrics, which does, or workers=1."
+            )
 
     # --- steps
 
@@ -104,6 +126,8 @@ class TorchSide:
         """Begin an epoch, or an evaluation."""
         self.model.train(training)
         self._tally = np.zeros_like(self._tally)
+        for metric in self._stateful.values():
+            metric.reset()
 
     def train(self, item: Item) -> float:
         """One step: the loss of this rank's rows."""
@@ -113,10 +137,25 @@ class TorchSide:
         optimizer.zero_grad(set_to_none=True)
         output, labels = self._forward(self._distributed(), item)
         loss = self._loss(output, labels, item)
-        weight = 1.0 if self._is_sum else item.rows / max(item.total or item.rows, 1)
-        (loss * (weight * self.world.size)).backward()
+        (loss * (self._share(labels, item) * self.world.size)).backward()
         optimizer.step()
+        if self.parts.scheduler is not None and self.parts.scheduler_interval == "step":
+            self.parts.scheduler.step()
         return self._count(loss.detach(), output, labels, item)
+
+    def _share(self, labels: Any, item: Item) -> float:
+        """How much of a step's loss this rank has."""
+        if self._is_sum or self.world.size == 1:
+            return 1.0
+        if self._divisor is None:
+            return item.rows / max(item.total or item.rows, 1)
+        mine = self._counts(labels, item)
+        total = float(self.world.sum([mine])[0])
+        return mine / total if total else 0.0
+
+    def _counts(self, labels: Any, item: Item) -> float:
+        """What the mean loss of a batch counts: its rows, or the weights of its labels."""
+        return self._divisor(labels) if self._divisor and item.rows and not self._is_sum else float(item.rows)
 
     def evaluate(self, item: Item) -> None:
         """Count the loss and the metrics of a batch."""
@@ -131,10 +170,15 @@ class TorchSide:
             output, _ = self._forward(self.model, item)
         return _mapped(output, lambda tensor: tensor.cpu().numpy())
 
-    def epoch_done(self) -> None:
-        """Let the scheduler take its step."""
-        if self.parts.scheduler is not None:
-            self.parts.scheduler.step()
+    def epoch_done(self, logs: Mapping[str, Any]) -> None:
+        """Let a scheduler of epochs take its step; one on a plateau looks at the validation's loss, if there is one."""
+        scheduler = self.parts.scheduler
+        if scheduler is None or self.parts.scheduler_interval == "step":
+            return
+        if isinstance(scheduler, ReduceLROnPlateau):
+            scheduler.step(logs["val_loss"] if "val_loss" in logs else logs["loss"])
+        else:
+            scheduler.step()
 
     def _distributed(self) -> nn.Module:
         if self._net is None:
@@ -178,12 +222,16 @@ class TorchSide:
 
     def _count(self, loss: Any, output: Any, labels: Any, item: Item) -> float:
         value = 0.0 if loss is None else float(loss)
+        counts = self._counts(labels, item)
         self._tally[0] += item.rows
-        self._tally[1] += value if self._is_sum else value * item.rows
+        self._tally[1] += value if self._is_sum else value * counts if counts else 0.0
+        self._tally[2] += counts
         if item.rows:
-            for place, metric in enumerate((self.parts.metrics or {}).values(), 2):
-                with torch.no_grad():
+            with torch.no_grad():
+                for place, metric in enumerate(self._metrics.values(), 3):
                     self._tally[place] += sum_of(metric, output, labels, item.rows)
+                for metric in self._stateful.values():
+                    metric.update(output, labels)
         return value
 
     @property
@@ -196,10 +244,16 @@ class TorchSide:
         self._tally = np.array(tally, np.float64)
 
     def logs(self, tally: Floats) -> dict[str, float]:
-        """The means of the counts of all ranks."""
+        """The means of the counts of all ranks, and what metrics with a state have computed of all rows."""
         rows = max(float(tally[0]), 1.0)
-        named = zip(("loss", *self._names), tally[1:].tolist(), strict=True)
-        return {name: value / rows for name, value in named if name != "loss" or self.parts.loss is not None}
+        means = dict(zip(self._metrics, (tally[3:] / rows).tolist(), strict=True))
+        found = {} if self.parts.loss is None else {"loss": float(tally[1]) / (float(tally[2]) or 1.0)}
+        for name in self._names:
+            if name in means:
+                found[name] = means[name]
+            else:
+                found.update(computed(name, self._stateful[name]))
+        return found
 
     # --- weights
 
