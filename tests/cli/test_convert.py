@@ -255,3 +255,20 @@ def test_documents_of_another_class_are_told(tmp_path: Path, capsys: pytest.Capt
     students(2).to_ndjson(tmp_path / "rows.ndjson")
     assert convert(tmp_path / "rows.ndjson", tmp_path / "out.pb", "--document", "tests.cli.commands:Thesis") == 1
     assert "quire: Thesis in " in capsys.readouterr().err
+
+
+def test_unknown_columns_of_text_files_are_refused_unless_ignored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.csv").write_text("name,agee\nAda,36\n")
+    document = ["--document", "tests.cli.test_convert:Person"]
+    assert convert(tmp_path / "rows.csv", tmp_path / "out.ndjson", *document) == 1
+    assert "Person has no column 'agee'. Did you mean 'age'? Or pass --extra ignore." in capsys.readouterr().err
+    assert not (tmp_path / "out.ndjson").exists()
+    assert convert(tmp_path / "rows.csv", tmp_path / "out.ndjson", *document, "--extra", "ignore") == 0
+    assert json.loads((tmp_path / "out.ndjson").read_text())["name"] == "Ada"
+
+
+class Person(BaseDocument):
+    name: str
+    age: int = 0

@@ -6,7 +6,6 @@ The data is drawn: landscapes of four kinds, with captions, sounds and embedding
 from __future__ import annotations
 
 import io
-import shutil
 import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -22,6 +21,7 @@ from playwright.sync_api import Page, sync_playwright
 from quire import BaseDocument, DocumentArray
 from quire.typing import NdArray
 from quire.view import Viewer
+from tests.programs import find_chromium
 
 LARGEST = 195_000
 """Bytes of a picture."""
@@ -191,7 +191,7 @@ def shoot(page: Page, folder: Path) -> None:
 def main(folder: Path) -> None:
     """Take all pictures."""
     with Viewer(DocumentArray[Scene](scenes(2400)), title="scenes") as viewer, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=ARGUMENTS)
         page = browser.new_page(viewport=SIZE)
         page.goto(viewer.url)
         shoot(page, folder)

@@ -151,11 +151,11 @@ BAD = {
     "and": "must come before 'and'",
     "kind = moon": "Known: hill, lake, town",
     "relief ~ x": "has no text to look in",
-    "caption ~ '/(/'": "regular expression cannot be read",
+    "caption ~ '/(/'": "is not a regular expression: missing )",
     "score is odd": "`missing` or `not missing`",
     "visits in 1": "'(' is missing",
     "(" * 50 + "open" + ")" * 50: "nested more than 20 deep",
-    "taken > yesterday": "and 'yesterday' is not",
+    "taken > yesterday": "Place.taken is datetime, and cannot be compared with str 'yesterday'. Write a datetime,",
     "x" * 3000: "at most 2,000 are read",
 }
 

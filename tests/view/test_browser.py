@@ -1,8 +1,7 @@
-"""The page in a real browser: Debian's chromium, driven by Playwright. Nothing may leave the machine."""
+"""The page in a real browser: Chromium, driven by Playwright. Nothing may leave the machine."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,10 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.storage import write_dataset
 from quire.view import Viewer
+from tests.programs import find_chromium
 from tests.view.site import HOSTILE
 
-pytestmark = pytest.mark.needs("fastapi", "uvicorn", "PIL", "pyarrow", "av", "playwright")
+pytestmark = pytest.mark.needs("fastapi", "uvicorn", "PIL", "pyarrow", "av", "playwright", "program:chromium")
 
 ARGUMENTS = [
     "--no-sandbox",
@@ -30,10 +30,8 @@ ARGUMENTS = [
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = shutil.which("chromium")
-    assert found is not None, "the tests of the page need chromium on the path: apt install chromium"
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
+        started = playwright.chromium.launch(executable_path=find_chromium(), args=ARGUMENTS)
         yield started
         started.close()
 

@@ -19,6 +19,8 @@ def add_source(parser: Any, name: str = "path") -> None:
     parser.add_argument("--document", metavar="MODULE:CLASS", help="the documents' class; unless given, what is told")
     parser.add_argument("--from", dest="form", choices=SOURCES, metavar="FORMAT", help=f"one of {', '.join(SOURCES)}")
     parser.add_argument("--delimiter", help="what is between the cells of CSV; unless given, a comma, or a tab in .tsv")
+    about_extra = "whether columns that the class does not have are errors (in text files, unless given) or ignored"
+    parser.add_argument("--extra", choices=("forbid", "ignore"), help=about_extra)
     parser.add_argument("--split", help="which part of a dataset of Hugging Face")
     parser.add_argument("--images", choices=("bytes", "decode"), help="what encoded images of other formats become")
     parser.add_argument("--allow-pickle", action="store_true", help="read what is pickled, of those whom you trust")
@@ -36,6 +38,7 @@ def source_of(chosen: argparse.Namespace, sample: int | None = None) -> Source:
         None if chosen.document is None else document_type_named(chosen.document),
         chosen.form,
         delimiter=chosen.delimiter,
+        extra=chosen.extra,
         split=chosen.split,
         images=chosen.images,
         allow_pickle=chosen.allow_pickle,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
+
+from pydantic_core import from_json as parse_json
 
 from quire.codec._csv import CsvOptions, table_records
 
@@ -68,7 +69,7 @@ def _value(cell: str) -> Any:
         return _TRUTH[cell.lower()]
     if cell[0] in "[{":
         try:
-            return json.loads(cell)
+            return parse_json(cell)
         except ValueError:
             return cell
     return cell

@@ -62,7 +62,7 @@ def _rows(source: Source) -> str:
 
 def _line(document: Any, only: set[str] | None, row: int) -> str:
     if only is None:
-        return to_json(document, None, "lists", f", row {row}")
+        return to_json(document, None, "lists", f", row {row}", check=False)  # to look at
     return document.model_dump_json(include=only)  # type: ignore[no-any-return]
 
 

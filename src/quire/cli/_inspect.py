@@ -114,7 +114,7 @@ def _told(chosen: argparse.Namespace, source: Source, rows: int) -> dict[str, An
 
 
 def _shard(shard: Any) -> dict[str, Any]:
-    return {"name": shard.name, "rows": shard.rows, "bytes": shard.bytes, "groups": len(shard.groups)}
+    return {"name": shard.name, "rows": shard.rows, "bytes": shard.bytes, "groups": shard.blocks or len(shard.groups)}
 
 
 def _fields(schema: Schema, levels: int) -> list[dict[str, Any]]:

@@ -88,11 +88,14 @@ def _hushed() -> int:
 
 
 def _told(error: Exception) -> str:
-    """An error in one line; of one that is not quire's own, its class too."""
+    """Describe an error in one line, with its class if it is not one of quire's own.
+
+    Advice about a Python argument becomes advice about the option of the command.
+    """
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, (error.title, *first["loc"])))
         return f"{where}: {first['msg']} ({error.error_count()} in all)."
-    message = " ".join(str(error).split())
+    message = " ".join(str(error).split()).replace("pass extra='ignore'", "pass --extra ignore")
     known = type(error).__module__.startswith("quire.") or isinstance(error, OSError)
     return message if known and message else f"{type(error).__name__}: {message}"

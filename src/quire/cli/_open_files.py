@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic_core import from_json as parse_json
+
 from quire import codec
 from quire.array import DocumentArray
 from quire.cli._cells import rows_of
@@ -58,7 +60,7 @@ def open_csv(path: str, options: Any) -> Opened:
 
     def items() -> Iterator[Any]:
         with opened_text(path) as file:
-            yield from iter_csv(document_type, file, how, "error")
+            yield from iter_csv(document_type, file, how, options.extra or "forbid")
 
     return document_type, rows, _size(path), items, {}
 
@@ -77,7 +79,7 @@ def open_ndjson(path: str, options: Any) -> Opened:
 
     def items() -> Iterator[Any]:
         with opened_text(path) as file:
-            yield from iter_ndjson(document_type, file)
+            yield from iter_ndjson(document_type, file, extra=options.extra or "forbid")
 
     return document_type, rows, _size(path), items, {}
 
@@ -90,7 +92,7 @@ def _objects(lines: Iterator[str], path: str) -> Iterator[Any]:
 
 def _object(text: str | bytes, where: str) -> Any:
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError as error:
         raise DecodeError(f"{where}: this is no JSON: {error}.") from error
     if not isinstance(found, dict):
@@ -107,13 +109,13 @@ def open_json(path: str, options: Any) -> Opened:
     document_type = options.document_type
     if document_type is None:
         try:
-            found = json.loads(text)
+            found = parse_json(text)
         except ValueError as error:
             raise DecodeError(f"{path}: this is no JSON: {error}.") from error
         document_type, _ = inferred(
             (_object(json.dumps(row), f"{path}, row {n}") for n, row in enumerate(found)), _stem(path)
         )
-    documents = rows_from_json(document_type, text)
+    documents = rows_from_json(document_type, text, extra=options.extra or "forbid")
     return document_type, len(documents), _size(path), lambda: iter(documents), {}
 
 

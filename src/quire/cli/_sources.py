@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from quire._extra_fields import Extra
 from quire._optional import require
 from quire._paths import parse_path
 from quire.array import DocumentBatch
@@ -29,6 +30,8 @@ class SourceOptions:
     form: str | None = None
     columns: tuple[str, ...] | None = None
     delimiter: str | None = None
+    extra: Extra | None = None
+    """What becomes of unknown columns; None for what the format does by default."""
     split: str | None = None
     images: Any = None
     allow_pickle: bool = False
@@ -125,7 +128,9 @@ _OPENERS: dict[str, Callable[[str, Any], tuple[Any, int | None, int | None, Any,
 
 
 def _stored(path: str, options: SourceOptions) -> Source:
-    dataset = storage().open_dataset(path, options.document_type, columns=options.columns)
+    dataset = storage().open_dataset(
+        path, options.document_type, columns=options.columns, extra=options.extra or "ignore"
+    )
     facts = {
         "shards": len(dataset.shards),
         "formats": sorted({shard.format for shard in dataset.shards}),
@@ -143,6 +148,8 @@ def _stored(path: str, options: SourceOptions) -> Source:
 def _imported(path: str, form: str, options: SourceOptions) -> Source:
     storage()
     importing = importlib.import_module("quire.storage.importers._import")
-    how = importing.ImportOptions(options.allow_pickle, options.images, Path(path).name, options.split)
+    how = importing.ImportOptions(
+        options.allow_pickle, options.images, Path(path).name, options.split, extra=options.extra or "ignore"
+    )
     reading = importing.IMPORTERS[form](path, options.document_type, how)
     return Source(path, form, reading.document_type, reading.total, None, lambda: reading.rows(0))

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date
 from enum import Enum
 from typing import Any
 
 from quire._paths import join_path, parse_path
+from quire.array._filter import compile_filter
 from quire.errors import PathError, QueryError, did_you_mean
 from quire.schema import Field, FieldKind, Schema
 
@@ -122,7 +123,16 @@ class _Parser:
         if token.kind == "text" or (joined and not self._is_flag(token)):
             return self._anywhere(_unquoted(token))
         path, field = self._column(token)
-        return {path: self._test(path, field)}
+        start = self._at + 1  # of the value
+        condition = {path: self._test(path, field)}
+        try:
+            compile_filter(condition, self._schema)
+        except QueryError as error:
+            if isinstance(error, FilterError):
+                raise
+            place = self._tokens[min(start, self._at - 1)].start
+            raise FilterError(str(error), place) from None
+        return condition
 
     def _is_flag(self, token: _Token) -> bool:
         """Whether a word alone is a column of true and false."""
@@ -253,8 +263,6 @@ def _as_value(token: _Token, path: str, field: Field) -> Any:
             return _number(text, field.type)
         if field.kind is FieldKind.DATE:
             return date.fromisoformat(text)
-        if field.kind is FieldKind.DATETIME:
-            return datetime.fromisoformat(text)
         if field.kind is FieldKind.ENUM:
             return _member(text, field.type)
         return field.type(text) if field.kind in (FieldKind.UUID, FieldKind.DECIMAL, FieldKind.PATH) else text

@@ -14,7 +14,7 @@ from quire.schema import Field, FieldKind
 from quire.storage._pages import Pages
 from quire.view._filter import parse_filter
 from quire.view._kept import Kept
-from quire.view._matching import _column, matching
+from quire.view._matching import locate_column, matching
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -106,7 +106,7 @@ def sort_keys(pages: Pages, path: str) -> tuple[NDArray[Any], NDArray[np.bool_]]
         raise QueryError(f"{path}: texts of more than {_TEXTS:,} rows are not sorted; sort by a number.")
     parts, gaps = [], []
     for _, columns in pages.narrow(path).blocks():
-        column, there = _column(columns, path)
+        column, there = locate_column(columns, path)
         keys = _keys(column, field)
         parts.append(keys)
         gaps.append(~there | (keys != keys))

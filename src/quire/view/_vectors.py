@@ -15,7 +15,7 @@ from quire.schema import FieldKind
 from quire.storage._pages import Pages
 from quire.tensors import framework_of
 from quire.view._kept import Kept
-from quire.view._matching import _column
+from quire.view._matching import locate_column
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -109,7 +109,7 @@ class Vectors:
 
     def _colours(self, rows: NDArray[np.int64], path: str) -> dict[str, Any]:
         """A number for each row, or the place of its value among the most frequent."""
-        column, there = _column(self._pages.narrow(path).columns(rows), path)
+        column, there = locate_column(self._pages.narrow(path).columns(rows), path)
         if isinstance(column, ScalarColumn) and column.field.type is not bool:
             values = column.framework.to_numpy(column.data).astype(np.float64)
             there = there & np.isfinite(values)
@@ -150,7 +150,7 @@ def _matrix(
     columns: Columns, path: str, width: int | None, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """The vectors of one width, and the numbers of their rows."""
-    column, there = _column(columns, path)
+    column, there = locate_column(columns, path)
     if isinstance(column, TensorColumn):
         data = column.framework.to_numpy(column.data)
         if data.dtype.kind not in "biufV" or data.ndim != 2 or (width is not None and data.shape[1] != width):
