@@ -32,7 +32,9 @@ from quire.codec import _blocks  # noqa: E402
 from tests.codec.hostile import DECODERS, attempt  # noqa: E402
 
 HERE = Path(__file__).parent
-_blocks.ordered_map = lambda function, items, _: map(function, items)  # the same code, without threads for each input
+_PROGRESS = 10_000  # inputs from one line of numbers to the next, so that a run that is stopped has its numbers
+# The same code without threads, which would be started anew for each input.
+_blocks.ordered_map = lambda function, items, *_, **__: map(function, items)
 
 
 class Run:
@@ -52,15 +54,17 @@ class Run:
             self.crashes += 1
             self.summary()
             raise
+        if not self.inputs % _PROGRESS:
+            self.summary("PROGRESS")
         if self.inputs >= self.limit or time.monotonic() - self.start > self.seconds:
             self.summary()
             os._exit(0)  # as libFuzzer itself ends, which runs nothing at exit
 
-    def summary(self) -> None:
+    def summary(self, title: str = "SUMMARY") -> None:
         """Print the numbers."""
         seconds = time.monotonic() - self.start
         print(
-            f"SUMMARY {self.decoder}: {self.inputs} inputs, {self.read} read, {seconds:.0f} s, "
+            f"{title} {self.decoder}: {self.inputs} inputs, {self.read} read, {seconds:.0f} s, "
             f"{self.inputs / max(seconds, 1e-9):.0f}/s, {self.crashes} crashes",
             flush=True,
         )

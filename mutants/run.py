@@ -1,0 +1,434 @@
+"""Mutation testing: change one operator of a central module at a time, and see whether its tests notice.
+
+    python mutants/run.py                               # every mutant of every module: hours
+    python mutants/run.py epoch blocks --sample 40      # 40 of these modules
+    python mutants/run.py mixing --lines 120-160 --seed 3
+
+The tests are collected once. For each mutant a forked child replaces the code of one function and runs the test files
+of its module until one fails, so that neither quire nor the frameworks are imported again. Code outside of functions is
+not mutated, nor are messages of errors, annotations and decorators. Survivors that cannot be told from the original by
+any test are listed in equivalents.json, each with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import importlib
+import inspect
+import io
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+EQUIVALENTS = HERE / "equivalents.json"
+
+CORE = ["-m", "not needs"]
+"""Only the tests that need no optional packages, which are then not imported either."""
+MODULES: dict[str, tuple[str, list[str]]] = {
+    "epoch": ("quire.data._epoch", [*CORE, "data/test_epoch_bounds.py", "data/test_epoch.py"]),
+    "bijection": ("quire.data._bijection", [*CORE, "data/test_epoch_bijection.py", "data/test_epoch_bounds.py"]),
+    "blocks": (
+        "quire.codec._blocks",
+        [*CORE, "codec/test_blocks.py", "codec/test_damaged_files.py", "codec/test_files.py"],
+    ),
+    "frames": ("quire.codec._frames", ["codec/test_frames.py"]),
+    "compression": ("quire.codec._compression", [*CORE, "codec/test_bombs.py", "codec/test_files.py"]),
+    "wire": (
+        "quire.codec._wire",
+        [*CORE, "codec/test_wire_format.py", "codec/test_values.py", "codec/test_documents.py"],
+    ),
+    "stack": ("quire.columns._stack", [*CORE, "columns/test_stack.py", "columns/test_laws.py"]),
+    "mixing": ("quire.data._mixing", ["data/test_stream_mixing.py", "data/test_mixing_state_machine.py"]),
+    "manifest": (
+        "quire.storage._manifest",
+        ["storage/test_manifest.py", "storage/test_write.py", "storage/test_read.py"],
+    ),
+    "where": ("quire.storage._where", ["storage/test_statistics.py", "storage/test_read.py"]),
+    "filter": ("quire.view._filter", ["view/test_laws.py", "view/test_api.py"]),
+}
+"""The modules, and the options and test files that are meant to notice, fast files first."""
+
+
+# --- mutants
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one function: the number of its site in the module, and of the change there."""
+
+    module: str
+    line: int
+    function: str
+    text: str
+    change: str
+    site: int
+    option: int
+
+    @property
+    def key(self) -> str:
+        """The change without its line number, which other edits of the file move."""
+        return f"{self.module} | {self.function} | {self.text} | {self.change}"
+
+
+COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
+    ast.Lt: (ast.LtE, ast.GtE),
+    ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.LtE),
+    ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+}
+OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.FloorDiv,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+    ast.BitXor: ast.BitOr,
+}
+
+
+def changes_of(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """Yield what can be put in the place of a node, with a description."""
+    if isinstance(node, ast.Compare):
+        for position, old in enumerate(node.ops):
+            for new in COMPARISONS[type(old)]:
+                ops = [*node.ops[:position], new(), *node.ops[position + 1 :]]
+                yield f"{type(old).__name__} -> {new.__name__}", ast.Compare(node.left, ops, node.comparators)
+    elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        operator = OPERATORS[type(node.op)]
+        yield f"{type(node.op).__name__} -> {operator.__name__}", ast.BinOp(node.left, operator(), node.right)
+    elif isinstance(node, ast.BoolOp):
+        other = ast.Or if isinstance(node.op, ast.And) else ast.And
+        yield f"{type(node.op).__name__} -> {other.__name__}", ast.BoolOp(other(), node.values)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield "not removed", node.operand
+    elif isinstance(node, ast.IfExp):
+        yield "branches swapped", ast.IfExp(node.test, node.orelse, node.body)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int):
+        value = not node.value if isinstance(node.value, bool) else node.value + 1
+        yield f"{node.value} -> {value}", ast.Constant(value)
+    elif isinstance(node, ast.stmt):
+        yield from statement_changes(node)
+
+
+def statement_changes(node: ast.stmt) -> Iterator[tuple[str, ast.AST]]:
+    """Yield what can be put in the place of a statement."""
+    if isinstance(node, ast.AugAssign) and type(node.op) in OPERATORS:
+        operator = OPERATORS[type(node.op)]
+        yield f"{type(node.op).__name__} -> {operator.__name__}", ast.AugAssign(node.target, operator(), node.value)
+    elif isinstance(node, ast.Return) and node.value is not None and not isinstance(node.value, ast.Constant):
+        yield "return None", ast.Return(ast.Constant(None))
+    elif isinstance(node, ast.Raise) or (
+        # A docstring does nothing; without its yield, a function would be no generator, and fail at once.
+        isinstance(node, ast.Expr) and not isinstance(node.value, (ast.Constant, ast.Yield, ast.YieldFrom))
+    ):
+        yield f"{type(node).__name__.lower()} removed", ast.Pass()
+    elif isinstance(node, (ast.Continue, ast.Break)):
+        other = ast.Break if isinstance(node, ast.Continue) else ast.Continue
+        yield f"{type(node).__name__} -> {other.__name__}", other()
+
+
+Site = tuple[ast.AST, str, "int | None", ast.AST, str]
+"""The parent of a node, the field and the position in which it is, the node, and the name of its function."""
+
+
+def sites_of(tree: ast.Module) -> Iterator[Site]:
+    """Yield the nodes inside of functions, in a fixed order."""
+    for statement in tree.body:
+        members = statement.body if isinstance(statement, ast.ClassDef) else [statement]
+        prefix = f"{statement.name}." if isinstance(statement, ast.ClassDef) else ""
+        for member in members:
+            if isinstance(member, ast.FunctionDef):
+                for index, inner in enumerate(member.body):
+                    yield from _sites_below(member, "body", index, inner, prefix + member.name)
+
+
+def _sites_below(parent: ast.AST, field: str, index: int | None, node: ast.AST, function: str) -> Iterator[Site]:
+    yield parent, field, index, node, function
+    if isinstance(node, (ast.Raise, ast.JoinedStr)):  # the words of a message are not worth a test each
+        return
+    for name, value in ast.iter_fields(node):
+        if name not in ("annotation", "returns", "decorator_list"):
+            for position, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
+                if isinstance(child, ast.AST):
+                    yield from _sites_below(node, name, position, child, function)
+
+
+def source_of(name: str) -> str:
+    """Return the source of a module."""
+    return inspect.getsource(importlib.import_module(MODULES[name][0]))
+
+
+def mutants_of(name: str) -> list[Mutant]:
+    """Return every mutant of a module."""
+    source = source_of(name)
+    lines = source.splitlines()
+    found = []
+    for site, (_, _, _, node, function) in enumerate(sites_of(ast.parse(source))):
+        for option, (change, _) in enumerate(changes_of(node)):
+            line: int = node.lineno  # type: ignore[attr-defined]
+            found.append(Mutant(name, line, function, lines[line - 1].strip(), change, site, option))
+    return found
+
+
+def mutated_tree(mutant: Mutant) -> ast.Module:
+    """Return the module with the change."""
+    tree = ast.parse(source_of(mutant.module))
+    parent, field, index, node, _ = next(itertools.islice(sites_of(tree), mutant.site, None))
+    _, new = next(itertools.islice(changes_of(node), mutant.option, None))
+    ast.copy_location(new, node)
+    if index is None:
+        setattr(parent, field, new)
+    else:
+        getattr(parent, field)[index] = new
+    return ast.fix_missing_locations(tree)
+
+
+# --- applying a mutant to the functions that are loaded
+
+
+def apply(mutant: Mutant) -> None:
+    """Give the live function the code of the mutant, so that everyone who imported it sees the change."""
+    module = importlib.import_module(MODULES[mutant.module][0])
+    code = compile(mutated_tree(mutant), module.__file__ or "", "exec", dont_inherit=True)
+    names = mutant.function.split(".")
+    function = live_function(module, names)
+    for candidate in codes_of(code, names):
+        if candidate.co_firstlineno == function.__code__.co_firstlineno:
+            function.__code__ = candidate
+            return
+    raise LookupError(mutant.key)
+
+
+def codes_of(code: CodeType, names: list[str]) -> Iterator[CodeType]:
+    """Yield the code of a function or method by its name; there may be several: a property and its setter."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType) and constant.co_name == names[0]:
+            if len(names) == 1:
+                yield constant
+            else:
+                yield from codes_of(constant, names[1:])
+
+
+def live_function(module: ModuleType, names: list[str]) -> FunctionType:
+    """Return the function behind properties, class methods and caches."""
+    found: Any = vars(module)[names[0]]
+    for name in names[1:]:
+        found = vars(found)[name]
+    while not isinstance(found, FunctionType):
+        for attribute in ("fget", "__func__", "__wrapped__", "func"):
+            if getattr(found, attribute, None) is not None:
+                found = getattr(found, attribute)
+                break
+        else:
+            raise LookupError(".".join(names))
+    while hasattr(found, "__wrapped__"):
+        found = found.__wrapped__
+    return found
+
+
+# --- running tests
+
+
+def pytest_runs(name: str) -> Iterator[list[str]]:
+    """Yield the arguments of pytest for each test file of a module."""
+    options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "--hypothesis-profile=mutants"]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    options += [part for part in MODULES[name][1] if not part.endswith(".py")]
+    for file in MODULES[name][1]:
+        if file.endswith(".py"):
+            yield [*options, str(ROOT / "tests" / file)]
+
+
+def run_child(name: str, mutant: Mutant | None, seconds: float) -> tuple[str, float]:
+    """Run the tests of a module in a forked child: 'killed', 'survived', 'timeout' or an error."""
+    start = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        status = 70
+        try:
+            os.setsid()
+            os.environ["TMPDIR"] = tempfile.mkdtemp(dir=os.environ.get("TMPDIR"))
+            tempfile.tempdir = None
+            with open(os.devnull, "w") as nothing:  # noqa: PTH123
+                os.dup2(nothing.fileno(), 1)
+                os.dup2(nothing.fileno(), 2)
+            if mutant is not None:
+                apply(mutant)
+            for arguments in pytest_runs(name):  # file by file: most mutants are killed by the first
+                status = int(pytest.main(arguments))
+                if status:
+                    break
+        finally:
+            os._exit(status)
+    while time.monotonic() - start < seconds:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            code = os.waitstatus_to_exitcode(status)
+            known = {0: "survived", 1: "killed", 2: "killed", 3: "killed"}
+            return known.get(code, "killed" if code < 0 else f"error {code}"), time.monotonic() - start
+        time.sleep(0.05)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "timeout", time.monotonic() - start
+
+
+def seconds_without_mutant(name: str) -> float:
+    """Run the tests of a module as they are: they must pass."""
+    result, seconds = run_child(name, None, 1200)
+    if result != "survived":
+        raise SystemExit(f"the tests of {name} fail without a mutant: {result}")
+    print(f"{name}: {seconds:.0f} s without a mutant", flush=True)
+    return seconds
+
+
+def prepare(names: list[str]) -> None:
+    """Import quire, the frameworks and the tests, once for all children."""
+    from hypothesis import HealthCheck, Phase, settings
+
+    settings.register_profile(
+        "mutants",
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],  # a failure is enough: it need not be small
+        suppress_health_check=list(HealthCheck),
+    )
+    for name in names:
+        importlib.import_module(MODULES[name][0])
+        for arguments in pytest_runs(name):
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+                status = pytest.main([*arguments, "--collect-only"])
+            if status:
+                raise SystemExit(f"{output.getvalue()}\nthe tests of {name} cannot be collected.")
+
+
+def main() -> int:
+    """Run mutants of the modules; 1 where one survives that is not explained."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modules", nargs="*", help=f"some of: {', '.join(MODULES)}")
+    parser.add_argument("--sample", type=int, help="the number of mutants, spread evenly over the modules")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lines", help="only mutants of these lines, as in 120-160")
+    parser.add_argument("--only-survivors-of", type=Path, help="run the survivors of a former report again")
+    parser.add_argument(
+        "--report", type=Path, help="write every result here, one JSON object a line, and skip those in it"
+    )
+    parser.add_argument("--timeout", type=float, help="seconds for a mutant; by default from the time without one")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so many minutes")
+    chosen = parser.parse_args()
+    names = chosen.modules or list(MODULES)
+    os.chdir(ROOT)
+    sys.path.insert(0, str(ROOT))
+    prepare(names)
+    explained: dict[str, str] = json.loads(EQUIVALENTS.read_text())
+    queue = choose(names, chosen)
+    limits: dict[str, float] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    done = read_report(chosen.report)
+    start = time.monotonic()
+    for number, mutant in enumerate(queue, 1):
+        if time.monotonic() - start > 60 * chosen.minutes:
+            print(f"stopped after {number - 1} of {len(queue)} mutants")
+            break
+        if (mutant.key, mutant.site) in done:
+            counts[mutant.module, done[mutant.key, mutant.site]] += 1
+            continue
+        if mutant.module not in limits:
+            limits[mutant.module] = chosen.timeout or 60 + 5 * seconds_without_mutant(mutant.module)
+        result, seconds = run_child(mutant.module, mutant, limits[mutant.module])
+        if result == "survived" and mutant.key in explained:
+            result = "equivalent"
+        counts[mutant.module, result] += 1
+        line = {
+            "key": mutant.key,
+            "site": mutant.site,
+            "line": mutant.line,
+            "result": result,
+            "seconds": round(seconds, 1),
+        }
+        if chosen.report:
+            with chosen.report.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        if result not in ("killed", "timeout"):
+            print(
+                f"{result}: {mutant.module}:{mutant.line} {mutant.function}: {mutant.text!r}: {mutant.change}",
+                flush=True,
+            )
+    return print_summary(names, counts)
+
+
+def read_report(report: Path | None) -> dict[tuple[str, int], str]:
+    """Return the results of a run that was stopped."""
+    lines = report.read_text().splitlines() if report is not None and report.exists() else []
+    return {(line["key"], line.get("site", -1)): line["result"] for line in map(json.loads, lines)}
+
+
+def choose(names: list[str], chosen: argparse.Namespace) -> list[Mutant]:
+    """Return the mutants to run, module by module."""
+    generator = random.Random(chosen.seed)
+    pools = []
+    for position, name in enumerate(names):
+        pool = mutants_of(name)
+        if chosen.lines:
+            first, _, last = chosen.lines.partition("-")
+            pool = [mutant for mutant in pool if int(first) <= mutant.line <= int(last or first)]
+        generator.shuffle(pool)
+        if chosen.sample is not None:
+            share, more = divmod(chosen.sample, len(names))
+            pool = pool[: share + (position < more)]
+        pools.append(pool)
+    queue = [mutant for pool in pools for mutant in pool]
+    if chosen.only_survivors_of:
+        lines = map(json.loads, chosen.only_survivors_of.read_text().splitlines())
+        wanted = {line["key"] for line in lines if line["result"] == "survived"}
+        queue = [mutant for mutant in queue if mutant.key in wanted]
+    return queue
+
+
+def print_summary(names: list[str], counts: Counter[tuple[str, str]]) -> int:
+    """Print a line for each module and one for all; 1 where a mutant survived."""
+    results = ("killed", "timeout", "equivalent", "survived")
+    total: Counter[str] = Counter()
+    for name in names:
+        of_module = {result: counts[name, result] for result in results}
+        total.update(of_module)
+        print(f"{name:12}", ", ".join(f"{count} {result}" for result, count in of_module.items()))
+    everything = sum(counts.values())
+    real = everything - total["equivalent"]
+    share = 100 * total["survived"] / max(real, 1)
+    print(f"{everything} mutants: {dict(total)}; {share:.1f} % of those that are not equivalent survived")
+    return int(total["survived"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
