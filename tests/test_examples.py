@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,6 @@ NODE = ("grpc", "node:@grpc/grpc-js", "node:@grpc/proto-loader")
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        pytest.param("demo", "rows and columns agree: 400", marks=pytest.mark.needs("torch")),
         pytest.param("contrastive", "new pictures that find their caption", marks=pytest.mark.needs("torch")),
         pytest.param("ddp", "the error over 2,003 rows", marks=pytest.mark.needs("torch", "pyarrow")),
         pytest.param("larger_than_memory --rows 6000", "row once: True", marks=pytest.mark.needs("torch", "pyarrow")),
@@ -27,16 +27,41 @@ NODE = ("grpc", "node:@grpc/grpc-js", "node:@grpc/proto-loader")
     ids=lambda value: value.split()[0],
 )
 def test_the_example_runs_and_warns_of_nothing(command: str, said: str, tmp_path: Path) -> None:
+    assert said in run(command, tmp_path)
+    assert list(tmp_path.iterdir()) == []  # what it makes, it takes away
+
+
+@pytest.mark.needs("torch", "pyarrow", "PIL", "grpc")
+def test_the_demo_trains_serves_and_leaves_a_dataset_to_look_at(tmp_path: Path) -> None:
+    from quire.storage import open_dataset
+
+    output = run("demo", tmp_path)
+    losses = [float(value) for value in re.findall(r"loss ([\d.]+)", output)]
+    accuracies = [float(value) for value in re.findall(r"accuracy ([\d.]+)%$", output, re.MULTILINE)]
+    assert losses == sorted(losses, reverse=True)
+    assert accuracies[0] < 90 < accuracies[-1]
+    assert "600 documents" in output and "equal after loading" in output
+    predictions = re.findall(r"^a (\w+), picture \d+ +-> (\w+) ", output, re.MULTILINE)
+    assert len(predictions) == 6 and all(caption == kind for caption, kind in predictions)
+    assert "ms (median of 20 calls)" in output
+    last = output.splitlines()[-1]
+    assert last.startswith("Look at the data: ") and " -m quire view " in last
+    assert len(open_dataset(tmp_path / last.split()[-1])) == 600
+    assert [path.name for path in tmp_path.iterdir()] == ["quire-demo"]
+
+
+def run(command: str, folder: Path) -> str:
+    """The output of an example that is run in the folder; it must end well and print no warning."""
     name, *options = command.split()
     done = subprocess.run(
         [sys.executable, "-W", "error", str(FOLDER / f"{name}.py"), *options],
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
-        cwd=tmp_path,
+        timeout=280,
+        cwd=folder,
         env={**node_environment(), "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert said in done.stdout
-    assert list(tmp_path.iterdir()) == []  # what it makes, it takes away
+    assert done.stderr == ""
+    return done.stdout

@@ -38,3 +38,8 @@ def _imported(path: Path) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             found.append(node.module or "")
     return found
+
+
+def test_every_test_has_a_timeout(pytestconfig: pytest.Config) -> None:
+    assert float(pytestconfig.getini("timeout")) > 0
+    assert pytestconfig.getini("timeout_method") == "signal"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire._optional import require
 from quire.data import MultiModalDataset, StreamingDataset, batched
+from quire.data._stream_options import Streaming
 from quire.errors import (
     CodecError,
     ColumnError,
@@ -30,6 +32,7 @@ from quire.errors import (
     ShardError,
     StorageError,
     StorageNotFoundError,
+    UriNotFoundError,
 )
 from quire.services import Client, serve
 from quire.storage import ReadOptions, open_dataset, write_dataset
@@ -122,11 +125,56 @@ def test_a_field_that_is_left_out() -> None:
     assert told_of_field(lambda: Student(name="Ada")) == ("photo", "Field required")  # type: ignore[call-arg]
 
 
+def test_a_keyword_of_a_document_that_is_misspelt() -> None:
+    photo = np.zeros((3, 8, 8), np.float32)
+    call = lambda: Student(name="Ada", photo=photo, grad=1.0)  # type: ignore[call-arg]  # noqa: E731
+    assert told_of_field(call) == ("grad", "Student has no field 'grad'. Did you mean 'grade'?")
+    values = {"name": "Ada", "photo": photo, "thesis": {"titel": "On"}}
+    with pytest.raises(ValidationError) as caught:
+        Student.model_validate(values)
+    found = [(error["loc"], error["msg"]) for error in caught.value.errors()]
+    assert found == [
+        (("thesis", "title"), "Field required"),
+        (("thesis", "titel"), "Thesis has no field 'titel'. Did you mean 'title'?"),
+    ]
+
+
+def test_a_key_of_json_that_is_misspelt() -> None:
+    assert told(DecodeError, lambda: Thesis.from_json('{"titel": "On"}')) == (
+        "Thesis: Thesis has no field 'titel'. Did you mean 'title'? Or pass extra='ignore'. And 1 more."
+    )
+    assert told(DecodeError, lambda: DocumentArray[Thesis].from_ndjson(text='{"title": "a", "pages": 3}')) == (
+        "Thesis in the text, line 1: Thesis has no field 'pages'. Known: id, title. Or pass extra='ignore'."
+    )
+    assert told(DecodeError, lambda: DocumentArray[Thesis].from_csv(text="titel\na\n")) == (
+        "the table, line 1: Thesis has no column 'titel'. Did you mean 'title'? Or pass extra='ignore'."
+    )
+
+
+def test_a_dict_in_the_place_of_a_document(students: DocumentArray[Student]) -> None:
+    copied = students[0].model_copy(update={"thesis": {"title": "On"}})
+    assert told(ColumnError, lambda: DocumentArray[Student]([students[0], copied]).stack()) == (
+        "Student.thesis, row 1: expected a Thesis, got dict; it was set without validation."
+    )
+
+
+def test_a_keyword_that_is_misspelt(folder: Path) -> None:
+    assert told(OptionError, lambda: open_dataset(folder, Student, cach="x")) == (
+        "open_dataset has no option 'cach'. Did you mean 'cache'?"
+    )
+    assert told(OptionError, lambda: open_dataset(folder, Student, columns=[])) == (
+        "columns=[] reads nothing: name fields of Student, or leave it out to read all."
+    )
+    assert told(OptionError, lambda: serve(embed, timeuot=3)) == (  # type: ignore[call-arg]
+        "serve has no option 'timeuot'. Known: limits, tls, authorize, name, proto, reflection, grace."
+    )
+
+
 def test_an_extra_that_is_not_installed() -> None:
     message = told(
         MissingDependencyError, lambda: require("no_such_module", extra="image", needed_for="ImageUrl.load()")
     )
-    assert message == "ImageUrl.load() needs no_such_module, which is not installed: pip install 'quire[image]'"
+    assert message == "ImageUrl.load() needs no_such_module, which is not installed: pip install 'quire-ml[image]'"
 
 
 # --- arrays and batches
@@ -173,7 +221,50 @@ def test_a_row_that_is_not_there(students: DocumentArray[Student]) -> None:
 
 def test_an_operator_that_no_query_has(students: DocumentArray[Student]) -> None:
     message = told(QueryError, lambda: students.filter({"grade": {"$gtt": 1}}))
-    assert message == "'$gtt' is not an operator. Did you mean '$gt' or '$gte'?"
+    assert message == "Student.grade is float | None, and '$gtt' is not an operator. Did you mean '$gt' or '$gte'?"
+    message = told(QueryError, lambda: students.filter({"grade": {">": 1}}))
+    assert message == "Student.grade is float | None, and '>' is not an operator. Did you mean '$gt'?"
+
+
+def test_a_number_in_quotes_in_a_query(students: DocumentArray[Student], tmp_path: Path) -> None:
+    expected = "Student.grade is float | None, and never equals str '1.5'. Did you mean 1.5?"
+    assert told(QueryError, lambda: students.filter({"grade": "1.5"})) == expected
+    write_dataset(students, tmp_path / "students")
+    assert told(QueryError, lambda: open_dataset(tmp_path / "students", Student, where={"grade": "1.5"})) == expected
+
+
+def test_a_day_in_place_of_a_time_in_a_query() -> None:
+    class Event(BaseDocument):
+        at: datetime
+
+    message = told(QueryError, lambda: DocumentArray[Event]().filter({"at": "2024-05-01"}))
+    assert message == (
+        "Event.at is datetime, and never equals str '2024-05-01'. "
+        "A day is a range of times: use $gte with it and $lt with the next."
+    )
+
+
+def test_content_in_place_of_a_path() -> None:
+    message = told(OptionError, lambda: DocumentArray[Thesis].from_csv("title\nOn trees\n"))
+    assert message == "'title\\nOn trees\\n' is content and not a path. Pass it as text=..."
+    message = told(UriNotFoundError, lambda: DocumentArray[Thesis].from_csv("title,pages"))
+    assert message == "there is no file 'title,pages'. Content is passed as text=..."
+
+
+def test_a_path_in_place_of_json() -> None:
+    message = told(OptionError, lambda: Thesis.from_json("theses/first.json"))
+    assert message == (
+        "Thesis: from_json() takes JSON itself, and 'theses/first.json' is a path. "
+        "Write from_json(Path('theses/first.json').read_text())."
+    )
+
+
+def test_a_dataset_without_rows(students: DocumentArray[Student]) -> None:
+    message = told(OptionError, lambda: MultiModalDataset[Student](students.filter({"name": "nobody"})))
+    assert message == (
+        "MultiModalDataset[Student] has no rows: training on it would do nothing. "
+        "Pass allow_empty=True if it may be empty."
+    )
 
 
 # --- training
@@ -207,10 +298,8 @@ def test_a_data_loader_without_collate_fn_is_no_mistake(students: DocumentArray[
 
 def test_an_option_that_is_the_loaders(folder: Path) -> None:
     message = told(TypeError, lambda: StreamingDataset[Student](folder, 4, num_workers=2))  # type: ignore[call-arg]
-    assert message == (
-        "StreamingDataset has no option 'num_workers'. Known: shuffle, seed, last, columns, where, framework, shapes, "
-        "rank, world_size, epochs, on_error, memory_bytes, storage."
-    )
+    known = ", ".join(Streaming.__annotations__)
+    assert message == f"StreamingDataset has no option 'num_workers'. Known: {known}."
 
 
 def test_shuffle_as_torch_spells_it(folder: Path) -> None:

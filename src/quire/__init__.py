@@ -9,8 +9,13 @@
 
 from __future__ import annotations
 
+__version__ = "0.1.0"
+__distribution__ = "quire-ml"  # every module looks for it, by importing quire._installation
+
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from quire._installation import warn_about_other_distribution as _warn_about_other_distribution
 
 if TYPE_CHECKING:
     from quire.array import DocumentArray, DocumentBatch
@@ -19,8 +24,6 @@ if TYPE_CHECKING:
     from quire.errors import DecodeError, EncodeError, QuireError
     from quire.schema import Field, FieldKind, Schema
     from quire.view import view as view
-
-__version__ = "0.1.0"
 
 _HOMES = {  # imported when they are first asked for: `import quire` alone costs nothing
     "Audio": "quire.documents",
@@ -87,3 +90,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES, *_MODULES})
+
+
+_warn_about_other_distribution(__file__)

@@ -103,7 +103,7 @@ def _whole_or_not_at_all() -> Iterator[_Undo]:
 
 
 def _update(document: Any, changes: dict[str, Any], undo: _Undo) -> None:
-    _check_names(type(document), changes)
+    check_names(type(document), changes)
     undo.append(_restorer(document))
     replaced = {}
     for name, value in changes.items():
@@ -151,7 +151,8 @@ def _changes_of(document: Any, other: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in chosen and name != "id"}
 
 
-def _check_names(document_type: type[Any], changes: Mapping[str, Any]) -> None:
+def check_names(document_type: type[Any], changes: Mapping[str, Any]) -> None:
+    """Refuse changes of fields that a class does not have."""
     known = document_type.document_schema().by_name
     unknown = [name for name in changes if name not in known and name != "id"]
     if unknown and document_type.model_config.get("extra") != "allow":
@@ -181,11 +182,15 @@ def _assign_together(document: Any, values: dict[str, Any], error: ValidationErr
     if len(values) < 2 or any(problem["type"].startswith("frozen") for problem in error.errors()):
         raise error
     extra = document.__pydantic_extra__
+    keeps_extra = type(document).model_config.get("extra") == "allow"  # or they are unknown fields of decoded bytes
     try:
-        made = type(document).model_validate({**document.__dict__, **(extra or {}), **values})
+        accepted = type(document).document_schema().accepted
+        content = {**document.__dict__, **((keeps_extra and extra) or {}), **values}
+        keyed = {accepted[name][1] if name in accepted else name: value for name, value in content.items()}
+        made = type(document).model_validate(keyed)
     except ValidationError:
         raise error from None
     document.__dict__.update({name: made.__dict__[name] for name in values if name in made.__dict__})
-    if extra is not None:
+    if extra is not None and keeps_extra:
         extra.update(made.__pydantic_extra__)
     document.__pydantic_fields_set__.update(values)

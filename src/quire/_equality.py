@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -30,7 +31,17 @@ def equal_values(a: Any, b: Any, *, ids: bool = False) -> bool:
         )
     if isinstance(a, Mapping):
         return isinstance(b, Mapping) and a.keys() == b.keys() and all(equal_values(a[k], b[k], ids=ids) for k in a)
+    if isinstance(a, datetime) and isinstance(b, datetime) and a != b:
+        return _same_instant(a, b)
     return bool(a == b)
+
+
+def _same_instant(a: datetime, b: datetime) -> bool:
+    """Whether two times with zones are the same; Python says no for those that a clock shows twice (PEP 495)."""
+    if a.utcoffset() is None or b.utcoffset() is None:
+        return False
+    start = datetime(1970, 1, 1, tzinfo=timezone.utc)
+    return a - start == b - start
 
 
 def _equal_items(a: Any, b: Any, *, ids: bool) -> bool:

@@ -7,7 +7,7 @@ provides, as the floor of arrays provides arrays: this module only knows whom to
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from weakref import ref
 
@@ -23,27 +23,37 @@ def class_name(cls: type[Any]) -> str:
 
 
 def register(cls: type[Any]) -> None:
-    """Remember a document class: of those that have one name, the last that is still there is meant."""
+    """Remember a document class as the newest of its name; several may have one, as a notebook's cell runs again."""
     name = class_name(cls)
+    _classes[name] = [known for known in _classes.get(name, []) if known() is not cls]
 
     def forget(gone: ref[type[Any]]) -> None:
-        _classes[name].remove(gone)
+        _classes[name] = [known for known in _classes.get(name, []) if known is not gone]
         if not _classes[name]:
             del _classes[name]
 
-    _classes.setdefault(name, []).append(ref(cls, forget))
+    _classes[name].append(ref(cls, forget))
 
 
-def _loaded(name: str) -> type[Any] | None:
-    return next((cls for cls in (known() for known in reversed(_classes.get(name, []))) if cls is not None), None)
+def _named(name: str, types: Sequence[type[Any]]) -> Iterator[type[Any]]:
+    """The classes of a name: of the given ones, then of those that are loaded, the newest first."""
+    yield from (tp for tp in types if class_name(tp) == name and is_document_type(tp))
+    known = list(_classes.get(name, ()))  # the collector may take classes out of the list meanwhile
+    yield from (cls for reference in reversed(known) if (cls := reference()) is not None)
 
 
-def find(name: str, expected: type[Any] | None, types: Sequence[type[Any]] = ()) -> type[Any] | None:
-    """The class of that name, if it is loaded and is the expected one or made from it; else the expected one."""
-    found = next((tp for tp in types if class_name(tp) == name and is_document_type(tp)), None) or _loaded(name)
-    if expected is None:
-        return found
-    return found if found is not None and issubclass(found, expected) else expected
+def find(
+    name: str, expected: type[Any] | None, types: Sequence[type[Any]] = (), members: Sequence[type[Any]] = ()
+) -> type[Any] | None:
+    """The class of that name that is the expected one or a subclass of it; else the expected one.
+
+    Where nothing is expected, the newest class of the name is meant. A field that is a union of documents gives its
+    `members`: their subclasses come before other classes of the name.
+    """
+    if expected is not None:
+        return next((cls for cls in _named(name, types) if issubclass(cls, expected)), expected)
+    classes = list(_named(name, types))
+    return next((cls for cls in classes if issubclass(cls, tuple(members))), classes[0] if classes else None)
 
 
 def provide(what: str, make: Callable[..., Any]) -> None:

@@ -7,6 +7,7 @@ import sys
 from importlib.util import find_spec
 from types import ModuleType
 
+from quire._installation import install_command
 from quire.errors import ImportOrderError, MissingDependencyError
 
 _PADDLE_AFTER_TENSORFLOW = (
@@ -35,5 +36,5 @@ def require(module: str, *, extra: str, needed_for: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
             raise  # the module is there, and something that it needs is not
-        message = f"{needed_for} needs {module}, which is not installed: pip install 'quire[{extra}]'"
+        message = f"{needed_for} needs {module}, which is not installed: {install_command(extra)}"
         raise MissingDependencyError(message, name=module) from None

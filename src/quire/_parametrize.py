@@ -18,7 +18,7 @@ import threading
 import types
 from abc import ABCMeta
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ForwardRef, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args, get_origin
 from weakref import WeakValueDictionary
 
 from quire.errors import PickleError, SchemaError
@@ -92,6 +92,33 @@ def _make(origin: ParametrizedMeta, parameter: Any) -> ParametrizedMeta:
     _names[made.__qualname__] = made
     _classes[id(origin), id(parameter)] = made  # ids stay taken while the class lives: it holds both
     return made
+
+
+def with_open_aliases(annotation: Any) -> Any:
+    """An annotation in which `Origin[Box[T]]` is an alias again, whose type variables pydantic can substitute.
+
+    pydantic substitutes type variables in aliases and in models, and takes every other class for finished.
+    """
+    if isinstance(annotation, ParametrizedMeta) and _has_type_variables(getattr(annotation, "_parameter", None)):
+        return types.GenericAlias(annotation._origin or annotation, (annotation._parameter,))
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal or not arguments:
+        return annotation
+    replaced = tuple(with_open_aliases(argument) for argument in arguments)
+    if all(new is old for new, old in zip(replaced, arguments, strict=True)):
+        return annotation
+    if origin in (Union, types.UnionType):
+        return Union[replaced]  # noqa: UP007 - of members that are known only here
+    if origin is Annotated:
+        annotated: Any = Annotated
+        return annotated[replaced]
+    if hasattr(annotation, "copy_with"):
+        return annotation.copy_with(replaced)
+    return origin[replaced]
+
+
+def _has_type_variables(parameter: Any) -> bool:
+    return bool(getattr(parameter, "__pydantic_generic_metadata__", {}).get("parameters"))
 
 
 def publish(qualname: str) -> str:

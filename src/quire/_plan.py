@@ -3,7 +3,12 @@
 - A field annotated with a framework's own tensor class is checked like one of quire's tensor types.
 - Named dimensions that appear in several fields of a document must agree.
 - Bytes are base64 in JSON, so that any bytes can be written; pydantic alone writes those that are UTF-8.
+- The values of computed fields, which documents write, are dropped where documents are read.
 - A class with a main field accepts that field's value in place of a document.
+- Where aliases and names of fields can be confused, every field has a key of its own, which decoders use.
+- Members of enums in a `Literal` are read from their values in JSON, which pydantic alone writes and then refuses.
+- `Json[...]` takes the parsed value from decoders, and is written as text again where it is meant to be read. So do
+  `Base64Bytes` and its like, which pydantic alone would decode a second time.
 """
 
 from __future__ import annotations
@@ -12,14 +17,26 @@ import base64
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from enum import Enum
 from functools import partial
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import numpy as np
+from pydantic import EncodedBytes, EncodedStr, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema, to_json
 
-from quire.schema import FieldKind, field_tensor_type
+from quire.schema import (
+    ROUND_TRIP,
+    FieldKind,
+    StoredContext,
+    field_tensor_type,
+    find_fields,
+    find_model,
+    has_ambiguous_keys,
+    stored_key,
+    takes_names,
+)
 from quire.tensors import NdArray, TensorType, describe, format_shape, framework_of, tensor_type_of
 from quire.tensors._annotations import expand_alias, native_tensor_type
 
@@ -29,9 +46,9 @@ _Resolve = Callable[[Any], Any]
 
 def complete_core_schema(document_type: type[Any], schema: CoreSchema, resolve: _Resolve) -> CoreSchema:
     """pydantic's plan with quire's additions; `resolve` follows a reference."""
-    model = _find_model(resolve(schema), document_type)
+    model = find_model(resolve(schema), document_type)
     if model is not None:
-        fields = _find_fields(model["schema"])
+        fields = find_fields(model["schema"])
         for name, field in fields.items():
             info = document_type.model_fields[name]
             hint = field_tensor_type(info)
@@ -39,32 +56,53 @@ def complete_core_schema(document_type: type[Any], schema: CoreSchema, resolve: 
             _wrap_default(field, info)
             _check_default(field, info.default)
             _encode_bytes(field["schema"])
+            _read_back(field["schema"])
+        if has_ambiguous_keys(document_type):
+            _add_stored_keys(document_type, fields)
         tensors = {name: found for name, field in fields.items() if (found := _tensor_type(field)) is not None}
         shared = _sharing_names(tensors)
         if shared:
             check = _shared_dimensions(shared)
             model["schema"] = core_schema.no_info_after_validator_function(check, model["schema"])
+        _drop_computed_fields(document_type, model)
     main: tuple[str, ...] = document_type.__quire_main__
     if main:
         return core_schema.no_info_before_validator_function(_main_value(document_type, main), schema)
     return schema
 
 
-def _find_model(schema: Any, document_type: type[Any]) -> dict[str, Any] | None:
+def _drop_computed_fields(document_type: type[Any], model: dict[str, Any]) -> None:
+    """Let a class read its own output: the values of computed fields are ignored, and are no extra values.
+
+    pydantic can only forbid, ignore or keep all extra values. So they are kept, and looked at after the fields.
+    """
+    decorators = document_type.__pydantic_decorators__.computed_fields
+    names = {*decorators, *(field.info.alias for field in decorators.values() if field.info.alias)}
+    extra = document_type.model_config.get("extra")
+    fields = _find_model_fields(model["schema"])
+    if fields is None or not names or extra not in ("forbid", "allow"):
+        return
+
+    def check(content: _ModelContent) -> _ModelContent:
+        values, given, set_names = content
+        kept = {name: value for name, value in (given or {}).items() if name not in names}
+        if kept and extra == "forbid":
+            problems: Any = [{"type": "extra_forbidden", "loc": (name,), "input": kept[name]} for name in kept]
+            raise ValidationError.from_exception_data(document_type.__name__, problems)
+        return values, kept if extra == "allow" else None, set_names - names
+
+    model["config"] = {**model.get("config", {}), "extra_fields_behavior": "allow"}
+    plain: Any = dict(fields)
+    fields.clear()
+    fields |= core_schema.no_info_after_validator_function(check, plain)
+
+
+def _find_model_fields(schema: Any) -> dict[str, Any] | None:
     while isinstance(schema, dict):
-        if schema["type"] == "model" and schema["cls"] is document_type:
+        if schema["type"] == "model-fields":
             return schema
         schema = schema.get("schema")
     return None
-
-
-def _find_fields(schema: Any) -> dict[str, Any]:
-    while isinstance(schema, dict):
-        if schema["type"] == "model-fields":
-            found: dict[str, Any] = schema["fields"]
-            return found
-        schema = schema.get("schema")
-    return {}
 
 
 def _replace_native(schema: Any, arrays: Iterator[TensorType], resolve: _Resolve) -> None:
@@ -149,6 +187,124 @@ def _read_base64(value: Any) -> Any:
         raise PydanticCustomError("base64", "expected bytes in base64") from None
 
 
+def _add_stored_keys(document_type: type[Any], fields: dict[str, Any]) -> None:
+    """Give each field a key that nothing else can mean, and let a field's own name win over a colliding alias.
+
+    Own JSON and dicts have the names of fields, and pydantic alone looks for aliases first.
+    """
+    for name, field in fields.items():
+        alias = field.get("validation_alias")
+        if alias is None:
+            choices = [[name]]
+        elif isinstance(alias, str):
+            choices = [[alias]]
+        else:
+            choices = [list(choice) for choice in alias] if isinstance(alias[0], list) else [list(alias)]
+        collides = any(choice != [name] and choice[0] in fields for choice in choices)
+        own = [[name]] if collides and takes_names(document_type) else []
+        field["validation_alias"] = [*own, *choices, [stored_key(name)]]
+
+
+def _read_back(schema: Any) -> None:
+    """Have the literals, `Json` and base64 of a field take what is written for them; own serializers stay."""
+    if isinstance(schema, (list, tuple)):
+        for item in schema:
+            _read_back(item)
+    if not isinstance(schema, dict) or schema.get("type") == "model":
+        return
+    for key, value in schema.items():  # also inside of what is serialized as a whole, such as a Sequence
+        if key not in ("metadata", "serialization"):
+            _read_back(value)
+    if schema.get("type") == "function-after":
+        _take_decoded(schema["function"])
+    if "serialization" in schema:
+        return
+    if schema.get("type") == "literal":
+        _read_members(schema)
+    elif schema.get("type") == "json":
+        _take_parsed_json(schema)
+
+
+def _read_members(schema: dict[str, Any]) -> None:
+    """Let a literal take the values of plain enum members: they are what JSON has for the members."""
+    expected = schema["expected"]
+    members = {repr(item.value): item for item in reversed(expected) if isinstance(item, Enum) and item != item.value}
+    if not members:
+        return
+    literal = dict(schema)
+    values: Any = core_schema.literal_schema([member.value for member in members.values()])
+    by_value = core_schema.no_info_after_validator_function(lambda value: members[repr(value)], values)
+    union = core_schema.union_schema(
+        [literal, by_value],
+        mode="left_to_right",
+        custom_error_type="literal_error",
+        custom_error_context={"expected": " or ".join(map(repr, expected))},
+        serialization=core_schema.wrap_serializer_function_ser_schema(lambda value, handler: handler(value)),
+        metadata={"pydantic_js_functions": [lambda _, handler: handler(literal)]},
+    )
+    schema.clear()
+    schema.update(union)
+
+
+class _Parsed(NamedTuple):
+    value: Any
+
+
+def _take_parsed_json(schema: dict[str, Any]) -> None:
+    """Let a field of `Json` take parsed values from decoders, and be written as text where it is read again."""
+    text: Any = dict(schema)
+    inner = core_schema.no_info_before_validator_function(
+        lambda parsed: parsed.value, text.get("schema") or core_schema.any_schema()
+    )
+
+    def take(value: Any, handler: Callable[[Any], Any], info: Any) -> Any:
+        if isinstance(info.context, StoredContext):
+            return handler(_Parsed(value))
+        try:
+            return handler(value)
+        except ValidationError as error:
+            first: Any = error.errors()[0]
+            if first["loc"] != ("text",):
+                raise
+            raise PydanticKnownError(first["type"], first.get("ctx")) from None  # without the tag in its place
+
+    def write(value: Any, handler: Callable[[Any], Any], info: Any) -> Any:
+        written = handler(value)
+        if isinstance(info.context, Mapping) and info.context.get(ROUND_TRIP):
+            return to_json(written, inf_nan_mode="strings").decode()
+        return written
+
+    either = core_schema.tagged_union_schema(
+        {"parsed": inner, "text": text},
+        lambda value: "parsed" if isinstance(value, _Parsed) else "text",
+        from_attributes=False,
+    )
+    node = core_schema.with_info_wrap_validator_function(
+        take,
+        either,
+        serialization=core_schema.wrap_serializer_function_ser_schema(write, info_arg=True, schema=text),
+        metadata={"pydantic_js_functions": [lambda _, handler: handler(text)]},
+    )
+    schema.clear()
+    schema.update(node)
+
+
+def _take_decoded(function: dict[str, Any]) -> None:
+    """Let a field of `Base64Bytes` or its like take from decoders what it holds: bytes that are decoded already."""
+    decode = function["function"]
+    owner = getattr(decode, "__self__", None)
+    if not isinstance(owner, (EncodedBytes, EncodedStr)):
+        return
+
+    def take(value: Any, info: Any) -> Any:
+        if not isinstance(info.context, StoredContext):
+            return decode(value, info)
+        text = isinstance(owner, EncodedStr) and isinstance(value, bytes)  # older pydantic: a str is bytes by now
+        return value.decode() if text else value
+
+    function["function"] = take
+
+
 def _array_types(annotation: Any) -> list[TensorType]:
     """The types of numpy's arrays in an annotation, without those that Shape or DType refine."""
     annotation = expand_alias(annotation)
@@ -172,13 +328,22 @@ def _wrap_default(field: dict[str, Any], info: FieldInfo) -> None:
 def _check_default(field: dict[str, Any], default: Any) -> None:
     """A default is taken like a value: [] becomes an array where the field is one, and no two documents share it."""
     schema = field["schema"]
-    if schema["type"] != "default":
+    if schema["type"] != "default" or schema["schema"]["type"] == "json":  # which takes text, and holds what it says
         return
     if framework_of(default) is not None:
         schema.pop("default", None)
         schema["default_factory"] = partial(copy.deepcopy, default)
-    if framework_of(default) is not None or isinstance(default, (list, tuple, dict)):
+    wrapped = isinstance(default, (str, bytes)) and _has_wrapped_member(schema["schema"])
+    if framework_of(default) is not None or isinstance(default, (list, tuple, dict)) or wrapped:
         schema["validate_default"] = True
+
+
+def _has_wrapped_member(schema: Any) -> bool:
+    """Whether a union has a member that makes a class of its own of each text or blob, like `ImageUrl`."""
+    while isinstance(schema, dict) and schema.get("type") != "union":
+        schema = schema.get("schema")
+    choices = schema["choices"] if isinstance(schema, dict) else ()
+    return any(_noted(choice, "quire_wrapper") is not None for choice in choices)
 
 
 def _tensor_type(schema: Any) -> TensorType | None:

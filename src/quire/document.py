@@ -10,14 +10,15 @@ from base64 import b64encode
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, PrivateAttr
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, PrivateAttr, ValidationError
 from pydantic import Field as PydanticField
 from pydantic_core import CoreSchema
 from typing_extensions import Self, Unpack, dataclass_transform
 
 from quire import _loaded, _parametrize, codec
-from quire._changes import copy_document, packed_state, set_or_restore, update_document
+from quire._changes import check_names, copy_document, packed_state, set_or_restore, update_document
 from quire._equality import equal_values
+from quire._extra_fields import Extra, explain_unknown_fields
 from quire._plan import complete_core_schema
 from quire.codec import Reading, _json
 from quire.codec._json import TensorForm
@@ -61,6 +62,9 @@ class DocumentMeta(ModelMetaclass):
         for field in shadowing:
             namespace.setdefault(field, PydanticField())  # or the method would be taken for its default
         namespace["__quire_cell__"] = _Cell()
+        extra = _chosen_extra(bases, namespace, kwargs)
+        if extra is not None and "__quire_extra__" not in namespace:
+            namespace["__quire_extra__"] = kwargs["extra"] = extra
         if main is not None:
             namespace["__quire_main__"] = (main,) if isinstance(main, str) else tuple(main)
         if not shadowing:
@@ -77,6 +81,27 @@ class DocumentMeta(ModelMetaclass):
             _parametrize.register(cls)
         _loaded.register(cls)
         return cls  # type: ignore[no-any-return]
+
+    def __setattr__(cls, name: str, value: Any) -> None:  # noqa: N805 - of a metaclass
+        """Set an attribute of the class.
+
+        cloudpickle fills a class by setting its attributes. In the process that a class came from, it makes an empty
+        one of the same name first and then drops it for the class itself, which must be found by its name again.
+        """
+        super().__setattr__(name, value)
+        if name in ("__quire_cell__", "__qualname__"):
+            _loaded.register(cls)
+
+
+def _chosen_extra(bases: tuple[type, ...], namespace: dict[str, Any], kwargs: dict[str, Any]) -> Any:
+    """The `extra` that a class sets, or that one of its bases has set; None for the default.
+
+    pydantic merges the configs of several bases, where the default of one would replace the choice of another.
+    """
+    config = namespace.get("model_config", {})
+    chosen = [getattr(base, "__quire_extra__", getattr(base, "model_config", {}).get("extra")) for base in bases]
+    found = [kwargs.get("extra"), config.get("extra"), *reversed(chosen)]
+    return next((extra for extra in found if extra is not None), None)
 
 
 def _validates_the_whole(cls: Any) -> bool:
@@ -109,11 +134,13 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
         protected_namespaces=(),
         populate_by_name=True,  # columns, paths and JSON go by the names of fields; aliases are read as well
         ser_json_inf_nan="strings",  # null would be read as None
+        extra="forbid",  # a misspelt field is an error; bytes and datasets follow the rules of schema evolution
     )
 
     __quire_cell__: ClassVar[_Cell]
     __quire_main__: ClassVar[tuple[str, ...]] = ()
     __quire_open__: ClassVar[bool] = True
+    __quire_extra__: ClassVar[str | None] = None
     __quire_name__: ClassVar[str | None] = None
 
     __hash__ = None  # type: ignore[assignment]  # documents change
@@ -123,6 +150,53 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
     if TYPE_CHECKING:
 
         def __init_subclass__(cls, *, main: str | Iterable[str] | None = None, **kwargs: Any) -> None: ...
+
+    else:
+
+        def __class_getitem__(cls, parameters: Any) -> Any:
+            """A generic document class with its type variables substituted, also inside of arrays."""
+            if not cls.__pydantic_complete__:
+                cls.model_rebuild(raise_errors=False)
+            for info in cls.model_fields.values():
+                for name in ("annotation", "_original_annotation"):  # since 2.12, pydantic substitutes in the latter
+                    if hasattr(info, name):
+                        setattr(info, name, _parametrize.with_open_aliases(getattr(info, name)))
+            return super().__class_getitem__(parameters)
+
+        def __init__(self, /, **data: Any) -> None:
+            """Make a document of values by the names of fields; an unknown name is an error."""
+            __tracebackhide__ = True
+            try:
+                made = self.__pydantic_validator__.validate_python(data, self_instance=self)
+            except ValidationError as error:
+                raise explain_unknown_fields(type(self), error) from None
+            if made is not self:
+                warnings.warn(_OTHER_SELF, stacklevel=2)
+
+        __init__.__pydantic_base_init__ = True  # pydantic then validates nested documents without calling it
+
+        def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+            """A copy with other values, which are not validated; an unknown name is an error."""
+            check_names(type(self), update or {})
+            return super().model_copy(update=update, deep=deep)
+
+        @classmethod
+        def model_validate(cls, obj: Any, **options: Any) -> Self:
+            """A document of a mapping or an object; see pydantic's `BaseModel.model_validate`."""
+            __tracebackhide__ = True
+            try:
+                return super().model_validate(obj, **options)
+            except ValidationError as error:
+                raise explain_unknown_fields(cls, error) from None
+
+        @classmethod
+        def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
+            """A document of JSON; see pydantic's `BaseModel.model_validate_json`."""
+            __tracebackhide__ = True
+            try:
+                return super().model_validate_json(json_data, **options)
+            except ValidationError as error:
+                raise explain_unknown_fields(cls, error) from None
 
     @classmethod
     def document_schema(cls) -> Schema:
@@ -209,18 +283,23 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
         return _json.to_json(self, indent, tensors)
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        """The document that was written as JSON."""
-        return _json.from_json(cls, text)  # type: ignore[no-any-return]
+    def from_json(cls, text: str | bytes, *, extra: Extra = "forbid") -> Self:
+        """The document that was written as JSON: the text itself, and not the path of a file.
+
+        Unknown fields are errors, or ignored with `extra='ignore'`, unless the class sets `extra` in its
+        `model_config`.
+        """
+        _json.check_json(cls, text)
+        return _json.from_json(cls, text, extra=extra)  # type: ignore[no-any-return]
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as a dict; nested documents are dicts, arrays of documents lists of dicts, tensors tensors."""
         return _json.to_dict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The document with the fields in a mapping."""
-        return _json.from_dict(cls, values)  # type: ignore[no-any-return]
+    def from_dict(cls, values: Mapping[str, Any], *, extra: Extra = "forbid") -> Self:
+        """The document with the fields in a mapping; `extra` as of `from_json`."""
+        return _json.from_dict(cls, values, extra=extra)  # type: ignore[no-any-return]
 
     def __eq__(self, other: object) -> bool:
         return equal_values(self, other) if isinstance(other, BaseDocument) else NotImplemented
@@ -244,6 +323,13 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema = handler(source)
         return complete_core_schema(cls, schema, handler.resolve_ref_schema)
+
+
+_OTHER_SELF = (
+    "A custom validator is returning a value other than `self`. "
+    "Returning anything other than `self` from a top level model validator isn't supported when validating via "
+    "`__init__`."
+)
 
 
 def _expected(cls: type[BaseDocument]) -> type[BaseDocument] | None:

@@ -8,8 +8,10 @@
     ├─ RowIndexError(IndexError)           a position, slice or mask that does not fit the rows
     ├─ DuplicateIdError(ValueError)        two documents with one id, where ids were asked to be unique
     ├─ ColumnError(ValueError)             rows that do not make a column: mixed shapes, mixed dtypes, wrong length
+    ├─ MissingValueError(ValueError)       a number or tensor that is None, where a column would hold zeros
     ├─ QueryError(ValueError)              a filter or a search that cannot be understood
     ├─ OptionError(ValueError)             an argument whose value has no meaning, or two that contradict each other
+    │  └─ UnknownOptionError(TypeError)    a keyword that a call does not take; names the nearest ones
     ├─ FunctionError(RuntimeError)         a function that failed on an item, or the worker that ran it
     │  └─ PartitionError                   the same on a cluster; tells partition, document and field
     ├─ CodecError(ValueError)              what cannot be written to bytes or read from them
@@ -39,6 +41,8 @@ import difflib
 import pickle
 from collections.abc import Iterable
 
+import quire._installation  # noqa: F401 - reports a package `quire` that is not ours
+
 __all__ = [
     "CodecError",
     "ColumnError",
@@ -49,6 +53,7 @@ __all__ = [
     "FunctionError",
     "ImportOrderError",
     "MissingDependencyError",
+    "MissingValueError",
     "OptionError",
     "PartitionError",
     "PathError",
@@ -66,6 +71,7 @@ __all__ = [
     "StorageError",
     "StorageNotFoundError",
     "TensorError",
+    "UnknownOptionError",
     "UriError",
     "UriNotFoundError",
     "UriTimeoutError",
@@ -107,12 +113,20 @@ class ColumnError(QuireError, ValueError):
     """Rows that do not make a column."""
 
 
+class MissingValueError(QuireError, ValueError):
+    """A missing number or tensor, where a column would hold zeros in its place and nobody has said that it may."""
+
+
 class QueryError(QuireError, ValueError):
     """A filter or a search that cannot be understood."""
 
 
 class OptionError(QuireError, ValueError):
     """An argument whose value has no meaning, or two that contradict each other."""
+
+
+class UnknownOptionError(OptionError, TypeError):
+    """A keyword that a call does not take."""
 
 
 class FunctionError(QuireError, RuntimeError):
@@ -210,3 +224,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if near:
         return f"Did you mean {' or '.join(repr(n) for n in near)}?"
     return f"Known: {', '.join(names) or 'none'}."
+
+
+def check_options(call: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse the first of the given keywords that is not among those that a call takes."""
+    names = list(known)
+    unknown = next((name for name in given if name not in names), None)
+    if unknown is not None:
+        raise UnknownOptionError(f"{call} has no option {unknown!r}. {did_you_mean(unknown, names)}")

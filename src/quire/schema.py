@@ -20,8 +20,9 @@ from pathlib import PurePath
 from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin
 from uuid import UUID
 
-from pydantic import AliasChoices, PydanticUndefinedAnnotation
+from pydantic import AliasChoices, AliasPath, EncodedBytes, EncodedStr, Json, PydanticUndefinedAnnotation
 from pydantic.fields import FieldInfo
+from pydantic_core import SchemaValidator, core_schema
 
 from quire._paths import FieldPath, join_path
 from quire._typing import is_array_type, is_document_type
@@ -92,6 +93,10 @@ class Field:
     items: tuple[Field, ...] = ()
     constrained: bool = False
     """Whether more is asked of a value than its kind: a pattern, a bound, one of a few values."""
+    decodes_input: bool = False
+    """Whether the field takes something else than it holds: JSON text (`Json`), or base64 (`Base64Bytes`)."""
+    choices: tuple[Any, ...] = dataclass_field(default=(), compare=False)
+    """The values that a Literal allows."""
 
     @property
     def spec(self) -> TensorSpec:
@@ -141,14 +146,19 @@ class Schema:
 
     @cached_property
     def accepted(self) -> dict[str, tuple[Field, str]]:
-        """The fields by every name that stored data may have for them: with the key by which pydantic takes each."""
-        found: dict[str, tuple[Field, str]] = {}
+        """The fields by every name that stored data may use, each with the key that decoders pass to pydantic.
+
+        A field's own name wins over an alias of another field that is spelled alike.
+        """
+        keyed = has_ambiguous_keys(self.document_type)
+        accepted: dict[str, tuple[Field, str]] = {}
         for field in self.fields:
-            aliases = _aliases(self.document_type.model_fields[field.name])
-            key = field.name if not aliases or self.document_type.model_config.get("populate_by_name") else aliases[0]
-            found |= {name: (field, key) for name in aliases if name not in self.by_name}
-            found[field.name] = (field, key)
-        return found
+            entry = field, stored_key(field.name) if keyed else field.name
+            for alias in _aliases(self.document_type.model_fields[field.name]):
+                if alias not in self.by_name:
+                    accepted.setdefault(alias, entry)
+            accepted[field.name] = entry
+        return accepted
 
     @cached_property
     def notes(self) -> dict[Any, Any]:
@@ -204,9 +214,65 @@ def build_schema(document_type: type[Any]) -> Schema:
 
 def _aliases(info: FieldInfo) -> list[str]:
     """The names by which pydantic takes a value for a field, other than its own."""
+    return [alias for alias in _alias_choices(info) if isinstance(alias, str)]
+
+
+def _alias_choices(info: FieldInfo) -> list[str | AliasPath]:
     given = info.validation_alias or info.alias
-    choices = given.choices if isinstance(given, AliasChoices) else [given]
-    return [alias for alias in choices if isinstance(alias, str)]
+    if given is None:
+        return []
+    return list(given.choices) if isinstance(given, AliasChoices) else [given]
+
+
+def takes_names(document_type: type[Any]) -> bool:
+    """Whether pydantic takes the values of aliased fields by the names of the fields too."""
+    config = document_type.model_config
+    return bool(config.get("populate_by_name") or config.get("validate_by_name"))
+
+
+def first_keys(info: FieldInfo) -> set[str]:
+    """The keys of a mapping in which pydantic looks for a field by its aliases."""
+    return {str(alias.path[0]) if isinstance(alias, AliasPath) else alias for alias in _alias_choices(info)}
+
+
+def _other_keys(name: str, info: FieldInfo) -> set[str]:
+    """The keys of a mapping in which pydantic looks for a field by its aliases, other than for its value by name."""
+    choices = [alias for alias in _alias_choices(info) if alias != name]
+    return {str(alias.path[0]) if isinstance(alias, AliasPath) else alias for alias in choices}
+
+
+def has_ambiguous_keys(document_type: type[Any]) -> bool:
+    """Whether the names of fields do not tell pydantic which field a value is for.
+
+    That is so where an alias of one field is the name or an alias of another, and where a class takes its fields only
+    by alias. Decoders then use a key of its own for each field, see `stored_key`.
+    """
+    fields = document_type.model_fields
+    if document_type.model_config.get("validate_by_alias") is False:
+        return False
+    aliases = {name: _other_keys(name, info) for name, info in fields.items()}
+    if not takes_names(document_type):
+        return any(aliases.values())
+    every = [key for keys in aliases.values() for key in keys]
+    return len(set(every)) < len(every) or not fields.keys().isdisjoint(every)
+
+
+def stored_key(name: str) -> str:
+    """The key under which decoders pass the value of a field to pydantic: neither a name nor an alias can be it."""
+    return f"{name}\0"
+
+
+class StoredContext(dict[str, Any]):
+    """The validation context in which decoders validate: values are what documents held, and not input for them.
+
+    A field of `Json[...]`, for example, takes the parsed value there, and not its text. It is an empty dict for
+    validators that look at their context.
+    """
+
+
+STORED = StoredContext()
+ROUND_TRIP = "quire_round_trip"
+"""A key of the serialization context: what is written will be read again, so `Json` becomes text."""
 
 
 def _complete(document_type: type[Any]) -> None:
@@ -239,7 +305,17 @@ def _compile(name: str, annotation: Any, metadata: Iterable[Any], *, required: b
         if len(members) != 1:
             parts = tuple(_compile(name, member, (), required=True, owner=owner) for member in members)
             constrained = _constrains(metadata) or any(part.constrained for part in parts)
-            return Field(name, FieldKind.UNION, annotation, nullable, required, items=parts, constrained=constrained)
+            decodes = _decodes_input(annotation, metadata) or any(part.decodes_input for part in parts)
+            return Field(
+                name,
+                FieldKind.UNION,
+                annotation,
+                nullable,
+                required,
+                items=parts,
+                constrained=constrained,
+                decodes_input=decodes,
+            )
         inner = _compile(name, members[0], metadata, required=required, owner=owner)
         return replace(inner, nullable=nullable)
     kind, tp = _kind(annotation, metadata)
@@ -247,10 +323,29 @@ def _compile(name: str, annotation: Any, metadata: Iterable[Any], *, required: b
     if kind in (FieldKind.LIST, FieldKind.DICT):
         arguments = [argument for argument in get_args(annotation) if argument is not Ellipsis]
         items = tuple(_compile(name, argument, (), required=True, owner=owner) for argument in arguments)
+    elif get_origin(annotation) is Literal and kind is FieldKind.ANY:  # decoders look for the enums of mixed literals
+        enums = {type(value): None for value in get_args(annotation) if isinstance(value, Enum)}
+        items = tuple(_compile(name, enum, (), required=True, owner=owner) for enum in enums)
     nested = kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS)
     recursive = nested and (_is_open(_nested_type(tp)) or _reaches(tp, owner))
-    constrained = _constrains(metadata) or get_origin(annotation) is Literal or any(item.constrained for item in items)
-    return Field(name, kind, tp, annotation in (None, type(None)), required, recursive, items, constrained)
+    choices = get_args(annotation) if get_origin(annotation) is Literal else ()
+    return Field(
+        name,
+        kind,
+        tp,
+        nullable=annotation in (None, type(None)),
+        required=required,
+        recursive=recursive,
+        items=items,
+        constrained=_constrains(metadata) or bool(choices) or any(item.constrained for item in items),
+        decodes_input=_decodes_input(annotation, metadata) or any(item.decodes_input for item in items),
+        choices=choices,
+    )
+
+
+def _decodes_input(annotation: Any, metadata: tuple[Any, ...]) -> bool:
+    known: tuple[Any, ...] = (Json, EncodedBytes, EncodedStr)
+    return annotation is Json or any(isinstance(item, known) for item in metadata)
 
 
 def _constrains(metadata: tuple[Any, ...]) -> bool:
@@ -340,8 +435,49 @@ def _nested_type(annotation: Any) -> Any:
 def _describe(field: Field) -> str:
     if field.kind is FieldKind.UNION:
         text = " | ".join(str(item) for item in field.items)
-    elif field.items:
+    elif field.items and field.kind is not FieldKind.ANY:
         text = f"{field.type.__name__}[{', '.join(str(item) for item in field.items)}]"
     else:
         text = getattr(field.type, "__name__", str(field.type))
     return f"{text} | None" if field.nullable and text != "NoneType" else text
+
+
+# --- core schemas
+
+
+def field_validator(document_type: type[Any], name: str) -> SchemaValidator:
+    """A validator of lists of values of one field, with all that quire adds to pydantic's plan of the field."""
+    schema: Any = document_type.__pydantic_core_schema__
+    definitions = schema["definitions"] if schema["type"] == "definitions" else []
+    inner = schema["schema"] if definitions else schema
+    while inner["type"] == "definition-ref" or find_model(inner, document_type) is None:
+        reference = inner["schema_ref"] if inner["type"] == "definition-ref" else None
+        inner = next(item for item in definitions if item.get("ref") == reference)
+    model = find_model(inner, document_type)
+    assert model is not None
+    field = find_fields(model["schema"])[name]["schema"]
+    while field["type"] == "default":  # a value is given
+        field = field["schema"]
+    values: Any = core_schema.list_schema(field)
+    if definitions:
+        values = core_schema.definitions_schema(values, definitions)
+    return SchemaValidator(values, model.get("config"))
+
+
+def find_model(schema: Any, document_type: type[Any]) -> dict[str, Any] | None:
+    """The node of a document class in a core schema, below the validators around it."""
+    while isinstance(schema, dict):
+        if schema["type"] == "model" and schema["cls"] is document_type:
+            return schema
+        schema = schema.get("schema")
+    return None
+
+
+def find_fields(schema: Any) -> dict[str, Any]:
+    """The fields in the core schema of a model."""
+    while isinstance(schema, dict):
+        if schema["type"] == "model-fields":
+            found: dict[str, Any] = schema["fields"]
+            return found
+        schema = schema.get("schema")
+    return {}

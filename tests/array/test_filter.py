@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import date
-from typing import Any
+import enum
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Literal
+from uuid import UUID
 
 import numpy as np
 import pytest
+from pydantic import AnyUrl
 
 from quire import BaseDocument, DocumentArray, Text
 from quire.errors import PathError, QueryError
@@ -91,10 +96,8 @@ QUERIES: list[tuple[Any, list[str]]] = [
     ({"title": {"$nin": {"Roots", "Bark"}}}, [L]),
     ({"title": {"$regex": "^R"}}, [R]),
     ({"title": {"$regex": "(?i)^r|k$"}}, [R, B]),
-    ({"price": {"$regex": "5"}}, []),
     ({"words": {"$size": 2}}, [L]),
     ({"authors": {"$size": 1}}, [R]),
-    ({"stock": {"$size": 1}}, []),
     ({"words": ["a", "b"]}, [L]),
     ({"vector": np.ones(2)}, [R]),
     ({"vector": {"$size": 2}}, [L, R]),
@@ -151,17 +154,24 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     ({"authors.nmae": "x"}, PathError, "Author has no field 'nmae'"),
     ({"title.x": "x"}, PathError, "Book.title is str, which has no fields"),
     ({"$or": [{"titel": "x"}]}, PathError, "titel"),
-    ({"price": {"$gtt": 3}}, QueryError, r"'\$gtt' is not an operator. Did you mean '\$gt'"),
+    ({"price": {"$gtt": 3}}, QueryError, r"^Book.price is float, and '\$gtt' is not an operator. Did you mean '\$gt'"),
     ({"$nott": {}}, QueryError, r"'\$nott' is not an operator here. Did you mean '\$not'"),
     ({"$and": {"price": 1}}, QueryError, r"\$and takes a list of filters"),
     ({"title": {"$in": "Roots"}}, QueryError, r"\$in and \$nin take a list"),
     ({"title": {"$nin": "Roots"}}, QueryError, r"\$in and \$nin take a list"),
     ({"title": {"$regex": "("}}, QueryError, r"\$regex: "),
     ({"title": {"$regex": 3}}, QueryError, r"\$regex: "),
-    ({"title": {"$gt": 3}}, QueryError, "cannot compare str with int"),
+    ({"title": {"$gt": 3}}, QueryError, r"^Book.title is str, and cannot be compared with int 3. Did you mean '3'\?$"),
     ({"vector": {"$gt": 3}}, QueryError, "cannot compare ndarray with int"),
     ({3: "x"}, QueryError, "the keys of a filter are paths and operators, got 3"),
     ("title", QueryError, "a filter is a function or a dict, got str"),
+    ({"": 1}, QueryError, "the empty path is the whole document"),
+    ({"price": {"$regex": "5"}}, QueryError, r"^Book.price is float, which has no text for \$regex to search.$"),
+    ({"stock": {"$size": 1}}, QueryError, r"^Book.stock is int \| None, which has no size.$"),
+    ({"words": {"$size": "2"}}, QueryError, r"\$size takes a number of elements, got str '2'"),
+    ({"stock": {"$exists": "no"}}, QueryError, r"\$exists takes True or False, got str 'no'"),
+    ({"notes.nmae": "x"}, PathError, r"Book.notes is list\[Author\], and has no field 'nmae'. Did you mean 'name'"),
+    ({"other.agee": 1}, PathError, "has no field 'agee'. Did you mean 'age'"),
     ({"$and": ["title"]}, QueryError, "a filter is a function or a dict"),
 ]
 
@@ -190,3 +200,252 @@ def test_extra_values_are_found() -> None:
     assert len(docs.filter({"color": "red"})) == 1
     assert len(docs.filter({"color.dark": True})) == 1
     assert len(docs.filter({"shape": None})) == 2
+
+
+# --- values and operators that can never match
+
+
+class Shape(enum.Enum):
+    CIRCLE = "circle"
+    SQUARE = "square"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Plain(enum.Enum):
+    ONE = 1
+    TWO = 2
+
+
+class Row(BaseDocument):
+    label: int = 0
+    score: float = 0.0
+    flag: bool = False
+    name: str = ""
+    kind: Shape = Shape.CIRCLE
+    level: Level = Level.LOW
+    plain: Plain | None = None
+    mode: Literal["train", "test"] = "train"
+    tags: list[str] = []
+    seen: set[int] = set()
+    pair: tuple[int, str] = (0, "")
+    grid: list[list[int]] = []
+    counts: dict[str, int] = {}
+    day: date | None = None
+    at: datetime | None = None
+    key: UUID | None = None
+    price: Decimal | None = None
+    place: Path | None = None
+    raw: bytes = b""
+    url: AnyUrl | None = None
+    either: int | str | None = None
+    inner: Author | None = None
+    vector: NdArray | None = None
+    anything: Any = None
+
+
+AT = datetime(2024, 5, 1, 12, 30)  # noqa: DTZ001
+KEY = UUID("12345678-1234-5678-1234-567812345678")
+ROW = Row(
+    label=1,
+    score=0.5,
+    flag=True,
+    name="a",
+    kind=Shape.SQUARE,
+    level=Level.HIGH,
+    plain=Plain.TWO,
+    mode="test",
+    tags=["hard", "new"],
+    seen={1, 2},
+    pair=(1, "x"),
+    grid=[[1, 2], [3]],
+    counts={"a": 1},
+    day=date(2024, 5, 1),
+    at=AT,
+    key=KEY,
+    price=Decimal("0.1"),
+    place=Path("a/b"),
+    raw=b"x",
+    url="https://example.com/a",
+    either="x",
+    inner=Author(name="Ada", age=3),
+    vector=np.ones(2),
+    anything=[1, {"a": [2]}],
+)
+
+TYPED: list[dict[str, Any]] = [
+    {"label": 1.0},
+    {"label": np.int64(1)},
+    {"label": {"$gt": 0.5}},
+    {"score": {"$lt": 1, "$gt": 0}},
+    {"flag": 1},
+    {"kind": Shape.SQUARE},
+    {"kind": "square"},
+    {"kind": "SQUARE"},
+    {"kind": {"$in": [Shape.SQUARE, "square"]}},
+    {"kind": {"$regex": "^sq"}},
+    {"level": 2},
+    {"level": {"$gt": 1}},
+    {"plain": 2},
+    {"plain": {"$nin": [Plain.ONE, None]}},
+    {"mode": "test"},
+    {"tags": "hard"},
+    {"tags": ["hard", "new"]},
+    {"tags": ("hard", "new")},
+    {"tags": {"$in": ["new", "old"]}},
+    {"tags": {"$in": [["hard", "new"], "old"]}},
+    {"tags": {"$nin": ["old"], "$size": 2}},
+    {"tags": {"$ne": "old", "$in": ["hard"]}},
+    {"tags": {"$regex": "^n"}},
+    {"seen": 2},
+    {"seen": [1, 2]},
+    {"seen": {"$gt": 1}},
+    {"seen": {"$not": {"$gt": 2}, "$gt": 1}},
+    {"pair": [1, "x"]},
+    {"pair": "x"},
+    {"grid": [[1, 2], [3]]},
+    {"grid": [3]},
+    {"counts": {"a": 1}},
+    {"counts.a": {"$gte": 1}},
+    {"day": "2024-05-01"},
+    {"day": {"$gte": "2024-04-30"}},
+    {"at": "2024-05-01T12:30:00"},
+    {"at": "2024-05-01 12:30"},
+    {"at": {"$gte": "2024-05-01", "$lt": date(2024, 5, 2)}},
+    {"key": str(KEY)},
+    {"price": "0.10"},
+    {"price": 0.1},
+    {"price": {"$lte": 1}},
+    {"place": "a/b"},
+    {"place": {"$regex": "b$"}},
+    {"raw": b"x"},
+    {"url": "https://example.com/a"},
+    {"either": "x"},
+    {"either": {"$gt": "a"}},
+    {"inner": Author(id="ada", name="Ada", age=3)},
+    {"vector": np.ones(2)},
+    {"anything": 1},
+    {"anything.a": 2},
+    {"label": {"$exists": True}, "plain": {"$ne": None}},
+]
+
+
+@pytest.mark.parametrize("query", TYPED)
+def test_values_mean_what_their_field_holds(query: dict[str, Any]) -> None:
+    rows = DocumentArray[Row]([ROW, Row()])
+    assert list(rows.filter(query)) == [ROW]
+    assert list(rows.stack().filter(query)) == [ROW]
+
+
+NEVER: list[tuple[dict[str, Any], str]] = [
+    ({"label": "1"}, "Row.label is int, and never equals str '1'. Did you mean 1?"),
+    ({"label": {"$ne": "1"}}, "Row.label is int, and never equals str '1'. Did you mean 1?"),
+    ({"label": {"$in": [1, "2"]}}, "Row.label is int, and never equals str '2'. Did you mean 2?"),
+    ({"label": 1.5}, "Row.label is int, and never equals float 1.5. It holds whole numbers."),
+    ({"label": float("nan")}, "Row.label is int, and never equals float nan. It holds whole numbers."),
+    ({"label": {"$gt": "1"}}, "Row.label is int, and cannot be compared with str '1'. Did you mean 1?"),
+    ({"label": {"$gt": None}}, "Row.label is int, and cannot be compared with NoneType None. None has no order: use $exists."),  # noqa: E501
+    ({"label": {">": 1}}, "Row.label is int, and '>' is not an operator. Did you mean '$gt'?"),
+    ({"label": {"gte": 1}}, "Row.label is int, and 'gte' is not an operator. Did you mean '$gte'?"),
+    ({"label": {"$gt": 1, "lt": 3}}, "Row.label is int, and 'lt' is not an operator. Did you mean '$lt'?"),
+    ({"label": {}}, "Row.label is int, and never equals dict."),
+    ({"counts": {"$gt": 1, "a": 3}}, "Row.counts is dict[str, int], and 'a' is not an operator. "),
+    ({"score": "0.5"}, "Row.score is float, and never equals str '0.5'. Did you mean 0.5?"),
+    ({"flag": "true"}, "Row.flag is bool, and never equals str 'true'. Did you mean True?"),
+    ({"flag": 2}, "Row.flag is bool, and never equals int 2."),
+    ({"name": 1}, "Row.name is str, and never equals int 1. Did you mean '1'?"),
+    ({"kind": "circel"}, "Row.kind is Shape, and never equals str 'circel'. Did you mean 'circle'?"),
+    ({"kind": Level.LOW}, "Row.kind is Shape, and never equals Level <Level.LOW: 1>. It is a member of Level."),
+    ({"kind": {"$gt": "a"}}, "Row.kind is Shape, and cannot be compared with str 'a'. Its members have no order."),
+    ({"mode": "tset"}, "Row.mode is str, and never equals str 'tset'. Did you mean 'test'?"),
+    ({"tags": 1}, "Row.tags is list[str], and never equals int 1. Did you mean '1'?"),
+    ({"tags": [1]}, "Row.tags is list[str], and never equals list. Did you mean '1'?"),
+    ({"tags": {"hard", "new"}}, "Row.tags is list[str], and never equals set. A set has no order: write a list."),
+    ({"tags": {"$gt": ["a"]}}, "Row.tags is list[str], and cannot be compared with list. Lists have no order: compare their elements."),  # noqa: E501
+    ({"pair": [1]}, "Row.pair is tuple[int, str], and never equals list. It holds 2 values."),
+    ({"counts": 1}, "Row.counts is dict[str, int], and never equals int 1. Compare one of its values: 'counts.<key>'."),
+    ({"counts.a": "1"}, "Row.counts.a is int, and never equals str '1'. Did you mean 1?"),
+    ({"day": "May"}, "Row.day is date | None, and never equals str 'May'. Write a date, or a text like '2024-05-01'."),
+    ({"day": "0"}, "Row.day is date | None, and never equals str '0'. Write a date, or a text like '2024-05-01'."),
+    ({"day": AT}, "Row.day is date | None, and never equals datetime. Write a date, or a text like '2024-05-01'."),
+    ({"at": "2024-05-01"}, "Row.at is datetime | None, and never equals str '2024-05-01'. A day is a range of times: use $gte with it and $lt with the next."),  # noqa: E501
+    ({"key": "x"}, "Row.key is UUID | None, and never equals str 'x'. Write a UUID, or its text."),
+    ({"price": "x"}, "Row.price is Decimal | None, and never equals str 'x'. Write a Decimal, a number, or its text."),
+    ({"raw": "x"}, "Row.raw is bytes, and never equals str 'x'. Text is not bytes: write b'...'."),
+    ({"either": 1.5}, "Row.either is int | str | None, and never equals float 1.5. It holds whole numbers."),
+    ({"inner": {"name": "Ada"}}, "Row.inner is Author | None, and never equals dict. Compare its fields: 'inner.<field>'."),  # noqa: E501
+    ({"inner": {">": 1}}, "Row.inner is Author | None, and '>' is not an operator. Did you mean '$gt'?"),
+    ({"vector": [1, 1]}, "Row.vector is NdArray | None, and never equals list. Compare it with a tensor of numpy, or filter by a function."),  # noqa: E501
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("query", "message"), NEVER, ids=[f"{next(iter(q))}-{i}" for i, (q, _) in enumerate(NEVER)])
+def test_a_query_that_can_never_match_is_an_error(query: dict[str, Any], message: str) -> None:
+    for rows in (DocumentArray[Row](), DocumentArray[Row]([ROW]), DocumentArray[Row]([ROW]).stack()):
+        with pytest.raises(QueryError) as error:
+            rows.filter(query)
+        assert str(error.value).startswith(message) if message.endswith(" ") else str(error.value) == message
+
+
+def test_times_with_and_without_a_zone_do_not_compare() -> None:
+    rows = DocumentArray[Row]([ROW])
+    for query in ({"at": AT.replace(tzinfo=timezone.utc)}, {"at": {"$lt": "2024-05-01T12:30:00Z"}}):
+        with pytest.raises(
+            QueryError, match="the times of the query have a time zone, and those of the documents have"
+        ):
+            rows.filter(query)
+        with pytest.raises(QueryError, match="the times of the query have a time zone"):
+            rows.stack().filter(query)
+
+
+def test_enums_that_are_held_as_values_match() -> None:
+    class Loose(BaseDocument, use_enum_values=True):
+        kind: Shape
+
+    rows = DocumentArray[Loose]([Loose(kind="circle"), Loose(kind="square")])
+    assert len(rows.filter({"kind": Shape.SQUARE})) == len(rows.filter({"kind": "square"})) == 1
+
+
+# --- nesting
+
+
+def nested(operator: str, depth: int) -> dict[str, Any]:
+    query: dict[str, Any] = {"price": 5}
+    for _ in range(depth):
+        query = {operator: query if operator == "$not" else [query]}
+    return query
+
+
+@pytest.mark.parametrize("operator", ["$not", "$and", "$or", "$nor"])
+def test_nesting_is_bounded(operator: str) -> None:
+    assert len(library().filter(nested(operator, 60))) in (1, 2)
+    for depth in (65, 900, 5000):
+        with pytest.raises(QueryError, match="nested more than 64 levels deep"):
+            library().filter(nested(operator, depth))
+
+
+def test_nesting_of_operators_is_bounded() -> None:
+    test: dict[str, Any] = {"$gt": 5}
+    for _ in range(900):
+        test = {"$not": test}
+    with pytest.raises(QueryError, match="nested more than 64 levels deep"):
+        library().filter({"price": test})
+
+
+def test_values_that_are_nested_too_deeply_are_an_error() -> None:
+    def deep() -> Any:
+        value: Any = []
+        for _ in range(100_000):
+            value = [value]
+        return value
+
+    held, wanted = deep(), deep()
+    rows = DocumentArray[Row]([Row.model_construct(anything=held)])
+    with pytest.raises(QueryError, match="nested too deeply"):
+        rows.filter({"anything": wanted})
+    for value in (held, wanted):
+        while value:
+            value = value.pop()  # noqa: PLW2901 - or freeing them would recurse

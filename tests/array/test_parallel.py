@@ -80,7 +80,7 @@ def test_both_spellings_of_the_number_of_workers() -> None:
 def test_wrong_keywords_are_told_at_the_call() -> None:
     with pytest.raises(TypeError, match="num_wokers"):
         items().map(lambda doc: doc, num_wokers=3)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="apply has no argument 'ordered'"):
+    with pytest.raises(TypeError, match="apply has no option 'ordered'"):
         items().apply(lambda doc: doc, ordered=False)  # type: ignore[call-arg]
     with pytest.raises(RowIndexError, match="batch_size=0"):
         items().map_batch(lambda docs: docs, 0)

@@ -93,7 +93,7 @@ def test_what_is_no_such_batch_is_not_pushed(tmp_path: Path) -> None:
     with pytest.raises(DocumentTypeError, match=r"expected DocumentBatch\[Passage\], got DocumentBatch\[Other\]"):
         DocumentBatch[Passage].push_stream([passages(2), other], tmp_path / "docs")  # type: ignore[list-item]
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(TypeError, match="push has no argument 'worker'"):
+    with pytest.raises(TypeError, match="push has no option 'worker'"):
         passages(2).push(tmp_path / "docs", worker=3)  # type: ignore[call-arg]
     with pytest.raises(StorageNotFoundError, match="none: there is no such file"):
         DocumentBatch[Passage].pull(tmp_path / "none")

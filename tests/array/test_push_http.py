@@ -284,9 +284,9 @@ def test_bad_options_are_told_before_anything_is_sent(site: Shelf) -> None:
         docs.push(f"{site.url}/a", num_workers=0)
     with pytest.raises(OptionError, match="two spellings"):
         docs.push(f"{site.url}/a", num_workers=1, num_worker=2)
-    with pytest.raises(TypeError, match="has no argument 'compres'. Did you mean 'compress'"):
+    with pytest.raises(TypeError, match="has no option 'compres'. Did you mean 'compress'"):
         docs.push(f"{site.url}/a", compres="gzip")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="has no argument 'maxbytes'"):
+    with pytest.raises(TypeError, match="has no option 'maxbytes'"):
         DocumentArray[Passage].pull(f"{site.url}/a", maxbytes=1)  # type: ignore[call-arg]
     with pytest.raises(OptionError, match="no storage option 'key'"):
         docs.push(f"{site.url}/a", remote=RemoteOptions(storage_options={"key": "x"}))

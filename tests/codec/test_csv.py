@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire import BaseDocument, DocumentArray, Text
-from quire.errors import DecodeError, EncodeError
+from quire.errors import DecodeError, EncodeError, OptionError
 from quire.typing import NdArray, float32
 from tests.strategies import Branch, Leaf, Node, Twig, arrays, branches, laws, leaves, nodes
 
@@ -67,7 +67,7 @@ def plain(branch: Branch) -> bool:
 
 
 def again(docs: Any, **options: Any) -> Any:
-    return type(docs).from_csv(docs.to_csv(**options), **options)
+    return type(docs).from_csv(text=docs.to_csv(**options), **options)
 
 
 NUL = "" if sys.version_info >= (3, 11) else "\0"  # which the csv module of Python 3.10 cannot write
@@ -125,7 +125,7 @@ def test_a_foreign_file_is_read() -> None:
         "\r\n"
         '"Grace\r\nHopper";"say ""hi""";;no;;;;Ships;7\r\n'
     )
-    docs = DocumentArray[Student].from_csv(text, delimiter=";")
+    docs = DocumentArray[Student].from_csv(text=text, delimiter=";")
     ada, grace = docs
     assert (ada.age, ada.tall, ada.born, ada.grade) == (36, True, date(1815, 12, 10), 2)
     assert ada.vector is not None
@@ -142,12 +142,12 @@ def test_a_whole_document_may_stand_in_one_cell() -> None:
         title: Text
         thesis: Thesis | None = None
 
-    docs = DocumentArray[Page].from_csv('title,thesis\nplain,"{""title"": ""a""}"\n')
+    docs = DocumentArray[Page].from_csv(text='title,thesis\nplain,"{""title"": ""a""}"\n')
     assert docs[0].title.text == "plain"
     assert docs[0].thesis is not None
     assert docs[0].thesis.title == "a"
     with pytest.raises(DecodeError, match="'thesis.title' is part of 'thesis', which is there too"):
-        DocumentArray[Page].from_csv("title,thesis,thesis.title\n")
+        DocumentArray[Page].from_csv(text="title,thesis,thesis.title\n")
 
 
 def test_paths_files_and_encodings(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_times_and_ids() -> None:
         at: datetime
         key: UUID | None = None
 
-    docs = DocumentArray[Event].from_csv("at,key\n2024-01-02 03:04,\n1,12345678-1234-5678-1234-567812345678\n")
+    docs = DocumentArray[Event].from_csv(text="at,key\n2024-01-02 03:04,\n1,12345678-1234-5678-1234-567812345678\n")
     assert docs[0].at == datetime(2024, 1, 2, 3, 4)  # noqa: DTZ001
     assert docs[0].key is None
     assert docs[1].key == UUID("12345678-1234-5678-1234-567812345678")
@@ -222,14 +222,14 @@ def test_times_and_ids() -> None:
 )
 def test_errors_name_line_and_column(text: str, match: str) -> None:
     with pytest.raises(DecodeError, match=match):
-        DocumentArray[Student].from_csv(text.encode())
+        DocumentArray[Student].from_csv(text=text.encode())
 
 
 def test_unknown_columns_are_ignored_when_asked() -> None:
-    docs = DocumentArray[Thesis].from_csv("title,colour\na,red\n", extra="ignore")
+    docs = DocumentArray[Thesis].from_csv(text="title,colour\na,red\n", extra="ignore")
     assert docs.title == ["a"]
-    with pytest.raises(DecodeError, match="use 'error' or 'ignore'"):
-        DocumentArray[Thesis].from_csv("title\n", extra="allow")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="use 'forbid' or 'ignore'"):
+        DocumentArray[Thesis].from_csv(text="title\n", extra="allow")  # type: ignore[arg-type]
 
 
 def test_an_empty_cell_without_a_default_is_an_error() -> None:
@@ -237,7 +237,7 @@ def test_an_empty_cell_without_a_default_is_an_error() -> None:
         number: int
 
     with pytest.raises(DecodeError, match="Row in the table, line 3, number: the cell is empty"):
-        DocumentArray[Row].from_csv('number\n1\n""\n')
+        DocumentArray[Row].from_csv(text='number\n1\n""\n')
 
 
 def test_arrays_of_several_classes_make_no_table() -> None:

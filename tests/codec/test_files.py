@@ -13,7 +13,7 @@ import pytest
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.codec import _bytes
-from quire.errors import CodecError, DecodeError, DocumentTypeError, EncodeError, RowIndexError
+from quire.errors import CodecError, DecodeError, DocumentTypeError, EncodeError, OptionError, RowIndexError
 from quire.typing import NdArray
 
 SUFFIXES = ["", ".gz", ".gzip", ".bz2", ".xz"]
@@ -155,7 +155,7 @@ def test_file_objects_are_left_open_and_may_hold_more(passages: DocumentArray[Pa
     file.seek(6)
     assert DocumentArray[Passage].load_binary(file).identical(passages)
     assert not file.closed
-    with pytest.raises(TypeError, match=r"expected a path or a file object with .read\(\), got int"):
+    with pytest.raises(OptionError, match=r"expected a path or a file object with .read\(\), got int"):
         DocumentArray[Passage].load_binary(3)  # type: ignore[call-overload]
 
 

@@ -333,7 +333,7 @@ def test_errors_name_row_and_column(columns: dict[Any, Any], match: str) -> None
     frame = pd.DataFrame(columns)
     for target in (DocumentArray[Thesis], DocumentBatch[Thesis]):
         with pytest.raises(DecodeError, match=match):
-            target.from_dataframe(frame)  # type: ignore[attr-defined]
+            target.from_dataframe(frame, extra="forbid")  # type: ignore[attr-defined]
 
 
 def test_numbers_that_are_missing_where_they_must_not_be() -> None:
@@ -342,10 +342,49 @@ def test_numbers_that_are_missing_where_they_must_not_be() -> None:
         DocumentArray[Student].from_dataframe(frame)
 
 
-def test_unknown_columns_are_ignored_when_asked() -> None:
+class Pages(BaseDocument):
+    theses: list[Thesis] = []
+
+
+class Open(BaseDocument, extra="allow"):
+    title: str = ""
+
+
+class Strict(BaseDocument, extra="forbid"):
+    title: str = ""
+
+
+@pytest.mark.parametrize("target", [DocumentArray, DocumentBatch])
+def test_unknown_columns_are_ignored_and_refused_when_asked(target: Any) -> None:
     frame = pd.DataFrame({"title": ["a"], "colour": ["red"]})
-    assert DocumentArray[Thesis].from_dataframe(frame, extra="ignore").title == ["a"]
-    assert DocumentBatch[Thesis].from_dataframe(frame, extra="ignore").title == ["a"]
+    assert target[Thesis].from_dataframe(frame).title == ["a"]
+    assert target[Thesis].from_dataframe(frame, extra="ignore").title == ["a"]
+    with pytest.raises(DecodeError, match="Thesis has no column 'colour'. .* Or pass extra='ignore'."):
+        target[Thesis].from_dataframe(frame, extra="forbid")
+
+
+@pytest.mark.parametrize("target", [DocumentArray, DocumentBatch])
+def test_unknown_keys_of_mappings_in_cells_follow_the_same_rule(target: Any) -> None:
+    frame = pd.DataFrame({"theses": [[{"title": "a", "colour": "red"}]]})
+    assert target[Pages].from_dataframe(frame)[0].theses == [Thesis(title="a")]
+    with pytest.raises(DecodeError, match="theses"):
+        target[Pages].from_dataframe(frame, extra="forbid")
+
+
+@pytest.mark.parametrize("extra", ["forbid", "ignore"])
+def test_the_class_decides_about_unknown_columns_before_the_reader(extra: Any) -> None:
+    frame = pd.DataFrame({"title": ["a", "b"], "colour": ["red", "blue"]})
+    rows = DocumentArray[Open].from_dataframe(frame, extra=extra)
+    assert [row.__pydantic_extra__ for row in rows] == [{"colour": "red"}, {"colour": "blue"}]
+    with pytest.raises(DecodeError, match="Strict sets extra='forbid'."):
+        DocumentArray[Strict].from_dataframe(frame, extra=extra)
+
+
+def test_a_missing_column_names_the_ignored_one_that_is_like_it() -> None:
+    frame = pd.DataFrame({"titel": ["a"]})
+    message = "there is no column 'title', and Thesis has no default for it. The column 'titel' is ignored."
+    with pytest.raises(DecodeError, match=message):
+        DocumentArray[Thesis].from_dataframe(frame)
 
 
 def test_what_a_table_cannot_hold_is_an_error() -> None:

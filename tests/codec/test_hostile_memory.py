@@ -37,6 +37,7 @@ def names(size: int) -> list[str]:
 _NEAREST = ("list_of_set", "list_of_set_one", "list_of_document_one", "named_columns", "unknown_columns")
 
 
+@pytest.mark.timeout(660)
 @pytest.mark.parametrize("size", [*_SIZES, _LARGE])
 def test_the_memory_of_an_attack_is_bounded(size: int) -> None:
     found = measured(size)

@@ -339,7 +339,7 @@ def test_a_framework_that_is_not_installed(tmp_path: Path, name: str, way: str) 
     command = [sys.executable, "-W", "error", "-c", code, str(tmp_path / "sent.bin"), way]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert f"pip install 'quire[{name}]'" in done.stdout
+    assert f"pip install 'quire-ml[{name}]'" in done.stdout
     assert "missing='numpy'" in done.stdout
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.files.servers import LoopbackServer
+
 BODY = b"0123456789" * 1000
 
 
@@ -98,7 +100,7 @@ class _Answers(BaseHTTPRequestHandler):
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
     """A server whose paths answer well and badly; `server.picture` is what /picture.png gives."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    made = ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
+    made = LoopbackServer(("127.0.0.1", 0), _Answers)
     made.daemon_threads = True
     made.released = threading.Event()  # type: ignore[attr-defined]
     thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})

@@ -214,7 +214,7 @@ def test_without_pillow_the_install_command_is_told(monkeypatch: pytest.MonkeyPa
     for name in [name for name in sys.modules if name.partition(".")[0] == "PIL"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [_NoPillow(), *sys.meta_path])
-    with pytest.raises(MissingDependencyError, match=r"decoding an image needs PIL.*pip install 'quire\[image\]'"):
+    with pytest.raises(MissingDependencyError, match=r"decoding an image needs PIL.*pip install 'quire-ml\[image\]'"):
         Document(blob=b"x").convert_blob_to_image_tensor()
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from quire import BaseDocument, Document, DocumentArray, Image, Text
-from quire.errors import DecodeError, SchemaError, UriError
+from quire.errors import DecodeError, SchemaError, UriError, UriNotFoundError
 from quire.files import read_uri
 
 
@@ -55,8 +55,15 @@ def test_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_no_match_is_an_empty_array() -> None:
-    assert len(DocumentArray.from_files("*.mp4")) == 0
+def test_a_pattern_without_files_is_an_error_unless_allowed() -> None:
+    with pytest.raises(UriNotFoundError, match=r"no file matches '\*\.mp4' \(looked from .*allow_empty=True"):
+        DocumentArray.from_files("*.mp4")
+    with pytest.raises(UriNotFoundError, match=r"no file matches '\*\.jpg' and not exclude_regex='\.\*'"):
+        DocumentArray.from_files("*.jpg", exclude_regex=".*")
+    with pytest.raises(FileNotFoundError, match="an empty list of patterns"):
+        DocumentArray.from_files([])
+    assert len(DocumentArray.from_files("*.mp4", allow_empty=True)) == 0
+    assert len(DocumentArray.from_files(["*.mp4", "*.jpg"])) == 2
 
 
 @pytest.mark.usefixtures("folder")

@@ -90,12 +90,12 @@ def test_a_format_of_others_becomes_a_dataset(tmp_path: Path, monkeypatch: pytes
     from quire.storage.importers import _import
     from quire.storage.importers._reading import ImportOptions, Reading, made_documents
 
-    def read_points(source: Any, schema: type[Any] | None, _: ImportOptions) -> Reading:
+    def read_points(source: Any, schema: type[Any] | None, options: ImportOptions) -> Reading:
         lines = Path(source).read_text().splitlines()
 
         def rows(first: int) -> Iterator[Any]:
             told = ((f"{source}, line {number}", json.loads(lines[number])) for number in range(first, len(lines)))
-            return made_documents(schema or Point, told)
+            return made_documents(schema or Point, told, options.extra)
 
         return Reading(schema or Point, rows, len(lines))
 

@@ -147,7 +147,7 @@ def test_bytes_and_json_keep_the_framework() -> None:
 
 
 def test_batches_for_training_are_of_the_framework() -> None:
-    dataset = MultiModalDataset[Row](rows(6), {"fixed": lambda beads: Beads(beads.values * 2)})
+    dataset = MultiModalDataset[Row](rows(6), {"fixed": lambda beads: Beads(beads.values * 2)}, missing="mask")
     [batch] = dataset.iter_batches(6, framework="abacus")
     assert isinstance(batch.fixed, Beads)
     assert batch.fixed.values[:, 0].tolist() == [0, 2, 4, 6, 8, 10]

@@ -67,8 +67,8 @@ def test_what_is_read_has_the_type() -> None:
     assert_type(docs.to_json(), str)
     assert_type(docs.to_csv(), str)
     assert_type(DocumentArray[Student].from_json(docs.to_json()), DocumentArray[Student])
-    assert_type(DocumentArray[Student].from_ndjson(docs.to_ndjson()), DocumentArray[Student])
-    assert_type(DocumentArray[Student].from_csv(docs.to_csv()), DocumentArray[Student])
+    assert_type(DocumentArray[Student].from_ndjson(text=docs.to_ndjson()), DocumentArray[Student])
+    assert_type(DocumentArray[Student].from_csv(text=docs.to_csv()), DocumentArray[Student])
     assert_type(DocumentBatch[Student].from_dict(docs.to_dict()), DocumentBatch[Student])
     assert_type(Student.from_json(docs[0].to_json()), Student)
 

@@ -36,4 +36,4 @@ def test_wrong_names_are_seen(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         Document(uri="a").load_uri_to_blob(max_byte=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     with pytest.raises(ValueError, match="read_mode"):
-        DocumentArray.from_files(tmp_path, read_mode="w")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        DocumentArray.from_files(tmp_path, read_mode="w", allow_empty=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

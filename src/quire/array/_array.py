@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
 
@@ -17,7 +18,7 @@ from quire.array import _fields, _order, _parallel, _rows, _upward
 from quire.array._filter import compile_filter
 from quire.array._find import Metric
 from quire.array._index import resolve_index
-from quire.array._insert import admit, check_unique
+from quire.array._insert import IdIndex, admit
 from quire.array._stored import StoredArray
 from quire.columns import ShapePolicy
 from quire.display import GALLERY, facts_table, print_facts
@@ -48,16 +49,22 @@ class DocumentArray(StoredArray[DocT], MutableSequence[DocT], metaclass=Parametr
     Arrays without a type hold documents of any class.
     """
 
-    __slots__ = ("_declared", "_documents", "_positions", "_unique_ids")
+    __slots__ = ("_declared", "_documents", "_ids", "_positions")
     __hash__ = None  # type: ignore[assignment]
     document_type: ClassVar[type[Any]] = BaseDocument
 
     _documents: list[DocT]
+    _ids: IdIndex | None
 
     def __init__(self, documents: Iterable[DocT | Mapping[str, Any]] = (), *, unique_ids: bool = False) -> None:
-        """Documents, or mappings that become documents; with `unique_ids`, no id may occur twice, now or later."""
+        """Documents, or mappings that become documents.
+
+        With `unique_ids`, a document whose id is taken cannot enter: DuplicateIdError. Setting `doc.id` of a document
+        that is in the array is not checked.
+        """
         self._restore(admit(type(self), documents), unique_ids=unique_ids)
-        check_unique(self._documents if unique_ids else ())
+        if self._ids is not None:
+            self._ids.check(self._documents)
 
     @classmethod
     def _bind(cls, parameter: Any) -> dict[str, Any]:
@@ -70,9 +77,9 @@ class DocumentArray(StoredArray[DocT], MutableSequence[DocT], metaclass=Parametr
         return made
 
     def _restore(self, documents: list[Any], *, unique_ids: bool) -> None:
-        for name, value in (("_documents", documents), ("_positions", None), ("_unique_ids", unique_ids)):
+        ids = IdIndex() if unique_ids else None
+        for name, value in (("_documents", documents), ("_positions", None), ("_ids", ids), ("_declared", None)):
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "_declared", None)
 
     def _like(self, documents: list[DocT]) -> Self:
         return _rows.like(self, documents)
@@ -110,17 +117,41 @@ class DocumentArray(StoredArray[DocT], MutableSequence[DocT], metaclass=Parametr
     def __delitem__(self, key: Any) -> None:
         _rows.delete(self, resolve_index(key, len(self)))
 
+    # append, extend and insert may be called by several threads at once. What enters is checked before; the change is
+    # then one operation of the list, which the interpreter does not interrupt, or, with unique ids, it is locked.
+
     def insert(self, index: int, value: DocT | Mapping[str, Any]) -> None:
-        """Put a document before a position."""
-        _rows.replace(self, slice(index, index), [value])
+        """Insert a document before a position. Safe to call from several threads at once."""
+        [document] = admit(type(self), [value])
+        if self._ids is None:
+            self._documents.insert(index, document)
+        else:
+            self._ids.insert(self._documents, operator.index(index), [document])
+        _rows.forget_positions(self)
 
     def append(self, value: DocT | Mapping[str, Any]) -> None:
-        """Put a document at the end."""
-        self.extend([value])
+        """Append a document. Safe to call from several threads at once."""
+        document: Any = value
+        if type(value) is not self.document_type:
+            [document] = admit(type(self), [value])
+        if self._ids is None:
+            self._documents.append(document)
+        else:
+            self._ids.insert(self._documents, None, [document])
+        if self._positions is not None:
+            _rows.forget_positions(self)
 
     def extend(self, values: Iterable[DocT | Mapping[str, Any]]) -> None:
-        """Put documents at the end: all of them, or none if one does not fit."""
-        _rows.replace(self, slice(len(self), None), values)
+        """Append documents, next to each other: all of them, or none if one does not fit.
+
+        Safe to call from several threads at once.
+        """
+        documents = admit(type(self), values)
+        if self._ids is None:
+            self._documents.extend(documents)
+        else:
+            self._ids.insert(self._documents, None, documents)
+        _rows.forget_positions(self)
 
     def sort(self, *, key: Callable[[DocT], Any], reverse: bool = False) -> None:
         """Sort in place by what a function makes of each document."""
@@ -191,17 +222,18 @@ class DocumentArray(StoredArray[DocT], MutableSequence[DocT], metaclass=Parametr
         read_mode: Literal["r", "rb"] | None = None,
         to_dataturi: bool = False,
         exclude_regex: str | None = None,
+        allow_empty: bool = False,
     ) -> Self:
         """A document for each file that matches a pattern ('*.jpg', 'photos/**/*.png') or one of several, sorted.
 
         Its address is `uri` (or `url`), and what that tells of its type is `mime_type`, in a class that has such a
         field; an array without a type gets `Document`s. `read_mode` fills `text` ('r') or `blob` ('rb'; or `bytes_`),
         and `to_dataturi` puts the content into the address. `exclude_regex` leaves out paths that it matches from their
-        start, `sampling_rate` is the probability with which a file is taken, and `size` the most that are.
+        start, `sampling_rate` is the probability with which a file is taken, and `size` the most that are. Patterns
+        that match no file at all are an error unless `allow_empty`.
         """
-        paths = thin_out(
-            find_files(patterns, recursive=recursive, exclude_regex=exclude_regex), size, sampling_rate, seed
-        )
+        found = find_files(patterns, recursive=recursive, exclude_regex=exclude_regex, allow_empty=allow_empty)
+        paths = thin_out(found, size, sampling_rate, seed)
         return _upward.documents_of_files(cls, paths, read_mode, to_dataturi=to_dataturi)  # type: ignore[no-any-return]
 
     def batch(
@@ -330,7 +362,7 @@ class DocumentArray(StoredArray[DocT], MutableSequence[DocT], metaclass=Parametr
         return _rows.html(type(self).__name__, self._schema, self._documents[:GALLERY], len(self))
 
     def __getstate__(self) -> tuple[list[DocT], bool, dict[str, Any]]:
-        return self._documents, self._unique_ids, getattr(self, "__dict__", {})
+        return self._documents, self._ids is not None, getattr(self, "__dict__", {})
 
     def __setstate__(self, state: tuple[list[DocT], bool, dict[str, Any]]) -> None:
         self._restore(state[0], unique_ids=state[1])

@@ -11,6 +11,7 @@ from pydantic_core import CoreSchema
 from typing_extensions import Self, Unpack
 
 from quire import codec
+from quire._extra_fields import Extra
 from quire._parametrize import ParametrizedMeta
 from quire.array import _columns_view as _view
 from quire.array import _order, _parallel, _remote, _rows, _tables, _upward, _wire
@@ -19,8 +20,8 @@ from quire.array._find import Metric
 from quire.array._index import resolve_index
 from quire.array._insert import admit
 from quire.codec import Reading
-from quire.codec._frames import column_parts, to_frame
-from quire.codec._json import TensorForm, rows_from_dict, rows_from_json
+from quire.codec._frames import column_parts, column_presence, to_frame
+from quire.codec._json import TensorForm, check_json, rows_from_dict, rows_from_json
 from quire.columns import Column, Columns, ShapePolicy, StackOptions, stack
 from quire.display import GALLERY, facts_table, print_facts
 from quire.document import BaseDocument
@@ -41,13 +42,19 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
     Numbers are vectors, text and objects are lists, nested documents are batches, and arrays of documents are a batch
     of all their documents with offsets. Rows without a value are told by `validity()`. `batch[i]` is an ordinary
     document whose tensors share memory with the columns; setting its fields changes only that document.
+
+    Batches that datasets deliver for training, and that services and predictions hand to functions, do not show zeros
+    for missing values: reading a column of numbers or tensors in which some rows have no value raises
+    MissingValueError, and one in which no row has a value reads as None. `fill_missing()` chooses a value.
     """
 
-    __slots__ = ("_columns", "_state")
+    __slots__ = ("_columns", "_guard", "_state")
     __hash__ = None  # type: ignore[assignment]
     document_type: ClassVar[type[Any]] = BaseDocument
 
     _columns: Columns
+    _guard: str | None
+    """What errors call the batch, where reading missing values raises; None where it gives zeros."""
 
     def __init__(
         self, documents: Iterable[DocT] = (), *, framework: str | None = None, shapes: ShapePolicy = "error"
@@ -69,16 +76,29 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
     def _wrap(cls, columns: Columns) -> Self:
         made = object.__new__(cls)
         object.__setattr__(made, "_columns", columns)
+        object.__setattr__(made, "_guard", None)
         return made
 
     def _with(self, columns: Columns) -> Self:
         """The same rows in another form, from the same place of a stream."""
-        made = self._wrap(columns)
+        made = self._derive(columns)
         object.__setattr__(made, "_state", getattr(self, "_state", None))
         return made
 
-    def _set(self, columns: Columns) -> None:
+    def _derive(self, columns: Columns) -> Self:
+        """Other rows of the batch, whose missing values are read as those of this one."""
+        made = object.__new__(type(self))
+        made._set(columns, self._guard)
+        return made
+
+    def _guarded(self) -> Self:
+        """The batch, where reading missing values raises."""
+        object.__setattr__(self, "_guard", self._columns.schema.name)
+        return self
+
+    def _set(self, columns: Columns, guard: str | None = None) -> None:
         object.__setattr__(self, "_columns", columns)
+        object.__setattr__(self, "_guard", guard)
 
     @property
     def schema(self) -> Schema:
@@ -108,7 +128,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
     def take(self, indices: Any) -> Self:
         """The rows at these positions, copied."""
         columns = self._columns
-        return self._wrap(columns.take(_view.positions(indices, columns.length)))
+        return self._derive(columns.take(_view.positions(indices, columns.length)))
 
     def batch(
         self, batch_size: int, *, shuffle: bool = False, seed: int | None = None, drop_last: bool = False
@@ -193,6 +213,14 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         Without a path, which rows are: those that fill up the last batch of a `StreamingDataset` are not.
         """
         return _view.mask(self.column(path)) if path else _view.row_mask(self._columns)
+
+    def fill_missing(self, values: Mapping[str, Any]) -> Self:
+        """A batch with these values, by path, for missing numbers and tensors: `{'label': -100, 'image.pixels': 0}`.
+
+        A tensor column takes a number, or a tensor of the shape of a row. Which rows had a value is told by the
+        `validity()` of this batch, which stays as it is; in the new one they all have.
+        """
+        return self._with(_view.fill_missing(self._columns, values))
 
     @property
     def state(self) -> dict[str, Any] | None:
@@ -337,28 +365,33 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         return self.unstack().to_json(indent=indent, tensors=tensors)
 
     @classmethod
-    def from_json(cls, text: str | bytes, *, shapes: ShapePolicy = "error") -> Self:
-        """The rows that were written as a JSON list."""
-        return cls(rows_from_json(_tables.row_type(cls, "from_json()"), text), shapes=shapes)
+    def from_json(cls, text: str | bytes, *, extra: Extra = "forbid", shapes: ShapePolicy = "error") -> Self:
+        """The rows that were written as a JSON list: the text itself, and not the path of a file.
+
+        `extra` as of `BaseDocument.from_json`.
+        """
+        document_type = _tables.row_type(cls, "from_json()")
+        check_json(document_type, text)
+        return cls(rows_from_json(document_type, text, extra=extra), shapes=shapes)
 
     def to_dict(self) -> list[dict[str, Any]]:
         """The rows as dicts; see `BaseDocument.to_dict`."""
         return self.unstack().to_dict()
 
     @classmethod
-    def from_dict(cls, rows: Iterable[Mapping[str, Any]], *, shapes: ShapePolicy = "error") -> Self:
-        """A batch of rows with the fields in mappings."""
-        return cls(rows_from_dict(_tables.row_type(cls, "from_dict()"), rows), shapes=shapes)
+    def from_dict(
+        cls, rows: Iterable[Mapping[str, Any]], *, extra: Extra = "forbid", shapes: ShapePolicy = "error"
+    ) -> Self:
+        """A batch of rows with the fields in mappings; `extra` as of `BaseDocument.from_json`."""
+        return cls(rows_from_dict(_tables.row_type(cls, "from_dict()"), rows, extra=extra), shapes=shapes)
 
     def to_dataframe(self) -> pd.DataFrame:
         """A pandas data frame of the rows; number columns go over as one array."""
-        return to_frame(column_parts(self._columns), len(self))
+        return to_frame(column_parts(self._columns), len(self), column_presence(self._columns))
 
     @classmethod
-    def from_dataframe(
-        cls, frame: Any, *, extra: Literal["error", "ignore"] = "error", shapes: ShapePolicy = "error"
-    ) -> Self:
-        """A batch of the rows of a data frame; `extra` is about unknown columns."""
+    def from_dataframe(cls, frame: Any, *, extra: Extra = "ignore", shapes: ShapePolicy = "error") -> Self:
+        """A batch of the rows of a data frame; unknown columns are ignored, or refused with `extra='forbid'`."""
         return cls._wrap(_tables.columns_from_frame(cls, frame, extra, shapes))
 
     # --- equality, display, pickling, pydantic
@@ -384,14 +417,16 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         return _rows.html(type(self).__name__, self.schema, list(self[:GALLERY]), len(self))
 
     def __copy__(self) -> Self:
-        return self._wrap(self._columns.slice(slice(None)))
+        return self._derive(self._columns.slice(slice(None)))
 
     def __getstate__(self) -> tuple[Any, ...]:
         state = getattr(self, "_state", None)
+        if self._guard is not None:
+            return self._columns, state, self._guard
         return (self._columns,) if state is None else (self._columns, state)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self._set(state[0])
+        self._set(state[0], state[2] if len(state) > 2 else None)
         if len(state) > 1:
             object.__setattr__(self, "_state", state[1])
 
@@ -400,5 +435,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         return _view.core_schema_of(cls, source, handler, DocumentArray)
 
 
-def _batch_of(document_type: type[Any], columns: Columns) -> DocumentBatch[Any]:
-    return DocumentBatch[document_type]._wrap(columns)  # type: ignore[valid-type]
+def _batch_of(document_type: type[Any], columns: Columns, guard: str | None) -> DocumentBatch[Any]:
+    made: DocumentBatch[Any] = object.__new__(DocumentBatch[document_type])  # type: ignore[valid-type]
+    made._set(columns, guard)
+    return made

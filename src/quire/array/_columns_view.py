@@ -27,18 +27,20 @@ from quire.columns import (
     concat_columns,
     default_column,
     dense_framework,
+    fill_columns,
     make_column,
+    present_rows,
     wrap_rows,
 )
 from quire.document import BaseDocument
-from quire.errors import ColumnError, DocumentTypeError, PathError, QueryError, did_you_mean
+from quire.errors import ColumnError, DocumentTypeError, MissingValueError, PathError, QueryError, did_you_mean
 from quire.schema import Schema
 from quire.tensors import Framework, describe, get_framework, to_framework
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-BatchOf = Callable[[type[Any], Columns], Any]
+BatchOf = Callable[[type[Any], Columns, str | None], Any]
 
 
 class BatchList:
@@ -51,9 +53,9 @@ class BatchList:
     _column: DocumentsColumn
     flat: Any
 
-    def __init__(self, column: DocumentsColumn, batch_of: BatchOf) -> None:
+    def __init__(self, column: DocumentsColumn, batch_of: BatchOf, guard: str | None = None) -> None:
         object.__setattr__(self, "_column", column)
-        object.__setattr__(self, "flat", batch_of(column.field.document_type, column.flat))
+        object.__setattr__(self, "flat", batch_of(column.field.document_type, column.flat, guard))
 
     @property
     def offsets(self) -> NDArray[np.int64]:
@@ -109,14 +111,43 @@ def get_column(batch: Any, path: str, batch_of: BatchOf) -> Any:
     """A column's data: a tensor, a list, a batch, or a `BatchList`."""
     if not path:
         return batch
-    column = find_column(batch._columns, path)
-    if isinstance(column, DocumentColumn):
-        return batch_of(column.field.document_type, column.columns)
-    if isinstance(column, DocumentsColumn):
-        return BatchList(column, batch_of)
+    column, guard = find_column(batch._columns, path), batch._guard
+    if isinstance(column, (DocumentColumn, DocumentsColumn)):
+        inner = None if guard is None else f"{guard}.{path}"
+        if isinstance(column, DocumentColumn):
+            return batch_of(column.field.document_type, column.columns, inner)
+        return BatchList(column, batch_of, inner)
+    if guard is not None and reads_as_none(batch, column, path):
+        return None
     if isinstance(column, TensorColumn):
         return wrap_rows(column.field, column.framework, [column.data])[0]
     return column.values() if isinstance(column, ObjectColumn) else column
+
+
+def reads_as_none(batch: Any, column: Column, path: str) -> bool:
+    """Whether a column of a guarded batch has no value at all; an error where only some rows have none."""
+    there = present_rows(column)
+    if there is None or not there.any():
+        return there is not None
+    row, missing = int(np.argmin(there)), int(len(there) - there.sum())
+    named = f"row {row}"
+    ids = batch._columns.columns.get("id")
+    if ids is not None and len(ids) == len(there):
+        named += f" (id {ids.value(row)})"
+    raise MissingValueError(
+        f"{batch._guard}.{path}: {named} has no value, as {missing} of {len(there)}; reading the column would give "
+        f"zeros in their place. batch.validity({path!r}) tells which rows have one, and "
+        f"batch.fill_missing({{{path!r}: value}}) gives a value to the others."
+    )
+
+
+def fill_missing(columns: Columns, values: Mapping[str, Any]) -> Columns:
+    """The columns with a value, by path, in the rows that have none."""
+    if not isinstance(values, Mapping):
+        raise ColumnError(f"fill_missing: give values by path, as {{'label': -100}}; got {describe(values)}.")
+    for path in values:
+        find_column(columns, path)  # names the nearest fields of a path that is not there
+    return fill_columns(columns, {parse_path(path): value for path, value in values.items()})
 
 
 def attribute(batch: Any, name: str) -> Any:
@@ -141,14 +172,14 @@ def select(batch: Any, rows: int | slice | NDArray[np.int64]) -> Any:
     columns = batch._columns
     if isinstance(rows, slice):
         ahead = rows.step is None or rows.step > 0  # torch has no views that run backwards
-        return batch._wrap(columns.slice(rows) if ahead else columns.take(positions(rows, len(columns))))
-    return batch._wrap(columns.take(rows))
+        return batch._derive(columns.slice(rows) if ahead else columns.take(positions(rows, len(columns))))
+    return batch._derive(columns.take(rows))
 
 
 def matching(columns: Columns, query: Any) -> NDArray[np.int64]:
-    """The positions of the rows that a filter lets through."""
-    test = compile_filter(query, None if columns.schema.document_type is BaseDocument else columns.schema)
-    return np.array([row for row, document in enumerate(columns.iter_documents()) if test(document)], np.int64)
+    """The positions of the rows that match a query."""
+    schema = None if columns.schema.document_type is BaseDocument else columns.schema
+    return compile_filter(query, schema).rows(columns)
 
 
 def find(
@@ -250,7 +281,8 @@ def concat(batch_type: type[Any], batches: Iterable[Any], shapes: ShapePolicy) -
             raise DocumentTypeError(
                 f"{batch_type.__name__}.concat: item {index}: expected a {batch_type.__name__}, got {describe(batch)}."
             )
-    return batch_type._wrap(concat_columns([batch._columns for batch in given], shapes))
+    made = batch_type._wrap(concat_columns([batch._columns for batch in given], shapes))
+    return made._guarded() if any(batch._guard is not None for batch in given) else made
 
 
 # --- tensors

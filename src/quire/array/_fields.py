@@ -129,6 +129,8 @@ def set_column(source: Any, path: FieldPath, values: Any) -> None:
     where = f"{schema.name}.{'.'.join(path)}"
     steps: list[_Step] = []
     _plan(source._documents, path, _as_list(values, where, leaf), where, steps)
+    if path == ("id",) and getattr(source, "_ids", None) is not None:
+        source._ids.check_new_ids([value for _, _, value in steps])
     for document, name, value in steps:
         document.__dict__[name] = value
         document.__pydantic_fields_set__.add(name)

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from quire.array import _order, _rows, _wire
 from quire.codec import Reading
 from quire.display import tracked
-from quire.errors import FunctionError, OptionError, did_you_mean
+from quire.errors import FunctionError, OptionError, check_options
 from quire.files import Source
 from quire.parallel import Backend, MapOptions, backend_of, run_map
 from quire.tensors import describe
@@ -62,11 +62,13 @@ def map_items(func: Callable[[Any], Any], items: Iterable[Any], total: int | Non
 
 def map_documents(documents: Collection[Any], func: Callable[[Any], Any], how: MapWork) -> Iterator[Any]:
     """`map`: short calls go to the workers several at a time."""
+    check_options("map", how, MapWork.__annotations__)
     return map_items(func, documents, len(documents), _options(how, "document", task_seconds=_TASK_SECONDS))
 
 
 def map_batches(batches: Batches, func: Callable[[Any], Any], how: MapWork) -> Iterator[Any]:
     """`map_batch`."""
+    check_options("map_batch", how, MapWork.__annotations__)
     return map_items(func, batches, len(batches), _options(how, "batch"))
 
 
@@ -122,9 +124,7 @@ def _options(
 
 def _work(how: Work) -> Work:
     """The keywords, if they are those of `apply`: results go back to their positions, in whatever order they come."""
-    unknown = sorted(how.keys() - Work.__annotations__.keys())
-    if unknown:
-        raise TypeError(f"apply has no argument {unknown[0]!r}. {did_you_mean(unknown[0], Work.__annotations__)}")
+    check_options("apply", how, Work.__annotations__)
     return how
 
 
@@ -200,6 +200,7 @@ def dataloader(
     how: LoadWork,
 ) -> Iterator[Any]:
     """What the function makes of the batches of a file, which is read no further ahead than the window."""
+    check_options("dataloader", how, LoadWork.__annotations__)
     reading: Any = {name: value for name, value in how.items() if name in Reading.__annotations__}
     work: dict[str, object] = {name: value for name, value in how.items() if name not in reading}
     if not work.keys() & {"num_worker", "num_workers", "pool"}:

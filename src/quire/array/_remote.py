@@ -15,7 +15,7 @@ from quire import codec
 from quire.array import _wire
 from quire.codec import Reading
 from quire.display import tracked
-from quire.errors import DecodeError, DocumentTypeError, OptionError, did_you_mean
+from quire.errors import DecodeError, DocumentTypeError, OptionError, check_options
 from quire.files import Kept, Pieces, RemoteOptions, in_pieces, receive, scheme_of, send, shown
 from quire.parallel import cpu_count
 
@@ -117,7 +117,7 @@ def _checked(batch_type: type[Any], batch: Any) -> Any:
 
 def _form(address: str, how: Pushing) -> tuple[tuple[str | None, str | None], dict[str, Any]]:
     """Protocol and compression, and what else is said of how the bytes are made."""
-    _check_known(how, Pushing, "push")
+    check_options("push", how, Pushing.__annotations__)
     form = codec.from_suffixes(_path_in(address), how.get("protocol"), how.get("compress"))
     return form, {"allow_pickle": how.get("allow_pickle", False), "workers": _workers(how)}
 
@@ -174,16 +174,10 @@ def _pulled(iterate: Callable[..., Iterator[Any]], made: type[Any], url: Url, ho
 
 def _reading(how: Pulling) -> Reading:
     """The keywords that are about bytes."""
-    _check_known(how, Pulling, "pull")
+    check_options("pull", how, Pulling.__annotations__)
     rest: Any = {name: value for name, value in how.items() if name in Reading.__annotations__}
     codec.read_options(rest)  # which are looked at before anything is asked for
     return rest  # type: ignore[no-any-return]
-
-
-def _check_known(how: Any, known: Any, call: str) -> None:
-    unknown = sorted(how.keys() - known.__annotations__.keys())
-    if unknown:
-        raise TypeError(f"{call} has no argument {unknown[0]!r}. {did_you_mean(unknown[0], known.__annotations__)}")
 
 
 @contextmanager

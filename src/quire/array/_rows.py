@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 import numpy as np
@@ -12,7 +13,7 @@ from quire._changes import merge_documents
 from quire._paths import parse_path
 from quire._typing import is_document_type
 from quire.array._find import Metric, as_matrix, nearest
-from quire.array._insert import admit, check_unique
+from quire.array._insert import IdIndex, admit
 from quire.display import render_rows_html
 from quire.document import BaseDocument
 from quire.errors import DocumentTypeError, PathError, QueryError, SchemaError, did_you_mean
@@ -61,7 +62,8 @@ def like(array: ArrayT, documents: list[Any]) -> ArrayT:
 def copy(array: ArrayT) -> ArrayT:
     """Another array of the same documents, with the same promise about ids."""
     made = like(array, list(array._documents))
-    object.__setattr__(made, "_unique_ids", array._unique_ids)
+    if array._ids is not None:
+        object.__setattr__(made, "_ids", IdIndex())
     return made
 
 
@@ -78,11 +80,12 @@ def replace(array: DocumentArray[Any], rows: int | slice | NDArray[np.int64], va
     incoming = admit(type(array), [value] if isinstance(rows, int) else value)
     if not isinstance(rows, (int, slice)) and len(incoming) != len(rows):
         raise DocumentTypeError(f"{type(array).__name__}: {len(rows)} positions, but {len(incoming)} documents.")
-    if array._unique_ids:
-        changed = list(array._documents)
-        _put(changed, rows, incoming)
-        check_unique(changed)
-    _put(array._documents, rows, incoming)
+    if array._ids is None:
+        _put(array._documents, rows, incoming)
+    elif isinstance(rows, int):
+        array._ids.replace_one(array._documents, rows, incoming[0])
+    else:
+        array._ids.replace(array._documents, lambda documents: _put(documents, rows, incoming))
     forget_positions(array)
 
 
@@ -96,14 +99,25 @@ def _put(documents: list[Any], rows: int | slice | NDArray[np.int64], incoming: 
 
 def delete(array: DocumentArray[Any], rows: int | slice | NDArray[np.int64]) -> None:
     """Take documents out."""
-    for row in [rows] if isinstance(rows, (int, slice)) else sorted(set(rows.tolist()), reverse=True):
-        del array._documents[row]
+    positions: slice | list[int]
+    if isinstance(rows, (int, slice)):
+        positions = [rows] if isinstance(rows, int) else rows
+    else:
+        positions = sorted(set(rows.tolist()), reverse=True)
+    if array._ids is not None:
+        array._ids.delete(array._documents, positions)
+    elif isinstance(positions, slice):
+        del array._documents[positions]
+    else:
+        for position in positions:
+            del array._documents[position]
     forget_positions(array)
 
 
 def sort(array: DocumentArray[Any], key: Callable[[Any], Any], *, reverse: bool) -> None:
-    """Sort in place; a key that fails changes nothing."""
-    array._documents[:] = sorted(array._documents, key=key, reverse=reverse)
+    """Sort in place; a key that fails changes nothing. Documents that are appended meanwhile stay at the end."""
+    documents = list(array._documents)
+    array._documents[: len(documents)] = sorted(documents, key=key, reverse=reverse)
     forget_positions(array)
 
 
@@ -162,8 +176,11 @@ def by_id(array: DocumentArray[Any], key: Any) -> Any:
             positions.pop(None, None)  # documents without an id
             object.__setattr__(array, "_positions", positions)
         row = positions.get(key)
-        if row is not None and array._documents[row].__dict__.get("id") == key:
-            return array._documents[row]
+        if row is not None:
+            with suppress(IndexError):  # another thread may have deleted documents since
+                document = array._documents[row]
+                if document.__dict__.get("id") == key:
+                    return document
         forget_positions(array)
     raise PathError(f"no document in {array!r} has the id {key!r}.")
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 from typing_extensions import Self, Unpack
 
 from quire import codec
+from quire._extra_fields import Extra
 from quire._parametrize import ParametrizedMeta
 from quire.array import _remote, _rows, _tables, _upward, _wire
 from quire.codec import Reading, Rows, _json
-from quire.codec._csv import CsvOptions, from_csv, to_csv
+from quire.codec._csv import CsvOptions, iter_csv, to_csv
 from quire.codec._json import TensorForm
 from quire.codec._ndjson import iter_ndjson, to_ndjson
 from quire.codec._text_files import TextSource, TextTarget
@@ -174,18 +175,23 @@ class StoredArray(Generic[DocT], metaclass=ParametrizedMeta):
         return _json.rows_to_json(self._documents, indent, tensors)
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        """The documents that were written as a JSON list."""
-        return cls._trusted(_json.rows_from_json(_tables.row_type(cls, "from_json()"), text))
+    def from_json(cls, text: str | bytes, *, extra: Extra = "forbid") -> Self:
+        """The documents that were written as a JSON list: the text itself, and not the path of a file.
+
+        `extra` as of `BaseDocument.from_json`.
+        """
+        document_type = _tables.row_type(cls, "from_json()")
+        _json.check_json(document_type, text)
+        return cls._trusted(_json.rows_from_json(document_type, text, extra=extra))
 
     def to_dict(self) -> list[dict[str, Any]]:
         """The documents as dicts; see `BaseDocument.to_dict`."""
         return [_json.to_dict(document) for document in self._documents]
 
     @classmethod
-    def from_dict(cls, rows: Iterable[Mapping[str, Any]]) -> Self:
-        """Documents with the fields in mappings."""
-        return cls._trusted(_json.rows_from_dict(_tables.row_type(cls, "from_dict()"), rows))
+    def from_dict(cls, rows: Iterable[Mapping[str, Any]], *, extra: Extra = "forbid") -> Self:
+        """Documents with the fields in mappings; `extra` as of `BaseDocument.from_json`."""
+        return cls._trusted(_json.rows_from_dict(_tables.row_type(cls, "from_dict()"), rows, extra=extra))
 
     @overload
     def to_ndjson(self, file: None = None, *, tensors: TensorForm = "lists") -> str: ...
@@ -196,12 +202,15 @@ class StoredArray(Generic[DocT], metaclass=ParametrizedMeta):
         return to_ndjson(self._documents, file, tensors)
 
     @classmethod
-    def from_ndjson(cls, source: TextSource) -> Self:
-        """The documents in lines of JSON: of a path, a file, a text or an iterable, read line by line.
+    def from_ndjson(
+        cls, source: TextSource | None = None, *, text: str | bytes | None = None, extra: Extra = "forbid"
+    ) -> Self:
+        """The documents in lines of JSON: of a path, an address, a file or an iterable of lines, read line by line.
 
-        A string that has a line break or starts with '{' is the text itself.
+        A string is always a path or an address, and is opened. Content is passed as `text`. Unknown fields are errors,
+        or ignored with `extra='ignore'`.
         """
-        return cls._trusted(list(iter_ndjson(_tables.row_type(cls, "from_ndjson()"), source)))
+        return cls._trusted(list(iter_ndjson(_tables.row_type(cls, "from_ndjson()"), source, text, extra)))
 
     @overload
     def to_csv(
@@ -239,19 +248,22 @@ class StoredArray(Generic[DocT], metaclass=ParametrizedMeta):
     @classmethod
     def from_csv(
         cls,
-        source: TextSource,
+        source: TextSource | None = None,
         *,
+        text: str | bytes | None = None,
         delimiter: str | None = None,
         dialect: str | type[csv.Dialect] = "excel",
         encoding: str = "utf-8",
-        extra: Literal["error", "ignore"] = "error",
+        extra: Extra = "forbid",
     ) -> Self:
-        """The documents in the rows of a table: of a path, a file, or a text; `extra` is about unknown columns.
+        """The documents in the rows of a table: of a path, an address or a file.
 
-        A string that has a line break is the text itself.
+        A string is always a path or an address, and is opened. Content is passed as `text`. Unknown columns are
+        errors, or ignored with `extra='ignore'`.
         """
         options = CsvOptions(delimiter, dialect, encoding)
-        return cls._trusted(from_csv(_tables.row_type(cls, "from_csv()"), source, options, extra))
+        rows = iter_csv(_tables.row_type(cls, "from_csv()"), source, options, extra, text)
+        return cls._trusted(list(rows))
 
     def save_parquet(self, path: str | os.PathLike[str], **options: Any) -> None:
         """Write one Parquet file if the path ends with .parquet, else a dataset; `options` as of `write_dataset`."""
@@ -267,6 +279,6 @@ class StoredArray(Generic[DocT], metaclass=ParametrizedMeta):
         return _tables.to_dataframe(self)
 
     @classmethod
-    def from_dataframe(cls, frame: Any, *, extra: Literal["error", "ignore"] = "error") -> Self:
-        """The documents in the rows of a data frame; `extra` is about unknown columns."""
+    def from_dataframe(cls, frame: Any, *, extra: Extra = "ignore") -> Self:
+        """The documents in the rows of a data frame; unknown columns are ignored, or refused with `extra='forbid'`."""
         return cls._trusted(_tables.documents_from_frame(_tables.row_type(cls, "from_dataframe()"), frame, extra))

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
+from quire._extra_fields import Extra
 from quire._paths import FieldPath, join_path
 from quire.array._rows import common_type
 from quire.codec._flat import is_spread, read_header
-from quire.codec._frames import as_frame, document_parts, read_numbers, read_objects, to_frame
+from quire.codec._frames import as_frame, document_parts, document_presence, read_numbers, read_objects, to_frame
 from quire.codec._json import from_dict
 from quire.columns import (
     Column,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Hold = Callable[[Field, list[Any], str], Column]
+_UNKNOWN = Field("", FieldKind.ANY, Any, nullable=True, required=False)
 _PLAIN = (bool, int, float, complex, str)
 _ID = get_args(ID)[1:]
 _CONFIG = {"strict", "allow_inf_nan", "coerce_numbers_to_str"}  # and all that begins with str_
@@ -62,7 +64,8 @@ def table_schema(array: Any, call: str) -> Schema:
 def to_dataframe(array: Any) -> Any:
     """The documents as a data frame."""
     schema = table_schema(array, "to_dataframe()")
-    return to_frame(document_parts(schema, array._documents), len(array))
+    parts = document_parts(schema, array._documents)
+    return to_frame(parts, len(array), document_presence(schema, array._documents))
 
 
 def as_objects(field: Field, values: list[Any], _: str) -> Column:
@@ -76,26 +79,27 @@ def as_stacked(shapes: Any) -> Hold:
     return lambda field, values, path: stack_values(field, values, options, path)
 
 
-def documents_from_frame(document_type: type[Any], table: Any, extra: str) -> list[Any]:
+def documents_from_frame(document_type: type[Any], table: Any, extra: Extra) -> list[Any]:
     """The rows of a data frame as documents."""
     found = _from_frame(document_type, table, extra, as_objects)
     return found.documents() if isinstance(found, Columns) else found
 
 
-def columns_from_frame(batch_type: type[Any], table: Any, extra: str, shapes: Any) -> Columns:
+def columns_from_frame(batch_type: type[Any], table: Any, extra: Extra, shapes: Any) -> Columns:
     """The rows of a data frame as columns."""
     found = _from_frame(row_type(batch_type, "from_dataframe()"), table, extra, as_stacked(shapes))
     return found if isinstance(found, Columns) else batch_type(found, shapes=shapes)._columns
 
 
-def _from_frame(document_type: type[Any], table: Any, extra: str, hold: Hold) -> Columns | list[Any]:
+def _from_frame(document_type: type[Any], table: Any, extra: Extra, hold: Hold) -> Columns | list[Any]:
     frame = as_frame(table)
     schema: Schema = document_type.document_schema()
     header = read_header(schema, list(frame.columns), extra, f"{schema.name} from a data frame")
     series = {leaf.path: frame.iloc[:, index] for index, leaf in enumerate(header) if leaf is not None}
-    reader = _Reader(series, hold, len(frame))
-    if _needs_rows(schema):
-        return [from_dict(document_type, row, f", row {index}") for index, row in enumerate(reader.rows(schema))]
+    reader = _Reader(series, hold, len(frame), extra)
+    if _needs_rows(schema) or any(leaf is not None and leaf.is_unknown for leaf in header):
+        rows = enumerate(reader.rows(schema))
+        return [from_dict(document_type, row, f", row {index}", extra=extra) for index, row in rows]
     try:
         return reader.columns(schema)
     except ColumnError as error:
@@ -121,6 +125,7 @@ class _Reader:
     series: dict[FieldPath, Any]
     hold: Hold
     length: int
+    extra: Extra
 
     def columns(self, schema: Schema, prefix: FieldPath = (), rows: Validity = None) -> Columns:
         """The columns of a schema; `rows` is False where there is no document."""
@@ -150,7 +155,7 @@ class _Reader:
         values = _read(series, field, where)
         values = values if rows is None else _where(values, rows)
         if not (plain and field.kind is FieldKind.TEXT and _all_text(field, values, rows)):
-            values = validate_values(schema, field, values, where, rows)
+            values = validate_values(schema, field, values, where, rows, self.extra)
         return self.hold(field, values, where)
 
     def _present(self, inside: Iterable[FieldPath]) -> NDArray[np.bool_]:
@@ -166,8 +171,12 @@ class _Reader:
             path = (*prefix, field.name)
             inside = [given for given in self.series if given[: len(path)] == path]
             if inside:
-                names.append(field.name)
+                names.append(schema.accepted[field.name][1])
                 columns.append(self._row_values(schema, field, path, inside))
+        for path in self.series:  # of a class that keeps what it has no field for
+            if path[:-1] == prefix and path[-1] not in schema.by_name:
+                names.append(path[-1])
+                columns.append(_read(self.series[path], _UNKNOWN, f"{schema.name}.{path[-1]}"))
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)] or [{}] * self.length
 
     def _row_values(self, schema: Schema, field: Field, path: FieldPath, inside: list[FieldPath]) -> list[Any]:

@@ -34,11 +34,13 @@ from quire.codec._files import (
     starts_stream,
     write_parts,
 )
+from quire.codec._match import check_exact
 from quire.codec._messages import from_message, to_message
 from quire.codec._proto_text import proto_schema
 from quire.codec._single import value_from_message, value_message
 from quire.codec._suffixes import from_suffixes
 from quire.codec._typed import from_typed, to_typed
+from quire.codec._unions import check_values, has_ambiguous_union
 
 __all__ = [
     "Header",
@@ -51,7 +53,9 @@ __all__ = [
     "block_columns",
     "block_documents",
     "check_asked",
+    "check_exact",
     "check_protocol",
+    "check_values",
     "columns_from_message",
     "columns_message",
     "columns_stream",
@@ -65,6 +69,7 @@ __all__ = [
     "from_message",
     "from_suffixes",
     "from_typed",
+    "has_ambiguous_union",
     "is_batch",
     "loaded",
     "memory_starts_stream",

@@ -11,6 +11,7 @@ import numpy as np
 from quire._loaded import class_name
 from quire.codec._context import Writer
 from quire.codec._tensors import LARGE, encode_elements, encode_lent, encode_tensor, plain_array, tensor_head
+from quire.codec._unions import ambiguous_fields, check_values
 from quire.codec._values import encode_fields, encode_value
 from quire.codec._wire import delimited, text, uint
 from quire.columns import (
@@ -51,6 +52,9 @@ _GATHERED = 1 << 14
 def encode_columns(columns: Columns, writer: Writer) -> bytes:
     """The message of a batch."""
     head = _head(columns.schema, len(columns), columns.validity, writer)
+    for field in ambiguous_fields(columns.schema):
+        values = columns.columns[field.name].values()
+        _named(columns.schema, field, partial(_check_unions, columns.schema, field, values, writer))
     parts = [
         _named(columns.schema, column.field, partial(_column, column, writer)) for column in columns.columns.values()
     ]
@@ -66,6 +70,11 @@ def _named(schema: Schema, field: Field, encode: Callable[[], bytes]) -> bytes:
         return delimited(5, text(1, field.name) + encode())
     except EncodeError as error:
         raise EncodeError(f"{schema.name}.{field.name}: {error}") from error
+
+
+def _check_unions(schema: Schema, field: Field, values: list[Any], writer: Writer) -> bytes:
+    check_values(schema, field, values, allow_pickle=writer.allow_pickle)
+    return b""
 
 
 def _column(column: Column, writer: Writer) -> bytes:
@@ -165,8 +174,11 @@ def encode_rows(schema: Schema, documents: Sequence[Any], writer: Writer) -> byt
     validity = validity_of(documents)
     rows = [None if document is None else document.__dict__ for document in documents]
     parts = [_head(schema, len(rows), validity, writer)]
+    ambiguous = ambiguous_fields(schema)
     for field in schema.fields:
         values = gather(rows, field.name, f"{schema.name}.{field.name}", validity)
+        if field in ambiguous:
+            _named(schema, field, partial(_check_unions, schema, field, values, writer))
         parts.append(_named(schema, field, partial(_values, field, values, writer)))
     return b"".join((*parts, _remainders(schema, remainders_of(schema, documents), writer)))
 

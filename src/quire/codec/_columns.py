@@ -192,7 +192,8 @@ def _checked(column: Column, schema: Schema, field: Field, there: Validity) -> C
     if not objects and not (field.constrained or _is_special(field)):
         return column
     rows = there if there is None or not there.all() else None
-    values = validate_values(schema, field, column.values(), f"{schema.name}.{field.name}", rows)
+    path = f"{schema.name}.{field.name}"
+    values = validate_values(schema, field, column.values(), path, rows, "ignore", stored=True)
     return ObjectColumn(field, values) if isinstance(column, ObjectColumn) else column
 
 

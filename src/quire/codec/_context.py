@@ -10,7 +10,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from quire.codec._wire import split
-from quire.errors import CodecError, DecodeError
+from quire.errors import CodecError, DecodeError, check_options
 
 MAX_DEPTH = 100
 """How deep values may lie inside each other."""
@@ -86,7 +86,10 @@ DEFAULT_OPTIONS = ReadOptions()
 
 def read_options(reading: Reading) -> ReadOptions:
     """The options that keywords ask for."""
-    return ReadOptions(**reading) if reading else DEFAULT_OPTIONS
+    if not reading:
+        return DEFAULT_OPTIONS
+    check_options("reading bytes", reading, Reading.__annotations__)
+    return ReadOptions(**reading)
 
 
 _SMALL = 1 << 16

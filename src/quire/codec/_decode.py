@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -18,12 +19,12 @@ from pydantic import ValidationError
 from quire import _loaded
 from quire.codec._context import Reader
 from quire.codec._errors import below
-from quire.codec._match import match
+from quire.codec._match import EXACT, check_exact, match
 from quire.codec._tensors import decode_scalar, decode_tensor
 from quire.codec._values import VERSION, UnknownMember, document_head
 from quire.codec._wire import DELIMITED, FIXED64, VARINT, field_at, fields, from_zigzag, read_text
 from quire.errors import DecodeError
-from quire.schema import Field, FieldKind
+from quire.schema import STORED, Field, FieldKind
 
 _DOUBLE = struct.Struct("<d")
 
@@ -64,6 +65,11 @@ def _text(reader: Reader, start: int, end: int, _: Field | None) -> str:
     return read_text(reader.data, start, end)
 
 
+def _blob(reader: Reader, start: int, end: int, hint: Field | None) -> bytes | bytearray:
+    blob = reader.data[start:end]
+    return bytearray(blob) if hint is not None and hint.type is bytearray else blob
+
+
 def _path(reader: Reader, start: int, end: int, hint: Field | None) -> Any:
     """A path of the class that the field is typed with."""
     content = read_text(reader.data, start, end)
@@ -74,8 +80,25 @@ def _path(reader: Reader, start: int, end: int, hint: Field | None) -> Any:
         raise DecodeError(f"{content[:60]!r} is not a path here: {error}.") from error
 
 
-def _big_integer(data: bytes, start: int, end: int) -> int:
-    return int.from_bytes(data[start:end], "little", signed=True)
+def _integer(_: Reader, value: int, __: int, hint: Field | None) -> int:
+    number = from_zigzag(value)
+    return number if hint is None or -EXACT <= number <= EXACT else _check_exact(number, hint)
+
+
+def _big_integer(reader: Reader, start: int, end: int, hint: Field | None) -> int:
+    return _check_exact(int.from_bytes(reader.data[start:end], "little", signed=True), hint)
+
+
+def _check_exact(value: int, hint: Field | None) -> int:
+    """Refuse an integer that the field would round: its type has been changed to float since."""
+    return check_exact(value, hint) if hint is not None and _becomes_float(hint) else value
+
+
+def _becomes_float(hint: Field) -> bool:
+    if hint.kind is FieldKind.UNION:
+        kinds = [item.type for item in hint.items if item.kind in (FieldKind.SCALAR, FieldKind.ANY)]
+        return bool(kinds) and all(item is float or item is complex for item in kinds)
+    return hint.kind is FieldKind.SCALAR and issubclass(hint.type, (float, complex))
 
 
 def _uuid(data: bytes, start: int, end: int) -> UUID:
@@ -178,6 +201,21 @@ def _nested(reader: Reader, start: int, end: int, hint: Field | None) -> Any:
     return value
 
 
+def _tuple(reader: Reader, start: int, end: int, hint: Field | None) -> Any:
+    """A tuple, or the regular expression with flags that was written as one."""
+    items = tuple(_list(reader, start, end, hint))
+    if hint is None or not any(map(_is_pattern, (hint, *hint.items))) or list(map(type, items[1:])) != [int]:
+        return items
+    try:
+        return re.compile(*items)
+    except (re.error, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise DecodeError(f"{items!r:.60} is not a regular expression with flags: {error}.") from error
+
+
+def _is_pattern(field: Field) -> bool:
+    return field.kind is FieldKind.ANY and (get_origin(field.type) or field.type) is re.Pattern
+
+
 def _list(reader: Reader, start: int, end: int, hint: Field | None) -> list[Any]:
     parts = () if hint is None else _of_kind(hint, FieldKind.LIST).items
     last = len(parts) - 1
@@ -244,26 +282,53 @@ def _of_kind(hint: Field, *kinds: FieldKind) -> Field:
 
 
 def _document(reader: Reader, start: int, end: int, hint: Field | None) -> Any:
-    return decode_document(reader, start, end, _document_type(hint, FieldKind.DOCUMENT))
+    expected = _document_type(reader, start, end, hint, FieldKind.DOCUMENT)
+    return decode_document(reader, start, end, expected, _members(hint, FieldKind.DOCUMENT))
 
 
 def _array(reader: Reader, start: int, end: int, hint: Field | None) -> Any:
-    return decode_array(reader, start, end, _document_type(hint, FieldKind.DOCUMENTS))
+    expected = _document_type(reader, start, end, hint, FieldKind.DOCUMENTS)
+    return decode_array(reader, start, end, expected, _members(hint, FieldKind.DOCUMENTS))
 
 
-def _document_type(hint: Field | None, kind: FieldKind) -> type[Any] | None:
-    """The document class that a field is typed with, where there is just one, and it says what its documents hold."""
-    hint = None if hint is None else _of_kind(hint, kind)
-    return _closed(hint.document_type) if hint is not None and hint.kind is kind else None
+def _members(hint: Field | None, kind: FieldKind) -> tuple[type[Any], ...]:
+    """The document classes of the members of a union."""
+    if hint is None or hint.kind is not FieldKind.UNION:
+        return ()
+    return tuple(item.document_type for item in hint.items if item.kind is kind)
+
+
+def _document_type(reader: Reader, start: int, end: int, hint: Field | None, kind: FieldKind) -> type[Any] | None:
+    """The document class that a field is typed with, where it says what its documents hold.
+
+    Of the classes in a union, it is the one that the message names: the registry of classes may know another class of
+    that name by now.
+    """
+    if hint is None:
+        return None
+    members = [item for item in hint.items if item.kind is kind] if hint.kind is FieldKind.UNION else [hint]
+    if len(members) == 1:
+        return _closed(members[0].document_type) if members[0].kind is kind else None
+    if not members:
+        return None
+    types = {_loaded.class_name(item.document_type): item.document_type for item in members}
+    parts = fields(reader.data, start, end)
+    names = (read_text(reader.data, a, b) for number, wire, a, b in parts if number == 2 and wire == DELIMITED)
+    return _closed(types.get(next(names, "")))
 
 
 def _closed(document_type: type[Any] | None) -> type[Any] | None:
     return None if document_type is None or document_type.document_schema().is_open else document_type
 
 
-def decode_document(reader: Reader, start: int, end: int, expected: type[Any] | None) -> Any:
-    """The document of a message: of the expected class, or of a class made from it that was written and is loaded."""
-    type_name, document_type, content, unknown = decode_fields(reader, start, end, expected)
+def decode_document(
+    reader: Reader, start: int, end: int, expected: type[Any] | None, members: Sequence[type[Any]] = ()
+) -> Any:
+    """The document of a message: of the expected class, or of a subclass of it that was written and is loaded.
+
+    Where several classes are expected, they are `members`.
+    """
+    type_name, document_type, content, unknown = decode_fields(reader, start, end, expected, members)
     if document_type is None:
         return _loaded.make_dynamic(type_name, unknown)
     accepted = document_type.document_schema().accepted
@@ -271,10 +336,10 @@ def decode_document(reader: Reader, start: int, end: int, expected: type[Any] | 
 
 
 def decode_fields(
-    reader: Reader, start: int, end: int, expected: type[Any] | None
+    reader: Reader, start: int, end: int, expected: type[Any] | None, members: Sequence[type[Any]] = ()
 ) -> tuple[str, Any, dict[str, Any], dict[str, Any]]:
     """The name of a document's class, the class, the values of its fields, and values that it has no fields for."""
-    type_name, document_type, names, position = _head(reader, start, end, expected)
+    type_name, document_type, names, position = _head(reader, start, end, expected, members)
     accepted = {} if document_type is None else document_type.document_schema().accepted
     reader.charge(700 if document_type is None else 400 + 80 * len(accepted))
     content: dict[str, Any] = {}
@@ -307,7 +372,9 @@ def _next_name(order: Iterator[str], names: Sequence[str]) -> str:
     return name
 
 
-def _head(reader: Reader, start: int, end: int, expected: Any) -> tuple[str, Any, Sequence[str], int]:
+def _head(
+    reader: Reader, start: int, end: int, expected: Any, members: Sequence[type[Any]]
+) -> tuple[str, Any, Sequence[str], int]:
     """The name of a document's class, the class, the names of its fields, and where to look for their values."""
     data = reader.data
     if expected is not None:
@@ -325,10 +392,12 @@ def _head(reader: Reader, start: int, end: int, expected: Any) -> tuple[str, Any
             type_name = read_text(data, a, b)
         elif number == 1 and kind == VARINT:
             check_version(a)
-    return type_name, _loaded.find(type_name, expected, reader.options.types), names, start
+    return type_name, _loaded.find(type_name, expected, reader.options.types, members), names, start
 
 
-def decode_array(reader: Reader, start: int, end: int, expected: type[Any] | None) -> Any:
+def decode_array(
+    reader: Reader, start: int, end: int, expected: type[Any] | None, members: Sequence[type[Any]] = ()
+) -> Any:
     """The array of a message."""
     type_name = ""
     for number, kind, a, b in fields(reader.data, start, end):
@@ -336,7 +405,7 @@ def decode_array(reader: Reader, start: int, end: int, expected: type[Any] | Non
             check_version(a)
         elif number == 2 and kind == DELIMITED:
             type_name = read_text(reader.data, a, b)
-    document_type = _loaded.find(type_name, expected, reader.options.types)
+    document_type = _loaded.find(type_name, expected, reader.options.types, members)
     closed = _closed(document_type)
     documents = [
         decode_document(reader, a, b, closed)
@@ -368,7 +437,7 @@ def build_document(document_type: type[Any], content: dict[str, Any], unknown: d
 def validated(document_type: type[Any], content: Mapping[str, Any]) -> Any:
     """A document, checked by pydantic."""
     try:
-        return document_type.__pydantic_validator__.validate_python(content)
+        return document_type.__pydantic_validator__.validate_python(content, context=STORED)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         path = ".".join(str(part) for part in (document_type.__name__, *first["loc"]))
@@ -381,19 +450,19 @@ _UNKNOWN: tuple[int, _Decoder, int] = (-1, lambda *_: None, 0)
 _KINDS: dict[int, tuple[int, _Decoder, int]] = {  # the wire type, what reads it, and what it takes in memory
     1: (VARINT, lambda *_: None, 8),
     2: (VARINT, lambda _, value, *__: value != 0, 8),
-    3: (VARINT, lambda _, value, *__: from_zigzag(value), 32),
+    3: (VARINT, _integer, 32),
     4: (FIXED64, _plain(lambda data, start, _: _DOUBLE.unpack_from(data, start)[0]), 32),
     5: (DELIMITED, _text, 60),
-    6: (DELIMITED, _plain(lambda data, start, end: data[start:end]), 50),
+    6: (DELIMITED, _blob, 50),
     7: (DELIMITED, lambda reader, start, end, _: decode_tensor(reader, start, end), 200),
     8: (DELIMITED, _document, 0),
     9: (DELIMITED, _array, 200),
     10: (DELIMITED, _list, 72),
-    11: (DELIMITED, lambda *parts: tuple(_list(*parts)), 56),
+    11: (DELIMITED, _tuple, 56),
     12: (DELIMITED, _hashed(set, "set"), 224),
     13: (DELIMITED, _hashed(frozenset, "frozenset"), 224),
     14: (DELIMITED, _dict, 80),
-    15: (DELIMITED, _plain(_big_integer), 40),
+    15: (DELIMITED, _big_integer, 40),
     16: (DELIMITED, _plain(_complex), 40),
     17: (DELIMITED, _moment(datetime), 60),
     18: (DELIMITED, _parsed("date", date.fromisoformat), 40),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import ValidationError
 
+from quire._extra_fields import unknown_field
 from quire.errors import DecodeError
 from quire.tensors import describe
 
@@ -16,16 +19,26 @@ def below(place: str, error: Exception) -> str:
     return told if ": ... " in told else f"{place}: ... {told}"
 
 
-def decode_error(where: str, error: ValidationError, *, rows: bool = False) -> DecodeError:
-    """What pydantic refused: the place, the reason, and what was there; with `rows`, a place begins with its row."""
+def decode_error(
+    document_type: type[Any], error: ValidationError, where: str = "", *, rows: bool = False
+) -> DecodeError:
+    """What pydantic refused: the place, the reason and the value. With `rows`, locations begin with the row.
+
+    An unknown field is reported before other problems: it often is the reason why another field is missing.
+    """
+    where = f"{document_type.__name__}{where}"
     found = error.errors(include_url=False)
-    first = found[0]
+    first = next((problem for problem in found if problem["type"] == "extra_forbidden"), found[0])
+    more = f" And {len(found) - 1} more." if len(found) > 1 else ""
     names = first["loc"]
     if rows and names:
         where, names = f"{where}, row {names[0]}", names[1:]
+    if first["type"] == "extra_forbidden":
+        message = unknown_field(document_type, names) or f"{'.'.join(map(str, names))}: {first['msg']}."
+        way_out = " Or pass extra='ignore'." if document_type.__quire_extra__ is None else ""
+        return DecodeError(f"{where}: {message}{way_out}{more}")
     place = ".".join(map(str, names))
     text = f"{where}{f', {place}' if place else ''}: {first['msg']}"
     if first["type"] not in ("json_invalid", "missing") and ", got " not in first["msg"]:
         text += f" (got {describe(first['input'])})"
-    more = f" And {len(found) - 1} more." if len(found) > 1 else ""
     return DecodeError(f"{text}.{more}")

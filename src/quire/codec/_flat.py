@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import PydanticUndefined
 
+from quire._extra_fields import Extra, check_extra, extra_rule
 from quire._paths import FieldPath, join_path, parse_path
 from quire.errors import DecodeError, EncodeError, PathError, did_you_mean
 from quire.schema import Field, FieldKind, Schema
@@ -27,6 +29,11 @@ class Leaf:
         return join_path(self.path)
 
     @property
+    def is_unknown(self) -> bool:
+        """Whether the class has no field for the column, and keeps its values (`extra='allow'`)."""
+        return self.field.name not in self.owner.by_name
+
+    @property
     def default(self) -> Any:
         """The field's plain default; undefined where there is none, or a factory."""
         info = self.owner.document_type.model_fields[self.field.name]
@@ -40,6 +47,17 @@ class Gap:
     path: FieldPath
     nullable: bool
     columns: list[int]
+
+
+def input_keys(schema: Schema, path: FieldPath) -> FieldPath:
+    """The keys under which pydantic takes what is at a path, and takes nothing else for it."""
+    keys: list[str] = []
+    for depth, name in enumerate(path):
+        field, key = schema.accepted[name]
+        keys.append(key)
+        if depth < len(path) - 1:
+            schema = field.document_type.document_schema()
+    return tuple(keys)
 
 
 def leaves(schema: Schema, prefix: FieldPath = ()) -> list[Leaf]:
@@ -89,11 +107,11 @@ def gaps(schema: Schema, columns: Sequence[Leaf | None], prefix: FieldPath = ())
     return found
 
 
-def read_header(schema: Schema, names: Iterable[Any], extra: str, where: str) -> list[Leaf | None]:
-    """The column behind each name of a table; None for those that are passed over."""
-    if extra not in ("error", "ignore"):
-        raise DecodeError(f"extra={extra!r} is not a rule for unknown columns: use 'error' or 'ignore'.")
+def read_header(schema: Schema, names: Iterable[Any], extra: Extra, where: str) -> list[Leaf | None]:
+    """The field behind each column of a table; None for columns that are ignored."""
+    check_extra(extra)
     known = leaves(schema)
+    names = list(names)
     found = [_find(schema, known, name, extra, where) for name in names]
     paths = [leaf.path for leaf in found if leaf is not None]
     for path in paths:
@@ -102,11 +120,12 @@ def read_header(schema: Schema, names: Iterable[Any], extra: str, where: str) ->
         whole = next((path[:depth] for depth in range(1, len(path)) if path[:depth] in paths), None)
         if whole is not None:
             raise DecodeError(f"{where}: {join_path(path)!r} is part of {join_path(whole)!r}, which is there too.")
-    _check_required(schema, paths, where)
+    ignored = [str(name) for name, leaf in zip(names, found, strict=True) if leaf is None]
+    _check_required(schema, paths, where, ignored)
     return found
 
 
-def _find(schema: Schema, known: list[Leaf], name: Any, extra: str, where: str) -> Leaf | None:
+def _find(schema: Schema, known: list[Leaf], name: Any, extra: Extra, where: str) -> Leaf | None:
     own = schema.accepted[name][0].name if name in schema.accepted else name  # which a column may have an alias for
     found = next((leaf for leaf in known if leaf.name == own), None)
     if found is not None:
@@ -118,20 +137,38 @@ def _find(schema: Schema, known: list[Leaf], name: Any, extra: str, where: str) 
             return Leaf(parse_path(name), fields[-1], owner)
     except (PathError, AttributeError, TypeError):
         pass
-    if extra == "ignore":
+    owner, path = _owner(schema, str(name))
+    rule = extra_rule(owner.document_type, extra)
+    if rule == "allow":
+        return Leaf(path, Field(path[-1], FieldKind.ANY, Any, nullable=True, required=False), owner)
+    if rule == "ignore":
         return None
     hint = did_you_mean(str(name), [leaf.name for leaf in known])
-    raise DecodeError(f"{where}: {schema.name} has no column {name!r}. {hint} Or pass extra='ignore'.")
+    chosen = owner.document_type.__quire_extra__
+    way_out = "Or pass extra='ignore'." if chosen is None else f"{owner.name} sets extra={chosen!r}."
+    raise DecodeError(f"{where}: {schema.name} has no column {name!r}. {hint} {way_out}")
 
 
-def _check_required(schema: Schema, paths: list[FieldPath], where: str, prefix: FieldPath = ()) -> None:
+def _owner(schema: Schema, name: str) -> tuple[Schema, FieldPath]:
+    """The class that a column without a field would belong to, and the path that the column would have."""
+    path: FieldPath = ()
+    while (part := name.partition("."))[1] and (field := schema.by_name.get(part[0])) and is_spread(field):
+        schema, path, name = field.document_type.document_schema(), (*path, part[0]), part[2]
+    return schema, (*path, name)
+
+
+def _check_required(
+    schema: Schema, paths: list[FieldPath], where: str, ignored: list[str], prefix: FieldPath = ()
+) -> None:
     """A field without a default must have its column, unless the optional document that it is in has none at all."""
     for field in schema.fields:
         path = (*prefix, field.name)
         inside = any(given[: len(path)] == path for given in paths)
         if field.required and not inside:
+            near = difflib.get_close_matches(join_path(path), ignored, n=1)
+            hint = f" The column {near[0]!r} is ignored." if near else ""
             raise DecodeError(
-                f"{where}: there is no column {join_path(path)!r}, and {schema.name} has no default for it."
+                f"{where}: there is no column {join_path(path)!r}, and {schema.name} has no default for it.{hint}"
             )
         if inside and path not in paths:
-            _check_required(field.document_type.document_schema(), paths, where, path)
+            _check_required(field.document_type.document_schema(), paths, where, ignored, path)

@@ -10,7 +10,7 @@ import numpy as np
 from quire.codec._batches import OFFSETS
 from quire.codec._context import Reader
 from quire.codec._decode import decode_value
-from quire.codec._match import match
+from quire.codec._match import EXACT, check_exact, match
 from quire.codec._tensors import MAX_AXES, TensorParts, decode_parts, decode_tensor, lent_tensor
 from quire.codec._wire import DELIMITED, VARINT, fields, read_text
 from quire.columns import (
@@ -99,7 +99,11 @@ def scalars_form(reader: Reader, part: ColumnParts, field: Field) -> Column:
     if len(shape) != 1 or known is None or kind not in _SCALARS[known]:
         raise DecodeError(f"the bytes hold a column of {framework.dtype(data)}, but the field is {field}.")
     if kind != _SCALARS[known][0] and known in (float, complex):  # widened since
-        data = framework.from_numpy(framework.to_numpy(data).astype(np.float64 if known is float else np.complex128))
+        numbers = framework.to_numpy(data)
+        if kind in "iu" and len(numbers) and max(int(numbers.max()), -int(numbers.min())) > EXACT:
+            for number in numbers.tolist():
+                check_exact(number, field)
+        data = framework.from_numpy(numbers.astype(np.float64 if known is float else np.complex128))
     return ScalarColumn(field, data, framework, part.validity)
 
 

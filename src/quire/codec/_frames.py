@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from quire._optional import require
 from quire._paths import FieldPath, join_path
 from quire.codec._flat import check_nothing_more, is_spread, no_column
+from quire.codec._readback import is_unchanged
 from quire.columns import (
     Column,
     Columns,
@@ -24,9 +26,11 @@ from quire.columns import (
     StackOptions,
     Validity,
     stack_values,
+    validate_values,
+    validity_of,
 )
-from quire.errors import DecodeError, EncodeError
-from quire.schema import Field, FieldKind, Schema
+from quire.errors import ColumnError, DecodeError, EncodeError
+from quire.schema import ROUND_TRIP, Field, FieldKind, Schema
 from quire.tensors import describe
 
 if TYPE_CHECKING:
@@ -47,11 +51,43 @@ def get_pandas(needed_for: str) -> Any:
 # --- writing
 
 
-def to_frame(parts: Iterable[tuple[FieldPath, Column]], length: int) -> Any:
+def to_frame(parts: Iterable[tuple[FieldPath, Column]], length: int, present: Presence) -> Any:
     """A data frame with a column for each path."""
     pandas = get_pandas("to_dataframe()")
     series = {join_path(path): _series(pandas, column) for path, column in parts}
-    return pandas.DataFrame(series, index=pandas.RangeIndex(length))
+    frame = pandas.DataFrame(series, index=pandas.RangeIndex(length))
+    for path, rows in present:
+        inside = [name for name in frame.columns if name.startswith(f"{join_path(path)}.")]
+        empty = np.flatnonzero(rows & ~frame[inside].notna().to_numpy().any(axis=1))
+        if len(empty):
+            raise EncodeError(
+                f"row {empty[0]}: {join_path(path)!r} is a document without any value, and would be read back as None. "
+                "Give it a field that always has one, such as an id, or use to_json()."
+            )
+    return frame
+
+
+Presence = Iterable[tuple[FieldPath, "NDArray[np.bool_]"]]
+"""Optional documents by path, and the rows that have one."""
+
+
+def document_presence(schema: Schema, documents: Sequence[Any], prefix: FieldPath = ()) -> Presence:
+    """The optional documents among the fields of documents, of which some may be None."""
+    for field in filter(is_spread, schema.fields):
+        path = (*prefix, field.name)
+        values = [None if document is None else document.__dict__.get(field.name) for document in documents]
+        if field.nullable:
+            yield path, np.fromiter((value is not None for value in values), np.bool_, len(values))
+        yield from document_presence(field.document_type.document_schema(), values, path)
+
+
+def column_presence(columns: Columns, prefix: FieldPath = ()) -> Presence:
+    """The optional documents among the columns of a batch."""
+    for name, column in columns.columns.items():
+        if isinstance(column, DocumentColumn) and is_spread(column.field):
+            if column.field.nullable:
+                yield (*prefix, name), column.valid_rows()
+            yield from column_presence(column.columns, (*prefix, name))
 
 
 def document_parts(
@@ -65,6 +101,8 @@ def document_parts(
         values = [None if row is None else row.get(field.name) for row in rows]
         if is_spread(field):
             yield from document_parts(field.document_type.document_schema(), values, path)
+        elif field.decodes_input:
+            yield path, ObjectColumn(field, _input_texts(schema, field, values))
         elif field.kind is FieldKind.SCALAR:
             yield path, stack_values(field, values, StackOptions(), join_path(path))
         else:
@@ -78,8 +116,32 @@ def column_parts(columns: Columns, prefix: FieldPath = ()) -> Iterator[tuple[Fie
     for name, column in columns.columns.items():
         if isinstance(column, DocumentColumn) and is_spread(column.field):
             yield from column_parts(column.columns, (*prefix, name))
+        elif column.field.decodes_input:
+            texts = _input_texts(columns.schema, column.field, column.values())
+            yield (*prefix, name), ObjectColumn(column.field, texts)
         else:
             yield (*prefix, name), column
+
+
+def _input_texts(schema: Schema, field: Field, values: list[Any]) -> list[Any]:
+    """The values of a field of `Json` or base64 as the texts that it takes."""
+
+    def dump(value: Any) -> Any:
+        document = schema.document_type.model_construct()
+        document.__dict__[field.name] = value  # by name, which aliases might confuse
+        return document.model_dump(include={field.name}, context={ROUND_TRIP: True})[field.name]
+
+    texts = [None if value is None and field.nullable else dump(value) for value in values]
+    rows = validity_of(values)
+    try:
+        again = validate_values(schema, field, texts, field.name, rows)
+    except ColumnError as error:
+        raise EncodeError(f"{schema.name}.{field.name}: a data frame of it could not be read back: {error}") from error
+    if not is_unchanged(values, again):
+        raise EncodeError(
+            f"{schema.name}.{field.name}: its texts in a data frame would be read back as other values. Use to_bytes()."
+        )
+    return texts
 
 
 def _series(pandas: Any, column: Column) -> Any:
@@ -93,7 +155,16 @@ def _series(pandas: Any, column: Column) -> Any:
         made = _timedeltas(pandas, values)
     elif kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS):
         values = [_plain(value) for value in values]
+    _check_nan(column, values)
     return _objects(pandas, values) if made is None else made
+
+
+def _check_nan(column: Column, values: list[Any]) -> None:
+    """Refuse NaN where pandas cannot tell it from None."""
+    if column.field.nullable and column.field.kind not in _MIXED:
+        for row, value in enumerate(values):
+            if isinstance(value, (complex, Decimal)) and value != value:
+                raise EncodeError(f"{column.field.name}, row {row}: a data frame has no NaN beside None there.")
 
 
 def _objects(pandas: Any, values: list[Any]) -> Any:
@@ -114,6 +185,7 @@ def _numbers(pandas: Any, column: ScalarColumn) -> Any:
     arrays = pandas.arrays
     masked = {"b": arrays.BooleanArray, "i": arrays.IntegerArray, "u": arrays.IntegerArray, "f": arrays.FloatingArray}
     if data.dtype.kind not in masked or data.dtype.itemsize == 2 and data.dtype.kind == "f":  # noqa: RUF021
+        _check_nan(column, column.values())
         return _objects(pandas, column.values())
     return masked[data.dtype.kind](data.copy(), ~column.valid_rows())
 
@@ -178,9 +250,9 @@ def read_objects(series: Any, field: Field) -> list[Any]:
     values: list[Any] = series.tolist()
     missing = series.isna().to_numpy()
     if missing.any():
-        keeps_nan = field.kind in _MIXED or (field.type in (float, complex) and not field.nullable)
+        keeps_nan = field.kind in _MIXED or (field.type in (float, complex, Decimal) and not field.nullable)
         gone = zip(missing.tolist(), values, strict=True)
-        values = [None if m and not (keeps_nan and isinstance(v, float)) else v for m, v in gone]
+        values = [None if m and not (keeps_nan and isinstance(v, (float, complex, Decimal))) else v for m, v in gone]
     if field.kind is FieldKind.TENSOR or set(map(type, values)) <= _OWN:
         return values
     return [_python(value) for value in values]

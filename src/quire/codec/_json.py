@@ -1,37 +1,55 @@
 """Documents as JSON and as plain Python values: pydantic's own forms, with quire's errors.
 
-Fields are written by name and read by name or alias. Tensors are objects (see `quire.tensors`): nested lists, or
-base64 of the bytes; which of the two is told by the object itself.
+Fields are written by name and read by name or alias; a name wins over an alias that is spelled alike. What would be
+read back as another value is not written. Tensors are objects (see `quire.tensors`): nested lists, or base64 of the
+bytes; which of the two is told by the object itself.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import pydantic
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
+from quire._extra_fields import Extra, document_validator, rows_validator
 from quire.codec._errors import decode_error
-from quire.errors import DecodeError, EncodeError
+from quire.codec._readback import check_read_back, may_change, uncertain_fields
+from quire.errors import DecodeError, EncodeError, OptionError
+from quire.schema import ROUND_TRIP
 from quire.tensors import describe
 
 TensorForm = Literal["lists", "base64"]
 _LATE = tuple(map(int, pydantic.VERSION.split(".")[:2])) >= (2, 11)
 _NAMES: dict[str, Any] = {"by_alias": True, "by_name": True} if _LATE else {}  # before, the class's config decides
+_CONTEXTS: dict[str, dict[str, Any]] = {form: {"tensors": form, ROUND_TRIP: True} for form in ("lists", "base64")}
 
 
-def to_json(document: BaseModel, indent: int | None, tensors: TensorForm, where: str = "") -> str:
-    """A document as JSON."""
-    if tensors not in ("lists", "base64"):
+def to_json(
+    document: BaseModel, indent: int | None, tensors: TensorForm, where: str = "", *, check: bool = True
+) -> str:
+    """A document as JSON; with `check`, only if it can be read back."""
+    context = _CONTEXTS.get(tensors)
+    if context is None:
         raise EncodeError(f"tensors={tensors!r} is not a form of tensors in JSON: use 'lists' or 'base64'.")
+    schema = type(document).document_schema()  # type: ignore[attr-defined]
+    fields = uncertain_fields(schema)
     try:
-        return document.model_dump_json(indent=indent, context={"tensors": tensors})
+        if fields:  # what pydantic would warn of could not be read back
+            text = document.model_dump_json(indent=indent, context=context, by_alias=False, warnings="error")
+        else:
+            text = document.model_dump_json(indent=indent, context=context, by_alias=False)
     except (PydanticSerializationError, UnicodeError) as error:
         place, told = _at_fault(document, tensors, error)
         raise EncodeError(f"{type(document).__name__}{where}{place}: {told}") from error
+    changing = may_change(document, "JSON") if check and fields else []
+    if changing:
+        check_read_back(document, changing, lambda: from_json(type(document), text), "JSON", where)
+    return text
 
 
 _SEAM = re.compile(r"^(Error serializing to JSON: )?(\w+: )?(Error calling function `\w+`: )?(?=\w+Error: )")
@@ -42,18 +60,45 @@ def _at_fault(document: BaseModel, tensors: TensorForm, error: Exception) -> tup
     """The field that cannot be written, where it is one alone, and why."""
     for name in type(document).model_fields:
         try:
-            document.model_dump_json(include={name}, context={"tensors": tensors})
+            document.model_dump_json(include={name}, context=_CONTEXTS[tensors], by_alias=False, warnings="error")
         except (PydanticSerializationError, UnicodeError) as found:
-            return f", {name}", _SEAM.sub("", str(found))
-    return "", _SEAM.sub("", str(error))
+            return f", {name}", _reason(found)
+    return "", _reason(error)
 
 
-def from_json(document_type: type[Any], text: str | bytes, where: str = "") -> Any:
+def _reason(error: Exception) -> str:
+    _, warned, unexpected = str(error).partition("Pydantic serializer warnings:\n  ")
+    first = unexpected.partition("\n")[0].removeprefix("PydanticSerializationUnexpectedValue(").removesuffix(")")
+    return first if warned else _SEAM.sub("", str(error))
+
+
+def from_json(document_type: type[Any], text: str | bytes, where: str = "", *, extra: Extra = "forbid") -> Any:
     """The document in a JSON object."""
     try:
-        return document_type.model_validate_json(text, **_NAMES)
+        return document_validator(document_type, extra).validate_json(text, **_NAMES)
     except ValidationError as error:
-        raise decode_error(f"{document_type.__name__}{where}", error) from error
+        raise decode_error(document_type, error, where) from error
+
+
+_PATH = re.compile(r"[~.]{0,2}[/\\]|[A-Za-z][A-Za-z0-9+.-]*:[/\\]|[^\s\"{}\[\]]*\.(?:json|jsonl|ndjson)(?:\.gz)?\s*$")
+"""The start of a text that is a path or an address; no JSON value begins like this."""
+
+
+def check_json(document_type: type[Any], text: object) -> None:
+    """Refuse a path where JSON belongs. The file system is not asked: a path from an untrusted text stays unopened."""
+    if isinstance(text, (str, bytes, bytearray)):
+        start = bytes(text[:300]).decode("utf-8", "replace") if not isinstance(text, str) else text[:300]
+        if not _PATH.match(start):
+            return
+        given = start.strip()
+    elif isinstance(text, os.PathLike):
+        given = os.fspath(text)
+    else:
+        raise OptionError(f"{document_type.__name__}: from_json() takes JSON as str or bytes, got {describe(text)}.")
+    raise OptionError(
+        f"{document_type.__name__}: from_json() takes JSON itself, and {given!r} is a path. "
+        f"Write from_json(Path({given!r}).read_text())."
+    )
 
 
 def rows_to_json(documents: Iterable[Any], indent: int | None, tensors: TensorForm) -> str:
@@ -65,32 +110,38 @@ def rows_to_json(documents: Iterable[Any], indent: int | None, tensors: TensorFo
     return f"[{margin}{f',{margin}'.join(row.replace(chr(10), margin) for row in rows)}\n]"
 
 
-def rows_from_json(document_type: type[Any], text: str | bytes) -> list[Any]:
+def rows_from_json(document_type: type[Any], text: str | bytes, *, extra: Extra = "forbid") -> list[Any]:
     """The documents in a JSON list."""
-    rows = TypeAdapter(list[document_type])  # type: ignore[valid-type]
     try:
-        return rows.validate_json(text, **_NAMES)
+        rows: list[Any] = rows_validator(document_type, extra).validate_json(text, **_NAMES)
     except ValidationError as error:
-        raise decode_error(document_type.__name__, error, rows=True) from error
+        raise decode_error(document_type, error, rows=True) from error
+    return rows
 
 
 def to_dict(document: BaseModel) -> dict[str, Any]:
     """A document as a dict: nested documents are dicts, arrays lists of dicts, and all else stays what it is."""
-    return document.model_dump()
+    values = document.model_dump(by_alias=False, context=_CONTEXTS["lists"])
+    changing = may_change(document, "a dict")
+    if changing:
+        check_read_back(document, changing, lambda: from_dict(type(document), values), "a dict", "")
+    return values
 
 
-def from_dict(document_type: type[Any], values: Mapping[str, Any], where: str = "") -> Any:
+def from_dict(document_type: type[Any], values: Mapping[str, Any], where: str = "", *, extra: Extra = "forbid") -> Any:
     """The document in a dict."""
     if not isinstance(values, Mapping):
         raise DecodeError(f"{document_type.__name__}{where}: expected a mapping of fields, got {describe(values)}.")
     try:
-        return document_type.model_validate(values, **_NAMES)
+        return document_validator(document_type, extra).validate_python(values, **_NAMES)
     except ValidationError as error:
-        raise decode_error(f"{document_type.__name__}{where}", error) from error
+        raise decode_error(document_type, error, where) from error
 
 
-def rows_from_dict(document_type: type[Any], rows: Iterable[Mapping[str, Any]]) -> list[Any]:
+def rows_from_dict(
+    document_type: type[Any], rows: Iterable[Mapping[str, Any]], *, extra: Extra = "forbid"
+) -> list[Any]:
     """The documents in an iterable of dicts."""
     if isinstance(rows, (str, bytes, Mapping)) or not isinstance(rows, Iterable):
         raise DecodeError(f"{document_type.__name__}: expected an iterable of dicts, got {describe(rows)}.")
-    return [from_dict(document_type, values, f", row {row}") for row, values in enumerate(rows)]
+    return [from_dict(document_type, values, f", row {row}", extra=extra) for row, values in enumerate(rows)]

@@ -37,6 +37,21 @@ _NUMBERS: dict[type[Any], tuple[type[Any], ...]] = {  # a number may have been w
 }
 
 
+EXACT = 2**53
+"""A float holds every integer up to here."""
+
+
+def check_exact(value: int, field: Field) -> int:
+    """The integer, if a float holds it: a field of `int` that became one of `float` has the same values, or none."""
+    try:
+        exact = int(float(value)) == value
+    except OverflowError:
+        exact = False
+    if not exact:
+        raise DecodeError(f"the data holds the integer {value}, which a float would round, but the field is {field}.")
+    return value
+
+
 def match(field: Field, value: Any) -> Any:
     """The value, if it is of the field's kind."""
     if type(value) is field.type:

@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from quire._extra_fields import Extra
 from quire.codec._json import TensorForm, from_json, to_json
 from quire.codec._text_files import TextSource, TextTarget, source_name, text_lines, text_writer
 
@@ -22,10 +23,12 @@ def to_ndjson(documents: Iterable[Any], target: TextTarget | None, tensors: Tens
     return None
 
 
-def iter_ndjson(document_type: type[Any], source: TextSource) -> Iterator[Any]:
-    """The documents, read line by line; empty lines are passed over."""
-    where = f" in {source_name(source, 'the text', '{')}"
-    with text_lines(source, "utf-8", starts="{") as lines:
+def iter_ndjson(
+    document_type: type[Any], source: TextSource | None, text: str | bytes | None = None, extra: Extra = "forbid"
+) -> Iterator[Any]:
+    """The documents of a path or file, or of content given as `text`, read line by line; empty lines are skipped."""
+    where = f" in {source_name(source, 'the text')}"
+    with text_lines(source, "utf-8", text) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                yield from_json(document_type, line, f"{where}, line {number}")
+                yield from_json(document_type, line, f"{where}, line {number}", extra=extra)

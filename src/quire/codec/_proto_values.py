@@ -11,8 +11,11 @@ from functools import cache
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
-from pydantic import ConfigDict, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
+from pydantic import ConfigDict, Json, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import SchemaValidator
 
+from quire._extra_fields import tolerant
+from quire.codec._readback import is_unchanged
 from quire.schema import Field, FieldKind
 from quire.tensors._framework import cast_numbers
 
@@ -90,17 +93,28 @@ def _text(value: str) -> str:
 
 def _json(tp: Any) -> Simple:
     """Values that have no type here travel as JSON: what JSON has, and what pydantic turns into it and back."""
-    if tp is Any or tp is object or (isinstance(tp, type) and issubclass(tp, dict) and not hasattr(tp, "__total__")):
+    if (
+        tp is Any
+        or tp is object
+        or tp is Json
+        or (isinstance(tp, type) and issubclass(tp, dict) and not hasattr(tp, "__total__"))
+    ):
         return Simple("string", _dump_json, _load_json, "any value, in JSON")
     if tp in (None, type(None)):
         return Simple("string", _dump_json, _load_json, "null, in JSON")
     name = getattr(tp, "__name__", str(tp))
-    return Simple(
-        "string",
-        lambda v: _adapter(tp).dump_json(v).decode(),
-        lambda t: _adapter(tp).validate_json(t),
-        f"{name}, in JSON",
-    )
+
+    def encode(value: Any) -> str:
+        text = _adapter(tp).dump_json(value, warnings="error")
+        try:
+            again = _adapter(tp).validate_json(text)
+        except ValidationError as error:
+            raise TypeError(f"its JSON cannot be read back as {name}") from error
+        if not is_unchanged(value, again):
+            raise TypeError(f"its JSON would be read back as {again!r:.60}")
+        return text.decode()
+
+    return Simple("string", encode, lambda text: _reader(tp).validate_json(text), f"{name}, in JSON")
 
 
 @cache
@@ -109,6 +123,12 @@ def _adapter(tp: Any) -> TypeAdapter[Any]:
         return TypeAdapter(tp)
     except (PydanticSchemaGenerationError, PydanticUserError):
         return TypeAdapter(tp, config=ConfigDict(arbitrary_types_allowed=True))
+
+
+@cache
+def _reader(tp: Any) -> SchemaValidator:
+    """A validator that follows the rules of schema evolution: what the writer's class has and this one has not."""
+    return tolerant(_adapter(tp).core_schema)
 
 
 def _dump_json(value: Any) -> str:

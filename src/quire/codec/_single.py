@@ -13,9 +13,9 @@ from quire.errors import DecodeError
 from quire.schema import Field
 
 
-def value_message(value: Any) -> bytes:
+def value_message(value: Any, *, allow_pickle: bool = False) -> bytes:
     """A value of any type that has a form on the wire."""
-    writer = Writer()
+    writer = Writer(allow_pickle)
     head = delimited(4, encode_value(value, writer))
     return b"".join(join(head, writer.buffers)) if writer.buffers else head
 

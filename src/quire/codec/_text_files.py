@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import io
 import os
 from collections.abc import Iterable, Iterator
@@ -10,12 +11,14 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any, cast
 
-from quire.errors import DecodeError, EncodeError
-from quire.files import Target, open_target
+from quire.errors import DecodeError, EncodeError, OptionError, UriNotFoundError
+from quire.files import Target, fetch, open_target, scheme_of, shown
 from quire.tensors import describe
 
 TextTarget = str | os.PathLike[str] | IO[str] | IO[bytes]
-TextSource = str | bytes | os.PathLike[str] | IO[str] | IO[bytes] | Iterable[str]
+TextSource = str | os.PathLike[str] | IO[str] | IO[bytes] | Iterable[str]
+_SHOWN = 60
+"""Characters of a wrong path that an error repeats."""
 
 
 @contextmanager
@@ -44,28 +47,52 @@ def _is_binary(file: Any) -> bool:
     return isinstance(file, (io.RawIOBase, io.BufferedIOBase)) or "b" in str(getattr(file, "mode", ""))
 
 
-def is_text(source: object, starts: str = "") -> bool:
-    """Whether a string is the text itself and not a path: it is empty, has a line break, or starts like the text."""
-    if not isinstance(source, str):
-        return False
-    return not source.strip() or "\n" in source or (starts != "" and source.lstrip().startswith(starts))
+@contextmanager
+def text_lines(source: TextSource | None, encoding: str, text: str | bytes | None = None) -> Iterator[Iterator[str]]:
+    """The lines of a path, an address, a file or an iterable of lines, or of content given as `text`.
+
+    A byte order mark is dropped. A `str` is always a path or an address: content is never guessed, so that text from
+    an untrusted source is not opened as a file.
+    """
+    name = source_name(source, "the text")
+    if (source is None) == (text is None):
+        raise OptionError("give either a path or file, or the content as text=..., and not both.")
+    given: object = source if text is None else text
+    if isinstance(text, str):
+        yield _lines(io.StringIO(text, newline=""), encoding, name)
+    elif isinstance(text, (bytes, bytearray)):
+        yield _lines(io.BytesIO(text), encoding, name)
+    elif isinstance(source, (str, os.PathLike)):
+        with _open_path(os.fspath(source)) as file:
+            yield _lines(file, encoding, name)
+    elif isinstance(source, Iterable) and not isinstance(source, (bytes, bytearray)):
+        yield _lines(source, encoding, name)
+    else:
+        raise OptionError(
+            f"expected a path, a file or an iterable of lines, or the content as text=..., got {describe(given)}."
+        )
 
 
 @contextmanager
-def text_lines(source: TextSource, encoding: str, starts: str = "") -> Iterator[Iterator[str]]:
-    """The lines of a path, a file, a text or an iterable of lines, without a byte order mark."""
-    name = source_name(source, "the text", starts)
-    if is_text(source, starts):
-        yield _lines(io.StringIO(str(source), newline=""), encoding, name)
-    elif isinstance(source, (bytes, bytearray)):
-        yield _lines(io.BytesIO(source), encoding, name)
-    elif isinstance(source, (str, os.PathLike)):
-        with Path(source).open("rb") as file:
-            yield _lines(file, encoding, name)
-    elif isinstance(source, Iterable):
-        yield _lines(source, encoding, name)
-    else:
-        raise DecodeError(f"expected a path, a file or lines of text, got {describe(source)}.")
+def _open_path(path: str) -> Iterator[IO[bytes]]:
+    start = path.lstrip()[:1]
+    if not start or start in "{[" or "\n" in path or "\r" in path or "\0" in path:
+        raise OptionError(f"{_shorten(path)} is content and not a path. Pass it as text=...")
+    if scheme_of(path) is not None and not os.path.lexists(path):
+        yield io.BytesIO(fetch(path))
+        return
+    try:
+        file = Path(path).open("rb")  # noqa: SIM115 - an error of the caller is not one of opening
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
+            raise
+        raise UriNotFoundError(f"there is no file {_shorten(path)}. Content is passed as text=...") from error
+    with file:
+        yield file
+
+
+def _shorten(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
 
 
 def _lines(lines: Iterable[Any], encoding: str, name: str) -> Iterator[str]:
@@ -82,9 +109,9 @@ def _lines(lines: Iterable[Any], encoding: str, name: str) -> Iterator[str]:
         raise DecodeError(f"{name}, line {number}: the text is not {encoding}: {error}.") from error
 
 
-def source_name(source: object, fallback: str, starts: str = "") -> str:
+def source_name(source: object, fallback: str) -> str:
     """What an error calls the source: a path, a file's own name, or the fallback."""
-    if isinstance(source, os.PathLike) or (isinstance(source, str) and not is_text(source, starts)):
-        return str(source)
+    if isinstance(source, (str, os.PathLike)):
+        return shown(os.fspath(source))
     name = getattr(source, "name", None)
     return name if isinstance(name, str) else fallback

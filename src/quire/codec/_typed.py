@@ -10,9 +10,11 @@ from typing import Any
 from quire._optional import require
 from quire.codec._proto_plan import DURATION, EnumPlan, Message, ProtoField, ProtoPlan, Role, Wire
 from quire.codec._proto_schema import plan_proto
+from quire.codec._readback import is_unchanged
 from quire.codec._typed_read import read_document
 from quire.codec._typed_write import write_document
-from quire.errors import DecodeError
+from quire.errors import DecodeError, EncodeError
+from quire.tensors import describe
 
 _BYTES = (bytes, bytearray, memoryview)
 
@@ -39,7 +41,25 @@ def to_typed(document: Any, previous: str | None = None) -> Any:
     typed = typed_schema(type(document), previous)
     message = typed.message_class()
     write_document(typed.plan, message, document)
+    if any(planned.role is Role.UNION for planned in typed.plan.messages.values()):
+        _check_unions(document, typed.plan, message)
     return message
+
+
+def _check_unions(document: Any, plan: ProtoPlan, message: Any) -> None:
+    """Refuse a message whose members of unions would be read as others."""
+    owner = type(document).__name__
+    try:
+        again = read_document(plan, message)
+    except DecodeError as error:
+        raise EncodeError(f"{owner}: the message could not be read back: {error}") from error
+    for name in type(document).model_fields:
+        value, other = document.__dict__.get(name), again.__dict__.get(name)
+        if not is_unchanged(value, other):
+            raise EncodeError(
+                f"{owner}.{name}: {describe(value)} would be read back as {describe(other)}. Use a union of types that "
+                "can be told apart."
+            )
 
 
 def from_typed(document_type: Any, source: Any, previous: str | None = None) -> Any:

@@ -9,12 +9,12 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
-from pydantic import AliasChoices, ValidationError
+from pydantic import ValidationError
 
 from quire.codec._proto_plan import Message, ProtoField, ProtoPlan, Role, Slot, Wire
 from quire.codec._typed_write import LONGEST, Misfit
 from quire.errors import DecodeError, TensorError
-from quire.schema import FieldKind
+from quire.schema import STORED, FieldKind
 from quire.tensors._framework import common_dtype
 from quire.tensors._spec import DTYPES, format_shape
 
@@ -51,6 +51,7 @@ class _Reader:
 
     def _document(self, message: Any, shape: Message) -> Any:
         tp, values = shape.document_type, {}
+        accepted = tp.document_schema().accepted
         for field in shape.fields:
             try:
                 value = self._field(message, field)
@@ -58,9 +59,9 @@ class _Reader:
                 error.path.insert(0, f".{field.source}")
                 raise
             if value is not _LEFT_OUT:
-                values[_input_name(tp, field.source)] = value
+                values[accepted[field.source][1]] = value
         try:
-            return tp.model_validate(values)
+            return tp.model_validate(values, context=STORED)
         except ValidationError as error:
             raise _explain(error) from error
 
@@ -135,14 +136,6 @@ def _collect(found: list[Any], slot: Slot) -> Any:
     if slot.container.kind is FieldKind.DOCUMENTS or slot.container.type in (tuple, set, frozenset):
         return slot.container.type(found)
     return found
-
-
-def _input_name(tp: Any, name: str) -> str:
-    """The name under which pydantic takes a field."""
-    alias = tp.model_fields[name].validation_alias
-    if isinstance(alias, AliasChoices):
-        alias = alias.choices[0]
-    return alias if isinstance(alias, str) else name
 
 
 def _explain(error: ValidationError) -> Misfit:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
 from pydantic_core import PydanticSerializationError
@@ -161,6 +161,8 @@ def _fits(field: Field, value: Any, *, exact: bool) -> bool:
         return True
     if field.kind is FieldKind.UNION:
         return any(_fits(item, value, exact=exact) for item in field.items)
+    if get_origin(field.type) is Literal:
+        return any(value == known and type(value) is type(known) for known in get_args(field.type))
     if field.kind is FieldKind.ANY:
         return not exact
     if field.kind is FieldKind.TENSOR:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import pickle
 import re
 import struct
@@ -111,11 +112,25 @@ def declared_name(document: Any) -> str:
 def encode_document(document: Any, writer: Writer) -> bytes:
     """The message of a document with all that it holds."""
     content, extra = document.__dict__, document.__pydantic_extra__
-    head, names = document_head(type(document).document_schema())
+    schema = type(document).document_schema()
+    head, names = document_head(schema)
+    if schema.notes.get("ambiguous_unions") != ():
+        _check_unions(schema, content, writer)
     if extra is not None or len(names) != len(content) or tuple(content) != names:
         pairs = {name: content[name] for name in names if name in content}
         return encode_fields(declared_name(document), {**pairs, **(extra or {})}, writer)
     return head + _encode_contents(type(document).__name__, content, writer)
+
+
+def _check_unions(schema: Schema, content: Mapping[str, Any], writer: Writer) -> None:
+    """Look at unions whose values may be read as others; most classes have none, and note it."""
+    unions = importlib.import_module("quire.codec._unions")  # which reads what this module writes
+    for field in unions.ambiguous_fields(schema):
+        if field.name in content:
+            try:
+                unions.check_values(schema, field, [content[field.name]], allow_pickle=writer.allow_pickle)
+            except EncodeError as error:
+                raise EncodeError(below(f"{schema.name}.{field.name}", error)) from error
 
 
 def document_head(schema: Schema) -> tuple[bytes, tuple[str, ...]]:
@@ -222,6 +237,15 @@ def _dict(value: Mapping[Any, Any], writer: Writer) -> bytes:
 
 
 _list, _tuple, _set, _frozen_set = map(_items, (10, 11, 12, 13))
+
+
+def _pattern(value: re.Pattern[Any], writer: Writer) -> bytes:
+    """A regular expression as its text; with its flags, where the text alone would be compiled with others."""
+    if re.compile(value.pattern).flags == value.flags:
+        return encode_value(value.pattern, writer)
+    return _tuple((value.pattern, value.flags), writer)
+
+
 _Encoder = Callable[[Any, Writer], bytes]
 _ENCODERS: dict[type[Any], _Encoder] = {
     type(None): lambda _, __: b"\x08\x00",
@@ -262,7 +286,7 @@ _BY_BASE: tuple[tuple[Any, _Encoder], ...] = (
     (datetime, lambda value, _: _moment(17, value)),
     (Decimal, lambda value, _: delimited(22, str(value).encode())),
     (_AS_TEXT, lambda value, _: delimited(5, str(value).encode())),
-    (re.Pattern, lambda value, writer: encode_value(value.pattern, writer)),
+    (re.Pattern, _pattern),
     (Mapping, _dict),
     (tuple, _tuple),
     (frozenset, _frozen_set),

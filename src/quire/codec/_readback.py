@@ -1,0 +1,202 @@
+"""Check that JSON, CSV and dicts will be read back as the values that were written.
+
+These forms say less than Python: a tuple in a field of `Any` is a list there, a secret is hidden, and a document in a
+union is a mapping that another class of the union may take. Fields whose form tells all are left alone. The others are
+read back and compared when they are written, unless their values show that nothing is lost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from enum import Enum, Flag
+from pathlib import PurePath
+from typing import Any, Literal
+
+from pydantic import BaseModel, PlainSerializer, SecretBytes, SecretStr, WrapSerializer
+from pydantic.fields import FieldInfo
+
+from quire._equality import equal_values
+from quire._typing import is_array_type, is_document_type
+from quire.errors import DecodeError, EncodeError
+from quire.schema import Field, FieldKind, Schema, has_ambiguous_keys, takes_names
+from quire.tensors import describe, framework_of
+
+TextForm = Literal["JSON", "CSV", "a dict"]
+_EXACT_TYPES: dict[FieldKind, tuple[Any, ...]] = {
+    FieldKind.SCALAR: (bool, int, float),
+    FieldKind.TEXT: (str,),
+    FieldKind.BYTES: (bytes,),
+    FieldKind.DECIMAL: (Decimal,),
+}
+_CERTAIN_KINDS = (FieldKind.TENSOR, FieldKind.DATETIME, FieldKind.DATE, FieldKind.TIMEDELTA, FieldKind.UUID)
+_PLAIN_TYPES = (str, int, bool, type(None))
+
+
+def uncertain_fields(schema: Schema) -> tuple[Field, ...]:
+    """The fields whose values may be read back as others, but for those that a class serializes itself."""
+    found: tuple[Field, ...] | None = schema.notes.get("uncertain")
+    if found is None:
+        schema.notes["uncertain"] = ()  # a document inside its like is as certain as it is
+        chosen, every = _custom_fields(schema.document_type), _is_read_by_alias(schema.document_type)
+        found = tuple(
+            field for field in schema.fields if field.name not in chosen and (every or not _is_certain(field, set()))
+        )
+        schema.notes["uncertain"] = found
+    return found
+
+
+def _is_read_by_alias(document_type: type[Any]) -> bool:
+    """Whether a class takes its fields by aliases only, and not by the names that are written."""
+    return has_ambiguous_keys(document_type) and not takes_names(document_type)
+
+
+def _custom_fields(document_type: type[Any]) -> set[str]:
+    """The fields that a class writes in its own way: what they look like is not for quire to judge."""
+    decorators = document_type.__pydantic_decorators__
+    if decorators.model_serializers:
+        return set(document_type.model_fields)
+    names = {name for found in decorators.field_serializers.values() for name in found.info.fields}
+    if "*" in names:
+        return set(document_type.model_fields)
+    return names | {name for name, info in document_type.model_fields.items() if _has_serializer(info)}
+
+
+def _has_serializer(info: FieldInfo) -> bool:
+    return bool(info.exclude) or any(isinstance(item, (PlainSerializer, WrapSerializer)) for item in info.metadata)
+
+
+def _is_certain(field: Field, seen: set[Any]) -> bool:
+    """Whether every value of the field is read back as it is, from what its kind alone says."""
+    kind, tp = field.kind, field.type
+    if field.decodes_input:
+        return False
+    if kind in _CERTAIN_KINDS:
+        return True
+    if kind in _EXACT_TYPES:
+        return tp in _EXACT_TYPES[kind] or field.wrapper is not None
+    if kind is FieldKind.ENUM:
+        values = {type(member.value) for member in tp} if issubclass(tp, Enum) else set()
+        return not issubclass(tp, Flag) and values in ({str}, {int})
+    if kind is FieldKind.PATH:
+        return issubclass(tp, PurePath)
+    if kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS):
+        return field.document_type in seen or _is_certain_class(field.document_type, seen | {field.document_type})
+    items = field.items
+    if kind is FieldKind.LIST:
+        return tp in (list, tuple, set, frozenset) and bool(items) and all(_is_certain(item, seen) for item in items)
+    if kind is FieldKind.DICT:
+        keys = tp is dict and len(items) == 2 and items[0].type in (str, int) and not items[0].nullable
+        return keys and _is_certain(items[1], seen)
+    return False
+
+
+def _is_certain_class(document_type: type[Any], seen: set[Any]) -> bool:
+    if _is_read_by_alias(document_type):
+        return False
+    custom = _custom_fields(document_type)
+    fields = document_type.document_schema().fields
+    return all(field.name in custom or _is_certain(field, seen) for field in fields)
+
+
+def may_change(document: Any, form: TextForm) -> list[Field]:
+    """The fields of a document whose values may be read back as others."""
+    fields = uncertain_fields(type(document).document_schema())
+    if not fields:
+        return []
+    content = document.__dict__
+    if _is_read_by_alias(type(document)):
+        return list(fields)
+    return [field for field in fields if field.name in content and not _is_kept(field, content[field.name], form)]
+
+
+def _is_kept(field: Field, value: Any, form: TextForm) -> bool:
+    """Whether a value of an uncertain field shows that nothing is lost."""
+    if value is None and field.nullable:
+        return True
+    if field.decodes_input:
+        return False
+    if field.kind is FieldKind.ANY and field.type in (Any, object):
+        return not _holds_models(value) if form == "a dict" else _is_plain(value)
+    if field.kind is FieldKind.UNION:
+        scalars = all(item.type in (bool, int, float, str) for item in field.items)
+        return scalars and not field.constrained and type(value) in (bool, int, str, float) and _is_plain(value)
+    if field.kind is FieldKind.LIST and field.type is list and len(field.items) == 1:
+        return all(_is_kept(field.items[0], item, form) for item in value)
+    if field.kind is FieldKind.DICT and field.type is dict and len(field.items) == 2 and field.items[0].type is str:
+        return all(_is_kept(field.items[1], item, form) for item in value.values())
+    return _is_certain(field, set())
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is what JSON itself has."""
+    if type(value) in _PLAIN_TYPES:
+        return True
+    if type(value) is float:
+        return math.isfinite(value)
+    if type(value) is list:
+        return all(map(_is_plain, value))
+    return type(value) is dict and all(type(key) is str and _is_plain(item) for key, item in value.items())
+
+
+def _holds_models(value: Any) -> bool:
+    """Whether a value is, or has inside, an object that becomes a dict or a list when it is dumped."""
+    if isinstance(value, Mapping):
+        return any(map(_holds_models, value.values()))
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return type(value) not in (list, tuple, set, frozenset) or any(map(_holds_models, value))
+    return isinstance(value, BaseModel) or is_array_type(type(value)) or dataclasses.is_dataclass(value)
+
+
+def check_read_back(document: Any, changing: list[Field], read: Callable[[], Any], form: TextForm, where: str) -> None:
+    """Read what was written, and refuse to hand it out if a field has another value than the document."""
+    owner = f"{type(document).__name__}{where}"
+    try:
+        again = read()
+    except DecodeError as error:
+        raise EncodeError(f"{owner}: what would be written as {form} could not be read back: {error}") from error
+    for field in changing:
+        value, other = document.__dict__[field.name], again.__dict__.get(field.name)
+        if not is_unchanged(value, other):
+            raise EncodeError(f"{owner}, {field.name}: {_difference(value, other, form)}")
+
+
+def _difference(value: Any, other: Any, form: TextForm) -> str:
+    if isinstance(value, (SecretStr, SecretBytes)):
+        return (
+            f"{form} would hide the secret, and could not be read back. Write it with to_bytes(allow_pickle=True), or "
+            "give the class a field_serializer that reveals it. model_dump_json() writes it hidden."
+        )
+    shown, again = (describe(value), describe(other)) if type(value) is not type(other) else (repr(value), repr(other))
+    change = f"{form} would be read back as {again[:80]}, and not as {shown[:80]}"
+    if is_document_type(type(value)):
+        return f"{change}. Tell the classes apart by a field with a Literal, or write with to_bytes()."
+    return f"{change}. Annotate the field with the type that it holds, or write with to_bytes()."
+
+
+def is_unchanged(a: Any, b: Any) -> bool:
+    """Whether two values are equal and made of the same classes, down to the items of containers."""
+    if framework_of(a) is not None or framework_of(b) is not None:
+        return equal_values(a, b)
+    if type(a) is not type(b):
+        return False
+    if is_document_type(type(a)):
+        fields = all(is_unchanged(a.__dict__.get(name), b.__dict__.get(name)) for name in type(a).model_fields)
+        return fields and is_unchanged(a.__pydantic_extra__, b.__pydantic_extra__)
+    if is_array_type(type(a)):
+        return is_unchanged(a._documents, b._documents)
+    if isinstance(a, (list, tuple, deque)):
+        return len(a) == len(b) and all(map(is_unchanged, a, b))
+    if isinstance(a, Mapping):
+        if not isinstance(a, OrderedDict):  # whose order counts; maps of protobuf do not keep the order of other dicts
+            b = {key: b[key] for key in [*filter(b.__contains__, a), *b]}
+        return is_unchanged(list(a.keys()), list(b.keys())) and is_unchanged(list(a.values()), list(b.values()))
+    try:
+        if isinstance(a, (set, frozenset)):
+            return a == b and {(type(item), item) for item in a} == {(type(item), item) for item in b}
+        return equal_values(a, b, ids=True)
+    except (ValueError, TypeError, ArithmeticError):  # what cannot be compared
+        return False

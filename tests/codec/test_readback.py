@@ -1,0 +1,391 @@
+"""What JSON, CSV, dicts and typed messages cannot tell is not written; what they can is read as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+from enum import Enum
+from typing import Any, ClassVar, Literal, Union
+
+import pytest
+from pydantic import (
+    AnyUrl,
+    Base64Bytes,
+    Base64Str,
+    ByteSize,
+    Field,
+    Json,
+    SecretBytes,
+    SecretStr,
+    ValidationError,
+    field_serializer,
+)
+
+from quire import BaseDocument, DocumentArray
+from quire.errors import DecodeError, EncodeError
+from tests.codec.test_aliases import FORMS
+from tests.codec.ways import travels
+
+BINARY = ("bytes", "protobuf", "array bytes", "array message", "batch", "pickle")
+TEXT = ("JSON", "array JSON", "NDJSON", "CSV")
+
+
+class Plain(Enum):
+    A = "a"
+    B = 2
+    EMPTY = ""
+
+
+class Text(str, Enum):
+    A = "a"
+    EMPTY = ""
+
+
+class Mixed(BaseDocument):
+    x: Literal[Text.A, "x", 3]
+
+
+class Members(BaseDocument):
+    x: Literal[Plain.A, Plain.B]
+
+
+class Alike(BaseDocument):
+    x: Literal[Plain.A, "a"]
+
+
+class Parsed(BaseDocument):
+    items: Json[list[int]] = []
+    text: Json[str] = ""
+    any: Json | None = None
+    inside: list[Json[dict[str, float]]] = []
+
+
+class Encoded(BaseDocument):
+    blob: Base64Bytes = b""
+    text: Base64Str = ""
+    inside: Sequence[tuple[Base64Bytes, int]] = []
+
+
+class Matching(BaseDocument):
+    pattern: re.Pattern[str]
+    more: list[re.Pattern] = []
+
+
+class Left(BaseDocument):
+    a: int = 0
+
+
+class Right(BaseDocument):
+    a: int = 0
+
+
+class Either(BaseDocument):
+    x: Union[Left, Right]
+
+
+class Kind(BaseDocument):
+    kind: Literal["left"] = "left"
+    a: int = 0
+
+
+class OtherKind(BaseDocument):
+    kind: Literal["right"] = "right"
+    a: int = 0
+
+
+class Tagged(BaseDocument):
+    x: Union[Kind, OtherKind] = Field(discriminator="kind")
+
+
+class Secret(BaseDocument):
+    word: SecretStr
+    blob: SecretBytes = SecretBytes(b"")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "document",
+    [Mixed(x=Text.A), Mixed(x="x"), Mixed(x=3), Members(x=Plain.A), Members(x=Plain.B), Alike(x="a")],
+)
+def test_literals_with_members_of_enums_come_back(document: Any, form: str) -> None:
+    again = FORMS[form](document)
+    assert again.identical(document)
+    assert type(again.x) is type(document.x)
+
+
+@pytest.mark.parametrize("form", TEXT)
+def test_a_member_that_looks_like_another_literal_is_not_written_as_text(form: str) -> None:
+    document = Alike.model_construct(id="i", x=Plain.A)
+    with pytest.raises(EncodeError, match=r"Alike.*x: \w+ would be read back as str 'a'"):
+        FORMS[form](document)
+    assert FORMS["bytes"](document).x is Plain.A
+
+
+def test_a_literal_still_refuses_what_it_does_not_have() -> None:
+    with pytest.raises(ValidationError, match=r"Input should be <Plain.A: 'a'> or <Plain.B: 2>"):
+        Members(x="b")
+    assert Members.model_json_schema()["properties"]["x"]["enum"] == ["a", 2]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_parsed_json_comes_back(form: str) -> None:
+    document = Parsed(items="[1, 2]", text='"[1]"', any='{"a": null}', inside=['{"b": 0.5}'])
+    assert FORMS[form](document).identical(document)
+    assert document.items == [1, 2]
+
+
+@pytest.mark.needs("pandas")
+def test_parsed_json_comes_back_from_data_frames() -> None:
+    array = DocumentArray[Parsed]([Parsed(items="[1]", text='"1"', any="null"), Parsed()])
+    frame = array.to_dataframe()
+    assert frame["items"][0] == "[1]"
+    assert type(array).from_dataframe(frame).identical(array)
+    assert type(array.stack()).from_dataframe(array.stack().to_dataframe()).unstack().identical(array)
+
+
+def test_json_fields_take_and_show_what_pydantic_says() -> None:
+    assert Parsed(items="[1]").model_dump_json(include={"items"}) == '{"items":[1]}'
+    assert Parsed.model_json_schema()["properties"]["items"]["contentMediaType"] == "application/json"
+    with pytest.raises(ValidationError, match="JSON input should be string, bytes or bytearray") as caught:
+        Parsed(items=[1])
+    assert caught.value.errors()[0]["loc"] == ("items",)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("content", [b"", b"~", b"abcd", b"YWJj", b"\xff\x00"])
+def test_decoded_base64_is_not_decoded_again(content: bytes, form: str) -> None:
+    document = Encoded.model_construct(id="i", blob=content, text=content.decode("latin-1"), inside=[(content, 1)])
+    assert FORMS[form](document).identical(document)
+
+
+@pytest.mark.parametrize("flags", [0, re.IGNORECASE, re.MULTILINE | re.DOTALL, re.ASCII])
+@pytest.mark.parametrize("form", BINARY)
+def test_patterns_keep_their_flags_in_bytes(form: str, flags: int) -> None:
+    document = Matching(pattern=re.compile("a", flags), more=[re.compile("b", flags), re.compile(b"c")])
+    again = FORMS[form](document)
+    assert again.identical(document)
+    assert again.pattern.flags == document.pattern.flags
+
+
+@pytest.mark.parametrize("form", [*TEXT, "typed protobuf"])
+def test_patterns_with_flags_have_no_text(form: str) -> None:
+    with pytest.raises(EncodeError, match=r"re.compile\('a'\)"):
+        FORMS[form](Matching(pattern=re.compile("a", re.IGNORECASE)))
+    inline = Matching(pattern=re.compile("(?i)a"))
+    assert FORMS[form](inline).identical(inline)
+
+
+@pytest.mark.parametrize("form", [*TEXT, "dict"])
+def test_a_document_that_another_class_would_take_is_not_written(form: str) -> None:
+    with pytest.raises(
+        EncodeError, match=r"x: .* would be read back as Left, and not as Right. Tell the classes apart"
+    ):
+        FORMS[form](Either(x=Right(a=1)))
+    first = Either(x=Left(a=1))
+    assert FORMS[form](first).identical(first)
+    tagged = Tagged(x=OtherKind(a=1))
+    assert FORMS[form](tagged).identical(tagged)
+
+
+@pytest.mark.parametrize("form", [*BINARY, "typed protobuf"])
+def test_bytes_tell_documents_of_a_union_apart(form: str) -> None:
+    document = Either(x=Right(a=1))
+    again = FORMS[form](document)
+    assert again.identical(document)
+    assert type(again.x) is Right
+
+
+def test_a_union_finds_its_own_class_where_another_has_taken_its_name() -> None:
+    document = Either(x=Right(a=1))
+    data = document.to_bytes()
+    usurper = type("Right", (BaseDocument,), {"__module__": __name__, "__qualname__": "Right"})
+    assert type(Either.from_bytes(data).x) is Right
+    assert usurper is not Right
+
+
+@pytest.mark.parametrize("form", [*TEXT, "typed protobuf"])
+def test_secrets_are_never_written_as_stars(form: str) -> None:
+    with pytest.raises(EncodeError, match="secret|SecretStr"):
+        FORMS[form](Secret(word="s"))
+
+
+def test_secrets_come_back_where_they_are_kept() -> None:
+    document = Secret(word="s", blob=b"t")
+    assert FORMS["dict"](document).identical(document)
+    assert FORMS["pickle"](document).identical(document)
+    assert Secret.from_bytes(document.to_bytes(allow_pickle=True), allow_pickle=True).identical(document)
+    with pytest.raises(EncodeError, match="allow_pickle=True"):
+        document.to_bytes()
+
+
+def test_a_class_may_say_how_its_secrets_are_written() -> None:
+    class Revealed(BaseDocument):
+        word: SecretStr
+        other: Any = (1, 2)
+
+        @field_serializer("word", when_used="json")
+        def reveal(self, word: SecretStr) -> str:
+            return word.get_secret_value()
+
+    document = Revealed(word="s", other=1)
+    assert Revealed.from_json(document.to_json()).identical(document)
+
+
+@pytest.mark.parametrize(
+    "value", [(1, 2), {1, 2}, b"\xff", {1: "a"}, Decimal(1), float("nan"), Left(), 1j, {"a": (1,)}]
+)
+def test_what_json_cannot_tell_in_a_field_of_any_is_not_written(value: Any) -> None:
+    class Holds(BaseDocument):
+        x: Any = None
+
+    with pytest.raises(EncodeError, match=r"Holds, x: "):
+        Holds(x=value).to_json()
+
+
+@pytest.mark.parametrize("value", [None, 1, 0.5, "a", [1, [None]], {"a": {"b": [True]}}])
+def test_what_json_can_tell_in_a_field_of_any_is_written(value: Any) -> None:
+    class Holds(BaseDocument):
+        x: Any = 7
+
+    document = Holds(x=value)
+    for form in (*TEXT, "dict"):
+        assert FORMS[form](document).identical(document)
+
+
+def test_what_pydantic_would_only_warn_of_is_not_written_as_json() -> None:
+    with pytest.raises(EncodeError, match=r"Bytewise, pattern: Expected `str`"):
+        Bytewise(pattern=re.compile(b"a")).to_json()
+
+
+class Bytewise(BaseDocument):
+    pattern: re.Pattern[bytes]
+
+
+class Blank(BaseDocument):
+    blob: bytes | None = None
+    text: str | None = None
+    member: Text | None = None
+    plain: Plain = Plain.A
+    filled: bytes = b"filled"
+    word: str = "word"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [Blank(), Blank(blob=b"", text="", member=Text.EMPTY, plain=Plain.EMPTY, filled=b"", word=""), Blank(text='""')],
+    ids=["none", "empty", "marks"],
+)
+def test_csv_tells_empty_values_from_missing_ones(document: Blank) -> None:
+    assert FORMS["CSV"](document).identical(document)
+
+
+class Hollow(BaseDocument):
+    id: ClassVar[None] = None
+    a: int | None = None
+
+
+class Empty(BaseDocument):
+    id: ClassVar[None] = None
+
+
+class Outer(BaseDocument):
+    inner: Hollow | None = None
+    empty: Empty | None = None
+
+
+def test_a_document_without_any_cell_is_not_lost_in_csv() -> None:
+    present = Outer(inner=Hollow(a=1), empty=Empty())
+    assert FORMS["CSV"](present).identical(present)
+    assert FORMS["CSV"](Outer()).identical(Outer()) is False  # another id
+    with pytest.raises(EncodeError, match=r"Outer, row 0, inner: CSV would be read back as"):
+        FORMS["CSV"](Outer(inner=Hollow()))
+
+
+@pytest.mark.needs("pandas")
+def test_a_document_without_any_value_is_not_lost_in_a_data_frame() -> None:
+    array = DocumentArray[Outer]([Outer(inner=Hollow())])
+    for held in (array, array.stack()):
+        with pytest.raises(EncodeError, match="row 0: 'inner' is a document without any value"):
+            held.to_dataframe()
+
+
+@pytest.mark.parametrize("document", [Empty(), Outer(), Outer(empty=Empty())])
+def test_classes_without_fields_keep_their_rows(document: Any) -> None:
+    travels(document)
+    for form in FORMS:
+        if form == "CSV" and isinstance(document, Empty):
+            with pytest.raises(EncodeError, match="Empty has no fields, and a table without columns has no rows"):
+                FORMS[form](document)
+        else:
+            assert FORMS[form](document).identical(document)
+
+
+@dataclasses.dataclass
+class Record:
+    size: int
+
+
+class Loose(BaseDocument):
+    address: Union[AnyUrl, str, None] = None
+    size: Union[ByteSize, int, None] = None
+    record: Union[dict[str, int], Record, None] = None
+
+
+@pytest.mark.parametrize("form", [*BINARY[:-1], "typed protobuf"])
+@pytest.mark.parametrize(
+    "document",
+    [
+        Loose(address=AnyUrl("http://a.b/")),
+        Loose.model_construct(id="i", address=None, size=ByteSize(2), record=None),
+        Loose(record=Record(size=1)),
+    ],
+)
+def test_members_of_a_union_that_look_alike_on_the_wire_are_not_written(document: Loose, form: str) -> None:
+    try:
+        again = FORMS[form](document)
+    except EncodeError as error:
+        assert "would be read back as" in str(error) or "could not be read back" in str(error)
+    else:
+        assert again.identical(document)
+        assert all(type(again.__dict__[name]) is type(document.__dict__[name]) for name in document.__dict__)
+    plain = Loose(address="http://a.b/", size=2, record={"size": 1})
+    assert FORMS[form](plain).identical(plain)
+
+
+class Whole(BaseDocument):
+    one: int = 0
+    some: list[int] = []
+    named: dict[str, int] = {}
+    both: tuple[int, str] = (0, "")
+
+
+class Broken(BaseDocument):
+    one: float = 0.0
+    some: list[float] = []
+    named: dict[str, float] = {}
+    both: tuple[float, str] = (0.0, "")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"one": 2**53 + 1}, {"some": [1, 2**53 + 1]}, {"named": {"a": -(2**53) - 1}}, {"both": (2**63 - 1, "")}],
+    ids=str,
+)
+def test_an_integer_that_a_float_would_round_is_an_error(values: dict[str, Any]) -> None:
+    document = Whole(**values)
+    array = DocumentArray[Whole]([document])
+    for read in (
+        lambda: Broken.from_bytes(document.to_bytes()),
+        lambda: DocumentArray[Broken].from_bytes(array.to_bytes()),
+        lambda: DocumentArray[Broken].from_protobuf(array.to_protobuf()),
+    ):
+        with pytest.raises(DecodeError, match=r"which a float would round, but the field is"):
+            read()
+
+
+def test_integers_that_a_float_holds_are_widened() -> None:
+    document = Whole(one=2**60, some=[2**53, -5], named={"a": 2**64}, both=(3, ""))
+    again = Broken.from_bytes(document.to_bytes())
+    assert (again.one, again.some, again.named, again.both) == (2.0**60, [2.0**53, -5.0], {"a": 2.0**64}, (3.0, ""))

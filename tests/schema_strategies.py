@@ -1,0 +1,526 @@
+"""Random document classes, made at run time, and documents of them.
+
+`schemas()` draws a class; `Drawn.documents` draws documents of it. Classes have colliding aliases, literals with enums,
+secrets, constrained types, unions of classes with equal fields, computed fields, generics over generics, no fields at
+all, and the less common types of pydantic. Values are what a validated document holds, and documents are filled with
+them directly, so that a fault in validation cannot hide one in a codec.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, Flag, IntEnum, IntFlag
+from ipaddress import IPv4Address, IPv4Network, IPv6Address
+from itertools import count
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Optional, TypeVar, Union
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pydantic
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from pydantic import (
+    AliasChoices,
+    AliasPath,
+    AnyUrl,
+    AwareDatetime,
+    Base64Bytes,
+    Base64Str,
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    HttpUrl,
+    Json,
+    NaiveDatetime,
+    PositiveInt,
+    PrivateAttr,
+    SecretBytes,
+    SecretStr,
+    StrictInt,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+    computed_field,
+    conint,
+    constr,
+)
+from pydantic.alias_generators import to_camel
+from typing_extensions import TypedDict
+
+from quire import BaseDocument, DocumentArray
+from quire.typing import AnyTensor, NdArray, float32, float64, int64, uint8
+
+T = TypeVar("T")
+U = TypeVar("U")
+_numbers = count()
+
+
+# --- fixed classes that random ones refer to
+
+
+class Plain(Enum):
+    RED = "red"
+    TWO = 2
+    EMPTY = ""
+
+
+class Text(str, Enum):
+    A = "a"
+    EMPTY = ""
+
+
+class Number(IntEnum):
+    ONE = 1
+    TWO = 2
+
+
+class Bits(Flag):
+    R = 1
+    W = 2
+
+
+class IntBits(IntFlag):
+    R = 1
+    W = 2
+
+
+class Point(NamedTuple):
+    x: int
+    y: float
+
+
+class Options(TypedDict):
+    name: str
+    size: int
+
+
+@dataclasses.dataclass
+class Record:
+    name: str
+    size: int
+
+
+@pydantic.dataclasses.dataclass
+class CheckedRecord:
+    size: int
+
+
+class PlainModel(BaseModel):
+    size: int
+    name: str = ""
+
+
+class AliasedModel(BaseModel):
+    model_config = ConfigDict(populate_by_name=True)
+
+    size: int = Field(alias="Size")
+
+
+class Left(BaseDocument):
+    a: int = 0
+
+
+class Right(BaseDocument):
+    a: int = 0
+
+
+class Empty(BaseDocument):
+    id: ClassVar[None] = None
+
+
+class Hollow(BaseDocument):
+    """A document that may have nothing to show in a table."""
+
+    id: ClassVar[None] = None
+    a: int | None = None
+
+
+class Box(BaseDocument, Generic[T]):
+    item: T
+
+
+class Pair(BaseDocument, Generic[T, U]):
+    first: T
+    rest: list[Box[U]] = []
+
+
+class Node(BaseDocument):
+    name: str = ""
+    parent: Optional[Node] = None
+    children: DocumentArray[Node] = []
+
+
+# --- types and their values
+
+
+class Typed(NamedTuple):
+    """An annotation, and what a field of it may hold."""
+
+    annotation: Any
+    values: st.SearchStrategy[Any]
+
+
+def fill(document_type: type[Any], values: Mapping[str, Any], extra: Mapping[str, Any] | None = None) -> Any:
+    """A document with these values as they are: neither aliases nor validators have a say."""
+    document = document_type.__new__(document_type)
+    content = {name: values[name] for name in document_type.model_fields}
+    allows = document_type.model_config.get("extra") == "allow"
+    object.__setattr__(document, "__dict__", content)
+    object.__setattr__(document, "__pydantic_extra__", dict(extra or {}) if allows else None)
+    object.__setattr__(document, "__pydantic_fields_set__", {*content, *(extra or {})})
+    private = {name: info.get_default() for name, info in document_type.__private_attributes__.items()}
+    object.__setattr__(document, "__pydantic_private__", private or None)
+    return document
+
+
+def _documents(document_type: type[Any], **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    if "id" in document_type.model_fields:
+        fields = {"id": st.uuids().map(lambda key: key.hex), **fields}
+    return st.fixed_dictionaries(fields).map(lambda values: fill(document_type, values))
+
+
+texts = st.text(max_size=4) | st.sampled_from(["", '"', '""', "null", "NaN", "a,b\n", "1", "[1]", "None", "é"])
+integers = st.integers(-5, 5) | st.sampled_from([2**53 + 1, 2**63 - 1, -(2**63), 2**64, -(2**70)])
+zones = st.sampled_from([None, timezone.utc, timezone(timedelta(hours=5, minutes=30)), ZoneInfo("Europe/Paris")])
+fixed_zones = st.sampled_from([None, timezone.utc, timezone(timedelta(hours=-3))])
+_YEARS = datetime(1900, 1, 1), datetime(2200, 1, 1)  # noqa: DTZ001 - the zone is drawn
+moments = st.datetimes(*_YEARS, timezones=zones)
+plain_json = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | texts,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(texts, inner, max_size=2),
+    max_leaves=3,
+)
+anything = plain_json | st.sampled_from(
+    [(1, "a"), {1, 2}, frozenset({3}), b"\xff", 1j, {1: "a"}, {"a": (1,)}, date(2020, 1, 1), Decimal("1.50")]
+)
+urls = st.sampled_from(["http://a.b/", "https://x.org/y?z=1#q", "ftp://f.g/h"])
+web_urls = st.sampled_from(["http://a.b/", "https://x.org/y?z=1"])
+flags = st.sampled_from([0, re.IGNORECASE, re.MULTILINE | re.DOTALL])
+patterns = st.builds(re.compile, st.sampled_from(["a", "(?i)a", "[b-d]+"]), flags)
+aware = st.datetimes(*_YEARS, timezones=st.just(timezone.utc))
+
+
+def _literals() -> list[Typed]:
+    found: list[Any] = [
+        Literal["a", "b"],
+        Literal[1, "x", None],  # noqa: PYI061
+        Literal[Plain.RED, Plain.TWO],
+        Literal[Text.A, "x"],
+        Literal[Plain.RED, "red"],  # alike in JSON
+        Literal[Plain.EMPTY, 3],
+        Literal[Number.ONE, False, "1"],
+        Literal[b"a", "a"],
+    ]
+    return [Typed(literal, st.sampled_from(literal.__args__)) for literal in found]
+
+
+SCALARS: list[Typed] = [
+    Typed(bool, st.booleans()),
+    Typed(int, integers),
+    Typed(float, st.floats()),
+    Typed(complex, st.complex_numbers()),
+    Typed(str, texts),
+    Typed(bytes, st.binary(max_size=3)),
+    Typed(bytearray, st.binary(max_size=3).map(bytearray)),
+    Typed(Decimal, st.decimals(allow_nan=False, allow_infinity=False) | st.just(Decimal("1.50"))),
+    Typed(UUID, st.uuids()),
+    Typed(Path, st.sampled_from([Path("a/b"), Path(), Path("/")])),
+    Typed(PurePosixPath, st.sampled_from([PurePosixPath("a/b"), PurePosixPath()])),
+    Typed(date, st.dates()),
+    Typed(datetime, moments),
+    Typed(AwareDatetime, aware),
+    Typed(NaiveDatetime, st.datetimes()),
+    Typed(time, st.times(timezones=fixed_zones)),
+    Typed(timedelta, st.timedeltas()),
+    Typed(type(None), st.none()),
+]
+ENUMS: list[Typed] = [
+    Typed(Plain, st.sampled_from(Plain)),
+    Typed(Text, st.sampled_from(Text)),
+    Typed(Number, st.sampled_from(Number)),
+    Typed(Bits, st.sampled_from([Bits.R, Bits.R | Bits.W, Bits(0)])),
+    Typed(IntBits, st.sampled_from([IntBits.R, IntBits.R | IntBits.W, IntBits(0)])),
+]
+SPECIAL: list[Typed] = [
+    Typed(conint(ge=0, le=9), st.integers(0, 9)),
+    Typed(constr(min_length=1, max_length=3), st.text(min_size=1, max_size=3)),
+    Typed(Annotated[str, StringConstraints(pattern="^[ab]*$")], st.sampled_from(["", "ab"])),
+    Typed(Annotated[float, Field(gt=0)], st.floats(0.5, 9)),
+    Typed(Annotated[list[int], Field(max_length=2)], st.lists(st.integers(0, 3), max_size=2)),
+    Typed(PositiveInt, st.integers(1, 9)),
+    Typed(StrictInt, st.integers(-3, 3)),
+    Typed(FiniteFloat, st.floats(allow_nan=False, allow_infinity=False)),
+    Typed(SecretStr, texts.map(SecretStr)),
+    Typed(SecretBytes, st.binary(max_size=3).map(SecretBytes)),
+    Typed(Json[list[int]], st.lists(st.integers(-3, 3), max_size=2)),
+    Typed(Json[str], texts),
+    Typed(Json, plain_json),
+    Typed(Base64Bytes, st.binary(max_size=4)),
+    Typed(Base64Str, st.text(max_size=4)),
+    Typed(re.Pattern, patterns),
+    Typed(re.Pattern[str], patterns),
+    Typed(re.Pattern[bytes], st.builds(re.compile, st.just(b"a"), st.sampled_from([0, re.IGNORECASE]))),
+    Typed(IPv4Address, st.ip_addresses(v=4)),
+    Typed(IPv6Address, st.ip_addresses(v=6)),
+    Typed(IPv4Network, st.just(IPv4Network("10.0.0.0/8"))),
+    Typed(AnyUrl, urls.map(AnyUrl)),
+    Typed(HttpUrl, web_urls.map(HttpUrl)),
+    Typed(ByteSize, st.integers(0, 2000).map(ByteSize)),
+    Typed(Point, st.builds(Point, st.integers(-3, 3), st.floats(allow_nan=False))),
+    Typed(Options, st.fixed_dictionaries({"name": texts, "size": st.integers(-3, 3)})),
+    Typed(Record, st.builds(Record, texts, st.integers(-3, 3))),
+    Typed(CheckedRecord, st.builds(CheckedRecord, st.integers(-3, 3))),
+    Typed(PlainModel, st.builds(PlainModel, size=st.integers(-3, 3), name=texts)),
+    Typed(AliasedModel, st.builds(AliasedModel, size=st.integers(-3, 3))),
+    Typed(Any, anything),
+    *_literals(),
+]
+TENSORS: list[Typed] = [
+    Typed(NdArray[float32, 3], hnp.arrays(np.float32, 3)),
+    Typed(NdArray[int64, 2, 2], hnp.arrays(np.int64, (2, 2))),
+    Typed(NdArray[float64], hnp.arrays(np.float64, 2)),
+    Typed(NdArray, hnp.arrays(np.uint8, (1, 2))),
+    Typed(AnyTensor, hnp.arrays(np.float32, 2)),
+    Typed(NdArray[uint8, "n"], hnp.arrays(np.uint8, 2)),
+    Typed(np.ndarray, hnp.arrays(np.int16, 2)),
+]
+HASHABLE: list[Typed] = [
+    Typed(int, st.integers(-3, 3)),
+    Typed(str, texts),
+    Typed(bool, st.booleans()),
+    Typed(bytes, st.binary(max_size=2)),
+    Typed(Plain, st.sampled_from(Plain)),
+    Typed(Number, st.sampled_from(Number)),
+    Typed(UUID, st.uuids()),
+    Typed(date, st.dates()),
+    Typed(tuple[int, str], st.tuples(st.integers(-3, 3), texts)),
+    Typed(float, st.floats(allow_nan=False)),
+    Typed(Decimal, st.sampled_from([Decimal("1.5"), Decimal(2)])),
+]
+DOCUMENTS: list[Typed] = [
+    Typed(Left, _documents(Left, a=st.integers(-3, 3))),
+    Typed(Empty, _documents(Empty)),
+    Typed(Hollow, _documents(Hollow, a=st.none() | st.integers(-3, 3))),
+]
+
+
+def _nodes() -> st.SearchStrategy[Node]:
+    ends = _documents(Node, name=texts, parent=st.none(), children=st.builds(DocumentArray[Node]))
+    return st.recursive(
+        ends,
+        lambda inner: _documents(
+            Node, name=texts, parent=st.none() | inner, children=st.lists(inner, max_size=2).map(DocumentArray[Node])
+        ),
+        max_leaves=3,
+    )
+
+
+DOCUMENTS.append(Typed(Node, _nodes()))
+
+
+def _containers(inner: Typed, draw: Callable[[Any], Any]) -> Typed:
+    tp, values = inner
+    items = st.lists(values, max_size=2)
+    mapping = st.dictionaries(texts, values, max_size=2)
+    choices: list[Callable[[], Typed]] = [
+        lambda: Typed(list[tp], items),
+        lambda: Typed(Sequence[tp], items),
+        lambda: Typed(tuple[tp, ...], items.map(tuple)),
+        lambda: Typed(tuple[tp, int], st.tuples(values, st.integers(-3, 3))),
+        lambda: Typed(deque[tp], items.map(deque)),
+        lambda: Typed(dict[str, tp], mapping),
+        lambda: Typed(Mapping[str, tp], mapping),
+        lambda: Typed(OrderedDict[str, tp], mapping.map(OrderedDict)),
+        lambda: Typed(dict[key.annotation, tp], st.dictionaries(key.values, values, max_size=2)),
+        lambda: Typed(set[key.annotation], st.sets(key.values, max_size=2)),
+        lambda: Typed(frozenset[key.annotation], st.frozensets(key.values, max_size=2)),
+        lambda: Typed(list[Optional[tp]], st.lists(st.none() | values, max_size=2)),
+    ]
+    key = draw(st.sampled_from(HASHABLE))
+    return draw(st.sampled_from(choices))()
+
+
+def _of_documents(inner: Typed, draw: Callable[[Any], Any]) -> Typed:
+    tp, values = inner
+
+    def arrays() -> st.SearchStrategy[Any]:
+        return st.lists(values, max_size=2).map(DocumentArray[tp])
+
+    def pairs() -> st.SearchStrategy[Any]:
+        boxes = st.lists(_documents(Box[int], item=integers), max_size=2)
+        return _documents(Pair[tp, int], first=values, rest=boxes)
+
+    choices: list[Callable[[], Typed]] = [
+        lambda: inner,
+        lambda: Typed(DocumentArray[tp], arrays()),
+        lambda: Typed(list[tp], st.lists(values, max_size=2)),
+        lambda: Typed(dict[str, tp], st.dictionaries(texts, values, max_size=2)),
+        lambda: Typed(Union[tp, Right], values | _documents(Right, a=st.integers(-3, 3))),
+        lambda: Typed(Union[tp, int, str], values | st.integers(-3, 3) | texts),
+        lambda: Typed(Optional[DocumentArray[tp]], st.none() | arrays()),
+        lambda: Typed(Box[tp], _documents(Box[tp], item=values)),
+        lambda: Typed(Pair[tp, int], pairs()),
+    ]
+    return draw(st.sampled_from(choices))()
+
+
+def _generic(inner: Typed, draw: Callable[[Any], Any]) -> Typed:
+    """A generic document over a type, or over a generic document over it.
+
+    A type with a `Field` inside is left alone: pydantic makes another class for an equal `Field`, and pickles make one.
+    """
+    if "FieldInfo" in str(inner.annotation):
+        return inner
+    try:
+        box = Box[inner.annotation]
+        boxes = _documents(box, item=inner.values)
+        if draw(st.booleans()):
+            return Typed(box, boxes)
+        return Typed(Box[box], _documents(Box[box], item=boxes))
+    except TypeError:
+        return inner
+
+
+def _unions(first: Typed, second: Typed) -> Typed:
+    union = Union[first.annotation, second.annotation]
+    adapter = TypeAdapter(union, config=ConfigDict(arbitrary_types_allowed=True))
+
+    def is_stable(value: Any) -> bool:
+        """Whether a document may hold the value: pydantic leaves it as it is, or takes something else for it."""
+        try:
+            return type(adapter.validate_python(value)) is type(value)
+        except ValidationError:
+            return True
+
+    return Typed(union, (first.values | second.values).filter(is_stable))
+
+
+@st.composite
+def field_types(draw: Callable[[Any], Any], depth: int = 2) -> Typed:
+    """A type for a field."""
+    how = draw(st.integers(0, 19))
+    if depth == 0 or how < 8:
+        found = draw(st.sampled_from(draw(st.sampled_from([SCALARS, SPECIAL, SPECIAL, ENUMS, TENSORS]))))
+    elif how < 11:
+        found = _containers(draw(field_types(depth - 1)), draw)
+    elif how < 13:
+        found = _unions(draw(field_types(0)), draw(field_types(0)))
+    elif how < 15:
+        found = _generic(draw(field_types(depth - 1)), draw)
+    elif how < 17:
+        found = _of_documents(draw(st.sampled_from(DOCUMENTS)), draw)
+    else:
+        inner = draw(schemas(depth - 1))
+        found = _of_documents(Typed(inner.document_type, inner.one), draw)
+    if draw(st.integers(0, 4)) == 0:
+        return Typed(Optional[found.annotation], st.none() | found.values)
+    return found
+
+
+# --- classes
+
+
+class Drawn(NamedTuple):
+    """A document class, and documents of it."""
+
+    document_type: type[Any]
+    one: st.SearchStrategy[Any]
+
+
+_NAMES = ["a", "b", "title", "name"]
+
+
+@st.composite
+def schemas(draw: Callable[[Any], Any], depth: int = 2) -> Drawn:
+    """A document class with up to four fields."""
+    names = _NAMES[: draw(st.integers(0, 4))]
+    types_ = {name: draw(field_types(depth)) for name in names}
+    config = _config(draw)
+    namespace: dict[str, Any] = {
+        "__annotations__": {name: found.annotation for name, found in types_.items()},
+        "__module__": __name__,
+        "model_config": ConfigDict(**config),
+    }
+    for name in names:
+        namespace[name] = _field(draw, types_[name])
+    if draw(st.integers(0, 5)) == 0:
+        namespace["__annotations__"] = {"id": ClassVar[None], **namespace["__annotations__"]}
+        namespace["id"] = None
+    if draw(st.integers(0, 3)) == 0 and config.get("extra") not in ("allow", "forbid"):
+        namespace["double"] = computed_field(property(_computed))
+    if draw(st.integers(0, 7)) == 0:
+        namespace["_hidden"] = PrivateAttr(3)
+        namespace["__annotations__"]["_hidden"] = int
+    document_type = _new_class(namespace)
+    fields = {name: found.values for name, found in types_.items()}
+    if "id" in document_type.model_fields:
+        fields = {"id": st.uuids().map(lambda key: key.hex), **fields}
+    extras = st.dictionaries(st.sampled_from(["more", "extra"]), plain_json, max_size=2)
+    if config.get("extra") != "allow":
+        extras = st.just({})
+    values = st.fixed_dictionaries(fields)
+    return Drawn(document_type, st.builds(lambda v, e: fill(document_type, v, e), values, extras))
+
+
+def _computed(self: Any) -> int:
+    return len(type(self).model_fields)
+
+
+def _config(draw: Callable[[Any], Any]) -> dict[str, Any]:
+    config: dict[str, Any] = {}
+    extra = draw(st.sampled_from([None, None, "allow", "forbid", "ignore"]))
+    if extra is not None:
+        config["extra"] = extra
+    if draw(st.integers(0, 5)) == 0:
+        config["populate_by_name"] = False
+    if draw(st.integers(0, 9)) == 0:
+        config["alias_generator"] = to_camel
+    return config
+
+
+def _field(draw: Callable[[Any], Any], found: Typed) -> Any:
+    """How a field is declared: its default, and the names that it is read by; some are those of other fields."""
+    options: dict[str, Any] = {}
+    default = draw(st.integers(0, 3))
+    if default == 0:
+        value = draw(found.values)
+        options["default_factory"] = lambda: value
+    elif default == 1:
+        options["default"] = draw(found.values)
+    alias = draw(st.sampled_from([None, None, None, "other", "name", "title", "both", "path"]))
+    if alias == "both":
+        options["validation_alias"] = AliasChoices("other", "a", AliasPath("b", 0))
+    elif alias == "path":
+        options["validation_alias"] = AliasPath("title", 0)
+    elif alias is not None:
+        options[draw(st.sampled_from(["alias", "validation_alias"]))] = alias
+    return Field(**options)
+
+
+_ALIVE: deque[str] = deque()
+
+
+def _new_class(namespace: dict[str, Any]) -> type[Any]:
+    name = f"Drawn{next(_numbers)}"
+    document_type = types.new_class(name, (BaseDocument,), {}, lambda body: body.update(namespace))
+    publish(document_type)
+    return document_type
+
+
+def publish(document_type: type[Any]) -> None:
+    """Let pickle find a class by its name, until some hundred others have been made."""
+    setattr(sys.modules[__name__], document_type.__name__, document_type)
+    _ALIVE.append(document_type.__name__)
+    if len(_ALIVE) > 500:
+        delattr(sys.modules[__name__], _ALIVE.popleft())

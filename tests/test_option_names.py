@@ -1,0 +1,148 @@
+"""Keywords that a call does not take: an error with the nearest names, and never silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import BaseDocument, DocumentArray, DocumentBatch
+from quire.data import StreamingDataset
+from quire.distributed import DocumentShards
+from quire.distributed import engine as engine_by_name
+from quire.distributed.estimator import Estimator
+from quire.errors import OptionError, QuireError, UnknownOptionError
+from quire.services import endpoint, serve, serve_async
+from quire.storage import DatasetWriter, open_dataset, write_dataset
+
+pytestmark = pytest.mark.needs("grpc", "pyarrow", "torch")
+
+
+class Row(BaseDocument):
+    n: int = 0
+
+
+def double(docs: DocumentArray[Row]) -> DocumentArray[Row]:
+    return docs
+
+
+def keep(value: Any) -> Any:
+    return value
+
+
+ROWS = DocumentArray[Row](Row(n=n) for n in range(3))
+BATCH = DocumentBatch[Row](ROWS)
+
+
+def estimator(**options: Any) -> Estimator:
+    import torch
+
+    return Estimator.from_torch(model=torch.nn.Linear(1, 1), **options)
+
+
+CALLS: dict[str, tuple[Any, str]] = {
+    "serve": (lambda _: serve(double, grase=1), "serve has no option 'grase'. Did you mean 'grace'?"),  # type: ignore[call-arg]
+    "serve_async": (lambda _: serve_async(double, tsl=1), "serve_async has no option 'tsl'. Did you mean 'tls'?"),  # type: ignore[call-arg]
+    "endpoint": (
+        lambda _: endpoint(max_batch=1),  # type: ignore[call-overload]
+        "endpoint has no option 'max_batch'. Did you mean 'max_batch_size' or 'max_wait'?",
+    ),
+    "Estimator.from_torch": (
+        lambda _: estimator(modeldir="x"),
+        "Estimator.from_torch has no option 'modeldir'. Did you mean 'model_dir'?",
+    ),
+    "Estimator.fit": (
+        lambda _: estimator().fit([], shufle=True),  # type: ignore[call-arg]
+        "Estimator.fit has no option 'shufle'. Did you mean 'shuffle'?",
+    ),
+    "Estimator.evaluate": (
+        lambda _: estimator().evaluate([], steps=1),  # type: ignore[call-arg]
+        "Estimator.evaluate has no option 'steps'. Did you mean 'num_steps'?",
+    ),
+    "engine": (
+        lambda _: engine_by_name("local", worker=2),
+        "engine('local') has no option 'worker'. Did you mean 'num_workers'?",
+    ),
+    "StreamingDataset": (
+        lambda folder: StreamingDataset[Row](folder / "rows", 2, shufle=True),  # type: ignore[call-arg]
+        "StreamingDataset has no option 'shufle'. Did you mean 'shuffle'?",
+    ),
+    "open_dataset": (
+        lambda folder: open_dataset(folder / "rows", Row, colums=["n"]),
+        "open_dataset has no option 'colums'. Known: ",
+    ),
+    "load_parquet": (
+        lambda folder: DocumentArray[Row].load_parquet(folder / "rows", cash="x"),
+        "open_dataset has no option 'cash'. Did you mean 'cache'?",
+    ),
+    "write_dataset": (
+        lambda folder: write_dataset(ROWS, folder / "new", Row, formt="arrow"),
+        "write_dataset has no option 'formt'. Did you mean 'format'?",
+    ),
+    "DatasetWriter": (
+        lambda folder: DatasetWriter(folder / "new", Row, mod="append"),
+        "write_dataset has no option 'mod'. Did you mean 'mode'?",
+    ),
+    "save_parquet": (
+        lambda folder: ROWS.save_parquet(folder / "new.parquet", compresion={}),
+        "save_parquet has no option 'compresion'. Did you mean 'compression'?",
+    ),
+    "DocumentShards.write_dataset": (
+        lambda folder: DocumentShards[Row].read_parquet(folder / "rows").write_dataset(folder / "new", formt="arrow"),
+        "write_dataset has no option 'formt'. Did you mean 'format'?",
+    ),
+    "from_bytes": (
+        lambda _: Row.from_bytes(Row().to_bytes(), unkown="keep"),  # type: ignore[call-arg]
+        "reading bytes has no option 'unkown'. Did you mean 'unknown'?",
+    ),
+    "map": (
+        lambda _: ROWS.map(keep, num_wokers=2),  # type: ignore[call-arg]
+        "map has no option 'num_wokers'. Did you mean 'num_workers' or 'num_worker'?",
+    ),
+    "map of a batch": (
+        lambda _: BATCH.map(keep, windw=2),  # type: ignore[call-arg]
+        "map has no option 'windw'. Did you mean 'window'?",
+    ),
+    "map_batch": (
+        lambda _: ROWS.map_batch(keep, batch_size=1, backed="thread"),  # type: ignore[call-arg]
+        "map_batch has no option 'backed'. Did you mean 'backend'?",
+    ),
+    "apply": (
+        lambda _: ROWS.apply(keep, ordered=True),  # type: ignore[call-arg]
+        "apply has no option 'ordered'. Known: ",
+    ),
+    "push": (
+        lambda folder: ROWS.push(f"file://{folder}/x", compres="zstd"),  # type: ignore[call-arg]
+        "push has no option 'compres'. Did you mean 'compress'?",
+    ),
+    "pull": (
+        lambda folder: DocumentArray[Row].pull(f"file://{folder}/x", unknwn="keep"),  # type: ignore[call-arg]
+        "pull has no option 'unknwn'. Did you mean 'unknown'?",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_unknown_keyword_is_refused_with_the_nearest_one(name: str, tmp_path: Path) -> None:
+    write_dataset(ROWS, tmp_path / "rows", Row)
+    call, message = CALLS[name]
+    with pytest.raises(UnknownOptionError) as caught:
+        call(tmp_path)
+    assert str(caught.value).startswith(message)
+    assert isinstance(caught.value, QuireError)
+    assert isinstance(caught.value, TypeError)  # as Python's own error about keywords
+    assert not (tmp_path / "new").exists()
+    assert not (tmp_path / "new.parquet").exists()
+
+
+def test_columns_that_name_nothing_are_refused(tmp_path: Path) -> None:
+    write_dataset(ROWS, tmp_path / "rows", Row)
+    ROWS.save_parquet(tmp_path / "rows.parquet")
+    for path in (tmp_path / "rows", tmp_path / "rows.parquet"):
+        with pytest.raises(OptionError, match=r"^columns=\[\] reads nothing: name fields of Row, or leave it out"):
+            open_dataset(path, Row, columns=[])
+        with pytest.raises(OptionError, match=r"columns=\[\] reads nothing"):
+            DocumentArray[Row].load_parquet(path, columns=[])
+        with pytest.raises(OptionError, match=r"columns=\[\] reads nothing"):
+            DocumentShards[Row].read_parquet(path, columns=[])
