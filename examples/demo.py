@@ -1,73 +1,263 @@
-"""A complete small story: a schema, documents made from nothing, questions, and columns ready for training."""
+"""The main job in one program: a schema, a dataset on disk, training, protobuf, and a service in another process.
+
+    pip install 'quire-ml[torch,grpc,view]'
+    python examples/demo.py                    # writes to the folder quire-demo; another one may be named
+
+Everything is made here: a few hundred small JPEG pictures of circles, squares and triangles, which a small network
+learns to tell apart.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import io
+import multiprocessing
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Literal, get_args
 
 import torch
+from PIL import Image, ImageDraw
+from rich.progress import track
+from torch import nn
+from torch.utils.data import DataLoader
 
 from quire import BaseDocument, DocumentArray, DocumentBatch, Text
-from quire.typing import DType, Shape
+from quire.data import MultiModalDataset, batched
+from quire.services import Client, serve
+from quire.storage import open_dataset, write_dataset
+from quire.typing import ImageBytes, TorchTensor
+
+# 1. The schema: pydantic models, nested as the data are. ImageBytes holds an encoded picture, as a file would.
+
+Kind = Literal["circle", "square", "triangle"]
+KINDS = get_args(Kind)
 
 
-class Thesis(BaseDocument):
-    """What a student wrote; the title is a document of its own, with text and an embedding."""
-
-    title: Text
-    figure: Annotated[torch.Tensor, Shape(3, "height", "width"), DType("uint8")]
-
-
-class Student(BaseDocument):
-    """Somebody who wrote a thesis, perhaps with a grade already."""
+class Camera(BaseDocument):
+    """The camera that took a picture."""
 
     name: str
-    grade: float | None = None
-    thesis: Thesis
+    exposure: float
 
 
-SUBJECTS = ("On Rivers", "On Stars", "On Bridges", "On Bees")
+class Photo(BaseDocument):
+    """An encoded picture and the camera that took it."""
+
+    image: ImageBytes
+    camera: Camera
 
 
-def make_student(number: int, random: torch.Generator) -> Student:
-    """A student from a seeded source; nested documents may be written as plain values."""
-    subject = number % len(SUBJECTS)
-    embedding = torch.nn.functional.one_hot(torch.tensor(subject), 16).float()
-    noise = 0.1 * torch.randn(16, generator=random)
-    figure = torch.randint(0, 256, (3, 64, 64), generator=random, dtype=torch.uint8)
-    title = Text(text=f"{SUBJECTS[subject]}, volume {number}", embedding=embedding + noise)
-    grade = None if number % 5 == 0 else 1.0 + number % 4
-    return Student(name=f"student {number}", grade=grade, thesis=Thesis(title=title, figure=figure))
+class Example(BaseDocument):
+    """A picture, a caption, and what the picture shows, if somebody has looked at it already."""
+
+    photo: Photo
+    caption: Text
+    kind: Kind | None = None
 
 
-def ask(students: DocumentArray[Student]) -> None:
-    """Columns, filters and nearest neighbours on rows."""
-    print("titles:", students.thesis.title.text[:2])
-    print("best grades:", len(students.filter({"grade": {"$lte": 1.0}})))
-    query = students[2].thesis.title.embedding
-    found = students.find(query, "thesis.title.embedding", limit=3)
-    print("nearest to", repr(students[2].thesis.title.text), "->", found.documents.thesis.title.text)
+class Prediction(BaseDocument):
+    """The model's answer for one example."""
+
+    scores: TorchTensor[len(KINDS)]
+    kind: Kind
 
 
-def columns(students: DocumentArray[Student]) -> DocumentBatch[Student]:
-    """The same data as columns, all of it in torch."""
-    batch = students.stack(framework="torch")
-    graded = batch.validity("grade")
-    print("figures:", tuple(batch.thesis.figure.shape), batch.thesis.figure.dtype)
-    print("embeddings:", tuple(batch.thesis.title.embedding.shape))
-    print("mean grade of the", int(graded.sum()), "graded:", round(float(batch.grade[graded].mean()), 3))
-    return batch
+# 2. The data: pictures drawn with Pillow, compressed as JPEG.
 
 
-def main() -> None:
-    """Run the story."""
-    random = torch.Generator().manual_seed(0)
-    students = DocumentArray[Student](make_student(number, random) for number in range(400))
-    Student.schema_summary()
-    ask(students)
-    batch = columns(students)
-    assert batch.unstack() == students
-    print("rows and columns agree:", len(batch), "students")
+def draw(kind: Kind, generator: random.Random) -> ImageBytes:
+    """Draw a shape of random colour, size and place on a noisy background, as the bytes of a JPEG file."""
+    picture = Image.frombytes("RGB", (32, 32), generator.randbytes(3 * 32 * 32)).point(lambda value: value // 3)
+    canvas = ImageDraw.Draw(picture)
+    radius = generator.randint(6, 11)
+    x, y = generator.randint(radius, 31 - radius), generator.randint(radius, 31 - radius)
+    colour = tuple(generator.randint(120, 255) for _ in range(3))
+    box = (x - radius, y - radius, x + radius, y + radius)
+    if kind == "circle":
+        canvas.ellipse(box, fill=colour)
+    elif kind == "square":
+        canvas.rectangle(box, fill=colour)
+    else:
+        canvas.polygon([(x, y - radius), (x - radius, y + radius), (x + radius, y + radius)], fill=colour)
+    file = io.BytesIO()
+    picture.save(file, "jpeg", quality=90)
+    return ImageBytes(file.getvalue())
+
+
+def make_examples(number: int) -> DocumentArray[Example]:
+    """Examples of all kinds in turn; the same ones every time."""
+    generator = random.Random(0)  # noqa: S311 - not for secrets
+    examples = DocumentArray[Example]()
+    for i in track(range(number), "drawing "):
+        kind = KINDS[i % len(KINDS)]
+        camera = Camera(name=f"camera {i % 4}", exposure=generator.uniform(0.001, 0.1))
+        photo = Photo(image=draw(kind, generator), camera=camera)
+        examples.append(Example(photo=photo, caption=f"a {kind}, picture {i}", kind=kind))
+    return examples
+
+
+# 3. The model, and what it needs: pictures as tensors, kinds as numbers.
+
+
+class Classifier(nn.Module):
+    """A small convolutional network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(32 * 8 * 8, 64), nn.ReLU(), nn.Linear(64, len(KINDS)),
+        )  # fmt: skip
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """The scores of each kind, for pictures of (rows, 3, 32, 32)."""
+        scores: torch.Tensor = self.layers(images)
+        return scores
+
+
+def decode(image: ImageBytes) -> torch.Tensor:
+    """Decode one picture into floats around zero, channels first."""
+    return torch.from_numpy(image.load()).permute(2, 0, 1) / 255 - 0.3
+
+
+@batched
+def to_numbers(kinds: list[Kind]) -> torch.Tensor:
+    """Turn the kinds of a whole batch into numbers at once."""
+    return torch.tensor([KINDS.index(kind) for kind in kinds])
+
+
+def make_loader(examples: DocumentBatch[Example], *, shuffle: bool) -> DataLoader[DocumentBatch[Example]]:
+    """Batches of decoded pictures, made by two worker processes."""
+    dataset = MultiModalDataset[Example](examples, preprocessing={"photo.image": decode, "kind": to_numbers})
+    return DataLoader(
+        dataset, batch_size=16, shuffle=shuffle, num_workers=2, persistent_workers=True, collate_fn=dataset.collate_fn
+    )
+
+
+def train(model: Classifier, examples: DocumentBatch[Example], epochs: int) -> float:
+    """Train on four fifths of the examples, and return the accuracy on the others."""
+    size = len(examples) * 4 // 5
+    training, testing = make_loader(examples[:size], shuffle=True), make_loader(examples[size:], shuffle=False)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    for epoch in range(1, epochs + 1):
+        model.train()
+        total = 0.0
+        for batch in track(training, f"epoch {epoch} "):  # each one a DocumentBatch[Example]
+            loss = nn.functional.cross_entropy(model(batch.photo.image), batch.kind)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(batch)
+        reached = accuracy(model, testing)
+        print(f"         loss {total / size:.3f}   accuracy {reached:.1%}")
+    return reached
+
+
+@torch.no_grad()
+def accuracy(model: Classifier, loader: DataLoader[DocumentBatch[Example]]) -> float:
+    """The share of examples whose kind the model finds."""
+    model.eval()
+    right = [model(batch.photo.image).argmax(1) == batch.kind for batch in loader]
+    return torch.cat(right).float().mean().item()
+
+
+# 4. The service: a class with typed methods, served by another process, which gets nothing but the file of the weights.
+
+
+class ShapeService:
+    """The trained model behind one endpoint, `classify`."""
+
+    def __init__(self, weights: Path) -> None:
+        self.model = Classifier().eval()
+        self.model.load_state_dict(torch.load(weights, weights_only=True))
+
+    @torch.no_grad()
+    def classify(self, examples: DocumentBatch[Example]) -> DocumentBatch[Prediction]:
+        """Predict the kind of each example."""
+        images = torch.stack([decode(image) for image in examples.photo.image])
+        scores = self.model(images).softmax(1)
+        kinds = [KINDS[best] for best in scores.argmax(1).tolist()]
+        predictions = (Prediction(scores=row, kind=kind) for row, kind in zip(scores, kinds, strict=True))
+        return DocumentArray[Prediction](predictions).stack()
+
+
+def run_service(weights: Path, address: Connection) -> None:
+    """Serve the model until this process is terminated; send its address first."""
+    with serve(ShapeService(weights)) as server:
+        address.send(server.address)
+        server.wait()
+
+
+@contextmanager
+def service_process(weights: Path) -> Iterator[str]:
+    """Start the service in a process of its own, and give its address."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=run_service, args=(weights, sender))
+    process.start()
+    try:
+        yield receiver.recv()
+    finally:
+        process.terminate()
+        process.join()
+
+
+def main(folder: Path) -> None:
+    """Run everything, and leave the data in the folder."""
+    started = time.perf_counter()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)  # the model is so small that threads would mostly wait for each other
+    folder.mkdir(parents=True, exist_ok=True)
+
+    print("1. The schema\n")
+    Example.schema_summary()
+
+    print("\n2. Make examples, write a dataset, and open it again\n")
+    examples = make_examples(600)
+    data = folder / "shapes"
+    write_dataset(examples, data, schema=Example, mode="overwrite")
+    dataset = open_dataset(data, Example)
+    assert dataset[7] == examples[7]
+    print(f"{len(dataset)} rows, {dataset.nbytes / 1e6:.1f} MB in {data}")
+
+    print("\n3. Train, with a DataLoader of 2 workers\n")
+    model = Classifier()
+    reached = train(model, dataset.read(), epochs=6)
+    weights = folder / "weights.pt"
+    torch.save(model.state_dict(), weights)
+
+    print("\n4. Save and load as protobuf\n")
+    file = folder / "shapes.pb"
+    examples.save_binary(file)
+    assert DocumentArray[Example].load_binary(file) == examples
+    print(f"{len(examples)} documents, {file.stat().st_size / 1e6:.1f} MB in {file}, equal after loading")
+
+    print("\n5. Call the trained model in another process\n")
+    unknown = [Example(photo=example.photo, caption=example.caption) for example in examples[-6:]]
+    batch = DocumentArray[Example](unknown).stack()
+    with service_process(weights) as address, Client(address, ShapeService) as client:
+        answer = client.classify(batch)  # a DocumentBatch[Prediction]
+        times = []
+        for _ in range(20):
+            sent = time.perf_counter()
+            client.classify(batch)
+            times.append(time.perf_counter() - sent)
+    for caption, kind, scores in zip(batch.caption.text, answer.kind, answer.scores, strict=True):
+        print(f"{caption:25} -> {kind:8} {float(scores.max()):.1%}")
+    round_trip = 1000 * statistics.median(times)
+    print(f"round trip of a batch of {len(batch)}: {round_trip:.1f} ms (median of {len(times)} calls)")
+
+    seconds = time.perf_counter() - started
+    print(f"\nDone in {seconds:.0f} s: {len(dataset)} examples, accuracy {reached:.1%}, round trip {round_trip:.1f} ms")
+    print(f"Look at the data: {sys.executable} -m quire view {data}")
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "quire-demo"))
