@@ -91,7 +91,7 @@ NODE_FOLDER = ROOT / ".nox" / "node"
 def install_node(session: nox.Session, *packages: str) -> None:
     """Install packages of Node where tests/conftest.py looks for them; npm itself is in the group test-node."""
     options = ("--prefix", str(NODE_FOLDER), "--no-audit", "--no-fund", "--silent")
-    session.run("npm", "install", *options, *NODE, *packages)
+    session.run_install("npm", "install", *options, *NODE, *packages)
 
 
 CHROMIUM = "@sparticuz/chromium@153"
@@ -130,9 +130,9 @@ def install_chromium(session: nox.Session) -> dict[str, str]:
         install_node(session, CHROMIUM)
         with tempfile.TemporaryDirectory(dir=NODE_FOLDER) as folder:
             source = NODE_FOLDER / "node_modules" / "@sparticuz" / "chromium" / "bin"
-            session.run("node", "--input-type=module", "-e", UNPACK, str(source), folder)
+            session.run_install("node", "--input-type=module", "-e", UNPACK, str(source), folder)
             for archive in Path(folder).glob("*.tar"):
-                session.run("tar", "-xf", str(archive), "-C", folder, external=True)
+                session.run_install("tar", "-xf", str(archive), "-C", folder, external=True)
                 archive.unlink()
             browser = Path(folder, "chromium").rename(Path(folder, "headless-shell"))
             start = Path(folder, "chromium")
@@ -169,9 +169,9 @@ def install_java(session: nox.Session) -> None:
         session.warn(f"without Java, the tests of Spark are not run. To run them, too: {java_command()}")
         return
     sudo = () if os.geteuid() == 0 else ("sudo",)
-    session.run(*sudo, "apt-get", "update", "-qq", external=True)
+    session.run_install(*sudo, "apt-get", "update", "-qq", external=True)
     java_package.cache_clear()
-    session.run(*sudo, "apt-get", "install", "-y", "-qq", "--no-install-recommends", java_package(), external=True)
+    session.run_install(*sudo, "apt-get", "install", "-y", "-qq", "--no-install-recommends", java_package(), external=True)
 
 
 @nox.session

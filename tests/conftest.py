@@ -26,8 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.programs import chromium_command, find_chromium, has_java, java_command
+
+# Hypothesis measures time, which says nothing on a machine with other work: neither for one example nor for drawing it.
+settings.register_profile("quire", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("quire")
 
 _left_out = pytest.StashKey[dict[str, list[str]]]()
 

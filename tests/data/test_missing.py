@@ -425,3 +425,17 @@ def test_no_zero_stands_for_none_unless_it_was_asked_for(
 def _filler(path: str) -> Any:
     kind = path.rpartition("_")[2]
     return {"bool": True, "torch": torch.ones(2)}.get(kind, 5)
+
+
+@pytest.mark.parametrize(("shapes", "filled"), [("ragged", [[3.0], [1.0, 1.0]]), ("pad", [[3.0, 0.0], [1.0, 1.0]])])
+def test_fill_value_may_have_another_shape_than_the_rows_of_a_batch(shapes: Any, filled: list[Any]) -> None:
+    class Signal(BaseDocument):
+        samples: TorchTensor[float32] | None
+
+    documents = DocumentArray[Signal]([Signal(samples=torch.full((1,), 3.0)), Signal(samples=None)])
+    fill = {"samples": torch.ones(2)}
+    batch = MultiModalDataset[Signal](documents, missing=fill, shapes=shapes).__getitems__([0, 1])
+    assert [row.tolist() for row in batch.samples] == filled
+    assert batch.validity("samples").all()
+    with pytest.raises(OptionError, match=r"has the shape \(2,\), and the rows have \(1,\)"):
+        MultiModalDataset[Signal](documents, missing=fill).__getitems__([0, 1])

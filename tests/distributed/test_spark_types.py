@@ -135,14 +135,15 @@ def test_times_are_numbers() -> None:
     assert to_spark(batch, carried_schema(batch.schema)).column(0).to_pylist() == [1_000_000, None]
 
 
-def test_what_a_worker_has_imported_is_not_looked_through_for_garbage() -> None:
-    """Spark collects garbage behind every task, which would take longer than many a task."""
+def test_work_freezes_imported_objects_for_the_garbage_collector() -> None:
+    """Spark runs the garbage collector after every task, which would take longer than many tasks."""
     work, before = Work(Chain(pa.schema([])), "packs", "packs"), gc.get_freeze_count()
     try:
         assert list(work(iter(()))) == []
         frozen = gc.get_freeze_count()
         assert frozen > before
         assert list(work(iter(()))) == []
-        assert gc.get_freeze_count() == frozen  # nothing was imported meanwhile
+        # Nothing was imported meanwhile, so nothing is frozen again; frozen objects may still be freed by other threads.
+        assert gc.get_freeze_count() <= frozen
     finally:
         gc.unfreeze()

@@ -12,7 +12,7 @@ from quire._paths import FieldPath, join_path
 from quire.columns._column import Column, Validity
 from quire.columns._columns import Columns, DocumentColumn, DocumentsColumn
 from quire.columns._objects import ObjectColumn
-from quire.columns._stack import StackOptions, stack_values
+from quire.columns._stack import ShapePolicy, StackOptions, stack_values
 from quire.columns._tensor import RaggedColumn, TensorColumn
 from quire.errors import ColumnError, PathError, TensorError
 from quire.schema import Field, FieldKind, Schema
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 NUMERIC = (FieldKind.SCALAR, FieldKind.TENSOR)
 """The kinds of fields whose columns hold zeros in rows without a value."""
-_RAGGED = StackOptions(shapes="ragged")
 
 
 def present_rows(column: Column) -> Validity:
@@ -89,32 +88,36 @@ def find_missing(
 # --- filling
 
 
-def fill_columns(columns: Columns, fills: Mapping[FieldPath, Any]) -> Columns:
-    """The columns with a value, by path, in the rows that have none. The columns themselves stay as they are."""
+def fill_columns(columns: Columns, fills: Mapping[FieldPath, Any], shapes: ShapePolicy = "error") -> Columns:
+    """Return the columns with the missing values of some paths filled. The columns themselves are not changed.
+
+    `shapes` is the policy for a value whose shape is not that of the other rows.
+    """
     changed: dict[str, Column] = {}
     for name in dict.fromkeys(path[0] for path in fills):
         below = {path[1:]: value for path, value in fills.items() if path[0] == name}
-        changed[name] = _fill_below(columns, name, below)
+        changed[name] = _fill_below(columns, name, below, shapes)
     return replace(columns, columns={**columns.columns, **changed})
 
 
-def _fill_below(columns: Columns, name: str, fills: Mapping[FieldPath, Any]) -> Column:
+def _fill_below(columns: Columns, name: str, fills: Mapping[FieldPath, Any], shapes: ShapePolicy) -> Column:
     path = f"{columns.schema.name}.{name}"
     if name not in columns.columns:
         columns.schema.resolve((name,))  # names the nearest fields
         raise PathError(f"the batch has no column {path}.")
     column = columns.columns[name]
     if () in fills:
-        return fill_column(column, fills[()], path)
+        return fill_column(column, fills[()], path, shapes)
     if isinstance(column, DocumentColumn):
-        return DocumentColumn(column.field, fill_columns(column.columns, fills))
+        return DocumentColumn(column.field, fill_columns(column.columns, fills, shapes))
     if isinstance(column, DocumentsColumn):
-        return DocumentsColumn(column.field, fill_columns(column.flat, fills), column.offsets, column.validity)
+        flat = fill_columns(column.flat, fills, shapes)
+        return DocumentsColumn(column.field, flat, column.offsets, column.validity)
     raise PathError(f"{path} holds no columns, so {join_path(next(iter(fills)))!r} cannot be filled inside it.")
 
 
-def fill_column(column: Column, value: Any, path: str) -> Column:
-    """The column with a value in the rows that have none."""
+def fill_column(column: Column, value: Any, path: str, shapes: ShapePolicy = "error") -> Column:
+    """Return the column with a value in the rows that have none."""
     check_fill(column.field, value, path)
     there = present_rows(column)
     if there is None:
@@ -124,23 +127,27 @@ def fill_column(column: Column, value: Any, path: str) -> Column:
         row_shape = framework.shape(data)[1:]
         filler = _cast(value, framework.dtype(data), path)
         if filler.ndim and filler.shape != row_shape:
+            if shapes != "error":  # the rows of this batch have one shape by chance
+                return _fill_objects(column, value, path, shapes)
             got, expected = format_shape(filler.shape), format_shape(row_shape)
             raise ColumnError(f"{path}: the value for missing rows has the shape {got}, and the rows have {expected}.")
-        shapes = column.shapes
-        if shapes is not None:  # a filled row is real up to the padded shape
-            shapes = np.where(there[:, None], shapes, np.array(row_shape, np.int64))
-        return type(column)(column.field, framework.fill_rows(data, ~there, filler), framework, None, shapes)
+        row_shapes = column.shapes
+        if row_shapes is not None:  # a filled row is real up to the padded shape
+            row_shapes = np.where(there[:, None], row_shapes, np.array(row_shape, np.int64))
+        return type(column)(column.field, framework.fill_rows(data, ~there, filler), framework, None, row_shapes)
     if column.field.kind is FieldKind.SCALAR:
         return ObjectColumn(column.field, [value if row is None else row for row in column.values()])
-    return _fill_objects(column, value, path)
+    return _fill_objects(column, value, path, shapes)
 
 
-def _fill_objects(column: Column, value: Any, path: str) -> Column:
-    """Tensors that have no common shape or dtype, or of which there is none: the value must be a whole tensor."""
+def _fill_objects(column: Column, value: Any, path: str, shapes: ShapePolicy) -> Column:
+    """Fill tensors without a common shape or dtype, or a column without any tensor: the value must be a tensor."""
     values, spec = column.values(), column.field.spec
     found = next((framework_of(row) for row in values if row is not None), None)
     framework = found or column.field.type.framework or get_framework("numpy")
-    dtype = framework.dtype(column.flat) if isinstance(column, RaggedColumn) else spec.dtype
+    dtype = spec.dtype
+    if isinstance(column, (RaggedColumn, TensorColumn)):
+        dtype = framework.dtype(column.flat if isinstance(column, RaggedColumn) else column.data)
     filler = np.asarray(value) if dtype is None else _cast(value, dtype, path)
     if not filler.ndim and spec.fixed_shape:
         filler = np.broadcast_to(filler, spec.fixed_shape)
@@ -148,7 +155,7 @@ def _fill_objects(column: Column, value: Any, path: str) -> Column:
         raise ColumnError(f"{path}: the rows have no common shape: give a tensor for missing rows, not {value!r}.")
     tensor = framework.from_numpy(np.ascontiguousarray(filler).copy())
     rows = [tensor if row is None else framework.unwrap(row) for row in values]
-    return stack_values(column.field, rows, _RAGGED, path)
+    return stack_values(column.field, rows, StackOptions(shapes="pad" if shapes == "pad" else "ragged"), path)
 
 
 def check_fill(field: Field, value: Any, path: str) -> None:

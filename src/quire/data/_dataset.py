@@ -121,7 +121,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         self._steps: tuple[Step, ...] = plan_steps(self._columns.schema, preprocessing)
         self._gathering = plan_gathering(self._columns, [(step.path, not step.is_batched) for step in self._steps])
         self._arena = Arena()
-        self._missing = MissingPolicy.plan(missing, self._columns.schema, self._steps, output)
+        self._missing = MissingPolicy.plan(missing, self._columns.schema, self._steps, output, shapes)
         self._missing.check_source(self._columns)
 
     @classmethod

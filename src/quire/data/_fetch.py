@@ -48,7 +48,7 @@ class Fetch:
         self._target = get_framework(self._framework) if self._framework in ("numpy", "torch") else None
         self._on_error = options.on_error
         self._steps = plan_steps(stored.schema, preprocessing)
-        self._missing = MissingPolicy.plan(options.missing, stored.schema, self._steps, output)
+        self._missing = MissingPolicy.plan(options.missing, stored.schema, self._steps, output, options.shapes)
         check_stored(self._missing, stored)
         self._has_mixed = has_mixed_tensors(stored.layout.forms)
         self._arena = Arena()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from quire._paths import FieldPath, join_path, parse_path
 from quire.array._columns_view import find_column
-from quire.columns import Columns, check_fill, fill_columns, find_missing, present_rows
+from quire.columns import Columns, ShapePolicy, check_fill, fill_columns, find_missing, present_rows
 from quire.data._plan import EACH, Step
 from quire.errors import ColumnError, MissingValueError, OptionError, PathError
 from quire.schema import Schema
@@ -64,6 +64,8 @@ class MissingPolicy:
     steps: tuple[FieldPath, ...] = ()
     """The paths that preprocessing functions are called with."""
     only: tuple[FieldPath, ...] | None = None
+    shapes: ShapePolicy = "error"
+    """The policy for a fill value whose shape is not that of the other rows."""
     in_batches: bool = True
     """Whether batches can have missing values that were not found in the source."""
     is_partial: Callable[[FieldPath], bool] = _never
@@ -76,6 +78,7 @@ class MissingPolicy:
         schema: Schema,
         steps: Iterable[Step],
         output: type[BaseDocument] | None,
+        shapes: ShapePolicy = "error",
     ) -> MissingPolicy:
         """The policy for a dataset; values for fields that are not there, or that do not fit, are an error now."""
         options = MissingOptions.of(missing)
@@ -84,8 +87,9 @@ class MissingPolicy:
             paths = ((),)
         only = None if options.only is None else tuple(map(parse_path, options.only))
         if isinstance(options.missing, str):
-            return cls(options.missing, {}, paths, only)  # type: ignore[arg-type]
-        made = cls("raise", {_parsed(path): value for path, value in options.missing.items()}, paths, only)
+            return cls(options.missing, {}, paths, only, shapes)  # type: ignore[arg-type]
+        fills = {_parsed(path): value for path, value in options.missing.items()}
+        made = cls("raise", fills, paths, only, shapes)
         for path, value in made.fills.items():
             if output is None:
                 made._check_fill(schema, path, value, is_final=not made.touches(path))
@@ -145,7 +149,8 @@ class MissingPolicy:
                 raise missing_values(columns.schema, found.path, where(found.first_row), number)
         try:
             missing = [path for path in self.fills if present_rows(find_column(columns, join_path(path))) is not None]
-            return fill_columns(columns, {path: self.fills[path] for path in missing}) if missing else columns
+            fills = {path: self.fills[path] for path in missing}
+            return fill_columns(columns, fills, self.shapes) if fills else columns
         except (ColumnError, PathError) as error:  # what no one could know before a function gave its result
             raise OptionError(f"missing: {error}") from error
 
