@@ -43,7 +43,7 @@ CORE = ["-m", "not needs"]
 """Only the tests that need no optional packages, which are then not imported either."""
 MODULES: dict[str, tuple[str, list[str]]] = {
     "epoch": ("quire.data._epoch", [*CORE, "data/test_epoch_bounds.py", "data/test_epoch.py"]),
-    "bijection": ("quire.data._bijection", [*CORE, "data/test_epoch_bijection.py", "data/test_epoch_bounds.py"]),
+    "bijection": ("quire.data._bijection", [*CORE, "data/test_epoch_bounds.py", "data/test_epoch_bijection.py"]),
     "blocks": (
         "quire.codec._blocks",
         [*CORE, "codec/test_blocks.py", "codec/test_damaged_files.py", "codec/test_files.py"],
@@ -61,7 +61,7 @@ MODULES: dict[str, tuple[str, list[str]]] = {
         ["storage/test_manifest.py", "storage/test_write.py", "storage/test_read.py"],
     ),
     "where": ("quire.storage._where", ["storage/test_statistics.py", "storage/test_read.py"]),
-    "filter": ("quire.view._filter", ["view/test_laws.py", "view/test_api.py"]),
+    "filter": ("quire.view._filter", [*CORE, "view/test_filter.py"]),
 }
 """The modules, and the options and test files that are meant to notice, fast files first."""
 

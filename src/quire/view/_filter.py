@@ -121,7 +121,7 @@ class _Parser:
         following = self._peek()
         joined = following is None or following.says("and", "or", ")")
         if token.kind == "text" or (joined and not self._is_flag(token)):
-            return self._anywhere(_unquoted(token))
+            return self._anywhere(token)
         path, field = self._column(token)
         start = self._at + 1  # of the value
         condition = {path: self._test(path, field)}
@@ -193,10 +193,10 @@ class _Parser:
             raise FilterError(f"a value must come before {token.text!r}; quote it if it is one.", token.start)
         return _as_value(token, path, field)
 
-    def _anywhere(self, text: str) -> dict[str, Any]:
-        paths = text_paths(self._schema)
+    def _anywhere(self, token: _Token) -> dict[str, Any]:
+        text, paths = _unquoted(token), text_paths(self._schema)
         if not paths:
-            raise FilterError(f"no column has text to look for {text!r} in. {HELP}", 0)
+            raise FilterError(f"no column has text to look for {text!r} in. {HELP}", token.start)
         parts = [{path: {"$regex": _looks_for(text)}} for path in paths]
         return parts[0] if len(parts) == 1 else {"$or": parts}
 
@@ -267,7 +267,8 @@ def _as_value(token: _Token, path: str, field: Field) -> Any:
             return _member(text, field.type)
         return field.type(text) if field.kind in (FieldKind.UUID, FieldKind.DECIMAL, FieldKind.PATH) else text
     except (ValueError, ArithmeticError) as error:
-        raise FilterError(f"{path} is {field}, and {text!r} is not: {error}.", token.start) from None
+        reason = str(error).removesuffix(".")
+        raise FilterError(f"{path} is {field}, and {text!r} is not: {reason}.", token.start) from None
 
 
 def _number(text: str, kind: type[Any]) -> Any:
