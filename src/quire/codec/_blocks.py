@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import IO, Any
 
-from quire.codec._compression import Compression, Unpacked, compression_of, unpack
+from quire.codec._compression import Compression, Unpacked, compression_of, read_whole, unpack
 from quire.codec._context import ReadOptions
 from quire.codec._wire import DELIMITED, VARINT, fields, packed, read_text, read_uints, text
 from quire.errors import DecodeError
@@ -178,7 +178,7 @@ def read_file(source: IO[bytes], options: ReadOptions) -> Iterator[Segment]:
 
 
 def _read_in_order(source: IO[bytes], options: ReadOptions) -> Iterator[Segment]:
-    start = source.read(8)
+    start = read_whole(source, 8)
     compression = compression_of(start)
     stream: Any = _Rejoined(start, source)
     if compression is not None:

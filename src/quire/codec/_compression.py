@@ -44,6 +44,7 @@ class _ZstdFrames:
     """The frames of a zstd stream, unpacked block by block, each of 128 KiB at most.
 
     zstandard's own reader takes the end of a file for the end of its frame, and reads ahead of what it is asked for.
+    A read of the source must be short only at its end.
     """
 
     def __init__(self, source: IO[bytes]) -> None:
@@ -96,13 +97,10 @@ class _ZstdFrames:
         return head + self._exactly(size) + self._exactly(4 if number & 1 and self._checksum else 0)
 
     def _exactly(self, size: int) -> bytes:
-        found = self._source.read(size) if size else b""
-        while len(found) < size:
-            part = self._source.read(size - len(found))
-            if not part:
-                raise EOFError("it ends too early")
-            found += part
-        return found
+        data = self._source.read(size)
+        if len(data) < size:
+            raise EOFError("it ends too early")
+        return data
 
 
 _ZSTD_BLOCK = 1 << 17
@@ -201,24 +199,26 @@ class Unpacked:
         return data
 
 
-class _Counted(io.RawIOBase):
-    """A stream that knows how much was read from it."""
+def read_whole(source: IO[bytes], size: int) -> bytes:
+    """Read `size` bytes, fewer only at the end of the source; one read of a raw pipe or a socket may give fewer."""
+    parts = []
+    while size and (part := source.read(size)):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+class _Counted:
+    """A source that knows how much was read from it.
+
+    A read is short only at the end: gzip and `_ZstdFrames` rely on it.
+    """
 
     def __init__(self, source: IO[bytes]) -> None:
-        super().__init__()
         self._source, self.count = source, 0
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._source.read(len(buffer))
-        buffer[: len(data)] = data
-        self.count += len(data)
-        return len(data)
-
     def read(self, size: int = -1) -> bytes:
-        data = self._source.read(size)
+        data = self._source.read() if size < 0 else read_whole(self._source, size)
         self.count += len(data)
         return data
 
