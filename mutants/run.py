@@ -63,9 +63,9 @@ MODULES: dict[str, tuple[str, list[str]]] = {
     "mixing": ("quire.data._mixing", ["data/test_stream_mixing.py", "data/test_mixing_state_machine.py"]),
     "manifest": (
         "quire.storage._manifest",
-        ["storage/test_manifest.py", "storage/test_write.py", "storage/test_read.py"],
+        ["storage/test_manifest.py", "storage/test_write.py"],
     ),
-    "where": ("quire.storage._where", ["storage/test_statistics.py", "storage/test_read.py"]),
+    "where": ("quire.storage._where", ["storage/test_where.py", "storage/test_where_laws.py"]),
     "filter": ("quire.view._filter", [*CORE, "view/test_filter.py"]),
 }
 """The modules, and the options and test files that are meant to notice, fast files first."""
