@@ -48,12 +48,12 @@ MODULES: dict[str, tuple[str, list[str]]] = {
     "bijection": ("quire.data._bijection", [*CORE, "data/test_epoch_bounds.py", "data/test_epoch_bijection.py"]),
     "blocks": (
         "quire.codec._blocks",
-        [*CORE, *QUICK, "codec/test_blocks.py", "codec/test_damaged_files.py", "codec/test_files.py"],
+        [*CORE, *QUICK, "codec/test_blocks.py", "codec/test_files.py", "codec/test_damaged_files.py"],
     ),
     "frames": ("quire.codec._frames", ["codec/test_frames.py"]),
     "compression": (
         "quire.codec._compression",
-        [*QUICK, "codec/test_compression.py", "codec/test_damaged_files.py", "codec/test_files.py"],
+        [*QUICK, "codec/test_compression.py", "codec/test_files.py", "codec/test_damaged_files.py"],
     ),
     "wire": (
         "quire.codec._wire",
