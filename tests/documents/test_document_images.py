@@ -424,7 +424,7 @@ def test_strides_and_padding() -> None:
     wanted = [wide[row : row + 8, column : column + 10] for row in (0, 7, 14) for column in (0, 15)]
     assert np.array_equal(document.tensor, wanted)
     assert image().convert_image_tensor_to_sliding_windows(padding=True).tensor.shape == (1, 64, 64, 3)
-    with pytest.raises(TensorError, match="of 1 pixel and more"):
+    with pytest.raises(TensorError, match="must be at least 1 pixel"):
         image().convert_image_tensor_to_sliding_windows((8, 8), strides=(0, 1))
 
 

@@ -255,7 +255,7 @@ def test_the_limits_reach_the_reader(address: str) -> None:
 def test_load_uri_to_text() -> None:
     Path("a.txt").write_bytes("Grüße".encode("latin-1"))
     assert Document(uri="a.txt").load_uri_to_text(charset="latin-1").text == "Grüße"
-    with pytest.raises(DecodeError, match="a.txt: not text in utf-8 .*Say which charset"):
+    with pytest.raises(DecodeError, match="a.txt: not text in utf-8 .*Pass the right charset"):
         Document(uri="a.txt").load_uri_to_text()
     with pytest.raises(DecodeError, match="not text in klingon"):
         Document(uri="a.txt").load_uri_to_text(charset="klingon")

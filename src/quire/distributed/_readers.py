@@ -24,8 +24,7 @@ from quire.distributed._layouts import DocumentLayout, layout_from_arrow
 from quire.distributed._sources import PARTITION_BYTES, FileRef, Paths, dealt, find_sources, is_pattern
 from quire.distributed._stage import Encoder, Given, PartitionStage
 from quire.distributed._text_pieces import PieceOfFile, TextPiece, pieces_of
-from quire.documents import Document
-from quire.documents._from_files import _content_field, _field
+from quire.documents import Document, address_field, content_field
 from quire.errors import DecodeError, OptionError, StorageError
 from quire.files import Folder, RemoteOptions, guess_type, shown
 from quire.storage import ReadOptions, Shard, ShardCache
@@ -239,8 +238,8 @@ class ReadFiles(PartitionStage):
 
     def _whole(self, file: FileRef) -> Any:
         schema = self.target.document_type.document_schema()
-        address = _field(schema, ("uri", "url"), "the address of a file")
-        row: dict[str, Any] = {address: file.url, _content_field(schema, "rb"): file.folder.read(file.name)}
+        address = address_field(schema)
+        row: dict[str, Any] = {address: file.url, content_field(schema, "rb"): file.folder.read(file.name)}
         if "mime_type" in schema.by_name:
             row["mime_type"] = guess_type(file.url)
         return self.target.document_type(**row)
@@ -285,7 +284,7 @@ def plan_files(
     files = find_sources(paths, suffixes, options.remote)
     if kind == "binary":
         layout = DocumentLayout(schema or Document)
-        _content_field(layout.document_type.document_schema(), "rb")
+        content_field(layout.document_type.document_schema(), "rb")
     else:
         layout = DocumentLayout(schema) if schema else _inferred(kind, files[0], options)
     pieces = [piece for file in files for piece in _pieces(kind, file, files, partitions or workers, options)]

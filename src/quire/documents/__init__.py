@@ -1,11 +1,18 @@
-"""Ready-made documents."""
+"""Predefined documents: one class per modality, and the general-purpose `Document`."""
 
-from quire.documents._audio import Audio
 from quire.documents._document import Document
-from quire.documents._from_files import documents_of_files
-from quire.documents._image import Image
-from quire.documents._mesh import Mesh3D, PointCloud3D
-from quire.documents._text import Text
-from quire.documents._video import Video
+from quire.documents._from_files import address_field, content_field, documents_of_files
+from quire.documents._modalities import Audio, Image, Mesh3D, PointCloud3D, Text, Video
 
-__all__ = ["Audio", "Document", "Image", "Mesh3D", "PointCloud3D", "Text", "Video", "documents_of_files"]
+__all__ = [
+    "Audio",
+    "Document",
+    "Image",
+    "Mesh3D",
+    "PointCloud3D",
+    "Text",
+    "Video",
+    "address_field",
+    "content_field",
+    "documents_of_files",
+]

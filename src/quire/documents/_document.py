@@ -1,20 +1,67 @@
-"""The document for when there is no schema yet."""
+"""`Document`: the general-purpose document for data without a schema."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 from typing_extensions import Self, Unpack
 
 from quire.array import DocumentArray
 from quire.document import BaseDocument
-from quire.documents import _images, _pixels, _uris, _words
-from quire.documents._images import MEAN, STD
-from quire.documents._yielding import YieldingProperty
-from quire.files import Limits, Target
+from quire.documents import _pixels
+from quire.errors import DecodeError, EncodeError, TensorError, UriError
+from quire.files import Limits, Target, guess_type, open_target, read_uri, scheme_of, shown, to_data_uri
+from quire.media import decode_frames, encode_image, encode_pillow, pillow_format
+from quire.tensors import framework_of
 from quire.typing import AnyTensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+ContentType = Literal["text", "tensor", "blob"]
+_CONTENT_TYPES: tuple[ContentType, ...] = ("text", "tensor", "blob")
+
+_MISSING = {  # the error for an empty field, and how to fill it
+    "uri": (UriError, "Set `uri` to a path or an address"),
+    "blob": (DecodeError, "Set `blob`, or fill it by load_uri_to_blob()"),
+    "text": (EncodeError, "Set `text`, or fill it by load_uri_to_text()"),
+    "tensor": (TensorError, "Set `tensor`, or fill it by load_uri_to_image_tensor()"),
+}
+
+_WORD_SEPARATOR = re.compile(r"[\s!-&(-/:-@\[-`{-~]+")  # whitespace, and ASCII punctuation except the apostrophe
+_PADDING, _UNKNOWN = 0, 1
+
+
+class YieldingProperty(property):
+    """A property that yields to a field of the same name in a subclass.
+
+    A plain property is a data descriptor, so it would silently hide the value of such a field.
+    """
+
+    name: str
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        self.name = name
+
+    def __get__(self, document: Any, owner: type[Any] | None = None, /) -> Any:
+        if document is not None and self.name in type(document).model_fields:
+            return document.__dict__[self.name]
+        return super().__get__(document, owner)
+
+    def __set__(self, document: Any, value: Any, /) -> None:
+        if self.name in type(document).model_fields:
+            document.__pydantic_validator__.validate_assignment(document, self.name, value)
+        else:
+            super().__set__(document, value)
 
 
 def _no_documents() -> DocumentArray[Document]:
@@ -22,15 +69,15 @@ def _no_documents() -> DocumentArray[Document]:
 
 
 class Document(BaseDocument):
-    """A document that holds whatever comes: text, a tensor, bytes, tags, and documents below and beside it.
+    """A document for any content: text, a tensor, bytes, tags, and nested documents (`chunks` and `matches`).
 
-    The calls that load, convert, set and save change the document and give it, so that they chain:
-    `d.load_uri_to_image_tensor().set_image_tensor_normalization()`. Those that read the uri take `timeout` (60 seconds)
-    and `max_bytes` (1 GiB). `channel_axis` says where the colours of an image are: -1, behind rows and columns, unless
-    told. A tensor of any framework stays one of that framework.
+    The methods that load, convert, set and save change the document and return it, so calls can be chained:
+    `d.load_uri_to_image_tensor().set_image_tensor_normalization()`. Methods that read `uri` accept `timeout` (60
+    seconds) and `max_bytes` (1 GiB). `channel_axis` is the axis of the colour channels, by default the last one. A
+    tensor keeps its framework.
     """
 
-    __quire_any_tensor__: ClassVar[bool] = True  # `tensor` takes any: the image calls need not ask
+    __quire_any_tensor__: ClassVar[bool] = True  # `tensor` accepts any tensor, so image methods skip validation
 
     parent_id: str | None = None
     uri: str | None = None
@@ -48,81 +95,117 @@ class Document(BaseDocument):
     chunks: DocumentArray[Document] = Field(default_factory=_no_documents)
     matches: DocumentArray[Document] = Field(default_factory=_no_documents)
 
-    # --- the content
+    # --- content
 
-    content = YieldingProperty(_uris.content, _uris.set_content)
-    """The text, the tensor or the blob: the first of them that is there. Setting it clears the other two."""
+    def _content_type(self) -> ContentType | None:
+        return next((name for name in _CONTENT_TYPES if getattr(self, name) is not None), None)
 
-    content_type = YieldingProperty(_uris.content_type)
-    """Which of them `content` is: 'text', 'tensor' or 'blob'; None where there is none."""
+    def _get_content(self) -> Any:
+        name = self._content_type()
+        return None if name is None else getattr(self, name)
+
+    def _set_content(self, value: Any) -> None:
+        kind = "text" if isinstance(value, str) else "blob" if isinstance(value, (bytes, bytearray)) else "tensor"
+        setattr(self, kind, value)  # first, so that an invalid value leaves the document unchanged
+        for name in _CONTENT_TYPES:
+            if name != kind:
+                setattr(self, name, None)
+
+    content = YieldingProperty(_get_content, _set_content)
+    """The first of `text`, `tensor` and `blob` that is set. Setting it clears the other two."""
+
+    content_type = YieldingProperty(_content_type)
+    """The field that `content` returns: 'text', 'tensor' or 'blob'; None if all three are empty."""
 
     # --- images
 
     def load_uri_to_image_tensor(
         self, width: int | None = None, height: int | None = None, channel_axis: int = -1, **limits: Unpack[Limits]
     ) -> Self:
-        """Set `tensor` to the image at `uri`: uint8, red, green and blue, resized if `width` or `height` is given.
+        """Set `tensor` to the image at `uri`: uint8, RGB, resized if `width` or `height` is given.
 
-        Of an image of several frames `tensor` is the first, and all of them are added to `chunks`.
+        If the image has several frames, `tensor` is the first one, and every frame is appended to `chunks`.
         """
-        _images.load_uri(self, width, height, channel_axis, limits)
-        return self
+        uri = self._require("uri")
+        return self._set_frames(decode_frames(read_uri(uri, **limits), uri, width, height), channel_axis)
 
     def convert_blob_to_image_tensor(
         self, width: int | None = None, height: int | None = None, channel_axis: int = -1
     ) -> Self:
         """Set `tensor` to the encoded image in `blob`, as `load_uri_to_image_tensor` does."""
-        _images.load_blob(self, width, height, channel_axis)
+        blob = self._require("blob")
+        return self._set_frames(decode_frames(blob, f"the blob of {self._label()}", width, height), channel_axis)
+
+    def _set_frames(self, frames: Sequence[NDArray[Any]], channel_axis: int) -> Self:
+        if channel_axis != -1:
+            frames = [_pixels.move_axis(frame, -1, channel_axis) for frame in frames]
+        self._set_tensor(frames[0])
+        if len(frames) > 1:
+            self.chunks.extend({"tensor": frame, "parent_id": self.id} for frame in frames)
         return self
 
     def convert_image_tensor_to_blob(self, channel_axis: int = -1, image_format: str = "png") -> Self:
         """Set `blob` to the image in `tensor`, encoded as 'png', 'jpeg' or another format that Pillow writes."""
-        self.blob = _images.encoded(self, channel_axis, image_format)
+        self.blob = self._encode_image(channel_axis, image_format)
         return self
 
     def convert_image_tensor_to_uri(self, channel_axis: int = -1, image_format: str = "png") -> Self:
         """Set `uri` to a data URI of the image in `tensor`."""
-        _images.to_uri(self, channel_axis, image_format)
+        content = self._encode_image(channel_axis, image_format)
+        self.uri = to_data_uri(content, f"image/{pillow_format(image_format).lower()}", base64=True)
         return self
 
     def load_pil_image_to_datauri(self, image: Any) -> Self:
-        """Set `uri` to a data URI of Pillow's image, as PNG."""
-        _images.pillow_to_uri(self, image)
+        """Set `uri` to a data URI of a Pillow image, encoded as PNG."""
+        self.uri = to_data_uri(encode_pillow(image, "png"), "image/png", base64=True)
         return self
 
     def save_image_tensor_to_file(self, file: Target, channel_axis: int = -1, image_format: str | None = None) -> Self:
-        """Write the image in `tensor` to a file, in the format that is asked for or that the file's name tells."""
-        _images.save(self, file, channel_axis, image_format)
+        """Write the image in `tensor` to a file.
+
+        The format is `image_format`, or else the suffix of the file name, or else PNG.
+        """
+        if image_format is None:
+            name = os.fspath(file) if isinstance(file, (str, os.PathLike)) else ""
+            image_format = os.path.splitext(name)[1][1:] or "png"  # noqa: PTH122 - the name may be a URL
+        content = self._encode_image(channel_axis, image_format)
+        with open_target(file) as target:
+            target.write(content)
         return self
+
+    def _encode_image(self, channel_axis: int, image_format: str) -> bytes:
+        array = self._tensor_as_numpy()
+        return encode_image(array if array.ndim == 2 else _pixels.move_axis(array, channel_axis, -1), image_format)
 
     def set_image_tensor_normalization(
-        self, channel_axis: int = -1, img_mean: Sequence[float] = MEAN, img_std: Sequence[float] = STD
+        self,
+        channel_axis: int = -1,
+        img_mean: Sequence[float] = IMAGENET_MEAN,
+        img_std: Sequence[float] = IMAGENET_STD,
     ) -> Self:
-        """Make float32 of a uint8 image: (pixel / 255 - mean) / deviation, by channel; by default ImageNet's."""
-        _images.change(self, _pixels.normalized, channel_axis, img_mean, img_std)
-        return self
+        """Convert a uint8 image to float32: (pixel / 255 - mean) / std per channel, by default those of ImageNet."""
+        return self._transform_tensor(_pixels.normalize, channel_axis, img_mean, img_std)
 
     def set_image_tensor_inv_normalization(
-        self, channel_axis: int = -1, img_mean: Sequence[float] = MEAN, img_std: Sequence[float] = STD
+        self,
+        channel_axis: int = -1,
+        img_mean: Sequence[float] = IMAGENET_MEAN,
+        img_std: Sequence[float] = IMAGENET_STD,
     ) -> Self:
-        """Undo `set_image_tensor_normalization`: uint8 again, rounded."""
-        _images.change(self, _pixels.denormalized, channel_axis, img_mean, img_std)
-        return self
+        """Revert `set_image_tensor_normalization`: uint8 again, rounded."""
+        return self._transform_tensor(_pixels.denormalize, channel_axis, img_mean, img_std)
 
     def set_image_tensor_channel_axis(self, original_channel_axis: int, new_channel_axis: int) -> Self:
         """Move the channels of the image to another axis: (-1, 0) for torch."""
-        _images.change(self, _pixels.move_axis, original_channel_axis, new_channel_axis)
-        return self
+        return self._transform_tensor(_pixels.move_axis, original_channel_axis, new_channel_axis)
 
     def set_image_tensor_shape(self, shape: tuple[int, int], channel_axis: int = -1) -> Self:
-        """Give the image (rows, columns) of pixels, each the nearest of the old ones."""
-        _images.change(self, _pixels.resized, *shape, channel_axis)
-        return self
+        """Resize the image to (rows, columns) by nearest-neighbour interpolation."""
+        return self._transform_tensor(_pixels.resize, *shape, channel_axis)
 
     def set_image_tensor_resample(self, ratio: float, channel_axis: int = -1) -> Self:
-        """Give the image so many times its rows and columns, each pixel the nearest of the old ones."""
-        _images.resample(self, ratio, channel_axis)
-        return self
+        """Scale the rows and columns of the image by `ratio`, by nearest-neighbour interpolation."""
+        return self._transform_tensor(_pixels.resample, ratio, channel_axis)
 
     def convert_image_tensor_to_sliding_windows(
         self,
@@ -132,24 +215,48 @@ class Document(BaseDocument):
         channel_axis: int = -1,
         as_chunks: bool = False,  # noqa: FBT001, FBT002
     ) -> Self:
-        """Cut the image into windows of (rows, columns), side by side or by `strides`.
+        """Cut the image into windows of (rows, columns), adjacent or `strides` apart.
 
-        Only windows within the image; with `padding` all that start in it, zeros beyond. `tensor` gets a new first axis
-        of windows; or they are added to `chunks`, each with its `location`: (row, column, rows, columns).
+        Only windows that fit into the image are cut; with `padding`, all windows that start in it, filled with zeros
+        past its edges. `tensor` gets a new first axis of windows. With `as_chunks` the windows are appended to
+        `chunks` instead, each with its `location`: (row, column, rows, columns).
         """
-        _images.slide(self, window_shape, strides, channel_axis, padding=padding, as_chunks=as_chunks)
+        height, width = window_shape
+        row_step, column_step = strides or window_shape
+        windows, positions = _pixels.sliding_windows(
+            self._tensor_as_numpy(), (height, width), (row_step, column_step), channel_axis, padding=padding
+        )
+        if not as_chunks:
+            self._set_tensor(_convert_like(self.tensor, windows))
+            return self
+        top, left = (self.location or [0, 0])[:2]
+        self.chunks.extend(
+            {
+                "tensor": _convert_like(self.tensor, window),
+                "location": [top + row, left + column, height, width],
+                "parent_id": self.id,
+            }
+            for window, (row, column) in zip(windows, positions, strict=True)
+        )
         return self
 
-    # --- addresses and bytes
+    # --- URIs and bytes
 
     def load_uri_to_blob(self, **limits: Unpack[Limits]) -> Self:
-        """Set `blob` to the bytes at `uri`, and `mime_type` if there is none and the uri tells it."""
-        _uris.load_blob(self, limits)
+        """Set `blob` to the bytes at `uri`, and `mime_type` if it is empty and the URI implies it."""
+        uri = self._require("uri")
+        self.blob = read_uri(uri, **limits)
+        self.mime_type = self.mime_type or guess_type(uri)
         return self
 
     def load_uri_to_text(self, charset: str = "utf-8", **limits: Unpack[Limits]) -> Self:
         """Set `text` to the text at `uri`."""
-        _uris.load_text(self, charset, limits)
+        uri = self._require("uri")
+        content = read_uri(uri, **limits)
+        try:
+            self.text = content.decode(charset)
+        except (UnicodeDecodeError, LookupError) as error:
+            raise DecodeError(f"{shown(uri)}: not text in {charset} ({error}). Pass the right charset.") from error
         return self
 
     def convert_uri_to_datauri(
@@ -158,65 +265,165 @@ class Document(BaseDocument):
         base64: bool = False,  # noqa: FBT001, FBT002
         **limits: Unpack[Limits],
     ) -> Self:
-        """Put the content at `uri` into `uri` itself. The charset is told for text alone."""
-        _uris.uri_to_data_uri(self, charset, limits, base64=base64)
+        """Replace `uri` by a data URI of the content at it; a data URI stays. The charset is stated for text only."""
+        uri = self._require("uri")
+        if scheme_of(uri) != "data":
+            mime_type = self.mime_type or guess_type(uri) or "application/octet-stream"
+            self.uri = _data_uri(read_uri(uri, **limits), mime_type, charset, base64=base64)
         return self
 
     def convert_text_to_datauri(self, charset: str = "utf-8", base64: bool = False) -> Self:  # noqa: FBT001, FBT002
         """Set `uri` to a data URI of `text`."""
-        _uris.text_to_data_uri(self, charset, base64=base64)
+        try:
+            content = self._require("text").encode(charset)
+        except (UnicodeEncodeError, LookupError) as error:
+            raise EncodeError(f"the text of {self._label()} cannot be written in {charset} ({error}).") from error
+        self.uri = _data_uri(content, self.mime_type or "text/plain", charset, base64=base64)
         return self
 
     def convert_blob_to_datauri(self, charset: str = "utf-8", base64: bool = False) -> Self:  # noqa: FBT001, FBT002
-        """Set `uri` to a data URI of `blob`, whose `mime_type` must be known."""
-        _uris.blob_to_data_uri(self, charset, base64=base64)
+        """Set `uri` to a data URI of `blob`, which needs a `mime_type`."""
+        blob = self._require("blob")
+        if self.mime_type is None:
+            raise EncodeError(f"{self._label()} has no mime_type, which a data URI states. Set it: 'image/png'.")
+        self.uri = _data_uri(blob, self.mime_type, charset, base64=base64)
         return self
 
     def convert_content_to_datauri(self) -> Self:
         """Set `uri` to a data URI of `text` or `blob`."""
-        _uris.content_to_data_uri(self)
-        return self
+        kind = self._content_type()
+        if kind == "text":
+            return self.convert_text_to_datauri()
+        if kind == "blob":
+            return self.convert_blob_to_datauri(base64=True)
+        content = "nothing" if kind is None else "a tensor"
+        raise EncodeError(
+            f"{self._label()} holds {content}, and only text or a blob can become a data URI. "
+            "For an image use convert_image_tensor_to_uri()."
+        )
 
     def save_uri_to_file(self, file: Target, **limits: Unpack[Limits]) -> Self:
         """Write the bytes at `uri` to a file."""
-        _uris.save_uri(self, file, limits)
+        content = read_uri(self._require("uri"), **limits)
+        with open_target(file) as target:
+            target.write(content)
         return self
 
     def save_blob_to_file(self, file: Target) -> Self:
         """Write `blob` to a file."""
-        _uris.save_blob(self, file)
+        blob = self._require("blob")
+        with open_target(file) as target:
+            target.write(blob)
         return self
 
     def convert_blob_to_tensor(self, dtype: Any = None, count: int = -1, offset: int = 0) -> Self:
-        """Set `tensor` to the numbers in `blob`: so many (-1 for all) from an offset in bytes; float64 unless told."""
-        _uris.blob_to_tensor(self, dtype, count, offset)
+        """Set `tensor` to the raw numbers in `blob`.
+
+        `dtype` defaults to float64, `count` is the number of items (-1: all), `offset` is in bytes.
+        """
+        try:
+            array = np.frombuffer(self._require("blob"), dtype=dtype or np.float64, count=count, offset=offset)
+        except (ValueError, TypeError) as error:
+            raise DecodeError(
+                f"the blob of {self._label()} does not hold numbers of {dtype or 'float64'}: {error}."
+            ) from error
+        self.tensor = array.copy()  # an array over bytes is read-only
         return self
 
     def convert_tensor_to_blob(self) -> Self:
-        """Set `blob` to the numbers of `tensor`."""
-        _uris.tensor_to_blob(self)
+        """Set `blob` to the raw numbers of `tensor`, in row-major order."""
+        self.blob = self._tensor_as_numpy().tobytes()
         return self
 
     # --- words
 
     def get_vocabulary(self, text_attrs: Sequence[str] = ("text",)) -> dict[str, int]:
-        """How often each word occurs in the fields."""
-        return _words.vocabulary(self, text_attrs)
+        """Count how often each word occurs in the fields."""
+        return Counter(word for name in text_attrs for word in _split_words(getattr(self, name) or ""))
 
     def convert_text_to_tensor(
         self, vocab: Mapping[str, int], max_length: int | None = None, dtype: Any = "int64"
     ) -> Self:
-        """Set `tensor` to the numbers that the words of `text` have in the vocabulary, from 2 on.
+        """Set `tensor` to the vocabulary numbers of the words of `text`, which start at 2.
 
-        A word that is not in it is 1. To have `max_length` numbers, words at the front are dropped or zeros put there.
+        Unknown words become 1. With `max_length`, the numbers are truncated or padded with 0 at the front.
         """
-        _words.text_to_tensor(self, vocab, max_length, dtype)
+        numbers = [vocab.get(word, _UNKNOWN) for word in _split_words(self._require("text"))]
+        if max_length is not None:
+            numbers = [_PADDING] * (max_length - len(numbers)) + numbers[max(0, len(numbers) - max_length) :]
+        self.tensor = np.array(numbers, dtype=dtype)
         return self
 
     def convert_tensor_to_text(self, vocab: Mapping[str, int] | Mapping[int, str], delimiter: str = " ") -> Self:
-        """Set `text` to the words whose numbers are in `tensor`."""
-        _words.tensor_to_text(self, vocab, delimiter)
+        """Set `text` to the words whose vocabulary numbers are in `tensor`.
+
+        Padding is left out, and unknown numbers become '<UNK>'.
+        """
+        names = {
+            key if isinstance(key, int) else name: name if isinstance(key, int) else key for key, name in vocab.items()
+        }
+        numbers = (int(number) for number in self._tensor_as_numpy().ravel())
+        self.text = delimiter.join(str(names.get(number, "<UNK>")) for number in numbers if number != _PADDING)
+        return self
+
+    # --- access to the fields
+
+    def _label(self) -> str:
+        return f"{type(self).__name__} {self.id}"
+
+    def _require(self, name: Literal["uri", "blob", "text", "tensor"]) -> Any:
+        """Return the value of a field; if it is empty, raise an error that says how to fill it."""
+        value = getattr(self, name)
+        if value is None:
+            error_type, remedy = _MISSING[name]
+            raise error_type(f"{self._label()} has no {name}. {remedy} first.")
+        return value
+
+    def _tensor_as_numpy(self) -> NDArray[Any]:
+        """Return `tensor` as a numpy array; raise if the conversion would lose something."""
+        tensor = self._require("tensor")
+        framework = framework_of(tensor)
+        assert framework is not None
+        reason = framework.refusal(tensor)
+        if not reason and framework.is_sparse(tensor):
+            reason = f"its layout is {framework.layout(tensor)}"
+        if getattr(tensor, "requires_grad", False):
+            reason = "it is part of a gradient graph (use .detach())"
+        if reason:
+            raise TensorError(f"the tensor of {self._label()} cannot be converted to numpy: {reason}.")
+        return framework.to_numpy(tensor)
+
+    def _set_tensor(self, tensor: Any) -> None:
+        # `Document` itself accepts every numpy array, so validation is skipped. A subclass may declare `tensor` anew,
+        # and `__quire_any_tensor__` is not in its own namespace.
+        if type(tensor) is np.ndarray and "__quire_any_tensor__" in vars(type(self)):
+            self.__dict__["tensor"] = tensor
+            self.__pydantic_fields_set__.add("tensor")
+        else:
+            self.tensor = tensor
+
+    def _transform_tensor(self, function: Callable[..., NDArray[Any]], *arguments: Any) -> Self:
+        """Apply a numpy function to `tensor` and keep its framework and device."""
+        self._set_tensor(_convert_like(self.tensor, function(self._tensor_as_numpy(), *arguments)))
         return self
 
 
 _Documents = DocumentArray[Document]
+
+
+def _convert_like(tensor: Any, array: NDArray[Any]) -> Any:
+    """Convert an array to the framework and the device of a tensor."""
+    framework = framework_of(tensor)
+    assert framework is not None
+    converted = framework.from_numpy(array)
+    device = framework.device(tensor)
+    return converted if framework.device(converted) == device else framework.to_device(converted, device)
+
+
+def _data_uri(content: bytes, mime_type: str, charset: str, *, base64: bool) -> str:
+    is_text = mime_type.startswith("text/")
+    return to_data_uri(content, mime_type, charset=charset if is_text else None, base64=base64)
+
+
+def _split_words(text: str) -> list[str]:
+    return [word for word in _WORD_SEPARATOR.split(text.lower()) if word]
