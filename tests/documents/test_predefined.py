@@ -116,11 +116,11 @@ def test_a_video_has_its_sound() -> None:
 @pytest.mark.needs("PIL", "av", "trimesh")
 def test_they_are_filled_by_loading(tmp_path: Path) -> None:
     from quire.media import save_audio, save_image, save_mesh, save_video
-    from tests.media.shelf import numbered, tone
+    from tests.media.sample_media import numbered_frames, tone
 
-    save_image(numbered()[0], tmp_path / "a.png")
+    save_image(numbered_frames()[0], tmp_path / "a.png")
     save_audio(tone(), tmp_path / "a.wav", 8000)
-    save_video(numbered(), tmp_path / "a.mp4", 10)
+    save_video(numbered_frames(), tmp_path / "a.mp4", 10)
     save_mesh(np.eye(3), np.array([[0, 1, 2]]), tmp_path / "a.ply")
     image = Image(url=tmp_path / "a.png")
     image.tensor = image.url.load()

@@ -16,7 +16,7 @@ from quire.errors import DecodeError, ShardError
 from quire.media import to_image_bytes
 from quire.storage import open_dataset
 from quire.typing import ImageBytes, ImageUrl, NdArray, TorchTensor, uint8
-from tests.media.shelf import png_that_says
+from tests.media.sample_media import png_with_size
 
 pytestmark = pytest.mark.needs("PIL", "pyarrow", "torch")
 
@@ -119,7 +119,7 @@ def test_a_file_that_is_elsewhere_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_bomb_in_the_data_is_an_error(tmp_path: Path) -> None:
-    folder = _folder(tmp_path / "rows", pa.array([png_that_says(60_000, 60_000)]))
+    folder = _folder(tmp_path / "rows", pa.array([png_with_size(60_000, 60_000)]))
     with pytest.raises((ShardError, DecodeError), match="too large to be decoded"):
         open_dataset(folder, AnySize)[:]
 

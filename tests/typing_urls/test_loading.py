@@ -29,7 +29,7 @@ from quire.typing import (
     VideoUrl,
 )
 from tests.files.servers import Site, served
-from tests.media.shelf import FRAMEWORKS, numbered, numbers, tone
+from tests.media.sample_media import FRAMEWORKS, frame_numbers, numbered_frames, tone
 
 pytestmark = pytest.mark.needs("PIL", "av", "trimesh", "fsspec")
 
@@ -39,7 +39,7 @@ FACES = np.array([[0, 1, 2], [0, 2, 3]])
 FILES = {
     "picture.png": to_image_bytes(PICTURE),
     "sound.wav": to_audio_bytes(tone(), 8000),
-    "film.mp4": to_video_bytes(numbered(), 10),
+    "film.mp4": to_video_bytes(numbered_frames(), 10),
     "text.txt": ("Grüße " * 9).encode(),
     "mesh.obj": encode_mesh(VERTICES, FACES, "obj"),
     "cloud.ply": encode_points(VERTICES),
@@ -47,7 +47,7 @@ FILES = {
 CHECKS: dict[str, tuple[Any, Any, Callable[[Any], bool]]] = {
     "picture.png": (ImageUrl, ImageBytes, lambda found: (found == PICTURE).all()),
     "sound.wav": (AudioUrl, AudioBytes, lambda found: found.rate == 8000 and (found.samples == tone()).all()),
-    "film.mp4": (VideoUrl, VideoBytes, lambda found: numbers(found.frames) == list(range(12))),
+    "film.mp4": (VideoUrl, VideoBytes, lambda found: frame_numbers(found.frames) == list(range(12))),
     "text.txt": (TextUrl, TextBytes, lambda found: found == "Grüße " * 9),
     "mesh.obj": (Mesh3DUrl, Mesh3DBytes, lambda found: np.allclose(found.vertices[found.faces], VERTICES[FACES])),
     "cloud.ply": (PointCloud3DUrl, PointCloud3DBytes, lambda found: np.allclose(found.points, VERTICES)),
@@ -145,12 +145,12 @@ def test_frames_are_streamed_over_http(site: Site) -> None:
 def test_a_stream_that_breaks_off_is_read_on(site: Site) -> None:
     url = VideoUrl(f"{site.url}/film.mp4")
     site.cuts = 2
-    assert numbers(frame.pixels for frame in url.frames()) == list(range(12))
+    assert frame_numbers(frame.pixels for frame in url.frames()) == list(range(12))
     site.cuts = 20
     with pytest.raises(UriError, match="broke off"):
         list(url.frames(retries=0))
     site.cuts, site.failures = 0, 2
-    assert numbers(frame.pixels for frame in url.frames()) == list(range(12))
+    assert frame_numbers(frame.pixels for frame in url.frames()) == list(range(12))
 
 
 def test_a_server_that_knows_no_ranges_sends_all_of_it(site: Site) -> None:
@@ -158,7 +158,7 @@ def test_a_server_that_knows_no_ranges_sends_all_of_it(site: Site) -> None:
     site.ranges = False
     for site.lengths in (True, False):
         site.cuts = 1 if site.lengths else 0  # without a length, nobody knows that there was more
-        assert numbers(frame.pixels for frame in url.frames()) == list(range(12))
+        assert frame_numbers(frame.pixels for frame in url.frames()) == list(range(12))
         with pytest.raises(UriError, match="limit is 100 bytes"):
             next(url.frames(max_bytes=100))
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quire.errors import DecodeError, EncodeError, OptionError
 from quire.media import Sound, decode_video, save_video, stream_frames, to_audio_bytes, to_video_bytes
 from quire.tensors import get_framework
-from tests.media.shelf import FRAMEWORKS, numbered, numbers, tone
+from tests.media.sample_media import FRAMEWORKS, frame_numbers, numbered_frames, tone
 from tests.strategies import laws
 
 pytestmark = pytest.mark.needs("av")
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.needs("av")
 
 @pytest.mark.parametrize("video_format", ["mp4", "mov", "mkv", "webm", "avi"])
 def test_every_frame_comes_back_in_order_with_its_time(video_format: str) -> None:
-    clip = decode_video(to_video_bytes(numbered(), 8, video_format))
+    clip = decode_video(to_video_bytes(numbered_frames(), 8, video_format))
     assert (clip.frames.shape, clip.frames.dtype) == ((12, 32, 48, 3), np.uint8)
-    assert numbers(clip.frames) == list(range(12))
+    assert frame_numbers(clip.frames) == list(range(12))
     assert np.allclose(clip.times, np.arange(12) / 8, atol=2e-3)
     assert clip.key_frames[0] == 0
     assert clip.audio is None
@@ -39,10 +39,10 @@ def test_lossless_is_lossless() -> None:
 @given(st.integers(0, 11), st.integers(0, 14), st.integers(1, 5))
 def test_a_part_is_that_part_of_all_frames(start: int, end: int, stride: int) -> None:
     found = stream_frames(_TENTH, start=start / 10 - 0.01, end=end / 10 - 0.01, stride=stride)
-    assert numbers(frame.pixels for frame in found) == list(range(12))[start:end:stride]
+    assert frame_numbers(frame.pixels for frame in found) == list(range(12))[start:end:stride]
 
 
-_TENTH = to_video_bytes(numbered(), 10, codec_options={"g": "4"})
+_TENTH = to_video_bytes(numbered_frames(), 10, codec_options={"g": "4"})
 
 
 def test_frames_of_another_size_and_key_frames_alone() -> None:
@@ -51,7 +51,7 @@ def test_frames_of_another_size_and_key_frames_alone() -> None:
     keys = list(stream_frames(_TENTH, key_frames=True))
     assert all(frame.is_key for frame in keys)
     assert 2 < len(keys) < 12
-    assert numbers(frame.pixels for frame in keys) == decode_video(_TENTH).key_frames.tolist()
+    assert frame_numbers(frame.pixels for frame in keys) == decode_video(_TENTH).key_frames.tolist()
 
 
 class Counted(io.BytesIO):
@@ -81,12 +81,12 @@ def test_only_what_is_asked_for_is_read() -> None:
 
 
 def test_the_sound_goes_along() -> None:
-    content = to_video_bytes(numbered(), 12, audio=Sound(tone(1.0, 16_000), 16_000))
+    content = to_video_bytes(numbered_frames(), 12, audio=Sound(tone(1.0, 16_000), 16_000))
     clip = decode_video(content, audio=True)
     assert clip.audio is not None
     assert clip.audio.rate == 16_000
     assert abs(len(clip.audio.samples) - 16_000) < 2048
-    assert decode_video(to_video_bytes(numbered(), 12), audio=True).audio is None
+    assert decode_video(to_video_bytes(numbered_frames(), 12), audio=True).audio is None
 
 
 def test_limits_are_on_and_say_how_to_raise_them() -> None:
@@ -102,12 +102,12 @@ def test_limits_are_on_and_say_how_to_raise_them() -> None:
         decode_video(_TENTH, max_seconds=1)
     assert len(decode_video(_TENTH, max_seconds=0.5, start=0.2, end=0.6).frames) == 4
     with pytest.raises(DecodeError, match="max_seconds=3,600"):
-        decode_video(to_video_bytes(numbered(), 1 / 1000))
+        decode_video(to_video_bytes(numbered_frames(), 1 / 1000))
 
 
 def test_a_head_that_lies_about_the_size_is_found_out() -> None:
     """The frames are larger than the container says."""
-    file = io.BytesIO(to_video_bytes(numbered(4, 128, 128), 10, "avi"))
+    file = io.BytesIO(to_video_bytes(numbered_frames(4, 128, 128), 10, "avi"))
     content = bytearray(file.getvalue())
     at = content.find(b"strf") + 8
     content[at + 4 : at + 12] = (16).to_bytes(4, "little") * 2
@@ -156,25 +156,25 @@ def test_damage_is_a_decode_error_or_fewer_frames(video_format: str, place: floa
         assert len(clip.frames) == len(clip.times) <= 40
 
 
-_ENCODED = {name: to_video_bytes(numbered(), 10, name) for name in ("mp4", "mkv", "avi")}
+_ENCODED = {name: to_video_bytes(numbered_frames(), 10, name) for name in ("mp4", "mkv", "avi")}
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_frames_of_any_framework_are_saved(framework: str, tmp_path: Path) -> None:
     make = get_framework(framework).from_numpy
-    save_video(make(numbered()), tmp_path / "all.mp4", 10)
-    save_video((make(frame) for frame in numbered()), tmp_path / "each.mp4", 10)
-    in_front = make(numbered().transpose(0, 3, 1, 2).copy())
+    save_video(make(numbered_frames()), tmp_path / "all.mp4", 10)
+    save_video((make(frame) for frame in numbered_frames()), tmp_path / "each.mp4", 10)
+    in_front = make(numbered_frames().transpose(0, 3, 1, 2).copy())
     save_video(in_front, tmp_path / "front.mp4", 10, channel_axis=1)
     for name in ("all", "each", "front"):
         found = decode_video((tmp_path / f"{name}.mp4").read_bytes()).frames
-        assert np.abs(found.astype(int) - numbered()).max() <= 3  # what the codec loses
+        assert np.abs(found.astype(int) - numbered_frames()).max() <= 3  # what the codec loses
 
 
 def test_frames_are_written_while_they_come() -> None:
     """A video is cut from another without all of it being held."""
     part = to_video_bytes(stream_frames(_TENTH, start=0.2, end=0.5), 10)
-    assert numbers(decode_video(part).frames) == [2, 3, 4]
+    assert frame_numbers(decode_video(part).frames) == [2, 3, 4]
 
 
 def test_what_is_no_video_is_not_written(tmp_path: Path) -> None:
@@ -185,9 +185,9 @@ def test_what_is_no_video_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(EncodeError, match="at least one frame"):
         save_video([], tmp_path / "x.mp4", 10)
     with pytest.raises(EncodeError, match="'mp5' is not a format"):
-        save_video(numbered(), tmp_path / "x.mp5", 10)
+        save_video(numbered_frames(), tmp_path / "x.mp5", 10)
     with pytest.raises(OptionError, match="rate"):
-        save_video(numbered(), tmp_path / "x.mp4", 0)
+        save_video(numbered_frames(), tmp_path / "x.mp4", 0)
     with pytest.raises(OptionError, match="stride"):
         stream_frames(_TENTH, stride=0)
     assert not list(tmp_path.iterdir())

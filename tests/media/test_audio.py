@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 from quire.errors import DecodeError, EncodeError, OptionError
 from quire.media import Sound, decode_audio, save_audio, to_audio_bytes, to_video_bytes
 from quire.tensors import get_framework
-from tests.media.shelf import FRAMEWORKS, numbered, tone
+from tests.media.sample_media import FRAMEWORKS, numbered_frames, tone
 from tests.strategies import laws
 
 pytestmark = pytest.mark.needs("av")
@@ -67,7 +67,7 @@ def test_mono_is_the_mean_and_the_rate_may_change() -> None:
 
 
 def test_the_sound_of_a_video_is_read() -> None:
-    content = to_video_bytes(numbered(), 12, audio=Sound(tone(1.0, 16_000), 16_000))
+    content = to_video_bytes(numbered_frames(), 12, audio=Sound(tone(1.0, 16_000), 16_000))
     assert decode_audio(content).samples.shape[1] == 2
 
 
@@ -105,7 +105,7 @@ def test_bytes_that_are_no_sound_are_a_decode_error(content: bytes) -> None:
 
 def test_a_video_without_sound_says_so() -> None:
     with pytest.raises(DecodeError, match="no audio in it, only video"):
-        decode_audio(to_video_bytes(numbered(), 10))
+        decode_audio(to_video_bytes(numbered_frames(), 10))
 
 
 @laws

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from quire.errors import DecodeError, EncodeError, TensorError
 from quire.media import decode_frames, decode_image, save_image, to_image_bytes
 from quire.tensors import get_framework
-from tests.media.shelf import FRAMEWORKS, png_that_says
+from tests.media.sample_media import FRAMEWORKS, png_with_size
 from tests.strategies import laws
 
 pytestmark = pytest.mark.needs("PIL")
@@ -64,9 +64,9 @@ def test_it_is_resized() -> None:
 
 def test_a_bomb_is_an_error_that_says_how_to_raise_the_limit() -> None:
     with pytest.raises(DecodeError, match=r"bomb.png.*too large.*MAX_IMAGE_PIXELS"):
-        decode_image(png_that_says(60_000, 60_000), "bomb.png")
+        decode_image(png_with_size(60_000, 60_000), "bomb.png")
     with pytest.raises(DecodeError, match=r"too large.*96.?000.?000 pixels"):
-        decode_image(png_that_says(12_000, 8_000))
+        decode_image(png_with_size(12_000, 8_000))
     small = to_image_bytes(np.zeros((10, 10, 3), np.uint8))
     with pytest.raises(DecodeError, match=r"10 x 10 pixels.*max_pixels=99.*larger max_pixels"):
         decode_image(small, max_pixels=99)

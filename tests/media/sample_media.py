@@ -1,4 +1,4 @@
-"""Sounds, videos and pictures that tests make themselves."""
+"""Generated audio, video and image samples for tests."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ FRAMEWORKS = [
 
 
 def tone(seconds: float = 0.25, rate: int = 8000, channels: int = 2) -> Any:
-    """A sound of one pitch, float32 of (frames, channels)."""
+    """Return a sine tone, float32 of shape (frames, channels)."""
     wave = 0.5 * np.sin(np.arange(int(seconds * rate)) * 440 * 2 * np.pi / rate)
     return np.stack([wave / (channel + 1) for channel in range(channels)], axis=1).astype(np.float32)
 
 
-def numbered(count: int = 12, height: int = 32, width: int = 48) -> Any:
-    """Frames of one grey each, which tell their number: 16 apart, so that no codec takes one for another."""
+def numbered_frames(count: int = 12, height: int = 32, width: int = 48) -> Any:
+    """Return frames of one grey each that encode their index: 16 apart, so that lossy codecs keep them distinct."""
     grey = (np.arange(count) * 16 % 256).astype(np.uint8)
     return np.ascontiguousarray(np.broadcast_to(grey[:, None, None, None], (count, height, width, 3)))
 
 
-def numbers(frames: Any) -> list[int]:
-    """The numbers that frames tell."""
+def frame_numbers(frames: Any) -> list[int]:
+    """Return the indices that `numbered_frames` encoded."""
     return [round(float(np.asarray(frame).mean()) / 16) for frame in frames]
 
 
-def png_that_says(width: int, height: int) -> bytes:
-    """A PNG of few bytes whose head tells any size."""
+def png_with_size(width: int, height: int) -> bytes:
+    """Return a small PNG whose header states any size."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
