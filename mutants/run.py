@@ -4,10 +4,10 @@
     python mutants/run.py epoch blocks --sample 40      # 40 of these modules
     python mutants/run.py mixing --lines 120-160 --seed 3
 
-The tests are collected once. For each mutant a forked child replaces the code of one function and runs the test files
-of its module until one fails, so that neither quire nor the frameworks are imported again. Code outside of functions is
-not mutated, nor are messages of errors, annotations and decorators. Survivors that cannot be told from the original by
-any test are listed in equivalents.json, each with the reason.
+The tests of a module are collected once. For each mutant a forked child replaces the code of one function and runs the
+collected tests until one fails, so that nothing is imported or collected again. Code outside of functions is not
+mutated, nor are messages of errors, annotations and decorators. Survivors that cannot be told from the original by any
+test are listed in equivalents.json, each with the reason.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import ast
 import contextlib
 import importlib
 import inspect
-import io
 import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -261,62 +261,106 @@ def live_function(module: ModuleType, names: list[str]) -> FunctionType:
 
 # --- running tests
 
+Call = Callable[[pytest.Session], None]
 
-def pytest_runs(name: str) -> Iterator[list[str]]:
-    """Yield the arguments of pytest for each test file of a module."""
-    options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "--hypothesis-profile=mutants"]
+
+class _Loop:
+    """A plugin of pytest that calls a function in the place of running the tests it has collected."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.error: BaseException | None = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Call the function, without the capturing of output."""
+        if session.testsfailed:
+            return False  # pytest reports the errors
+        with session.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            try:
+                self.call(session)
+            except BaseException as error:  # noqa: BLE001 - pytest would make it an error of its own
+                self.error = error
+        return True
+
+
+def with_tests(name: str, call: Call) -> None:
+    """Import a module and its tests, once for all children, and call a function with the collected tests."""
+    importlib.import_module(MODULES[name][0])
+    options = ["-qq", "--no-header", "-p", "no:cacheprovider", "--hypothesis-profile=mutants"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    options += [part for part in MODULES[name][1] if not part.endswith(".py")]
-    for file in MODULES[name][1]:
-        if file.endswith(".py"):
-            yield [*options, str(ROOT / "tests" / file)]
+    parts = [str(ROOT / "tests" / part) if part.endswith(".py") else part for part in MODULES[name][1]]
+    loop = _Loop(call)
+    status = pytest.main([*options, *parts], plugins=[loop])
+    if loop.error is not None:
+        raise loop.error
+    if status:
+        raise SystemExit(f"the tests of {name} cannot be collected: {status!r}")
 
 
-def run_child(name: str, mutant: Mutant | None, seconds: float) -> tuple[str, float]:
-    """Run the tests of a module in a forked child: 'killed', 'survived', 'timeout' or an error."""
+def run_child(session: pytest.Session, mutant: Mutant | None, seconds: float) -> tuple[str, float]:
+    """Run the tests of a session in a forked child: 'killed', 'survived', 'timeout' or an error."""
     start = time.monotonic()
+    folder = tempfile.mkdtemp()
     child = os.fork()
     if child == 0:
         status = 70
         try:
             os.setsid()
-            os.environ["TMPDIR"] = tempfile.mkdtemp(dir=os.environ.get("TMPDIR"))
+            os.environ["TMPDIR"] = folder
             tempfile.tempdir = None
-            with open(os.devnull, "w") as nothing:  # noqa: PTH123
-                os.dup2(nothing.fileno(), 1)
-                os.dup2(nothing.fileno(), 2)
-            if mutant is not None:
-                apply(mutant)
-            for arguments in pytest_runs(name):  # file by file: most mutants are killed by the first
-                status = int(pytest.main(arguments))
-                if status:
-                    break
+            status = run_tests(session, mutant)
         finally:
             os._exit(status)
+    result = f"timeout after {seconds:.0f} s"
     while time.monotonic() - start < seconds:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             code = os.waitstatus_to_exitcode(status)
-            known = {0: "survived", 1: "killed", 2: "killed", 3: "killed"}
-            return known.get(code, "killed" if code < 0 else f"error {code}"), time.monotonic() - start
-        time.sleep(0.05)
+            result = {0: "survived", 1: "killed"}.get(code, "killed" if code < 0 else f"error {code}")
+            break
+        time.sleep(0.02)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return "timeout", time.monotonic() - start
+        os.killpg(child, signal.SIGKILL)  # a child that hangs, or processes that tests have left
+    if result.startswith("timeout"):
+        os.waitpid(child, 0)
+        result = "timeout"
+    shutil.rmtree(folder, ignore_errors=True)
+    return result, time.monotonic() - start
 
 
-def seconds_without_mutant(name: str) -> float:
+def run_tests(session: pytest.Session, mutant: Mutant | None) -> int:
+    """Run the tests until one fails, without output; 1 if one failed."""
+    nothing = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    for descriptor in (1, 2):
+        os.dup2(nothing.fileno(), descriptor)
+    plugins = session.config.pluginmanager
+    plugins.getplugin("terminalreporter")._tw._file = nothing
+    plugins.getplugin("capturemanager").resume_global_capture()
+    if mutant is not None:
+        apply(mutant)
+    try:
+        for position, item in enumerate(session.items):
+            following = session.items[position + 1] if position + 1 < len(session.items) else None
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if session.testsfailed:
+                return 1
+    except BaseException:  # noqa: BLE001 - the mutant breaks pytest, or ends the process
+        return 1
+    return 0
+
+
+def seconds_without_mutant(name: str, session: pytest.Session) -> float:
     """Run the tests of a module as they are: they must pass."""
-    result, seconds = run_child(name, None, 1200)
+    result, seconds = run_child(session, None, 1200)
     if result != "survived":
         raise SystemExit(f"the tests of {name} fail without a mutant: {result}")
-    print(f"{name}: {seconds:.0f} s without a mutant", flush=True)
+    print(f"{name}: {len(session.items)} tests, {seconds:.0f} s without a mutant", flush=True)
     return seconds
 
 
-def prepare(names: list[str]) -> None:
-    """Import quire, the frameworks and the tests, once for all children."""
+def register_profile() -> None:
+    """Let hypothesis try the same examples every time, and not make a failing one smaller."""
     from hypothesis import HealthCheck, Phase, settings
 
     settings.register_profile(
@@ -327,14 +371,6 @@ def prepare(names: list[str]) -> None:
         phases=[Phase.explicit, Phase.generate],  # a failure is enough: it need not be small
         suppress_health_check=list(HealthCheck),
     )
-    for name in names:
-        importlib.import_module(MODULES[name][0])
-        for arguments in pytest_runs(name):
-            output = io.StringIO()
-            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-                status = pytest.main([*arguments, "--collect-only"])
-            if status:
-                raise SystemExit(f"{output.getvalue()}\nthe tests of {name} cannot be collected.")
 
 
 def main() -> int:
@@ -354,42 +390,57 @@ def main() -> int:
     names = chosen.modules or list(MODULES)
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
-    prepare(names)
-    explained: dict[str, str] = json.loads(EQUIVALENTS.read_text())
-    queue = choose(names, chosen)
-    limits: dict[str, float] = {}
-    counts: Counter[tuple[str, str]] = Counter()
-    done = read_report(chosen.report)
-    start = time.monotonic()
-    for number, mutant in enumerate(queue, 1):
-        if time.monotonic() - start > 60 * chosen.minutes:
-            print(f"stopped after {number - 1} of {len(queue)} mutants")
-            break
-        if (mutant.key, mutant.site) in done:
-            counts[mutant.module, done[mutant.key, mutant.site]] += 1
-            continue
-        if mutant.module not in limits:
-            limits[mutant.module] = chosen.timeout or 60 + 5 * seconds_without_mutant(mutant.module)
-        result, seconds = run_child(mutant.module, mutant, limits[mutant.module])
-        if result == "survived" and mutant.key in explained:
-            result = "equivalent"
-        counts[mutant.module, result] += 1
-        line = {
-            "key": mutant.key,
-            "site": mutant.site,
-            "line": mutant.line,
-            "result": result,
-            "seconds": round(seconds, 1),
-        }
-        if chosen.report:
-            with chosen.report.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+    register_profile()
+    run = Run(chosen)
+    for name in names:
+        run.run_module(name, [mutant for mutant in run.queue if mutant.module == name])
+    return print_summary(names, run.counts)
+
+
+class Run:
+    """The mutants that were chosen, and the results so far."""
+
+    def __init__(self, chosen: argparse.Namespace) -> None:
+        self.queue = choose(chosen.modules or list(MODULES), chosen)
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self._chosen = chosen
+        self._done = read_report(chosen.report)
+        self._explained: dict[str, str] = json.loads(EQUIVALENTS.read_text())
+        self._end = time.monotonic() + 60 * chosen.minutes
+
+    def run_module(self, name: str, mutants: list[Mutant]) -> None:
+        """Run the mutants of one module that the report does not have."""
+        rest = []
+        for mutant in mutants:
+            result = self._done.get((mutant.key, mutant.site))
+            if result is None:
+                rest.append(mutant)
+            else:
+                self.counts[name, result] += 1
+        if rest and time.monotonic() < self._end:
+            with_tests(name, lambda session: self._run_mutants(name, rest, session))
+
+    def _run_mutants(self, name: str, mutants: list[Mutant], session: pytest.Session) -> None:
+        seconds = seconds_without_mutant(name, session)
+        limit = self._chosen.timeout or 60 + 5 * seconds
+        for number, mutant in enumerate(mutants):
+            if time.monotonic() > self._end:
+                print(f"stopped: {len(mutants) - number} mutants of {name} were not run", flush=True)
+                return
+            result, seconds = run_child(session, mutant, limit)
+            if result == "survived" and mutant.key in self._explained:
+                result = "equivalent"
+            self.counts[name, result] += 1
+            self._write(mutant, result, seconds)
+
+    def _write(self, mutant: Mutant, result: str, seconds: float) -> None:
+        line = {"key": mutant.key, "site": mutant.site, "line": mutant.line, "result": result}
+        if self._chosen.report:
+            with self._chosen.report.open("a") as file:
+                file.write(json.dumps({**line, "seconds": round(seconds, 1)}) + "\n")
         if result not in ("killed", "timeout"):
-            print(
-                f"{result}: {mutant.module}:{mutant.line} {mutant.function}: {mutant.text!r}: {mutant.change}",
-                flush=True,
-            )
-    return print_summary(names, counts)
+            place = f"{mutant.module}:{mutant.line} {mutant.function}"
+            print(f"{result}: {place}: {mutant.text!r}: {mutant.change}", flush=True)
 
 
 def read_report(report: Path | None) -> dict[tuple[str, int], str]:
