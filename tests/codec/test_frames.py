@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Literal
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -11,9 +12,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
-from pydantic import Field, field_validator
+from pydantic import Base64Bytes, Field, Json, field_validator
 
 from quire import BaseDocument, DocumentArray, DocumentBatch, Text
+from quire.codec._frames import read_numbers, read_objects
 from quire.columns import ScalarColumn
 from quire.errors import DecodeError, EncodeError, SchemaError
 from quire.typing import NdArray, float32
@@ -38,51 +40,6 @@ class Student(BaseDocument):
     second: Thesis | None = None
     vector: NdArray[float32, 2] | None = None
     others: DocumentArray[Thesis] = []
-
-
-def flat(branch: Branch) -> bool:
-    """Whether a table can hold the branch: documents of the declared classes."""
-    found = [branch.leaf, branch.spare, *branch.leaves, *(branch.more or ())]
-    return all(leaf is None or type(leaf) is Leaf for leaf in found)
-
-
-def check(docs: Any) -> None:
-    """The law, for the array and for its batch."""
-    frame = docs.to_dataframe()
-    assert type(docs).from_dataframe(frame).identical(docs)
-    batch = docs.stack(shapes="ragged")
-    pd.testing.assert_frame_equal(batch.to_dataframe(), frame, check_dtype=len(docs) > 0)
-    assert type(batch).from_dataframe(frame, shapes="ragged").identical(batch)
-
-
-# --- the law
-
-
-@laws
-@given(arrays(leaves().filter(lambda leaf: type(leaf) is Leaf), Leaf, 5))
-def test_leaves_come_back(docs: DocumentArray[Leaf]) -> None:
-    check(docs)
-
-
-@laws
-@given(arrays(branches().filter(flat), Branch))
-def test_every_kind_of_field_comes_back(docs: DocumentArray[Branch]) -> None:
-    frame = docs.to_dataframe()
-    assert DocumentArray[Branch].from_dataframe(frame).identical(docs)
-    assert DocumentBatch[Branch].from_dataframe(docs.stack().to_dataframe()).unstack().identical(docs)
-
-
-@laws
-@given(arrays(trees(), Tree))
-def test_tensors_of_any_shape_come_back(docs: DocumentArray[Tree]) -> None:
-    if all(flat(tree.branch) and all(map(flat, tree.branches)) for tree in docs):
-        assert DocumentArray[Tree].from_dataframe(docs.to_dataframe()).identical(docs)
-
-
-@laws
-@given(arrays(nodes(), Node))
-def test_recursive_documents_come_back(docs: DocumentArray[Node]) -> None:
-    assert DocumentArray[Node].from_dataframe(docs.to_dataframe()).identical(docs)
 
 
 # --- the form
@@ -409,3 +366,401 @@ def test_other_frames_are_converted() -> None:
             return pd.DataFrame({"title": ["a"]})
 
     assert DocumentArray[Thesis].from_dataframe(Other()).title == ["a"]
+
+
+# --- numbers, written
+
+
+class Numbers(BaseDocument):
+    id: ClassVar[None] = None  # type: ignore[assignment]
+    flag: bool | None = None
+    number: int | None = None
+    real: float | None = None
+    pair: complex | None = None
+    plain: int = 0
+    price: Annotated[Decimal, Field(allow_inf_nan=True)] | None = None
+    fixed: Annotated[Decimal, Field(allow_inf_nan=True)] = Decimal(0)
+    either: complex | str | None = None
+    pure: complex = 0j
+
+
+def columns_of(**columns: Any) -> Any:
+    return DocumentBatch[Numbers].from_columns({name: np.array(values) for name, values in columns.items()})
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "expected"),
+    [
+        *(("flag", "bool", "boolean"), ("number", "int64", "Int64"), ("number", "uint8", "UInt8")),
+        *(("real", "float64", "Float64"), ("real", "float32", "Float32"), ("real", "float16", "object")),
+        *(("pair", "complex128", "object"), ("plain", "int16", "int16"), ("pure", "complex64", "complex64")),
+    ],
+)
+def test_optional_numbers_have_nullable_dtypes_where_pandas_has_them(name: str, dtype: str, expected: str) -> None:
+    batch = columns_of(**{name: np.array([0, 1]).astype(dtype)})
+    series = batch.to_dataframe()[name]
+    assert str(series.dtype) == expected
+    assert series.tolist() == [0, 1]
+    again = DocumentBatch[Numbers].from_dataframe(batch.to_dataframe())
+    assert again[name].tolist() == [0, 1]
+
+
+def test_missing_numbers_are_masked_and_zeros_are_not() -> None:
+    docs = DocumentArray[Numbers]([Numbers(number=0, flag=False, pair=0j), Numbers(), Numbers(number=3, real=0.0)])
+    for frame in (docs.to_dataframe(), docs.stack().to_dataframe()):
+        assert frame["number"].isna().tolist() == [False, True, False]
+        assert frame["flag"].isna().tolist() == [False, True, True]
+        assert frame["real"].isna().tolist() == [True, True, False]
+        assert frame["pair"].tolist() == [0j, None, None]
+        assert DocumentArray[Numbers].from_dataframe(frame).identical(docs)
+
+
+@pytest.mark.parametrize(("name", "nan"), [("pair", complex("nan")), ("price", Decimal("NaN"))])
+def test_nan_next_to_none_is_refused_where_pandas_has_one_of_them(name: str, nan: Any) -> None:
+    docs = DocumentArray[Numbers]([Numbers(), Numbers(**{name: 1}), Numbers(**{name: nan})])
+    for source in (docs, docs.stack()):
+        with pytest.raises(EncodeError, match=rf"{name}, row 2: a data frame has no NaN"):
+            source.to_dataframe()
+    assert docs[:2].to_dataframe()[name].tolist() == [None, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "nan"), [("fixed", Decimal("NaN")), ("pure", complex("nan")), ("either", complex("nan"))]
+)
+def test_nan_of_fields_without_none_and_of_unions_is_kept(name: str, nan: Any) -> None:
+    docs = DocumentArray[Numbers]([Numbers(**{name: 1}), Numbers(**{name: nan})])
+    for source in (docs, docs.stack()):
+        frame = source.to_dataframe()
+        again = DocumentArray[Numbers].from_dataframe(frame)
+        value = getattr(again[1], name)
+        assert type(value) is type(nan)
+        assert value != value
+
+
+def test_optional_numbers_of_a_batch_are_copied() -> None:
+    batch = columns_of(number=[1, 2], plain=[3, 4])
+    frame = batch.to_dataframe()
+    frame.loc[0, "number"] = 9
+    assert batch.number.tolist() == [1, 2]
+
+
+# --- numbers, read
+
+
+def field_of(name: str) -> Any:
+    return Numbers.document_schema().by_name[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "series", "values", "valid"),
+    [
+        ("number", pd.Series([1, 2], dtype="int8"), [1, 2], None),
+        ("number", pd.Series([1, None], dtype="Int16"), [1, 0], [True, False]),
+        ("number", pd.Series([1.0, np.nan]), [1, 0], [True, False]),
+        ("number", pd.Series([2.0**53, -(2.0**53)]), [2**53, -(2**53)], None),
+        ("number", pd.Series([1, 2], dtype="Float32"), [1, 2], None),
+        ("plain", pd.Series([1.0, 2.0]), [1, 2], None),
+        ("real", pd.Series([1.5, np.nan]), [1.5, None], [True, False]),
+        ("real", pd.Series([1, 2], dtype="uint8"), [1.0, 2.0], None),
+        ("real", pd.Series([1, None], dtype="Int64"), [1.0, 0.0], [True, False]),
+        ("real", pd.Series([1.5, None], dtype="Float32"), [1.5, 0.0], [True, False]),
+        ("flag", pd.Series([True, False]), [True, False], None),
+        ("flag", pd.Series([True, None], dtype="boolean"), [True, False], [True, False]),
+        ("pair", pd.Series([1.5, 2.0]), [1.5 + 0j, 2 + 0j], None),
+        ("pair", pd.Series([1j, 2.0]), [1j, 2 + 0j], None),
+        ("pair", pd.Series([3, 4], dtype="uint16"), [3 + 0j, 4 + 0j], None),
+    ],
+)
+def test_numbers_are_read_as_arrays(name: str, series: Any, values: list[Any], valid: list[bool] | None) -> None:
+    found = read_numbers(series, field_of(name))
+    assert found is not None
+    data, validity = found
+    assert data.dtype.kind == {"number": "i", "plain": "i", "real": "f", "flag": "b", "pair": "c"}[name]
+    rows = np.ones(len(data), bool) if valid is None else np.array(valid)
+    assert (None if validity is None else validity.tolist()) == valid
+    assert data[rows].tolist() == [value for value, there in zip(values, rows, strict=True) if there]
+    assert not np.shares_memory(data, series.to_numpy())
+
+
+@pytest.mark.parametrize(
+    ("name", "series"),
+    [
+        ("number", pd.Series([1.5, 2.0])),
+        ("number", pd.Series([np.inf, 1.0])),
+        ("number", pd.Series([2.0**54, 1.0])),
+        ("number", pd.Series([-(2.0**54), 1.0])),
+        ("plain", pd.Series([np.nan, 1.0])),
+        ("number", pd.Series([True, False])),
+        ("flag", pd.Series([1, 0])),
+        ("real", pd.Series([True, False])),
+        ("real", pd.Series([1j, 0])),
+        ("number", pd.Series(["1", "2"])),
+        ("number", pd.Series(["1", "2"], dtype="category")),
+        ("real", pd.Series(pd.to_datetime(["2024-01-01"]))),
+        ("price", pd.Series([1, 2])),
+    ],
+)
+def test_other_numbers_are_looked_at_one_by_one(name: str, series: Any) -> None:
+    assert read_numbers(series, field_of(name)) is None
+
+
+def test_nan_is_a_number_where_there_is_no_none() -> None:
+    class Real(BaseDocument):
+        real: float
+        maybe: float | None = None
+
+    series = pd.Series([np.nan, 1.0])
+    schema = Real.document_schema()
+    plain, maybe = read_numbers(series, schema.by_name["real"]), read_numbers(series, schema.by_name["maybe"])
+    assert plain is not None
+    assert maybe is not None
+    assert plain[1] is None
+    assert np.isnan(plain[0][0])
+    assert maybe[1].tolist() == [False, True]  # type: ignore[union-attr]
+
+
+def test_dtypes_stay_as_they_are_where_no_wider_one_is_needed() -> None:
+    for name, dtype in {"real": "float32", "number": "uint8", "pair": "complex64"}.items():
+        found = read_numbers(pd.Series([1, 2], dtype=dtype), field_of(name))
+        assert found is not None
+        assert found[0].dtype == dtype
+
+
+def test_values_are_read_as_those_of_python() -> None:
+    values = pd.Series([np.int64(3), np.float32(0.5), "x", pd.Timestamp("2024-01-01"), pd.Timedelta(1, "s"), [1]])
+    objects = read_objects(values.astype(object), field_of("either"))
+    assert list(map(type, objects)) == [int, float, str, datetime, timedelta, list]
+    assert objects[3] == datetime(2024, 1, 1)  # noqa: DTZ001
+    assert objects[4] == timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("price", [None, None, None, None, "x"]),
+        ("fixed", [float, Decimal, None, None, "x"]),
+        ("pair", [None, None, None, None, "x"]),
+        ("pure", [float, Decimal, None, None, "x"]),
+        ("plain", [None, None, None, None, "x"]),
+        ("either", [float, Decimal, None, None, "x"]),
+    ],
+)
+def test_missing_values_are_none_but_nan_stays_where_it_is_a_value(name: str, expected: list[Any]) -> None:
+    series = pd.Series([np.nan, Decimal("NaN"), pd.NA, None, "x"], dtype=object)
+    objects = read_objects(series, field_of(name))
+    assert [type(value) if value is not None and value != value else value for value in objects] == expected
+
+
+def test_tensors_in_cells_are_left_alone() -> None:
+    value = np.float32(1)
+    field = Student.document_schema().by_name["vector"]
+    assert read_objects(pd.Series([value, None], dtype=object), field)[0] is value
+
+
+# --- times
+
+
+class Times(BaseDocument):
+    id: ClassVar[None] = None  # type: ignore[assignment]
+    at: datetime | None = None
+    span: timedelta | None = None
+
+
+class Moment(datetime):
+    """A class of its own, which datetime64 would not keep."""
+
+
+NOON = datetime(2024, 7, 1, 12, 0, 0, 123_456)  # noqa: DTZ001
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([NOON, None], "datetime64[us]"),
+        ([None, None], "datetime64[us]"),
+        ([NOON.replace(tzinfo=timezone.utc), None], "datetime64[us, UTC]"),
+        ([NOON.replace(tzinfo=timezone.utc), NOON], "object"),
+        ([NOON.replace(fold=1)], "object"),
+        ([NOON.replace(tzinfo=timezone(timedelta(hours=1)))], "object"),
+        ([NOON.replace(tzinfo=timezone(timedelta(0), "Z"))], "object"),
+        ([NOON.replace(tzinfo=ZoneInfo("Europe/Paris")), NOON.replace(tzinfo=timezone.utc)], "object"),
+        ([Moment(2024, 1, 1)], "object"),
+    ],
+)
+def test_times_are_datetime64_only_where_nothing_is_lost(values: list[Any], dtype: str) -> None:
+    docs = DocumentArray[Times]([Times.model_construct(at=value, span=None) for value in values])
+    for source in (docs, docs.stack()):
+        series = source.to_dataframe()["at"]
+        assert str(series.dtype) == dtype
+        assert [None if pd.isna(value) else value for value in series] == values
+    if values[0] is not None and type(values[0]) is datetime:
+        assert DocumentArray[Times].from_dataframe(docs.to_dataframe()).at == values
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([timedelta(microseconds=1), None], "timedelta64[us]"),
+        ([timedelta(microseconds=2**63 - 1), timedelta(microseconds=1 - 2**63)], "timedelta64[us]"),
+        ([timedelta(microseconds=2**63)], "object"),
+        ([None, timedelta(microseconds=-(2**63))], "object"),
+    ],
+)
+def test_spans_are_timedelta64_where_it_holds_them(values: list[Any], dtype: str) -> None:
+    docs = DocumentArray[Times]([Times(span=value) for value in values])
+    frame = docs.to_dataframe()
+    assert str(frame["span"].dtype) == dtype
+    assert DocumentArray[Times].from_dataframe(frame).identical(docs)
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_of_every_unit_are_read(unit: str) -> None:
+    at = np.array(["2024-07-01T12:00:00", "NaT"], f"M8[{unit}]")
+    span = np.array([5_000, "NaT"], f"m8[{unit}]")
+    docs = DocumentArray[Times].from_dataframe(pd.DataFrame({"at": at, "span": span}))
+    assert docs.at == [datetime(2024, 7, 1, 12), None]  # noqa: DTZ001
+    factor = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 0.001}[unit]
+    assert docs.span == [timedelta(microseconds=5_000 * factor), None]
+
+
+def test_times_finer_than_a_microsecond_are_refused() -> None:
+    for column, dtype in {"at": "M8[ns]", "span": "m8[ns]"}.items():
+        frame = pd.DataFrame({column: np.array([1_000, "NaT", 1_001], dtype)})
+        with pytest.raises(DecodeError, match=rf"column '{column}'.*row 2: .* has nanoseconds"):
+            DocumentArray[Times].from_dataframe(frame)
+
+
+def test_times_beyond_those_of_python_are_refused() -> None:
+    frame = pd.DataFrame({"at": np.array(["2024-01-01", "NaT", "20000-01-01"], "M8[s]")})
+    with pytest.raises(DecodeError, match=r"column 'at'.*row 2: 20000-01-01.* lies beyond"):
+        DocumentArray[Times].from_dataframe(frame)
+
+
+@pytest.mark.parametrize(("zone", "hour"), [("UTC", 12), ("Europe/Paris", 14)])
+def test_zones_of_a_frame_are_kept(zone: str, hour: int) -> None:
+    series = pd.Series([pd.Timestamp("2024-07-01T12:00", tz="UTC"), pd.NaT]).dt.tz_convert(zone)
+    at = DocumentArray[Times].from_dataframe(pd.DataFrame({"at": series})).at
+    assert at[1] is None
+    assert (at[0].hour, str(at[0].tzinfo)) == (hour, zone)
+    assert zone != "UTC" or at[0].tzinfo is timezone.utc
+
+
+# --- documents inside of documents
+
+
+class Note(BaseDocument):
+    id: ClassVar[None] = None  # type: ignore[assignment]
+    text: str | None = None
+    rank: int | None = None
+
+
+class Folder(BaseDocument):
+    id: ClassVar[None] = None  # type: ignore[assignment]
+    note: Note | None = None
+    notes: Any = None
+
+
+class Cabinet(BaseDocument):
+    id: ClassVar[None] = None  # type: ignore[assignment]
+    folder: Folder = Folder()
+    spare: Folder | None = None
+
+
+@pytest.mark.parametrize("make", [DocumentArray, lambda docs: DocumentArray[Cabinet](docs).stack()])
+def test_a_document_without_any_value_is_refused_with_its_row(make: Any) -> None:
+    full = Cabinet(folder=Folder(note=Note(text="a")))
+    assert make([full, Cabinet()]).to_dataframe()["folder.note.text"].tolist() == ["a", None]
+    for row, docs in enumerate(([Cabinet(folder=Folder(note=Note()))], [full, Cabinet(folder=Folder(note=Note()))])):
+        with pytest.raises(EncodeError, match=rf"^row {row}: 'folder.note' is a document without any value"):
+            make(docs).to_dataframe()
+    with pytest.raises(EncodeError, match=r"^row 1: 'spare' is a document without any value"):
+        make([full, Cabinet(spare=Folder())]).to_dataframe()
+    with pytest.raises(EncodeError, match=r"^row 0: 'spare.note' is a document without any value"):
+        make([Cabinet(spare=Folder(note=Note(), notes=3))]).to_dataframe()
+    assert len(make([Cabinet(spare=Folder(note=Note(rank=0)))]).to_dataframe()) == 1
+
+
+def test_fields_whose_path_begins_alike_do_not_count_for_a_document() -> None:
+    class Pair(BaseDocument):
+        id: ClassVar[None] = None  # type: ignore[assignment]
+        note: Note | None = None
+        note_more: str = "always"
+
+    with pytest.raises(EncodeError, match="row 0: 'note' is a document without any value"):
+        DocumentArray[Pair]([Pair(note=Note())]).to_dataframe()
+
+
+class Sealed(BaseDocument):
+    id: ClassVar[None] = None  # type: ignore[assignment]
+    data: Json[Any] | None = None
+    blob: Base64Bytes | None = None
+
+
+def test_fields_of_json_and_base64_are_written_as_their_texts() -> None:
+    docs = DocumentArray[Sealed]([Sealed(data="[1, 2]", blob=b"aGVsbG8="), Sealed(), Sealed(data="null")])
+    for source in (docs, docs.stack()):
+        frame = source.to_dataframe()
+        assert frame["data"][0] in ("[1,2]", "[1, 2]", b"[1,2]")
+        assert frame["data"][1] is None
+        assert bytes(frame["blob"][0]).strip() == b"aGVsbG8="
+        again = DocumentArray[Sealed].from_dataframe(frame)
+        assert again[0].data == [1, 2]
+        assert again[0].blob == b"hello"
+        assert again[1].data is again[1].blob is None
+
+
+def test_arrays_and_recursive_documents_are_plain_values_in_cells() -> None:
+    docs = DocumentArray[Node]([Node(id="a", children=[Node(id="b", name="x")]), Node(id="c", parent=Node(id="d"))])
+    for source in (docs, docs.stack()):
+        frame = source.to_dataframe()
+        assert type(frame["children"][0]) is list
+        assert type(frame["children"][0][0]) is dict
+        assert frame["children"][0][0]["name"] == "x"
+        assert frame["parent"][0] is None
+        assert frame["parent"][1]["id"] == "d"
+        assert DocumentArray[Node].from_dataframe(frame).identical(docs)
+
+
+# --- the law: last, as it takes longest
+
+
+def flat(branch: Branch) -> bool:
+    """Whether a table can hold the branch: documents of the declared classes."""
+    found = [branch.leaf, branch.spare, *branch.leaves, *(branch.more or ())]
+    return all(leaf is None or type(leaf) is Leaf for leaf in found)
+
+
+def check(docs: Any) -> None:
+    """The law, for the array and for its batch."""
+    frame = docs.to_dataframe()
+    assert type(docs).from_dataframe(frame).identical(docs)
+    batch = docs.stack(shapes="ragged")
+    pd.testing.assert_frame_equal(batch.to_dataframe(), frame, check_dtype=len(docs) > 0)
+    assert type(batch).from_dataframe(frame, shapes="ragged").identical(batch)
+
+
+@laws
+@given(arrays(leaves().filter(lambda leaf: type(leaf) is Leaf), Leaf, 5))
+def test_leaves_come_back(docs: DocumentArray[Leaf]) -> None:
+    check(docs)
+
+
+@laws
+@given(arrays(branches().filter(flat), Branch))
+def test_every_kind_of_field_comes_back(docs: DocumentArray[Branch]) -> None:
+    frame = docs.to_dataframe()
+    assert DocumentArray[Branch].from_dataframe(frame).identical(docs)
+    assert DocumentBatch[Branch].from_dataframe(docs.stack().to_dataframe()).unstack().identical(docs)
+
+
+@laws
+@given(arrays(trees(), Tree))
+def test_tensors_of_any_shape_come_back(docs: DocumentArray[Tree]) -> None:
+    if all(flat(tree.branch) and all(map(flat, tree.branches)) for tree in docs):
+        assert DocumentArray[Tree].from_dataframe(docs.to_dataframe()).identical(docs)
+
+
+@laws
+@given(arrays(nodes(), Node))
+def test_recursive_documents_come_back(docs: DocumentArray[Node]) -> None:
+    assert DocumentArray[Node].from_dataframe(docs.to_dataframe()).identical(docs)
