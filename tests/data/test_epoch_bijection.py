@@ -40,6 +40,15 @@ def test_every_number_comes_once(size: int) -> None:
         assert np.array_equal(unpermute(size, key, permuted), everything)
 
 
+@pytest.mark.parametrize(("size", "key"), [(4_097, 123), (4_097, 137), (4_161, 112), (4_161, 145)])
+def test_positions_that_land_on_the_size_itself_go_round_again(size: int, key: int) -> None:
+    """With these keys, a position is past the size after the first walk, and exactly at it after the second."""
+    everything = np.arange(size, dtype=np.int64)
+    permuted = permute(size, key, everything)
+    assert permuted.max() == size - 1
+    assert np.array_equal(np.sort(permuted), everything)
+
+
 @laws
 @given(st.integers(1, 10**13) | st.just(LARGEST), keys, st.data())
 def test_the_inverse_takes_every_position_back(size: int, key: int, data: st.DataObject) -> None:

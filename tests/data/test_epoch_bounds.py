@@ -97,6 +97,63 @@ def test_runs_hold_the_rows_of_the_positions(shuffle: Any, size: int) -> None:
                 assert len(held) <= (-(-(stop - start) // 8) + 2) * 8, "no more than the windows that are touched"
 
 
+# --- the share of a rank
+
+Batches = list[list[int]]
+SHARES: list[tuple[int, int, int, str, list[Batches]]] = [
+    # size, start, batch_size, last, and for each rank its batches
+    (8, 0, 2, "drop", [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]),
+    (8, 0, 2, "pad", [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]),
+    (8, 0, 2, "keep", [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]),
+    (11, 0, 2, "drop", [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]),
+    (11, 0, 2, "pad", [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7], [10, 0]]]),
+    (11, 0, 2, "keep", [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7], [10]]]),
+    (10, 0, 2, "keep", [[[0, 1], [4, 5], [8]], [[2, 3], [6, 7], [9]]]),
+    (9, 0, 2, "pad", [[[0, 1], [4, 5], [8, 0]], [[2, 3], [6, 7], [1, 2]]]),
+    (9, 0, 2, "keep", [[[0, 1], [4, 5, 6]], [[2, 3], [7, 8]]]),
+    (11, 3, 2, "drop", [[[3, 4], [7, 8]], [[5, 6], [9, 10]]]),
+    (11, 4, 2, "drop", [[[4, 5]], [[6, 7]]]),
+    (11, 4, 2, "pad", [[[4, 5], [8, 9]], [[6, 7], [10, 0]]]),
+    (11, 6, 2, "keep", [[[6, 7, 8]], [[9, 10]]]),
+    (11, 9, 2, "drop", [[], []]),
+    (11, 9, 3, "pad", [[[9, 10, 0]], [[1, 2, 3]]]),
+    (11, 9, 2, "keep", [[[9]], [[10]]]),
+    (11, 10, 2, "keep", [[[10]], [[]]]),
+    (11, 11, 2, "keep", [[], []]),
+    (1, 0, 2, "pad", [[[0, 0]], [[0, 0]]]),
+    (1, 0, 2, "keep", [[[0]], [[]]]),
+    (0, 0, 2, "pad", [[], []]),
+]
+
+
+@pytest.mark.parametrize(("size", "start", "batch_size", "last", "expected"), SHARES)
+def test_batches_of_two_ranks(size: int, start: int, batch_size: int, last: Any, expected: list[Batches]) -> None:
+    order = RowOrder(size, shuffle=False)
+    for rank, batches in enumerate(expected):
+        share = Slice(order, 3, start, rank, 2, batch_size, last)
+        assert share.steps == len(batches)
+        for step, batch in enumerate(batches):
+            positions, real = share.positions(step)
+            assert positions.tolist() == batch
+            assert positions.dtype == np.int64
+            assert share.rows(step)[0].tolist() == batch
+            begin = start + step * 2 * batch_size + rank * batch_size
+            expected_mask = [begin + place < size for place in range(batch_size)] if last == "pad" else None
+            assert (None if real is None else real.tolist()) == expected_mask
+            is_last = step == len(batches) - 1
+            assert share.after(step) == (size if is_last else start + (step + 1) * 2 * batch_size)
+            assert share.state(step) == ((4, 0) if is_last else (3, share.after(step)))
+        for step in (-1, len(batches)):
+            for method in (share.positions, share.rows, share.after, share.state):
+                with pytest.raises(RowIndexError, match=rf"step {step} is not one of \[0, {len(batches)}\)"):
+                    method(step)
+
+
+def test_rows_that_three_ranks_keep_differ_by_one() -> None:
+    shares = [Slice(RowOrder(14, shuffle=False), 0, 0, rank, 3, 2, "keep") for rank in range(3)]
+    assert [share.positions(1)[0].tolist() for share in shares] == [[6, 7, 8], [9, 10, 11], [12, 13]]
+
+
 @pytest.mark.parametrize("size", [1, 2, 4_096, 4_097, 5_000])
 def test_bounds_of_a_permutation(size: int) -> None:
     ends = np.array([0, size - 1])
