@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,8 +16,9 @@ from quire.columns import (
     ScalarColumn,
     TensorColumn,
 )
+from quire.columns._stack import StackOptions, any_attributes, remainders_of, stack, validity_of
 from quire.errors import ColumnError, SchemaError
-from quire.typing import AnyTensor, NdArray, float32
+from quire.typing import AnyTensor, NdArray, TorchTensor, float32
 from tests.strategies import Branch, Leaf, Node
 
 
@@ -358,3 +359,281 @@ def test_stacking_leaves_the_documents_alone() -> None:
     assert all(docs[row].__dict__[name] is value for row in range(2) for name, value in held[row].items())
     assert docs[0].vector.tolist() == [0, 0]
     assert docs.author.name == ["a", "a"]
+
+
+# --- which rows an error names
+
+
+def test_stack_names_the_row_that_is_no_document() -> None:
+    docs = DocumentArray[Book]([Book(), Book(), Book()])
+    docs[2].__dict__["author"] = {"name": "a"}
+    with pytest.raises(ColumnError, match=r"^Book.author, row 2: expected a Author, got dict; it was set without"):
+        docs.stack()
+    docs[2].__dict__["author"] = Author()
+    docs[1].__dict__["editor"] = 3
+    with pytest.raises(ColumnError, match=r"^Book.editor, row 1: expected a Author, got int 3; it was set without"):
+        docs.stack()
+    with pytest.raises(ColumnError, match=r"^Author, row 1: expected a Author, got int"):
+        stack(Author.document_schema(), [None, 3], StackOptions())
+
+
+def test_stack_takes_objects_of_other_classes_with_the_fields() -> None:
+    columns = stack(Author.document_schema(), [Special(name="a", more=3)], StackOptions())
+    assert columns.columns["name"].values() == ["a"]
+    assert columns.remainders is not None
+    assert columns.remainders[0].fields == {"more": 3}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_stack_names_the_document_that_lacks_a_field(missing: int) -> None:
+    docs: list[Any] = [Author(), Author(), Author()]
+    del docs[2].__dict__["age"]
+    docs[:missing] = [None] * missing
+    with pytest.raises(ColumnError, match=r"^Author.age: document 2 has no such value; it was made without"):
+        stack(Author.document_schema(), docs, StackOptions())
+    with pytest.raises(ColumnError, match=r"^there.age: document 2 has no such value"):
+        stack(Author.document_schema(), docs, StackOptions(), "there")
+
+
+@pytest.mark.parametrize(
+    ("values", "rows"),
+    [
+        ([np.zeros(2), np.zeros(2), np.zeros(3)], (0, 2)),
+        ([None, np.zeros(2), None, np.zeros(2), np.zeros(3)], (1, 4)),
+        ([np.zeros(2), None, np.zeros(3), np.zeros(2)], (0, 2)),
+    ],
+)
+def test_mixed_shapes_name_the_first_rows_that_differ(values: list[Any], rows: tuple[int, int]) -> None:
+    first, second = rows
+    message = rf"Book.vector: mixed shapes: row {first} has \(2,\), row {second} has \(3,\). Stack with shapes='pad'"
+    with pytest.raises(ColumnError, match=message):
+        stacked("vector", values)
+    typed = [None if value is None else np.zeros(2, "i1" if len(value) == 2 else "i2") for value in values]
+    with pytest.raises(ColumnError, match=rf"mixed dtypes: row {first} has int8, row {second} has int16. Cast them"):
+        stacked("vector", typed)
+
+
+# --- rows without a document
+
+
+def test_rows_without_a_document_have_no_values() -> None:
+    author = Author(name="a", age=1, vector=[1, 2])
+    columns = stack(Author.document_schema(), [None, author], StackOptions())
+    assert columns.validity is not None
+    assert columns.validity.tolist() == [False, True]
+    assert columns.columns["name"].values() == [None, "a"]
+    assert columns.columns["age"].values() == [None, 1]
+    assert columns.remainders is None
+    assert columns.documents() == [None, author]
+    full = stack(Author.document_schema(), [author], StackOptions())
+    assert full.validity is None
+    assert full.remainders is None
+
+
+def test_validity_tells_none_from_what_is_false() -> None:
+    assert validity_of([]) is None
+    assert validity_of([0, "", False]) is None
+    validity = validity_of([0, None, ""])
+    assert validity is not None
+    assert validity.tolist() == [True, False, True]
+    assert validity.dtype == bool
+
+
+class Extra(BaseDocument, extra="allow"):
+    id: ClassVar[None] = None  # type: ignore[assignment]
+    title: str = ""
+
+
+def test_remainders_hold_what_the_schema_has_no_field_for() -> None:
+    schema = Author.document_schema()
+    assert remainders_of(schema, [Author(), Author()]) is None
+    assert remainders_of(schema, [Author(), None]) is None
+    assert remainders_of(schema, []) is None
+    rest = remainders_of(schema, [Author(), None, Special(more=2)])
+    assert rest is not None
+    assert rest[1] is None
+    assert [None if item is None else item.fields for item in rest] == [{}, None, {"more": 2}]
+    assert [None if item is None else item.document_type for item in rest] == [Author, None, Special]
+    kept = remainders_of(Extra.document_schema(), [Extra(colour="red"), None])  # type: ignore[call-arg]
+    assert kept is not None
+    assert kept[0].extra == {"colour": "red"}  # type: ignore[union-attr]
+    assert kept[1] is None
+
+
+def test_values_that_were_read_without_a_field_are_kept() -> None:
+    odd = Author(name="a")
+    object.__setattr__(odd, "__pydantic_extra__", {"colour": "red"})
+    for docs in ([Author(), odd], [None, odd]):
+        rest = remainders_of(Author.document_schema(), docs)
+        assert rest is not None
+        assert rest[1].extra == {"colour": "red"}  # type: ignore[union-attr]
+
+
+# --- numbers and arrays
+
+
+def test_numbers_of_several_types_are_objects() -> None:
+    docs = DocumentArray[Book]([Book(maybe=1), Book()])
+    docs[0].__dict__["maybe"] = 1.5
+    batch = docs.stack()
+    assert type(batch.column("maybe")) is ObjectColumn
+    assert batch.maybe == [1.5, None]
+
+
+def test_arrays_that_are_missing_take_no_rows() -> None:
+    batch = stacked("readers", [None, [Author(name="a")], None, [Author(name="b"), Author(name="c")], []])
+    assert batch.column("readers").offsets.tolist() == [0, 0, 1, 1, 3, 3]
+    assert batch.validity("readers").tolist() == [False, True, False, True, True]
+    assert batch["readers.name"] == ["a", "b", "c"]
+    none = stacked("readers", [None, None])
+    assert none.column("readers").offsets.tolist() == [0, 0, 0]
+
+
+def test_attributes_of_arrays_are_found() -> None:
+    assert not any_attributes(Shelf, [Shelf(), None])
+    assert any_attributes(Shelf, [Shelf(), None, Shelf(room="east")])
+    assert not any_attributes(DocumentArray[Author], [DocumentArray[Author]()])
+
+
+# --- tensors
+
+
+class Shaped(BaseDocument):
+    id: ClassVar[None] = None  # type: ignore[assignment]
+    fixed: NdArray[float32, 2, 3] | None = None
+    rest: NdArray[float32, 2, ...] | None = None
+    named: NdArray[float32, "n", 3] | None = None
+    untyped: NdArray[2, 3] | None = None
+    any_shape: NdArray[float32] | None = None
+
+
+def test_columns_without_rows_have_the_declared_shape_as_far_as_it_is_known() -> None:
+    batch = DocumentArray[Shaped]().stack()
+    assert {name: batch[name].shape for name in Shaped.model_fields} == {
+        "fixed": (0, 2, 3),
+        "rest": (0, 2),
+        "named": (0, 0, 3),
+        "untyped": (0, 2, 3),
+        "any_shape": (0,),
+    }
+    assert batch.untyped.dtype == np.float32
+    assert batch.column("fixed").validity is None
+
+
+def test_columns_of_missing_tensors_are_tensors_where_shape_and_dtype_are_known() -> None:
+    batch = DocumentArray[Shaped]([Shaped(), Shaped()]).stack()
+    kinds = {name: type(batch.column(name)) for name in Shaped.model_fields}
+    assert kinds.pop("fixed") is TensorColumn
+    assert set(kinds.values()) == {ObjectColumn}
+    assert batch.fixed.shape == (2, 2, 3)
+    assert batch.validity("fixed").tolist() == [False, False]
+    assert batch.untyped == [None, None]
+
+
+@pytest.mark.parametrize("values", [[np.zeros(2), None, np.ones(2)], [None, np.ones(2)]])
+def test_missing_tensors_are_zeros_in_the_column(values: list[Any]) -> None:
+    batch = stacked("vector", values)
+    assert batch.vector.tolist() == [[0, 0] if value is None else value.tolist() for value in values]
+    assert batch.validity("vector").tolist() == [value is not None for value in values]
+
+
+def test_ragged_and_padded_columns_keep_the_shapes_of_their_rows() -> None:
+    values = [np.ones((1, 2)), None, np.ones((2, 1))]
+    ragged = stacked("vector", values, shapes="ragged").column("vector")
+    assert [tuple(shape) for shape in ragged.shapes] == [(1, 2), (0,), (2, 1)]
+    padded = stacked("vector", values, shapes="pad").column("vector")
+    assert padded.shapes.tolist() == [[1, 2], [0, 0], [2, 1]]
+    assert padded.data.shape == (3, 2, 2)
+    alike = stacked("vector", [np.ones(2), None], shapes="pad").column("vector")
+    assert alike.shapes is None
+
+
+# --- torch
+
+
+class Torch(BaseDocument):
+    id: ClassVar[None] = None  # type: ignore[assignment]
+    tensor: TorchTensor | None = None
+    anything: AnyTensor | None = None
+
+
+@pytest.mark.needs("torch")
+def test_sparse_and_nested_tensors_of_torch_are_objects_wherever_they_are() -> None:
+    import torch
+
+    dense = torch.eye(2)
+    for odd in (dense.to_sparse(), torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)):
+        for values in ([odd, dense], [dense, odd], [None, dense, odd]):
+            docs = DocumentArray[Torch]([Torch.model_construct(tensor=value, anything=None) for value in values])
+            column = docs.stack().column("tensor")
+            assert type(column) is ObjectColumn
+            assert all(one is other for one, other in zip(column.values(), values, strict=True))
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("shapes", ["pad", "ragged"])
+def test_tensors_of_torch_are_padded_and_ragged_like_others(shapes: Any) -> None:
+    import torch
+
+    docs = DocumentArray[Torch]([Torch(tensor=torch.ones(1, 2)), Torch(), Torch(tensor=torch.ones(2, 1))])
+    batch = docs.stack(shapes=shapes)
+    assert batch.unstack().identical(docs)
+    with pytest.raises(ColumnError, match=r"mixed shapes: row 0 has \(1, 2\), row 2 has \(2, 1\)"):
+        docs.stack()
+    if shapes == "pad":
+        assert batch.tensor.shape == (3, 2, 2)
+        assert batch.mask("tensor").sum() == 4
+
+
+@pytest.mark.needs("torch")
+def test_tensors_of_several_frameworks_are_objects_until_one_is_asked_for() -> None:
+    import torch
+
+    docs = DocumentArray[Torch]([Torch(anything=np.ones(2, np.float32)), Torch(), Torch(anything=torch.zeros(2))])
+    assert type(docs.stack().column("anything")) is ObjectColumn
+    for framework, kind in {"torch": torch.Tensor, "numpy": np.ndarray}.items():
+        batch = docs.stack(framework)
+        assert type(batch.anything) is kind
+        assert batch.anything.tolist() == [[1, 1], [0, 0], [0, 0]]
+        assert batch.validity("anything").tolist() == [True, False, True]
+
+
+@pytest.mark.needs("torch")
+def test_tensors_that_cannot_be_converted_or_stacked_name_their_field() -> None:
+    import torch
+
+    docs = DocumentArray[Torch]([Torch(anything=np.array(["a", "b"]))])
+    with pytest.raises(ColumnError, match=r"^Torch.anything: "):
+        docs.stack("torch")
+    devices = DocumentArray[Torch]([Torch(tensor=torch.ones(2)), Torch(tensor=torch.ones(2, device="meta"))])
+    with pytest.raises(ColumnError, match=r"^Torch.tensor: the tensors do not stack: "):
+        devices.stack()
+
+
+@pytest.mark.needs("torch")
+def test_missing_tensors_are_columns_of_the_framework_of_the_field_or_the_one_asked_for() -> None:
+    import torch
+
+    class Fixed(BaseDocument):
+        tensor: TorchTensor[float32, 2] | None = None
+        array: NdArray[float32, 2] | None = None
+
+    docs = DocumentArray[Fixed]([Fixed(), Fixed()])
+    assert [type(docs.stack()[name]) for name in ("tensor", "array")] == [torch.Tensor, np.ndarray]
+    assert [type(docs.stack("numpy")[name]) for name in ("tensor", "array")] == [np.ndarray, np.ndarray]
+    assert [type(docs.stack("torch")[name]) for name in ("tensor", "array")] == [torch.Tensor, torch.Tensor]
+
+
+@pytest.mark.needs("torch", "scipy")
+def test_sparse_matrices_stay_as_they_are_when_another_framework_is_asked_for() -> None:
+    from scipy.sparse import csr_array
+
+    class Matrix(BaseDocument):
+        value: AnyTensor | None = None
+
+    matrix = csr_array(np.eye(2))
+    batch = DocumentArray[Matrix]([Matrix(value=matrix), Matrix(value=np.eye(2)), Matrix()]).stack("torch")
+    column = batch.column("value")
+    assert type(column) is ObjectColumn
+    assert column.values()[0] is matrix
+    assert column.values()[2] is None
