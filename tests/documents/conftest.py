@@ -1,4 +1,4 @@
-"""Pictures made with Pillow, and a server on loopback."""
+"""An HTTP server on loopback with good and bad responses, and an empty working directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.files.servers import LoopbackServer
 BODY = b"0123456789" * 1000
 
 
-class _Answers(BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
@@ -24,13 +24,13 @@ class _Answers(BaseHTTPRequestHandler):
         getattr(self, f"_{name}", self._missing)()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Say nothing."""
+        """Suppress the log."""
 
-    def _send(self, content: bytes, *, told: int | None = None, code: int = 200, **headers: str) -> None:
+    def _send(self, content: bytes, *, announced: int | None = None, code: int = 200, **headers: str) -> None:
         self.send_response(code)
         for name, value in headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content) if told is None else told))
+        self.send_header("Content-Length", str(len(content) if announced is None else announced))
         self.end_headers()
         self.wfile.write(content)
 
@@ -68,7 +68,7 @@ class _Answers(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _short(self) -> None:
-        self._send(BODY[:500], told=len(BODY))
+        self._send(BODY[:500], announced=len(BODY))
         self.close_connection = True
 
     def _moved(self) -> None:
@@ -98,17 +98,17 @@ class _Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
-    """A server whose paths answer well and badly; `server.picture` is what /picture.png gives."""
+    """Start a server with good and faulty responses; `server.picture` is the body of /picture.png."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    made = LoopbackServer(("127.0.0.1", 0), _Answers)
-    made.daemon_threads = True
-    made.released = threading.Event()  # type: ignore[attr-defined]
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})
+    httpd = LoopbackServer(("127.0.0.1", 0), _Handler)
+    httpd.daemon_threads = True
+    httpd.released = threading.Event()  # type: ignore[attr-defined]
+    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
-    yield made
-    made.released.set()  # type: ignore[attr-defined]
-    made.shutdown()
-    made.server_close()
+    yield httpd
+    httpd.released.set()  # type: ignore[attr-defined]
+    httpd.shutdown()
+    httpd.server_close()
     thread.join()
 
 
@@ -119,6 +119,6 @@ def address(server: ThreadingHTTPServer) -> str:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder."""
+    """Change to an empty working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path

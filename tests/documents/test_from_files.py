@@ -23,7 +23,7 @@ def uris(documents: DocumentArray[Document]) -> list[str]:
 
 
 @pytest.mark.usefixtures("folder")
-def test_files_of_a_pattern_sorted() -> None:
+def test_from_files_sorts_matches() -> None:
     documents = DocumentArray.from_files("*.jpg")
     assert type(documents) is DocumentArray[Document]
     assert uris(documents) == ["a.jpg", "b.jpg"]
@@ -31,7 +31,7 @@ def test_files_of_a_pattern_sorted() -> None:
     assert documents.blob == [None, None]
 
 
-def test_several_patterns_give_a_file_once(folder: Path) -> None:
+def test_from_files_lists_each_file_once(folder: Path) -> None:
     assert uris(DocumentArray.from_files(["*.jpg", "a.*", folder / "c.png"])) == [
         str(folder / "c.png"),
         "a.jpg",
@@ -40,22 +40,22 @@ def test_several_patterns_give_a_file_once(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_recursive() -> None:
-    found = uris(DocumentArray.from_files("**/*.jpg"))
-    assert [Path(uri).as_posix() for uri in found] == ["a.jpg", "b.jpg", "deep/d.jpg", "deep/down/e.jpg"]
+def test_from_files_recursive_matches_subfolders() -> None:
+    paths = uris(DocumentArray.from_files("**/*.jpg"))
+    assert [Path(uri).as_posix() for uri in paths] == ["a.jpg", "b.jpg", "deep/d.jpg", "deep/down/e.jpg"]
     assert [Path(uri).as_posix() for uri in uris(DocumentArray.from_files("**/*.jpg", recursive=False))] == [
         "deep/d.jpg"
     ]
 
 
-def test_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_files_expands_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv("USERPROFILE", str(folder))
     assert len(DocumentArray.from_files("~/*.jpg")) == 2
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_pattern_without_files_is_an_error_unless_allowed() -> None:
+def test_from_files_rejects_empty_match_unless_allowed() -> None:
     with pytest.raises(UriNotFoundError, match=r"no file matches '\*\.mp4' \(looked from .*allow_empty=True"):
         DocumentArray.from_files("*.mp4")
     with pytest.raises(UriNotFoundError, match=r"no file matches '\*\.jpg' and not exclude_regex='\.\*'"):
@@ -67,13 +67,13 @@ def test_a_pattern_without_files_is_an_error_unless_allowed() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_exclude_regex() -> None:
+def test_from_files_applies_exclude_regex() -> None:
     assert uris(DocumentArray.from_files("*.*", exclude_regex=r".*\.jpg|notes")) == ["c.png"]
     with pytest.raises(ValueError, match=r"exclude_regex='\(' is not a regular expression"):
         DocumentArray.from_files("*", exclude_regex="(")
 
 
-def test_size_and_sampling(here: Path) -> None:
+def test_from_files_limits_size_and_samples(here: Path) -> None:
     for number in range(400):
         (here / f"{number:03}.txt").touch()
     assert uris(DocumentArray.from_files("*.txt", size=2)) == ["000.txt", "001.txt"]
@@ -87,7 +87,7 @@ def test_size_and_sampling(here: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [{"sampling_rate": 2}, {"size": -1}, {"read_mode": "w"}])
 @pytest.mark.usefixtures("folder")
-def test_bad_options(wrong: dict[str, object]) -> None:
+def test_from_files_rejects_invalid_options(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         DocumentArray.from_files("*", **wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="sise"):
@@ -95,7 +95,7 @@ def test_bad_options(wrong: dict[str, object]) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_read_modes() -> None:
+def test_from_files_reads_content_by_read_mode() -> None:
     read = DocumentArray.from_files("a.jpg", read_mode="rb")[0]
     assert (read.uri, read.blob, read.text) == ("a.jpg", b"content of a.jpg", None)
     read = DocumentArray.from_files("notes.txt", read_mode="r")[0]
@@ -103,22 +103,22 @@ def test_read_modes() -> None:
     assert read.mime_type == "text/plain"
 
 
-def test_bytes_are_not_taken_for_text(folder: Path) -> None:
+def test_from_files_rejects_binary_content_as_text(folder: Path) -> None:
     (folder / "x.bin").write_bytes(b"\xff\xfe")
     with pytest.raises(DecodeError, match="x.bin: not text in utf-8 .*read_mode='rb'"):
         DocumentArray.from_files("x.bin", read_mode="r")
 
 
-def test_data_uris(folder: Path) -> None:
-    made = DocumentArray.from_files("a.jpg", to_dataturi=True)[0]
-    assert made.uri is not None
-    assert made.uri.startswith("data:image/jpeg;base64,")
-    assert read_uri(made.uri) == b"content of a.jpg"
+def test_from_files_embeds_data_uris(folder: Path) -> None:
+    document = DocumentArray.from_files("a.jpg", to_dataturi=True)[0]
+    assert document.uri is not None
+    assert document.uri.startswith("data:image/jpeg;base64,")
+    assert read_uri(document.uri) == b"content of a.jpg"
     (folder / "huge.jpg").open("wb").close()
 
 
 @pytest.mark.usefixtures("folder")
-def test_documents_of_the_arrays_own_class() -> None:
+def test_from_files_builds_documents_of_array_class() -> None:
     class Photo(Document):
         likes: int = 0
 
@@ -140,7 +140,7 @@ def test_documents_of_the_arrays_own_class() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_class_without_an_address() -> None:
+def test_from_files_rejects_class_without_needed_fields() -> None:
     class Plain(BaseDocument):
         name: str = ""
 
@@ -153,14 +153,14 @@ def test_a_class_without_an_address() -> None:
         DocumentArray[Bare].from_files("*.jpg", read_mode="r")
 
 
-def test_a_file_that_cannot_be_read_is_named(folder: Path) -> None:
+def test_from_files_names_unreadable_file(folder: Path) -> None:
     with (folder / "huge.jpg").open("wb") as file:
         file.truncate((1 << 30) + 1)
     with pytest.raises(UriError, match="huge.jpg: the file has"):
         DocumentArray.from_files("huge.jpg", read_mode="rb")
 
 
-def test_empty_arrays_of_documents() -> None:
+def test_empty_creates_documents_with_unique_ids() -> None:
     documents = DocumentArray.empty(1024)
     assert len(documents) == 1024
     assert {type(document) for document in documents} == {Document}

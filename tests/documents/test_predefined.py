@@ -1,4 +1,4 @@
-"""Text, Image, Audio, Video, Mesh3D and PointCloud3D: as they are, as fields, and as bases."""
+"""Text, Image, Audio, Video, Mesh3D and PointCloud3D: on their own, as fields and as base classes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from quire.typing import (
 
 TENSOR = np.zeros((4, 3))
 KINDS: dict[str, tuple[Any, type, type, str | None]] = {
-    # the class, the types of its address and bytes, and where a bare tensor goes
+    # the class, the types of its URL and bytes, and the field that a bare tensor is stored in
     "Image": (Image, ImageUrl, ImageBytes, "tensor"),
     "Audio": (Audio, AudioUrl, AudioBytes, "tensor"),
     "Video": (Video, VideoUrl, VideoBytes, "tensor"),
@@ -41,20 +41,20 @@ KINDS: dict[str, tuple[Any, type, type, str | None]] = {
 
 
 @pytest.mark.parametrize("name", [*KINDS, "Text"])
-def test_they_are_exported_and_start_empty(name: str) -> None:
+def test_predefined_document_is_exported_and_starts_empty(name: str) -> None:
     document = getattr(quire, name)()
     assert {value for key, value in document if key != "id"} == {None}
     assert {"url", "embedding", "bytes_"} <= set(type(document).model_fields)
 
 
 @pytest.mark.parametrize(("tp", "url_type", "bytes_type", "tensor"), KINDS.values(), ids=KINDS)
-def test_a_bare_value_becomes_a_document(tp: Any, url_type: type, bytes_type: type, tensor: str | None) -> None:
+def test_field_wraps_bare_value_in_document(tp: Any, url_type: type, bytes_type: type, tensor: str | None) -> None:
     class Page(BaseDocument):
         part: tp
 
-    found = Page(part="a.bin").part
-    assert type(found) is tp
-    assert type(found.url) is url_type
+    part = Page(part="a.bin").part
+    assert type(part) is tp
+    assert type(part.url) is url_type
     assert Page(part=url_type("a.bin")).part.url == "a.bin"
     assert type(Page(part=b"x").part.bytes_) is bytes_type
     if tensor is None:
@@ -67,7 +67,7 @@ def test_a_bare_value_becomes_a_document(tp: Any, url_type: type, bytes_type: ty
     assert page.part.bytes_ == b"y"
 
 
-def test_a_text_is_its_text() -> None:
+def test_text_field_accepts_string() -> None:
     class Page(BaseDocument):
         title: Text
 
@@ -78,20 +78,20 @@ def test_a_text_is_its_text() -> None:
 
 
 @pytest.mark.parametrize("tp", [Image, Audio, Video, Mesh3D, PointCloud3D, Text])
-def test_they_walk_like_any_other(tp: Any) -> None:
+def test_predefined_documents_survive_roundtrips(tp: Any) -> None:
     rows = DocumentArray[tp]([tp(url="ä", bytes_=b"\xff", embedding=np.arange(3.0)), tp(url="b", embedding=np.ones(3))])
-    for found in (
+    for restored in (
         DocumentArray[tp].from_bytes(rows.to_bytes()),
         DocumentArray[tp].from_json(rows.to_json()),
         pickle.loads(pickle.dumps(rows)),
         rows.stack().unstack(),
     ):
-        assert found == rows
-        assert [type(row.url) for row in found] == [type(row.url) for row in rows]
-        assert type(found[0].bytes_) is type(rows[0].bytes_)
+        assert restored == rows
+        assert [type(row.url) for row in restored] == [type(row.url) for row in rows]
+        assert type(restored[0].bytes_) is type(rows[0].bytes_)
 
 
-def test_they_are_bases() -> None:
+def test_predefined_documents_can_be_subclassed() -> None:
     class Photo(Image):
         tensor: NdArray[uint8, "h", "w", 3] | None = None
         likes: int = 0
@@ -106,7 +106,7 @@ def test_they_are_bases() -> None:
         Photo(tensor=np.zeros((2, 3)))
 
 
-def test_a_video_has_its_sound() -> None:
+def test_video_audio_accepts_url() -> None:
     video = Video(url="a.mp4", audio="a.wav", times=[0.0, 0.1])
     assert isinstance(video.audio, Audio)
     assert type(video.audio.url) is AudioUrl
@@ -114,7 +114,7 @@ def test_a_video_has_its_sound() -> None:
 
 
 @pytest.mark.needs("PIL", "av", "trimesh")
-def test_they_are_filled_by_loading(tmp_path: Path) -> None:
+def test_loading_urls_fills_predefined_documents(tmp_path: Path) -> None:
     from quire.media import save_audio, save_image, save_mesh, save_video
     from tests.media.sample_media import numbered_frames, tone
 
