@@ -16,6 +16,7 @@ import numpy as np
 from quire._extra_fields import Extra, check_extra
 from quire._parametrize import ParametrizedMeta
 from quire._paths import parse_path
+from quire._typing import is_document_type
 from quire.array import DocumentBatch
 from quire.array._index import resolve_index
 from quire.array._rows import bind, html
@@ -36,7 +37,7 @@ from quire.storage._shards import Block, ShardReader, SpoiledCopyError, arrow_sc
 from quire.storage._starts import Starts
 from quire.storage._verification import VerifiedBlocks, Verify, check_verify
 from quire.storage._where import Where, matching_rows
-from quire.tensors import Framework
+from quire.tensors import Framework, describe
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -448,6 +449,8 @@ def open_dataset(
     check_options("open_dataset", more, ReadOptions.__dataclass_fields__)
     options = replace(options or ReadOptions(), **more)
     document_type: Any = schema
+    if document_type is not None and not is_document_type(document_type):
+        raise SchemaError(f"open_dataset: schema takes a document class, got {describe(document_type)}.")
     if document_type is None:
         folder, file = split_file(url, options.remote)
         document_type = class_of(folder, shards_in(folder, file, options))
