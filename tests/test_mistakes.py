@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire._optional import require
 from quire.data import MultiModalDataset, StreamingDataset, batched
+from quire.data._collate import known_to_default_collate
 from quire.data._stream_options import Streaming
+from quire.distributed import DocumentShards
 from quire.errors import (
     CodecError,
     ColumnError,
@@ -24,6 +26,7 @@ from quire.errors import (
     DocumentTypeError,
     FunctionError,
     MissingDependencyError,
+    MissingValueError,
     OptionError,
     PathError,
     QueryError,
@@ -507,4 +510,73 @@ def test_a_function_without_types() -> None:
     message = told(SchemaError, lambda: serve(untyped))
     assert message == (
         "untyped: no type for 'docs'. Write it as `def untyped(docs: DocumentArray[T]) -> DocumentArray[U]`."
+    )
+
+
+def test_a_misspelled_method_of_an_array_or_a_batch(students: DocumentArray[Student]) -> None:
+    message = told(PathError, lambda: students.fliter({"grade": 1.5}))
+    assert message == (
+        "DocumentArray[Student] has no method 'fliter', and Student no such field. Did you mean 'filter'?"
+    )
+    message = told(PathError, lambda: students.stack().unstak())
+    assert message == (
+        "DocumentBatch[Student] has no method 'unstak', and Student no such field. Did you mean 'unstack'?"
+    )
+    assert not hasattr(students, "fliter")
+
+
+def test_a_misspelled_field_is_not_taken_for_a_method(students: DocumentArray[Student]) -> None:
+    message = told(PathError, lambda: students.grades)
+    assert message == "Student has no field 'grades' (in the path 'grades'). Did you mean 'grade'?"
+
+
+def test_a_search_names_the_field_of_the_vectors(students: DocumentArray[Student]) -> None:
+    for rows in (students, students.stack()):
+        message = told(PathError, lambda rows=rows: rows.find(np.zeros(3)))
+        assert message.startswith("Student has no field 'embedding'")
+        assert message.endswith(" Pass the field that holds the vectors: find(query, 'field').")
+
+
+def test_a_filter_in_words(students: DocumentArray[Student]) -> None:
+    message = told(QueryError, lambda: students.filter("grade == 1"))
+    assert message == (
+        "a filter is a function or a dict, got str 'grade == 1'. Write {'field': value} or {'field': {'$gt': value}}."
+    )
+
+
+def test_a_path_in_place_of_content() -> None:
+    message = told(OptionError, lambda: DocumentArray[Thesis].from_csv(text="theses.csv"))
+    assert message == "text= takes the content, and 'theses.csv' is a path. Pass it as the first argument."
+
+
+def test_a_class_by_name_in_place_of_the_class(students: DocumentArray[Student], tmp_path: Path) -> None:
+    write_dataset(students, tmp_path / "students")
+    message = told(SchemaError, lambda: open_dataset(tmp_path / "students", "Student"))
+    assert message == "open_dataset: schema takes a document class, got str 'Student'."
+
+
+def test_documents_in_place_of_the_rows_of_shards(students: DocumentArray[Student]) -> None:
+    message = told(OptionError, lambda: DocumentShards[Student](students))
+    assert message == (
+        "DocumentShards[Student](...) does not take DocumentArray[Student]. "
+        "Write DocumentShards[Student].from_documents(documents)."
+    )
+    message = told(OptionError, lambda: DocumentShards[Student]("students"))
+    assert message == (
+        "DocumentShards[Student](...) does not take str 'students'. Write DocumentShards[Student].read_parquet(path)."
+    )
+
+
+def test_an_output_that_is_not_a_document_class(students: DocumentArray[Student]) -> None:
+    message = told(OptionError, lambda: MultiModalDataset[Student](students, output="Student", missing="mask"))
+    assert message == "output takes a document class, got str 'Student'."
+
+
+def test_missing_values_in_a_loader_of_documents(students: DocumentArray[Student]) -> None:
+    students[0].grade = None
+    known_to_default_collate()
+    message = told(MissingValueError, lambda: list(DataLoader(students, batch_size=2)))
+    assert message.startswith("Student.grade: document 0 of the batch")
+    assert message.endswith(
+        "`missing` is an option of MultiModalDataset: DataLoader(MultiModalDataset[Student](documents, missing=...))."
     )

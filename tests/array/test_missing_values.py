@@ -62,7 +62,7 @@ def test_batches_of_the_user_show_zeros_as_before() -> None:
 @pytest.mark.parametrize("path", PARTIAL)
 def test_reading_a_column_with_missing_rows_raises(path: str) -> None:
     batch = some_rows()._guarded()
-    with pytest.raises(MissingValueError, match=rf"Row\.{path}: row 1.* has no value, as 1 of 2") as error:
+    with pytest.raises(MissingValueError, match=rf"Row\.{path}: row 1.* has no value \(1 of 2 are missing\)") as error:
         batch[path]
     assert f"batch.fill_missing({{'{path}': value}})" in str(error.value)
     assert f"batch.validity('{path}')" in str(error.value)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
+from quire import BaseDocument
+from quire.data import StreamingDataset
 from quire.errors import FunctionError, OptionError, ShardError
 from tests.data.streams import Sample, end_at_three, fail_on_three, flat, numbers, streamed, together, written
 
@@ -133,16 +135,36 @@ def test_a_shard_that_disappears_in_the_middle_of_an_epoch(tmp_path: Path) -> No
         list(first)
 
 
-def test_no_shard_can_be_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_a_dataset_without_readable_shards_is_an_error_under_every_policy(tmp_path: Path, on_error: str) -> None:
     folder = written(tmp_path / "d", 20)
-    dataset = streamed(folder, on_error="replace")
-    skipping = streamed(folder, on_error="skip")
+    dataset = streamed(folder, on_error=on_error)
     for shard in folder.glob("*.arrow"):
         shard.unlink()
-    with pytest.raises(ShardError, match="no shard of the dataset can be read"):
+    with pytest.raises(ShardError, match=rf"no shard of the dataset can be read, so on_error='{on_error}'.*\.arrow"):
         list(dataset)
-    assert [len(batch) for batch in skipping] == [0, 0, 0]
-    assert len(skipping.errors) == 2
+    assert len(dataset.errors) == 2
+
+
+class Other(BaseDocument):
+    """A class that the stored data does not fit."""
+
+    surname: str
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_a_class_that_does_not_fit_the_data_is_not_skipped_silently(tmp_path: Path, on_error: Any) -> None:
+    dataset = StreamingDataset[Other](written(tmp_path / "d", 20), 8, on_error=on_error)
+    with pytest.raises(ShardError, match=r"first error: .*Other\.surname: the data does not hold it"):
+        list(dataset)
+
+
+@pytest.mark.parametrize("output", ["Sample", dict, 3])
+def test_an_output_that_is_not_a_document_class_is_an_error_when_a_stream_is_opened(
+    tmp_path: Path, output: Any
+) -> None:
+    with pytest.raises(OptionError, match="output takes a document class, got"):
+        streamed(written(tmp_path / "d", 10), output=output)
 
 
 def test_a_function_that_fails_is_not_skipped(tmp_path: Path) -> None:

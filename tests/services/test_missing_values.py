@@ -95,7 +95,9 @@ def client() -> Iterator[Client]:
 @pytest.mark.parametrize("function", UNARY)
 def test_the_caller_gets_a_typed_error(client: Client, function: Callable[..., Any]) -> None:
     assert client[function.__name__](pictures(0, 3)).bright.tolist() == [False, True]
-    with pytest.raises(MissingValueError, match=r"Picture\.pixels: row 1 \(id p1\) has no value, as 1 of 3"):
+    with pytest.raises(
+        MissingValueError, match=r"Picture\.pixels: row 1 \(id p1\) has no value \(1 of 3 are missing\)"
+    ):
         client[function.__name__](pictures(0, None, 3))
 
 

@@ -13,7 +13,7 @@ from quire._paths import join_path, parse_path
 from quire.array._filter import compile_filter
 from quire.array._find import Metric, as_matrix, nearest
 from quire.array._index import resolve_index
-from quire.array._rows import parametrised, query_vectors
+from quire.array._rows import check_method_typo, explain_vector_field, parametrised, query_vectors
 from quire.columns import (
     Column,
     Columns,
@@ -135,9 +135,9 @@ def reads_as_none(batch: Any, column: Column, path: str) -> bool:
     if ids is not None and len(ids) == len(there):
         named += f" (id {ids.value(row)})"
     raise MissingValueError(
-        f"{batch._guard}.{path}: {named} has no value, as {missing} of {len(there)}; reading the column would give "
-        f"zeros in their place. batch.validity({path!r}) tells which rows have one, and "
-        f"batch.fill_missing({{{path!r}: value}}) gives a value to the others."
+        f"{batch._guard}.{path}: {named} has no value ({missing} of {len(there)} are missing), and reading the column "
+        f"would give zeros in their place. batch.validity({path!r}) shows which rows have a value, and "
+        f"batch.fill_missing({{{path!r}: value}}) fills the others."
     )
 
 
@@ -154,7 +154,11 @@ def attribute(batch: Any, name: str) -> Any:
     """A column by attribute. Methods come first: a field called like one is read as batch['take']."""
     if name.startswith("_"):  # no field starts so
         raise AttributeError(f"{type(batch).__name__!r} object has no attribute {name!r}")
-    return batch[name]
+    try:
+        return batch[name]
+    except PathError:
+        check_method_typo(batch, batch._columns.schema, name)
+        raise
 
 
 def positions(key: Any, length: int) -> NDArray[np.int64]:
@@ -186,7 +190,8 @@ def find(
     columns: Columns, queries: Any, field: str, metric: Metric, limit: int
 ) -> list[tuple[NDArray[np.int64], NDArray[Any]]]:
     """Positions and scores of the nearest rows for each query; rows without a vector are left out."""
-    column = find_column(columns, field)
+    with explain_vector_field():
+        column = find_column(columns, field)
     rows = np.flatnonzero(column.valid_rows())
     if len(column) != len(columns):
         raise QueryError(f"{field}: a search goes over one vector a row, not over the documents of arrays.")

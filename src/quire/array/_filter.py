@@ -318,7 +318,10 @@ def _compile(query: Any, schema: Schema | None, depth: int) -> Node:
     if depth > _DEEPEST:
         raise QueryError(f"the query is nested more than {_DEEPEST} levels deep.")
     if not isinstance(query, Mapping):
-        raise QueryError(f"a filter is a function or a dict, got {type(query).__name__}.")
+        raise QueryError(
+            f"a filter is a function or a dict, got {describe(query)}. Write {{'field': value}} or "
+            "{'field': {'$gt': value}}."
+        )
     return _All(tuple(_compile_entry(key, value, schema, depth) for key, value in query.items()))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 import numpy as np
@@ -137,7 +138,21 @@ def attribute(array: DocumentArray[Any], name: str) -> Any:
     """A column by attribute. Methods come first: a field called like one is read as docs['append']."""
     if name.startswith("_"):  # no field starts so
         raise AttributeError(f"{type(array).__name__!r} object has no attribute {name!r}")
-    return array[name]
+    try:
+        return array[name]
+    except PathError:
+        check_method_typo(array, array._schema, name)
+        raise
+
+
+def check_method_typo(rows: Any, schema: Schema, name: str) -> None:
+    """Raise an error that names a method, where an unknown attribute of an array or a batch is closest to one."""
+    methods = {method for method in dir(type(rows)) if not method.startswith("_")}
+    near = difflib.get_close_matches(name, [*schema.by_name, *methods], n=1)
+    if name not in schema.by_name and near and near[0] in methods:
+        raise PathError(
+            f"{type(rows).__name__} has no method {name!r}, and {schema.name} no such field. Did you mean {near[0]!r}?"
+        )
 
 
 def set_attribute(array: DocumentArray[Any], name: str, value: Any) -> None:
@@ -215,11 +230,21 @@ def find(
     array: DocumentArray[Any], queries: Any, field: str, metric: Metric, limit: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
     """Positions and scores of the nearest documents for each query."""
-    vectors = array[field]
+    with explain_vector_field():
+        vectors = array[field]
     rows = np.array([row for row, vector in enumerate(vectors) if vector is not None], np.int64)
     wanted = query_vectors(queries, field)
     matrix = as_matrix([vectors[row] for row in rows.tolist()], field) if len(rows) else wanted[:0]
     return ((rows[found], scores) for found, scores in nearest(matrix, wanted, metric, limit))
+
+
+@contextmanager
+def explain_vector_field() -> Iterator[None]:
+    """Add to the error about an unknown field how a search names its field: the default is 'embedding'."""
+    try:
+        yield
+    except PathError as error:
+        raise PathError(f"{error.args[0]} Pass the field that holds the vectors: find(query, 'field').") from None
 
 
 def query_vectors(queries: Any, field: str) -> NDArray[Any]:

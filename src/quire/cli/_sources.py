@@ -101,7 +101,7 @@ class Source:
 
 def storage() -> Any:
     """quire.storage, which needs an extra."""
-    require("pyarrow", extra="parquet", needed_for="datasets")
+    require("pyarrow", extra="parquet", needed_for="a dataset")
     return importlib.import_module("quire.storage")
 
 

@@ -222,7 +222,7 @@ def iter_csv(
         records = table_records(lines, options, name)
         header = next(records, (1, None))[1]
         if header is None:
-            raise DecodeError(f"{name}: the table is empty: there is no line with the names of the columns.")
+            raise DecodeError(f"{name} is empty: it has no line with the names of the columns.")
         columns = read_header(schema, header, extra, f"{name}, line 1")
         table = _Table.of(schema, columns)
         for line, record in records:

@@ -6,6 +6,7 @@ import codecs
 import errno
 import io
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -19,6 +20,12 @@ TextTarget = str | os.PathLike[str] | IO[str] | IO[bytes]
 TextSource = str | os.PathLike[str] | IO[str] | IO[bytes] | Iterable[str]
 _SHOWN = 60
 """Characters of a wrong path that an error repeats."""
+_PATH = re.compile(
+    r"[~.]{0,2}[/\\][^\r\n]*|[A-Za-z][A-Za-z0-9+.-]*:[/\\][^\r\n]*|"
+    r"[^\s,;\"{}\[\]]*\.(?:csv|tsv|txt|json|jsonl|ndjson)(?:\.(?:gz|bz2|xz|zst|lz4))?",
+    re.IGNORECASE,
+)
+"""A line without an end that is a path or an address. Content has more lines, or ends its only one."""
 
 
 @contextmanager
@@ -55,13 +62,20 @@ def text_lines(source: TextSource | None, encoding: str, text: str | bytes | Non
     an untrusted source is not opened as a file.
     """
     name = source_name(source, "the text")
-    if (source is None) == (text is None):
-        raise OptionError("give either a path or file, or the content as text=..., and not both.")
-    given: object = source if text is None else text
+    if source is None and text is None:
+        raise OptionError("pass a path or a file, or the content as text=...")
+    if source is not None and text is not None:
+        raise OptionError("pass either a path or a file, or the content as text=..., and not both.")
     if isinstance(text, str):
+        check_content(text)
         yield _lines(io.StringIO(text, newline=""), encoding, name)
     elif isinstance(text, (bytes, bytearray)):
         yield _lines(io.BytesIO(text), encoding, name)
+    elif text is not None:
+        raise OptionError(
+            f"text= takes the content as str or bytes, got {describe(text)}. "
+            "Pass a path or a file as the first argument."
+        )
     elif isinstance(source, (str, os.PathLike)):
         with _open_path(os.fspath(source)) as file:
             yield _lines(file, encoding, name)
@@ -69,14 +83,22 @@ def text_lines(source: TextSource | None, encoding: str, text: str | bytes | Non
         yield _lines(source, encoding, name)
     else:
         raise OptionError(
-            f"expected a path, a file or an iterable of lines, or the content as text=..., got {describe(given)}."
+            f"expected a path, a file or an iterable of lines, or the content as text=..., got {describe(source)}."
         )
+
+
+def check_content(text: str) -> None:
+    """Refuse a path where content belongs. The file system is not asked."""
+    if _PATH.fullmatch(text):
+        raise OptionError(f"text= takes the content, and {_shorten(text)} is a path. Pass it as the first argument.")
 
 
 @contextmanager
 def _open_path(path: str) -> Iterator[IO[bytes]]:
     start = path.lstrip()[:1]
-    if not start or start in "{[" or "\n" in path or "\r" in path or "\0" in path:
+    if not start:
+        raise OptionError(f"{path!r} is not a path. Empty content is passed as text=''.")
+    if start in "{[" or "\n" in path or "\r" in path or "\0" in path:
         raise OptionError(f"{_shorten(path)} is content and not a path. Pass it as text=...")
     if scheme_of(path) is not None and not os.path.lexists(path):
         yield io.BytesIO(fetch(path))

@@ -27,7 +27,7 @@ from quire.data._kinds import Where, loose_stack
 from quire.data._missing import MissingPolicy
 from quire.data._store import converted, default_framework
 from quire.document import BaseDocument
-from quire.errors import DocumentTypeError, FunctionError, OptionError
+from quire.errors import DocumentTypeError, FunctionError, MissingValueError, OptionError
 from quire.schema import STORED
 from quire.tensors import Framework, cast_numbers, common_dtype, describe, get_framework
 
@@ -78,7 +78,14 @@ def known_to_default_collate() -> None:
 
 
 def _collated(data: Any, *, collate_fn_map: Any = None) -> Any:  # noqa: ARG001 - torch passes it
-    return collate(BaseDocument, data)
+    try:
+        return collate(BaseDocument, data)
+    except MissingValueError as error:
+        name = type(data[0]).__name__
+        raise MissingValueError(
+            f"{error} `missing` is an option of MultiModalDataset: "
+            f"DataLoader(MultiModalDataset[{name}](documents, missing=...))."
+        ) from None
 
 
 def _refused(data: Any, *, collate_fn_map: Any = None) -> Any:  # noqa: ARG001 - torch passes it
@@ -98,6 +105,12 @@ def _common_type(document_type: type[Any], items: list[Any]) -> type[Any]:
 
 def _where(items: list[Any], row: int) -> str:
     return f"document {row} of the batch (id {items[row].id})"
+
+
+def check_output(output: Any) -> None:
+    """Refuse an `output` that is not a document class when a dataset is made, not with its first batch."""
+    if output is not None and not is_document_type(output):
+        raise OptionError(f"output takes a document class, got {describe(output)}.")
 
 
 def validated_as(document_type: type[Any], columns: Columns, shapes: ShapePolicy, where: Where) -> Columns:

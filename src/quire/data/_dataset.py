@@ -16,7 +16,7 @@ from quire.array._order import batches
 from quire.array._rows import bind
 from quire.columns import Columns, ShapePolicy, StackOptions, stack
 from quire.data._arena import Arena
-from quire.data._collate import Collate, in_framework, known_to_default_collate, validated_as
+from quire.data._collate import Collate, check_output, in_framework, known_to_default_collate, validated_as
 from quire.data._handover import send_quickly, shared_arena
 from quire.data._missing import Missing, MissingPolicy
 from quire.data._plan import Preprocessing, Step, plan_steps
@@ -110,6 +110,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
             raise SchemaError("MultiModalDataset needs the documents' class: MultiModalDataset[Student](...).")
         self._framework, self._shapes, self._output = framework or default_framework(), shapes, output
         StackOptions(self._framework, shapes)  # complains of what it does not know
+        check_output(output)
         self._columns = stored(_columns_of(type(self), documents), self._framework)
         if not len(self._columns) and not allow_empty:
             raise OptionError(

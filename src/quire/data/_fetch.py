@@ -12,7 +12,7 @@ import numpy as np
 from quire.array import DocumentBatch
 from quire.columns import Columns
 from quire.data._arena import Arena
-from quire.data._collate import validated_as
+from quire.data._collate import check_output, validated_as
 from quire.data._handover import send_quickly
 from quire.data._missing import MissingPolicy
 from quire.data._missing_stored import check_stored
@@ -43,6 +43,7 @@ class Fetch:
         options: StreamOptions,
         passes: Passes,
     ) -> None:
+        check_output(output)
         self._stored, self._output, self._passes = stored, output, passes
         self._framework, self._shapes = options.resolved_framework(), options.shapes
         self._target = get_framework(self._framework) if self._framework in ("numpy", "torch") else None
@@ -125,6 +126,8 @@ class Fetch:
         self._bad |= errors.keys()
         for why in errors.values():
             self._passes.note(str(why))
+        if not self._has_readable_rows():
+            raise self._nothing_readable() from next(iter(errors.values()))
 
     def _error_of(self, shard: int, rows: NDArray[np.int64]) -> ShardError | None:
         """Why rows of a shard cannot be read."""
@@ -149,14 +152,35 @@ class Fetch:
             return rows[~bad], None if real is None else real[~bad]
         return np.where(bad, self._others(rows), rows), real
 
+    def _bounds(self) -> NDArray[np.int64]:
+        """The first row of each shard, among the rows that were chosen when the dataset was opened."""
+        stored = self._stored
+        bounds: NDArray[np.int64] = (
+            stored.starts if stored.rows is None else np.searchsorted(stored.rows, stored.starts)
+        )
+        return bounds
+
+    def _has_readable_rows(self) -> bool:
+        """Whether a shard with rows is left that was not found to be unreadable."""
+        lengths = np.diff(self._bounds())
+        lengths[list(self._bad)] = 0
+        return bool(lengths.any())
+
+    def _nothing_readable(self) -> ShardError:
+        """Describe that every shard failed, which is rarely damage: usually the class does not fit the data."""
+        reason = next(iter(self._passes.errors()), "")
+        return ShardError(
+            f"{shown(self._stored.folder.url)}: no shard of the dataset can be read, so on_error={self._on_error!r} "
+            f"has no rows left. The first error: {reason}"
+        )
+
     def _others(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """For each row another one that can be read; for different ones different ones, as far as there are."""
-        stored = self._stored
-        bounds = stored.starts if stored.rows is None else np.searchsorted(stored.rows, stored.starts)
-        good = np.setdiff1d(np.arange(len(stored.shards)), list(self._bad))
+        bounds = self._bounds()
+        good = np.setdiff1d(np.arange(len(self._stored.shards)), list(self._bad))
         ends = np.cumsum(np.diff(bounds)[good])
         if not len(ends) or not ends[-1]:
-            raise ShardError(f"{shown(stored.folder.url)}: no shard of the dataset can be read.")
+            raise self._nothing_readable()
         picked = rows % ends[-1]
         which = np.searchsorted(ends, picked, side="right")
         found: NDArray[np.int64] = bounds[good[which] + 1] - ends[which] + picked

@@ -193,11 +193,11 @@ def missing_values(schema: Schema, path: FieldPath, where: str, number: str = ""
     name = join_path(path)
     around = _optional_around(schema, path)
     cause = f" (where {join_path(around)} is None, all of its fields are missing)" if around else ""
-    counted = f" {number} are missing{cause}." if number else ""
+    counted = f" {number} {'is' if number.startswith('1 of ') else 'are'} missing{cause}." if number else ""
     return MissingValueError(
         f"{schema.name}.{name}: {where} has no value, and the column would hold zeros in its place.{counted} Choose: "
-        f"missing={{{name!r}: value}} fills them; missing='mask' delivers zeros, and batch.validity({name!r}) tells "
-        "which rows are real; or drop these rows, or fill the field in preprocessing."
+        f"missing={{{name!r}: value}} fills them; missing='mask' delivers zeros, and batch.validity({name!r}) shows "
+        "which rows have a value; or drop these rows, or fill the field in preprocessing."
     )
 
 

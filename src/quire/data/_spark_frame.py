@@ -89,7 +89,7 @@ def _column(field: Any, dtype: Floats | None) -> Any:
     column = functions.col(f"`{field.name}`")
     kind = field.dataType.typeName() if not _is_vector(field.dataType) else "vector"
     if kind == "vector":
-        ml: Any = require("pyspark.ml.functions", extra="spark", needed_for="vectors of Spark ML")
+        ml: Any = require("pyspark.ml.functions", extra="spark", needed_for="a vector of Spark ML")
         return ml.vector_to_array(column, dtype or "float64").alias(field.name)
     wanted = None if dtype is None else _cast(field.dataType, _SHORT[dtype])
     return column if wanted is None else column.cast(wanted).alias(field.name)

@@ -2,4 +2,4 @@
 
 from quire._optional import require
 
-require("pyarrow", extra="parquet", needed_for="documents on clusters")
+require("pyarrow", extra="parquet", needed_for="quire.distributed")

@@ -32,6 +32,7 @@ from quire.document import BaseDocument
 from quire.errors import OptionError, RowIndexError, SchemaError, check_options
 from quire.files import RemoteOptions
 from quire.storage import WriteOptions
+from quire.tensors import describe
 
 DocT = TypeVar("DocT", bound=BaseDocument)
 
@@ -47,7 +48,11 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
     document_type: ClassVar[type[Any]] = BaseDocument
 
     def __init__(self, rows: Rows) -> None:
-        """Shards are made by `from_documents`, `read_parquet` and their like."""
+        """Wrap the rows of an engine. `from_documents`, `read_parquet` and the other readers make shards."""
+        if not isinstance(rows, Rows):
+            name = type(self).__name__
+            hint = "read_parquet(path)" if isinstance(rows, (str, os.PathLike)) else "from_documents(documents)"
+            raise OptionError(f"{name}(...) does not take {describe(rows)}. Write {name}.{hint}.")
         self._rows = rows
 
     @classmethod

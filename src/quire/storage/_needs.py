@@ -2,4 +2,4 @@
 
 from quire._optional import require
 
-require("pyarrow", extra="parquet", needed_for="datasets on disk")
+require("pyarrow", extra="parquet", needed_for="a dataset on disk")
