@@ -3,8 +3,8 @@
     pip install 'quire-ml[torch,grpc,view]'
     python examples/demo.py                    # writes to the folder quire-demo; another one may be named
 
-Everything is made here: a few hundred small JPEG pictures of circles, squares and triangles, which a small network
-learns to tell apart.
+The data are made here: a few hundred small JPEG pictures of circles, squares and triangles, which a small network
+learns to classify. A second run replaces the files of the first.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Photo(BaseDocument):
 
 
 class Example(BaseDocument):
-    """A picture, a caption, and what the picture shows, if somebody has looked at it already."""
+    """A picture, its caption and, in training data, the kind of shape that it shows."""
 
     photo: Photo
     caption: Text
@@ -91,7 +91,7 @@ def draw(kind: Kind, generator: random.Random) -> ImageBytes:
 
 
 def make_examples(number: int) -> DocumentArray[Example]:
-    """Examples of all kinds in turn; the same ones every time."""
+    """Make examples of all kinds in turn, the same ones in every run."""
     generator = random.Random(0)  # noqa: S311 - not for secrets
     examples = DocumentArray[Example]()
     for i in track(range(number), "drawing "):
@@ -117,7 +117,7 @@ class Classifier(nn.Module):
         )  # fmt: skip
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """The scores of each kind, for pictures of (rows, 3, 32, 32)."""
+        """Compute the scores of each kind for pictures of shape (rows, 3, 32, 32)."""
         scores: torch.Tensor = self.layers(images)
         return scores
 
@@ -134,7 +134,7 @@ def to_numbers(kinds: list[Kind]) -> torch.Tensor:
 
 
 def make_loader(examples: DocumentBatch[Example], *, shuffle: bool) -> DataLoader[DocumentBatch[Example]]:
-    """Batches of decoded pictures, made by two worker processes."""
+    """Make a DataLoader whose two worker processes decode the pictures."""
     dataset = MultiModalDataset[Example](examples, preprocessing={"photo.image": decode, "kind": to_numbers})
     return DataLoader(
         dataset, batch_size=16, shuffle=shuffle, num_workers=2, persistent_workers=True, collate_fn=dataset.collate_fn
@@ -155,20 +155,20 @@ def train(model: Classifier, examples: DocumentBatch[Example], epochs: int) -> f
             loss.backward()
             optimizer.step()
             total += loss.item() * len(batch)
-        reached = accuracy(model, testing)
-        print(f"         loss {total / size:.3f}   accuracy {reached:.1%}")
-    return reached
+        test_accuracy = accuracy(model, testing)
+        print(f"         loss {total / size:.3f}   accuracy {test_accuracy:.1%}")
+    return test_accuracy
 
 
 @torch.no_grad()
 def accuracy(model: Classifier, loader: DataLoader[DocumentBatch[Example]]) -> float:
-    """The share of examples whose kind the model finds."""
+    """Compute the fraction of examples that the model classifies correctly."""
     model.eval()
-    right = [model(batch.photo.image).argmax(1) == batch.kind for batch in loader]
-    return torch.cat(right).float().mean().item()
+    is_correct = [model(batch.photo.image).argmax(1) == batch.kind for batch in loader]
+    return torch.cat(is_correct).float().mean().item()
 
 
-# 4. The service: a class with typed methods, served by another process, which gets nothing but the file of the weights.
+# 4. The service: a class with typed methods. It runs in another process, which loads the weights from a file.
 
 
 class ShapeService:
@@ -183,7 +183,7 @@ class ShapeService:
         """Predict the kind of each example."""
         images = torch.stack([decode(image) for image in examples.photo.image])
         scores = self.model(images).softmax(1)
-        kinds = [KINDS[best] for best in scores.argmax(1).tolist()]
+        kinds = [KINDS[number] for number in scores.argmax(1).tolist()]
         predictions = (Prediction(scores=row, kind=kind) for row, kind in zip(scores, kinds, strict=True))
         return DocumentArray[Prediction](predictions).stack()
 
@@ -197,11 +197,12 @@ def run_service(weights: Path, address: Connection) -> None:
 
 @contextmanager
 def service_process(weights: Path) -> Iterator[str]:
-    """Start the service in a process of its own, and give its address."""
+    """Start the service in a process of its own, and yield its address."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=run_service, args=(weights, sender))
     process.start()
+    sender.close()  # the process has its own end; if it fails before it sends, recv() raises EOFError and does not wait
     try:
         yield receiver.recv()
     finally:
@@ -211,7 +212,7 @@ def service_process(weights: Path) -> Iterator[str]:
 
 def main(folder: Path) -> None:
     """Run everything, and leave the data in the folder."""
-    started = time.perf_counter()
+    start = time.perf_counter()
     torch.manual_seed(0)
     torch.set_num_threads(1)  # the model is so small that threads would mostly wait for each other
     folder.mkdir(parents=True, exist_ok=True)
@@ -229,7 +230,7 @@ def main(folder: Path) -> None:
 
     print("\n3. Train, with a DataLoader of 2 workers\n")
     model = Classifier()
-    reached = train(model, dataset.read(), epochs=6)
+    test_accuracy = train(model, dataset.read(), epochs=6)
     weights = folder / "weights.pt"
     torch.save(model.state_dict(), weights)
 
@@ -246,16 +247,17 @@ def main(folder: Path) -> None:
         answer = client.classify(batch)  # a DocumentBatch[Prediction]
         times = []
         for _ in range(20):
-            sent = time.perf_counter()
+            call_start = time.perf_counter()
             client.classify(batch)
-            times.append(time.perf_counter() - sent)
+            times.append(time.perf_counter() - call_start)
     for caption, kind, scores in zip(batch.caption.text, answer.kind, answer.scores, strict=True):
         print(f"{caption:25} -> {kind:8} {float(scores.max()):.1%}")
     round_trip = 1000 * statistics.median(times)
     print(f"round trip of a batch of {len(batch)}: {round_trip:.1f} ms (median of {len(times)} calls)")
 
-    seconds = time.perf_counter() - started
-    print(f"\nDone in {seconds:.0f} s: {len(dataset)} examples, accuracy {reached:.1%}, round trip {round_trip:.1f} ms")
+    seconds = time.perf_counter() - start
+    results = f"accuracy {test_accuracy:.1%}, round trip {round_trip:.1f} ms"
+    print(f"\nDone in {seconds:.0f} s: {len(dataset)} examples, {results}")
     print(f"Look at the data: {sys.executable} -m quire view {data}")
 
 
