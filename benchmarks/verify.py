@@ -42,7 +42,7 @@ class Picture(BaseDocument):
 
 
 def pictures(size: int) -> Path:
-    """The folder of a dataset of so many pictures, written once."""
+    """Return the folder of a dataset of n pictures, written once."""
     if size not in _folders:
         folder = Path(tempfile.mkdtemp(prefix="quire-verify-", dir=os.environ.get("QUIRE_BENCH_DATA")))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)

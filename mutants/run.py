@@ -6,8 +6,8 @@
 
 The tests of a module are collected once. For each mutant a forked child replaces the code of one function and runs the
 collected tests until one fails, so that nothing is imported or collected again. Code outside of functions is not
-mutated, nor are messages of errors, annotations and decorators. Survivors that cannot be told from the original by any
-test are listed in equivalents.json, each with the reason.
+mutated, nor are messages of errors, annotations and decorators. Survivors that no test can
+distinguish from the original are listed in equivalents.json, each with the reason.
 """
 
 from __future__ import annotations
@@ -388,7 +388,7 @@ def main() -> int:
         "--report", type=Path, help="write every result here, one JSON object a line, and skip those in it"
     )
     parser.add_argument("--timeout", type=float, help="seconds for a mutant; by default from the time without one")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so many minutes")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this many minutes")
     chosen = parser.parse_args()
     names = chosen.modules or list(MODULES)
     os.chdir(ROOT)

@@ -1,4 +1,4 @@
-"""What newcomers get wrong most often, and the whole of what they are told: what, where, why, and what to do."""
+"""What newcomers get wrong most often, and the whole message that they get: what, where, why, and what to do."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ def folder(students: DocumentArray[Student], tmp_path: Path) -> Path:
     return tmp_path / "students"
 
 
-def told(error: type[Exception], call: Callable[[], Any]) -> str:
-    """What a mistake is answered with."""
+def message_of(error: type[Exception], call: Callable[[], Any]) -> str:
+    """Return the message of the error that a call raises."""
     with pytest.raises(error) as caught:
         call()
     return str(caught.value)
 
 
-def told_of_field(call: Callable[[], Any]) -> tuple[str, str]:
+def message_of_field(call: Callable[[], Any]) -> tuple[str, str]:
     """The path of the field that pydantic complains of, and the message."""
     with pytest.raises(ValidationError) as caught:
         call()
@@ -114,24 +114,24 @@ def told_of_field(call: Callable[[], Any]) -> tuple[str, str]:
     ids=["channels last", "float64", "a text"],
 )
 def test_a_value_that_is_not_the_tensor_of_the_field(photo: Any, message: str) -> None:
-    assert told_of_field(lambda: Student(name="Ada", photo=photo)) == ("photo", message)
+    assert message_of_field(lambda: Student(name="Ada", photo=photo)) == ("photo", message)
 
 
 @pytest.mark.parametrize("name", ["photo.jpg", Path("photo.PNG")], ids=str)
 def test_the_name_of_a_picture_in_the_place_of_its_pixels(name: Any) -> None:
-    _, message = told_of_field(lambda: Student(name="Ada", photo=name))
+    _, message = message_of_field(lambda: Student(name="Ada", photo=name))
     assert message.startswith("expected NdArray float32 (3, 8, 8), got ")
     assert message.endswith(f" is not a tensor; ImageUrl('{name}').load() reads the picture")
 
 
 def test_a_field_that_is_left_out() -> None:
-    assert told_of_field(lambda: Student(name="Ada")) == ("photo", "Field required")  # type: ignore[call-arg]
+    assert message_of_field(lambda: Student(name="Ada")) == ("photo", "Field required")  # type: ignore[call-arg]
 
 
 def test_a_keyword_of_a_document_that_is_misspelt() -> None:
     photo = np.zeros((3, 8, 8), np.float32)
     call = lambda: Student(name="Ada", photo=photo, grad=1.0)  # type: ignore[call-arg]  # noqa: E731
-    assert told_of_field(call) == ("grad", "Student has no field 'grad'. Did you mean 'grade'?")
+    assert message_of_field(call) == ("grad", "Student has no field 'grad'. Did you mean 'grade'?")
     values = {"name": "Ada", "photo": photo, "thesis": {"titel": "On"}}
     with pytest.raises(ValidationError) as caught:
         Student.model_validate(values)
@@ -143,38 +143,38 @@ def test_a_keyword_of_a_document_that_is_misspelt() -> None:
 
 
 def test_a_key_of_json_that_is_misspelt() -> None:
-    assert told(DecodeError, lambda: Thesis.from_json('{"titel": "On"}')) == (
+    assert message_of(DecodeError, lambda: Thesis.from_json('{"titel": "On"}')) == (
         "Thesis: Thesis has no field 'titel'. Did you mean 'title'? Or pass extra='ignore'. And 1 more."
     )
-    assert told(DecodeError, lambda: DocumentArray[Thesis].from_ndjson(text='{"title": "a", "pages": 3}')) == (
+    assert message_of(DecodeError, lambda: DocumentArray[Thesis].from_ndjson(text='{"title": "a", "pages": 3}')) == (
         "Thesis in the text, line 1: Thesis has no field 'pages'. Known: id, title. Or pass extra='ignore'."
     )
-    assert told(DecodeError, lambda: DocumentArray[Thesis].from_csv(text="titel\na\n")) == (
+    assert message_of(DecodeError, lambda: DocumentArray[Thesis].from_csv(text="titel\na\n")) == (
         "the table, line 1: Thesis has no column 'titel'. Did you mean 'title'? Or pass extra='ignore'."
     )
 
 
 def test_a_dict_in_the_place_of_a_document(students: DocumentArray[Student]) -> None:
     copied = students[0].model_copy(update={"thesis": {"title": "On"}})
-    assert told(ColumnError, lambda: DocumentArray[Student]([students[0], copied]).stack()) == (
+    assert message_of(ColumnError, lambda: DocumentArray[Student]([students[0], copied]).stack()) == (
         "Student.thesis, row 1: expected a Thesis, got dict; it was set without validation."
     )
 
 
 def test_a_keyword_that_is_misspelt(folder: Path) -> None:
-    assert told(OptionError, lambda: open_dataset(folder, Student, cach="x")) == (
+    assert message_of(OptionError, lambda: open_dataset(folder, Student, cach="x")) == (
         "open_dataset has no option 'cach'. Did you mean 'cache'?"
     )
-    assert told(OptionError, lambda: open_dataset(folder, Student, columns=[])) == (
+    assert message_of(OptionError, lambda: open_dataset(folder, Student, columns=[])) == (
         "columns=[] reads nothing: name fields of Student, or leave it out to read all."
     )
-    assert told(OptionError, lambda: serve(embed, timeuot=3)) == (  # type: ignore[call-arg]
+    assert message_of(OptionError, lambda: serve(embed, timeuot=3)) == (  # type: ignore[call-arg]
         "serve has no option 'timeuot'. Known: limits, tls, authorize, name, proto, reflection, grace."
     )
 
 
 def test_an_extra_that_is_not_installed() -> None:
-    message = told(
+    message = message_of(
         MissingDependencyError, lambda: require("no_such_module", extra="image", needed_for="ImageUrl.load()")
     )
     assert message == "ImageUrl.load() needs no_such_module, which is not installed: pip install 'quire-ml[image]'"
@@ -184,63 +184,65 @@ def test_an_extra_that_is_not_installed() -> None:
 
 
 def test_a_field_that_is_misspelt(students: DocumentArray[Student]) -> None:
-    message = told(PathError, lambda: students.nmae)
+    message = message_of(PathError, lambda: students.nmae)
     assert message == "Student has no field 'nmae' (in the path 'nmae'). Did you mean 'name'?"
-    message = told(PathError, lambda: students["thesis.titel"])
+    message = message_of(PathError, lambda: students["thesis.titel"])
     assert message == "Thesis has no field 'titel' (in the path 'thesis.titel'). Did you mean 'title'?"
 
 
 def test_a_value_that_is_no_document_of_the_array(students: DocumentArray[Student]) -> None:
-    message = told(DocumentTypeError, lambda: students.append("Ada"))  # type: ignore[arg-type]
+    message = message_of(DocumentTypeError, lambda: students.append("Ada"))  # type: ignore[arg-type]
     assert message == "DocumentArray[Student]: item 0: expected a Student, got str 'Ada'."
 
 
 def test_a_class_that_is_no_document() -> None:
-    message = told(SchemaError, lambda: DocumentArray[int])  # type: ignore[type-var]
+    message = message_of(SchemaError, lambda: DocumentArray[int])  # type: ignore[type-var]
     assert message == "DocumentArray[...] takes a document class, got <class 'int'>."
 
 
 def test_a_column_that_is_too_short(students: DocumentArray[Student]) -> None:
-    message = told(ColumnError, lambda: setattr(students, "name", ["Ada"]))
+    message = message_of(ColumnError, lambda: setattr(students, "name", ["Ada"]))
     assert message == "Student.name: there are 10 documents, got 1 values."
 
 
 def test_stacking_mixed_shapes() -> None:
     clips = DocumentArray[Clip](Clip(frames=np.zeros((length, 2), np.float32)) for length in (2, 3))
-    assert told(ColumnError, clips.stack) == (
+    assert message_of(ColumnError, clips.stack) == (
         "Clip.frames: mixed shapes: row 0 has (2, 2), row 1 has (3, 2). "
         "Stack with shapes='pad' or shapes='ragged', or bring them to one shape."
     )
 
 
 def test_a_framework_that_is_called_otherwise(students: DocumentArray[Student]) -> None:
-    message = told(SchemaError, lambda: students.stack(framework="pytorch"))
+    message = message_of(SchemaError, lambda: students.stack(framework="pytorch"))
     assert message == "'pytorch' is not a framework. Did you mean 'torch'?"
 
 
 def test_a_row_that_is_not_there(students: DocumentArray[Student]) -> None:
-    assert told(RowIndexError, lambda: students[10]) == "position 10 is out of range: there are 10 rows."
+    assert message_of(RowIndexError, lambda: students[10]) == "position 10 is out of range: there are 10 rows."
 
 
 def test_an_operator_that_no_query_has(students: DocumentArray[Student]) -> None:
-    message = told(QueryError, lambda: students.filter({"grade": {"$gtt": 1}}))
+    message = message_of(QueryError, lambda: students.filter({"grade": {"$gtt": 1}}))
     assert message == "Student.grade is float | None, and '$gtt' is not an operator. Did you mean '$gt' or '$gte'?"
-    message = told(QueryError, lambda: students.filter({"grade": {">": 1}}))
+    message = message_of(QueryError, lambda: students.filter({"grade": {">": 1}}))
     assert message == "Student.grade is float | None, and '>' is not an operator. Did you mean '$gt'?"
 
 
 def test_a_number_in_quotes_in_a_query(students: DocumentArray[Student], tmp_path: Path) -> None:
     expected = "Student.grade is float | None, and never equals str '1.5'. Did you mean 1.5?"
-    assert told(QueryError, lambda: students.filter({"grade": "1.5"})) == expected
+    assert message_of(QueryError, lambda: students.filter({"grade": "1.5"})) == expected
     write_dataset(students, tmp_path / "students")
-    assert told(QueryError, lambda: open_dataset(tmp_path / "students", Student, where={"grade": "1.5"})) == expected
+    assert (
+        message_of(QueryError, lambda: open_dataset(tmp_path / "students", Student, where={"grade": "1.5"})) == expected
+    )
 
 
 def test_a_day_in_place_of_a_time_in_a_query() -> None:
     class Event(BaseDocument):
         at: datetime
 
-    message = told(QueryError, lambda: DocumentArray[Event]().filter({"at": "2024-05-01"}))
+    message = message_of(QueryError, lambda: DocumentArray[Event]().filter({"at": "2024-05-01"}))
     assert message == (
         "Event.at is datetime, and never equals str '2024-05-01'. "
         "A day is a range of times: use $gte with it and $lt with the next."
@@ -248,14 +250,14 @@ def test_a_day_in_place_of_a_time_in_a_query() -> None:
 
 
 def test_content_in_place_of_a_path() -> None:
-    message = told(OptionError, lambda: DocumentArray[Thesis].from_csv("title\nOn trees\n"))
+    message = message_of(OptionError, lambda: DocumentArray[Thesis].from_csv("title\nOn trees\n"))
     assert message == "'title\\nOn trees\\n' is content and not a path. Pass it as text=..."
-    message = told(UriNotFoundError, lambda: DocumentArray[Thesis].from_csv("title,pages"))
+    message = message_of(UriNotFoundError, lambda: DocumentArray[Thesis].from_csv("title,pages"))
     assert message == "there is no file 'title,pages'. Content is passed as text=..."
 
 
 def test_a_path_in_place_of_json() -> None:
-    message = told(OptionError, lambda: Thesis.from_json("theses/first.json"))
+    message = message_of(OptionError, lambda: Thesis.from_json("theses/first.json"))
     assert message == (
         "Thesis: from_json() takes JSON itself, and 'theses/first.json' is a path. "
         "Write from_json(Path('theses/first.json').read_text())."
@@ -263,7 +265,7 @@ def test_a_path_in_place_of_json() -> None:
 
 
 def test_a_dataset_without_rows(students: DocumentArray[Student]) -> None:
-    message = told(OptionError, lambda: MultiModalDataset[Student](students.filter({"name": "nobody"})))
+    message = message_of(OptionError, lambda: MultiModalDataset[Student](students.filter({"name": "nobody"})))
     assert message == (
         "MultiModalDataset[Student] has no rows: training on it would do nothing. "
         "Pass allow_empty=True if it may be empty."
@@ -274,20 +276,20 @@ def test_a_dataset_without_rows(students: DocumentArray[Student]) -> None:
 
 
 def test_batches_without_rows(students: DocumentArray[Student], folder: Path) -> None:
-    assert told(RowIndexError, lambda: list(students.batch(0))) == "batch_size=0: a batch has at least one row."
-    message = told(OptionError, lambda: StreamingDataset[Student](folder, 0))
+    assert message_of(RowIndexError, lambda: list(students.batch(0))) == "batch_size=0: a batch has at least one row."
+    message = message_of(OptionError, lambda: StreamingDataset[Student](folder, 0))
     assert message == "batch_size=0: a batch has at least one row."
 
 
 @pytest.mark.parametrize("dataset_type", [MultiModalDataset, StreamingDataset], ids=["in memory", "streaming"])
 def test_a_dataset_without_a_class(dataset_type: Any, folder: Path) -> None:
-    message = told(SchemaError, lambda: dataset_type(folder, 4))
+    message = message_of(SchemaError, lambda: dataset_type(folder, 4))
     assert message == f"{dataset_type.__name__} needs the documents' class: {dataset_type.__name__}[Student](...)."
 
 
 def test_a_data_loader_that_makes_batches_of_batches(folder: Path) -> None:
     loader = DataLoader(StreamingDataset[Student](folder, 4))
-    assert told(OptionError, lambda: next(iter(loader))) == (
+    assert message_of(OptionError, lambda: next(iter(loader))) == (
         "the dataset makes the batches (the first has 4 rows), and the DataLoader would make batches of them: "
         "pass DataLoader(dataset, batch_size=None)."
     )
@@ -300,19 +302,21 @@ def test_a_data_loader_without_collate_fn_is_no_mistake(students: DocumentArray[
 
 
 def test_an_option_that_is_the_loaders(folder: Path) -> None:
-    message = told(TypeError, lambda: StreamingDataset[Student](folder, 4, num_workers=2))  # type: ignore[call-arg]
+    message = message_of(TypeError, lambda: StreamingDataset[Student](folder, 4, num_workers=2))  # type: ignore[call-arg]
     known = ", ".join(Streaming.__annotations__)
     assert message == f"StreamingDataset has no option 'num_workers'. Known: {known}."
 
 
 def test_shuffle_as_torch_spells_it(folder: Path) -> None:
-    message = told(OptionError, lambda: StreamingDataset[Student](folder, 4, shuffle=True))  # type: ignore[arg-type]
+    message = message_of(OptionError, lambda: StreamingDataset[Student](folder, 4, shuffle=True))  # type: ignore[arg-type]
     assert message == "shuffle: expected 'global', 'block' or False, got True."
 
 
 def test_a_global_shuffle_of_more_than_the_cache_holds(folder: Path, tmp_path: Path) -> None:
     options = ReadOptions(cache=tmp_path / "cache", cache_bytes=100)
-    message = told(OptionError, lambda: list(StreamingDataset[Student](folder, 4, shuffle="global", storage=options)))
+    message = message_of(
+        OptionError, lambda: list(StreamingDataset[Student](folder, 4, shuffle="global", storage=options))
+    )
     about = message.split("about ")[1].split(".")[0]
     assert message == (
         f"shuffle='global' needs all shards at hand, and the cache holds 100 bytes of about {about}. "
@@ -321,12 +325,12 @@ def test_a_global_shuffle_of_more_than_the_cache_holds(folder: Path, tmp_path: P
 
 
 def test_preprocessing_of_a_path_that_is_not_there(students: DocumentArray[Student]) -> None:
-    message = told(PathError, lambda: MultiModalDataset[Student](students, {"photos": abs}))
+    message = message_of(PathError, lambda: MultiModalDataset[Student](students, {"photos": abs}))
     assert message == "Student has no field 'photos' (in the path 'photos'). Did you mean 'photo'?"
 
 
 def test_preprocessing_that_is_no_function(students: DocumentArray[Student]) -> None:
-    message = told(SchemaError, lambda: MultiModalDataset[Student](students, {"photo": "scale"}))  # type: ignore[dict-item]
+    message = message_of(SchemaError, lambda: MultiModalDataset[Student](students, {"photo": "scale"}))  # type: ignore[dict-item]
     assert message == "preprocessing['photo']: give a function or a list of functions, not 'scale'."
 
 
@@ -335,7 +339,7 @@ def test_preprocessing_that_returns_nothing_for_some(students: DocumentArray[Stu
         return None if name == "student 1" else len(name)
 
     dataset = MultiModalDataset[Student](students, {"name": length})
-    assert told(FunctionError, lambda: dataset.__getitems__([0, 1])) == (
+    assert message_of(FunctionError, lambda: dataset.__getitems__([0, 1])) == (
         "preprocessing of 'name' by length on the batch of documents 0, 1: Student.name: all rows must hold the same "
         "kind of value, but document 1 (id 1) gives str 'student 1' where others give int 9."
     )
@@ -346,7 +350,7 @@ def test_preprocessing_of_a_column_that_returns_fewer_rows(students: DocumentArr
         return photos[:1]
 
     dataset = MultiModalDataset[Student](students, {"photo": batched(first)})
-    assert told(FunctionError, lambda: dataset.__getitems__([0, 1])) == (
+    assert message_of(FunctionError, lambda: dataset.__getitems__([0, 1])) == (
         "preprocessing of 'photo' by first on the batch of documents 0, 1: Student.photo: the batch has 2 rows, and "
         "the function gave 1."
     )
@@ -354,7 +358,7 @@ def test_preprocessing_of_a_column_that_returns_fewer_rows(students: DocumentArr
 
 def test_preprocessing_that_returns_mixed_shapes(students: DocumentArray[Student]) -> None:
     dataset = MultiModalDataset[Student](students, {"photo": lambda photo: photo[:, : int(photo[0, 0, 0]) + 1]})
-    assert told(ColumnError, lambda: dataset.__getitems__([0, 1])) == (
+    assert message_of(ColumnError, lambda: dataset.__getitems__([0, 1])) == (
         "the batch of documents 0, 1: Student.photo: mixed shapes: row 0 has (3, 1, 8), row 1 has (3, 2, 8). "
         "Stack with shapes='pad' or shapes='ragged', or bring them to one shape."
     )
@@ -362,7 +366,7 @@ def test_preprocessing_that_returns_mixed_shapes(students: DocumentArray[Student
 
 def test_preprocessing_whose_shape_is_not_that_of_the_output(students: DocumentArray[Student]) -> None:
     dataset = MultiModalDataset[Student](students, {"photo": lambda photo: photo[:1]}, output=Student)
-    assert told(FunctionError, lambda: dataset.__getitems__([0, 1])) == (
+    assert message_of(FunctionError, lambda: dataset.__getitems__([0, 1])) == (
         "document 0 (id 0) is no Student after preprocessing: Student.photo: "
         "expected NdArray float32 (3, 8, 8), got float32 (1, 8, 8) of numpy."
     )
@@ -374,7 +378,7 @@ def test_preprocessing_whose_shape_is_not_that_of_the_output(students: DocumentA
 def test_a_file_of_something_else(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("hello world, this is no file of documents")
-    assert told(DecodeError, lambda: DocumentArray[Student].load_binary(path)) == (
+    assert message_of(DecodeError, lambda: DocumentArray[Student].load_binary(path)) == (
         f"{path}: byte 3 begins a field of type 4, which no message of quire has: "
         "these are not the bytes of documents, or they were altered."
     )
@@ -386,9 +390,9 @@ def test_a_file_that_was_cut_off(students: DocumentArray[Student], tmp_path: Pat
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     for message in (
-        told(DecodeError, lambda: DocumentArray[Student].load_binary(path)),
-        told(DecodeError, lambda: list(DocumentArray[Student].load_binary(path, streaming=True))),
-        told(DecodeError, lambda: DocumentBatch[Student].load_binary(path)),
+        message_of(DecodeError, lambda: DocumentArray[Student].load_binary(path)),
+        message_of(DecodeError, lambda: list(DocumentArray[Student].load_binary(path, streaming=True))),
+        message_of(DecodeError, lambda: DocumentBatch[Student].load_binary(path)),
     ):
         place, missing = message.removeprefix(f"{path}: block 1 (byte ").split(") ends ")
         number = missing.split()[0]
@@ -401,7 +405,7 @@ def test_a_file_that_was_cut_off(students: DocumentArray[Student], tmp_path: Pat
 def test_a_file_of_another_class(students: DocumentArray[Student], tmp_path: Path) -> None:
     path = tmp_path / "students.bin"
     students.save_binary(path)
-    message = told(DecodeError, lambda: DocumentArray[Clip].load_binary(path))
+    message = message_of(DecodeError, lambda: DocumentArray[Clip].load_binary(path))
     place = message.split("(byte ")[1].split(")")[0]
     assert message == (
         f"{path}: block 1 (byte {int(place)}): Clip.frames: the bytes do not hold it, and it has no default."
@@ -409,7 +413,7 @@ def test_a_file_of_another_class(students: DocumentArray[Student], tmp_path: Pat
 
 
 def test_an_array_read_as_a_document(students: DocumentArray[Student]) -> None:
-    message = told(DecodeError, lambda: Student.from_bytes(students.to_bytes()))
+    message = message_of(DecodeError, lambda: Student.from_bytes(students.to_bytes()))
     assert message == "these are the bytes of an array: read them with DocumentArray[Student].from_bytes()."
 
 
@@ -418,20 +422,20 @@ def test_a_batch_of_a_class_that_is_not_loaded(students: DocumentArray[Student],
     data = students.stack().to_bytes().replace(b":Student", b":Strange")
     path.write_bytes(data)
     name = f"{Student.__module__}:Strange"
-    assert told(DecodeError, lambda: DocumentBatch.load_binary(path)) == (
+    assert message_of(DecodeError, lambda: DocumentBatch.load_binary(path)) == (
         f"{path}: the class '{name}' is not loaded, and a batch needs one: import it, pass types=[...], or read the "
         "bytes with DocumentArray."
     )
 
 
 def test_a_pickle(students: DocumentArray[Student]) -> None:
-    message = told(CodecError, lambda: DocumentArray[Student].from_bytes(students.to_bytes(protocol="pickle")))
+    message = message_of(CodecError, lambda: DocumentArray[Student].from_bytes(students.to_bytes(protocol="pickle")))
     assert message == "this is a pickle, and a pickle can run code: pass allow_pickle=True if you trust the source."
 
 
 def test_a_compression_that_is_called_otherwise(students: DocumentArray[Student]) -> None:
     assert (
-        told(CodecError, lambda: students.to_bytes(compress="zip"))
+        message_of(CodecError, lambda: students.to_bytes(compress="zip"))
         == "'zip' is not a compression. Did you mean 'gzip'?"
     )
 
@@ -441,21 +445,21 @@ def test_a_compression_that_is_called_otherwise(students: DocumentArray[Student]
 
 def test_a_dataset_that_is_not_there(tmp_path: Path) -> None:
     path = tmp_path / "nowhere"
-    message = told(StorageNotFoundError, lambda: open_dataset(path, Student))
+    message = message_of(StorageNotFoundError, lambda: open_dataset(path, Student))
     assert message == f"{path}: there is no dataset here: no _quire/ and no file that ends with .parquet or .arrow."
 
 
 def test_a_file_in_the_place_of_a_dataset(students: DocumentArray[Student], tmp_path: Path) -> None:
     path = tmp_path / "students.bin"
     students.save_binary(path)
-    assert told(StorageError, lambda: open_dataset(path, Student)) == (
+    assert message_of(StorageError, lambda: open_dataset(path, Student)) == (
         f"{path}: this is a file, and a dataset is a folder, or a file that ends with .parquet or .arrow. "
         "Files of save_binary are read by load_binary."
     )
 
 
 def test_writing_where_a_dataset_is(students: DocumentArray[Student], folder: Path) -> None:
-    assert told(StorageError, lambda: write_dataset(students, folder, schema=Student)) == (
+    assert message_of(StorageError, lambda: write_dataset(students, folder, schema=Student)) == (
         f"{folder}: there is a dataset already. Pass mode='append' to add to it, 'resume' to go on with a write that "
         "was broken off, or 'overwrite' to replace it."
     )
@@ -463,7 +467,7 @@ def test_writing_where_a_dataset_is(students: DocumentArray[Student], folder: Pa
 
 def test_appending_documents_of_another_class(folder: Path) -> None:
     clips = [Clip(frames=np.zeros((2, 2), np.float32))]
-    assert told(StorageError, lambda: write_dataset(clips, folder, schema=Clip, mode="append")) == (
+    assert message_of(StorageError, lambda: write_dataset(clips, folder, schema=Clip, mode="append")) == (
         f"{folder}: Clip does not go with the documents that are there. Clip.frames: the data does not hold it, and it "
         "has no default. Append documents of the same class, give new fields defaults, or write to another folder."
     )
@@ -473,14 +477,14 @@ def test_appending_documents_of_another_class(folder: Path) -> None:
 
 
 def test_a_filter_or_a_column_that_is_misspelt(folder: Path) -> None:
-    message = told(PathError, lambda: open_dataset(folder, Student, where={"garde": 1}))
+    message = message_of(PathError, lambda: open_dataset(folder, Student, where={"garde": 1}))
     assert message == "Student has no field 'garde' (in the path 'garde'). Did you mean 'grade'?"
-    message = told(PathError, lambda: open_dataset(folder, Student, columns=["nmae"]))
+    message = message_of(PathError, lambda: open_dataset(folder, Student, columns=["nmae"]))
     assert message == "Student has no field 'nmae' (in the path 'nmae'). Did you mean 'name'?"
 
 
 def test_a_dataset_whose_tensors_have_another_shape(folder: Path) -> None:
-    message = told(ShardError, lambda: open_dataset(folder, LargerStudent)[0])
+    message = message_of(ShardError, lambda: open_dataset(folder, LargerStudent)[0])
     [shard] = folder.glob("*.parquet")
     assert message == (
         f"{shard}: the shard cannot be read: LargerStudent.photo: the data has tensors of float32 (3, 8, 8), the field "
@@ -494,12 +498,13 @@ def test_a_dataset_whose_tensors_have_another_shape(folder: Path) -> None:
 def test_documents_that_the_service_does_not_take(students: DocumentArray[Student]) -> None:
     photos = DocumentArray[LargerStudent]([LargerStudent(name="Ada", photo=np.zeros((3, 16, 16), np.float32))])
     with serve(embed) as server, Client(server.address) as client:
-        assert told(SchemaError, lambda: client.embed(photos)) == (
+        assert message_of(SchemaError, lambda: client.embed(photos)) == (
             "embed: LargerStudent does not fit what the service takes. Student.photo: NdArray[float32, 3, 8, 8] is "
             "read, but NdArray[float32, 3, 16, 16] is sent."
         )
         assert (
-            told(PathError, lambda: client.embedd(students)) == "Embed has no endpoint 'embedd'. Did you mean 'embed'?"
+            message_of(PathError, lambda: client.embedd(students))
+            == "Embed has no endpoint 'embedd'. Did you mean 'embed'?"
         )
 
 
@@ -507,18 +512,18 @@ def test_a_function_without_types() -> None:
     def untyped(docs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         return docs
 
-    message = told(SchemaError, lambda: serve(untyped))
+    message = message_of(SchemaError, lambda: serve(untyped))
     assert message == (
         "untyped: no type for 'docs'. Write it as `def untyped(docs: DocumentArray[T]) -> DocumentArray[U]`."
     )
 
 
 def test_a_misspelled_method_of_an_array_or_a_batch(students: DocumentArray[Student]) -> None:
-    message = told(PathError, lambda: students.fliter({"grade": 1.5}))
+    message = message_of(PathError, lambda: students.fliter({"grade": 1.5}))
     assert message == (
         "DocumentArray[Student] has no method 'fliter', and Student no such field. Did you mean 'filter'?"
     )
-    message = told(PathError, lambda: students.stack().unstak())
+    message = message_of(PathError, lambda: students.stack().unstak())
     assert message == (
         "DocumentBatch[Student] has no method 'unstak', and Student no such field. Did you mean 'unstack'?"
     )
@@ -526,56 +531,56 @@ def test_a_misspelled_method_of_an_array_or_a_batch(students: DocumentArray[Stud
 
 
 def test_a_misspelled_field_is_not_taken_for_a_method(students: DocumentArray[Student]) -> None:
-    message = told(PathError, lambda: students.grades)
+    message = message_of(PathError, lambda: students.grades)
     assert message == "Student has no field 'grades' (in the path 'grades'). Did you mean 'grade'?"
 
 
 def test_a_search_names_the_field_of_the_vectors(students: DocumentArray[Student]) -> None:
     for rows in (students, students.stack()):
-        message = told(PathError, lambda rows=rows: rows.find(np.zeros(3)))
+        message = message_of(PathError, lambda rows=rows: rows.find(np.zeros(3)))
         assert message.startswith("Student has no field 'embedding'")
         assert message.endswith(" Pass the field that holds the vectors: find(query, 'field').")
 
 
 def test_a_filter_in_words(students: DocumentArray[Student]) -> None:
-    message = told(QueryError, lambda: students.filter("grade == 1"))
+    message = message_of(QueryError, lambda: students.filter("grade == 1"))
     assert message == (
         "a filter is a function or a dict, got str 'grade == 1'. Write {'field': value} or {'field': {'$gt': value}}."
     )
 
 
 def test_a_path_in_place_of_content() -> None:
-    message = told(OptionError, lambda: DocumentArray[Thesis].from_csv(text="theses.csv"))
+    message = message_of(OptionError, lambda: DocumentArray[Thesis].from_csv(text="theses.csv"))
     assert message == "text= takes the content, and 'theses.csv' is a path. Pass it as the first argument."
 
 
 def test_a_class_by_name_in_place_of_the_class(students: DocumentArray[Student], tmp_path: Path) -> None:
     write_dataset(students, tmp_path / "students")
-    message = told(SchemaError, lambda: open_dataset(tmp_path / "students", "Student"))
+    message = message_of(SchemaError, lambda: open_dataset(tmp_path / "students", "Student"))
     assert message == "open_dataset: schema takes a document class, got str 'Student'."
 
 
 def test_documents_in_place_of_the_rows_of_shards(students: DocumentArray[Student]) -> None:
-    message = told(OptionError, lambda: DocumentShards[Student](students))
+    message = message_of(OptionError, lambda: DocumentShards[Student](students))
     assert message == (
         "DocumentShards[Student](...) does not take DocumentArray[Student]. "
         "Write DocumentShards[Student].from_documents(documents)."
     )
-    message = told(OptionError, lambda: DocumentShards[Student]("students"))
+    message = message_of(OptionError, lambda: DocumentShards[Student]("students"))
     assert message == (
         "DocumentShards[Student](...) does not take str 'students'. Write DocumentShards[Student].read_parquet(path)."
     )
 
 
 def test_an_output_that_is_not_a_document_class(students: DocumentArray[Student]) -> None:
-    message = told(OptionError, lambda: MultiModalDataset[Student](students, output="Student", missing="mask"))
+    message = message_of(OptionError, lambda: MultiModalDataset[Student](students, output="Student", missing="mask"))
     assert message == "output takes a document class, got str 'Student'."
 
 
 def test_missing_values_in_a_loader_of_documents(students: DocumentArray[Student]) -> None:
     students[0].grade = None
     known_to_default_collate()
-    message = told(MissingValueError, lambda: list(DataLoader(students, batch_size=2)))
+    message = message_of(MissingValueError, lambda: list(DataLoader(students, batch_size=2)))
     assert message.startswith("Student.grade: document 0 of the batch")
     assert message.endswith(
         "`missing` is an option of MultiModalDataset: DataLoader(MultiModalDataset[Student](documents, missing=...))."

@@ -104,7 +104,7 @@ def imports_private_names(node: ast.ImportFrom, package: str, root: Path) -> boo
 
 
 def count_used_once(names: list[str], texts: list[str]) -> int:
-    """Count the private functions that are used at most once beside their definition."""
+    """Count the private functions that are used at most once besides their definition."""
     uses = Counter(name for text in texts for name in re.findall(r"\b_[a-zA-Z]\w*", text))
     return sum(uses[name] <= 2 for name in names)
 

@@ -166,7 +166,7 @@ def _relaxed(schema: Any) -> Any:
 def _compile(schema: CoreSchema) -> SchemaValidator:
     """A validator that is built from the schema alone.
 
-    Since 2.11, pydantic uses the validator that a nested class has already; since 2.12 it can be told not to. In
+    Since 2.11, pydantic uses the validator that a nested class has already; since 2.12 an option turns that off. In
     between, it must not find the nested classes complete.
     """
     try:

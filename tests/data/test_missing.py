@@ -402,7 +402,7 @@ def test_no_zero_stands_for_none_unless_it_was_asked_for(
     chosen = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=count))
 
     masked = kind(documents, missing="mask", **options).__getitems__(chosen)
-    assert masked.to_framework("numpy").unstack().identical(documents[chosen])  # None is still told from zero
+    assert masked.to_framework("numpy").unstack().identical(documents[chosen])  # None and zero are still distinguished
     try:
         batch = kind(documents, **options).__getitems__(chosen)
     except MissingValueError:  # fields that no function touches are checked in all rows, when the dataset is made

@@ -276,7 +276,7 @@ def test_no_zero_stands_for_none_unless_it_was_asked_for(
     write_dataset(documents, source, format=format)
     kind, options = StreamingDataset[documents.document_type], {"shapes": "ragged", "shuffle": False}
     [masked] = kind(source, len(documents), preprocessing, missing="mask", **options)
-    assert masked.unstack().identical(documents)  # None is still told from zero
+    assert masked.unstack().identical(documents)  # None and zero are still distinguished
     try:
         [batch] = kind(source, len(documents), preprocessing, **options)
     except MissingValueError:

@@ -169,5 +169,5 @@ except MissingDependencyError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    told = "s3://...@bucket/data needs fsspec, which is not installed: pip install 'quire-ml[parquet]'"
-    assert done.stdout.strip() == told
+    expected = "s3://...@bucket/data needs fsspec, which is not installed: pip install 'quire-ml[parquet]'"
+    assert done.stdout.strip() == expected

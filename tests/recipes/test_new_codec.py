@@ -94,8 +94,8 @@ def test_a_format_of_others_becomes_a_dataset(tmp_path: Path, monkeypatch: pytes
         lines = Path(source).read_text().splitlines()
 
         def rows(first: int) -> Iterator[Any]:
-            told = ((f"{source}, line {number}", json.loads(lines[number])) for number in range(first, len(lines)))
-            return made_documents(schema or Point, told, options.extra)
+            records = ((f"{source}, line {number}", json.loads(lines[number])) for number in range(first, len(lines)))
+            return made_documents(schema or Point, records, options.extra)
 
         return Reading(schema or Point, rows, len(lines))
 

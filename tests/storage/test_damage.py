@@ -71,9 +71,9 @@ def test_verify_names_every_shard_that_is_not_what_was_written(folder: Path, dam
         damage(folder / name)
     with pytest.raises(ShardError) as raised:
         open_dataset(folder, Photo).verify()
-    told = str(raised.value)
-    assert [name in told for name in names[:4]] == [False, True, False, True]
-    assert f"2 of {len(names)} shards" in told
+    message = str(raised.value)
+    assert [name in message for name in names[:4]] == [False, True, False, True]
+    assert f"2 of {len(names)} shards" in message
 
 
 @pytest.mark.parametrize("damage", _DAMAGE)
@@ -116,13 +116,13 @@ def test_files_that_are_half_written_are_not_seen(folder: Path) -> None:
 def test_a_shard_with_other_rows_than_the_log_tells_is_an_error(folder: Path) -> None:
     [log] = (folder / "_quire").glob("*.jsonl")
     lines = log.read_text().splitlines()
-    told = json.loads(lines[1])
-    changed = {name: value for name, value in told.items() if name not in ("version", "sum")}
-    line = encode_line({**changed, "rows": told["rows"] + 1})
+    entry = json.loads(lines[1])
+    changed = {name: value for name, value in entry.items() if name not in ("version", "sum")}
+    line = encode_line({**changed, "rows": entry["rows"] + 1})
     log.write_text("".join(f"{each}\n" for each in [lines[0], line, *lines[2:]]))
     dataset = open_dataset(folder, Photo)
     for read in (lambda: dataset[0], dataset.read, dataset.verify):
-        with pytest.raises(ShardError, match=f"{told['name']}.*rows"):
+        with pytest.raises(ShardError, match=f"{entry['name']}.*rows"):
             read()
 
 

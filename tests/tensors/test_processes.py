@@ -39,7 +39,7 @@ stored = dict(framework={name!r}, dtype="float32", shape=[1], data=[1])
 print(message(lambda: typing.AnyTensor(stored)))
 try:
     Sample(x="text")
-except ValueError as error:  # bad input needs no framework to be told
+except ValueError as error:  # bad input is reported without the framework
     print("got str 'text'" in str(error))
 """
 
@@ -50,12 +50,12 @@ except ValueError as error:  # bad input needs no framework to be told
 )
 def test_a_missing_framework_is_named_with_its_install_command(name: str, tp: str, extra: str, run_python: Any) -> None:
     found = run_python(BLOCKED.format(module=name) + FIELD.format(tp=tp, name=name)).splitlines()
-    told = f"{{}} needs {name}, which is not installed: pip install 'quire-ml[{extra}]'"
+    expected = f"{{}} needs {name}, which is not installed: pip install 'quire-ml[{extra}]'"
     assert found == [
-        told.format(tp),
-        told.format(tp),
-        told.format(f"{tp}[2]"),
-        told.format(f"framework={name!r}"),
+        expected.format(tp),
+        expected.format(tp),
+        expected.format(f"{tp}[2]"),
+        expected.format(f"framework={name!r}"),
         "True",
     ]
 
@@ -70,8 +70,8 @@ print(message(lambda: typing.AnyTensor(stored)))
 from quire.typing import *
 """
     ).splitlines()
-    told = "{} needs tensorflow, which is not installed: pip install 'quire-ml[tensorflow]'"
-    assert found == [told.format("TensorFlowTensor"), told.format("framework='tensorflow'")]
+    expected = "{} needs tensorflow, which is not installed: pip install 'quire-ml[tensorflow]'"
+    assert found == [expected.format("TensorFlowTensor"), expected.format("framework='tensorflow'")]
 
 
 def test_missing_scipy_is_named(run_python: Any) -> None:
@@ -82,8 +82,8 @@ stored = dict(framework="scipy", dtype="float32", shape=[1, 1], data=[1], layout
 print(message(lambda: typing.AnyTensor(stored)))
 """
     )
-    told = "framework='scipy' needs scipy.sparse, which is not installed: pip install 'quire-ml[scipy]'"
-    assert found.strip() == told
+    expected = "framework='scipy' needs scipy.sparse, which is not installed: pip install 'quire-ml[scipy]'"
+    assert found.strip() == expected
 
 
 def test_missing_ml_dtypes_is_named(run_python: Any) -> None:

@@ -217,8 +217,8 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
     def fill_missing(self, values: Mapping[str, Any]) -> Self:
         """A batch with these values, by path, for missing numbers and tensors: `{'label': -100, 'image.pixels': 0}`.
 
-        A tensor column takes a number, or a tensor of the shape of a row. Which rows had a value is told by the
-        `validity()` of this batch, which stays as it is; in the new one they all have.
+        A tensor column takes a number, or a tensor of the shape of a row. `validity()` of this batch, which
+        stays as it is, shows which rows had a value; in the new one they all have.
         """
         return self._with(_view.fill_missing(self._columns, values))
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from quire.storage import StoredDataset
-from quire.storage._shards import Parts, told
+from quire.storage._shards import Parts, shard_errors
 
 _SHARDS = 8
 """So many footers are looked at."""
@@ -19,7 +19,7 @@ def packing_of(dataset: StoredDataset[Any]) -> dict[str, Any]:
     sizes: dict[str, list[Any]] = {}
     chosen = [shard for shard in dataset.shards if shard.format == "parquet"][:_SHARDS]
     for shard in chosen:
-        with told(dataset.folder, shard), pa.PythonFile(Parts(dataset.folder, shard), "r") as file:
+        with shard_errors(dataset.folder, shard), pa.PythonFile(Parts(dataset.folder, shard), "r") as file:
             metadata = pq.read_metadata(file)
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)

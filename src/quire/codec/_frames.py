@@ -164,7 +164,9 @@ def _check_nan(column: Column, values: list[Any]) -> None:
     if column.field.nullable and column.field.kind not in _MIXED:
         for row, value in enumerate(values):
             if isinstance(value, (complex, Decimal)) and value != value:
-                raise EncodeError(f"{column.field.name}, row {row}: a data frame has no NaN beside None there.")
+                raise EncodeError(
+                    f"{column.field.name}, row {row}: a data frame cannot hold NaN and None in one column."
+                )
 
 
 def _objects(pandas: Any, values: list[Any]) -> Any:

@@ -2,7 +2,7 @@
 
 Fields are written by name and read by name or alias; a name wins over an alias that is spelled alike. What would be
 read back as another value is not written. Tensors are objects (see `quire.tensors`): nested lists, or base64 of the
-bytes; which of the two is told by the object itself.
+bytes; the object itself says which of the two.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def _check_unions(document: Any, plan: ProtoPlan, message: Any) -> None:
         if not is_unchanged(value, other):
             raise EncodeError(
                 f"{owner}.{name}: {describe(value)} would be read back as {describe(other)}. Use a union of types that "
-                "can be told apart."
+                "can be distinguished."
             )
 
 

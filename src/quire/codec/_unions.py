@@ -61,5 +61,5 @@ def check_values(schema: Schema, field: Field, values: list[Any], *, allow_pickl
         if not is_unchanged(value, again):
             raise EncodeError(
                 f"{describe(value)} would be read back as {describe(again)}: they look alike on the wire, and the "
-                f"field is {field}. Use a union of types that can be told apart."
+                f"field is {field}. Use a union of types that can be distinguished."
             )

@@ -11,7 +11,7 @@ from quire.data._epoch import RowOrder, choose_block
 from quire.data._stream_options import StreamOptions
 from quire.errors import OptionError
 from quire.storage import StoredDataset
-from quire.storage._shards import Parts, told
+from quire.storage._shards import Parts, shard_errors
 
 MiB = 1 << 20
 
@@ -59,7 +59,7 @@ def _growth(stored: StoredDataset[Any]) -> float:
     first = stored.shards[0]
     if first.format != "parquet":
         return 1.0
-    with told(stored.folder, first):
+    with shard_errors(stored.folder, first):
         metadata = pq.read_metadata(Parts(stored.folder, first))
     plain: int = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
     return max(1.0, plain / max(first.bytes, 1))

@@ -1,4 +1,4 @@
-"""Streams that are made by threads, several at a time, and read one behind the other; few bytes wait in each.
+"""Streams that are made by threads, several at a time, and read in order; few bytes wait in each.
 
 Threads cannot be killed. When the consumer is interrupted or a source fails, a flag is set that the loops over rows
 look at (`until_stopped`), so that a thread ends with the row that it is at and not with its partition.

@@ -31,7 +31,7 @@ from quire.storage import ReadOptions, Shard, ShardCache
 from quire.storage._dataset import shards_in, split_file
 from quire.storage._foreign import refuse_unknown_columns
 from quire.storage._manifest import SUFFIXES
-from quire.storage._shards import ShardReader, arrow_schema_of, block_rows, counted, partitions, told
+from quire.storage._shards import ShardReader, arrow_schema_of, block_rows, counted, partitions, shard_errors
 from quire.storage.importers._reading import local_file
 
 _FOOTERS = 16
@@ -110,7 +110,7 @@ class ReadShards(PartitionStage):
         reader = ShardReader(piece.folder, self.target.layout, ShardCache(max_bytes=1))  # nothing is kept in it
         url, row = piece.folder.join(piece.shard.name), piece.first
         lacks_ids = self.target.has_text_id and "id" not in partitions(piece.shard.name)
-        with told(piece.folder, piece.shard):
+        with shard_errors(piece.folder, piece.shard):
             for batch in reader.raw(piece.shard, piece.groups):
                 ids = row_ids(url, row, len(batch)) if lacks_ids and "id" not in batch.schema.names else None
                 row += len(batch)

@@ -224,7 +224,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         """What a function makes of partitions: it gets a `DocumentArray` and gives documents, as many as it likes.
 
         It is called with about 16 MiB of a partition at a time; after `partition_by` with each partition as a whole, so
-        that it sees all documents of a group. `args` and `kwargs` come behind the array; for a class,
+        that it sees all documents of a group. `args` and `kwargs` follow the array; for a class,
         they are what its instances are made with, one in each worker. A function that returns documents of another
         class says so by its return annotation or by `schema`; with neither, they are of the class of these shards.
         """

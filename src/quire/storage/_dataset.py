@@ -33,7 +33,15 @@ from quire.storage._locks import no_fork
 from quire.storage._manifest import SUFFIXES, Shard, plain_files, read_manifest
 from quire.storage._rows import Rows
 from quire.storage._select import chosen_paths
-from quire.storage._shards import Block, ShardReader, SpoiledCopyError, arrow_schema_of, counted, stored_nulls, told
+from quire.storage._shards import (
+    Block,
+    ShardReader,
+    SpoiledCopyError,
+    arrow_schema_of,
+    counted,
+    shard_errors,
+    stored_nulls,
+)
 from quire.storage._starts import Starts
 from quire.storage._verification import VerifiedBlocks, Verify, check_verify
 from quire.storage._where import Where, matching_rows
@@ -162,7 +170,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         except DecodeError:
             numbers = self.shards_of(rows)
             for number in np.unique(numbers).tolist():
-                with self._lock, told(self.folder, self.shards[number]):
+                with self._lock, shard_errors(self.folder, self.shards[number]):
                     self.layout.gather(self._located(self._stored(rows[numbers == number])))
             raise
 
@@ -298,7 +306,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
 
     def _read_parts(self) -> Iterator[Columns]:
         for shard in self.shards:
-            with told(self.folder, shard):
+            with shard_errors(self.folder, shard):
                 for batch in self.reader.read(shard):
                     yield self.reader.columns(batch)
 

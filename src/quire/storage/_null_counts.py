@@ -51,7 +51,7 @@ def null_counts(dataset: StoredDataset[Any], paths: Sequence[FieldPath]) -> dict
         else:
             counts = [_count(dataset, shard, paths) for shard in shards]
     except (StorageError, DecodeError, OSError, pa.ArrowException):
-        return {}  # who reads the rows is told
+        return {}  # reading the rows raises the error
     return {
         path: NullCount(sum(each[path].missing for each in counts), sum(each[path].total for each in counts))
         for path in paths

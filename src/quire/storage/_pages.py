@@ -25,7 +25,7 @@ from quire.storage._dataset import StoredDataset
 from quire.storage._memory import let_go
 from quire.storage._rows import Rows
 from quire.storage._select import chosen_paths
-from quire.storage._shards import empty_batch, told
+from quire.storage._shards import empty_batch, shard_errors
 from quire.storage._where import Where, matching_rows
 from quire.tensors import get_framework
 
@@ -213,7 +213,7 @@ class Pages:
     def _read(self, number: int, group: int) -> pa.RecordBatch:
         """A row group in the layout of the class, in one read of its bytes: a mapped file is read around each fault."""
         reader, shard = self.dataset.reader, self.dataset.shards[number]
-        with told(reader.folder, shard), reader._local(shard) as path:
+        with shard_errors(reader.folder, shard), reader._local(shard) as path:
             with pq.ParquetFile(path, metadata=self._footer(number, path), pre_buffer=True) as file:
                 reader.check_row_group(path, shard, file, group)
                 names = reader._wanted(file.schema_arrow)

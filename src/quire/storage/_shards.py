@@ -67,7 +67,7 @@ class ShardReader:
 
     def open(self, shard: Shard) -> list[Block]:
         """The record batches of a shard, mapped into memory. Their metadata is verified here, their columns later."""
-        with told(self.folder, shard):
+        with shard_errors(self.folder, shard):
             blocks = self._mapped(shard)
             if blocks is None:
                 blocks = self._from_cache(shard)
@@ -186,7 +186,7 @@ class ShardReader:
     def read(self, shard: Shard) -> Iterator[pa.RecordBatch]:
         """The record batches of a shard in the layout of the class, one at a time, whatever its format."""
         rows = 0
-        with told(self.folder, shard):
+        with shard_errors(self.folder, shard):
             for batch in self.raw(shard):
                 rows += len(batch)
                 yield self.conformed(batch, shard)
@@ -194,7 +194,7 @@ class ShardReader:
 
     def raw(self, shard: Shard, groups: Sequence[int] | None = None) -> Iterator[pa.RecordBatch]:
         """The record batches of a shard as they are; or those of some of its row groups."""
-        with told(self.folder, shard), self._local(shard) as path:
+        with shard_errors(self.folder, shard), self._local(shard) as path:
             yield from self._batches(path, shard, groups)
 
     def _batches(self, path: Path, shard: Shard, groups: Sequence[int] | None = None) -> Iterator[pa.RecordBatch]:
@@ -270,7 +270,7 @@ class ShardReader:
 
     def groups(self, shard: Shard, wanted: Callable[[Any], bool]) -> Iterator[tuple[int, Columns]]:
         """The row groups of a Parquet shard whose metadata are wanted: the number of the first row, and the columns."""
-        with told(self.folder, shard), self._local(shard) as path:
+        with shard_errors(self.folder, shard), self._local(shard) as path:
             file = self._parquet(path, shard, ())
             numbers = [i for i in range(file.num_row_groups) if wanted(file.metadata.row_group(i))]
             file = self._parquet(path, shard, numbers)
@@ -337,7 +337,7 @@ class ShardReader:
     def check(self, shard: Shard) -> None:
         """Read all of a shard, and compare its size, checksums and rows."""
         whole = ShardReader(self.folder, self.layout, self.cache, "first_touch")
-        with told(self.folder, shard), self._local(shard) as path:
+        with shard_errors(self.folder, shard), self._local(shard) as path:
             buffer = self._buffer(path, shard)
             table = whole._checked_table(buffer, shard)
             if table is None:
@@ -365,7 +365,7 @@ def read_table(folder: Folder, shard: Shard) -> BlockTable | None:
     """The block table of a shard, in one read of a part of the file; None for format 1 and other writers' files."""
     if shard.table is None:
         return None
-    with told(folder, shard):
+    with shard_errors(folder, shard):
         start, size = shard.table
         return parse_table(_table_bytes(memoryview(folder.read_range(shard.name, start, start + size)), shard))
 
@@ -388,7 +388,7 @@ def stored_nulls(folder: Folder, shard: Shard, path: str) -> int | None:
         sums = np.where((table.nulls < 0).any(axis=0), -1, table.nulls.sum(axis=0)).tolist()
         counts = dict(zip(table.names, sums, strict=True))
     elif shard.format == "parquet":
-        with told(folder, shard), pa.PythonFile(Parts(folder, shard), "r") as file:
+        with shard_errors(folder, shard), pa.PythonFile(Parts(folder, shard), "r") as file:
             counts = _footer_nulls(pq.read_metadata(file))
     else:
         return None
@@ -455,8 +455,8 @@ def _partition_value(text: str) -> int | str | None:
 
 
 @contextmanager
-def told(folder: Folder, shard: Shard) -> Iterator[None]:
-    """Whatever goes wrong with a shard names it."""
+def shard_errors(folder: Folder, shard: Shard) -> Iterator[None]:
+    """Raise what goes wrong with a shard as a `ShardError` that names it."""
     name = shown(folder.join(shard.name))
     try:
         yield
@@ -479,7 +479,7 @@ def counted(folder: Folder, shard: Shard) -> Shard:
     """A shard of another writer with its rows, which its footer tells."""
     if shard.rows >= 0:
         return shard
-    with told(folder, shard), pa.PythonFile(Parts(folder, shard), "r") as file:
+    with shard_errors(folder, shard), pa.PythonFile(Parts(folder, shard), "r") as file:
         if shard.format == "parquet":
             metadata = pq.read_metadata(file)
             groups = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
@@ -502,7 +502,7 @@ def recovered(folder: Folder, shard: Shard) -> Shard:
     counted_shard = counted(folder, shard)
     metadata = arrow_schema_of(folder, shard).metadata or {}
     found = replace(counted_shard, layout=metadata.get(FINGERPRINT_KEY, b"").decode(), stamp="")
-    with told(folder, shard):
+    with shard_errors(folder, shard):
         place = find_table(partial(folder.read_range, shard.name), shard.bytes, shard.format)
         if place is None:  # format 1
             total = hasher()
@@ -516,7 +516,7 @@ def recovered(folder: Folder, shard: Shard) -> Shard:
 
 def arrow_schema_of(folder: Folder, shard: Shard) -> pa.Schema:
     """The Arrow schema in the footer of a shard."""
-    with told(folder, shard):
+    with shard_errors(folder, shard):
         if shard.table is not None:
             start, size = shard.table
             tail = memoryview(folder.read_range(shard.name, start, shard.bytes))
