@@ -419,7 +419,7 @@ def test_missing_numbers_are_masked_and_zeros_are_not() -> None:
 def test_nan_next_to_none_is_refused_where_pandas_has_one_of_them(name: str, nan: Any) -> None:
     docs = DocumentArray[Numbers]([Numbers(), Numbers(**{name: 1}), Numbers(**{name: nan})])
     for source in (docs, docs.stack()):
-        with pytest.raises(EncodeError, match=rf"{name}, row 2: a data frame has no NaN"):
+        with pytest.raises(EncodeError, match=rf"{name}, row 2: a data frame cannot hold NaN"):
             source.to_dataframe()
     assert docs[:2].to_dataframe()[name].tolist() == [None, 1]
 
