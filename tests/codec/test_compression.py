@@ -408,5 +408,6 @@ def test_no_more_is_read_than_is_asked_for() -> None:
 
 
 def test_zlib_data_is_not_gzip_data() -> None:
+    assert _compression._one_member(zlib.compress(DATA), 1 << 40) is None
     with pytest.raises(DecodeError, match="the gzip data is damaged"):
         unpack(zlib.compress(DATA), COMPRESSIONS["gzip"], 1 << 20, 1.0)
