@@ -1,4 +1,4 @@
-"""Encoded sound to arrays and back."""
+"""Decoding and encoding of audio."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ EXACT = {"wav": ("uint8", "int16", "int32", "float32", "float64"), "flac": ("int
 
 @pytest.mark.parametrize(("audio_format", "dtype"), [(name, dtype) for name in EXACT for dtype in EXACT[name]])
 @pytest.mark.parametrize("channels", [1, 2, 6])
-def test_what_is_stored_comes_back_to_the_sample(audio_format: str, dtype: str, channels: int) -> None:
-    chance = np.random.default_rng(0)
-    samples = (chance.random((70_001, channels)) * 200).astype(dtype)
+def test_lossless_roundtrip_keeps_samples(audio_format: str, dtype: str, channels: int) -> None:
+    generator = np.random.default_rng(0)
+    samples = (generator.random((70_001, channels)) * 200).astype(dtype)
     if dtype.startswith("float"):
         samples /= 200
     sound = decode_audio(to_audio_bytes(samples, 8000, audio_format), native=True)
@@ -40,22 +40,22 @@ def test_what_is_stored_comes_back_to_the_sample(audio_format: str, dtype: str, 
 
 @laws
 @given(hnp.arrays(np.int16, st.tuples(st.integers(1, 40), st.integers(1, 2))))
-def test_floats_are_the_samples_between_minus_one_and_one(samples: Any) -> None:
+def test_decode_audio_scales_samples_to_unit_floats(samples: Any) -> None:
     sound = decode_audio(to_audio_bytes(samples, 16_000))
     assert sound.samples.dtype == np.float32
     assert np.allclose(sound.samples, samples / 2**15, atol=1e-7)
 
 
 @pytest.mark.parametrize("audio_format", ["flac", "mp3", "ogg", "opus", "m4a", "aac"])
-def test_every_format_is_written_and_read(audio_format: str) -> None:
+def test_lossy_roundtrip_keeps_pitch(audio_format: str) -> None:
     sound = decode_audio(to_audio_bytes(tone(0.5, 16_000), 16_000, audio_format), rate=16_000)
     assert sound.samples.shape[1] == 2
-    assert abs(len(sound.samples) - 8000) < 2500  # some pad
+    assert abs(len(sound.samples) - 8000) < 2500  # some codecs pad
     loudest = np.abs(np.fft.rfft(sound.samples[1000:7000, 0])).argmax() / 6000 * 16_000
     assert loudest == pytest.approx(440, abs=5)
 
 
-def test_mono_is_the_mean_and_the_rate_may_change() -> None:
+def test_decode_audio_mixes_channels_and_resamples() -> None:
     content = to_audio_bytes(tone(1.0, 8000), 8000)
     mono = decode_audio(content, mono=True)
     assert mono.samples.shape == (8000, 1)
@@ -66,12 +66,12 @@ def test_mono_is_the_mean_and_the_rate_may_change() -> None:
     assert stored.samples.tolist() == [[4], [-4]]
 
 
-def test_the_sound_of_a_video_is_read() -> None:
+def test_decode_audio_reads_sound_of_video() -> None:
     content = to_video_bytes(numbered_frames(), 12, audio=Sound(tone(1.0, 16_000), 16_000))
     assert decode_audio(content).samples.shape[1] == 2
 
 
-def test_what_is_too_long_is_an_error_before_it_is_decoded() -> None:
+def test_decode_audio_enforces_limits() -> None:
     content = to_audio_bytes(tone(2.0), 8000)
     with pytest.raises(DecodeError, match=r"long.wav: the sound has 2.0 seconds.*max_seconds=1.5.*larger max_seconds"):
         decode_audio(content, "long.wav", max_seconds=1.5)
@@ -80,7 +80,7 @@ def test_what_is_too_long_is_an_error_before_it_is_decoded() -> None:
     assert len(decode_audio(content, max_seconds=2.0, max_samples=32_000).samples) == 16_000
 
 
-def test_a_head_that_tells_of_days_is_an_error() -> None:
+def test_decode_audio_rejects_header_with_huge_duration() -> None:
     file = io.BytesIO()
     with wave.open(file, "wb") as target:
         target.setparams((1, 2, 8000, 0, "NONE", ""))
@@ -91,49 +91,49 @@ def test_a_head_that_tells_of_days_is_an_error() -> None:
         decode_audio(bytes(content), max_seconds=3600)
 
 
-def test_a_head_that_tells_less_than_comes_does_not_help() -> None:
+def test_decode_audio_limits_duration_beyond_header() -> None:
     content = to_audio_bytes(tone(3.0), 8000, "mp3")
     with pytest.raises(DecodeError, match="max_seconds=1"):
         decode_audio(content, max_seconds=1)
 
 
 @pytest.mark.parametrize("content", [b"", b"RIFF", b"no sound at all" * 50, b"\xff" * 5000])
-def test_bytes_that_are_no_sound_are_a_decode_error(content: bytes) -> None:
+def test_decode_audio_rejects_other_bytes(content: bytes) -> None:
     with pytest.raises(DecodeError, match=r"noise\.bin"):
         decode_audio(content, "noise.bin")
 
 
-def test_a_video_without_sound_says_so() -> None:
+def test_decode_audio_rejects_silent_video() -> None:
     with pytest.raises(DecodeError, match="no audio in it, only video"):
         decode_audio(to_video_bytes(numbered_frames(), 10))
 
 
 @laws
 @given(st.sampled_from(["wav", "flac", "mp3", "ogg"]), st.floats(0, 1), st.integers(0, 255))
-def test_damage_is_a_decode_error_or_a_shorter_sound(audio_format: str, place: float, value: int) -> None:
+def test_decode_audio_of_damaged_bytes_raises_only_decode_error(audio_format: str, place: float, value: int) -> None:
     content = bytearray(_ENCODED[audio_format])
-    at = int(place * (len(content) - 1))
-    content[at] = value
-    for damaged in (bytes(content), bytes(content[:at])):
+    position = int(place * (len(content) - 1))
+    content[position] = value
+    for damaged in (bytes(content), bytes(content[:position])):
         try:
-            found = decode_audio(damaged)
+            sound = decode_audio(damaged)
         except DecodeError:
             continue
-        assert found.samples.ndim == 2
+        assert sound.samples.ndim == 2
 
 
 _ENCODED = {name: to_audio_bytes(tone(), 8000, name) for name in ("wav", "flac", "mp3", "ogg")}
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_sounds_of_any_framework_are_saved(framework: str, tmp_path: Path) -> None:
+def test_save_audio_accepts_any_framework(framework: str, tmp_path: Path) -> None:
     save_audio(get_framework(framework).from_numpy(tone()), tmp_path / "x.wav", 8000)
     assert (decode_audio((tmp_path / "x.wav").read_bytes()).samples == tone()).all()
     save_audio(get_framework(framework).from_numpy(tone().T.copy()), tmp_path / "y.wav", 8000, channel_axis=0)
     assert (tmp_path / "y.wav").read_bytes() == (tmp_path / "x.wav").read_bytes()
 
 
-def test_a_file_that_cannot_be_sought_in_is_written_too() -> None:
+def test_save_audio_writes_to_unseekable_file() -> None:
     class Pipe(io.BytesIO):
         def seekable(self) -> bool:
             return False
@@ -143,7 +143,7 @@ def test_a_file_that_cannot_be_sought_in_is_written_too() -> None:
     assert len(decode_audio(pipe.getvalue()).samples) == 2000
 
 
-def test_what_is_no_sound_is_not_written(tmp_path: Path) -> None:
+def test_save_audio_rejects_invalid_input(tmp_path: Path) -> None:
     with pytest.raises(EncodeError, match=r"got float32 \(2, 100\).*transposed"):
         save_audio(np.zeros((2, 100), np.float32), tmp_path / "x.wav", 8000)
     with pytest.raises(EncodeError, match="'waf' is not a format.*'wav'"):

@@ -1,4 +1,4 @@
-"""Encoded images to arrays and back."""
+"""Decoding and encoding of images."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ pictures = hnp.arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9), 
 
 @laws
 @given(pictures)
-def test_a_png_gives_back_every_pixel(picture: Any) -> None:
-    found = decode_image(to_image_bytes(picture))
-    assert found.dtype == np.uint8
-    assert (found == picture).all()
-    found[0, 0] = 0  # its own memory
+def test_png_roundtrip_keeps_pixels(picture: Any) -> None:
+    decoded = decode_image(to_image_bytes(picture))
+    assert decoded.dtype == np.uint8
+    assert (decoded == picture).all()
+    decoded[0, 0] = 0  # writable
 
 
 @laws
 @given(pictures)
-def test_channels_may_be_in_front(picture: Any) -> None:
+def test_to_image_bytes_accepts_channels_first(picture: Any) -> None:
     assert to_image_bytes(picture.transpose(2, 0, 1), channel_axis=0) == to_image_bytes(picture)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
-def test_every_mode_becomes_red_green_and_blue(mode: str) -> None:
+def test_decode_image_converts_every_mode_to_rgb(mode: str) -> None:
     file = io.BytesIO()
     PIL.Image.new(mode, (5, 4)).save(file, "tiff")
-    found = decode_image(file.getvalue())
-    assert (found.shape, found.dtype) == ((4, 5, 3), np.uint8)
-    assert (found == decode_frames(file.getvalue())[0]).all()
+    decoded = decode_image(file.getvalue())
+    assert (decoded.shape, decoded.dtype) == ((4, 5, 3), np.uint8)
+    assert (decoded == decode_frames(file.getvalue())[0]).all()
 
 
-def test_of_several_frames_it_is_the_first() -> None:
+def test_decode_image_returns_first_frame() -> None:
     file = io.BytesIO()
     frames = [PIL.Image.new("RGB", (4, 4), color) for color in ("red", "blue")]
     frames[0].save(file, "gif", save_all=True, append_images=frames[1:])
@@ -56,13 +56,13 @@ def test_of_several_frames_it_is_the_first() -> None:
     assert len(decode_frames(file.getvalue())) == 2
 
 
-def test_it_is_resized() -> None:
+def test_decode_image_resizes() -> None:
     content = to_image_bytes(np.zeros((4, 6, 3), np.uint8))
     assert decode_image(content, width=3).shape == (4, 3, 3)
     assert decode_image(content, width=3, height=2).shape == (2, 3, 3)
 
 
-def test_a_bomb_is_an_error_that_says_how_to_raise_the_limit() -> None:
+def test_decode_image_enforces_pixel_limits() -> None:
     with pytest.raises(DecodeError, match=r"bomb.png.*too large.*MAX_IMAGE_PIXELS"):
         decode_image(png_with_size(60_000, 60_000), "bomb.png")
     with pytest.raises(DecodeError, match=r"too large.*96.?000.?000 pixels"):
@@ -76,7 +76,7 @@ def test_a_bomb_is_an_error_that_says_how_to_raise_the_limit() -> None:
 
 
 @pytest.mark.parametrize("image_format", ["png", "jpeg", "webp", "gif", "bmp", "tiff"])
-def test_whatever_is_cut_off_is_a_decode_error(image_format: str) -> None:
+def test_decode_image_rejects_truncated_bytes(image_format: str) -> None:
     content = to_image_bytes(np.random.default_rng(0).integers(0, 255, (16, 16, 3), np.uint8), image_format)
     for size in range(0, len(content) * 3 // 4, max(1, len(content) // 40)):
         with pytest.raises(DecodeError, match=r"half\.x"):
@@ -84,14 +84,14 @@ def test_whatever_is_cut_off_is_a_decode_error(image_format: str) -> None:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_images_of_any_framework_are_saved(framework: str, tmp_path: Path) -> None:
+def test_save_image_accepts_any_framework(framework: str, tmp_path: Path) -> None:
     picture = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     save_image(get_framework(framework).from_numpy(picture.copy()), tmp_path / "x.png")
     with PIL.Image.open(tmp_path / "x.png") as image:
         assert (np.asarray(image) == picture).all()
 
 
-def test_the_name_tells_the_format(tmp_path: Path) -> None:
+def test_save_image_infers_format_from_suffix(tmp_path: Path) -> None:
     save_image(np.zeros((4, 4), np.uint8), tmp_path / "x.webp")
     with PIL.Image.open(tmp_path / "x.webp") as image:
         assert image.format == "WEBP"
@@ -100,7 +100,7 @@ def test_the_name_tells_the_format(tmp_path: Path) -> None:
     assert PIL.Image.open(file).format == "JPEG"
 
 
-def test_what_is_no_image_is_not_written(tmp_path: Path) -> None:
+def test_save_image_rejects_invalid_input(tmp_path: Path) -> None:
     with pytest.raises(EncodeError, match=r"got float32 \(4, 4, 3\)"):
         save_image(np.zeros((4, 4, 3), np.float32), tmp_path / "x.png")
     with pytest.raises(TensorError, match="no axis 3"):

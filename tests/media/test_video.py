@@ -1,4 +1,4 @@
-"""Encoded videos to frames and back."""
+"""Decoding and encoding of video."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.needs("av")
 
 
 @pytest.mark.parametrize("video_format", ["mp4", "mov", "mkv", "webm", "avi"])
-def test_every_frame_comes_back_in_order_with_its_time(video_format: str) -> None:
+def test_video_roundtrip_keeps_frame_order_and_times(video_format: str) -> None:
     clip = decode_video(to_video_bytes(numbered_frames(), 8, video_format))
     assert (clip.frames.shape, clip.frames.dtype) == ((12, 32, 48, 3), np.uint8)
     assert frame_numbers(clip.frames) == list(range(12))
@@ -29,7 +29,7 @@ def test_every_frame_comes_back_in_order_with_its_time(video_format: str) -> Non
     assert clip.audio is None
 
 
-def test_lossless_is_lossless() -> None:
+def test_lossless_codec_keeps_pixels() -> None:
     frames = np.random.default_rng(0).integers(0, 255, (4, 15, 17, 3), np.uint8)
     clip = decode_video(to_video_bytes(frames, 10, "mkv", codec="libx264rgb", codec_options={"crf": "0"}))
     assert (clip.frames == frames).all()
@@ -37,15 +37,15 @@ def test_lossless_is_lossless() -> None:
 
 @laws
 @given(st.integers(0, 11), st.integers(0, 14), st.integers(1, 5))
-def test_a_part_is_that_part_of_all_frames(start: int, end: int, stride: int) -> None:
-    found = stream_frames(_TENTH, start=start / 10 - 0.01, end=end / 10 - 0.01, stride=stride)
-    assert frame_numbers(frame.pixels for frame in found) == list(range(12))[start:end:stride]
+def test_stream_frames_selects_time_range_and_stride(start: int, end: int, stride: int) -> None:
+    frames = stream_frames(_TENTH, start=start / 10 - 0.01, end=end / 10 - 0.01, stride=stride)
+    assert frame_numbers(frame.pixels for frame in frames) == list(range(12))[start:end:stride]
 
 
 _TENTH = to_video_bytes(numbered_frames(), 10, codec_options={"g": "4"})
 
 
-def test_frames_of_another_size_and_key_frames_alone() -> None:
+def test_stream_frames_resizes_and_selects_key_frames() -> None:
     assert {frame.pixels.shape for frame in stream_frames(_TENTH, width=20, height=10)} == {(10, 20, 3)}
     assert {frame.pixels.shape for frame in stream_frames(_TENTH, height=10)} == {(10, 48, 3)}
     keys = list(stream_frames(_TENTH, key_frames=True))
@@ -54,21 +54,21 @@ def test_frames_of_another_size_and_key_frames_alone() -> None:
     assert frame_numbers(frame.pixels for frame in keys) == decode_video(_TENTH).key_frames.tolist()
 
 
-class Counted(io.BytesIO):
-    """A file that counts what is read of it."""
+class CountingFile(io.BytesIO):
+    """A file that counts the bytes read from it."""
 
     count = 0
 
     def read(self, size: int | None = -1) -> bytes:
-        found = super().read(size)
-        self.count += len(found)
-        return found
+        content = super().read(size)
+        self.count += len(content)
+        return content
 
 
-def test_only_what_is_asked_for_is_read() -> None:
-    chance = np.random.default_rng(0)
-    noise = (chance.integers(0, 255, (96, 96, 3), np.uint8) for _ in range(200))
-    file = Counted(to_video_bytes(noise, 25, "mkv", codec="ffv1"))
+def test_stream_frames_reads_only_needed_bytes() -> None:
+    generator = np.random.default_rng(0)
+    noise = (generator.integers(0, 255, (96, 96, 3), np.uint8) for _ in range(200))
+    file = CountingFile(to_video_bytes(noise, 25, "mkv", codec="ffv1"))
     size = len(file.getvalue())
     assert size > 2_000_000
     frames = stream_frames(file)
@@ -80,7 +80,7 @@ def test_only_what_is_asked_for_is_read() -> None:
     assert file.count < size / 2
 
 
-def test_the_sound_goes_along() -> None:
+def test_decode_video_returns_audio() -> None:
     content = to_video_bytes(numbered_frames(), 12, audio=Sound(tone(1.0, 16_000), 16_000))
     clip = decode_video(content, audio=True)
     assert clip.audio is not None
@@ -89,7 +89,7 @@ def test_the_sound_goes_along() -> None:
     assert decode_video(to_video_bytes(numbered_frames(), 12), audio=True).audio is None
 
 
-def test_limits_are_on_and_say_how_to_raise_them() -> None:
+def test_decode_video_enforces_limits() -> None:
     with pytest.raises(DecodeError, match=r"v.mp4: a frame has 48 x 32 pixels.*max_pixels=1,535.*larger max_pixels"):
         next(stream_frames(_TENTH, "v.mp4", max_pixels=1535))
     with pytest.raises(DecodeError, match="max_pixels"):
@@ -105,12 +105,12 @@ def test_limits_are_on_and_say_how_to_raise_them() -> None:
         decode_video(to_video_bytes(numbered_frames(), 1 / 1000))
 
 
-def test_a_head_that_lies_about_the_size_is_found_out() -> None:
-    """The frames are larger than the container says."""
+def test_decode_video_limits_size_beyond_header() -> None:
+    """The frames are larger than the container states."""
     file = io.BytesIO(to_video_bytes(numbered_frames(4, 128, 128), 10, "avi"))
     content = bytearray(file.getvalue())
-    at = content.find(b"strf") + 8
-    content[at + 4 : at + 12] = (16).to_bytes(4, "little") * 2
+    position = content.find(b"strf") + 8
+    content[position + 4 : position + 12] = (16).to_bytes(4, "little") * 2
     with pytest.raises(DecodeError):
         decode_video(bytes(content), max_pixels=4 * 100 * 100)
 
@@ -124,7 +124,7 @@ def test_a_head_that_lies_about_the_size_is_found_out() -> None:
     ],
     ids=["hls", "concat", "sdp"],
 )
-def test_a_file_that_points_to_others_is_refused(tmp_path: Path, playlist: bytes) -> None:
+def test_decode_video_rejects_playlists(tmp_path: Path, playlist: bytes) -> None:
     secret = tmp_path / "secret.mkv"
     secret.write_bytes(_TENTH)
     with pytest.raises(DecodeError):
@@ -132,23 +132,23 @@ def test_a_file_that_points_to_others_is_refused(tmp_path: Path, playlist: bytes
 
 
 @pytest.mark.parametrize("content", [b"", b"no video" * 100, b"\0" * 5000])
-def test_bytes_that_are_no_video_are_a_decode_error(content: bytes) -> None:
+def test_decode_video_rejects_other_bytes(content: bytes) -> None:
     with pytest.raises(DecodeError, match=r"noise\.bin"):
         decode_video(content, "noise.bin")
 
 
-def test_a_sound_is_no_video() -> None:
+def test_decode_video_rejects_audio() -> None:
     with pytest.raises(DecodeError, match="no video in it, only audio"):
         decode_video(to_audio_bytes(tone(), 8000))
 
 
 @laws
 @given(st.sampled_from(["mp4", "mkv", "avi"]), st.floats(0, 1), st.integers(0, 255))
-def test_damage_is_a_decode_error_or_fewer_frames(video_format: str, place: float, value: int) -> None:
+def test_decode_video_of_damaged_bytes_raises_only_decode_error(video_format: str, place: float, value: int) -> None:
     content = bytearray(_ENCODED[video_format])
-    at = int(place * (len(content) - 1))
-    content[at] = value
-    for damaged in (bytes(content), bytes(content[:at])):
+    position = int(place * (len(content) - 1))
+    content[position] = value
+    for damaged in (bytes(content), bytes(content[:position])):
         try:
             clip = decode_video(damaged, max_pixels=1 << 20)
         except DecodeError:
@@ -160,24 +160,24 @@ _ENCODED = {name: to_video_bytes(numbered_frames(), 10, name) for name in ("mp4"
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_frames_of_any_framework_are_saved(framework: str, tmp_path: Path) -> None:
-    make = get_framework(framework).from_numpy
-    save_video(make(numbered_frames()), tmp_path / "all.mp4", 10)
-    save_video((make(frame) for frame in numbered_frames()), tmp_path / "each.mp4", 10)
-    in_front = make(numbered_frames().transpose(0, 3, 1, 2).copy())
+def test_save_video_accepts_any_framework(framework: str, tmp_path: Path) -> None:
+    from_numpy = get_framework(framework).from_numpy
+    save_video(from_numpy(numbered_frames()), tmp_path / "all.mp4", 10)
+    save_video((from_numpy(frame) for frame in numbered_frames()), tmp_path / "each.mp4", 10)
+    in_front = from_numpy(numbered_frames().transpose(0, 3, 1, 2).copy())
     save_video(in_front, tmp_path / "front.mp4", 10, channel_axis=1)
     for name in ("all", "each", "front"):
-        found = decode_video((tmp_path / f"{name}.mp4").read_bytes()).frames
-        assert np.abs(found.astype(int) - numbered_frames()).max() <= 3  # what the codec loses
+        decoded = decode_video((tmp_path / f"{name}.mp4").read_bytes()).frames
+        assert np.abs(decoded.astype(int) - numbered_frames()).max() <= 3  # what the codec loses
 
 
-def test_frames_are_written_while_they_come() -> None:
-    """A video is cut from another without all of it being held."""
+def test_to_video_bytes_accepts_stream_of_frames() -> None:
+    """Part of a video is cut out without decoding all of it at once."""
     part = to_video_bytes(stream_frames(_TENTH, start=0.2, end=0.5), 10)
     assert frame_numbers(decode_video(part).frames) == [2, 3, 4]
 
 
-def test_what_is_no_video_is_not_written(tmp_path: Path) -> None:
+def test_save_video_rejects_invalid_input(tmp_path: Path) -> None:
     with pytest.raises(EncodeError, match=r"frame 0 is float32"):
         save_video(np.zeros((2, 8, 8, 3), np.float32), tmp_path / "x.mp4", 10)
     with pytest.raises(EncodeError, match="of one shape"):
@@ -195,12 +195,12 @@ def test_what_is_no_video_is_not_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("video_format", ["mp4", "mov", "mkv", "webm", "avi", "gif"])
 @pytest.mark.parametrize("size", [(32, 48), (120, 162), (33, 47)])
-def test_the_same_frames_are_the_same_bytes(video_format: str, size: tuple[int, int]) -> None:
-    """Now and then x264 gave others, and containers with random numbers always did."""
-    chance = np.random.default_rng(0)
-    frames = np.cumsum(chance.integers(0, 8, (6, *size, 3)), axis=0).astype(np.uint8)
-    kept, found = [], set()
+def test_encoding_is_reproducible(video_format: str, size: tuple[int, int]) -> None:
+    """x264 may differ between runs, and containers write random numbers; both are switched off."""
+    generator = np.random.default_rng(0)
+    frames = np.cumsum(generator.integers(0, 8, (6, *size, 3)), axis=0).astype(np.uint8)
+    kept, encoded = [], set()
     for _ in range(3 if video_format == "webm" else 8):
-        kept.append(bytes(int(chance.integers(1000, 300_000))))
-        found.add(to_video_bytes(frames, 10, video_format))
-    assert len(found) == 1
+        kept.append(bytes(int(generator.integers(1000, 300_000))))
+        encoded.add(to_video_bytes(frames, 10, video_format))
+    assert len(encoded) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from quire.document import BaseDocument
 from quire.documents import _pixels
 from quire.errors import DecodeError, EncodeError, TensorError, UriError
 from quire.files import Limits, Target, guess_type, open_target, read_uri, scheme_of, shown, to_data_uri
-from quire.media import decode_frames, encode_image, encode_pillow, pillow_format
+from quire.media import decode_frames, encode_pillow, pillow_format, save_image, to_image_bytes
 from quire.tensors import framework_of
 from quire.typing import AnyTensor
 
@@ -146,12 +145,12 @@ class Document(BaseDocument):
 
     def convert_image_tensor_to_blob(self, channel_axis: int = -1, image_format: str = "png") -> Self:
         """Set `blob` to the image in `tensor`, encoded as 'png', 'jpeg' or another format that Pillow writes."""
-        self.blob = self._encode_image(channel_axis, image_format)
+        self.blob = to_image_bytes(self._tensor_as_numpy(), image_format, channel_axis=channel_axis)
         return self
 
     def convert_image_tensor_to_uri(self, channel_axis: int = -1, image_format: str = "png") -> Self:
         """Set `uri` to a data URI of the image in `tensor`."""
-        content = self._encode_image(channel_axis, image_format)
+        content = to_image_bytes(self._tensor_as_numpy(), image_format, channel_axis=channel_axis)
         self.uri = to_data_uri(content, f"image/{pillow_format(image_format).lower()}", base64=True)
         return self
 
@@ -165,17 +164,8 @@ class Document(BaseDocument):
 
         The format is `image_format`, or else the suffix of the file name, or else PNG.
         """
-        if image_format is None:
-            name = os.fspath(file) if isinstance(file, (str, os.PathLike)) else ""
-            image_format = os.path.splitext(name)[1][1:] or "png"  # noqa: PTH122 - the name may be a URL
-        content = self._encode_image(channel_axis, image_format)
-        with open_target(file) as target:
-            target.write(content)
+        save_image(self._tensor_as_numpy(), file, image_format=image_format, channel_axis=channel_axis)
         return self
-
-    def _encode_image(self, channel_axis: int, image_format: str) -> bytes:
-        array = self._tensor_as_numpy()
-        return encode_image(array if array.ndim == 2 else _pixels.move_axis(array, channel_axis, -1), image_format)
 
     def set_image_tensor_normalization(
         self,

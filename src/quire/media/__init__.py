@@ -1,33 +1,46 @@
-"""Images, sound, videos and meshes: as files have them, and as arrays.
+"""Decode and encode images, audio, video and 3D geometry.
 
-What is decoded is numpy's; what is encoded may be of any framework. Pillow, PyAV and trimesh are imported when they are
-first needed.
+Decoders return numpy arrays; encoders accept tensors of any framework. Pillow, PyAV and trimesh are imported on first
+use.
 """
 
-from quire.media._audio import Sound, decode_audio, encode_audio
-from quire.media._images import decode_frames, decode_image, encode_image, encode_pillow, pillow_format
-from quire.media._limits import (
+from quire.media._audio import MAX_SAMPLES, MAX_SECONDS, Sound, decode_audio, encode_audio, save_audio, to_audio_bytes
+from quire.media._common import as_numpy, as_tensor
+from quire.media._images import (
+    decode_frames,
+    decode_image,
+    encode_image,
+    encode_pillow,
+    import_pillow,
+    open_image,
+    pillow_format,
+    save_image,
+    to_image_bytes,
+)
+from quire.media._meshes import (
+    MAX_POINTS,
+    Mesh,
+    Points,
+    decode_mesh,
+    decode_points,
+    encode_mesh,
+    encode_points,
+    save_mesh,
+    save_points,
+)
+from quire.media._video import (
     MAX_CLIP_PIXELS,
     MAX_FRAME_PIXELS,
     MAX_FRAMES,
-    MAX_POINTS,
-    MAX_SAMPLES,
-    MAX_SECONDS,
-)
-from quire.media._meshes import Mesh, Points, decode_mesh, decode_points, encode_mesh, encode_points
-from quire.media._save import (
-    save_audio,
-    save_image,
-    save_mesh,
-    save_points,
+    Clip,
+    Frame,
+    FrameOptions,
+    decode_video,
+    encode_video,
     save_video,
-    to_audio_bytes,
-    to_image_bytes,
+    stream_frames,
     to_video_bytes,
 )
-from quire.media._tensors import as_numpy, as_tensor
-from quire.media._video import Clip, Frame, FrameOptions, decode_video, stream_frames
-from quire.media._video_files import encode_video
 
 __all__ = [
     "MAX_CLIP_PIXELS",
@@ -56,6 +69,8 @@ __all__ = [
     "encode_pillow",
     "encode_points",
     "encode_video",
+    "import_pillow",
+    "open_image",
     "pillow_format",
     "save_audio",
     "save_image",

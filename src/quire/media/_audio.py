@@ -1,4 +1,4 @@
-"""Sound as files have it, and as arrays of (frames, channels)."""
+"""Decode and encode audio: arrays of shape (frames, channels) and a sample rate."""
 
 from __future__ import annotations
 
@@ -9,17 +9,30 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from quire.errors import DecodeError, EncodeError, OptionError, did_you_mean
-from quire.files import shown
-from quire.media._av import Encoded, opened, pyav, seconds_of, stream_of, whole_packets, written
-from quire.media._limits import MAX_SAMPLES, MAX_SECONDS, too_much
+from quire.files import Target, shown
+from quire.media._common import as_numpy, channels_last, limit_error, suffix_of, write_seekable
+from quire.media._pyav import (
+    Encoded,
+    duration_of,
+    encode_errors,
+    first_stream,
+    import_av,
+    open_container,
+    read_packets,
+)
 from quire.tensors import format_shape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+MAX_SECONDS = 3600.0
+"""Default limit on the duration of audio, and of a video that is decoded at once."""
+MAX_SAMPLES = 1 << 29
+"""Default limit on the samples over all channels: 2 GiB."""
+
 _LAYOUTS = {1: "mono", 2: "stereo", 3: "2.1", 4: "4.0", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
-_SAMPLES = {"uint8": "u8", "int16": "s16", "int32": "s32", "float32": "flt", "float64": "dbl"}
-_FORMATS = {  # by the suffix: the container, and the codecs of which the first that is there is used
+_SAMPLE_FORMATS = {"uint8": "u8", "int16": "s16", "int32": "s32", "float32": "flt", "float64": "dbl"}
+_FORMATS = {  # by suffix: the container, and its codecs, of which the first available one is used
     "wav": ("wav", ()),
     "flac": ("flac", ("flac",)),
     "mp3": ("mp3", ("libmp3lame",)),
@@ -28,12 +41,12 @@ _FORMATS = {  # by the suffix: the container, and the codecs of which the first 
     "m4a": ("ipod", ("aac",)),
     "aac": ("adts", ("aac",)),
 }
-_WAV = {"u8": "pcm_u8", "s16": "pcm_s16le", "s32": "pcm_s32le", "flt": "pcm_f32le", "dbl": "pcm_f64le"}
+_WAV_CODECS = {"u8": "pcm_u8", "s16": "pcm_s16le", "s32": "pcm_s32le", "flt": "pcm_f32le", "dbl": "pcm_f64le"}
 _BLOCK = 1 << 16
 
 
 class Sound(NamedTuple):
-    """Samples of shape (frames, channels), and how many frames make a second."""
+    """Samples of shape (frames, channels), and the rate in frames per second."""
 
     samples: Any
     rate: int
@@ -49,120 +62,123 @@ def decode_audio(
     max_seconds: float = MAX_SECONDS,
     max_samples: int = MAX_SAMPLES,
 ) -> Sound:
-    """The sound in a file: float32 between -1 and 1, or with `native` the samples as they are stored.
+    """Decode audio to float32 between -1 and 1, or with `native` to the samples as they are stored.
 
-    `rate` resamples, and `mono` is the mean of all channels. More than `max_seconds`, or more than `max_samples` over
-    all channels, is an error.
+    `rate` resamples, and `mono` averages the channels. More than `max_seconds`, or more than `max_samples` over all
+    channels, is an error.
     """
     if rate is not None and rate < 1:
-        raise OptionError(f"rate is a number of samples a second, got {rate}.")
-    with opened(source, where, "audio") as container:
-        stream = stream_of(container, where, "audio")
-        limit = _Limit(where, max_seconds, max_samples)
-        limit.check_told(seconds_of(container, stream))
-        return _decoded(container, stream, limit, rate, mono=mono, native=native)
+        raise OptionError(f"rate is a number of samples per second, got {rate}.")
+    with open_container(source, where, "audio") as container:
+        stream = first_stream(container, where, "audio")
+        duration = duration_of(container, stream)
+        if duration > max_seconds:
+            raise limit_error(where, f"the sound has {duration:,.1f} seconds", "max_seconds", max_seconds)
+        layout, sample_format = stream.codec_context.layout, stream.codec_context.format
+        channels = len(layout.channels)
+        resampler = import_av("decoding sound", "audio").AudioResampler(
+            format=sample_format.packed.name if native and sample_format is not None else "flt",
+            layout=layout.name,
+            rate=rate,
+        )
+        rate = rate or int(stream.rate)
+        # The header may understate the duration, so the decoded samples are counted as well.
+        most, total = min(max_samples, max_seconds * rate * channels), 0
+        blocks: list[NDArray[Any]] = []
+        for frame in _resample_stream(container, stream, where, resampler):
+            block = frame.to_ndarray()
+            blocks.append(block)
+            total += block.size
+            if total > most and most < max_samples:
+                raise limit_error(where, "the sound goes on after that", "max_seconds", max_seconds)
+            if total > most:
+                raise limit_error(where, f"the sound has {channels} channels and goes on", "max_samples", max_samples)
+    if not blocks:
+        raise DecodeError(f"{shown(where)}: there is no sound in it.")
+    samples = np.concatenate(blocks, axis=1).reshape(-1, channels)
+    return Sound(_mix_channels(samples) if mono else samples, rate)
 
 
-class _Limit(NamedTuple):
-    where: str
-    seconds: float
-    samples: int
-
-    def check_told(self, seconds: float) -> None:
-        if seconds > self.seconds:
-            raise too_much(self.where, f"the sound has {seconds:,.1f} seconds", "max_seconds", self.seconds)
-
-    def most(self, channels: int, rate: int) -> float:
-        """The samples that are decoded at most, over all channels."""
-        return min(self.samples, self.seconds * rate * channels)
-
-    def error(self, channels: int, rate: int) -> DecodeError:
-        if self.most(channels, rate) < self.samples:
-            return too_much(self.where, "the sound goes on after that", "max_seconds", self.seconds)
-        return too_much(self.where, f"the sound has {channels} channels and goes on", "max_samples", self.samples)
-
-
-def _decoded(container: Any, stream: Any, limit: _Limit, rate: int | None, *, mono: bool, native: bool) -> Sound:
-    av = pyav("decoding sound", "audio")
-    own, layout = stream.codec_context.format, stream.codec_context.layout
-    made = own.packed.name if native and own is not None else "flt"
-    resampler = av.AudioResampler(format=made, layout=layout.name, rate=rate)
-    channels, rate = len(layout.channels), rate or int(stream.rate)
-    most, found = limit.most(channels, rate), 0
-    parts: list[NDArray[Any]] = []
-    for frame in _frames(container, stream, limit.where, resampler):
-        part = frame.to_ndarray()
-        parts.append(part)
-        found += part.size
-        if found > most:
-            raise limit.error(channels, rate)
-    if not parts:
-        raise DecodeError(f"{shown(limit.where)}: there is no sound in it.")
-    return Sound(_mixed(np.concatenate(parts, axis=1).reshape(-1, channels), mono=mono), rate)
-
-
-def _frames(container: Any, stream: Any, where: str, resampler: Any) -> Iterator[Any]:
-    for packet in whole_packets(container, stream, where):
+def _resample_stream(container: Any, stream: Any, where: str, resampler: Any) -> Iterator[Any]:
+    for packet in read_packets(container, stream, where):
         for frame in packet.decode():
             yield from resampler.resample(frame)
-    yield from resampler.resample(None)
+    yield from resampler.resample(None)  # flush
 
 
-def _mixed(samples: NDArray[Any], *, mono: bool) -> NDArray[Any]:
-    if not mono or samples.shape[1] == 1:
+def _mix_channels(samples: NDArray[Any]) -> NDArray[Any]:
+    if samples.shape[1] == 1:
         return samples
     mean: NDArray[Any] = samples.mean(axis=1, keepdims=True)
     return (np.rint(mean) if samples.dtype.kind in "iu" else mean).astype(samples.dtype, copy=False)
 
 
 def encode_audio(array: NDArray[Any], rate: int, audio_format: str = "wav") -> bytes:
-    """An array of (frames, channels) or (frames,) as an encoded sound: 'wav', 'flac', 'mp3', 'ogg', 'm4a', ..."""
+    """Encode an array of shape (frames, channels) or (frames,) as 'wav', 'flac', 'mp3', 'ogg', 'm4a', ..."""
     buffer = io.BytesIO()
     write_audio(array, buffer, rate, audio_format)
     return buffer.getvalue()
 
 
+def to_audio_bytes(tensor: Any, rate: int, audio_format: str = "wav", *, channel_axis: int = -1) -> bytes:
+    """Encode a tensor of shape (frames, channels) or (frames,) as 'wav', 'flac', 'mp3', 'ogg', 'm4a', ..."""
+    return encode_audio(_to_samples(tensor, channel_axis), rate, audio_format)
+
+
+def save_audio(
+    tensor: Any, file: Target, rate: int, *, audio_format: str | None = None, channel_axis: int = -1
+) -> None:
+    """Write audio to a file, by default in the format of the file's suffix."""
+    samples, name = _to_samples(tensor, channel_axis), audio_format or suffix_of(file, "wav")
+    write_seekable(file, lambda target: write_audio(samples, target, rate, name))
+
+
+def _to_samples(tensor: Any, channel_axis: int) -> NDArray[Any]:
+    array = as_numpy(tensor)
+    return array if array.ndim == 1 else channels_last(array, channel_axis)
+
+
 def write_audio(array: NDArray[Any], file: IO[bytes], rate: int, audio_format: str) -> None:
-    """Write a sound to a file that can be sought in."""
-    av = pyav("encoding sound", "audio")
-    samples = checked_sound(array)
+    """Encode audio into a seekable file."""
+    av = import_av("encoding sound", "audio")
+    samples = check_samples(array)
     if audio_format.lower() not in _FORMATS:
         near = did_you_mean(audio_format, _FORMATS)
-        raise EncodeError(f"{audio_format!r} is not a format of sound that is written here. {near}")
+        raise EncodeError(f"{audio_format!r} is not a format of sound that can be written. {near}")
     container_format, codecs = _FORMATS[audio_format.lower()]
-    with written(av, "sound"), av.open(file, "w", format=container_format) as container:
-        own = _SAMPLES[samples.dtype.name]
-        codec = next((name for name in codecs if name in av.codecs_available), None) or _WAV.get(own)
+    with encode_errors(av, "sound"), av.open(file, "w", format=container_format) as container:
+        wav_codec = _WAV_CODECS.get(_SAMPLE_FORMATS[samples.dtype.name])
+        codec = next((name for name in codecs if name in av.codecs_available), None) or wav_codec
         mux_audio(av, container, add_audio(av, container, codec, samples, rate), samples, rate)
 
 
-def checked_sound(array: NDArray[Any]) -> NDArray[Any]:
-    """The array with an axis of channels; an error if it is no sound."""
+def check_samples(array: NDArray[Any]) -> NDArray[Any]:
+    """Return the array with an axis of channels; raise if it is not audio."""
     samples = array[:, None] if array.ndim == 1 else array
-    if samples.ndim != 2 or samples.dtype.name not in _SAMPLES or samples.shape[1] not in _LAYOUTS:
+    if samples.ndim != 2 or samples.dtype.name not in _SAMPLE_FORMATS or samples.shape[1] not in _LAYOUTS:
         raise EncodeError(
-            f"a sound is {', '.join(_SAMPLES)} of frames and 1 to 8 channels, got {array.dtype} "
-            f"{format_shape(array.shape)}. Channels stand behind: use the transposed tensor if they are in front."
+            f"a sound is {', '.join(_SAMPLE_FORMATS)} of frames and 1 to 8 channels, got {array.dtype} "
+            f"{format_shape(array.shape)}. Channels are the last axis: use the transposed tensor if they come first."
         )
     return np.ascontiguousarray(samples)
 
 
 def add_audio(av: Any, container: Any, codec: Any, samples: NDArray[Any], rate: int) -> Any:
-    """A stream of sound in a container that is written; in the sample format that is nearest to the samples."""
+    """Add an audio stream to a container, in the codec's sample format that is nearest to the samples."""
     stream = container.add_stream(codec, rate=rate, layout=_LAYOUTS[samples.shape[1]])
-    own = av.AudioFormat(_SAMPLES[samples.dtype.name])
-    known = {format_.packed.name: format_ for format_ in stream.codec_context.codec.audio_formats or ()}
+    own = av.AudioFormat(_SAMPLE_FORMATS[samples.dtype.name])
+    supported = {format_.packed.name: format_ for format_ in stream.codec_context.codec.audio_formats or ()}
     order = (own.name, "flt", "s32", "s16") if own.name in ("flt", "dbl") else (own.name, "s32", "s16", "flt")
-    stream.codec_context.format = next((known[name].name for name in order if name in known), own.name)
+    stream.codec_context.format = next((supported[name].name for name in order if name in supported), own.name)
     return stream
 
 
 def mux_audio(av: Any, container: Any, stream: Any, samples: NDArray[Any], rate: int) -> None:
-    """Encode a sound, some at a time."""
+    """Encode samples into a stream, one block at a time."""
     layout = _LAYOUTS[samples.shape[1]]
     for start in range(0, len(samples), _BLOCK):
         block = samples[start : start + _BLOCK].reshape(1, -1)
-        frame = av.AudioFrame.from_ndarray(block, format=_SAMPLES[samples.dtype.name], layout=layout)
+        frame = av.AudioFrame.from_ndarray(block, format=_SAMPLE_FORMATS[samples.dtype.name], layout=layout)
         frame.sample_rate, frame.pts = rate, start
         container.mux(stream.encode(frame))
     container.mux(stream.encode(None))

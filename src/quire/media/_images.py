@@ -1,4 +1,4 @@
-"""Encoded images to arrays and back, by Pillow."""
+"""Decode and encode images with Pillow."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 
 from quire._optional import require
 from quire.errors import DecodeError, EncodeError, did_you_mean
-from quire.files import shown
-from quire.media._limits import too_much
+from quire.files import Target, shown
+from quire.media._common import as_numpy, channels_last, limit_error, suffix_of, write_bytes
 from quire.tensors import format_shape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_BAD_IMAGE = (
+_PILLOW_ERRORS = (  # Pillow's plugins raise all of these for damaged or unsupported images
     OSError,
     ValueError,
     SyntaxError,
@@ -30,25 +30,23 @@ _BAD_IMAGE = (
     OverflowError,
     struct.error,
     zlib.error,
-    UserWarning,  # where warnings are errors
+    UserWarning,  # where warnings are turned into errors
 )
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
-_PROGRAMS = {"EPS", "WMF"}
-_DEEP = {"PNG", "PPM", "TIFF"}  # whose sixteen bits older Pillows hold in thirty-two
+_EXTERNAL = {"EPS", "WMF"}  # formats that Pillow decodes by running another program
+_DEEP = {"PNG", "PPM", "TIFF"}  # formats whose 16-bit pixels older Pillows store in 32 bits
 
 
 def decode_frames(
     content: bytes, where: str = "the bytes", width: int | None = None, height: int | None = None
 ) -> list[NDArray[np.uint8]]:
-    """Every frame of an encoded image as rows, columns and red, green, blue.
+    """Decode every frame of an image: uint8 of rows, columns and RGB.
 
-    `width` and `height` resize; one alone leaves the other as it is. An image of more pixels than Pillow allows
-    (`PIL.Image.MAX_IMAGE_PIXELS`, over all frames) is an error.
+    `width` and `height` resize; one alone leaves the other as it is. More pixels over all frames than Pillow allows
+    (`PIL.Image.MAX_IMAGE_PIXELS`) are an error.
     """
-    with opened_image(content, where) as image:
-        frames = getattr(image, "n_frames", 1)
-        _check_image(_pillow("decoding an image"), where, image, image.width * image.height * frames)
-        return [_frame(image, index, where, width, height) for index in range(frames)]
+    with open_image(content, where, all_frames=True) as image:
+        return [_decode_frame(image, index, where, width, height) for index in range(getattr(image, "n_frames", 1))]
 
 
 def decode_image(
@@ -59,112 +57,125 @@ def decode_image(
     height: int | None = None,
     max_pixels: int | None = None,
 ) -> NDArray[np.uint8]:
-    """An encoded image, or the first frame of it, as rows, columns and red, green, blue.
+    """Decode an image, or its first frame: uint8 of rows, columns and RGB.
 
-    More than `max_pixels` is an error, and so is more than Pillow allows: `PIL.Image.MAX_IMAGE_PIXELS`.
+    More than `max_pixels` before or after resizing is an error, and so is more than Pillow allows:
+    `PIL.Image.MAX_IMAGE_PIXELS`.
     """
-    with opened_image(content, where) as image:
-        pixels = image.width * image.height
-        if max_pixels is not None and max(pixels, (width or image.width) * (height or image.height)) > max_pixels:
-            raise too_much(where, f"the image has {image.width} x {image.height} pixels", "max_pixels", max_pixels)
-        _check_image(_pillow("decoding an image"), where, image, pixels)
-        return _frame(image, 0, where, width, height)
+    with open_image(content, where) as image:
+        pixels = max(image.width * image.height, (width or image.width) * (height or image.height))
+        if max_pixels is not None and pixels > max_pixels:
+            raise limit_error(where, f"the image has {image.width} x {image.height} pixels", "max_pixels", max_pixels)
+        return _decode_frame(image, 0, where, width, height)
 
 
 @contextmanager
-def opened_image(content: bytes, where: str) -> Iterator[Any]:
-    """Pillow's image of bytes, of which only the head is read so far."""
-    pillow = _pillow("decoding an image")
+def open_image(content: bytes, where: str, *, all_frames: bool = False) -> Iterator[Any]:
+    """Open an image with Pillow, of which only the header is read, and turn Pillow's errors into DecodeError.
+
+    Formats that run another program and images with too many pixels are refused before anything is decoded. The pixels
+    of the first frame count, or with `all_frames` those of all.
+    """
+    pillow = import_pillow("decoding an image")
     try:
         with pillow.open(io.BytesIO(content)) as image:
+            frames = getattr(image, "n_frames", 1) if all_frames else 1
+            _check_header(image, where, image.width * image.height * frames, pillow.MAX_IMAGE_PIXELS)
             yield image
     except DecodeError:
         raise
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
-        raise _bomb(where, str(error)) from error
-    except _BAD_IMAGE as error:
+        raise _bomb_error(where, str(error)) from error
+    except _PILLOW_ERRORS as error:
         raise DecodeError(f"{shown(where)}: the bytes are not an image that Pillow can read ({error}).") from error
 
 
 def encode_image(array: NDArray[Any], image_format: str) -> bytes:
-    """An array of rows, columns and at most four channels as an encoded image."""
-    pillow = _pillow("encoding an image")
-    return encode_pillow(_to_pillow(pillow, array), image_format)
+    """Encode an array of rows, columns and at most four channels."""
+    pillow = import_pillow("encoding an image")
+    mode = "L" if array.ndim == 2 else _MODES.get(array.shape[-1]) if array.ndim == 3 else None
+    if array.dtype != np.uint8 or mode is None or not array.size:
+        raise EncodeError(
+            f"an image is uint8 of rows, columns and 1 to 4 channels, got {array.dtype} {format_shape(array.shape)}. "
+            "Revert a normalised image by set_image_tensor_inv_normalization(); pass channel_axis=0 if the channels "
+            "come first."
+        )
+    plain = np.ascontiguousarray(array.reshape(array.shape[:2]) if mode == "L" else array)
+    return encode_pillow(pillow.frombuffer(mode, plain.shape[1::-1], plain, "raw", mode, 0, 1), image_format)
 
 
 def encode_pillow(image: Any, image_format: str) -> bytes:
-    """Pillow's image as an encoded image."""
+    """Encode a Pillow image."""
     name = pillow_format(image_format)
     buffer = io.BytesIO()
     try:
         image.save(buffer, format=name)
-    except _BAD_IMAGE as error:
+    except _PILLOW_ERRORS as error:
         raise EncodeError(f"the image cannot be written as {name}: {error}.") from error
     return buffer.getvalue()
 
 
+def to_image_bytes(tensor: Any, image_format: str = "png", *, channel_axis: int = -1) -> bytes:
+    """Encode an image: uint8 of rows, columns and 1 to 4 channels; `channel_axis=0` if the channels come first."""
+    array = as_numpy(tensor)
+    return encode_image(array if array.ndim == 2 else channels_last(array, channel_axis), image_format)
+
+
+def save_image(tensor: Any, file: Target, *, image_format: str | None = None, channel_axis: int = -1) -> None:
+    """Write an image to a file, by default in the format of the file's suffix."""
+    content = to_image_bytes(tensor, image_format or suffix_of(file, "png"), channel_axis=channel_axis)
+    write_bytes(file, content)
+
+
 def pillow_format(name: str) -> str:
-    """Pillow's name of a format, by the suffix of its files: 'png', 'jpg', 'jpeg', 'webp'."""
-    known = _pillow("encoding an image").registered_extensions()
-    found: str | None = known.get(f".{name.lower()}")
-    if found is None:
+    """Return Pillow's name of a format, given by the suffix of its files: 'png', 'jpg', 'jpeg', 'webp'."""
+    formats: dict[str, str] = import_pillow("encoding an image").registered_extensions()
+    if f".{name.lower()}" not in formats:
         near = did_you_mean(name, ["png", "jpeg", "jpg", "webp", "gif", "tiff", "bmp"])
         raise EncodeError(f"{name!r} is not a format of images that Pillow writes. {near}")
-    return found
+    return formats[f".{name.lower()}"]
 
 
-def _pillow(needed_for: str) -> Any:
+def import_pillow(needed_for: str) -> Any:
+    """Import `PIL.Image`, or raise an error with the install command."""
     return require("PIL.Image", extra="image", needed_for=needed_for)
 
 
-def _check_image(pillow: Any, where: str, image: Any, pixels: int) -> None:
-    """Refuse an image, of which only the head was read so far."""
-    if image.format in _PROGRAMS:
+def _check_header(image: Any, where: str, pixels: int, max_pixels: int | None) -> None:
+    if image.format in _EXTERNAL:
         raise DecodeError(f"{shown(where)}: {image.format} is not decoded, because that runs another program.")
-    if pillow.MAX_IMAGE_PIXELS is not None and pixels > pillow.MAX_IMAGE_PIXELS:
-        raise _bomb(where, f"{pixels:,} pixels, more than {pillow.MAX_IMAGE_PIXELS:,}")
+    if max_pixels is not None and pixels > max_pixels:
+        raise _bomb_error(where, f"{pixels:,} pixels, more than {max_pixels:,}")
 
 
-def _bomb(where: str, why: str) -> DecodeError:
+def _bomb_error(where: str, why: str) -> DecodeError:
     return DecodeError(
         f"{shown(where)}: the image is too large to be decoded ({why}). "
         "If you trust it, raise PIL.Image.MAX_IMAGE_PIXELS."
     )
 
 
-def _frame(image: Any, index: int, where: str, width: int | None, height: int | None) -> NDArray[np.uint8]:
+def _decode_frame(image: Any, index: int, where: str, width: int | None, height: int | None) -> NDArray[np.uint8]:
     if index:
         image.seek(index)
-    picture = _to_rgb(image, where)
+    rgb = _to_rgb(image, where)
     if width or height:
-        picture = picture.resize((width or picture.width, height or picture.height))
-    return np.array(picture)  # not asarray, which shares memory that cannot be written to
+        rgb = rgb.resize((width or rgb.width, height or rgb.height))
+    return np.array(rgb)  # not asarray, which would share read-only memory
 
 
 def _to_rgb(image: Any, where: str) -> Any:
-    """Red, green and blue of eight bits; of sixteen bits the upper eight."""
+    """Convert an image to 8-bit RGB; 16-bit pixels keep their upper byte."""
     if image.mode == "RGB":
         return image
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in _DEEP):
         deep = np.asarray(image).astype(np.int64)
-        return _pillow("decoding an image").fromarray((deep >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
+        return import_pillow("decoding an image").fromarray((deep >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
         raise DecodeError(
-            f"{shown(where)}: the pixels are {image.mode!r}, 32-bit numbers, which have no eight-bit form. "
-            "Open the image with Pillow, and set `tensor` to what you make of it."
+            f"{shown(where)}: the pixels are {image.mode!r}, 32-bit numbers, which have no 8-bit form. "
+            "Open the image with Pillow, convert it, and set `tensor` to the result."
         )
     if image.mode == "P" and "transparency" in image.info:
-        return image.convert("RGBA").convert("RGB")  # Pillow warns of the short way
+        return image.convert("RGBA").convert("RGB")  # Pillow warns about the direct conversion
     return image.convert("RGB")
-
-
-def _to_pillow(pillow: Any, array: NDArray[Any]) -> Any:
-    mode = "L" if array.ndim == 2 else _MODES.get(array.shape[-1]) if array.ndim == 3 else None
-    if array.dtype != np.uint8 or mode is None or not array.size:
-        raise EncodeError(
-            f"an image is uint8 of rows, columns and 1 to 4 channels, got {array.dtype} {format_shape(array.shape)}. "
-            "A normalised image is undone by set_image_tensor_inv_normalization(); channels in front are told by "
-            "channel_axis=0."
-        )
-    plain = np.ascontiguousarray(array.reshape(array.shape[:2]) if mode == "L" else array)
-    return pillow.frombuffer(mode, plain.shape[1::-1], plain, "raw", mode, 0, 1)

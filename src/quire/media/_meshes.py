@@ -1,31 +1,34 @@
-"""Meshes and clouds of points, by trimesh."""
+"""Decode and encode meshes and point clouds with trimesh."""
 
 from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from quire._optional import require
 from quire.errors import DecodeError, EncodeError, OptionError, did_you_mean
-from quire.files import shown
-from quire.media._limits import MAX_POINTS, too_much
+from quire.files import Target, shown
+from quire.media._common import as_numpy, limit_error, suffix_of, write_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_READ = ("glb", "obj", "off", "ply", "stl", "xyz")
-"""The formats that hold all they need: others point to files beside them, or are packed."""
-_WRITTEN = ("glb", "obj", "off", "ply", "stl")
-_BAD = (
+MAX_POINTS = 1 << 26
+"""Default limit on the points of a mesh or a point cloud, and on its faces."""
+
+_READABLE = ("glb", "obj", "off", "ply", "stl", "xyz")
+"""Self-contained formats: others refer to further files, or are compressed."""
+_WRITABLE = ("glb", "obj", "off", "ply", "stl")
+_TRIMESH_ERRORS = (
     ValueError,
     LookupError,
     TypeError,
     AttributeError,
     ArithmeticError,
+    NameError,  # trimesh reads variables that a damaged glTF left unassigned
     OSError,
     EOFError,
     MemoryError,
@@ -36,36 +39,54 @@ _BAD = (
 
 
 class Mesh(NamedTuple):
-    """Points of shape (n, 3), and faces of shape (m, 3): the numbers of the points of each triangle."""
+    """Vertices of shape (n, 3), and faces of shape (m, 3): the vertex indices of each triangle."""
 
     vertices: Any
     faces: Any
 
 
 class Points(NamedTuple):
-    """Points of shape (n, 3), and their colours of shape (n, 4), uint8, if there are any."""
+    """Points of shape (n, 3), and their colors of shape (n, 4), uint8, or None."""
 
     points: Any
     colors: Any = None
 
 
+class _Part(NamedTuple):
+    """One geometry of a file, and its 4 x 4 transform in the scene (None: identity)."""
+
+    geometry: Any
+    matrix: Any
+
+    def points(self) -> NDArray[np.float64]:
+        points = np.array(self.geometry.vertices, np.float64).reshape(-1, 3)
+        return points if self.matrix is None else points @ self.matrix[:3, :3].T + self.matrix[:3, 3]
+
+    def colors(self) -> NDArray[np.uint8] | None:
+        visual = getattr(self.geometry, "visual", None)
+        if visual is None or getattr(visual, "kind", None) != "vertex":
+            return None
+        colors: NDArray[np.uint8] = np.array(visual.vertex_colors, np.uint8).reshape(-1, 4)
+        return colors if len(colors) == len(self.geometry.vertices) else None
+
+
 def decode_mesh(
     content: bytes, where: str = "the bytes", *, file_type: str | None = None, max_points: int = MAX_POINTS
 ) -> Mesh:
-    """The triangles of a mesh; those of a scene of several, in one. Vertices are float64, faces int64.
+    """Decode a mesh; the meshes of a scene are merged into one. Vertices are float64, faces int64.
 
-    `file_type` is told by the content unless given. More than `max_points` vertices or faces are an error.
+    `file_type` is detected from the content by default. More than `max_points` vertices or faces are an error.
     """
-    parts = [part for part in _parts(content, where, file_type, max_points) if hasattr(part[0], "faces")]
+    parts = [part for part in _load_parts(content, where, file_type, max_points) if hasattr(part.geometry, "faces")]
     if not parts:
-        raise DecodeError(f"{shown(where)}: there are no faces in it. Points alone are read as a cloud of points.")
-    vertices = [_moved(geometry.vertices, matrix) for geometry, matrix in parts]
+        raise DecodeError(f"{shown(where)}: there are no faces in it. Read points alone as a point cloud.")
+    vertices = [part.points() for part in parts]
     starts = np.cumsum([0, *map(len, vertices[:-1])])
-    faces = [np.asarray(part[0].faces, np.int64) + start for part, start in zip(parts, starts, strict=True)]
-    made = Mesh(np.concatenate(vertices), np.concatenate(faces).reshape(-1, 3))
-    if made.faces.size and not 0 <= made.faces.min() <= made.faces.max() < len(made.vertices):
-        raise DecodeError(f"{shown(where)}: a face has a point that is not there.")
-    return made
+    faces = [np.asarray(part.geometry.faces, np.int64) + start for part, start in zip(parts, starts, strict=True)]
+    mesh = Mesh(np.concatenate(vertices), np.concatenate(faces).reshape(-1, 3))
+    if mesh.faces.size and not 0 <= mesh.faces.min() <= mesh.faces.max() < len(mesh.vertices):
+        raise DecodeError(f"{shown(where)}: a face refers to a missing vertex.")
+    return mesh
 
 
 def decode_points(
@@ -77,80 +98,94 @@ def decode_points(
     file_type: str | None = None,
     max_points: int = MAX_POINTS,
 ) -> Points:
-    """The points of a cloud or of a mesh, with their colours. `samples` are drawn from the faces, by their area.
+    """Decode the points of a point cloud or of a mesh, with their colors.
 
-    Of a cloud, which has no faces, that many of its points are drawn.
+    `samples` draws n points from the faces, weighted by area; from a point cloud, which has no faces, n of its points.
     """
     if samples is not None and not 0 < samples <= max_points:
         raise OptionError(f"samples is between 1 and max_points={max_points:,}, got {samples:,}.")
-    parts = list(_parts(content, where, file_type, max_points))
+    parts = _load_parts(content, where, file_type, max_points)
     if not parts:
         raise DecodeError(f"{shown(where)}: there are no points in it.")
-    chance = np.random.default_rng(seed)
-    if samples is not None and all(hasattr(geometry, "faces") for geometry, _ in parts):
+    generator = np.random.default_rng(seed)
+    if samples is not None and all(hasattr(part.geometry, "faces") for part in parts):
         mesh = decode_mesh(content, where, file_type=file_type, max_points=max_points)
-        return Points(_on_faces(mesh, samples, chance, where))
-    points = np.concatenate([_moved(geometry.vertices, matrix) for geometry, matrix in parts])
-    colors = _colors([geometry for geometry, _ in parts])
+        return Points(_sample_faces(mesh, samples, generator, where))
+    points = np.concatenate([part.points() for part in parts])
+    part_colors = [part.colors() for part in parts]
+    colors = None
+    if all(part is not None for part in part_colors):
+        colors = np.concatenate([part for part in part_colors if part is not None])
     if samples is None:
         return Points(points, colors)
-    chosen = chance.choice(len(points), samples, replace=samples > len(points))
+    chosen = generator.choice(len(points), samples, replace=samples > len(points))
     return Points(points[chosen], None if colors is None else colors[chosen])
 
 
 def encode_mesh(vertices: NDArray[Any], faces: NDArray[Any], file_type: str = "ply") -> bytes:
-    """A mesh as a file: 'ply', 'glb', 'obj', 'off' or 'stl'."""
-    mesh = _trimesh("encoding a mesh").Trimesh(vertices=vertices, faces=faces, process=False)
-    return _exported(mesh, file_type)
+    """Encode a mesh as 'ply', 'glb', 'obj', 'off' or 'stl'."""
+    mesh = _import_trimesh("encoding a mesh").Trimesh(vertices=vertices, faces=faces, process=False)
+    return _export(mesh, file_type)
 
 
 def encode_points(points: NDArray[Any], colors: NDArray[Any] | None = None, file_type: str = "ply") -> bytes:
-    """A cloud of points as a file."""
-    return _exported(_trimesh("encoding points").PointCloud(points, colors=colors), file_type)
+    """Encode a point cloud."""
+    return _export(_import_trimesh("encoding points").PointCloud(points, colors=colors), file_type)
 
 
-def _exported(geometry: Any, file_type: str) -> bytes:
-    if file_type.lower() not in _WRITTEN:
-        near = did_you_mean(file_type, _WRITTEN)
-        raise EncodeError(f"{file_type!r} is not a format of meshes that is written here. {near}")
+def save_mesh(vertices: Any, faces: Any, file: Target, *, file_type: str | None = None) -> None:
+    """Write a mesh to a file, by default in the format of the file's suffix."""
+    write_bytes(file, encode_mesh(as_numpy(vertices), as_numpy(faces), file_type or suffix_of(file, "ply")))
+
+
+def save_points(points: Any, file: Target, *, colors: Any = None, file_type: str | None = None) -> None:
+    """Write a point cloud to a file, by default in the format of the file's suffix."""
+    color_array = None if colors is None else as_numpy(colors)
+    write_bytes(file, encode_points(as_numpy(points), color_array, file_type or suffix_of(file, "ply")))
+
+
+def _export(geometry: Any, file_type: str) -> bytes:
+    if file_type.lower() not in _WRITABLE:
+        near = did_you_mean(file_type, _WRITABLE)
+        raise EncodeError(f"{file_type!r} is not a format of meshes that can be written. {near}")
     try:
-        made = geometry.export(file_type=file_type.lower())
-    except _BAD as error:
+        content = geometry.export(file_type=file_type.lower())
+    except _TRIMESH_ERRORS as error:
         raise EncodeError(f"it cannot be written as {file_type}: {error}.") from error
-    return made.encode() if isinstance(made, str) else bytes(made)
+    return content.encode() if isinstance(content, str) else bytes(content)
 
 
-def _trimesh(needed_for: str) -> Any:
+def _import_trimesh(needed_for: str) -> Any:
     return require("trimesh", extra="mesh", needed_for=needed_for)
 
 
-def _parts(content: bytes, where: str, file_type: str | None, max_points: int) -> Iterator[tuple[Any, Any]]:
-    """The geometries of a file, each with where it stands (None: where it is); their number of points is checked."""
-    trimesh = _trimesh("decoding a mesh")
-    kind = (file_type or _sniffed(content)).lower().lstrip(".")
-    if kind not in _READ:
-        raise DecodeError(f"{shown(where)}: files of type {kind!r} are not read. {did_you_mean(kind, _READ)}")
+def _load_parts(content: bytes, where: str, file_type: str | None, max_points: int) -> list[_Part]:
+    """Load the geometries of a file, and check their number of points.
+
+    A scene may show one geometry many times; each instance counts, because the caller copies it.
+    """
+    trimesh = _import_trimesh("decoding a mesh")
+    kind = (file_type or _detect_type(content)).lower().lstrip(".")
+    if kind not in _READABLE:
+        raise DecodeError(f"{shown(where)}: files of type {kind!r} are not read. {did_you_mean(kind, _READABLE)}")
     try:
-        found = trimesh.load(io.BytesIO(content), file_type=kind, process=False)
-        placed = _placed(found)
-        total = sum(max(len(geometry.vertices), len(getattr(geometry, "faces", ()))) for geometry, _ in placed)
-    except _BAD as error:
-        raise DecodeError(f"{shown(where)}: the bytes are no {kind} that trimesh can read ({error}).") from error
+        loaded = trimesh.load(io.BytesIO(content), file_type=kind, process=False)
+        if hasattr(loaded, "graph"):
+            nodes = [loaded.graph[name] for name in loaded.graph.nodes_geometry]
+            instances = [_Part(loaded.geometry[name], matrix) for matrix, name in nodes]
+            parts = [part for part in instances if hasattr(part.geometry, "vertices")]
+        else:
+            parts = [_Part(loaded, None)]
+        total = sum(max(len(part.geometry.vertices), len(getattr(part.geometry, "faces", ()))) for part in parts)
+    except _TRIMESH_ERRORS as error:
+        raise DecodeError(f"{shown(where)}: the bytes are not {kind} that trimesh can read ({error}).") from error
     if total > max_points:
-        raise too_much(where, f"there are {total:,} points or faces", "max_points", max_points)
-    return iter(placed)
+        raise limit_error(where, f"there are {total:,} points or faces", "max_points", max_points)
+    return parts
 
 
-def _placed(found: Any) -> list[tuple[Any, Any]]:
-    if not hasattr(found, "graph"):
-        return [(found, None)]
-    nodes = [found.graph[name] for name in found.graph.nodes_geometry]
-    placed = [(found.geometry[name], matrix) for matrix, name in nodes]
-    return [(geometry, matrix) for geometry, matrix in placed if hasattr(geometry, "vertices")]
-
-
-def _sniffed(content: bytes) -> str:
-    """The format that the first bytes tell."""
+def _detect_type(content: bytes) -> str:
+    """Return the format that the first bytes imply."""
     head = bytes(content[:512]).lstrip()
     if head.startswith(b"glTF"):
         return "glb"
@@ -158,40 +193,27 @@ def _sniffed(content: bytes) -> str:
         return "ply"
     if head.startswith((b"OFF", b"COFF")):
         return "off"
+    # Binary STL has no magic number: an 80-byte header, the number of triangles, and 50 bytes for each.
     if len(content) >= 84 and len(content) == 84 + 50 * int.from_bytes(content[80:84], "little"):
         return "stl"
     return "stl" if head.startswith(b"solid") else "obj"
 
 
-def _moved(vertices: Any, matrix: Any) -> NDArray[np.float64]:
-    points = np.array(vertices, np.float64).reshape(-1, 3)
-    return points if matrix is None else points @ matrix[:3, :3].T + matrix[:3, 3]
+def _sample_faces(mesh: Mesh, samples: int, generator: np.random.Generator, where: str) -> NDArray[np.float64]:
+    """Draw points uniformly from the surface: a face by its area, then a position on it.
 
-
-def _colors(geometries: list[Any]) -> NDArray[np.uint8] | None:
-    found = [_own_colors(geometry) for geometry in geometries]
-    return None if any(colors is None for colors in found) else np.concatenate([c for c in found if c is not None])
-
-
-def _own_colors(geometry: Any) -> NDArray[np.uint8] | None:
-    visual = getattr(geometry, "visual", None)
-    if visual is None or getattr(visual, "kind", None) != "vertex":
-        return None
-    colors: NDArray[np.uint8] = np.array(visual.vertex_colors, np.uint8).reshape(-1, 4)
-    return colors if len(colors) == len(geometry.vertices) else None
-
-
-def _on_faces(mesh: Mesh, samples: int, chance: np.random.Generator, where: str) -> NDArray[np.float64]:
-    """Points on the faces: one by its area, and a place on it by two numbers."""
+    Two uniform numbers u and v give a point of the parallelogram of the two edges. Half of them fall outside of the
+    triangle (u + v > 1), and are reflected into it.
+    """
     corners = mesh.vertices[mesh.faces]
     first, second = corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]
     areas = np.linalg.norm(np.cross(first, second), axis=1)
     total = areas.sum()
     if not np.isfinite(total) or total <= 0:
         raise DecodeError(f"{shown(where)}: the faces have no area to draw points from.")
-    chosen = chance.choice(len(areas), samples, p=areas / total)
-    places = chance.random((samples, 2, 1))
-    outside = places.sum(axis=1) > 1
-    places[outside[:, 0]] = 1 - places[outside[:, 0]]
-    drawn: NDArray[np.float64] = corners[chosen, 0] + places[:, 0] * first[chosen] + places[:, 1] * second[chosen]
+    chosen = generator.choice(len(areas), samples, p=areas / total)
+    positions = generator.random((samples, 2, 1))
+    outside = positions.sum(axis=1) > 1
+    positions[outside[:, 0]] = 1 - positions[outside[:, 0]]
+    drawn: NDArray[np.float64] = corners[chosen, 0] + positions[:, 0] * first[chosen] + positions[:, 1] * second[chosen]
     return drawn

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.errors import DecodeError
-from quire.media._images import _BAD_IMAGE, _bomb, _check_image, _pillow
+from quire.media import open_image
 from quire.schema import Field
 from quire.tensors import cast_numbers, common_dtype, get_framework
 
@@ -39,17 +39,8 @@ def load_npz(content: bytes) -> dict[str, NDArray[Any]]:
 
 def load_image(content: bytes, where: str) -> NDArray[Any]:
     """The pixels of an image: rows and columns of gray, or rows, columns and channels, as it was encoded."""
-    pillow = _pillow("decoding an image")
-    try:
-        with pillow.open(io.BytesIO(content)) as image:
-            _check_image(pillow, where, image, image.width * image.height)
-            return _pixels(image)
-    except DecodeError:
-        raise
-    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
-        raise _bomb(where, str(error)) from error
-    except _BAD_IMAGE as error:
-        raise DecodeError(f"the bytes are not an image that Pillow can read ({error}).") from error
+    with open_image(content, where) as image:
+        return _pixels(image)
 
 
 def _pixels(image: Any) -> NDArray[Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic_core import from_json as parse_json
 
 from quire.errors import DecodeError
-from quire.media._images import _pillow, encode_pillow
+from quire.media import encode_pillow, import_pillow
 from quire.schema import Field, FieldKind
 from quire.storage.importers._cells import image_of, in_field
 from quire.storage.importers._classes import tensor_annotation
@@ -117,7 +117,7 @@ def _as_png(content: bytes) -> bytes:
     """The pixels of an image of Pillow's, as an image that everyone reads."""
     width, height, size = np.frombuffer(content[:12], "<u4").tolist()
     mode = content[12 : 12 + size].decode()
-    pillow = _pillow("reading an image of MDS")
+    pillow = import_pillow("reading an image of MDS")
     return encode_pillow(pillow.frombytes(mode, (width, height), content[12 + size :]), "png")
 
 
