@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import pickle
+import queue
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -274,6 +278,147 @@ def test_the_asyncio_server_tells_its_health_while_all_places_are_taken() -> Non
     asyncio.run(main())
 
 
+# --- open streams that hold every thread
+
+
+@contextlib.contextmanager
+def open_streams(client: Client, name: str, number: int) -> Iterator[list[Callable[[], None]]]:
+    """Open streams that have had one answer and wait for their caller; functions that end them."""
+    ends: list[Callable[[], None]] = []
+    try:
+        for _ in range(number):
+            sent: queue.SimpleQueue[Picture | None] = queue.SimpleQueue()
+            answers = client[name](iter(sent.get, None), timeout=300)
+            sent.put(pictures(1)[0])
+            next(answers)
+            ends.append(partial(_end_stream, sent, answers))
+        yield ends
+    finally:
+        for end in ends:
+            end()
+
+
+def _end_stream(sent: queue.SimpleQueue[Picture | None], answers: Iterator[Any]) -> None:
+    sent.put(None)
+    assert not list(answers)
+
+
+def eventually(check: Callable[[], bool]) -> None:
+    """Wait for a state that lasts; the test's own timeout ends a wait in vain."""
+    while not check():
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def served(kind: str, service: Any, limits: Limits) -> Iterator[str]:
+    """The address of a server on threads, or of one on an event loop in a thread of its own."""
+    if kind == "threads":
+        with serve(service, limits=limits) as server:
+            yield server.address
+        return
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        started = asyncio.run_coroutine_threadsafe(serve_async(service, limits=limits).start(), loop).result()
+        try:
+            yield started.address
+        finally:
+            asyncio.run_coroutine_threadsafe(started.stop(), loop).result()
+            asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_unary_calls_are_refused_and_health_says_so_while_idle_streams_hold_every_thread(kind: str) -> None:
+    not_serving = health_pb2.HealthCheckResponse.NOT_SERVING
+    with contextlib.ExitStack() as stack:
+        address = stack.enter_context(served(kind, [gallery.embed, gallery.running], Limits()))
+        client = stack.enter_context(Client(address))
+        stub = health_pb2_grpc.HealthStub(stack.enter_context(grpc.insecure_channel(address)))
+
+        def statuses() -> list[int]:
+            names = ("", "readiness", "quire.v1.Documents", "liveness")
+            return [stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=60).status for name in names]
+
+        ends = stack.enter_context(open_streams(client, "running", Limits().max_concurrency))
+        told = r"open streams hold all 64 threads .*max_stream_wait.* Close streams .* Limits\(max_concurrency="
+        waiting = [client.embed.future(pictures(1), timeout=300) for _ in range(3)]  # which came before it was known
+        for call in waiting:
+            with pytest.raises(ServiceLimitError, match=told) as caught:
+                call.result()
+            assert caught.value.code == "RESOURCE_EXHAUSTED"
+        with pytest.raises(ServiceLimitError, match=told):
+            client.embed(pictures(1), timeout=300)
+        with pytest.raises(ServiceLimitError, match=told):
+            list(client.embed.stream([pictures(1)], timeout=300))
+        eventually(lambda: statuses() == [not_serving] * 3 + [health_pb2.HealthCheckResponse.SERVING])
+        ends.pop()()  # one stream ends, and its thread answers
+        eventually(lambda: stub.Check(health_pb2.HealthCheckRequest(), timeout=60).status != not_serving)
+        assert client.embed(pictures(1)).label == ["0"]
+        assert statuses() == [health_pb2.HealthCheckResponse.SERVING] * 4
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_calls_wait_for_unary_calls_however_long_they_take(kind: str) -> None:
+    gate, begun = threading.Event(), threading.Semaphore(0)
+
+    def hold(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        begun.release()
+        assert gate.wait(200)
+        return docs
+
+    limits = Limits(max_concurrency=2, max_queue=4, max_stream_wait=0)
+    with (
+        served(kind, [hold, gallery.running], limits) as address,
+        Client(address) as client,
+        grpc.insecure_channel(address) as channel,
+        open_streams(client, "running", 1),
+    ):
+        first = client.hold.future(pictures(1), timeout=300)
+        assert begun.acquire(timeout=200)
+        second = client.hold.future(pictures(1, start=1), timeout=300)
+        for _ in range(5):
+            time.sleep(0.1)  # longer than it takes to refuse what waits
+            assert health_of(channel) == health_pb2.HealthCheckResponse.SERVING
+        assert not second.done()
+        gate.set()
+        assert [first.result().label, second.result().label] == [["0"], ["1"]]
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_idle_streams_of_async_functions_do_not_wait_for_each_other(kind: str) -> None:
+    """An event loop's own executor has six threads on a machine with two cores."""
+    number = min(32, (os.cpu_count() or 1) + 4) + 2
+    with (
+        served(kind, [gallery.running_later], Limits()) as address,
+        Client(address) as client,
+        open_streams(client, "running_later", number) as ends,
+    ):
+        assert len(ends) == number
+
+
+def test_the_asyncio_server_says_that_streams_hold_every_place() -> None:
+    limits = Limits(max_concurrency=2, max_queue=0, max_stream_wait=0.1)
+
+    async def echo(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        return docs
+
+    with served("asyncio", [echo, gallery.running], limits) as address, Client(address) as client:
+        assert client.echo(pictures(1)).label == ["0"]
+        with open_streams(client, "running", 2), grpc.insecure_channel(address) as channel:
+            with pytest.raises(ServiceLimitError, match="2 calls are in work"):
+                client.echo(pictures(1), timeout=300)
+            eventually(lambda: health_of(channel) == health_pb2.HealthCheckResponse.NOT_SERVING)
+        with grpc.insecure_channel(address) as channel:
+            eventually(lambda: health_of(channel) == health_pb2.HealthCheckResponse.SERVING)
+
+
 def test_a_limit_that_has_no_meaning_is_an_error() -> None:
     with pytest.raises(OptionError, match="max_concurrency=0: use 1 or more"):
         Limits(max_concurrency=0)
+    with pytest.raises(OptionError, match="max_stream_wait=-1: use 0 or more"):
+        Limits(max_stream_wait=-1)

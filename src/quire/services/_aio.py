@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -14,13 +14,14 @@ from typing_extensions import Self
 
 from quire._optional import require
 from quire.services._calls import OPTIONS, Calls
-from quire.services._door import too_many
+from quire.services._door import Lane, too_many
 from quire.services._endpoints import Endpoint
 from quire.services._errors import FAILURES, KIND, REFUSALS, Status, function_failed, status_of
 from quire.services._methods import DESCRIBE, Offer, Offered
 from quire.services._options import ServeOptions, bind
 from quire.services._security import check_caller
-from quire.services._server import _rpc_methods, add_tools, serving
+from quire.services._server import LIVENESS, _rpc_methods, add_tools, not_serving, ready_names, serving
+from quire.services._slots import Slots, held_by_streams
 
 grpc: Any = require("grpc", extra="grpc", needed_for="a gRPC service")
 aio: Any = require("grpc.aio", extra="grpc", needed_for="a gRPC service")
@@ -37,19 +38,33 @@ class AsyncServer:
         self.host = host
         self._stopped: asyncio.Task[None] | None = None
         self._inside = 0
+        self._starved: set[str] = set()
 
     async def start(self) -> Self:
         """Start to serve."""
         self._loop = asyncio.get_running_loop()
         self._asked = asyncio.Event()
         self._calls = Calls(self._offer.endpoints, self._options.limits, self._run)
-        self._pool = ThreadPoolExecutor(self._options.limits.max_concurrency, "quire serve")
+        limits = self._options.limits
+        self._lane = Lane(limits.max_concurrency, "quire serve")
+        self._threads = self._lane.slots = Slots(
+            limits.max_concurrency,
+            limits.max_stream_wait,
+            refuse=self._refuse_waiting,
+            report=partial(self._report_starved, "threads"),
+        )
+        self._places = Slots(  # all calls, also those that need no thread
+            limits.max_concurrency + limits.max_queue,
+            limits.max_stream_wait,
+            refuse=lambda: None,  # nobody waits for a place
+            report=partial(self._report_starved, "places"),
+        )
         self._server = aio.server(**self._options.server_arguments())
         self._server.add_generic_rpc_handlers(list(_rpc_methods(self._offer, self._method, self._describe)))
         self._health = add_tools(self._server, self._offer, self._options, aio=True)
         self.port = bind(self._server, self.host, self._asked_port, self._options.tls)
         await self._server.start()
-        for name in ("", *self._offer.service_names):
+        for name in (LIVENESS, *ready_names(self._offer)):
             await self._health.set(name, serving())
         return self
 
@@ -80,7 +95,26 @@ class AsyncServer:
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace)
         await asyncio.to_thread(self._calls.close, grace)
-        self._pool.shutdown(wait=False)
+        self._threads.close()
+        self._places.close()
+        self._lane.shutdown(wait=False)
+
+    # --- open streams that hold everything
+
+    def _refuse_waiting(self) -> None:
+        for work in self._lane.take_waiting():
+            work.fail(held_by_streams(self._options.limits))
+
+    def _report_starved(self, what: str, *, is_starved: bool) -> None:
+        """Change the health; called from another thread."""
+        if what == "threads" and not any(map(_needs_thread, self.endpoints.values())):
+            return  # the calls go on without threads
+        asyncio.run_coroutine_threadsafe(self._set_health(what, is_starved=is_starved), self._loop)
+
+    async def _set_health(self, what: str, *, is_starved: bool) -> None:
+        (self._starved.add if is_starved else self._starved.discard)(what)
+        for name in ready_names(self._offer):
+            await self._health.set(name, not_serving() if self._starved else serving())
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -116,21 +150,22 @@ class AsyncServer:
         return self._offer.description
 
     @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _counted(self, *, is_unary: bool = False) -> Iterator[None]:
         """Let a call in, if there are not too many."""
         limits = self._options.limits
         if self._inside >= limits.max_concurrency + limits.max_queue:
             raise too_many(limits)
         self._inside += 1
         try:
-            yield
+            with self._places.hold(), self._places.end_by_itself() if is_unary else contextlib.nullcontext():
+                yield
         finally:
             self._inside -= 1
 
     def _method(self, offered: Offered) -> Callable[..., Any]:
         async def unary(data: bytes, context: Any) -> bytes:
             try:
-                with self._counted():
+                with self._counted(is_unary=True):
                     return await self._answer(offered.endpoint, data, context)
             except Exception as error:  # noqa: BLE001 - the caller is told, and the server lives on
                 status = status_of(error)
@@ -164,8 +199,12 @@ class AsyncServer:
             elif endpoint.is_async:
                 value = await self._awaited(endpoint, endpoint.takes.receive(data, OPTIONS))
             else:
-                return await self._loop.run_in_executor(self._pool, self._calls.answer, endpoint, data)
+                return await asyncio.wrap_future(self._lane.submit(self._answer_in_thread, endpoint, data))
             return self._calls.encode(endpoint, value)
+
+    def _answer_in_thread(self, endpoint: Endpoint, data: bytes) -> bytes:
+        with self._threads.end_by_itself():
+            return self._calls.answer(endpoint, data)
 
     async def _awaited(self, endpoint: Endpoint, value: Any) -> Any:
         try:
@@ -183,7 +222,7 @@ class AsyncServer:
             step = None
             try:
                 while True:
-                    step = self._pool.submit(next, made, _DONE)
+                    step = self._lane.submit(next, made, _DONE)
                     message = await asyncio.wrap_future(step)
                     if message is _DONE:
                         return
@@ -193,15 +232,23 @@ class AsyncServer:
                     step.add_done_callback(lambda _: made.close())  # which must not happen while it runs
 
 
+def _needs_thread(endpoint: Endpoint) -> bool:
+    """Whether calls of an endpoint wait for a thread: those of plain functions, and streams."""
+    return not endpoint.is_unary or not (endpoint.is_async or endpoint.batched)
+
+
 class _Blocking(Iterator[bytes]):
     """The messages of a call, read from a thread."""
 
     def __init__(self, messages: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self._messages, self._loop = messages.__aiter__(), loop
+        self._messages, self._loop = messages, loop
+        self._iterator: Any = None
 
     def __next__(self) -> bytes:
         async def read() -> Any:
-            return await anext(self._messages, _DONE)
+            if self._iterator is None:  # not before: gRPC's iterator warns if nothing is ever read from it
+                self._iterator = aiter(self._messages)
+            return await anext(self._iterator, _DONE)
 
         message = asyncio.run_coroutine_threadsafe(read(), self._loop).result()
         if message is _DONE:

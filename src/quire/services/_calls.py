@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from quire.codec import ReadOptions
@@ -33,6 +33,8 @@ class Calls:
     def __init__(self, endpoints: Mapping[str, Endpoint], limits: Limits, run: Run) -> None:
         """With the endpoints, and what runs those that are async."""
         self.limits, self.budget, self._run = limits, Budget(limits), run
+        # Not the event loop's own executor: that has few threads, and each stream that waits for its caller takes one.
+        self._readers = ThreadPoolExecutor(limits.max_concurrency, "quire reads")
         self.batchers = {e.name: Batcher(e, self._caller(e)) for e in endpoints.values() if e.batched}
 
     def _caller(self, endpoint: Endpoint) -> Callable[[Any], Any]:
@@ -93,7 +95,7 @@ class Calls:
     def _made(self, endpoint: Endpoint, value: Any) -> Iterator[Any]:
         """Everything that the function gives for a value, or for a stream of values."""
         if endpoint.is_async and endpoint.takes.stream:
-            value = _AsyncItems(value)
+            value = _AsyncItems(value, self._readers)
         if not endpoint.gives.stream:
             return iter([self._caller(endpoint)(value)])
         if endpoint.is_async:
@@ -120,6 +122,7 @@ class Calls:
         """Finish what waits, within so many seconds."""
         for batcher in self.batchers.values():
             batcher.close(grace)
+        self._readers.shutdown(wait=False)
 
 
 class Items(Iterator[Any]):
@@ -158,11 +161,11 @@ class Items(Iterator[Any]):
 class _AsyncItems(AsyncIterator[Any]):
     """Values that are read by a thread, for a function that awaits them."""
 
-    def __init__(self, items: Iterator[Any]) -> None:
-        self._items = items
+    def __init__(self, items: Iterator[Any], threads: ThreadPoolExecutor) -> None:
+        self._items, self._threads = items, threads
 
     async def __anext__(self) -> Any:
-        found = await asyncio.to_thread(next, self._items, _DONE)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, next, self._items, _DONE)
         if found is _DONE:
             raise StopAsyncIteration
         return found

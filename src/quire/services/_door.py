@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from quire._optional import require
 from quire.errors import ServiceLimitError
 from quire.services._errors import KIND
 from quire.services._limits import Limits
+from quire.services._slots import Report, Slots, held_by_streams
 
 grpc: Any = require("grpc", extra="grpc", needed_for="a gRPC service")
 HEALTH = "/grpc.health.v1.Health/"
@@ -25,21 +27,70 @@ def too_many(limits: Limits) -> ServiceLimitError:
     return ServiceLimitError(f"{most} calls are in work or wait already (max_concurrency and max_queue). Try later.")
 
 
+class Work:
+    """A call that waits for a thread, and what becomes of it."""
+
+    __slots__ = ("_call", "future")
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call, self.future = call, Future[Any]()
+
+    def run(self) -> None:
+        """Call it in this thread."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = self._call()
+        except BaseException as error:  # noqa: BLE001 - as in every executor, it is the future's
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        """Let it fail without being called."""
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+
 class Lane(ThreadPoolExecutor):
     """Threads, and the number of calls that they work on or that wait for them."""
+
+    slots: Slots | None = None
 
     def __init__(self, threads: int, name: str) -> None:
         super().__init__(threads, name)
         self._counting = threading.Lock()
+        self._waiting: dict[Work, None] = {}  # in order
         self.held = 0
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Let a call wait for a thread."""
-        future = super().submit(call, *args, **kwargs)
+        work = Work(partial(call, *args, **kwargs))
         with self._counting:
+            self._waiting[work] = None
             self.held += 1
-        future.add_done_callback(self._gone)
-        return future
+        work.future.add_done_callback(self._gone)
+        try:
+            super().submit(self._work, work)
+        except RuntimeError:  # the server stops
+            self._waiting.pop(work, None)
+            work.future.cancel()
+            raise
+        return work.future
+
+    def take_waiting(self) -> list[Work]:
+        """Return the calls that wait; none of them gets a thread any more."""
+        with self._counting:
+            waiting = list(self._waiting)
+            self._waiting.clear()
+        return waiting
+
+    def _work(self, work: Work) -> None:
+        with self._counting:
+            if self._waiting.pop(work, work) is work:
+                return  # somebody took it
+        with self.slots.hold() if self.slots is not None else nullcontext():
+            work.run()
 
     def _gone(self, _: Future[Any]) -> None:
         with self._counting:
@@ -47,30 +98,55 @@ class Lane(ThreadPoolExecutor):
 
 
 class Door(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Sends away the calls that are too many, at once and without reading them."""
+    """Refuses calls beyond the limits, or that open streams leave no thread, at once and without reading them."""
 
-    def __init__(self, lane: Lane, limits: Limits) -> None:
-        self._lane, self._most = lane, limits.max_concurrency + limits.max_queue
+    def __init__(self, lane: Lane, limits: Limits, report: Report) -> None:
+        self._lane, self._limits, self._most = lane, limits, limits.max_concurrency + limits.max_queue
         self._checks, self._refusals = Lane(2, "quire health"), Lane(1, "quire refusals")
-        self._refusal = str(too_many(limits))
-        refuse = partial(self._refuse)
-        refuse.experimental_thread_pool = self._refusals  # type: ignore[attr-defined]
-        self._refused = grpc.stream_stream_rpc_method_handler(refuse)  # which does not wait for what is sent
+        # A call that is refused after it has waited still reads its request first. A caller who never sends it must not
+        # keep the others from being refused, so there are as many threads as calls that can wait.
+        self._late_refusals = ThreadPoolExecutor(max(limits.max_queue, 1), "quire late refusals")
+        self._late = threading.local()
+        self.slots = Slots(limits.max_concurrency, limits.max_stream_wait, refuse=self._refuse_waiting, report=report)
+        lane.slots = self.slots
+        self._too_many = self._make_refusal(too_many(limits))
+        self._held_by_streams = self._make_refusal(held_by_streams(limits))
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         """The method that is called, or the refusal."""
         if details.method.startswith(HEALTH):
-            return self._refused if self._checks.held >= _CHECKS else self._aside(continuation(details))
-        return self._refused if self._lane.held >= self._most else continuation(details)
+            return self._too_many if self._checks.held >= _CHECKS else self._aside(continuation(details))
+        if self.slots.starved:
+            return self._held_by_streams
+        return self._too_many if self._lane.held >= self._most else continuation(details)
+
+    def check(self) -> None:
+        """Raise the refusal, in the thread of a call that has waited in vain."""
+        if getattr(self._late, "is_refusing", False):
+            raise held_by_streams(self._limits)
 
     def close(self) -> None:
         """End the threads."""
-        self._checks.shutdown(wait=False)
-        self._refusals.shutdown(wait=False)
+        self.slots.close()
+        for threads in (self._checks, self._refusals, self._late_refusals):
+            threads.shutdown(wait=False)
 
-    def _refuse(self, _: Any, context: Any) -> Any:
-        context.set_trailing_metadata(((KIND, ServiceLimitError.__name__),))
-        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, self._refusal)
+    def _make_refusal(self, error: ServiceLimitError) -> Any:
+        def refuse(_: Any, context: Any) -> Any:
+            context.set_trailing_metadata(((KIND, type(error).__name__),))
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+
+        refuse.experimental_thread_pool = self._refusals  # type: ignore[attr-defined]
+        return grpc.stream_stream_rpc_method_handler(refuse)  # which does not wait for what is sent
+
+    def _refuse_waiting(self) -> None:
+        for work in self._lane.take_waiting():
+            self._late_refusals.submit(self._refuse_late, work)
+
+    def _refuse_late(self, work: Work) -> None:
+        """Let gRPC run a call here, where `check` refuses it: only gRPC can answer the caller."""
+        self._late.is_refusing = True
+        work.run()
 
     def _aside(self, method: Any) -> Any:
         """The method on threads of its own."""

@@ -25,6 +25,7 @@ class Limits:
     max_pending_bytes: of all requests that are being read or worked on, together.
     max_concurrency: how many calls are worked on at once.
     max_queue: how many more may wait.
+    max_stream_wait: how many seconds they wait while open streams hold every thread and none of them ends.
     """
 
     max_message_bytes: int = MESSAGE_BYTES
@@ -32,10 +33,11 @@ class Limits:
     max_pending_bytes: int = 1024 * MiB
     max_concurrency: int = 64
     max_queue: int = 256
+    max_stream_wait: float = 2.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            least = 0 if field.name == "max_queue" else 1
+            least = 0 if field.name in ("max_queue", "max_stream_wait") else 1
             if getattr(self, field.name) < least:
                 raise OptionError(f"{field.name}={getattr(self, field.name)}: use {least} or more.")
 

@@ -32,7 +32,7 @@ class Server:
         self._loop = LoopThread()
         self._calls = Calls(offer.endpoints, options.limits, self._loop.run)
         self._lane = Lane(options.limits.max_concurrency, "quire serve")
-        self._door = Door(self._lane, options.limits)
+        self._door = Door(self._lane, options.limits, self._report_starved)
         self._server = grpc.server(self._lane, interceptors=[self._door], **options.server_arguments())
         self._asked, self._stopping = threading.Event(), threading.Lock()
         self._stopped = False
@@ -41,7 +41,7 @@ class Server:
         self.host = host
         self.port = bind(self._server, host, port, options.tls)
         self._server.start()
-        for name in ("", *offer.service_names):
+        for name in (LIVENESS, *ready_names(offer)):
             self._health.set(name, serving())
 
     @property
@@ -83,10 +83,15 @@ class Server:
     def __exit__(self, tp: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.stop()
 
+    def _report_starved(self, *, is_starved: bool) -> None:
+        for name in ready_names(self._offer):
+            self._health.set(name, not_serving() if is_starved else serving())
+
     # --- what is called
 
     def _describe(self, _: bytes, context: Any) -> bytes:
         try:
+            self._door.check()
             check_caller(self._options.authorize, DESCRIBE, context)
         except Exception as error:  # noqa: BLE001
             _abort(context, status_of(error))
@@ -97,12 +102,15 @@ class Server:
 
         def unary(data: bytes, context: Any) -> bytes:
             try:
-                return self._answer(endpoint, data, context)
+                self._door.check()
+                with self._door.slots.end_by_itself():
+                    return self._answer(endpoint, data, context)
             except Exception as error:  # noqa: BLE001 - the caller is told, and the server lives on
                 _abort(context, status_of(error))
 
         def stream(messages: Any, context: Any) -> Iterator[bytes]:
             try:
+                self._door.check()
                 check_caller(self._options.authorize, endpoint.name, context)
                 with self._calls.budget.account() as account:
                     single = messages if offered.streams[0] else [messages]
@@ -151,9 +159,24 @@ def _rpc_methods(offer: Offer, make: Callable[[Offered], Any], describe: Any) ->
         yield grpc.method_handlers_generic_handler(service, methods)
 
 
+LIVENESS, READINESS = "liveness", "readiness"
+"""The names under which Kubernetes asks for the two kinds of health, by its documentation."""
+
+
+def ready_names(offer: Offer) -> tuple[str, ...]:
+    """The names in the health service that say whether calls are accepted; LIVENESS says that the process answers."""
+    return ("", READINESS, *offer.service_names)
+
+
 def serving() -> Any:
     """The state of health while calls are taken."""
     return require("grpc_health.v1.health_pb2", extra="grpc", needed_for="a gRPC service").HealthCheckResponse.SERVING
+
+
+def not_serving() -> Any:
+    """The state of health while calls are refused."""
+    health = require("grpc_health.v1.health_pb2", extra="grpc", needed_for="a gRPC service")
+    return health.HealthCheckResponse.NOT_SERVING
 
 
 def add_tools(server: Any, offer: Offer, options: ServeOptions, *, aio: bool = False) -> Any:
