@@ -391,6 +391,7 @@ def test_damage_of_packed_data_names_the_block() -> None:
 def test_bytes_that_were_looked_at_are_read_again() -> None:
     for size in (1, 3, 8, 100):
         rejoined = _blocks._Rejoined(b"01234567", io.BytesIO(b"89"))
+        assert rejoined.read(0) == b""
         parts = []
         while part := rejoined.read(size):
             assert len(part) <= size
@@ -474,6 +475,13 @@ def test_an_index_that_does_not_fit_is_none() -> None:
     ):
         assert read_index(io.BytesIO(with_index(offsets, counts)), OPTIONS) is None
     assert read_index(io.BytesIO(with_index([128, 256, 448], [3, 0, 2], kind=BATCH)), OPTIONS) is None
+
+
+def test_an_index_may_have_any_offsets_that_rise() -> None:
+    for offsets in ([1, 2, 3], [765, 766, 767]):
+        index = read_index(io.BytesIO(with_index(offsets, [3, 0, 2])), OPTIONS)
+        assert index is not None
+        assert index.offsets == offsets
 
 
 def test_an_index_may_have_fields_of_later_versions() -> None:
