@@ -128,10 +128,7 @@ class _Parser:
         try:
             compile_filter(condition, self._schema)
         except QueryError as error:
-            if isinstance(error, FilterError):
-                raise
-            place = self._tokens[min(start, self._at - 1)].start
-            raise FilterError(str(error), place) from None
+            raise FilterError(str(error), self._tokens[start].start) from None
         return condition
 
     def _is_flag(self, token: _Token) -> bool:
