@@ -62,10 +62,7 @@ MODULES: dict[str, tuple[str, list[str]]] = {
     ),
     "stack": ("quire.columns._stack", ["columns/test_stack.py", "columns/test_laws.py"]),
     "mixing": ("quire.data._mixing", ["data/test_mixing.py"]),
-    "manifest": (
-        "quire.storage._manifest",
-        ["storage/test_manifest.py", "storage/test_write.py"],
-    ),
+    "manifest": ("quire.storage._manifest", ["storage/test_manifest.py"]),
     "where": ("quire.storage._where", ["storage/test_where.py"]),
     "filter": ("quire.view._filter", [*CORE, "view/test_filter.py"]),
 }
@@ -287,7 +284,7 @@ class _Loop:
         with session.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
             try:
                 self.call(session)
-            except BaseException as error:  # noqa: BLE001 - pytest would make it an error of its own
+            except BaseException as error:
                 self.error = error
         return True
 
@@ -347,7 +344,7 @@ def run_child(
 
 def run_tests(session: pytest.Session, mutant: Mutant | None) -> int:
     """Run the tests until one fails, without output; 1 if one failed."""
-    nothing = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    nothing = open(os.devnull, "w")
     for descriptor in (1, 2):
         os.dup2(nothing.fileno(), descriptor)
     plugins = session.config.pluginmanager
@@ -361,7 +358,7 @@ def run_tests(session: pytest.Session, mutant: Mutant | None) -> int:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if session.testsfailed:
                 return 1
-    except BaseException:  # noqa: BLE001 - the mutant breaks pytest, or ends the process
+    except BaseException:
         return 1
     return 0
 
