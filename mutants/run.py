@@ -21,6 +21,7 @@ import itertools
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -284,7 +285,7 @@ class _Loop:
         with session.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
             try:
                 self.call(session)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - it is raised where the result is wanted
                 self.error = error
         return True
 
@@ -305,19 +306,20 @@ def with_tests(name: str, call: Call) -> None:
 
 
 def run_child(
-    session: pytest.Session, mutant: Mutant | None, seconds: float, imported: Path | None = None
+    session: pytest.Session, mutant: Mutant | None, seconds: int, imported: Path | None = None
 ) -> tuple[str, float]:
-    """Run the tests of a session in a forked child: 'killed', 'survived', 'timeout' or an error.
+    """Run the tests of a session in a forked child: 'killed', 'survived', 'timeout' or an error, and its CPU time.
 
-    The child writes the names of the modules that it has imported to a file, if there is a path for it.
+    The time limit is one of CPU time, which other work of the machine does not use up; a child that waits for ever has
+    ten times as long. The child writes the names of the modules that it has imported to a file, if there is one.
     """
-    start = time.monotonic()
     folder = tempfile.mkdtemp()
     child = os.fork()
     if child == 0:
         status = 70
         try:
             os.setsid()
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
             os.environ["TMPDIR"] = folder
             tempfile.tempdir = None
             status = run_tests(session, mutant)
@@ -325,26 +327,23 @@ def run_child(
                 imported.write_text("\n".join(list(sys.modules)))
         finally:
             os._exit(status)
-    result = f"timeout after {seconds:.0f} s"
-    while time.monotonic() - start < seconds:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            code = os.waitstatus_to_exitcode(status)
-            result = {0: "survived", 1: "killed"}.get(code, "killed" if code < 0 else f"error {code}")
-            break
+    end, pid = time.monotonic() + 10 * seconds, 0
+    while not pid and time.monotonic() < end:
         time.sleep(0.02)
+        pid, status, usage = os.wait4(child, os.WNOHANG)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # a child that hangs, or processes that tests have left
-    if result.startswith("timeout"):
-        os.waitpid(child, 0)
-        result = "timeout"
+        os.killpg(child, signal.SIGKILL)  # a child that waits for ever, or processes that tests have left
+    if not pid:
+        _, _, usage = os.wait4(child, 0)
     shutil.rmtree(folder, ignore_errors=True)
-    return result, time.monotonic() - start
+    code = os.waitstatus_to_exitcode(status) if pid else -signal.SIGXCPU
+    known = {0: "survived", 1: "killed", 70: "error", -signal.SIGXCPU: "timeout"}
+    return known.get(code, "killed"), usage.ru_utime + usage.ru_stime
 
 
 def run_tests(session: pytest.Session, mutant: Mutant | None) -> int:
     """Run the tests until one fails, without output; 1 if one failed."""
-    nothing = open(os.devnull, "w")
+    nothing = Path(os.devnull).open("w")  # noqa: SIM115 - the child ends with it
     for descriptor in (1, 2):
         os.dup2(nothing.fileno(), descriptor)
     plugins = session.config.pluginmanager
@@ -358,7 +357,7 @@ def run_tests(session: pytest.Session, mutant: Mutant | None) -> int:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if session.testsfailed:
                 return 1
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the mutant breaks pytest, or ends the process
         return 1
     return 0
 
@@ -367,7 +366,7 @@ def seconds_without_mutant(name: str, session: pytest.Session) -> float:
     """Run the tests of a module as they are: they must pass. Import what they import, so that no child has to."""
     with tempfile.TemporaryDirectory() as folder:
         imported = Path(folder, "imported")
-        result, seconds = run_child(session, None, 1200, imported)
+        result, seconds = run_child(session, None, 600, imported)
         names = imported.read_text().splitlines() if imported.exists() else []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -376,7 +375,7 @@ def seconds_without_mutant(name: str, session: pytest.Session) -> float:
                 importlib.import_module(module)
     if result != "survived":
         raise SystemExit(f"the tests of {name} fail without a mutant: {result}")
-    print(f"{name}: {len(session.items)} tests, {seconds:.0f} s without a mutant", flush=True)
+    print(f"{name}: {len(session.items)} tests, {seconds:.0f} s of CPU time without a mutant", flush=True)
     return seconds
 
 
@@ -405,7 +404,7 @@ def main() -> int:
     parser.add_argument(
         "--report", type=Path, help="write every result here, one JSON object a line, and skip those in it"
     )
-    parser.add_argument("--timeout", type=float, help="seconds for a mutant; by default from the time without one")
+    parser.add_argument("--timeout", type=int, help="CPU seconds for a mutant; by default from the time without one")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this many minutes")
     chosen = parser.parse_args()
     names = chosen.modules or list(MODULES)
@@ -443,7 +442,7 @@ class Run:
 
     def _run_mutants(self, name: str, mutants: list[Mutant], session: pytest.Session) -> None:
         seconds = seconds_without_mutant(name, session)
-        limit = self._chosen.timeout or 60 + 5 * seconds
+        limit = self._chosen.timeout or round(15 + 3 * seconds)
         for number, mutant in enumerate(mutants):
             if time.monotonic() > self._end:
                 print(f"stopped: {len(mutants) - number} mutants of {name} were not run", flush=True)
