@@ -36,6 +36,7 @@ from quire.schema import (
     has_ambiguous_keys,
     stored_key,
     takes_names,
+    written_names,
 )
 from quire.tensors import NdArray, TensorType, describe, format_shape, framework_of, tensor_type_of
 from quire.tensors._annotations import expand_alias, native_tensor_type
@@ -192,6 +193,7 @@ def _add_stored_keys(document_type: type[Any], fields: dict[str, Any]) -> None:
 
     Own JSON and dicts have the names of fields, and pydantic alone looks for aliases first.
     """
+    written = written_names(document_type)
     for name, field in fields.items():
         alias = field.get("validation_alias")
         if alias is None:
@@ -200,7 +202,7 @@ def _add_stored_keys(document_type: type[Any], fields: dict[str, Any]) -> None:
             choices = [[alias]]
         else:
             choices = [list(choice) for choice in alias] if isinstance(alias[0], list) else [list(alias)]
-        collides = any(choice != [name] and choice[0] in fields for choice in choices)
+        collides = any(choice != [name] and choice[0] in written for choice in choices)
         own = [[name]] if collides and takes_names(document_type) else []
         field["validation_alias"] = [*own, *choices, [stored_key(name)]]
 
@@ -322,7 +324,7 @@ def _wrap_default(field: dict[str, Any], info: FieldInfo) -> None:
     schema = field["schema"]
     wrapper = _noted(schema, "quire_wrapper") if isinstance(info.default, (str, bytes)) else None
     if wrapper is not None and schema["type"] == "default":
-        info.default = schema["default"] = wrapper._checked(info.default)
+        info.default = schema["default"] = wrapper.__quire_wrap__(info.default)
 
 
 def _check_default(field: dict[str, Any], default: Any) -> None:

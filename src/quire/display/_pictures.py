@@ -13,8 +13,7 @@ import numpy as np
 
 from quire._typing import is_document_type
 from quire.errors import QuireError
-from quire.files import to_data_uri
-from quire.files._data_uris import data_uri_type, read_data_uri
+from quire.files import data_uri_type, read_data_uri, to_data_uri
 from quire.media import decode_image, encode_image
 from quire.tensors import framework_of
 

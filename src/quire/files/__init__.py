@@ -1,10 +1,10 @@
 """Files: opened by path or given as objects, read by address, and written so that a crash leaves the old or the new."""
 
-from quire.files._data_uris import to_data_uri
+from quire.files._data_uris import data_uri_type, read_data_uri, to_data_uri
 from quire.files._fetch import RETRIES, Fetching, allowed_schemes, fetch
 from quire.files._find import Patterns, find_files, thin_out
 from quire.files._folder import Entry, Folder
-from quire.files._limits import MAX_BYTES, TIMEOUT, Limits, shown
+from quire.files._limits import MAX_BYTES, TIMEOUT, Limits, shown, too_large
 from quire.files._open import Source, Target, open_source, open_target
 from quire.files._receive import receive
 from quire.files._remote import open_folder
@@ -28,6 +28,7 @@ __all__ = [
     "Source",
     "Target",
     "allowed_schemes",
+    "data_uri_type",
     "fetch",
     "find_files",
     "guess_type",
@@ -36,6 +37,7 @@ __all__ = [
     "open_seekable",
     "open_source",
     "open_target",
+    "read_data_uri",
     "read_uri",
     "receive",
     "scheme_of",
@@ -43,4 +45,5 @@ __all__ = [
     "shown",
     "thin_out",
     "to_data_uri",
+    "too_large",
 ]

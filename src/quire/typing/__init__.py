@@ -1,8 +1,8 @@
-"""What schemas are annotated with: tensor types, shapes, dtypes, addresses, encoded media, ids.
+"""Field types: tensor types, shapes, dtypes, URLs, encoded media and ids.
 
-A static checker sees the framework's own class behind each tensor type. The subscripted form
+To a static type checker each tensor type is the framework's own class. The subscripted form
 `TorchTensor[3, 'h', 'w']` is for run time only; `Annotated[torch.Tensor, Shape(3, 'h', 'w')]` means the same and is
-understood by checkers.
+understood by type checkers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quire.tensors import DType, Shape, TensorSpec, dtype_name
-from quire.typing._dtypes import (
+from quire.typing._annotations import (
+    ProtoNumber,
     bfloat16,
     bool_,
     complex64,
@@ -38,9 +39,7 @@ from quire.typing._media_bytes import (
     TextBytes,
     VideoBytes,
 )
-from quire.typing._proto_number import ProtoNumber
-from quire.typing._url_types import Schemes
-from quire.typing._urls import AudioUrl, ImageUrl, Mesh3DUrl, PointCloud3DUrl, TextUrl, VideoUrl
+from quire.typing._urls import AudioUrl, ImageUrl, Mesh3DUrl, PointCloud3DUrl, Schemes, TextUrl, VideoUrl
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -61,7 +60,7 @@ else:
     from quire.tensors import AnyTensor, JaxArray, NdArray, PaddleTensor, TorchTensor
 
     def __getattr__(name: str) -> Any:
-        if name == "TensorFlowTensor":  # derives from a class of TensorFlow, so it costs that import
+        if name == "TensorFlowTensor":  # its base class is TensorFlow's, so it needs that import
             from quire._optional import require
 
             require("tensorflow", extra="tensorflow", needed_for=name)

@@ -1,4 +1,4 @@
-"""Document ids: random, cheap, and safe to make in forked processes and threads."""
+"""Document ids: random, cheap, and safe to create in threads and forked processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ _ready: list[str] = []
 
 
 def new_id() -> str:
-    """32 random hexadecimal digits from the operating system, which are fetched by the block."""
+    """Return 32 random hexadecimal digits.
+
+    The random bytes come from the operating system, 256 ids at a time: one system call per id would dominate the cost
+    of creating a document. `list.pop` is atomic, so threads never get the same id.
+    """
     try:
         return _ready.pop()
     except IndexError:
@@ -22,14 +26,15 @@ def new_id() -> str:
         return digits[:32]
 
 
-if hasattr(os, "register_at_fork"):  # or parent and child would hand out the same ids
+if hasattr(os, "register_at_fork"):
+    # Without this, the parent and the child would hand out the same ids from their copies of the block.
     os.register_at_fork(after_in_child=_ready.clear)
 
 
 class _IDSchema:
-    """A string; an int or a UUID becomes one."""
+    """Validate an id: a string; an int or a UUID is converted to one."""
 
-    __quire_plain__ = True  # every string will do
+    __quire_plain__ = True  # every string is valid
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         number = core_schema.no_info_after_validator_function(str, core_schema.int_schema(strict=True))

@@ -1,4 +1,4 @@
-"""Encoded images, sound, videos, texts and meshes: bytes that know how to be decoded."""
+"""Encoded media as field types: `bytes` with a `load` method."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticSerializationUnexpectedValue, core_schema
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
 from quire.media import Clip, Frame, Mesh, Points, Sound
-from quire.typing import _media_load
-from quire.typing._loading import (
+from quire.typing import _decoding
+from quire.typing._decoding import (
     AudioDecoding,
     ImageDecoding,
     MeshDecoding,
@@ -23,20 +23,27 @@ from quire.typing._loading import (
 
 
 class MediaBytes(bytes):
-    """Encoded media: `bytes` in every way. In JSON they are base64."""
+    """Encoded media: `bytes` in every way, and base64 in JSON."""
 
     __slots__ = ()
-    __quire_plain__: ClassVar[bool] = True  # any bytes will do
+    __quire_plain__: ClassVar[bool] = True  # any bytes are valid
+
+    @classmethod
+    def __quire_wrap__(cls, value: object) -> Self:
+        """Return a value as this class, unchanged if it is of it already."""
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return cls(value)
+        raise PydanticCustomError("media_bytes", "expected bytes")
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        python = core_schema.no_info_plain_validator_function(cls._taken)
-        text = core_schema.no_info_after_validator_function(cls._read, core_schema.str_schema())
         return core_schema.json_or_python_schema(
-            text,
-            python,
+            core_schema.no_info_after_validator_function(cls._from_base64, core_schema.str_schema()),
+            core_schema.no_info_plain_validator_function(cls.__quire_wrap__),
             serialization=core_schema.plain_serializer_function_ser_schema(
-                _write, return_schema=core_schema.str_schema(), when_used="json"
+                _to_base64, return_schema=core_schema.str_schema(), when_used="json"
             ),
             metadata={"quire_wrapper": cls},
         )
@@ -46,26 +53,15 @@ class MediaBytes(bytes):
         return {"type": "string", "format": "binary", "contentEncoding": "base64"}
 
     @classmethod
-    def _taken(cls, value: Any) -> Any:
-        """Bytes of this kind as they are; others as such."""
-        if isinstance(value, cls):
-            return value
-        if isinstance(value, (bytes, bytearray, memoryview)):
-            return cls(value)
-        raise PydanticCustomError("media_bytes", "expected bytes")
-
-    _checked = _taken
-
-    @classmethod
-    def _read(cls, text: str) -> Any:
+    def _from_base64(cls, text: str) -> Self:
         try:
             return cls(base64.b64decode(text, validate=True))
         except ValueError:
             raise PydanticCustomError("base64", "expected bytes in base64") from None
 
 
-def _write(value: Any) -> str:
-    if not isinstance(value, bytes):  # but for another member of a union
+def _to_base64(value: object) -> str:
+    if not isinstance(value, bytes):  # leaves the value to another member of a union
         raise PydanticSerializationUnexpectedValue(f"{type(value).__name__} is not bytes")
     return base64.b64encode(value).decode("ascii")
 
@@ -76,18 +72,18 @@ class ImageBytes(MediaBytes):
     __slots__ = ()
 
     def load(self, framework: str | None = None, **options: Unpack[ImageDecoding]) -> Any:
-        """The image as a tensor, as `ImageUrl.load` does."""
-        return _media_load.load_image(self, "the bytes of an image", framework, **options)
+        """Decode the image to a tensor, like `ImageUrl.load`."""
+        return _decoding.load_image(self, "the bytes of an image", framework, **options)
 
 
 class AudioBytes(MediaBytes):
-    """An encoded sound."""
+    """Encoded audio."""
 
     __slots__ = ()
 
     def load(self, framework: str | None = None, **options: Unpack[AudioDecoding]) -> Sound:
-        """The samples and how many make a second, as `AudioUrl.load` does."""
-        return _media_load.load_audio(self, "the bytes of a sound", framework, **options)
+        """Decode the samples and their rate, like `AudioUrl.load`."""
+        return _decoding.load_audio(self, "the bytes of a sound", framework, **options)
 
 
 class VideoBytes(MediaBytes):
@@ -96,12 +92,12 @@ class VideoBytes(MediaBytes):
     __slots__ = ()
 
     def load(self, framework: str | None = None, **options: Unpack[VideoDecoding]) -> Clip:
-        """All frames, as `VideoUrl.load` does."""
-        return _media_load.load_video(self, "the bytes of a video", framework, **options)
+        """Decode all frames, like `VideoUrl.load`."""
+        return _decoding.load_video(self, "the bytes of a video", framework, **options)
 
     def frames(self, framework: str | None = None, **options: Unpack[StreamDecoding]) -> Iterator[Frame]:
-        """The frames one after the other, as `VideoUrl.frames` does."""
-        return _media_load.load_frames(self, "the bytes of a video", framework, **options)
+        """Decode the video frame by frame, like `VideoUrl.frames`."""
+        return _decoding.load_frames(self, "the bytes of a video", framework, **options)
 
 
 class TextBytes(MediaBytes):
@@ -110,8 +106,8 @@ class TextBytes(MediaBytes):
     __slots__ = ()
 
     def load(self, charset: str = "utf-8") -> str:
-        """The text."""
-        return _media_load.load_text(self, "the bytes of a text", charset)
+        """Decode the text."""
+        return _decoding.load_text(self, "the bytes of a text", charset)
 
 
 class Mesh3DBytes(MediaBytes):
@@ -120,15 +116,15 @@ class Mesh3DBytes(MediaBytes):
     __slots__ = ()
 
     def load(self, framework: str | None = None, **options: Unpack[MeshDecoding]) -> Mesh:
-        """The vertices and faces, as `Mesh3DUrl.load` does."""
-        return _media_load.load_mesh(self, "the bytes of a mesh", framework, **options)
+        """Decode the vertices and faces, like `Mesh3DUrl.load`."""
+        return _decoding.load_mesh(self, "the bytes of a mesh", framework, **options)
 
 
 class PointCloud3DBytes(MediaBytes):
-    """An encoded cloud of points."""
+    """An encoded point cloud."""
 
     __slots__ = ()
 
     def load(self, framework: str | None = None, **options: Unpack[PointDecoding]) -> Points:
-        """The points and colours, as `PointCloud3DUrl.load` does."""
-        return _media_load.load_points(self, "the bytes of points", framework, **options)
+        """Decode the points and colors, like `PointCloud3DUrl.load`."""
+        return _decoding.load_points(self, "the bytes of points", framework, **options)
