@@ -1,4 +1,4 @@
-"""The command as a real process, and documents for it."""
+"""The command as a process, and sample documents."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Student(BaseDocument):
 
 
 def student(number: int) -> Student:
-    """The student of a number, with an id that is the same wherever it is made."""
+    """Return the student of a number, with a reproducible id."""
     thesis = Thesis(id=f"t{number}", title=f'On {number}, and "more"\n', vector=[number, -number])
     return Student(
         id=f"s{number}",
@@ -49,17 +49,17 @@ def student(number: int) -> Student:
 
 
 def students(count: int) -> DocumentArray[Student]:
-    """So many of them."""
+    """Return the first `count` students."""
     return DocumentArray[Student]([student(number) for number in range(count)])
 
 
 def command(*arguments: object) -> list[str]:
-    """What starts the command."""
+    """Return the command line that starts quire."""
     return [sys.executable, "-B", "-W", "error", "-m", "quire", *map(str, arguments)]
 
 
 def run(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """The command, run to its end in a folder."""
+    """Run the command in a folder, and wait for it."""
     return subprocess.run(
         command(*arguments), cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=60
     )

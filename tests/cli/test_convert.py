@@ -1,4 +1,4 @@
-"""`quire convert`: from every format to every other, whole or not at all."""
+"""`quire convert`: every format, inferred classes, and atomic writes."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def convert(*arguments: Any) -> int:
 
 
 def rows(path: Path, capsys: pytest.CaptureFixture[str], *more: str) -> list[Any]:
-    """All rows at a path, as `head` tells them to scripts."""
+    """Return all rows at a path, as `quire head --json` prints them."""
     capsys.readouterr()
     assert main(["head", str(path), "-n", "1000", "--json", *more]) == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-WAYS = {
+CONVERSIONS = {
     "csv": ("out.csv", []),
     "tsv": ("out.tsv", []),
     "csv.gz": ("out.csv.gz", []),
@@ -68,32 +68,34 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_every_format_and_back(way: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    name, more = WAYS[way]
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+def test_convert_round_trips_every_format(
+    conversion: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, more = CONVERSIONS[conversion]
     assert convert(source, tmp_path / name, *more) == 0
-    wanted = json.loads(students(COUNT).to_json())
-    assert rows(tmp_path / name, capsys, *STUDENT) == wanted
+    expected = json.loads(students(COUNT).to_json())
+    assert rows(tmp_path / name, capsys, *STUDENT) == expected
     assert convert(tmp_path / name, tmp_path / "back", *STUDENT) == 0
     back = open_dataset(tmp_path / "back", Student).read().unstack()
     assert all(map(Student.identical, back, students(COUNT)))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_class_is_made_where_none_is_given(
-    way: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+def test_convert_infers_a_class_for_every_format(
+    conversion: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name, more = WAYS[way]
+    name, more = CONVERSIONS[conversion]
     assert convert(source, tmp_path / name, *STUDENT, *more) == 0
-    found = rows(tmp_path / name, capsys)
-    wanted = json.loads(students(COUNT).to_json())
-    assert [row["name"] for row in found] == [row["name"] for row in wanted]
-    assert found == wanted
-    assert convert(tmp_path / name, tmp_path / "made") == 0
-    assert rows(tmp_path / "made", capsys) == wanted
+    inferred = rows(tmp_path / name, capsys)
+    expected = json.loads(students(COUNT).to_json())
+    assert [row["name"] for row in inferred] == [row["name"] for row in expected]
+    assert inferred == expected
+    assert convert(tmp_path / name, tmp_path / "inferred") == 0
+    assert rows(tmp_path / "inferred", capsys) == expected
 
 
-def test_hugging_face_and_back(source: Path, tmp_path: Path) -> None:
+def test_convert_round_trips_hugging_face(source: Path, tmp_path: Path) -> None:
     assert convert(source, tmp_path / "hf", "--to", "huggingface", *STUDENT) == 0
     assert {file.name for file in (tmp_path / "hf").iterdir()} == {
         "data-00000-of-00001.arrow",
@@ -124,14 +126,14 @@ class Kinds(BaseDocument):
     ragged: NdArray[float32] | None = None
 
 
-def test_every_kind_that_hugging_face_has(tmp_path: Path) -> None:
+def test_convert_round_trips_every_hugging_face_type(tmp_path: Path) -> None:
     moment = datetime(2021, 3, 4, 5, 6, tzinfo=timezone.utc)
-    made = [Kinds(at=moment if n % 2 else None, ragged=np.arange(n, dtype=np.float32)) for n in range(1, 4)]
-    DocumentArray[Kinds](made).save_binary(tmp_path / "kinds.pb")
+    documents = [Kinds(at=moment if n % 2 else None, ragged=np.arange(n, dtype=np.float32)) for n in range(1, 4)]
+    DocumentArray[Kinds](documents).save_binary(tmp_path / "kinds.pb")
     typed = ["--document", f"{__name__}:Kinds"]
     assert convert(tmp_path / "kinds.pb", tmp_path / "hf", "--to", "huggingface", *typed) == 0
     assert convert(tmp_path / "hf", tmp_path / "back.pb", *typed) == 0
-    assert all(map(Kinds.identical, DocumentArray[Kinds].load_binary(tmp_path / "back.pb"), made))
+    assert all(map(Kinds.identical, DocumentArray[Kinds].load_binary(tmp_path / "back.pb"), documents))
 
 
 @pytest.mark.parametrize(
@@ -144,25 +146,29 @@ def test_every_kind_that_hugging_face_has(tmp_path: Path) -> None:
         ("huggingface", ["--split", "train"]),
     ],
 )
-def test_formats_of_others(name: str, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_reads_formats_of_other_libraries(
+    name: str, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert convert(FOREIGN / name, tmp_path / "out.parquet", *more, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["from"], told["to"]) == (name.partition("-")[0], "parquet")
-    assert told["rows"] == len(open_dataset(tmp_path / "out.parquet")) > 0
-    assert told["bytes"] == (tmp_path / "out.parquet").stat().st_size
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["from"], summary["to"]) == (name.partition("-")[0], "parquet")
+    assert summary["rows"] == len(open_dataset(tmp_path / "out.parquet")) > 0
+    assert summary["bytes"] == (tmp_path / "out.parquet").stat().st_size
 
 
 # --- folders of files
 
 
-def test_a_folder_of_files_and_back(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_round_trips_a_folder_of_files(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert convert(source, tmp_path / "photos", "--to", "files", "--content", "photo", *STUDENT) == 0
     assert len(list((tmp_path / "photos").glob("*.png"))) == COUNT
     with Image.open(tmp_path / "photos" / "00000007.png") as image:
         assert np.array(image)[0, 0].tolist() == [7, 7, 7]
     assert convert(tmp_path / "photos", tmp_path / "back.parquet") == 0
-    found = rows(tmp_path / "back.parquet", capsys)
-    assert [(row["path"], row["mime_type"], row["name"]) for row in found[:2]] == [
+    converted = rows(tmp_path / "back.parquet", capsys)
+    assert [(row["path"], row["mime_type"], row["name"]) for row in converted[:2]] == [
         ("00000000.png", "image/png", "Ada 0"),
         ("00000001.png", "image/png", "Ada 1"),
     ]
@@ -171,7 +177,9 @@ def test_a_folder_of_files_and_back(source: Path, tmp_path: Path, capsys: pytest
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
 
 
-def test_files_without_more_are_path_type_and_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_without_metadata_have_path_mime_type_and_content(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "in" / "deep").mkdir(parents=True)
     (tmp_path / "in" / "a.txt").write_text("hello")
     (tmp_path / "in" / "deep" / "b").write_bytes(b"\0\1")
@@ -186,7 +194,7 @@ def test_files_without_more_are_path_type_and_content(tmp_path: Path, capsys: py
 
 
 @pytest.mark.parametrize("path", ["../out.txt", "/tmp/out.txt", "a/../../b", "metadata.jsonl", "a\\b"])
-def test_no_file_is_written_outside_of_the_folder(
+def test_convert_rejects_paths_outside_the_folder(
     path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "rows.ndjson").write_text(json.dumps({"path": path, "text": "x"}) + "\n")
@@ -195,11 +203,13 @@ def test_no_file_is_written_outside_of_the_folder(
     assert [entry.name for entry in tmp_path.iterdir()] == ["rows.ndjson"]
 
 
-# --- whole or not at all
+# --- atomic writes
 
 
 @pytest.mark.parametrize("name", ["out.csv", "out.json", "out.pb", "out.parquet", "out.arrow", "out"])
-def test_what_fails_leaves_what_was_there(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_conversion_leaves_an_existing_target_unchanged(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     good = "".join(f'{{"name": "{n}"}}\n' for n in range(3000))
     (tmp_path / "good.ndjson").write_text(good)
     (tmp_path / "bad.ndjson").write_text(good + '{"name": 7}\n')
@@ -226,7 +236,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
-def test_a_folder_is_not_replaced_without_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_rejects_existing_and_overlapping_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rows.csv").write_text("a\n1\n")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "precious").write_text("data")
@@ -239,25 +249,25 @@ def test_a_folder_is_not_replaced_without_a_word(tmp_path: Path, capsys: pytest.
         assert "the target is the source, or one is inside the other" in capsys.readouterr().err
 
 
-def test_rows_are_limited_across_batches(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_limit_counts_rows_across_batches(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for limit in (1, 3, 24, 100):
         assert convert(source, tmp_path / "out.csv", "--limit", limit, "--force", "--json") == 0
         assert json.loads(capsys.readouterr().out)["rows"] == min(limit, COUNT)
 
 
-def test_packed_text_is_what_its_name_says(source: Path, tmp_path: Path) -> None:
+def test_text_is_compressed_according_to_its_suffix(source: Path, tmp_path: Path) -> None:
     assert convert(source, tmp_path / "out.csv.gz") == 0
     assert convert(source, tmp_path / "out.csv") == 0
     assert gzip.decompress((tmp_path / "out.csv.gz").read_bytes()) == (tmp_path / "out.csv").read_bytes()
 
 
-def test_documents_of_another_class_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_reports_rows_of_another_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     students(2).to_ndjson(tmp_path / "rows.ndjson")
     assert convert(tmp_path / "rows.ndjson", tmp_path / "out.pb", "--document", "tests.cli.commands:Thesis") == 1
     assert "quire: Thesis in " in capsys.readouterr().err
 
 
-def test_unknown_columns_of_text_files_are_refused_unless_ignored(
+def test_unknown_columns_of_text_files_are_errors_unless_ignored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "rows.csv").write_text("name,agee\nAda,36\n")

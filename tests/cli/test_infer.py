@@ -1,4 +1,4 @@
-"""The class that is made for rows without one."""
+"""Inference of a document class from rows without one."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.cli._cells import rows_of
-from quire.cli._infer import inferred, inferred_table
+from quire.cli._schema_inference import infer_document_type, infer_table_type
 from quire.codec._csv import CsvOptions
 from tests.strategies import laws
 
 
-def types_of(document_type: Any) -> dict[str, str]:
+def field_types(document_type: Any) -> dict[str, str]:
     return {field.name: str(field) for field in document_type.document_schema().fields}
 
 
-def table(text: str) -> dict[str, str]:
-    return types_of(inferred_table(rows_of(text.splitlines(keepends=True), CsvOptions(), "table"), "Row")[0])
+def table_types(text: str) -> dict[str, str]:
+    return field_types(infer_table_type(text.splitlines(keepends=True), CsvOptions(), "table", "Row")[0])
 
 
 @pytest.mark.parametrize(
-    ("cells", "found"),
+    ("cells", "expected"),
     [
         (["1", "-2"], "int"),
         (["1", ""], "int | None"),
@@ -41,13 +40,13 @@ def table(text: str) -> dict[str, str]:
         (['"[oops"', "x"], "str"),
     ],
 )
-def test_columns_of_a_table(cells: list[str], found: str) -> None:
-    assert table("a,b\n" + "".join(f"{cell},x\n" for cell in cells))["a"] == found
+def test_csv_columns_get_the_type_of_their_cells(cells: list[str], expected: str) -> None:
+    assert table_types("a,b\n" + "".join(f"{cell},x\n" for cell in cells))["a"] == expected
 
 
-def test_dotted_columns_are_documents_that_may_be_missing() -> None:
-    assert table("a.b,a.c\n1,x\n,\n") == {"a": "RowA | None"}
-    assert table("a b,1st,class,id,to_json\nx,x,x,x,x\n").keys() == {
+def test_dotted_columns_become_optional_documents() -> None:
+    assert table_types("a.b,a.c\n1,x\n,\n") == {"a": "RowA | None"}
+    assert table_types("a b,1st,class,id,to_json\nx,x,x,x,x\n").keys() == {
         "a_b",
         "column_1st",
         "column_class",
@@ -57,7 +56,7 @@ def test_dotted_columns_are_documents_that_may_be_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "found"),
+    ("rows", "expected"),
     [
         ([{"a": 1}, {"a": None}], "int | None"),
         ([{"a": 1}, {}], "int | None"),
@@ -71,8 +70,8 @@ def test_dotted_columns_are_documents_that_may_be_missing() -> None:
         ([{"a": {"dtype": "float32", "shape": [2], "data": [1, 2]}}], "NdArray[float32, 2]"),
     ],
 )
-def test_fields_of_json(rows: list[Any], found: str) -> None:
-    assert types_of(inferred(rows, "Row")[0])["a"] == found
+def test_json_fields_get_the_type_of_their_values(rows: list[Any], expected: str) -> None:
+    assert field_types(infer_document_type(rows, "Row")[0])["a"] == expected
 
 
 _values = st.recursive(
@@ -84,18 +83,18 @@ _values = st.recursive(
 
 @laws
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), _values), min_size=1, max_size=4))
-def test_rows_fit_the_class_that_is_made_of_them(rows: list[dict[str, Any]]) -> None:
-    document_type, count = inferred(rows, "Row")
+def test_inferred_class_accepts_its_rows(rows: list[dict[str, Any]]) -> None:
+    document_type, count = infer_document_type(rows, "Row")
     assert count == len(rows)
     for row in rows:
-        made = json.loads(document_type.from_json(json.dumps(row)).to_json())
-        assert _agree(row, made)
+        document = json.loads(document_type.from_json(json.dumps(row)).to_json())
+        assert _agree(row, document)
 
 
-def _agree(row: Any, made: Any) -> bool:
-    """Whether what was made has all that the row has, and nothing else but None."""
-    if isinstance(row, dict) and isinstance(made, dict):
-        return all(_agree(row.get(name), made.get(name)) for name in {*row, *made} - {"id"})
-    if isinstance(row, list) and isinstance(made, list):
-        return len(row) == len(made) and all(map(_agree, row, made))
-    return bool(row == made)
+def _agree(row: Any, document: Any) -> bool:
+    """Whether a document has the values of its row, and None for all other fields."""
+    if isinstance(row, dict) and isinstance(document, dict):
+        return all(_agree(row.get(name), document.get(name)) for name in {*row, *document} - {"id"})
+    if isinstance(row, list) and isinstance(document, list):
+        return len(row) == len(document) and all(map(_agree, row, document))
+    return bool(row == document)

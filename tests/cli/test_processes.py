@@ -1,4 +1,4 @@
-"""The command as scripts and people meet it: exit codes, one line of errors, pipes, signals, terminals."""
+"""The command as a process: exit codes, error lines, pipes, signals and terminals."""
 
 from __future__ import annotations
 
@@ -30,40 +30,40 @@ class Slow(BaseDocument):
         time.sleep(0.02)
         return name
 """
-BROKEN = "import nothing_that_is_there"
+BROKEN = "import missing_module"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("cli")
-    students(30).to_ndjson(made / "rows.ndjson")
-    students(30).save_binary(made / "rows.pb")
-    damaged = bytearray((made / "rows.pb").read_bytes())
+    path = tmp_path_factory.mktemp("cli")
+    students(30).to_ndjson(path / "rows.ndjson")
+    students(30).save_binary(path / "rows.pb")
+    damaged = bytearray((path / "rows.pb").read_bytes())
     damaged[len(damaged) // 2] ^= 255
-    (made / "damaged.pb").write_bytes(damaged)
-    (made / "bad.csv").write_text("name,age\nAda\n")
-    (made / "bad.ndjson").write_text('{"name": "Ada"}\n{"name"\n')
-    (made / "slow.ndjson").write_text('{"name": "Ada"}\n' * 2000)
-    (made / "slow.py").write_text(SLOW)
-    (made / "broken.py").write_text(BROKEN)
-    (made / "odd.xyz").write_bytes(b"\0\1\2\3 what is this")
-    return made
+    (path / "damaged.pb").write_bytes(damaged)
+    (path / "bad.csv").write_text("name,age\nAda\n")
+    (path / "bad.ndjson").write_text('{"name": "Ada"}\n{"name"\n')
+    (path / "slow.ndjson").write_text('{"name": "Ada"}\n' * 2000)
+    (path / "slow.py").write_text(SLOW)
+    (path / "broken.py").write_text(BROKEN)
+    (path / "odd.xyz").write_bytes(b"\0\1\2\3 what is this")
+    return path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (["inspect", "nowhere"], 1, "quire: nowhere: there is no such file or folder."),
-        (["inspect", "odd.xyz"], 1, "quire: odd.xyz: the file does not tell its format: pass --from dataset or quire"),
+        (["inspect", "odd.xyz"], 1, "quire: odd.xyz: the format of the file is unknown: pass --from dataset or quire"),
         (["head", "bad.csv"], 1, "quire: Bad in bad.csv, line 2: 1 cells, but the header has 2."),
-        (["head", "bad.ndjson"], 1, "quire: bad.ndjson, line 2: this is no JSON"),
+        (["head", "bad.ndjson"], 1, "quire: bad.ndjson, line 2: invalid JSON"),
         (["head", "rows.pb", "--columns", "nmae"], 1, "Did you mean 'name'"),
         (["stats", "rows.ndjson", "--columns", "nmae"], 1, "Did you mean 'name'"),
         (["inspect", "rows.ndjson", "--document", "slow:Fast"], 1, "quire: slow has no 'Fast'"),
         (["inspect", "rows.ndjson", "--document", "broken:Fast"], 1, "quire: ModuleNotFoundError: No module named"),
         (["head", "rows.ndjson", "--document", "slow:Slow", "--from", "json"], 1, "quire: "),
-        (["convert", "rows.ndjson", "rows.pb"], 1, "quire: rows.pb: there is something already. Pass --force"),
-        (["convert", "rows.ndjson", "rows.what"], 1, "quire: rows.what: the name does not tell a format"),
+        (["convert", "rows.ndjson", "rows.pb"], 1, "quire: rows.pb: the target exists already. Pass --force"),
+        (["convert", "rows.ndjson", "rows.what"], 1, "quire: rows.what: the suffix does not belong to a known format"),
         (["convert", "rows.ndjson", "rows.ndjson", "--force"], 1, "the target is the source"),
         (["head", "damaged.pb"], 1, "block 1"),
         (["verify", "damaged.pb"], 3, "quire: 1 of 1 parts of damaged.pb are damaged."),
@@ -84,15 +84,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["convert", "rows.pb", "x.csv", "--to", "docx"], 2, "invalid choice: 'docx'"),
     ],
 )
-def test_exit_codes_and_errors_in_one_line(arguments: list[str], code: int, told: str, folder: Path) -> None:
+def test_errors_have_an_exit_code_and_one_line(arguments: list[str], code: int, message: str, folder: Path) -> None:
     done = run(folder, *arguments)
     assert done.returncode == code, done
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") == (1 if code else 0)
 
 
-def test_verify_tells_scripts_what_is_damaged(folder: Path) -> None:
+def test_verify_json_lists_damaged_files(folder: Path) -> None:
     done = run(folder, "verify", "damaged.pb", "--json")
     assert (done.returncode, done.stderr) == (3, "")
     [fault] = json.loads(done.stdout)["faults"]
@@ -100,7 +100,7 @@ def test_verify_tells_scripts_what_is_damaged(folder: Path) -> None:
     assert "block 1" in fault["fault"]
 
 
-def test_a_traceback_can_be_asked_for(folder: Path) -> None:
+def test_environment_variable_enables_tracebacks(folder: Path) -> None:
     environment = {**ENVIRONMENT, "QUIRE_TRACEBACK": "1"}
     done = subprocess.run(
         command("inspect", "nowhere"), cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -109,9 +109,9 @@ def test_a_traceback_can_be_asked_for(folder: Path) -> None:
     assert "Traceback" in done.stderr
 
 
-@pytest.mark.parametrize("form", [["--json"], ["--tree"]])
-def test_a_broken_pipe_is_quiet(form: list[str], folder: Path) -> None:
-    arguments = command("head", "slow.ndjson", "-n", "2000", *form)
+@pytest.mark.parametrize("layout", [["--json"], ["--tree"]])
+def test_closed_pipe_exits_silently_with_141(layout: list[str], folder: Path) -> None:
+    arguments = command("head", "slow.ndjson", "-n", "2000", *layout)
     with subprocess.Popen(
         arguments, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -119,11 +119,11 @@ def test_a_broken_pipe_is_quiet(form: list[str], folder: Path) -> None:
         assert process.stderr is not None
         assert process.stdout.readline()
         process.stdout.close()
-        told = process.stderr.read()
-        assert (process.wait(60), told) == (141, b"")
+        errors = process.stderr.read()
+        assert (process.wait(60), errors) == (141, b"")
 
 
-def test_an_interrupt_is_quiet_and_leaves_nothing_behind(folder: Path) -> None:
+def test_interrupt_exits_silently_and_removes_partial_output(folder: Path) -> None:
     (folder / "started").unlink(missing_ok=True)
     arguments = command("convert", "slow.ndjson", "made.csv", "--document", "slow:Slow")
     with subprocess.Popen(arguments, cwd=folder, env=ENVIRONMENT, stdout=-1, stderr=-1) as process:
@@ -131,13 +131,13 @@ def test_an_interrupt_is_quiet_and_leaves_nothing_behind(folder: Path) -> None:
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        out, told = process.communicate(timeout=60)
-    assert (process.returncode, out, told) == (130, b"", b"")
+        out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out, errors) == (130, b"", b"")
     assert not list(folder.glob("*made.csv*"))
 
 
-def _on_a_terminal(folder: Path, environment: dict[str, str], *arguments: str) -> tuple[int, str]:
-    """The exit code, and what the command wrote to a terminal."""
+def run_on_terminal(folder: Path, environment: dict[str, str], *arguments: str) -> tuple[int, str]:
+    """Return the exit code, and what the command wrote to a terminal."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         command(*arguments), cwd=folder, env=ENVIRONMENT | environment, stdout=theirs, stderr=theirs
@@ -156,40 +156,40 @@ def _on_a_terminal(folder: Path, environment: dict[str, str], *arguments: str) -
         return process.wait(60), written.decode()
 
 
-def test_long_work_shows_a_bar_with_rate_and_remaining_time(folder: Path) -> None:
+def test_convert_shows_a_progress_barrun_on_terminal(folder: Path) -> None:
     arguments = ("convert", "slow.ndjson", "bar.csv", "--document", "slow:Slow", "--limit", "100")
-    code, written = _on_a_terminal(folder, {"TERM": "xterm"}, *arguments)
+    code, written = run_on_terminal(folder, {"TERM": "xterm"}, *arguments)
     assert code == 0
     assert "converting" in written
     assert "/s" in written
     assert "100 rows to bar.csv" in written
 
 
-def test_no_bar_is_shown_where_it_is_not_wanted(folder: Path) -> None:
+def test_progress_bar_can_be_disabled(folder: Path) -> None:
     arguments = ("convert", "slow.ndjson", "quiet.csv", "--document", "slow:Slow", "--limit", "70", "--force")
     for more, environment in ((["--quiet"], {}), ([], {"QUIRE_PROGRESS": "0"})):
-        code, written = _on_a_terminal(folder, {"TERM": "xterm", **environment}, *arguments, *more)
+        code, written = run_on_terminal(folder, {"TERM": "xterm", **environment}, *arguments, *more)
         assert code == 0
         assert "converting" not in written
 
 
-def test_help_is_coloured_for_people_and_plain_for_others(folder: Path) -> None:
+def test_help_is_coloured_onlyrun_on_terminal(folder: Path) -> None:
     for arguments in ([], ["convert"]):
-        code, coloured = _on_a_terminal(folder, {"TERM": "xterm", "NO_COLOR": ""}, *arguments, "--help")
+        code, coloured = run_on_terminal(folder, {"TERM": "xterm", "NO_COLOR": ""}, *arguments, "--help")
         assert code == 0
         assert "\x1b[" in coloured
         assert "examples:" in coloured
         plain = run(folder, *arguments, "--help").stdout
         assert "\x1b[" not in plain
         assert "examples:" in plain
-    _, quiet = _on_a_terminal(folder, {"TERM": "xterm", "NO_COLOR": "1"}, "--help")
+    _, quiet = run_on_terminal(folder, {"TERM": "xterm", "NO_COLOR": "1"}, "--help")
     assert "\x1b[" not in quiet
 
 
-def test_help_of_every_command_shows_how_it_is_typed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_every_command_has_examples_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("inspect", "head", "stats", "convert", "verify", "proto", "serve", "view", "bench-read"):
         with pytest.raises(SystemExit, match="0"):
             main([name, "--help"])
-        told = capsys.readouterr().out
-        assert f"  quire {name} " in told.partition("examples:")[2]
-        assert "--json" in told
+        help_text = capsys.readouterr().out
+        assert f"  quire {name} " in help_text.partition("examples:")[2]
+        assert "--json" in help_text

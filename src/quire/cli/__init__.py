@@ -1,4 +1,4 @@
-"""The command `quire`, a module for each group of its commands."""
+"""The `quire` command line."""
 
 from quire.cli._main import main
 

@@ -1,70 +1,141 @@
-"""Arguments that several commands have."""
+"""Arguments that commands share, and the conversion of their values."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from quire.cli._forms import SOURCES
-from quire.cli._named import document_type_named
+from quire._typing import is_document_type
+from quire.cli._formats import SOURCE_FORMATS
+from quire.document import BaseDocument
+from quire.errors import PathError, SchemaError, did_you_mean
 
 if TYPE_CHECKING:
     from quire.cli._sources import Source
 
-
-def add_source(parser: Any, name: str = "path") -> None:
-    """What is read, and how."""
-    parser.add_argument(name, help="a file, a folder, or the address of a dataset")
-    parser.add_argument("--document", metavar="MODULE:CLASS", help="the documents' class; unless given, what is told")
-    parser.add_argument("--from", dest="form", choices=SOURCES, metavar="FORMAT", help=f"one of {', '.join(SOURCES)}")
-    parser.add_argument("--delimiter", help="what is between the cells of CSV; unless given, a comma, or a tab in .tsv")
-    about_extra = "whether columns that the class does not have are errors (in text files, unless given) or ignored"
-    parser.add_argument("--extra", choices=("forbid", "ignore"), help=about_extra)
-    parser.add_argument("--split", help="which part of a dataset of Hugging Face")
-    parser.add_argument("--images", choices=("bytes", "decode"), help="what encoded images of other formats become")
-    parser.add_argument("--allow-pickle", action="store_true", help="read what is pickled, of those whom you trust")
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+    """The object that commands are added to; argparse has no public name for it."""
 
 
-def add_json(parser: Any) -> None:
-    """Whether a script is to read the output."""
+def add_command(
+    commands: Subparsers,
+    name: str,
+    summary: str,
+    examples: str,
+    run: Callable[[argparse.Namespace], int | None],
+) -> argparse.ArgumentParser:
+    """Add a command and return its parser. `examples` are command lines, shown at the end of the help text."""
+    lines = "".join(f"  {line}\n" for line in examples.strip().splitlines())
+    description = f"{summary[:1].upper()}{summary[1:]}."
+    parser = commands.add_parser(name, help=summary, description=description, epilog=f"examples:\n{lines}")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_source_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the path of the data, and how it is read."""
+    formats = ", ".join(SOURCE_FORMATS)
+    parser.add_argument("path", help="a file, a folder, or the URL of a dataset")
+    parser.add_argument("--document", metavar="MODULE:CLASS", help="the document class (default: inferred)")
+    parser.add_argument("--from", dest="format", choices=SOURCE_FORMATS, metavar="FORMAT", help=f"one of {formats}")
+    parser.add_argument("--delimiter", help="the delimiter of CSV files (default: a comma, a tab for .tsv)")
+    parser.add_argument(
+        "--extra",
+        choices=("forbid", "ignore"),
+        help="whether columns missing from the class are errors (default for text files) or ignored",
+    )
+    parser.add_argument("--split", help="the split of a Hugging Face dataset")
+    parser.add_argument(
+        "--images", choices=("bytes", "decode"), help="keep encoded images of other formats as bytes, or decode them"
+    )
+    parser.add_argument("--allow-pickle", action="store_true", help="read pickled data; only from sources you trust")
+
+
+def add_json_argument(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`."""
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
-def source_of(chosen: argparse.Namespace, sample: int | None = None) -> Source:
-    """What is to be read; where no more than so many rows are, they alone tell what they are."""
-    sources = import_module("quire.cli._sources")  # which brings the readers of all formats
-    options = sources.SourceOptions(
-        None if chosen.document is None else document_type_named(chosen.document),
-        chosen.form,
-        delimiter=chosen.delimiter,
-        extra=chosen.extra,
-        split=chosen.split,
-        images=chosen.images,
-        allow_pickle=chosen.allow_pickle,
-        sample=sample,
+def source_from_options(options: argparse.Namespace, sample: int | None = None) -> Source:
+    """Open the source that `add_source_arguments` describes; infer its class from at most `sample` rows."""
+    sources = import_module("quire.cli._sources")  # imports the readers of all formats
+    source: Source = sources.open_source(
+        options.path,
+        sources.SourceOptions(
+            None if options.document is None else import_document_type(options.document),
+            options.format,
+            delimiter=options.delimiter,
+            extra=options.extra,
+            split=options.split,
+            images=options.images,
+            allow_pickle=options.allow_pickle,
+            sample=sample,
+        ),
     )
-    found: Source = sources.open_source(chosen.path, options)
-    return found
+    return source
 
 
-def listed(text: str | None) -> list[str] | None:
-    """Names with commas between them."""
-    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+# --- conversion of values
 
 
-def positive(text: str) -> int:
-    """A number of rows, or the like."""
-    return _at_least(1, text)
+def parse_names(text: str | None) -> list[str] | None:
+    """Split a comma-separated list of names."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
-def counted(text: str) -> int:
-    """A number that may be 0."""
-    return _at_least(0, text)
+def positive_int(text: str) -> int:
+    """Convert an argument to an integer of at least 1."""
+    return _int_from(1, text)
 
 
-def _at_least(least: int, text: str) -> int:
-    number = int(text) if text.lstrip("+-").isdecimal() else least - 1
-    if number < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}.")
+def non_negative_int(text: str) -> int:
+    """Convert an argument to an integer of at least 0."""
+    return _int_from(0, text)
+
+
+def _int_from(minimum: int, text: str) -> int:
+    number = int(text) if text.lstrip("+-").isdecimal() else minimum - 1
+    if number < minimum:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {minimum}.")
     return number
+
+
+def import_document_type(name: str) -> type[BaseDocument]:
+    """Import a document class by a name like 'my.module:Student'."""
+    value = import_object(name, is_document_type)
+    if not isinstance(value, type) or not issubclass(value, BaseDocument):
+        raise SchemaError(f"{name} is not a document class: it is {type(value).__name__}, and no BaseDocument.")
+    return value
+
+
+def import_object(name: str, is_candidate: Callable[[Any], bool] = callable) -> Any:
+    """Import an object by a name like 'my.module:Student', from the current folder, too.
+
+    `is_candidate` selects the objects that an error message suggests instead of an unknown name.
+    """
+    module_name, colon, path = name.partition(":")
+    if not colon or not module_name or not path:
+        raise PathError(f"{name!r} does not name a class: write the module, a colon and the class: my.module:Student.")
+    value: Any = _import_module(module_name)
+    for part in path.split("."):
+        if not hasattr(value, part):
+            names = [known for known, item in vars(value).items() if is_candidate(item)]
+            raise PathError(f"{module_name} has no {path!r}. {did_you_mean(part, names)}")
+        value = getattr(value, part)
+    return value
+
+
+def _import_module(name: str) -> ModuleType:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module exists, but one of its own imports is missing
+        raise PathError(f"there is no module {name!r}, neither in {Path.cwd()} nor installed.") from None

@@ -1,4 +1,4 @@
-"""`quire convert`: documents from any format to any other."""
+"""`quire convert`: read documents of any format and write them in another."""
 
 from __future__ import annotations
 
@@ -7,122 +7,130 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from quire.array import DocumentBatch
-from quire.cli._arguments import add_json, add_source, positive, source_of
-from quire.cli._forms import TARGETS
-from quire.cli._help import Subparsers, add_command
-from quire.cli._show import shown_bytes, write_json
-from quire.cli._targets import TargetOptions, check_free, target_form, write
+from quire.cli._arguments import (
+    add_command,
+    add_json_argument,
+    add_source_arguments,
+    positive_int,
+    source_from_options,
+)
+from quire.cli._formats import TARGET_FORMATS
+from quire.cli._output import format_bytes, write_json
+from quire.cli._sources import item_rows
+from quire.cli._targets import TargetOptions, check_target_is_free, target_format, write_target
 from quire.display import tracked
 from quire.errors import OptionError
 
+if TYPE_CHECKING:
+    from quire.cli._arguments import Subparsers
+
 _EXAMPLES = """
 quire convert rows.csv rows.parquet
-quire convert rows.ndjson students/ --document school:Student      a dataset: a folder of shards
-quire convert students/ students.pb.zst                            quire's own file, packed
-quire convert photos/ photos.parquet --from files                  a row for each file of a folder
+quire convert rows.ndjson students/ --document school:Student      to a dataset: a folder of shards
+quire convert students/ students.pb.zst                            to quire's own file format, compressed
+quire convert photos/ photos.parquet --from files                  one row per file of a folder
 quire convert photos.parquet photos/ --to files --content image    and back
-quire convert hf_folder/ train/ --split train                      of Hugging Face, Petastorm, MDS, WebDataset
+quire convert hf_folder/ train/ --split train                      from Hugging Face, Petastorm, MDS, WebDataset
 quire convert train/ hf_folder/ --to huggingface
 """
 
 
 def add_convert(commands: Subparsers) -> None:
-    """Add the command."""
-    about = "write documents in another format, whole or not at all"
-    parser = add_command(commands, "convert", about, _EXAMPLES)
-    add_source(parser)
+    """Add `quire convert`."""
+    parser = add_command(
+        commands, "convert", "convert documents to another format; a failed conversion changes nothing", _EXAMPLES, run
+    )
+    add_source_arguments(parser)
     parser.add_argument(
-        "target", help="the file or folder to write; its suffix tells the format, a folder is a dataset"
+        "target", help="the file or folder to write; its suffix determines the format, no suffix is a dataset"
     )
-    parser.add_argument("--to", choices=TARGETS, metavar="FORMAT", help=f"one of {', '.join(TARGETS)}")
-    parser.add_argument("--force", action="store_true", help="replace what is there")
-    parser.add_argument("--limit", type=positive, help="so many rows at most")
-    parser.add_argument("--compress", help="how files of quire and text are packed: gzip, zstd, ...")
-    parser.add_argument("--shard-bytes", type=positive, help="bytes of a shard of a dataset")
-    storages = ("fixed", "binary", "list")
-    parser.add_argument("--tensor-storage", choices=storages, default="fixed", help="in Parquet (%(default)s)")
-    parser.add_argument("--tensors", choices=("lists", "base64"), default="lists", help="in JSON (%(default)s)")
-    parser.add_argument("--content", metavar="FIELD", help="the field whose content the files of a folder have")
-    parser.add_argument("--quiet", action="store_true", help="show no progress, and tell nothing in the end")
-    add_json(parser)
-    parser.set_defaults(run=_convert)
-
-
-def _convert(chosen: argparse.Namespace) -> None:
-    options = TargetOptions(
-        chosen.to,
-        chosen.force,
-        chosen.delimiter,
-        chosen.tensors,
-        chosen.compress,
-        chosen.shard_bytes,
-        chosen.tensor_storage,
-        chosen.content,
+    formats = ", ".join(TARGET_FORMATS)
+    parser.add_argument("--to", choices=TARGET_FORMATS, metavar="FORMAT", help=f"one of {formats}")
+    parser.add_argument("--force", action="store_true", help="replace an existing target")
+    parser.add_argument("--limit", type=positive_int, help="the maximum number of rows")
+    parser.add_argument("--compress", help="the compression of quire's own files and of text: gzip, zstd, ...")
+    parser.add_argument("--shard-bytes", type=positive_int, help="the size of the shards of a dataset")
+    parser.add_argument(
+        "--tensor-storage",
+        choices=("fixed", "binary", "list"),
+        default="fixed",
+        help="how tensors are stored in Parquet (%(default)s)",
     )
-    form = target_form(chosen.target, options)
-    _check_apart(chosen.path, chosen.target)
-    check_free(chosen.target, options)
-    source = source_of(chosen)
-    total = source.rows if chosen.limit is None or source.rows is None else min(source.rows, chosen.limit)
-    counter = _Counter()
-    items = counter.counted(_limited(source.items(), chosen.limit))
-    shown = tracked(items, "converting", total, show=False if chosen.quiet else None, size=rows_of)
-    write(source, shown, chosen.target, options)
-    _tell(chosen, source.form, form, counter.rows)
+    parser.add_argument(
+        "--tensors", choices=("lists", "base64"), default="lists", help="how tensors are written in JSON (%(default)s)"
+    )
+    parser.add_argument("--content", metavar="FIELD", help="the field that becomes the content of files")
+    parser.add_argument("--quiet", action="store_true", help="show neither progress nor a summary")
+    add_json_argument(parser)
 
 
-class _Counter:
-    """Counts rows on their way."""
-
+def run(options: argparse.Namespace) -> None:
+    """Convert a source to a target."""
+    target_options = TargetOptions(
+        options.to,
+        options.force,
+        options.delimiter,
+        options.tensors,
+        options.compress,
+        options.shard_bytes,
+        options.tensor_storage,
+        options.content,
+    )
+    chosen_format = target_format(options.target, target_options)
+    _check_paths_are_separate(options.path, options.target)
+    check_target_is_free(options.target, target_options)
+    source = source_from_options(options)
+    total = source.rows if options.limit is None or source.rows is None else min(source.rows, options.limit)
     rows = 0
 
-    def counted(self, items: Iterator[Any]) -> Iterator[Any]:
-        """The items as they are."""
+    def count_rows(items: Iterator[Any]) -> Iterator[Any]:
+        nonlocal rows
         for item in items:
             yield item
-            self.rows += rows_of(item)
+            rows += item_rows(item)
+
+    items = count_rows(_limit(source.items(), options.limit))
+    items = tracked(items, "converting", total, show=False if options.quiet else None, size=item_rows)
+    write_target(source, items, options.target, target_options)
+    size = None if "://" in options.target else _size_of(Path(options.target))
+    if options.json:
+        write_json(
+            {
+                "source": options.path,
+                "from": source.format,
+                "target": options.target,
+                "to": chosen_format,
+                "rows": rows,
+                "bytes": size,
+            }
+        )
+    elif not options.quiet:
+        end = "" if size is None else f" ({format_bytes(size)})"
+        sys.stdout.write(f"{rows:,} {'row' if rows == 1 else 'rows'} to {options.target}{end}\n")
 
 
-def rows_of(item: Any) -> int:
-    """The rows of a batch; a document is one."""
-    return len(item) if isinstance(item, DocumentBatch) else 1
-
-
-def _limited(items: Iterator[Any], limit: int | None) -> Iterator[Any]:
+def _limit(items: Iterator[Any], limit: int | None) -> Iterator[Any]:
+    """Yield items up to a number of rows; the last batch is cut."""
     if limit is None:
         yield from items
         return
     for item in items:
-        if limit >= rows_of(item):
-            yield item
-        else:
-            yield item[:limit]
-        limit -= rows_of(item)
+        yield item if limit >= item_rows(item) else item[:limit]
+        limit -= item_rows(item)
         if limit <= 0:
             return
 
 
-def _check_apart(source: str, target: str) -> None:
-    """What is read must not be what is replaced, nor a part of it."""
+def _check_paths_are_separate(source: str, target: str) -> None:
+    """Refuse to replace the source, a folder that contains it, or a part of it."""
     one, other = (os.path.realpath(path) for path in (source, target))
     if "://" not in target and (one == other or one.startswith(f"{other}/") or other.startswith(f"{one}/")):
         raise OptionError(f"{target}: the target is the source, or one is inside the other. Choose another name.")
 
 
-def _tell(chosen: argparse.Namespace, before: str, form: str, rows: int) -> None:
-    size = None if "://" in chosen.target else _bytes_at(Path(chosen.target))
-    if chosen.json:
-        told = {"source": chosen.path, "from": before, "target": chosen.target, "to": form, "rows": rows, "bytes": size}
-        write_json(told)
-    elif not chosen.quiet:
-        end = "" if size is None else f" ({shown_bytes(size)})"
-        sys.stdout.write(f"{rows:,} {'row' if rows == 1 else 'rows'} to {chosen.target}{end}\n")
-
-
-def _bytes_at(path: Path) -> int:
+def _size_of(path: Path) -> int:
     if path.is_file():
         return path.stat().st_size
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

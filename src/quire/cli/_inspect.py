@@ -1,201 +1,343 @@
-"""`quire inspect` and `quire stats`: what a file or a dataset holds."""
+"""`quire inspect`, `head`, `stats` and `verify`: show and check what a file or a dataset contains."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
-from quire.cli._arguments import add_json, add_source, listed, positive, source_of
-from quire.cli._help import Subparsers, add_command
-from quire.cli._show import print_table, shown_bytes, shown_number, write_json
-from quire.cli._sources import Source
+from quire.cli._arguments import (
+    add_command,
+    add_json_argument,
+    add_source_arguments,
+    non_negative_int,
+    parse_names,
+    positive_int,
+    source_from_options,
+)
+from quire.cli._output import format_bytes, format_number, print_table, write_json
+from quire.cli._sources import Source, item_rows
+from quire.codec._flat import Leaf, leaves
+from quire.codec._json import to_json
 from quire.columns._statistics import ColumnStatistics, Histogram
-from quire.display import one_line, print_rich, schema_tree
+from quire.display import document_tree, one_line, print_rich, schema_tree, tracked
+from quire.errors import CodecError, PathError, ShardError, did_you_mean
 from quire.schema import Field, Schema
 
+if TYPE_CHECKING:
+    from quire.cli._arguments import Subparsers
+    from quire.storage import Shard
+
+DAMAGED = 3
+"""The exit code of `verify` for damaged data."""
 _BARS = " ▁▂▃▄▅▆▇█"
-_LEVELS = 8
-_INSPECT = """
+_MAX_DEPTH = 8
+
+
+# --- inspect
+
+_INSPECT_EXAMPLES = """
 quire inspect pictures/
 quire inspect students.pb.zst --document school:Student
 quire inspect rows.csv --stats
 quire inspect s3://bucket/pictures --json
 """
-_STATS = """
-quire stats pictures/
-quire stats pictures/ --columns label,meta.source --rows 1000000
-quire stats rows.csv --json | jq .columns.age.mean
-"""
 
 
 def add_inspect(commands: Subparsers) -> None:
-    """Add the command."""
-    about = "show the schema, rows, sizes and compression of a file or a dataset"
-    parser = add_command(commands, "inspect", about, _INSPECT)
-    add_source(parser)
+    """Add `quire inspect`."""
+    summary = "show the schema, rows, sizes and compression of a file or a dataset"
+    parser = add_command(commands, "inspect", summary, _INSPECT_EXAMPLES, run_inspect)
+    add_source_arguments(parser)
     parser.add_argument("--shards", action="store_true", help="list every shard")
-    parser.add_argument(
-        "--stats", action="store_true", help="show the statistics of columns too, as `quire stats` does"
-    )
-    _add_sample(parser)
-    parser.set_defaults(run=_inspect)
+    parser.add_argument("--stats", action="store_true", help="show statistics of the columns, like `quire stats`")
+    _add_sample_arguments(parser)
 
 
-def add_stats(commands: Subparsers) -> None:
-    """Add the command."""
-    about = "show what columns hold: missing values, ranges, lengths, shapes, the most frequent values"
-    parser = add_command(commands, "stats", about, _STATS)
-    add_source(parser)
-    _add_sample(parser)
-    parser.set_defaults(run=_stats)
-
-
-def _add_sample(parser: Any) -> None:
-    parser.add_argument("--columns", help="the paths of the fields to look at, with commas between; unless given, all")
-    parser.add_argument("--rows", type=positive, default=100_000, help="rows to look at (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="which rows of a large dataset (%(default)s)")
-    parser.add_argument("--bins", type=positive, default=20, help="bins of a histogram (%(default)s)")
-    add_json(parser)
-
-
-def _inspect(chosen: argparse.Namespace) -> None:
-    source = source_of(chosen)
+def run_inspect(options: argparse.Namespace) -> None:
+    """Print the schema and the properties of a source."""
+    source = source_from_options(options)
     rows = sum(1 for _ in source.documents()) if source.rows is None else source.rows
-    found = _statistics(chosen, source) if chosen.stats else None
-    if chosen.json:
-        told = _told(chosen, source, rows)
-        write_json(told if found is None else {**told, "statistics": _as_json(found)})
+    statistics = _compute_statistics(options, source) if options.stats else None
+    shards = [_describe_shard(shard) for shard in source.dataset.shards] if source.dataset is not None else []
+    if options.json:
+        description = {
+            "path": source.path,
+            "format": source.format,
+            "class": source.schema.name,
+            "rows": rows,
+            "bytes": source.bytes,
+            **{name: fact for name, fact in source.facts.items() if name not in ("rows", "class")},
+            "schema": _describe_schema(source.schema, _MAX_DEPTH),
+        }
+        if options.shards and source.dataset is not None:
+            description["shard_files"] = shards
+        if statistics is not None:
+            description["statistics"] = _statistics_to_dict(statistics)
+        write_json(description)
         return
-    size = "" if source.bytes is None else f", {shown_bytes(source.bytes)}"
-    sys.stdout.write(f"{source.path}: {source.form}, {rows:,} rows{size}\n")
+    size = "" if source.bytes is None else f", {format_bytes(source.bytes)}"
+    sys.stdout.write(f"{source.path}: {source.format}, {rows:,} rows{size}\n")
     _print_facts(source)
     print_rich(schema_tree(source.schema))
-    if chosen.shards and source.dataset is not None:
-        shards = [_shard(shard) for shard in source.dataset.shards]
+    if options.shards and source.dataset is not None:
         print_table(list(shards[0]) if shards else [], [[str(v) for v in shard.values()] for shard in shards], "shards")
-    if found is not None:
-        _print_statistics(found)
+    if statistics is not None:
+        _print_statistics(statistics)
 
 
-def _stats(chosen: argparse.Namespace) -> None:
-    source = source_of(chosen)
-    found = _statistics(chosen, source)
-    if chosen.json:
-        write_json({"path": source.path, "rows": source.rows, "columns": _as_json(found)})
-    else:
-        _print_statistics(found)
-
-
-def _statistics(chosen: argparse.Namespace, source: Source) -> dict[str, ColumnStatistics]:
-    return source.statistics(listed(chosen.columns), chosen.rows, chosen.bins, chosen.seed)
-
-
-def _as_json(found: dict[str, ColumnStatistics]) -> dict[str, Any]:
-    return {path: column.to_dict() for path, column in found.items()}
-
-
-# --- what is known without a look at values
-
-
-def _told(chosen: argparse.Namespace, source: Source, rows: int) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "path": source.path,
-        "format": source.form,
-        "class": source.schema.name,
-        "rows": rows,
-        "bytes": source.bytes,
-        **{name: fact for name, fact in source.facts.items() if name not in ("rows", "class")},
-        "schema": _fields(source.schema, _LEVELS),
-    }
-    if chosen.shards and source.dataset is not None:
-        told["shard_files"] = [_shard(shard) for shard in source.dataset.shards]
-    return told
-
-
-def _shard(shard: Any) -> dict[str, Any]:
+def _describe_shard(shard: Shard) -> dict[str, Any]:
     return {"name": shard.name, "rows": shard.rows, "bytes": shard.bytes, "groups": shard.blocks or len(shard.groups)}
 
 
-def _fields(schema: Schema, levels: int) -> list[dict[str, Any]]:
-    return [_field(field, levels) for field in schema.fields]
+def _describe_schema(schema: Schema, depth: int) -> list[dict[str, Any]]:
+    return [_describe_field(field, depth) for field in schema.fields]
 
 
-def _field(field: Field, levels: int) -> dict[str, Any]:
-    told: dict[str, Any] = {
+def _describe_field(field: Field, depth: int) -> dict[str, Any]:
+    description: dict[str, Any] = {
         "name": field.name,
         "kind": field.kind.value,
         "type": str(field),
         "nullable": field.nullable,
     }
     if field.kind in ("document", "documents"):
-        told["recursive"] = field.recursive
-        if levels and not field.recursive:
-            told["fields"] = _fields(field.document_type.document_schema(), levels - 1)
-    return told
+        description["recursive"] = field.recursive
+        if depth and not field.recursive:
+            description["fields"] = _describe_schema(field.document_type.document_schema(), depth - 1)
+    return description
 
 
 def _print_facts(source: Source) -> None:
     facts = dict(source.facts)
-    columns, looked = facts.pop("columns", None), facts.pop("columns_of_shards", 0)
+    columns, shards = facts.pop("columns", None), facts.pop("columns_of_shards", 0)
     facts.pop("rows", None)
     for name, fact in facts.items():
         sys.stdout.write(f"{name}: {one_line(', '.join(fact) if isinstance(fact, list) else fact)}\n")
     if columns:
-        rows = [_packed(path, packing) for path, packing in columns.items()]
+        rows = [
+            [
+                one_line(path),
+                column["compression"],
+                format_bytes(column["bytes"]),
+                format_bytes(column["unpacked_bytes"]),
+            ]
+            for path, column in columns.items()
+        ]
         sys.stdout.flush()
-        print_table(["column", "compression", "bytes", "unpacked"], rows, f"columns of {looked} shards")
+        print_table(["column", "compression", "bytes", "uncompressed"], rows, f"columns of {shards} shards")
 
 
-def _packed(path: str, packing: dict[str, Any]) -> list[str]:
-    sizes = (shown_bytes(packing["bytes"]), shown_bytes(packing["unpacked_bytes"]))
-    return [one_line(path), packing["compression"], *sizes]
+# --- head
+
+_HEAD_EXAMPLES = """
+quire head pictures/
+quire head rows.csv -n 3 --columns name,thesis.title
+quire head pictures/ --skip 1000 -n 1 --tree
+quire head pictures/ -n 100 --json | jq .label
+"""
 
 
-# --- statistics
+def add_head(commands: Subparsers) -> None:
+    """Add `quire head`."""
+    parser = add_command(commands, "head", "show the first rows as a table", _HEAD_EXAMPLES, run_head)
+    add_source_arguments(parser)
+    parser.add_argument("-n", "--rows", type=non_negative_int, default=10, help="the number of rows (%(default)s)")
+    parser.add_argument("--skip", type=non_negative_int, default=0, help="the number of rows to skip first")
+    parser.add_argument("--columns", help="comma-separated paths of the fields to show (default: all)")
+    parser.add_argument("--tree", action="store_true", help="show each row as a tree of its fields")
+    add_json_argument(parser)
 
 
-def _print_statistics(found: dict[str, ColumnStatistics]) -> None:
-    names = ["column", "type", "rows", "missing", "least", "mean", "greatest", "distribution", "lengths", "top"]
+def run_head(options: argparse.Namespace) -> None:
+    """Print the first rows of a source."""
+    source = source_from_options(options, max(options.skip + options.rows, 1))
+    names = parse_names(options.columns)
+    columns = _select_columns(source.schema, names)
+    documents = islice(source.documents(options.skip), options.rows)
+    if options.json:
+        included = None if names is None else {leaf.path[0] for leaf in columns}
+        for row, document in enumerate(documents):
+            if included is None:
+                line = to_json(document, None, "lists", f", row {row}", check=False)
+            else:
+                line = document.model_dump_json(include=included)
+            sys.stdout.write(line + "\n")
+    elif options.tree:
+        for document in documents:
+            print_rich(document_tree(document))
+    else:
+        header = ["", *(leaf.name for leaf in columns)]
+        rows = [
+            [str(number), *(_format_cell(document, leaf) for leaf in columns)]
+            for number, document in enumerate(documents, options.skip)
+        ]
+        count = "rows" if source.rows is None else f"{source.rows:,} rows"
+        print_table(header, rows, f"{source.path}  ({count} of {source.schema.name})")
+
+
+def _select_columns(schema: Schema, names: list[str] | None) -> list[Leaf]:
+    """Return the columns of a table; the name of a nested document selects all of its columns."""
+    columns = leaves(schema)
+    if names is None:
+        return columns
+    selected = []
+    for name in names:
+        matching = [leaf for leaf in columns if f"{leaf.name}.".startswith(f"{name}.")]
+        if not matching:
+            hint = did_you_mean(name, [leaf.name for leaf in columns])
+            raise PathError(f"{schema.name} has no column {name!r}. {hint}")
+        selected += matching
+    return selected
+
+
+def _format_cell(document: Any, leaf: Leaf) -> str:
+    value: Any = document
+    for name in leaf.path:
+        value = None if value is None else value.__dict__.get(name)
+    return "" if value is None else one_line(value)
+
+
+# --- stats
+
+_STATS_EXAMPLES = """
+quire stats pictures/
+quire stats pictures/ --columns label,meta.source --rows 1000000
+quire stats rows.csv --json | jq .columns.age.mean
+"""
+
+
+def add_stats(commands: Subparsers) -> None:
+    """Add `quire stats`."""
+    summary = "show statistics of columns: missing values, ranges, lengths, shapes, the most frequent values"
+    parser = add_command(commands, "stats", summary, _STATS_EXAMPLES, run_stats)
+    add_source_arguments(parser)
+    _add_sample_arguments(parser)
+
+
+def _add_sample_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--columns", help="comma-separated paths of the fields to examine (default: all)")
+    parser.add_argument("--rows", type=positive_int, default=100_000, help="the number of rows to sample (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="the seed of the sample of a large dataset (%(default)s)")
+    parser.add_argument("--bins", type=positive_int, default=20, help="the number of histogram bins (%(default)s)")
+    add_json_argument(parser)
+
+
+def run_stats(options: argparse.Namespace) -> None:
+    """Print statistics of the columns of a source."""
+    source = source_from_options(options)
+    statistics = _compute_statistics(options, source)
+    if options.json:
+        write_json({"path": source.path, "rows": source.rows, "columns": _statistics_to_dict(statistics)})
+    else:
+        _print_statistics(statistics)
+
+
+def _compute_statistics(options: argparse.Namespace, source: Source) -> dict[str, ColumnStatistics]:
+    return source.statistics(parse_names(options.columns), options.rows, options.bins, options.seed)
+
+
+def _statistics_to_dict(statistics: dict[str, ColumnStatistics]) -> dict[str, Any]:
+    return {path: column.to_dict() for path, column in statistics.items()}
+
+
+def _print_statistics(statistics: dict[str, ColumnStatistics]) -> None:
+    names = ["column", "type", "rows", "missing", "min", "mean", "max", "distribution", "lengths", "top"]
     sys.stdout.flush()
-    print_table(names, [_statistics_row(column) for column in found.values()], "statistics")
+    print_table(names, [_statistics_row(column) for column in statistics.values()], "statistics")
 
 
 def _statistics_row(column: ColumnStatistics) -> list[str]:
-    told = column.to_dict()
+    values = column.to_dict()
     return [
         one_line(column.path),
         one_line(column.type, 30),
         f"{column.rows:,}",
         f"{column.missing:,}" if column.missing else "",
-        shown_number(told["minimum"]),
-        shown_number(column.mean),
-        shown_number(told["maximum"]),
-        _bars(column.histogram),
-        _lengths(column),
-        _top(column),
+        format_number(values["minimum"]),
+        format_number(column.mean),
+        format_number(values["maximum"]),
+        _format_histogram(column.histogram),
+        _format_lengths(column),
+        _format_top_values(column),
     ]
 
 
-def _bars(histogram: Histogram | None) -> str:
-    """A histogram in one line of text."""
+def _format_histogram(histogram: Histogram | None) -> str:
+    """Draw a histogram with one character per bin."""
     if histogram is None:
         return ""
-    most = max(histogram.counts) or 1
-    return "".join(_BARS[-(-count * 8 // most)] for count in histogram.counts)
+    largest = max(histogram.counts) or 1
+    return "".join(_BARS[-(-count * 8 // largest)] for count in histogram.counts)
 
 
-def _lengths(column: ColumnStatistics) -> str:
+def _format_lengths(column: ColumnStatistics) -> str:
     if column.shapes is not None:
         shapes = ["x".join(map(str, shape)) or "()" for shape, _ in column.shapes[:2]]
         return f"{', '.join(shapes)}{' …' if len(column.shapes) > 2 else ''}"
-    found = column.lengths
-    return "" if found is None else f"{found.minimum:,} to {found.maximum:,}, mean {found.mean:,.1f}"
+    lengths = column.lengths
+    return "" if lengths is None else f"{lengths.minimum:,} to {lengths.maximum:,}, mean {lengths.mean:,.1f}"
 
 
-def _top(column: ColumnStatistics) -> str:
-    """The values that come more than once, with their counts; else how many different ones there are."""
-    often = [f"{one_line(str(value), 16)} ({count:,})" for value, count in column.top or () if count > 1][:3]
-    if often:
-        return ", ".join(often)
-    return "" if column.distinct is None else f"{column.distinct:,} different"
+def _format_top_values(column: ColumnStatistics) -> str:
+    """Format the values that occur more than once with their counts, otherwise the number of distinct values."""
+    repeated = [f"{one_line(str(value), 16)} ({count:,})" for value, count in column.top or () if count > 1][:3]
+    if repeated:
+        return ", ".join(repeated)
+    return "" if column.distinct is None else f"{column.distinct:,} distinct"
+
+
+# --- verify
+
+_VERIFY_EXAMPLES = """
+quire verify pictures/
+quire verify pictures/ --json
+quire verify students.pb.zst
+"""
+
+
+def add_verify(commands: Subparsers) -> None:
+    """Add `quire verify`."""
+    summary = "read everything and compare sizes, checksums and row counts (exit code 3 for damaged data)"
+    parser = add_command(commands, "verify", summary, _VERIFY_EXAMPLES, run_verify)
+    add_source_arguments(parser)
+    add_json_argument(parser)
+
+
+def run_verify(options: argparse.Namespace) -> int:
+    """Print what is damaged; return `DAMAGED` if anything is."""
+    try:
+        source = source_from_options(options)
+        rows, faults = _find_faults(source)
+        parts = len(source.dataset.shards) if source.dataset is not None else 1
+    except (ShardError, CodecError) as error:
+        rows, parts, faults = 0, 1, [{"name": options.path, "fault": str(error)}]
+    if options.json:
+        write_json({"path": options.path, "parts": parts, "rows": rows, "faults": faults})
+    elif faults:
+        for fault in faults:
+            line = f"{fault['name']}: {fault['fault'].removeprefix(fault['name']).lstrip(': ')}"
+            sys.stdout.write(" ".join(line.split()) + "\n")
+        sys.stderr.write(f"quire: {len(faults)} of {parts} parts of {options.path} are damaged.\n")
+    else:
+        sys.stdout.write(f"{options.path}: OK: {rows:,} rows, {parts:,} {'part' if parts == 1 else 'parts'}\n")
+    return DAMAGED if faults else 0
+
+
+def _find_faults(source: Source) -> tuple[int, list[dict[str, str]]]:
+    """Read everything; return the number of readable rows, and the faults."""
+    if source.dataset is not None:
+        faults = source.dataset.faults()
+        damaged = {shard.name for shard, _ in faults}
+        rows = sum(shard.rows for shard in source.dataset.shards if shard.name not in damaged)
+        return rows, [{"name": shard.name, "fault": str(error)} for shard, error in faults]
+    rows = 0
+    try:
+        for item in tracked(source.items(), "verifying", source.rows, size=item_rows):
+            rows += item_rows(item)
+    except CodecError as error:
+        return rows, [{"name": source.path, "fault": str(error)}]
+    if source.rows is not None and rows != source.rows:
+        return rows, [{"name": source.path, "fault": f"it has {rows:,} rows, but declares {source.rows:,}."}]
+    return rows, []

@@ -1,101 +1,146 @@
-"""Running the command: which commands there are, their exit codes, and how errors are told.
+"""Entry point of the command line: select the command, run it, turn its result into an exit code.
 
-A command is a function `add_NAME` that adds its arguments to the parser and names what runs them; `_COMMANDS` tells the
-module that it is in. What runs gives the exit code, or nothing for 0.
+Each command is a function `add_NAME(commands)` that registers its arguments and sets `run`, the function that executes
+it. `COMMANDS` maps a command to the module that defines it, so that only the module of the selected command is
+imported. `run(options)` returns the exit code, or None for 0.
 """
 
 from __future__ import annotations
 
+import argparse
+import gc
 import io
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pydantic import ValidationError
 
-from quire.cli._garbage import without_garbage
-from quire.cli._help import Parser, Subparsers
+if TYPE_CHECKING:
+    from rich.text import Text
 
 FAILED, INTERRUPTED, BROKEN_PIPE = 1, 130, 141
-"""Exit codes; 2 is a wrong call, and 3 is what `verify` gives for faults."""
+"""Exit codes. argparse exits with 2 for invalid usage, and `verify` returns 3 for damaged data."""
 
-_COMMANDS = {  # by the module that has them; only that of the one that is asked for is imported
+COMMANDS = {
     "inspect": "_inspect",
-    "head": "_head",
+    "head": "_inspect",
     "stats": "_inspect",
     "convert": "_convert",
-    "verify": "_verify",
+    "verify": "_inspect",
     "proto": "_proto",
     "serve": "_serve",
     "view": "_view",
-    "bench-read": "_bench",
+    "bench-read": "_bench_read",
 }
-_EXAMPLES = """\
+EPILOG = """\
 examples:
-  quire inspect pictures/                        what a dataset holds
-  quire convert rows.csv rows.parquet            from one format to another
-  quire COMMAND --help                           all about a command
+  quire inspect pictures/                        show the schema, rows and sizes of a dataset
+  quire convert rows.csv rows.parquet            convert a file to another format
+  quire COMMAND --help                           show the options of a command
 
 exit codes:
-  0    all went well
-  1    an error in the data, or in what was asked for
-  2    a wrong call of the command
-  3    verify found faults
+  0    success
+  1    error in the data or in the request
+  2    invalid usage
+  3    verify found damaged data
   130  interrupted
-  141  who read the output has gone
+  141  output pipe closed
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command, and give its exit code."""
-    parser = Parser(prog="quire", description="Typed multimodal documents.", epilog=_EXAMPLES)
+    """Run the command with these arguments (`sys.argv` by default) and return its exit code."""
+    parser = Parser(prog="quire", description="Typed multimodal documents.", epilog=EPILOG)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    with without_garbage():
-        for name in given[:1] if given and given[0] in _COMMANDS else _COMMANDS:
-            _adder(name)(commands)
-    chosen = parser.parse_args(given)
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    with pause_garbage_collection():
+        for name in arguments[:1] if arguments and arguments[0] in COMMANDS else COMMANDS:
+            module = import_module(f"quire.cli.{COMMANDS[name]}")
+            getattr(module, f"add_{name.replace('-', '_')}")(commands)
+    options = parser.parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a sign is no reason to fail
+            stream.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack a character
     try:
-        code: int | None = chosen.run(chosen)
+        code: int | None = options.run(options)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        return _hushed()
-    except Exception as error:  # noqa: BLE001 - scripts get a line, whatever it is
-        sys.stderr.write(f"quire: {_told(error)}\n")
+        # The interpreter flushes stdout once more at exit, which would print another error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except Exception as error:  # noqa: BLE001 - scripts expect one line for every error
+        sys.stderr.write(f"quire: {describe_error(error)}\n")
         if os.environ.get("QUIRE_TRACEBACK"):
             traceback.print_exc()
         return FAILED
     return code or 0
 
 
-def _adder(name: str) -> Callable[[Subparsers], None]:
-    module = import_module(f"quire.cli.{_COMMANDS[name]}")
-    added: Callable[[Subparsers], None] = getattr(module, f"add_{name.replace('-', '_')}")
-    return added
+@contextmanager
+def pause_garbage_collection() -> Iterator[None]:
+    """Disable the cyclic garbage collector during imports, where it takes 5 % of the time and frees nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
-def _hushed() -> int:
-    """Who read the output has gone; nothing more is written, not even when the interpreter ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return BROKEN_PIPE
+def describe_error(error: Exception) -> str:
+    """Describe an error in one line, with its class unless it is an error of quire or of the operating system.
 
-
-def _told(error: Exception) -> str:
-    """Describe an error in one line, with its class if it is not one of quire's own.
-
-    Advice about a Python argument becomes advice about the option of the command.
+    Advice about a Python argument becomes advice about the command-line option.
     """
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, (error.title, *first["loc"])))
         return f"{where}: {first['msg']} ({error.error_count()} in all)."
     message = " ".join(str(error).split()).replace("pass extra='ignore'", "pass --extra ignore")
-    known = type(error).__module__.startswith("quire.") or isinstance(error, OSError)
-    return message if known and message else f"{type(error).__name__}: {message}"
+    is_expected = type(error).__module__.startswith("quire.") or isinstance(error, OSError)
+    return message if is_expected and message else f"{type(error).__name__}: {message}"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that keeps the layout of help texts, colours them on a terminal, and reports errors in one line."""
+
+    _STYLES = (
+        (r"^(usage|examples|exit codes|[a-z ]+):$", "bold yellow"),
+        (r"^usage:", "bold yellow"),
+        (r"(?<![\w-])--?[a-zA-Z][\w-]*", "cyan"),
+        (r"^  (quire [^#\n]*?)(?=  |$)", "green"),
+        (r"^  (?:  )?([a-z][a-z-]+)(?=  |$)", "bold cyan"),
+        (r"\((?:default: )?[\w.,:/ -]+\)$", "dim"),
+    )
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is None or not message or not file.isatty() or os.environ.get("NO_COLOR"):
+            super()._print_message(message, file)
+            return
+        from rich.console import Console  # noqa: PLC0415 - slow to import
+
+        Console(file=file, soft_wrap=True).print(self._highlight(message), end="")
+
+    def _highlight(self, message: str) -> Text:
+        from rich.text import Text  # noqa: PLC0415 - slow to import
+
+        text = Text(message)
+        for pattern, style in self._STYLES:
+            text.highlight_regex(re.compile(pattern, re.MULTILINE), style)
+        return text
+
+    def error(self, message: str) -> NoReturn:
+        """Report invalid usage in one line, and exit with code 2."""
+        self.exit(2, f"{self.prog}: {' '.join(message.split())} (usage: {self.prog} --help)\n")

@@ -1,4 +1,4 @@
-"""`quire proto`: document classes and services for other languages."""
+"""`quire proto`: write a .proto file of a document class or a service, for other languages."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import argparse
 import importlib
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from quire.cli._help import Subparsers, add_command
-from quire.cli._named import document_type_named, named
-from quire.cli._show import write_json
-from quire.codec._proto_text import proto_schema
+from quire.cli._arguments import add_command, import_document_type, import_object
+from quire.cli._output import write_json
+from quire.codec import proto_schema
 from quire.errors import SchemaError
 from quire.files import open_target
+
+if TYPE_CHECKING:
+    from quire.cli._arguments import Subparsers
 
 _EXAMPLES = """
 quire proto school:Student
@@ -22,46 +25,44 @@ quire proto --service school:embed --package school
 
 
 def add_proto(commands: Subparsers) -> None:
-    """Add the command."""
-    about = "write a .proto of a document class, or of a service, for other languages"
-    parser = add_command(commands, "proto", about, _EXAMPLES)
-    parser.add_argument("document", help="the class, as my.module:Student; with --service, the function or class")
-    parser.add_argument("--service", action="store_true", help="write the messages and the methods of a service")
+    """Add `quire proto`."""
+    summary = "write a .proto file of a document class or a service, for other languages"
+    parser = add_command(commands, "proto", summary, _EXAMPLES, run)
+    parser.add_argument("document", help="the class, like my.module:Student; with --service, the function or class")
+    parser.add_argument("--service", action="store_true", help="write the messages and methods of a service")
     parser.add_argument(
-        "--previous", type=Path, help="the .proto whose numbers stay; unless given, the output file if there is one"
+        "--previous", type=Path, help="the .proto whose field numbers are kept (default: the output file, if it exists)"
     )
-    parser.add_argument("--package", help="the package in the .proto; unless given, that of the previous one")
-    parser.add_argument("--output", type=Path, help="the file to write; unless given, the text is printed")
-    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
-    parser.set_defaults(run=_proto)
+    parser.add_argument("--package", help="the package of the .proto (default: that of the previous one)")
+    parser.add_argument("--output", type=Path, help="the file to write (default: print the text)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def _proto(chosen: argparse.Namespace) -> None:
-    text = _text(chosen)
-    if chosen.output is not None:
-        with open_target(chosen.output) as file:
+def run(options: argparse.Namespace) -> None:
+    """Write or print the .proto file."""
+    text = _generate(options)
+    if options.output is not None:
+        with open_target(options.output) as file:
             file.write(text.encode())
-    if chosen.json:
-        output = None if chosen.output is None else str(chosen.output)
-        write_json({"document": chosen.document, "service": chosen.service, "output": output, "proto": text})
-    elif chosen.output is None:
+    if options.json:
+        output = None if options.output is None else str(options.output)
+        write_json({"document": options.document, "service": options.service, "output": output, "proto": text})
+    elif options.output is None:
         sys.stdout.write(text)
 
 
-def _text(chosen: argparse.Namespace) -> str:
-    previous: Path | None = chosen.previous
-    if previous is None and chosen.output is not None and chosen.output.exists():
-        previous = chosen.output
-    known = None if previous is None else _read(previous)
-    if not chosen.service:
-        return proto_schema(document_type_named(chosen.document), known, chosen.package)
+def _generate(options: argparse.Namespace) -> str:
+    path: Path | None = options.previous
+    if path is None and options.output is not None and options.output.exists():
+        path = options.output
+    previous = None
+    if path is not None:
+        try:
+            previous = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise SchemaError(f"{path} is not a .proto: it is not text in UTF-8 ({error}).") from None
+    if not options.service:
+        return proto_schema(import_document_type(options.document), previous, options.package)
     services = importlib.import_module("quire.services")
-    found: str = services.service_proto(named(chosen.document), known, package=chosen.package)
-    return found
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise SchemaError(f"{path} is not a .proto: it is not text in UTF-8 ({error}).") from None
+    text: str = services.service_proto(import_object(options.document), previous, package=options.package)
+    return text

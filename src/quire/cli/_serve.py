@@ -1,4 +1,4 @@
-"""`quire serve`: functions on documents over gRPC."""
+"""`quire serve`: serve functions on documents over gRPC."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import argparse
 import importlib
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from quire.cli._help import Subparsers, add_command
-from quire.cli._named import named
-from quire.cli._show import write_json
+from quire.cli._arguments import add_command, import_object
+from quire.cli._output import write_json
+
+if TYPE_CHECKING:
+    from quire.cli._arguments import Subparsers
 
 _EXAMPLES = """
 quire serve school:embed
@@ -20,32 +22,35 @@ quire serve school:embed --certificate server.crt --key server.key
 
 
 def add_serve(commands: Subparsers) -> None:
-    """Add the command."""
-    about = "serve functions on documents over gRPC, until the process is asked to end"
-    parser = add_command(commands, "serve", about, _EXAMPLES)
-    parser.add_argument("service", nargs="+", help="the function or class, as my.module:embed; or several")
-    parser.add_argument("--host", default="127.0.0.1", help="the address to serve on (%(default)s)")
-    parser.add_argument("--port", type=int, default=50051, help="the port, 0 for any that is free (%(default)s)")
-    parser.add_argument("--proto", type=Path, help="the .proto that other languages use, as `quire proto` wrote it")
+    """Add `quire serve`."""
+    summary = "serve functions on documents over gRPC until the process is stopped"
+    parser = add_command(commands, "serve", summary, _EXAMPLES, run)
+    parser.add_argument("service", nargs="+", help="one or more functions or classes, like my.module:embed")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (%(default)s)")
+    parser.add_argument("--port", type=int, default=50051, help="the port, 0 for any free port (%(default)s)")
+    parser.add_argument("--proto", type=Path, help="the .proto file that other languages use, from `quire proto`")
     parser.add_argument("--certificate", type=Path, help="the server's certificate, for TLS")
-    parser.add_argument("--key", type=Path, help="the key of the certificate")
-    parser.add_argument("--client-ca", type=Path, help="the authority whose certificates callers must show")
-    parser.add_argument("--grace", type=float, default=30.0, help="seconds that calls have to end (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="tell the address and the endpoints as a line of JSON")
-    parser.set_defaults(run=_serve)
+    parser.add_argument("--key", type=Path, help="the private key of the certificate")
+    parser.add_argument("--client-ca", type=Path, help="the authority that must have signed client certificates")
+    parser.add_argument(
+        "--grace", type=float, default=30.0, help="seconds that running calls have to finish (%(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the address and the endpoints as one line of JSON")
 
 
-def _serve(chosen: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
+    """Serve until the process is interrupted."""
     services = importlib.import_module("quire.services")
-    found = [named(name) for name in chosen.service]
-    how: dict[str, Any] = {"grace": chosen.grace}
-    if chosen.proto is not None:
-        how["proto"] = chosen.proto
-    if chosen.certificate is not None or chosen.key is not None or chosen.client_ca is not None:
-        how["tls"] = services.Tls(chosen.certificate, chosen.key, chosen.client_ca)
-    with services.serve(found[0] if len(found) == 1 else found, chosen.host, chosen.port, **how) as server:
+    targets = [import_object(name) for name in options.service]
+    server_options: dict[str, Any] = {"grace": options.grace}
+    if options.proto is not None:
+        server_options["proto"] = options.proto
+    if options.certificate is not None or options.key is not None or options.client_ca is not None:
+        server_options["tls"] = services.Tls(options.certificate, options.key, options.client_ca)
+    served = targets[0] if len(targets) == 1 else targets
+    with services.serve(served, options.host, options.port, **server_options) as server:
         endpoints = [str(endpoint) for endpoint in server.endpoints.values()]
-        if chosen.json:
+        if options.json:
             write_json({"address": server.address, "endpoints": endpoints})
         else:
             lines = [f"serving on {server.address}", *(f"  {endpoint}" for endpoint in endpoints)]
@@ -54,4 +59,4 @@ def _serve(chosen: argparse.Namespace) -> None:
         try:
             server.wait()
         except KeyboardInterrupt:
-            sys.stderr.write("stopping\n") if chosen.json else sys.stdout.write("stopping\n")
+            (sys.stderr if options.json else sys.stdout).write("stopping\n")

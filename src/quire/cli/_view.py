@@ -1,4 +1,4 @@
-"""`quire view`: a page on this machine to look at documents."""
+"""`quire view`: show documents on a local web page."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ import os
 import signal
 import sys
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from quire.cli._arguments import add_source, counted, source_of
-from quire.cli._forms import form_of
-from quire.cli._garbage import without_garbage
-from quire.cli._help import Subparsers, add_command
-from quire.cli._named import document_type_named
-from quire.cli._show import write_json
+from quire.cli._arguments import (
+    add_command,
+    add_source_arguments,
+    import_document_type,
+    non_negative_int,
+    source_from_options,
+)
+from quire.cli._formats import detect_format
+from quire.cli._main import pause_garbage_collection
+from quire.cli._output import write_json
+
+if TYPE_CHECKING:
+    from quire.cli._arguments import Subparsers
+    from quire.view import Viewer
 
 _EXAMPLES = """
 quire view pictures/
@@ -26,31 +34,31 @@ quire view pictures/ --document school:Student
 
 
 def add_view(commands: Subparsers) -> None:
-    """Add the command."""
-    parser = add_command(commands, "view", "look at documents on a page in the browser, on this machine", _EXAMPLES)
-    add_source(parser)
-    parser.add_argument("--port", type=counted, default=0, help="the port; unless given, any that is free")
-    parser.add_argument("--files", action="store_true", help="show files inside the folder whose paths are in the data")
-    parser.add_argument("--no-browser", action="store_true", help="only tell the address")
-    parser.add_argument("--json", action="store_true", help="tell the address as a line of JSON")
-    parser.set_defaults(run=_view)
+    """Add `quire view`."""
+    parser = add_command(commands, "view", "show documents on a local web page", _EXAMPLES, run)
+    add_source_arguments(parser)
+    parser.add_argument("--port", type=non_negative_int, default=0, help="the port (default: any free port)")
+    parser.add_argument("--files", action="store_true", help="show files of the dataset's folder that the data names")
+    parser.add_argument("--no-browser", action="store_true", help="print the address, but open no browser")
+    parser.add_argument("--json", action="store_true", help="print the address as one line of JSON")
 
 
-def _view(chosen: argparse.Namespace) -> None:
-    with without_garbage():
-        viewer = _viewer(chosen).start()
-    gc.freeze()  # what is there now stays, and need not be looked at again
+def run(options: argparse.Namespace) -> None:
+    """Serve the viewer until the process is interrupted or terminated."""
+    with pause_garbage_collection():
+        viewer = _create_viewer(options).start()
+    gc.freeze()  # modules and the dataset stay alive: exclude them from later collections
     url = viewer.url
-    if chosen.json:
+    if options.json:
         write_json({"url": url, "rows": len(viewer.dataset)})
     else:
         sys.stdout.write(
-            f"{len(viewer.dataset):,} documents at {url}\nThe address works once. Ctrl-C ends the viewer.\n"
+            f"{len(viewer.dataset):,} documents at {url}\nThe address works once. Press Ctrl-C to stop the viewer.\n"
         )
     sys.stdout.flush()
-    if not chosen.no_browser and _has_browser():
+    if not options.no_browser and _can_open_browser():
         viewer.open()
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, _raise_interrupt)
     try:
         viewer.wait()
     except KeyboardInterrupt:
@@ -59,21 +67,25 @@ def _view(chosen: argparse.Namespace) -> None:
         viewer.close()
 
 
-def _viewer(chosen: argparse.Namespace) -> Any:
-    view = importlib.import_module("quire.view")  # which needs an extra
-    how: dict[str, Any] = {"port": chosen.port, "files": chosen.files}
-    if (chosen.form or form_of(chosen.path)) == "dataset":
-        document = None if chosen.document is None else document_type_named(chosen.document)
-        return view.Viewer(chosen.path, document=document, **how)
-    source = source_of(chosen)
-    return view.Viewer(source.items(), document=source.document_type, title=chosen.path, **how)
+def _create_viewer(options: argparse.Namespace) -> Viewer:
+    view = importlib.import_module("quire.view")  # needs an extra
+    viewer_options: dict[str, Any] = {"port": options.port, "files": options.files}
+    viewer: Viewer
+    if (options.format or detect_format(options.path)) == "dataset":
+        document = None if options.document is None else import_document_type(options.document)
+        viewer = view.Viewer(options.path, document=document, **viewer_options)
+    else:
+        source = source_from_options(options)
+        viewer = view.Viewer(source.items(), document=source.document_type, title=options.path, **viewer_options)
+    return viewer
 
 
-def _has_browser() -> bool:
-    """Whether there is a screen to show it on; a browser in the terminal would take that over."""
-    windows = os.name == "nt" or sys.platform == "darwin"
-    return sys.stdout.isatty() and (windows or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")))
+def _can_open_browser() -> bool:
+    """Whether there is a graphical browser; one that runs in the terminal would take the terminal over."""
+    has_desktop = os.name == "nt" or sys.platform == "darwin"
+    has_display = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return sys.stdout.isatty() and (has_desktop or has_display)
 
 
-def _end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of signals
+def _raise_interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of signal handlers
     raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""What commands print: JSON for scripts, tables for people."""
+"""Output of commands: JSON for scripts, tables for people."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _PIPE_WIDTH = 1000
 
 
 def write_json(value: Any) -> None:
-    """One line of JSON on the standard output."""
-    is_plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-    sys.stdout.write(json.dumps(value, ensure_ascii=is_plain, allow_nan=False) + "\n")
+    """Print a value as one line of JSON."""
+    is_ascii = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    sys.stdout.write(json.dumps(value, ensure_ascii=is_ascii, allow_nan=False) + "\n")
 
 
 def print_table(names: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
-    """A table as wide as the terminal; in a pipe, wider than most."""
+    """Print a table as wide as the terminal, or without truncation when the output is a pipe."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
     print_rich(rows_table(title, names, rows, width))
 
 
-def shown_bytes(size: int) -> str:
-    """Bytes as people say them."""
+def format_bytes(size: int) -> str:
+    """Format a number of bytes with a decimal unit, like '1.5 MB'."""
     if size < 1000:
         return f"{size} bytes"
     number = float(size)
@@ -37,8 +37,8 @@ def shown_bytes(size: int) -> str:
     return f"{number / 1000:,.1f} TB"
 
 
-def shown_number(value: Any) -> str:
-    """A number in a few digits."""
+def format_number(value: object) -> str:
+    """Format a number with four significant digits; None becomes an empty string."""
     if value is None:
         return ""
     if isinstance(value, float):

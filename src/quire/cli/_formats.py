@@ -1,0 +1,104 @@
+"""The formats that commands read and write, and how the format of a path is detected."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+
+from quire._optional import require
+from quire.codec._blocks import is_stream
+from quire.codec._compression import COMPRESSIONS, compression_of
+from quire.errors import OptionError, StorageNotFoundError
+
+IMPORTED_FORMATS = ("petastorm", "mds", "webdataset", "huggingface")
+SOURCE_FORMATS = ("dataset", "quire", "csv", "ndjson", "json", "files", *IMPORTED_FORMATS)
+"""Formats to read: 'dataset' is a folder or file of Parquet or Arrow, 'quire' is what `save_binary` writes."""
+TARGET_FORMATS = ("parquet", "arrow", "quire", "csv", "ndjson", "json", "files", "huggingface")
+"""Formats to write."""
+
+_SUFFIXES = {
+    **dict.fromkeys((".csv", ".tsv"), "csv"),
+    **dict.fromkeys((".ndjson", ".jsonl"), "ndjson"),
+    ".json": "json",
+    **dict.fromkeys((".pb", ".protobuf", ".bin", ".quire", ".pickle", ".pkl"), "quire"),
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+_COMPRESSION_SUFFIXES = {suffix for compression in COMPRESSIONS.values() for suffix in compression.suffixes}
+
+
+def format_from_suffix(path: str) -> str | None:
+    """Return the format that the suffix of a path stands for, None for an unknown suffix."""
+    suffixes = [suffix.lower() for suffix in PurePath(path).suffixes]
+    if suffixes and suffixes[-1] in _COMPRESSION_SUFFIXES:
+        suffixes.pop()
+    return _SUFFIXES.get(suffixes[-1]) if suffixes else None
+
+
+def detect_format(path: str) -> str:
+    """Detect the format of a file, a folder or a URL: by its suffix, then by its content."""
+    by_suffix = format_from_suffix(path)
+    if "://" in path:
+        return "dataset" if by_suffix in (None, "parquet", "arrow") else by_suffix
+    place = Path(path)
+    if not place.exists():
+        raise StorageNotFoundError(f"{path}: there is no such file or folder.")
+    if place.is_dir():
+        return _detect_folder_format(place)
+    if by_suffix in ("parquet", "arrow"):
+        return "dataset"
+    return by_suffix or _detect_file_format(place)
+
+
+def _detect_file_format(path: Path) -> str:
+    with path.open("rb") as file:
+        start = file.read(64)
+    if is_stream(start) or compression_of(start[:8]) is not None:
+        return "quire"
+    if start.lstrip()[:1] in (b"[", b"{"):
+        return "json" if start.lstrip()[:1] == b"[" else "ndjson"
+    raise OptionError(f"{path}: the format of the file is unknown: pass --from {' or '.join(SOURCE_FORMATS)}.")
+
+
+def _detect_folder_format(path: Path) -> str:
+    if (path / "_quire").is_dir():
+        return "dataset"
+    if (path / "dataset_dict.json").exists() or ((path / "state.json").exists() and list(path.glob("*.arrow"))):
+        return "huggingface"
+    if _is_mds_index(path / "index.json"):
+        return "mds"
+    if _is_petastorm_metadata(path / "_common_metadata"):
+        return "petastorm"
+    suffixes = {file.suffix for file in iter_files(path)}
+    if suffixes & {".parquet", ".arrow"}:
+        return "dataset"
+    return "webdataset" if ".tar" in suffixes else "files"
+
+
+def _is_mds_index(path: Path) -> bool:
+    try:
+        return path.exists() and "shards" in json.loads(path.read_bytes())
+    except (ValueError, TypeError):
+        return False
+
+
+def _is_petastorm_metadata(path: Path) -> bool:
+    if not path.exists():
+        return False
+    require("pyarrow", extra="parquet", needed_for="Parquet")
+    parquet = importlib.import_module("pyarrow.parquet")
+    key = importlib.import_module("quire.storage.importers._petastorm").SCHEMA_KEY
+    return key in (parquet.read_schema(path).metadata or {})
+
+
+def iter_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder and its subfolders in order, without hidden ones."""
+    for entry in sorted(folder.iterdir()):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from iter_files(entry)
+        elif entry.is_file():
+            yield entry
