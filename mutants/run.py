@@ -61,7 +61,10 @@ MODULES: dict[str, tuple[str, list[str]]] = {
         "quire.codec._wire",
         [*CORE, "codec/test_wire_format.py", "codec/test_values.py", "codec/test_documents.py"],
     ),
-    "stack": ("quire.columns._stack", ["columns/test_stack.py", "columns/test_laws.py"]),
+    "stack": (
+        "quire.columns._stack",
+        ["columns/test_stack.py", "columns/test_laws.py", "columns/test_frameworks.py"],
+    ),
     "mixing": ("quire.data._mixing", ["data/test_mixing.py"]),
     "manifest": ("quire.storage._manifest", ["storage/test_manifest.py"]),
     "where": ("quire.storage._where", ["storage/test_where.py"]),
