@@ -1,4 +1,4 @@
-"""What checkers know of arrays and batches. Read by mypy and pyright, and run like any test."""
+"""Static types of arrays and batches: checked by mypy and pyright, and run as tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def students() -> DocumentArray[Student]:
     return DocumentArray[Student](Student(name=name, embedding=np.ones(2, np.float32)) for name in ("Ada", "Bo"))
 
 
-def test_rows_are_documents_of_the_type() -> None:
+def test_array_items_have_document_type() -> None:
     docs = students()
     assert_type(docs, DocumentArray[Student])
     assert_type(docs[0], Student)
@@ -39,7 +39,7 @@ def test_rows_are_documents_of_the_type() -> None:
     assert_type(School(students=docs).students[0], Student)
 
 
-def test_parts_and_queries_are_arrays_of_the_type() -> None:
+def test_slices_and_queries_keep_array_type() -> None:
     docs = students()
     assert_type(docs.shuffle(seed=0), DocumentArray[Student])
     assert_type(docs.sample(1), DocumentArray[Student])
@@ -50,7 +50,7 @@ def test_parts_and_queries_are_arrays_of_the_type() -> None:
     assert_type(docs + docs, DocumentArray[Student])
 
 
-def test_stack_and_unstack_keep_the_type() -> None:
+def test_stack_and_unstack_keep_document_type() -> None:
     batch = students().stack()
     assert_type(batch, DocumentBatch[Student])
     assert_type(batch[0], Student)
@@ -62,7 +62,7 @@ def test_stack_and_unstack_keep_the_type() -> None:
     assert_type(DocumentBatch[Student].concat([batch, batch]), DocumentBatch[Student])
 
 
-def test_what_is_read_has_the_type() -> None:
+def test_decoding_keeps_document_type() -> None:
     docs = students()
     assert_type(docs.to_json(), str)
     assert_type(docs.to_csv(), str)
@@ -76,12 +76,12 @@ def test_what_is_read_has_the_type() -> None:
 if TYPE_CHECKING:
 
     def mistakes(docs: DocumentArray[Student], school: School, anything: Any) -> None:
-        """Each line is an error to both checkers, and an unused ignore would be one too."""
+        """Each line is an error for both type checkers, which also report unused ignores."""
         docs.append(school)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         DocumentArray[int](anything)  # type: ignore[type-var]  # pyright: ignore[reportInvalidTypeArguments]
 
 
-def test_work_on_several_cores_gives_what_the_function_gives() -> None:
+def test_parallel_methods_return_type_of_function() -> None:
     docs, batch = students(), students().stack()
     assert_type(docs.map(lambda doc: doc.name), Iterator[str])
     assert_type(docs.map_batch(lambda part: part[0], 2), Iterator[Student])

@@ -1,4 +1,4 @@
-"""What checkers know of datasets. Read by mypy and pyright, and run like any test."""
+"""Static types of datasets: checked by mypy and pyright, and run as tests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def double(embedding: torch.Tensor) -> torch.Tensor:
     return embedding * 2
 
 
-def test_a_dataset_knows_its_documents() -> None:
+def test_dataset_items_have_document_type() -> None:
     ds = MultiModalDataset[Student](students(), {"name": shout, "embedding": [double]})
     assert_type(ds, MultiModalDataset[Student])
     assert_type(ds[0], Student)
@@ -48,7 +48,7 @@ def test_a_dataset_knows_its_documents() -> None:
     assert_type(double(torch.ones(2)), torch.Tensor)
 
 
-def test_a_data_loader_takes_it() -> None:
+def test_data_loader_accepts_dataset() -> None:
     ds = MultiModalDataset[Student](students())
     loader = DataLoader(ds, batch_size=2, collate_fn=MultiModalDataset[Student].collate_fn)
     assert_type(loader, DataLoader[Student])
@@ -61,6 +61,6 @@ def test_a_data_loader_takes_it() -> None:
 if TYPE_CHECKING:
 
     def mistakes(anything: Any) -> None:
-        """Each line is an error to both checkers, and an unused ignore would be one too."""
+        """Each line is an error for both type checkers, which also report unused ignores."""
         MultiModalDataset[int](anything)  # type: ignore[type-var]  # pyright: ignore[reportInvalidTypeArguments]
         MultiModalDataset[Student](anything, shapes="cut")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""The chained calls of Document keep its class; checked by mypy and pyright, and run."""
+"""Static types of the methods of Document: checked by mypy and pyright, and run as tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def chain(document: Document) -> Document:
     )
 
 
-def test_the_class_is_kept(tmp_path: Path) -> None:
+def test_chained_methods_keep_class(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("hello")
     photo = Photo(uri=str(tmp_path / "a.txt")).load_uri_to_blob().load_uri_to_text(timeout=None)
     assert_type(photo, Photo)
@@ -32,7 +32,7 @@ def test_the_class_is_kept(tmp_path: Path) -> None:
     assert_type(photos[0].blob, bytes | None)
 
 
-def test_wrong_names_are_seen(tmp_path: Path) -> None:
+def test_unknown_options_are_type_errors(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         Document(uri="a").load_uri_to_blob(max_byte=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     with pytest.raises(ValueError, match="read_mode"):

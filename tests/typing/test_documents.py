@@ -1,4 +1,4 @@
-"""What checkers know of documents. Read by mypy and pyright, and run like any test."""
+"""Static types of documents: checked by mypy and pyright, and run as tests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def student() -> Student:
     return Student(name="Ada", thesis=Thesis(title="Leaves"), photo=torch.zeros(3, 224, 224))
 
 
-def test_fields_have_the_types_of_their_frameworks() -> None:
+def test_tensor_fields_have_framework_types() -> None:
     ada = student()
     assert_type(ada.id, ID)
     assert_type(ada.name, str)
@@ -46,7 +46,7 @@ def test_fields_have_the_types_of_their_frameworks() -> None:
     assert_type(ada.photo + 1, torch.Tensor)
 
 
-def test_methods_keep_the_class() -> None:
+def test_document_methods_keep_class() -> None:
     ada = student()
     assert_type(ada.model_copy(), Student)
     assert_type(Student.model_validate(ada), Student)
@@ -60,7 +60,7 @@ def test_methods_keep_the_class() -> None:
 if TYPE_CHECKING:
 
     def mistakes(ada: Student, anything: Any) -> None:
-        """Each line is an error to both checkers, and an unused ignore would be one too."""
+        """Each line is an error for both type checkers, which also report unused ignores."""
         Student(name=1, thesis=anything, photo=anything)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         Student(name="Ada", thesis=anything)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
         Student(name="Ada", thesis=anything, photo=[1, 2])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

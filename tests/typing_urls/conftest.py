@@ -1,4 +1,4 @@
-"""The server of the documents' tests."""
+"""The fixtures of tests/documents: an HTTP server and a working directory."""
 
 from __future__ import annotations
 

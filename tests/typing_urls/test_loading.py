@@ -1,4 +1,4 @@
-"""Addresses and encoded bytes load themselves, wherever they point to."""
+"""Loading of URLs and encoded bytes from every kind of location."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ FILES = {
     "cloud.ply": encode_points(VERTICES),
 }
 CHECKS: dict[str, tuple[Any, Any, Callable[[Any], bool]]] = {
-    "picture.png": (ImageUrl, ImageBytes, lambda found: (found == PICTURE).all()),
-    "sound.wav": (AudioUrl, AudioBytes, lambda found: found.rate == 8000 and (found.samples == tone()).all()),
-    "film.mp4": (VideoUrl, VideoBytes, lambda found: frame_numbers(found.frames) == list(range(12))),
-    "text.txt": (TextUrl, TextBytes, lambda found: found == "Grüße " * 9),
-    "mesh.obj": (Mesh3DUrl, Mesh3DBytes, lambda found: np.allclose(found.vertices[found.faces], VERTICES[FACES])),
-    "cloud.ply": (PointCloud3DUrl, PointCloud3DBytes, lambda found: np.allclose(found.points, VERTICES)),
+    "picture.png": (ImageUrl, ImageBytes, lambda image: (image == PICTURE).all()),
+    "sound.wav": (AudioUrl, AudioBytes, lambda sound: sound.rate == 8000 and (sound.samples == tone()).all()),
+    "film.mp4": (VideoUrl, VideoBytes, lambda clip: frame_numbers(clip.frames) == list(range(12))),
+    "text.txt": (TextUrl, TextBytes, lambda text: text == "Grüße " * 9),
+    "mesh.obj": (Mesh3DUrl, Mesh3DBytes, lambda mesh: np.allclose(mesh.vertices[mesh.faces], VERTICES[FACES])),
+    "cloud.ply": (PointCloud3DUrl, PointCloud3DBytes, lambda cloud: np.allclose(cloud.points, VERTICES)),
 }
 
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with served(FILES) as made:
-        yield made
+    with served(FILES) as server:
+        yield server
 
 
 def _addresses(name: str, folder: Path, site: Site) -> list[str]:
@@ -73,7 +73,7 @@ def _addresses(name: str, folder: Path, site: Site) -> list[str]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_kind_of_address_loads(name: str, tmp_path: Path, site: Site) -> None:
+def test_load_reads_paths_http_data_and_fsspec_urls(name: str, tmp_path: Path, site: Site) -> None:
     url_type, bytes_type, check = CHECKS[name]
     for address in _addresses(name, tmp_path, site):
         url = url_type(address)
@@ -88,7 +88,7 @@ def test_every_kind_of_address_loads(name: str, tmp_path: Path, site: Site) -> N
 
 @pytest.mark.parametrize("url_type", [check[0] for check in CHECKS.values()])
 @pytest.mark.parametrize("scheme", ["", "file://", "memory://"])
-def test_nothing_there_is_not_found(url_type: Any, scheme: str, tmp_path: Path, site: Site) -> None:
+def test_load_of_missing_file_raises_not_found(url_type: Any, scheme: str, tmp_path: Path, site: Site) -> None:
     with pytest.raises(UriNotFoundError, match="nothing"):
         url_type(f"{scheme}{tmp_path}/nothing.x").load()
     with pytest.raises(UriNotFoundError, match="404"):
@@ -96,7 +96,7 @@ def test_nothing_there_is_not_found(url_type: Any, scheme: str, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_tensors_of_any_framework(framework: str) -> None:
+def test_load_returns_tensors_of_framework(framework: str) -> None:
     handles = get_framework(framework).handles
     assert handles(type(ImageBytes(FILES["picture.png"]).load(framework)))
     assert handles(type(AudioBytes(FILES["sound.wav"]).load(framework).samples))
@@ -107,7 +107,7 @@ def test_tensors_of_any_framework(framework: str) -> None:
     assert handles(type(PointCloud3DBytes(FILES["cloud.ply"]).load(framework).points))
 
 
-def test_options_reach_the_decoder(tmp_path: Path) -> None:
+def test_load_passes_options_to_decoder(tmp_path: Path) -> None:
     for name, content in FILES.items():
         (tmp_path / name).write_bytes(content)
     image = ImageUrl(tmp_path / "picture.png")
@@ -125,24 +125,24 @@ def test_options_reach_the_decoder(tmp_path: Path) -> None:
         image.load(heigth=3)  # type: ignore[call-arg]
 
 
-def test_frames_are_streamed_over_http(site: Site) -> None:
-    chance = np.random.default_rng(0)
-    film = [chance.integers(0, 255, (96, 96, 3), np.uint8) for _ in range(120)]
+def test_frames_reads_http_ranges(site: Site) -> None:
+    generator = np.random.default_rng(0)
+    film = [generator.integers(0, 255, (96, 96, 3), np.uint8) for _ in range(120)]
     content = to_video_bytes(film, 10, "mkv", codec="libx264rgb", codec_options={"crf": "0", "g": "10"})
     assert len(content) > 3_000_000
     site.files["/data/large.mkv"] = content
     url = VideoUrl(f"{site.url}/large.mkv")
     for ranges in (True, False):
         site.ranges = ranges
-        found = [frame.pixels for frame in url.frames(start=10.0)]
-        assert (np.stack(found) == np.stack(film[100:])).all()
+        pixels = [frame.pixels for frame in url.frames(start=10.0)]
+        assert (np.stack(pixels) == np.stack(film[100:])).all()
     site.ranges, site.seen = True, []
     next(url.frames(start=10.0))
     starts = [int((asked or "bytes=0-")[6:].partition("-")[0]) for _, _, asked in site.seen]
-    assert max(starts) > len(content) / 2  # it was sought, not read through
+    assert max(starts) > len(content) / 2  # the file was not read from the start
 
 
-def test_a_stream_that_breaks_off_is_read_on(site: Site) -> None:
+def test_frames_resumes_interrupted_download(site: Site) -> None:
     url = VideoUrl(f"{site.url}/film.mp4")
     site.cuts = 2
     assert frame_numbers(frame.pixels for frame in url.frames()) == list(range(12))
@@ -153,17 +153,17 @@ def test_a_stream_that_breaks_off_is_read_on(site: Site) -> None:
     assert frame_numbers(frame.pixels for frame in url.frames()) == list(range(12))
 
 
-def test_a_server_that_knows_no_ranges_sends_all_of_it(site: Site) -> None:
+def test_frames_reads_whole_file_without_range_support(site: Site) -> None:
     url = VideoUrl(f"{site.url}/film.mp4")
     site.ranges = False
     for site.lengths in (True, False):
-        site.cuts = 1 if site.lengths else 0  # without a length, nobody knows that there was more
+        site.cuts = 1 if site.lengths else 0  # without a length, truncation goes unnoticed
         assert frame_numbers(frame.pixels for frame in url.frames()) == list(range(12))
         with pytest.raises(UriError, match="limit is 100 bytes"):
             next(url.frames(max_bytes=100))
 
 
-def test_addresses_are_strings() -> None:
+def test_urls_behave_like_strings() -> None:
     url = ImageUrl("https://example.com/a.png")
     assert url == "https://example.com/a.png"
     assert url.endswith(".png")

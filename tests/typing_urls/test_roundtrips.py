@@ -1,4 +1,4 @@
-"""Addresses and encoded media are of their class again after every walk."""
+"""URLs and encoded media keep their class in every round trip."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Outer(BaseDocument):
     named: dict[str, ImageBytes] = {}
 
 
-NUL = "" if sys.version_info >= (3, 11) else "\0"  # which the csv module of Python 3.10 cannot write
+NUL = "" if sys.version_info >= (3, 11) else "\0"  # the csv module of Python 3.10 cannot write NUL
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=NUL), max_size=6)
 blobs = st.binary(max_size=5)
 inners = st.builds(Inner, sound=texts, raw=st.none() | st.binary(min_size=1, max_size=5)) | st.builds(Inner)
@@ -57,8 +57,8 @@ outers = st.builds(
 SAFE = type(Outer(picture="a", safe="https://a", inner=Inner()).safe)
 
 
-def typed(document: Outer) -> bool:
-    """Whether every value is of its class, and not only equal to one."""
+def has_classes(document: Outer) -> bool:
+    """Return whether every value is of its class, not only equal to one."""
     inside = [document.inner, *document.inners]
     return (
         type(document.picture) is ImageUrl
@@ -71,7 +71,7 @@ def typed(document: Outer) -> bool:
     )
 
 
-DOCUMENT_WALKS: dict[str, Callable[[Outer], Outer]] = {
+DOCUMENT_ROUNDTRIPS: dict[str, Callable[[Outer], Outer]] = {
     "bytes": lambda d: Outer.from_bytes(d.to_bytes()),
     "protobuf": lambda d: Outer.from_protobuf(d.to_protobuf()),
     "base64": lambda d: Outer.from_base64(d.to_base64()),
@@ -86,18 +86,18 @@ DOCUMENT_WALKS: dict[str, Callable[[Outer], Outer]] = {
 }
 
 
-@pytest.mark.parametrize("walk", DOCUMENT_WALKS.values(), ids=DOCUMENT_WALKS)
+@pytest.mark.parametrize("roundtrip", DOCUMENT_ROUNDTRIPS.values(), ids=DOCUMENT_ROUNDTRIPS)
 @laws
 @given(document=outers)
-def test_a_document_keeps_the_classes_of_its_values(walk: Callable[[Outer], Outer], document: Outer) -> None:
-    found = walk(document)
-    assert found == document
-    assert typed(found)
+def test_document_roundtrip_keeps_classes(roundtrip: Callable[[Outer], Outer], document: Outer) -> None:
+    restored = roundtrip(document)
+    assert restored == document
+    assert has_classes(restored)
 
 
 Rows = DocumentArray[Outer]
 Batch = DocumentBatch[Outer]
-ARRAY_WALKS: dict[str, Callable[[Any], Any]] = {
+ARRAY_ROUNDTRIPS: dict[str, Callable[[Any], Any]] = {
     "stack": lambda a: a.stack().unstack(),
     "bytes": lambda a: Rows.from_bytes(a.to_bytes()),
     "json": lambda a: Rows.from_json(a.to_json()),
@@ -110,39 +110,39 @@ ARRAY_WALKS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("walk", ARRAY_WALKS.values(), ids=ARRAY_WALKS)
+@pytest.mark.parametrize("roundtrip", ARRAY_ROUNDTRIPS.values(), ids=ARRAY_ROUNDTRIPS)
 @laws
 @given(documents=st.lists(outers, max_size=3))
-def test_an_array_keeps_the_classes_of_its_values(walk: Callable[[Any], Any], documents: list[Outer]) -> None:
+def test_array_roundtrip_keeps_classes(roundtrip: Callable[[Any], Any], documents: list[Outer]) -> None:
     array = Rows(documents)
-    found = walk(array)
-    assert found == array
-    assert all(map(typed, found))
+    restored = roundtrip(array)
+    assert restored == array
+    assert all(map(has_classes, restored))
 
 
 @pytest.mark.needs("pandas")
-def test_a_frame_keeps_the_classes() -> None:
+def test_dataframe_roundtrip_keeps_classes() -> None:
     array = Rows([Outer(picture="a", inner=Inner(raw=b"x"), content=b"y", many=["b"])])
-    found = Rows.from_dataframe(array.to_dataframe())
-    assert found == array
-    assert all(map(typed, found))
+    restored = Rows.from_dataframe(array.to_dataframe())
+    assert restored == array
+    assert all(map(has_classes, restored))
 
 
 @pytest.mark.needs("pyarrow")
 @laws
 @given(documents=st.lists(outers, min_size=1, max_size=3))
-def test_a_record_batch_keeps_the_classes(documents: list[Outer]) -> None:
+def test_record_batch_roundtrip_keeps_classes(documents: list[Outer]) -> None:
     from quire.storage._layout import Layout
     from tests.storage.shelf import encoded, gathered
 
     layout = Layout(Outer.document_schema())
-    found = gathered(layout, [encoded(documents, Outer, layout)], list(range(len(documents))))
-    assert found == documents
-    assert all(map(typed, found))
+    restored = gathered(layout, [encoded(documents, Outer, layout)], list(range(len(documents))))
+    assert restored == documents
+    assert all(map(has_classes, restored))
 
 
 @pytest.mark.needs("pyarrow", "fsspec", "xxhash")
-def test_parquet_keeps_the_classes(tmp_path: Path) -> None:
+def test_parquet_roundtrip_keeps_classes(tmp_path: Path) -> None:
     array = Rows(
         [
             Outer(picture="a", film="ä", safe="https://x", content=b"\xff", inner=Inner(raw=b"1"), many=["b", "c"]),
@@ -150,30 +150,30 @@ def test_parquet_keeps_the_classes(tmp_path: Path) -> None:
         ]
     )
     array.save_parquet(tmp_path / "rows")
-    found = Rows.load_parquet(tmp_path / "rows")
-    assert found == array
-    assert all(map(typed, found))
+    restored = Rows.load_parquet(tmp_path / "rows")
+    assert restored == array
+    assert all(map(has_classes, restored))
 
 
 @pytest.mark.needs("pyarrow", "fsspec", "xxhash")
-def test_shards_keep_the_classes() -> None:
+def test_shards_keep_classes() -> None:
     from quire.distributed import DocumentShards
 
     array = Rows(
         [Outer(picture=str(i), safe="https://x", content=b"\xff", inner=Inner(), many=["b"]) for i in range(5)]
     )
-    shards = DocumentShards[Outer].from_documents(array).map(_seen).collect()
+    shards = DocumentShards[Outer].from_documents(array).map(_check_classes).collect()
     assert [row.picture for row in shards] == list("01234")
-    assert all(map(typed, shards))
+    assert all(map(has_classes, shards))
 
 
-def _seen(document: Outer) -> Outer:
-    assert typed(document)
+def _check_classes(document: Outer) -> Outer:
+    assert has_classes(document)
     return document
 
 
-def test_columns_of_addresses_are_packed_texts() -> None:
-    """They are cut out and made when they are looked at, as texts are."""
+def test_url_columns_are_packed() -> None:
+    """Values are sliced out of one buffer on access, like texts."""
     batch = Batch.from_bytes(Rows([Outer(picture="a", inner=Inner())] * 3).stack().to_bytes())
     columns = batch._columns.columns
     assert type(columns["picture"]) is PackedColumn
@@ -181,19 +181,19 @@ def test_columns_of_addresses_are_packed_texts() -> None:
     assert [type(value) for value in batch.picture] == [ImageUrl] * 3
 
 
-def test_the_json_schema_says_uri_and_base64() -> None:
+def test_json_schema_states_uri_and_base64() -> None:
     properties = Outer.model_json_schema()["properties"]
     assert properties["picture"] == {"title": "Picture", "type": "string", "format": "uri"}
     assert {"type": "string", "format": "uri"} in properties["safe"]["anyOf"]
     assert properties["content"]["contentEncoding"] == "base64"
 
 
-def test_a_default_is_of_the_class() -> None:
+def test_default_has_class_of_field() -> None:
     assert type(Inner().sound) is AudioUrl
     assert type(Inner.model_fields["sound"].default) is AudioUrl
 
 
-def test_assignment_and_columns_make_the_class() -> None:
+def test_assignment_converts_to_class() -> None:
     document = Outer(picture=Path("a") / "b.png", inner=Inner())
     assert document.picture == str(Path("a") / "b.png")
     document.picture = "c.png"
@@ -207,26 +207,26 @@ def test_assignment_and_columns_make_the_class() -> None:
 
 
 @pytest.mark.parametrize("value", [1, None, b"a", ["a"], 1.5])
-def test_what_is_no_address_is_refused(value: Any) -> None:
+def test_url_field_rejects_other_types(value: Any) -> None:
     with pytest.raises(ValidationError, match="expected an address"):
         Outer(picture=value, inner=Inner())
 
 
 @pytest.mark.parametrize("value", [1, "text", ["a"], None])
-def test_what_is_no_bytes_is_refused(value: Any) -> None:
+def test_bytes_field_rejects_other_types(value: Any) -> None:
     with pytest.raises(ValidationError, match="expected bytes"):
         Outer(picture="a", content=value, inner=Inner())
 
 
-def test_a_union_keeps_what_fits() -> None:
+def test_union_keeps_matching_member() -> None:
     class Either(BaseDocument):
         value: int | TextUrl | ImageBytes
         other: ImageBytes | list[int] | ImageUrl = b""
 
     for value, tp in ((3, int), ("a", TextUrl), (b"a", ImageBytes)):
         document = Either(value=value)
-        for found in (document, Either.from_bytes(document.to_bytes())):
-            assert type(found.value) is tp
+        for restored in (document, Either.from_bytes(document.to_bytes())):
+            assert type(restored.value) is tp
     for other in (b"a", [1], "a"):
         assert Either.from_bytes(Either(value=1, other=other).to_bytes()).other == other
     assert Either(value=b"a").to_dict()["value"] == b"a"

@@ -1,4 +1,4 @@
-"""Addresses that come from strangers: only from where they may be, within limits, and no longer than allowed."""
+"""URLs from untrusted sources: allowed schemes, size limits, timeouts and retries."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FORBIDDEN = [
 
 
 @pytest.mark.parametrize("address", FORBIDDEN)
-def test_a_field_refuses_other_schemes(address: str) -> None:
+def test_field_rejects_other_schemes(address: str) -> None:
     with pytest.raises(ValidationError, match="is not allowed here, only data and https"):
         Post(picture=address)
     with pytest.raises(ValidationError, match="not allowed here"):
@@ -45,15 +45,15 @@ def test_a_field_refuses_other_schemes(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", FORBIDDEN)
-def test_load_refuses_other_schemes(address: str) -> None:
+def test_load_rejects_other_schemes(address: str) -> None:
     with pytest.raises(UriError, match="is not allowed here, only https"):
         ImageUrl(address).load(schemes=["https"])
     with pytest.raises(UriError, match="not allowed"):
         TextUrl(address).load_bytes(schemes=("HTTPS",))
 
 
-def test_values_keep_to_the_schemes_wherever_they_go(tmp_path: Path) -> None:
-    """Data that nobody validated still cannot be read from elsewhere."""
+def test_restricted_values_enforce_schemes_without_validation(tmp_path: Path) -> None:
+    """Even a value that skipped validation cannot be read from another scheme."""
     secret = tmp_path / "secret.png"
     secret.write_bytes(b"secret")
     post = Post.model_construct(id="a", picture=type(Post(picture="https://a/b").picture)(str(secret)), text=None)
@@ -61,10 +61,10 @@ def test_values_keep_to_the_schemes_wherever_they_go(tmp_path: Path) -> None:
         with pytest.raises(UriError, match="a path is not allowed here, only data and https"):
             url.load_bytes()
         with pytest.raises(UriError, match="not allowed"):
-            url.load_bytes(schemes=["file"])  # what is asked for cannot widen what the type allows
+            url.load_bytes(schemes=["file"])  # an argument cannot widen the restriction of the type
 
 
-def test_assigning_to_a_wider_field_keeps_the_schemes() -> None:
+def test_assignment_to_wider_field_keeps_restriction() -> None:
     class Wide(BaseDocument):
         picture: ImageUrl
 
@@ -72,7 +72,7 @@ def test_assigning_to_a_wider_field_keeps_the_schemes() -> None:
     assert type(Wide(picture=narrow).picture) is type(narrow)
 
 
-def test_the_types_are_made_once_and_pickle() -> None:
+def test_restricted_types_are_cached_and_pickled() -> None:
     first, second = (
         TypeAdapter(Annotated[ImageUrl, Schemes(*names)]) for names in (("https", "data"), ("data", "https"))
     )
@@ -83,12 +83,12 @@ def test_the_types_are_made_once_and_pickle() -> None:
     assert type(url) is not type(
         TypeAdapter(Annotated[AudioUrl, Schemes("https", "data")]).validate_python("https://a/b")
     )
-    again = Annotated[Annotated[ImageUrl, Schemes("https", "data")], Schemes("data", "file")]
+    nested = Annotated[Annotated[ImageUrl, Schemes("https", "data")], Schemes("data", "file")]
     with pytest.raises(ValidationError, match="only data"):
-        TypeAdapter(again).validate_python("https://a/b")
+        TypeAdapter(nested).validate_python("https://a/b")
 
 
-def test_bytes_of_strangers_are_checked_as_they_are_read() -> None:
+def test_decoding_checks_schemes() -> None:
     class Loose(BaseDocument):
         __quire_name__ = "x"
         picture: str
@@ -100,7 +100,7 @@ def test_bytes_of_strangers_are_checked_as_they_are_read() -> None:
         Post.from_json(rows[0].to_json())
 
 
-def test_schemes_that_mean_nothing_are_refused() -> None:
+def test_invalid_scheme_options_are_rejected() -> None:
     with pytest.raises(SchemaError, match="names of schemes"):
         Schemes()
     with pytest.raises(SchemaError, match="not for"):
@@ -111,7 +111,7 @@ def test_schemes_that_mean_nothing_are_refused() -> None:
         ImageUrl("a").load_bytes(retries=-1)
 
 
-def test_a_redirect_stays_within_the_schemes(address: str) -> None:
+def test_redirects_stay_within_allowed_schemes(address: str) -> None:
     assert TextUrl(f"{address}/moved").load_bytes() == BODY
     assert TextUrl(f"{address}/moved").load_bytes(schemes=["http"]) == BODY
     for schemes in (None, ["http"], ["http", "file"]):
@@ -119,24 +119,24 @@ def test_a_redirect_stays_within_the_schemes(address: str) -> None:
             TextUrl(f"{address}/trap").load_bytes(schemes=schemes)
 
 
-def test_a_redirect_to_a_scheme_that_is_not_allowed() -> None:
-    """From http to https it goes, where that is allowed; from https to http it would not."""
+def test_redirect_to_disallowed_scheme_is_rejected() -> None:
+    """A redirect from https to http is rejected."""
     from quire.files._http import _Redirects
 
-    class Asked:
+    class Request:
         full_url = "https://a/b"
 
     with pytest.raises(UriError, match="points to http://a/c, which is not allowed"):
-        _Redirects({"https"}).redirect_request(Asked(), None, 302, "", {}, "http://a/c")
+        _Redirects({"https"}).redirect_request(Request(), None, 302, "", {}, "http://a/c")
 
 
 @pytest.mark.parametrize("path", ["silent", "drip"])
-def test_a_slow_server_holds_nobody_longer_than_the_timeout(address: str, path: str) -> None:
+def test_timeout_covers_all_retries(address: str, path: str) -> None:
     with pytest.raises(UriTimeoutError, match=path):
         ImageUrl(f"{address}/{path}").load_bytes(timeout=0.3, retries=5)
 
 
-def test_what_is_larger_than_allowed_is_refused(address: str) -> None:
+def test_load_bytes_enforces_max_bytes(address: str) -> None:
     with pytest.raises(UriError, match="announces 10,000 bytes.*limit is 9,999"):
         ImageUrl(f"{address}/body").load_bytes(max_bytes=9999)
     with pytest.raises(UriError, match="more than that came"):
@@ -147,11 +147,11 @@ def test_what_is_larger_than_allowed_is_refused(address: str) -> None:
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with served({"a": b"content"}) as made:
-        yield made
+    with served({"a": b"content"}) as server:
+        yield server
 
 
-def test_failures_that_may_pass_are_tried_again(site: Any) -> None:
+def test_transient_failures_are_retried(site: Any) -> None:
     site.failures = 2
     assert TextUrl(f"{site.url}/a").load() == "content"
     site.failures = 3
@@ -162,7 +162,7 @@ def test_failures_that_may_pass_are_tried_again(site: Any) -> None:
     site.seen = []
     with pytest.raises(UriError, match="404"):
         TextUrl(f"{site.url}/b").load()
-    assert len(site.seen) == 1  # that would not help
+    assert len(site.seen) == 1  # a retry would not help
     site.failures, site.status, site.seen = 1, 403, []
     with pytest.raises(UriError, match="403"):
         TextUrl(f"{site.url}/a").load()
