@@ -33,8 +33,7 @@ from quire.codec._csv import CsvOptions, iter_csv
 from quire.codec._json import from_dict, rows_from_json
 from quire.codec._ndjson import iter_ndjson
 from quire.codec._text_files import text_lines
-from quire.columns import Columns, StackOptions, stack
-from quire.columns._statistics import ColumnStatistics, Statistics
+from quire.columns import Columns, ColumnStatistics, StackOptions, Statistics, stack
 from quire.documents import documents_of_files
 from quire.errors import DecodeError, OptionError
 from quire.files import guess_type

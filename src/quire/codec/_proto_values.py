@@ -17,7 +17,7 @@ from pydantic_core import SchemaValidator
 from quire._extra_fields import tolerant
 from quire.codec._readback import is_unchanged
 from quire.schema import Field, FieldKind
-from quire.tensors._framework import cast_numbers
+from quire.tensors import cast_numbers
 
 
 class Simple(NamedTuple):

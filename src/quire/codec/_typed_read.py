@@ -15,8 +15,7 @@ from quire.codec._proto_plan import Message, ProtoField, ProtoPlan, Role, Slot, 
 from quire.codec._typed_write import LONGEST, Misfit
 from quire.errors import DecodeError, TensorError
 from quire.schema import STORED, FieldKind
-from quire.tensors._framework import common_dtype
-from quire.tensors._spec import DTYPES, format_shape
+from quire.tensors import DTYPES, common_dtype, format_shape
 
 _LEFT_OUT: Any = object()
 _BAD = (TypeError, ValueError, ArithmeticError, KeyError, MemoryError, TensorError)

@@ -12,8 +12,7 @@ from pydantic_core import PydanticSerializationError
 from quire.codec._proto_plan import Message, ProtoField, ProtoPlan, Role, Slot, Wire
 from quire.errors import EncodeError, TensorError
 from quire.schema import Field, FieldKind
-from quire.tensors import describe, framework_of
-from quire.tensors._spec import DTYPES
+from quire.tensors import DTYPES, describe, framework_of
 
 _MISSING: Any = object()
 LONGEST = 315_576_000_000  # seconds that a Duration of protobuf may have

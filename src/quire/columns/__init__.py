@@ -23,13 +23,16 @@ from quire.columns._stack import (
     stack_values,
     validity_of,
 )
+from quire.columns._statistics import ColumnStatistics, Histogram, Statistics
 from quire.columns._tensor import LentColumn, RaggedColumn, ScalarColumn, TensorColumn, wrap_rows
 
 __all__ = [
     "Column",
+    "ColumnStatistics",
     "Columns",
     "DocumentColumn",
     "DocumentsColumn",
+    "Histogram",
     "LentColumn",
     "MissingValues",
     "ObjectColumn",
@@ -39,6 +42,7 @@ __all__ = [
     "ScalarColumn",
     "ShapePolicy",
     "StackOptions",
+    "Statistics",
     "TensorColumn",
     "TensorMap",
     "Validity",

@@ -10,10 +10,7 @@ import numpy as np
 from typing_extensions import Self
 
 from quire._parametrize import ParametrizedMeta
-from quire.array import DocumentArray, DocumentBatch
-from quire.array._index import resolve_index
-from quire.array._order import batches
-from quire.array._rows import bind
+from quire.array import DocumentArray, DocumentBatch, batches, bind, resolve_index
 from quire.columns import Columns, ShapePolicy, StackOptions, stack
 from quire.data._arena import Arena
 from quire.data._collate import Collate, check_output, in_framework, known_to_default_collate, validated_as

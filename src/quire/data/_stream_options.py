@@ -10,7 +10,7 @@ from typing import Any, Literal
 from typing_extensions import TypedDict
 
 from quire._optional import is_loaded, require
-from quire.array._order import whole_number
+from quire.array import whole_number
 from quire.columns import ShapePolicy, StackOptions
 from quire.data._epoch import Last, Shuffle
 from quire.data._missing import Missing, MissingOptions

@@ -12,10 +12,7 @@ import numpy as np
 from typing_extensions import Self, Unpack
 
 from quire._parametrize import ParametrizedMeta
-from quire.array import DocumentBatch
-from quire.array._index import resolve_index
-from quire.array._order import whole_number
-from quire.array._rows import bind
+from quire.array import DocumentBatch, bind, resolve_index, whole_number
 from quire.data._collate import in_framework, known_to_default_collate
 from quire.data._epoch import Slice
 from quire.data._fetch import Fetch

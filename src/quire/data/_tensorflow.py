@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from quire._optional import require
-from quire.array._columns_view import reads_as_none
+from quire.array import reads_as_none
 from quire.columns import Column, Columns, DocumentColumn, ObjectColumn, TensorColumn, present_rows
 from quire.errors import ColumnError, MissingValueError
 from quire.schema import FieldKind

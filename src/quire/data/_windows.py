@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import numpy as np
 
-from quire.array import DocumentBatch
-from quire.array._columns_view import find_column
-from quire.array._index import resolve_index
+from quire.array import DocumentBatch, find_column, resolve_index
 from quire.data._epoch import RowOrder
 from quire.data._fetch import Fetch
 from quire.data._loader import Loader

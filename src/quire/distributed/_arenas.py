@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from quire.columns import Column, Columns, StackOptions, TensorColumn, stack_values
+from quire.columns import Column, Columns, StackOptions, TensorColumn, gather, remainders_of, stack_values
 from quire.columns._columns import _SETTERS
-from quire.columns._stack import gather, remainders_of
 from quire.schema import Schema
 from quire.storage._layout import Layout
 from quire.storage._memory import _reused

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from quire.errors import PartitionError, QuireError
-from quire.parallel._tasks import WorkerTraceback, summary_of
+from quire.parallel import WorkerTraceback, summary_of
 
 _MARK = re.compile(r"<quire-error ([A-Za-z0-9+/=]+)>")
 _KEPT = ("partition", "document", "id", "field", "traceback")

@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quire.array._columns_view import find_column
-from quire.array._filter import compile_filter
+from quire.array import compile_filter, find_column
 from quire.columns import Columns
 from quire.distributed._calls import Call
 from quire.distributed._chunks import by_bytes

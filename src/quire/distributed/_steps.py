@@ -18,8 +18,8 @@ from quire.distributed._failures import error_to_text
 from quire.distributed._keys import column_of, targets
 from quire.distributed._nests import check_rows, fresh, is_table, is_untyped, joined, length_of, rows_of
 from quire.errors import ColumnError, PartitionError
+from quire.parallel import WorkerTraceback, summary_of
 from quire.parallel._shipping import pack, unpack
-from quire.parallel._tasks import WorkerTraceback, summary_of
 
 
 @dataclass

@@ -15,7 +15,7 @@ from quire.distributed._sources import Paths, dealt, find_sources
 from quire.distributed.xshards import XShards
 from quire.errors import DecodeError, OptionError
 from quire.files import RemoteOptions, scheme_of, shown
-from quire.parallel._tasks import summary_of
+from quire.parallel import summary_of
 
 if TYPE_CHECKING:
     from quire.distributed._contract import Engine

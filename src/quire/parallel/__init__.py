@@ -3,6 +3,18 @@
 from quire.parallel._mapped import MapOptions, mapped, run_map
 from quire.parallel._ordered import cpu_count, ordered_map
 from quire.parallel._pools import backend_of
+from quire.parallel._tasks import WorkerTraceback, summary_of
 from quire.parallel._workers import Backend, Workers
 
-__all__ = ["Backend", "MapOptions", "Workers", "backend_of", "cpu_count", "mapped", "ordered_map", "run_map"]
+__all__ = [
+    "Backend",
+    "MapOptions",
+    "WorkerTraceback",
+    "Workers",
+    "backend_of",
+    "cpu_count",
+    "mapped",
+    "ordered_map",
+    "run_map",
+    "summary_of",
+]

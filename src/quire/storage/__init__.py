@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from quire.columns._statistics import ColumnStatistics
+from quire.columns import ColumnStatistics
 from quire.storage import _needs as _needs
 from quire.storage._cache import ShardCache
 from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quire.columns import Columns
-from quire.columns._statistics import ColumnStatistics, Statistics
+from quire.columns import Columns, ColumnStatistics, Statistics
 from quire.errors import OptionError
 from quire.storage._dataset import StoredDataset
 from quire.storage._layout import Layout

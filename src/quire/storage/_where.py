@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from quire._paths import FieldPath, join_path, parse_path
-from quire.array._columns_view import find_column
-from quire.array._filter import Query, compile_filter
+from quire.array import Query, compile_filter, find_column
 from quire.columns import Columns
 from quire.errors import OptionError
 from quire.schema import FieldKind

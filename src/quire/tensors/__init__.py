@@ -5,11 +5,12 @@ from quire.tensors._convert import to_framework
 from quire.tensors._framework import Framework, cast_numbers, common_dtype
 from quire.tensors._json import tensor_from_json, tensor_to_json
 from quire.tensors._registry import FRAMEWORKS, framework_of, framework_of_type, get_framework, stored_framework
-from quire.tensors._spec import TensorSpec, dtype_name, format_shape
+from quire.tensors._spec import DTYPES, TensorSpec, dtype_name, format_shape
 from quire.tensors._type import TensorType, describe
 from quire.tensors._types import AnyTensor, JaxArray, NativeTensorFlow, NdArray, PaddleTensor, TorchTensor
 
 __all__ = [
+    "DTYPES",
     "FRAMEWORKS",
     "AnyTensor",
     "DType",

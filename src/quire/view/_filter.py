@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from quire._paths import join_path, parse_path
-from quire.array._filter import compile_filter
+from quire.array import compile_filter
 from quire.errors import PathError, QueryError, did_you_mean
 from quire.schema import Field, FieldKind, Schema
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire._paths import FieldPath, join_path, parse_path
-from quire.array._filter import compile_filter
+from quire.array import compile_filter
 from quire.columns import Column, Columns, DocumentColumn
 from quire.errors import QueryError
 from quire.schema import FieldKind, Schema
