@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import functools
 import importlib
 import inspect
 import itertools
@@ -27,6 +28,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -190,8 +192,9 @@ def _sites_below(parent: ast.AST, field: str, index: int | None, node: ast.AST, 
                     yield from _sites_below(node, name, position, child, function)
 
 
+@functools.cache
 def source_of(name: str) -> str:
-    """Return the source of a module."""
+    """Return the source of a module; the file may be edited while mutants run."""
     return inspect.getsource(importlib.import_module(MODULES[name][0]))
 
 
@@ -328,6 +331,8 @@ def run_child(
             status = run_tests(session, mutant)
             if imported is not None:
                 imported.write_text("\n".join(list(sys.modules)))
+        except BaseException:  # noqa: BLE001 - the parent reports it
+            Path(folder, "error").write_text(traceback.format_exc())
         finally:
             os._exit(status)
     end, pid = time.monotonic() + 10 * seconds, 0
@@ -338,6 +343,8 @@ def run_child(
         os.killpg(child, signal.SIGKILL)  # a child that waits for ever, or processes that tests have left
     if not pid:
         _, _, usage = os.wait4(child, 0)
+    if (error := Path(folder, "error")).exists():
+        print(error.read_text(), flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     code = os.waitstatus_to_exitcode(status) if pid else -signal.SIGXCPU
     known = {0: "survived", 1: "killed", 70: "error", -signal.SIGXCPU: "timeout"}
