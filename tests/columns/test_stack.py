@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from pydantic_core import core_schema
 
 from quire import BaseDocument, DocumentArray, DocumentBatch, Text
 from quire.columns import (
@@ -478,6 +479,28 @@ def test_numbers_of_several_types_are_objects() -> None:
     batch = docs.stack()
     assert type(batch.column("maybe")) is ObjectColumn
     assert batch.maybe == [1.5, None]
+
+
+class Level(int):
+    """A class of numbers that has no default."""
+
+    def __new__(cls, value: int) -> Level:
+        return super().__new__(cls, value)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: Any) -> Any:
+        return core_schema.no_info_after_validator_function(cls, core_schema.int_schema())
+
+
+def test_numbers_of_own_classes_are_objects() -> None:
+    class Step(BaseDocument):
+        level: Level | None = None
+
+    docs = DocumentArray[Step]([Step(level=3), Step()])
+    batch = docs.stack()
+    assert type(batch.column("level")) is ObjectColumn
+    assert [type(value) for value in batch.level] == [Level, type(None)]
+    assert type(docs[:1].stack().column("level")) is ObjectColumn
 
 
 def test_arrays_that_are_missing_take_no_rows() -> None:
