@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import subprocess
+import sys
+from collections.abc import Callable
 from typing import Annotated, Any, Generic, Optional, TypeVar
+from weakref import ref
 
 import pytest
-from pydantic import Field, ValidationError
+from annotated_types import Gt
+from pydantic import AfterValidator, Field, ValidationError, constr
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 
@@ -38,6 +44,35 @@ class Plain(BaseDocument, Generic[T]):
     several: list[DocumentArray[T]] = []  # type: ignore[type-var]
     optional: DocumentArray[T] | None = None  # type: ignore[type-var]
 
+
+class Note:
+    """Metadata that is equal to nothing but itself."""
+
+
+def is_even(value: int) -> int:
+    if value % 2:
+        raise ValueError("odd")
+    return value
+
+
+# Each call makes new metadata.
+ANNOTATED: dict[str, Callable[[], Any]] = {
+    "constraint": lambda: Annotated[int, Gt(0)],
+    "field": lambda: Annotated[int, Field(gt=0)],
+    "described": lambda: Annotated[int, Field(ge=1, le=9, strict=True, description="few", examples=[1])],
+    "pattern": lambda: Annotated[str, Field(pattern="^a", min_length=1)],
+    "constrained": lambda: constr(pattern="^a"),
+    "in a list": lambda: list[Annotated[int, Field(gt=0)]],
+    "optional": lambda: Optional[Annotated[int, Field(gt=0)]],
+    "deep": lambda: dict[str, tuple[Annotated[float, Field(gt=0)], ...]],
+    "function": lambda: Annotated[int, AfterValidator(is_even)],
+}
+COPIED: dict[str, Any] = {
+    "lambda": Annotated[int, AfterValidator(lambda value: value)],
+    "note": Annotated[int, Note()],
+    "callback": Annotated[int, Field(json_schema_extra=lambda schema: schema.clear())],
+    "several": Annotated[int, Note(), Field(gt=0)],
+}
 
 GOOD: Any = [{"content": 3}]
 BAD: Any = [{"content": "not an int"}]
@@ -94,3 +129,66 @@ def test_a_subclass_of_a_generic_document_keeps_its_types() -> None:
     with pytest.raises(ValidationError, match="boxes.0.content"):
         IntegerShelf(boxes=BAD)
     assert DocumentArray[IntegerShelf]([IntegerShelf(boxes=GOOD)]).stack().boxes.content.tolist() == [3]
+
+
+@pytest.mark.parametrize("generic", [Box, Shelf, Store])
+@pytest.mark.parametrize("annotation", ANNOTATED.values(), ids=ANNOTATED)
+def test_a_class_over_an_annotated_type_is_one_class(generic: Any, annotation: Callable[[], Any]) -> None:
+    document_type = generic[annotation()]
+    assert generic[annotation()] is document_type
+    assert pickle.loads(pickle.dumps(document_type)) is document_type
+    assert DocumentArray[generic[annotation()]] is DocumentArray[document_type]
+
+
+@pytest.mark.needs("cloudpickle")
+@pytest.mark.parametrize("generic", [Box, Shelf, Store])
+@pytest.mark.parametrize("annotation", [*(make() for make in ANNOTATED.values()), *COPIED.values()])
+def test_a_class_over_an_annotated_type_comes_back_from_cloudpickle(generic: Any, annotation: Any) -> None:
+    import cloudpickle
+
+    document_type = generic[annotation]
+    assert pickle.loads(cloudpickle.dumps(document_type)) is document_type
+    assert pickle.loads(cloudpickle.dumps(DocumentArray[document_type])) is DocumentArray[document_type]
+
+
+def test_a_document_over_a_pattern_can_be_pickled() -> None:
+    document = Box[ANNOTATED["pattern"]()](content="ab")  # type: ignore[misc]
+    again = pickle.loads(pickle.dumps(document))
+    assert type(again) is type(document)
+    assert again == document
+    with pytest.raises(ValidationError):
+        again.content = "b"
+
+
+@pytest.mark.needs("cloudpickle")
+def test_a_class_over_an_annotated_type_comes_back_from_another_process() -> None:
+    import cloudpickle
+
+    annotations = [*(make() for make in ANNOTATED.values()), *COPIED.values()]
+    types = [Box[annotation] for annotation in annotations]
+    echo = "import sys, pickle, cloudpickle; sys.stdout.buffer.write(cloudpickle.dumps(pickle.load(sys.stdin.buffer)))"
+    content = cloudpickle.dumps(types)
+    done = subprocess.run([sys.executable, "-c", echo], input=content, capture_output=True, check=True)
+    for document_type, again in zip(types, pickle.loads(done.stdout), strict=True):
+        assert again is document_type
+
+
+def test_classes_over_other_annotated_types_differ() -> None:
+    one = Box[Annotated[int, Field(gt=1)]]
+    assert Box[Annotated[int, Field(gt=2)]] is not one
+    assert Box[Annotated[int, Field(gt=True)]] is not one
+    assert Box[Annotated[int, Field(ge=1)]] is not one
+    assert Box[Annotated[int, Field(gt=1, description="d")]] is not one
+    assert (
+        Box[Annotated[int, AfterValidator(lambda value: value)]]
+        is not (Box[Annotated[int, AfterValidator(lambda value: value)]])
+    )
+
+
+def test_a_class_over_an_annotated_type_is_released() -> None:
+    document_type: Any = Box[Annotated[int, Field(gt=12345)]]
+    pickle.loads(pickle.dumps(document_type))
+    gone = ref(document_type)
+    del document_type
+    gc.collect()
+    assert gone() is None

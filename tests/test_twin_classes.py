@@ -12,8 +12,6 @@ import pytest
 from quire import BaseDocument, DocumentArray
 from quire._loaded import find
 
-cloudpickle = pytest.importorskip("cloudpickle")
-
 SOURCE = """
 class Left(BaseDocument):
     n: int = 0
@@ -79,8 +77,11 @@ def test_a_class_that_is_defined_again_leaves_the_old_ones_readable() -> None:
     assert first["Either"].from_bytes(data) == document
 
 
+@pytest.mark.needs("cloudpickle")
 @pytest.mark.usefixtures("without_collection")
 def test_cloudpickle_in_the_same_process_leaves_classes_readable() -> None:
+    import cloudpickle
+
     cell = define()
     either = cell["Either"]
     document = document_of(cell)

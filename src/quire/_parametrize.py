@@ -18,8 +18,13 @@ import threading
 import types
 from abc import ABCMeta
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args, get_origin
-from weakref import WeakValueDictionary
+from uuid import uuid4
+from weakref import WeakSet, WeakValueDictionary
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from quire.errors import PickleError, SchemaError
 
@@ -101,11 +106,14 @@ def with_open_aliases(annotation: Any) -> Any:
     """
     if isinstance(annotation, ParametrizedMeta) and _has_type_variables(getattr(annotation, "_parameter", None)):
         return types.GenericAlias(annotation._origin or annotation, (annotation._parameter,))
+    arguments = () if get_origin(annotation) is Literal else get_args(annotation)
+    return _with_arguments(annotation, tuple(with_open_aliases(argument) for argument in arguments))
+
+
+def _with_arguments(annotation: Any, replaced: tuple[Any, ...]) -> Any:
+    """The annotation with these arguments in place of its own."""
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal or not arguments:
-        return annotation
-    replaced = tuple(with_open_aliases(argument) for argument in arguments)
-    if all(new is old for new, old in zip(replaced, arguments, strict=True)):
+    if not replaced or all(new is old for new, old in zip(replaced, arguments, strict=True)):
         return annotation
     if origin in (Union, types.UnionType):
         return Union[replaced]  # noqa: UP007 - of members that are known only here
@@ -119,6 +127,140 @@ def with_open_aliases(annotation: Any) -> Any:
 
 def _has_type_variables(parameter: Any) -> bool:
     return bool(getattr(parameter, "__pydantic_generic_metadata__", {}).get("parameters"))
+
+
+# --- parameters with metadata
+#
+# pydantic compares a `Field` by identity, so `Box[Annotated[int, Field(gt=0)]]`, written twice or unpickled, would make
+# two classes, and a `Field(pattern=...)` cannot be pickled at all. Therefore a `Field` is replaced by the equal one of
+# an existing class, and pickles hold its options. Functions, which cloudpickle may copy, are not equal to their copies:
+# classes with such parameters are pickled with a token.
+
+_classes_of_fields: dict[str, WeakSet[type[BaseModel]]] = {}
+_tokens: WeakValueDictionary[str, type[BaseModel]] = WeakValueDictionary()
+
+
+class FieldRecipe:
+    """The options of a `Field`, which stands in its place in a pickle."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+
+
+def register_parameters(made: type[BaseModel]) -> None:
+    """Let later parameters use the fields in the parameters of a generic class."""
+    with _making:
+        for item in _metadata(made.__pydantic_generic_metadata__["args"]):
+            if isinstance(item, FieldInfo):
+                _classes_of_fields.setdefault(repr(item), WeakSet()).add(made)
+
+
+def canonical_parameters(parameters: Any) -> Any:
+    """Parameters of a generic class in which each `Field` is the equal one of an existing class, if there is any."""
+    return _map_metadata(parameters, _canonical)
+
+
+def _canonical(item: Any) -> Any:
+    if isinstance(item, FieldRecipe):
+        item = FieldInfo(**item.options)
+    if not isinstance(item, FieldInfo):
+        return item
+    with _making:
+        known = [_metadata(cls.__pydantic_generic_metadata__["args"]) for cls in _classes_of_fields.get(repr(item), ())]
+    return next((other for items in known for other in items if _are_equal_fields(item, other)), item)
+
+
+def _field_options(field: FieldInfo) -> dict[str, Any]:
+    """The options that a `Field` was called with; pydantic has turned some of them into metadata."""
+    options = dict(field._attributes_set)
+    for item in field.metadata:
+        names = [option.name for option in fields(item)] if is_dataclass(item) else list(vars(item))
+        options |= {name: getattr(item, name) for name in names}
+    return options
+
+
+def _are_equal_fields(field: FieldInfo, other: Any) -> bool:
+    if type(field) is not type(other):
+        return False
+    options, others = _field_options(field), _field_options(other)
+    return options.keys() == others.keys() and all(_is_same(options[name], others[name]) for name in options)
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Whether two options of a `Field` are equal: 1 and True are not."""
+    return value is other or (type(value) is type(other) and repr(value) == repr(other) and bool(value == other))
+
+
+def picklable_parameters(parameters: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Parameters of a generic class as a pickle has them."""
+    replaced: tuple[Any, ...] = _map_metadata(
+        parameters, lambda item: FieldRecipe(_field_options(item)) if isinstance(item, FieldInfo) else item
+    )
+    return replaced
+
+
+def _map_metadata(annotation: Any, replace: Callable[[Any], Any]) -> Any:
+    """An annotation, or a tuple of several, with other metadata in each `Annotated`."""
+    if isinstance(annotation, tuple):
+        return tuple(_map_metadata(item, replace) for item in annotation)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return annotation
+    if origin is Annotated:
+        return _with_arguments(annotation, (_map_metadata(arguments[0], replace), *map(replace, arguments[1:])))
+    return _with_arguments(annotation, _map_metadata(arguments, replace))
+
+
+def _metadata(annotation: Any) -> list[Any]:
+    found: list[Any] = []
+
+    def collect(item: Any) -> Any:
+        found.append(item)
+        return item
+
+    _map_metadata(annotation, collect)
+    return found
+
+
+def token_of(made: type[BaseModel]) -> str | None:
+    """A name for a generic class whose parameters may not be equal to their copies; None for the others."""
+    if not any(map(_may_differ_from_copy, _metadata(made.__pydantic_generic_metadata__["args"]))):
+        return None
+    with _making:
+        token: str = vars(made).get("__quire_token__") or uuid4().hex
+        _tokens[token] = made
+        type.__setattr__(made, "__quire_token__", token)
+    return token
+
+
+def _may_differ_from_copy(item: Any) -> bool:
+    if isinstance(item, type):
+        return False
+    if isinstance(item, FieldInfo):
+        return any(map(_may_differ_from_copy, _field_options(item).values()))
+    if isinstance(item, (list, tuple, set, frozenset)):
+        return any(map(_may_differ_from_copy, item))
+    if isinstance(item, dict):
+        return any(map(_may_differ_from_copy, item.values()))
+    if is_dataclass(item):
+        return any(_may_differ_from_copy(getattr(item, field.name)) for field in fields(item))
+    compare: Any = type(item).__eq__
+    return compare is object.__eq__ and item is not None
+
+
+def subscript_by_token(token: str, origin: Any, parameters: tuple[Any, ...]) -> Any:
+    """The class of a token, or `origin[parameters]`, which then has this token: it may be sent back."""
+    made = _tokens.get(token)
+    if made is None:
+        made = origin[parameters]
+        with _making:
+            _tokens[token] = made
+            if "__quire_token__" not in vars(made):
+                type.__setattr__(made, "__quire_token__", token)
+    return made
+
+
+# --- names and pickles
 
 
 def publish(qualname: str) -> str:

@@ -79,6 +79,7 @@ class DocumentMeta(ModelMetaclass):
             cls.__qualname__ = _parametrize.publish(f"{cls.__module__}:{cls.__qualname__}")
             cls.__module__ = _parametrize.__name__
             _parametrize.register(cls)
+            _parametrize.register_parameters(cls)
         _loaded.register(cls)
         return cls  # type: ignore[no-any-return]
 
@@ -161,7 +162,7 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
                 for name in ("annotation", "_original_annotation"):  # since 2.12, pydantic substitutes in the latter
                     if hasattr(info, name):
                         setattr(info, name, _parametrize.with_open_aliases(getattr(info, name)))
-            return super().__class_getitem__(parameters)
+            return super().__class_getitem__(_parametrize.canonical_parameters(parameters))
 
         def __init__(self, /, **data: Any) -> None:
             """Make a document of values by the names of fields; an unknown name is an error."""
@@ -376,7 +377,9 @@ def _reduce(cls: type[BaseDocument]) -> str | tuple[Callable[..., Any], tuple[An
     generic = cls.__pydantic_generic_metadata__
     if generic["origin"] is None:
         return _parametrize.global_name(cls)
-    arguments = generic["args"]
+    arguments, token = _parametrize.picklable_parameters(generic["args"]), _parametrize.token_of(cls)
+    if token is not None:
+        return _parametrize.subscript_by_token, (token, generic["origin"], arguments)
     return _parametrize.subscript, (generic["origin"], arguments[0] if len(arguments) == 1 else arguments)
 
 

@@ -28,15 +28,17 @@ HARD = [
     "(a?){30}a{30}b",
     "^(([a-z])+.)+[A-Z]([a-z])+$",
 ]
-ENGINES = ["re2", "pyarrow", "none"]
+ENGINES = [
+    pytest.param("re2", marks=pytest.mark.needs("re2")),
+    pytest.param("pyarrow", marks=pytest.mark.needs("pyarrow")),
+    "none",
+]
 
 
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Only one engine is installed, or none."""
     name: str = request.param
-    if name != "none":
-        pytest.importorskip(name)
     monkeypatch.setattr(_regex, "is_installed", lambda module: module == name)
     compile_regex.cache_clear()
     request.addfinalizer(compile_regex.cache_clear)
