@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -17,7 +18,7 @@ import pytest
 from quire import BaseDocument, Document, DocumentArray
 from quire.distributed import DocumentShards, PartitionError
 from quire.distributed._sources import PARTITION_BYTES, dealt, find_sources
-from quire.errors import OptionError, SchemaError, StorageNotFoundError
+from quire.errors import OptionError, SchemaError, StorageError, StorageNotFoundError
 from quire.files import RemoteOptions
 from quire.storage import write_dataset
 from tests.distributed.goods import Good, Rated, dearer, goods
@@ -149,8 +150,9 @@ def test_packed_text_and_tabs(tmp_path: Path) -> None:
 
 
 def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "missing.csv", tmp_path / "*.csv"):
-        with pytest.raises(StorageNotFoundError, match="there is no such file, and no folder with files in it"):
+    for path in (tmp_path, tmp_path / "missing.csv"):
+        told = "there is no such file, and no folder with files in it to read. Pass allow_empty=True"
+        with pytest.raises(StorageNotFoundError, match=told):
             DocumentShards[Line].read_csv(path)
     with pytest.raises(StorageNotFoundError):
         DocumentShards[Good].read_parquet(tmp_path / "none")
@@ -161,6 +163,80 @@ def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
         DocumentShards[Rated].read_binary(tmp_path)
     with pytest.raises(OptionError, match="num_partitions=0"):
         DocumentShards.read_binary(tmp_path, num_partitions=0)
+
+
+READERS = ["read_parquet", "read_csv", "read_json", "read_binary"]
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_pattern_that_matches_nothing_is_an_error_unless_it_may_be_empty(reader: str, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("x")
+    document_type = Document if reader == "read_binary" else Line
+    for path in (tmp_path / "typo" / "*.x", [tmp_path / "other.txt", tmp_path / "*.x"]):
+        with pytest.raises(StorageNotFoundError, match=r"no file matches '.*\*\.x'\. Pass allow_empty=True"):
+            getattr(DocumentShards[document_type], reader)(path)
+    shards = getattr(DocumentShards[document_type], reader)(tmp_path / "*.x", allow_empty=True)
+    assert (len(shards), shards.num_partitions()) == (0, 1)
+    assert shards.map(lambda doc: doc).collect() == DocumentArray[document_type]()
+    assert len(getattr(DocumentShards[document_type], reader)(tmp_path / "none", allow_empty=True)) == 0
+
+
+def write_empty(reader: str, folder: Path) -> list[Path]:
+    """Sources of a kind that have no row."""
+    if reader == "read_parquet":
+        write_dataset(DocumentArray[Line](), folder / "set", schema=Line)
+        schema = pa.schema([("town", pa.string()), ("people", pa.int64())])
+        pq.write_table(schema.empty_table(), folder / "plain.parquet")
+        return [folder / "set", folder / "plain.parquet", folder / "plain.*"]
+    contents: dict[str, Any] = {
+        "read_csv": {
+            "none.csv": b"",
+            "names.csv": b"\ntown,people,rain\r\n\n",
+            "z.csv.gz": gzip.compress(b"town,people"),
+        },
+        "read_json": {"none.jsonl": b"", "blank.jsonl": b"\n \n", "array.json": b" [ ]\n"},
+    }
+    for name, content in contents[reader].items():
+        (folder / name).write_bytes(content)
+    return [folder, *(folder / name for name in contents[reader])]
+
+
+@pytest.mark.parametrize("reader", READERS[:3])
+def test_a_source_without_rows_is_an_error_unless_it_may_be_empty(reader: str, tmp_path: Path) -> None:
+    for path in write_empty(reader, tmp_path):
+        told = f"{re.escape(str(path))}: there are no rows to read. Pass allow_empty=True"
+        with pytest.raises(OptionError, match=told):
+            getattr(DocumentShards[Line], reader)(path)
+        assert getattr(DocumentShards[Line], reader)(path, allow_empty=True).collect() == DocumentArray[Line]()
+
+
+def test_one_row_in_one_of_the_files_is_enough(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("town,people\n")
+    (tmp_path / "b.csv").write_text("town,people\nBath,94")
+    (tmp_path / "c.csv").write_text("town,people\nBath,94".replace("Bath", "B" * 100_000))
+    assert DocumentShards[Line].read_csv([tmp_path / "a.csv", tmp_path / "b.csv"]).collect().people == [94]
+    assert len(DocumentShards[Line].read_csv(tmp_path / "c.csv")) == 1
+    (tmp_path / "a.jsonl").write_text("")
+    (tmp_path / "b.jsonl").write_text('{"town": "Bath", "people": 94}')
+    assert DocumentShards[Line].read_json(tmp_path).collect().people == [94]
+
+
+@pytest.mark.parametrize("reader", READERS[:3])
+def test_an_empty_source_cannot_tell_the_class(reader: str, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="no file that could tell the class"):
+        getattr(DocumentShards, reader)(tmp_path / "*.x", allow_empty=True)
+
+
+def test_empty_sources_on_ray(start_engine: Any, tmp_path: Path) -> None:
+    ray = start_engine("ray")
+    for reader in READERS[:3]:
+        (tmp_path / reader).mkdir()
+        for path in write_empty(reader, tmp_path / reader):
+            with pytest.raises(OptionError, match="there are no rows to read"):
+                getattr(DocumentShards[Line], reader)(path, engine=ray)
+        for path in (tmp_path / reader, tmp_path / "*.x"):
+            shards = getattr(DocumentShards[Line], reader)(path, engine=ray, allow_empty=True)
+            assert len(shards.filter({"people": 1})) == len(shards.collect()) == 0
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from quire.distributed._sources import PARTITION_BYTES, FileRef, Paths, dealt, f
 from quire.distributed._stage import Encoder, Given, PartitionStage
 from quire.distributed._text_pieces import PieceOfFile, TextPiece, pieces_of
 from quire.documents import Document, address_field, content_field
-from quire.errors import DecodeError, OptionError, StorageError
+from quire.errors import DecodeError, OptionError, StorageError, StorageNotFoundError
 from quire.files import Folder, RemoteOptions, guess_type, shown
 from quire.storage import ReadOptions, Shard, ShardCache
 from quire.storage._dataset import shards_in, split_file
@@ -37,19 +37,23 @@ from quire.storage.importers._reading import local_file
 _FOOTERS = 16
 _CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _JSON = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz")
+_MOST_NAMED = 4  # paths in one message
+_LARGE = 1 << 16  # bytes of a file that has rows in any case
 _INFERRED_BYTES = 1 << 20
 """So much of a file is looked at to tell what a class is to be like."""
 
 
 @dataclass(frozen=True)
 class FileOptions:
-    """How text files are read."""
+    """How files are read."""
 
     delimiter: str | None = None
     encoding: str = "utf-8"
     extra: Extra = "forbid"
     """Whether fields and columns that the class does not have are errors, or ignored."""
     remote: RemoteOptions = field(default_factory=RemoteOptions)
+    allow_empty: bool = False
+    """Whether there may be no files, or none with rows."""
 
     @property
     def csv(self) -> CsvOptions:
@@ -119,8 +123,19 @@ class ReadShards(PartitionStage):
 
 def _first(shards: Sequence[tuple[Folder, Shard]]) -> tuple[Folder, Shard]:
     if not shards:
-        raise StorageError("no shard is whole that could tell the class. Pass schema=...")
+        raise _no_class()
     return shards[0]
+
+
+def _no_class() -> StorageError:
+    return StorageError("there is no file that could tell the class of the documents. Pass schema=...")
+
+
+def _no_rows(paths: Paths) -> OptionError:
+    places = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    named = ", ".join(shown(os.fspath(path)) for path in places[:_MOST_NAMED])
+    more = f" and {len(places) - _MOST_NAMED} more" if len(places) > _MOST_NAMED else ""
+    return OptionError(f"{named}{more}: there are no rows to read. Pass allow_empty=True if there may be none.")
 
 
 def _schema_of(folder: Folder, shard: Shard) -> pa.Schema:
@@ -143,14 +158,17 @@ def plan_parquet(
     columns: Iterable[str] | None,
     partitions: int | None,
     workers: int,
-    remote: RemoteOptions,
-    extra: Extra,
+    options: FileOptions,
 ) -> Planned:
     """Parquet or Arrow files, or a dataset, in pieces of whole row groups."""
+    extra = options.extra
     check_extra(extra)
-    found = _stored(paths, remote)
+    found = _stored(paths, options.remote, allow_empty=options.allow_empty)
     with ThreadPoolExecutor(_FOOTERS) as pool:
         shards = list(pool.map(lambda item: (item[0], _grouped(*item)), found))
+    rows = sum(shard.rows for _, shard in shards)
+    if not rows and not options.allow_empty:
+        raise _no_rows(paths)
     layout = DocumentLayout(schema) if schema else layout_from_arrow(_schema_of(*_first(shards)))
     if "forbid" in (extra, layout.document_type.__quire_extra__):
         for folder, shard in shards:
@@ -163,15 +181,20 @@ def plan_parquet(
         for group in range(len(shard.groups))
     ]
     parts = [_merged(part) for part in dealt(pieces, [piece.size for piece in pieces], partitions, workers)]
-    return Planned(ReadShards(parts, layout), len(parts), layout, sum(shard.rows for _, shard in shards))
+    return Planned(ReadShards(parts, layout), len(parts), layout, rows)
 
 
-def _stored(paths: Paths, remote: RemoteOptions) -> list[tuple[Folder, Shard]]:
+def _stored(paths: Paths, remote: RemoteOptions, *, allow_empty: bool) -> list[tuple[Folder, Shard]]:
     """The shards of a dataset that quire wrote, or files."""
     if isinstance(paths, (str, os.PathLike)) and not is_pattern(paths):
         folder, name = split_file(paths, remote)
-        return [(folder, shard) for shard in shards_in(folder, name, ReadOptions(remote=remote))]
-    files = find_sources(paths, tuple(SUFFIXES.values()), remote)
+        try:
+            return [(folder, shard) for shard in shards_in(folder, name, ReadOptions(remote=remote))]
+        except StorageNotFoundError:
+            if allow_empty:
+                return []
+            raise
+    files = find_sources(paths, tuple(SUFFIXES.values()), remote, allow_empty=allow_empty)
     return [(file.folder, Shard(file.name, -1, file.size)) for file in files]
 
 
@@ -228,6 +251,8 @@ class ReadFiles(PartitionStage):
             return
         with opened(part.file) as source:
             lines: Any = source if part.stop is None else PieceOfFile(part, source)
+            if self.options.allow_empty and not first_byte(source):
+                return
             if self.kind == "csv":
                 how = csv_options(part.file, self.options)
                 yield from iter_csv(self.target.document_type, lines, how, self.options.extra)
@@ -281,17 +306,35 @@ def plan_files(
 ) -> Planned:
     """Files, or pieces of large ones, as many to a partition as make its size."""
     suffixes = {"csv": _CSV, "json": _JSON, "binary": ()}[kind]
-    files = find_sources(paths, suffixes, options.remote)
+    files = find_sources(paths, suffixes, options.remote, allow_empty=options.allow_empty)
+    if kind != "binary" and not options.allow_empty and not any(_has_rows(kind, file, options) for file in files):
+        raise _no_rows(paths)
     if kind == "binary":
         layout = DocumentLayout(schema or Document)
         content_field(layout.document_type.document_schema(), "rb")
     else:
+        if schema is None and not files:
+            raise _no_class()
         layout = DocumentLayout(schema) if schema else _inferred(kind, files[0], options)
     pieces = [piece for file in files for piece in _pieces(kind, file, files, partitions or workers, options)]
     parts = dealt(pieces, [piece.size for piece in pieces], partitions, workers)
     return Planned(
         ReadFiles(kind, parts, layout, options), len(parts), layout, len(files) if kind == "binary" else None
     )
+
+
+def _has_rows(kind: Literal["csv", "json"], file: FileRef, options: FileOptions) -> bool:
+    """Whether a text file has a row. Of the files only small ones are opened, up to the first that has one."""
+    if file.size > _LARGE:
+        return True
+    with opened(file) as source:
+        content = source.read(_LARGE + 1)
+    text = content.decode(options.encoding, errors="replace")
+    if len(content) > _LARGE:  # it was compressed
+        return True
+    if kind == "json":
+        return "".join(text.split()) not in ("", "[]")
+    return sum(not line.isspace() for line in text.splitlines() if line) > 1  # the first has the names of columns
 
 
 def _pieces(

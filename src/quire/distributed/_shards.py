@@ -93,7 +93,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         return cls._of(_make.partitioned(engine_by_name(engine), data, known, num_shards))
 
     @classmethod
-    def read_parquet(
+    def read_parquet(  # noqa: PLR0913
         cls,
         path: Paths,
         *,
@@ -103,15 +103,17 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         schema: type[Any] | None = None,
         extra: Extra = "ignore",
         remote: RemoteOptions | None = None,
+        allow_empty: bool = False,
     ) -> DocumentShards[DocT]:
         """Parquet or Arrow files: a file, a folder, a dataset, a pattern, or several; a path or any address.
 
         Without a class, documents are of the class that wrote the files if that is loaded, else of one made for them.
-        Columns that the class has no field for are ignored, or refused with `extra='forbid'`.
+        Columns that the class has no field for are ignored, or refused with `extra='forbid'`. A path or pattern without
+        a file, and files without a row, are an error unless `allow_empty`; with it, an empty source needs the class.
         """
         known, made = _make.known_class(cls.document_type, schema), engine_by_name(engine)
-        store = remote or RemoteOptions()
-        return cls._read(made, plan_parquet(path, known, columns, num_partitions, made.workers, store, extra))
+        options = FileOptions(extra=extra, remote=remote or RemoteOptions(), allow_empty=allow_empty)
+        return cls._read(made, plan_parquet(path, known, columns, num_partitions, made.workers, options))
 
     @classmethod
     def read_csv(  # noqa: PLR0913
@@ -125,9 +127,13 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         encoding: str = "utf-8",
         extra: Extra = "forbid",
         remote: RemoteOptions | None = None,
+        allow_empty: bool = False,
     ) -> DocumentShards[DocT]:
-        """Tables of text, as `DocumentArray.from_csv` reads them; whole files go to partitions."""
-        options = FileOptions(delimiter, encoding, extra, remote or RemoteOptions())
+        """Tables of text, as `DocumentArray.from_csv` reads them; whole files go to partitions.
+
+        No file, or no row in any, is an error unless `allow_empty`.
+        """
+        options = FileOptions(delimiter, encoding, extra, remote or RemoteOptions(), allow_empty)
         return cls._read_files("csv", path, num_partitions, engine, schema, options)
 
     @classmethod
@@ -140,9 +146,13 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         schema: type[Any] | None = None,
         extra: Extra = "forbid",
         remote: RemoteOptions | None = None,
+        allow_empty: bool = False,
     ) -> DocumentShards[DocT]:
-        """Files with a JSON object in each line, or with one array of them; whole files go to partitions."""
-        options = FileOptions(extra=extra, remote=remote or RemoteOptions())
+        """Files with a JSON object in each line, or with one array of them; whole files go to partitions.
+
+        No file, or no object in any, is an error unless `allow_empty`.
+        """
+        options = FileOptions(extra=extra, remote=remote or RemoteOptions(), allow_empty=allow_empty)
         return cls._read_files("json", path, num_partitions, engine, schema, options)
 
     @classmethod
@@ -154,9 +164,13 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         engine: str | Engine = "local",
         schema: type[Any] | None = None,
         remote: RemoteOptions | None = None,
+        allow_empty: bool = False,
     ) -> DocumentShards[DocT]:
-        """A document for each file, with its address (`uri` or `url`) and its bytes (`blob` or `bytes_`)."""
-        options = FileOptions(remote=remote or RemoteOptions())
+        """A document for each file, with its address (`uri` or `url`) and its bytes (`blob` or `bytes_`).
+
+        No file at all is an error unless `allow_empty`.
+        """
+        options = FileOptions(remote=remote or RemoteOptions(), allow_empty=allow_empty)
         return cls._read_files("binary", path, num_partitions, engine, schema, options)
 
     @classmethod

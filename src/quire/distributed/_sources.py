@@ -32,13 +32,34 @@ class FileRef(NamedTuple):
         return self.folder.join(self.name)
 
 
-def find_sources(paths: Paths, suffixes: Sequence[str], remote: RemoteOptions) -> list[FileRef]:
-    """The files that are meant, those of a folder and of a pattern by their names; none at all is an error."""
+def find_sources(
+    paths: Paths, suffixes: Sequence[str], remote: RemoteOptions, *, allow_empty: bool | None = None
+) -> list[FileRef]:
+    """Return the files at paths, in folders and of patterns, in the order of their names.
+
+    A path without any file is an error unless `allow_empty`; None stands for a caller who has no such option.
+    """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    found = [file for path in given for file in _find(os.fspath(path), tuple(suffixes), remote)]
-    if not given:
+    if not given and not allow_empty:
         raise OptionError("no path was given.")
-    return found
+    files: list[FileRef] = []
+    for path in map(os.fspath, given):
+        matches = _find(path, tuple(suffixes), remote)
+        if not matches and not allow_empty:
+            raise no_files(path, hint=allow_empty is not None)
+        files.extend(matches)
+    return files
+
+
+def no_files(path: str | os.PathLike[str], *, hint: bool) -> StorageNotFoundError:
+    """The error for a path or a pattern at which there is nothing to read."""
+    place = shown(os.fspath(path))
+    cause = (
+        f"no file matches {place!r}."
+        if is_pattern(path)
+        else f"{place}: there is no such file, and no folder with files in it to read."
+    )
+    return StorageNotFoundError(cause + (" Pass allow_empty=True if there may be none." if hint else ""))
 
 
 def is_pattern(path: str | os.PathLike[str]) -> bool:
@@ -48,15 +69,9 @@ def is_pattern(path: str | os.PathLike[str]) -> bool:
 
 def _find(path: str, suffixes: tuple[str, ...], remote: RemoteOptions) -> list[FileRef]:
     if is_pattern(path):
-        found = _matching(path, remote)
-    else:
-        alone = _file_at(path, remote)
-        found = alone or [
-            FileRef(folder, *entry) for folder in [open_folder(path, remote)] for entry in folder.list(suffixes)
-        ]
-    if not found:
-        raise StorageNotFoundError(f"{shown(path)}: there is no such file, and no folder with files in it to read.")
-    return found
+        return _matching(path, remote)
+    folder = open_folder(path, remote)
+    return _file_at(path, remote) or [FileRef(folder, *entry) for entry in folder.list(suffixes)]
 
 
 def _file_at(path: str, remote: RemoteOptions) -> list[FileRef]:
