@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from pydantic_core import core_schema
+from typing_extensions import Self
 
 from quire import BaseDocument, DocumentArray, DocumentBatch, Text
 from quire.columns import (
@@ -484,7 +485,7 @@ def test_numbers_of_several_types_are_objects() -> None:
 class Level(int):
     """A class of numbers that has no default."""
 
-    def __new__(cls, value: int) -> Level:
+    def __new__(cls, value: int) -> Self:
         return super().__new__(cls, value)
 
     @classmethod
