@@ -1,4 +1,4 @@
-"""What documents, arrays and batches look like: in a terminal, in a notebook."""
+"""Representations of documents, arrays and batches in a terminal and in a notebook."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def student(name: str = "Ada", papers: int = 5) -> Student:
     return Student(name=name, thesis=thesis, papers=[Thesis(title=f"Paper {i}") for i in range(papers)])
 
 
-def rendered(thing: Any) -> str:
+def render(thing: Any) -> str:
     out = StringIO()
     Console(file=out, width=200).print(thing)
     return out.getvalue()
 
 
-def test_summary_of_a_document(capsys: pytest.CaptureFixture[str]) -> None:
+def test_document_summary_shows_fields_and_values(capsys: pytest.CaptureFixture[str]) -> None:
     assert student().summary() is None
     shown = capsys.readouterr().out
     for line in (
@@ -54,7 +54,7 @@ def test_summary_of_a_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Paper 3" not in shown
 
 
-def test_summary_of_a_schema(capsys: pytest.CaptureFixture[str]) -> None:
+def test_schema_summary_shows_fields_and_types(capsys: pytest.CaptureFixture[str]) -> None:
     Student.schema_summary()
     shown = capsys.readouterr().out
     for line in ("Student", "age: int", "vector: NdArray[float32, 2] | None", "papers: DocumentArray[Thesis]"):
@@ -65,7 +65,7 @@ def test_summary_of_a_schema(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-def test_summary_of_arrays_and_batches(capsys: pytest.CaptureFixture[str], stacked: bool) -> None:
+def test_array_and_batch_summary_shows_fields(capsys: pytest.CaptureFixture[str], stacked: bool) -> None:
     docs: Any = DocumentArray[Student]([student()])
     (docs.stack() if stacked else docs).summary()
     shown = capsys.readouterr().out
@@ -73,19 +73,19 @@ def test_summary_of_arrays_and_batches(capsys: pytest.CaptureFixture[str], stack
         assert part in shown, part
 
 
-def test_rich_shows_the_same() -> None:
+def test_rich_renders_documents_arrays_and_batches() -> None:
     docs = DocumentArray[Student]([student()])
-    assert "name = 'Ada'" in rendered(student())
-    assert "DocumentArray[Student]  (length 1)" in rendered(docs)
-    assert "DocumentBatch[Student]  (rows 1)" in rendered(docs.stack())
+    assert "name = 'Ada'" in render(student())
+    assert "DocumentArray[Student]  (length 1)" in render(docs)
+    assert "DocumentBatch[Student]  (rows 1)" in render(docs.stack())
 
 
-def test_brackets_are_no_markup() -> None:
-    shown = rendered(student("[bold]Ada[/bold]"))
+def test_brackets_are_not_rendered_as_markup() -> None:
+    shown = render(student("[bold]Ada[/bold]"))
     assert "'[bold]Ada[/bold]'" in shown
 
 
-def test_repr() -> None:
+def test_repr_shows_type_and_length() -> None:
     docs = DocumentArray[Student]([student(), student()])
     assert repr(docs) == "<DocumentArray[Student] of 2>"
     assert repr(docs.stack()) == "<DocumentBatch[Student] of 2>"
@@ -93,7 +93,7 @@ def test_repr() -> None:
     assert repr(docs.stack().papers) == "<2 arrays with 10 Thesis in all>"
 
 
-def test_html_of_a_document() -> None:
+def test_document_html_shows_fields() -> None:
     html = student()._repr_html_()
     assert "<caption>Student</caption>" in html
     assert "<th>name</th><td>&#x27;Ada&#x27;</td>" in html
@@ -102,7 +102,7 @@ def test_html_of_a_document() -> None:
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-def test_html_of_arrays_and_batches(stacked: bool) -> None:
+def test_array_and_batch_html_shows_first_rows(stacked: bool) -> None:
     docs: Any = DocumentArray[Student]([student(str(i), papers=1) for i in range(12)])
     html = (docs.stack() if stacked else docs)._repr_html_()
     assert f"Document{'Batch' if stacked else 'Array'}[Student] (12 rows, first 10)" in html
@@ -112,7 +112,7 @@ def test_html_of_arrays_and_batches(stacked: bool) -> None:
     assert html.count("<caption>Thesis</caption>") == 10
 
 
-def test_html_is_escaped() -> None:
+def test_html_escapes_values() -> None:
     evil = "<script>alert('&')</script>"
     one = student(evil)
     one.tags = {evil: [evil]}
@@ -121,7 +121,7 @@ def test_html_is_escaped() -> None:
         assert "&lt;script&gt;" in html
 
 
-def test_extra_values_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_extra_values_are_shown_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
     class Loose(BaseDocument, extra="allow"):
         pass
 
@@ -131,7 +131,7 @@ def test_extra_values_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert "color='red'" in repr(Loose(color="red"))
 
 
-def test_what_is_hidden_stays_hidden() -> None:
+def test_repr_hides_fields_without_repr() -> None:
     class Secret(BaseDocument):
         password: str = Field(default="xyz", repr=False)
 

@@ -1,4 +1,4 @@
-"""Bars: rate, what is left, one at a time, and nothing where nobody looks."""
+"""Progress bars: count and rate, one at a time, and none without a terminal."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ def slow(count: int) -> Iterator[int]:
         yield number
 
 
-def test_a_bar_tells_count_and_rate(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bar_shows_count_and_rate(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(tracked(slow(20), "working", 20, show=True)) == list(range(20))
-    told = capsys.readouterr().err
-    assert "working" in told
-    assert "20/20" in told
-    assert "/s" in told
+    output = capsys.readouterr().err
+    assert "working" in output
+    assert "20/20" in output
+    assert "/s" in output
 
 
-def test_sizes_are_counted_and_totals_may_be_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bar_counts_sizes_without_total(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(tracked(slow(5), "reading", show=True, size=lambda _: 1000)) == list(range(5))
-    told = capsys.readouterr().err
-    assert "5,000  " in told
+    output = capsys.readouterr().err
+    assert "5,000  " in output
 
 
-def test_nothing_is_shown_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_bar_without_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(tracked(slow(3), "working", 3)) == [0, 1, 2]
     assert list(tracked(slow(3), "working", 3, show=False)) == [0, 1, 2]
     assert capsys.readouterr() == ("", "")
 
 
-def test_of_work_inside_work_one_bar_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nested_work_shows_one_bar(capsys: pytest.CaptureFixture[str]) -> None:
     inner = tracked(slow(10), "inner", 10, show=True)
     assert list(tracked(inner, "outer", 10, show=True)) == list(range(10))
-    told = capsys.readouterr().err
-    assert ("inner" in told) != ("outer" in told)
+    output = capsys.readouterr().err
+    assert ("inner" in output) != ("outer" in output)
     assert not _progress._screen.locked()
 
 
-def test_work_that_is_left_off_frees_the_screen() -> None:
+def test_abandoned_work_releases_screen() -> None:
     work = tracked(slow(10), "working", 10, show=True)
     next(work)
     next(work)

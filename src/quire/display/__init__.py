@@ -1,10 +1,18 @@
-"""How schemas, documents, arrays and batches look in a terminal and in a notebook."""
+"""How schemas, documents, arrays and batches are shown in a terminal and in a notebook."""
 
 from quire.display._html import GALLERY, render_html, render_rows_html
-from quire.display._pictures import as_picture, sound, thumbnail
+from quire.display._previews import as_picture, render_audio, render_thumbnail
 from quire.display._progress import tracked
-from quire.display._rich import document_tree, print_document, print_rich, print_schema, schema_tree
-from quire.display._rows import facts_table, print_facts, rows_table
+from quire.display._rich import (
+    document_tree,
+    facts_table,
+    print_document,
+    print_facts,
+    print_rich,
+    print_schema,
+    rows_table,
+    schema_tree,
+)
 from quire.display._text import nested_rows, one_line, short_value
 
 __all__ = [
@@ -18,12 +26,12 @@ __all__ = [
     "print_facts",
     "print_rich",
     "print_schema",
+    "render_audio",
     "render_html",
     "render_rows_html",
+    "render_thumbnail",
     "rows_table",
     "schema_tree",
     "short_value",
-    "sound",
-    "thumbnail",
     "tracked",
 ]

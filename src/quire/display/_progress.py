@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _screen = threading.Lock()
-"""Held by the bar that is shown: of work inside work, one bar is enough."""
+"""Held by the visible bar: nested or concurrent work shows one bar only."""
 
-_PATIENCE = 1.0
-"""Work that takes less time, in seconds, gets no bar unless it is asked for."""
-_BEAT = 0.1
-"""Seconds between two looks at how far the work is."""
+_DELAY = 1.0
+"""Seconds of work before a bar appears that was not requested."""
+_INTERVAL = 0.1
+"""Seconds between two updates."""
 
 
 def tracked(
@@ -32,35 +32,26 @@ def tracked(
     show: bool | None = None,
     size: Callable[[T], int] = lambda _: 1,
 ) -> Iterator[T]:
-    """The items, with a bar on the standard error stream; by default on a terminal, once the work takes long.
+    """Yield the items and show a progress bar on the standard error stream.
 
-    The bar counts items, or what `size` tells of each; it tells how many there are in a second, and how long the rest
-    will take. `QUIRE_PROGRESS=0` in the environment turns bars off that are not asked for.
+    By default the bar appears on a terminal once the work takes longer than a second. It counts items, or the sum of
+    `size(item)`, and shows the rate and the remaining time. `QUIRE_PROGRESS=0` in the environment turns off bars that
+    were not requested by `show=True`.
     """
     if show is False or (show is None and not _is_watched()):
         yield from items
         return
-    yield from _tracked(items, what, total, 0.0 if show else _PATIENCE, size)
-
-
-def _is_watched() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("QUIRE_PROGRESS") != "0"
-
-
-def _tracked(
-    items: Iterable[T], what: str, total: int | None, patience: float, size: Callable[[T], int]
-) -> Iterator[T]:
-    progress = _bar(total)
-    task = progress.add_task(what, total=math.inf if total is None else total)  # older rich has no None here
-    done, shown, look = 0, False, time.monotonic() + patience
+    progress = _create_bar(total)
+    task = progress.add_task(what, total=math.inf if total is None else total)  # older rich does not accept None
+    done, shown, next_update = 0, False, time.monotonic() + (0.0 if show else _DELAY)
     try:
         for item in items:
-            if time.monotonic() >= look:
+            if time.monotonic() >= next_update:
                 if not shown and _screen.acquire(blocking=False):
                     shown = True
                     progress.start()
                 progress.update(task, completed=done)
-                look = time.monotonic() + _BEAT
+                next_update = time.monotonic() + _INTERVAL
             yield item
             done += size(item)
     finally:
@@ -72,8 +63,12 @@ def _tracked(
                 _screen.release()
 
 
-def _bar(total: int | None) -> Progress:
-    """Description, bar, count, rate, and the time that is left; or that which has passed, where no one knows."""
+def _is_watched() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("QUIRE_PROGRESS") != "0"
+
+
+def _create_bar(total: int | None) -> Progress:
+    """Build a bar with description, count, rate and remaining time; elapsed time if the total is unknown."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -86,8 +81,8 @@ def _bar(total: int | None) -> Progress:
     )
     from rich.text import Text
 
-    class Rate(ProgressColumn):
-        """How much, and how fast."""
+    class CountAndRate(ProgressColumn):
+        """The count and the rate."""
 
         def render(self, task: Any) -> Text:
             done = int(task.completed)
@@ -97,5 +92,5 @@ def _bar(total: int | None) -> Progress:
             return Text(f"{done:,}{of}{rate}", style="progress.download")
 
     unknown = total is None
-    bar, left = (SpinnerColumn(), TimeElapsedColumn()) if unknown else (BarColumn(), TimeRemainingColumn())
-    return Progress(TextColumn("{task.description}"), bar, Rate(), left, console=Console(stderr=True))
+    bar, clock = (SpinnerColumn(), TimeElapsedColumn()) if unknown else (BarColumn(), TimeRemainingColumn())
+    return Progress(TextColumn("{task.description}"), bar, CountAndRate(), clock, console=Console(stderr=True))

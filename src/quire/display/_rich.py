@@ -1,67 +1,66 @@
-"""Trees with rich, which is imported when something is shown."""
+"""Trees and tables for the terminal, drawn by rich, which is imported on first use."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from quire.display._text import MOST_FIELDS, MOST_LEVELS, nested_rows, one_line, schema_rows, short_value
+from quire.display._text import MAX_FIELDS, MAX_LEVELS, nested_rows, one_line, schema_rows, short_value
 from quire.schema import Schema
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.tree import Tree
 
 _PIPE_WIDTH = 1000
-"""Columns of what is not a terminal."""
+"""Columns of output that is not a terminal."""
+_TABLE_LEVELS = 3
+_MAX_COLUMN = 40
+_BORDER = 3
+"""Characters between two columns."""
 
 
-def document_tree(document: Any) -> Tree:
-    """A document as a tree of its fields and values."""
-    from rich.text import Text
-    from rich.tree import Tree
-
-    tree = Tree(Text(type(document).__name__, style="bold cyan"))
-    _add_rows(tree, nested_rows(document) or [], MOST_LEVELS)
-    return tree
-
-
-def schema_tree(schema: Schema, levels: int = MOST_LEVELS) -> Tree:
-    """A schema as a tree of its fields and types; ↻ marks documents that lead back to those that hold them."""
-    from rich.text import Text
-    from rich.tree import Tree
-
-    tree = Tree(Text(schema.name, style="bold cyan"))
-    _add_schema(tree, schema, levels)
-    return tree
-
-
-def print_document(document: Any) -> None:
-    """Show a document."""
-    print_rich(document_tree(document))
-
-
-def print_schema(schema: Schema) -> None:
-    """Show a schema."""
-    print_rich(schema_tree(schema))
-
-
-def print_rich(thing: Any) -> None:
-    """Show something of rich's; in a pipe it may be wider than a terminal."""
+def print_rich(renderable: Any) -> None:
+    """Print something with rich; output to a pipe may be wider than a terminal."""
     from rich.console import Console
 
     class Output(Console):
-        """Lets the caller know that who read the output has gone; rich itself would end the process."""
+        """Raise BrokenPipeError when the reader of the output is gone; rich itself would exit the process."""
 
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
 
-    Output(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(thing)
+    Output(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(renderable)
 
 
-def _add_rows(tree: Tree, rows: list[tuple[str, Any]], levels: int) -> None:
+# --- trees
+
+
+def print_document(document: Any) -> None:
+    """Print a document as a tree."""
+    print_rich(document_tree(document))
+
+
+def print_schema(schema: Schema) -> None:
+    """Print a schema as a tree."""
+    print_rich(schema_tree(schema))
+
+
+def document_tree(document: Any) -> Tree:
+    """Build a tree of the fields and values of a document."""
+    from rich.text import Text
+    from rich.tree import Tree
+
+    tree = Tree(Text(type(document).__name__, style="bold cyan"))
+    _add_values(tree, nested_rows(document) or [], MAX_LEVELS)
+    return tree
+
+
+def _add_values(tree: Tree, rows: list[tuple[str, Any]], levels: int) -> None:
     from rich.text import Text
 
-    for name, value in rows[:MOST_FIELDS]:
+    for name, value in rows[:MAX_FIELDS]:
         inner = nested_rows(value)
         label = (one_line(name), "dim" if name.startswith("…") else "green")
         if inner is None:
@@ -69,19 +68,101 @@ def _add_rows(tree: Tree, rows: list[tuple[str, Any]], levels: int) -> None:
         elif not levels:
             tree.add(Text.assemble(label, f": {type(value).__name__}", (" …", "dim")))
         else:
-            _add_rows(tree.add(Text.assemble(label, f": {type(value).__name__}")), inner, levels - 1)
-    if len(rows) > MOST_FIELDS:
-        tree.add(Text(f"… {len(rows) - MOST_FIELDS:,} more fields", style="dim"))
+            _add_values(tree.add(Text.assemble(label, f": {type(value).__name__}")), inner, levels - 1)
+    if len(rows) > MAX_FIELDS:
+        tree.add(Text(f"… {len(rows) - MAX_FIELDS:,} more fields", style="dim"))
 
 
-def _add_schema(tree: Tree, schema: Schema, levels: int) -> None:
+def schema_tree(schema: Schema, levels: int = MAX_LEVELS) -> Tree:
+    """Build a tree of the fields and types of a schema; ↻ marks recursive fields."""
+    from rich.text import Text
+    from rich.tree import Tree
+
+    tree = Tree(Text(schema.name, style="bold cyan"))
+    _add_fields(tree, schema, levels)
+    return tree
+
+
+def _add_fields(tree: Tree, schema: Schema, levels: int) -> None:
     from rich.text import Text
 
     rows = schema_rows(schema)
-    for name, kind, nested in rows[:MOST_FIELDS]:
+    for name, kind, nested in rows[:MAX_FIELDS]:
         end = " …" if nested is not None and not levels else ""
         branch = tree.add(Text.assemble((one_line(name), "green"), f": {kind}", (end, "dim")))
         if nested is not None and levels:
-            _add_schema(branch, nested, levels - 1)
-    if len(rows) > MOST_FIELDS:
-        tree.add(Text(f"… {len(rows) - MOST_FIELDS:,} more fields", style="dim"))
+            _add_fields(branch, nested, levels - 1)
+    if len(rows) > MAX_FIELDS:
+        tree.add(Text(f"… {len(rows) - MAX_FIELDS:,} more fields", style="dim"))
+
+
+# --- tables
+
+
+def print_facts(title: str, facts: dict[str, Any], schema: Schema, first: Any = None) -> None:
+    """Print the summary of an array, a batch or a dataset."""
+    print_rich(facts_table(title, facts, schema, first))
+
+
+def facts_table(title: str, facts: dict[str, Any], schema: Schema, first: Any = None) -> Group:
+    """Build the summary of an array, a batch or a dataset: facts, then one row per field with its first value."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    words = (f"{name} {fact:,}" if isinstance(fact, int) else f"{name} {fact}" for name, fact in facts.items())
+    table = Table()
+    table.add_column("field", style="green", overflow="fold")
+    table.add_column("type", overflow="fold")
+    if first is not None:
+        table.add_column("first", overflow="ellipsis", no_wrap=True)
+    rows = list(_field_rows(schema, first, 0))
+    for row in rows[:MAX_FIELDS]:
+        # Text, because rich reads markup in plain strings
+        table.add_row(*(Text(cell) for cell in (row if first is not None else row[:2])))
+    if len(rows) > MAX_FIELDS:
+        table.add_row(Text(f"… {len(rows) - MAX_FIELDS:,} more", style="dim"), Text(""))
+    return Group(Text(f"{title}  ({', '.join(words)})"), table)
+
+
+def _field_rows(schema: Schema, document: Any, level: int) -> Iterator[tuple[str, str, str]]:
+    """Yield the name, type and value of each field, and of the fields of nested documents."""
+    for name, kind, nested in schema_rows(schema):
+        value = None if document is None else document.__dict__.get(name)
+        expanded = nested is not None and level < _TABLE_LEVELS
+        is_document = hasattr(value, "model_fields_set")
+        yield (
+            f"{'  ' * level}{one_line(name)}",
+            kind,
+            "" if value is None or (expanded and is_document) else one_line(value),
+        )
+        if expanded and nested is not None:
+            yield from _field_rows(nested, value if is_document else None, level + 1)
+
+
+def rows_table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Group:
+    """Build a table of short texts; columns that do not fit into the width are listed below it."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    sizes = [min(_MAX_COLUMN, max([len(name), *(len(row[at]) for row in rows)])) for at, name in enumerate(names)]
+    count = _fitting_columns(sizes, width)
+    table = Table()
+    for name in names[:count]:
+        table.add_column(Text(name, style="green"), overflow="ellipsis", no_wrap=True, max_width=_MAX_COLUMN)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row[:count]))
+    rest = ", ".join(names[count:])
+    more = f"… {len(names) - count} more columns: {one_line(rest, max(width - 30, 20))}" if rest else ""
+    return Group(Text(one_line(title, width)), table, *([Text(more, style="dim")] if more else []))
+
+
+def _fitting_columns(sizes: list[int], width: int) -> int:
+    """Return how many columns fit, at least two."""
+    used = 1
+    for number, size in enumerate(sizes):
+        used += size + _BORDER
+        if used > width and number >= 2:
+            return number
+    return len(sizes)

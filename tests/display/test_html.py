@@ -1,4 +1,4 @@
-"""Pictures and sounds in notebooks: small, encoded anew, and nothing from data but its pixels and words."""
+"""Image and audio previews in notebooks: small, encoded again, and with everything from data escaped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from PIL import Image as Pillow
 
 from quire import BaseDocument, DocumentArray
-from quire.display import as_picture, sound, thumbnail
+from quire.display import as_picture, render_audio, render_thumbnail
 from quire.documents import Audio, Image
 from quire.storage import open_dataset, write_dataset
 from quire.typing import NdArray, uint8
@@ -30,8 +30,8 @@ class Photo(BaseDocument):
 
 
 def photos(count: int, caption: str = "leaf") -> DocumentArray[Photo]:
-    made = [Photo(caption=f"{caption} {n}", image=np.full((40, 30, 3), n, np.uint8)) for n in range(count)]
-    return DocumentArray[Photo](made)
+    rows = [Photo(caption=f"{caption} {n}", image=np.full((40, 30, 3), n, np.uint8)) for n in range(count)]
+    return DocumentArray[Photo](rows)
 
 
 def encoded(width: int = 300, height: int = 200, form: str = "PNG") -> bytes:
@@ -41,10 +41,10 @@ def encoded(width: int = 300, height: int = 200, form: str = "PNG") -> bytes:
 
 
 def sources(html: str) -> list[bytes]:
-    """What the page holds in data URIs; it has no other address."""
-    found = re.findall(r'src="([^"]*)"', html)
-    assert all(source.startswith("data:") for source in found)
-    return [base64.b64decode(source.partition(";base64,")[2]) for source in found]
+    """Return the content of the data URIs of a page, after checking that it has no other addresses."""
+    addresses = re.findall(r'src="([^"]*)"', html)
+    assert all(source.startswith("data:") for source in addresses)
+    return [base64.b64decode(source.partition(";base64,")[2]) for source in addresses]
 
 
 def size_of(content: bytes) -> tuple[int, int]:
@@ -53,7 +53,7 @@ def size_of(content: bytes) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("kind", ["array", "batch", "dataset", "mapped"])
-def test_documents_with_pictures_are_a_gallery(kind: str, tmp_path: Path) -> None:
+def test_documents_with_images_are_shown_as_gallery(kind: str, tmp_path: Path) -> None:
     docs: Any = photos(30)
     if kind == "batch":
         docs = docs.stack()
@@ -69,7 +69,7 @@ def test_documents_with_pictures_are_a_gallery(kind: str, tmp_path: Path) -> Non
     assert "leaf 24" not in html
 
 
-def test_what_comes_from_data_is_escaped() -> None:
+def test_gallery_escapes_values() -> None:
     class Odd(BaseDocument, extra="allow"):
         image: NdArray[uint8, 40, 30, 3]
 
@@ -83,18 +83,18 @@ def test_what_comes_from_data_is_escaped() -> None:
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "WEBP", "BMP"])
-def test_encoded_images_are_small_and_made_anew(form: str) -> None:
+def test_thumbnail_is_small_and_encoded_again(form: str) -> None:
     hidden = encoded(form=form) + b"<script>hidden</script>"
     for value in (hidden, "data:image/x;base64," + base64.b64encode(hidden).decode()):
-        found = thumbnail(value)
-        assert found is not None
-        content = base64.b64decode(found.partition(",")[2])
+        uri = render_thumbnail(value)
+        assert uri is not None
+        content = base64.b64decode(uri.partition(",")[2])
         assert content.startswith(b"\x89PNG")
         assert b"hidden" not in content
         assert max(size_of(content)) <= 128
 
 
-def test_images_of_documents_are_shown() -> None:
+def test_image_documents_are_shown() -> None:
     tensor = np.zeros((3, 50, 60), np.uint8)
     for image in (Image(bytes_=encoded()), Image(tensor=tensor)):
         assert len(sources(image._repr_html_())) == 1
@@ -122,9 +122,9 @@ def test_images_of_documents_are_shown() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_picture_is_told_in_words_and_no_address_is_opened(value: Any) -> None:
-    assert thumbnail(value) is None
-    assert sound(value) is None
+def test_other_values_are_text_and_urls_are_not_fetched(value: Any) -> None:
+    assert render_thumbnail(value) is None
+    assert render_audio(value) is None
     page = Loose(value=value)._repr_html_()
     assert sources(page) == []
 
@@ -133,12 +133,12 @@ class Loose(BaseDocument):
     value: Any
 
 
-def test_a_bomb_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.display._pictures._MAX_PIXELS", 100)
-    assert thumbnail(encoded()) is None
+def test_large_image_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.display._previews._MAX_PIXELS", 100)
+    assert render_thumbnail(encoded()) is None
 
 
-def test_without_pillow_pictures_are_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_text_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     html = photos(3)._repr_html_()
@@ -147,21 +147,21 @@ def test_without_pillow_pictures_are_words(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("shape", "wanted"),
+    ("shape", "expected"),
     [((20, 30), (20, 30)), ((20, 30, 3), (20, 30, 3)), ((4, 20, 30), (20, 30, 4)), ((20, 30, 1), (20, 30))],
 )
-def test_pictures_have_rows_and_columns_first(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    found = as_picture(np.zeros(shape, np.uint8))
-    assert found is not None
-    assert found.shape == wanted
+def test_as_picture_moves_channels_last(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    pixels = as_picture(np.zeros(shape, np.uint8))
+    assert pixels is not None
+    assert pixels.shape == expected
 
 
-# --- sounds
+# --- audio
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int16"])
 @pytest.mark.parametrize("channels", [1, 2])
-def test_sounds_can_be_played(dtype: str, channels: int) -> None:
+def test_samples_are_embedded_as_wav(dtype: str, channels: int) -> None:
     level = 0.5 if dtype == "float32" else 1 << 14
     tensor = np.full((800, channels) if channels > 1 else 800, level, dtype)
     [content] = sources(Audio(tensor=tensor, rate=8000)._repr_html_())
@@ -171,7 +171,7 @@ def test_sounds_can_be_played(dtype: str, channels: int) -> None:
     assert abs(int(samples[0]) - (1 << 14)) <= 1
 
 
-def test_encoded_sounds_can_be_played() -> None:
+def test_encoded_audio_is_embedded() -> None:
     [content] = sources(Audio(tensor=np.zeros(8, np.float32), rate=8000)._repr_html_())
     assert content[:4] == b"RIFF"
     assert sources(Audio(bytes_=content)._repr_html_()) == [content]
@@ -179,14 +179,14 @@ def test_encoded_sounds_can_be_played() -> None:
     assert sources(many._repr_html_()) == [content, content]
 
 
-def test_long_sounds_are_cut() -> None:
+def test_long_audio_is_truncated() -> None:
     html = Audio(tensor=np.zeros(3_000_000, np.float32), rate=8000)._repr_html_()
     [content] = sources(html)
     assert len(content) <= (1 << 20) + 44
     assert "375.0 s, first 65.5 s" in html
-    assert sound(b"RIFF1234WAVE" + bytes(2 << 20)) is None
+    assert render_audio(b"RIFF1234WAVE" + bytes(2 << 20)) is None
 
 
 @pytest.mark.parametrize("rate", [None, 0, 10**9])
-def test_samples_without_a_rate_are_words(rate: int | None) -> None:
+def test_samples_without_valid_rate_are_text(rate: int | None) -> None:
     assert sources(Audio(tensor=np.zeros(8, np.float32), rate=rate)._repr_html_()) == []

@@ -1,4 +1,4 @@
-"""Summaries stay readable: deep and wide schemas, documents that hold themselves, a million rows, odd names."""
+"""Summaries stay readable: deep and wide schemas, recursive documents, a million rows, control characters."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pydantic import create_model
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.display import one_line, rows_table
-from tests.display.test_display import Node, Student, rendered, student
+from tests.display.test_display import Node, Student, render, student
 
 
 def deep(levels: int) -> Any:
-    made: Any = create_model("Level0", __base__=BaseDocument, end=(int, 0))
+    model: Any = create_model("Level0", __base__=BaseDocument, end=(int, 0))
     for level in range(1, levels):
-        made = create_model(f"Level{level}", __base__=BaseDocument, inner=(made, ...))
-    return made
+        model = create_model(f"Level{level}", __base__=BaseDocument, inner=(model, ...))
+    return model
 
 
-def test_deep_schemas_are_cut(capsys: pytest.CaptureFixture[str]) -> None:
+def test_summary_truncates_deep_schemas(capsys: pytest.CaptureFixture[str]) -> None:
     deep(20).schema_summary()
     shown = capsys.readouterr().out
     assert "inner: Level18" in shown
@@ -31,7 +31,7 @@ def test_deep_schemas_are_cut(capsys: pytest.CaptureFixture[str]) -> None:
     assert "end: int" in capsys.readouterr().out
 
 
-def test_wide_schemas_are_cut(capsys: pytest.CaptureFixture[str]) -> None:
+def test_summary_truncates_wide_schemas(capsys: pytest.CaptureFixture[str]) -> None:
     wide: Any = create_model("Wide", __base__=BaseDocument, **{f"field{n}": (int, n) for n in range(500)})  # type: ignore[call-overload]
     for show in (wide.schema_summary, wide().summary):
         show()
@@ -44,12 +44,12 @@ def test_wide_schemas_are_cut(capsys: pytest.CaptureFixture[str]) -> None:
     assert "441 more fields" in wide()._repr_html_()
 
 
-def test_documents_that_lead_back_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_schema_summary_marks_recursive_fields(capsys: pytest.CaptureFixture[str]) -> None:
     Node.schema_summary()
     assert "children: DocumentArray[Node] ↻" in capsys.readouterr().out
 
 
-def test_a_document_that_holds_itself_has_an_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_summary_of_cyclic_document_terminates(capsys: pytest.CaptureFixture[str]) -> None:
     node = Node()
     node.children.append(node)
     node.summary()
@@ -57,7 +57,7 @@ def test_a_document_that_holds_itself_has_an_end(capsys: pytest.CaptureFixture[s
     assert node._repr_html_().count("children") < 20
 
 
-def test_a_million_rows_are_summed_up_without_a_look_at_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_summary_of_million_rows_reads_only_first(capsys: pytest.CaptureFixture[str]) -> None:
     class Number(BaseDocument):
         value: int
         name: str = ""
@@ -74,7 +74,7 @@ def test_a_million_rows_are_summed_up_without_a_look_at_them(capsys: pytest.Capt
         assert "1,000,000 rows, first 10" in rows._repr_html_()
 
 
-def test_nested_fields_and_first_values_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_summary_shows_nested_fields_and_first_values(capsys: pytest.CaptureFixture[str]) -> None:
     DocumentArray[Student]([student()]).summary()
     shown = capsys.readouterr().out
     for part in ("  title", "Leaves", "<numpy float32[2]>", "<DocumentArray[Thesis] of 5>"):
@@ -85,7 +85,9 @@ def test_nested_fields_and_first_values_are_shown(capsys: pytest.CaptureFixture[
 
 @pytest.mark.needs("pyarrow", "xxhash")
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
-def test_datasets_are_summed_up(form: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dataset_summary_shows_rows_and_first_values(
+    form: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from quire.storage import open_dataset, write_dataset
 
     write_dataset(DocumentArray[Student]([student(), student("Bob")]), tmp_path, format=form)
@@ -94,14 +96,14 @@ def test_datasets_are_summed_up(form: Any, tmp_path: Path, capsys: pytest.Captur
     shown = capsys.readouterr().out
     assert "StoredDataset[Student]  (rows 2, shards 1, bytes" in shown
     assert "Ada" in shown
-    assert "StoredDataset[Student]" in rendered(dataset)
+    assert "StoredDataset[Student]" in render(dataset)
     assert "(2 rows)" in dataset._repr_html_()
     empty = open_dataset(tmp_path, Student, where={"name": "Eve"})
     empty.summary()
     assert "rows 0" in capsys.readouterr().out
 
 
-def test_signs_that_move_the_cursor_are_spelled_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_summary_escapes_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     class Odd(BaseDocument, extra="allow"):
         text: str
 
@@ -113,8 +115,8 @@ def test_signs_that_move_the_cursor_are_spelled_out(capsys: pytest.CaptureFixtur
     assert one_line("a\nb\tc") == "a\\nb\\tc"
 
 
-def test_columns_without_room_are_named() -> None:
+def test_rows_table_lists_columns_that_do_not_fit() -> None:
     names = [f"column{n}" for n in range(30)]
-    shown = rendered(rows_table("many", names, [["x" * 30] * 30], 100))
+    shown = render(rows_table("many", names, [["x" * 30] * 30], 100))
     assert "column1" in shown
     assert "… 27 more columns: column3, column4" in shown
