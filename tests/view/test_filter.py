@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from quire import BaseDocument
+from quire import BaseDocument, DocumentArray
 from quire.typing import NdArray
 from quire.view._filter import LONGEST, FilterError, parse_filter, text_paths
 
@@ -43,6 +43,9 @@ class Place(BaseDocument):
     author: Author
     either: int | str
     anything: Any = None
+    totals: dict[str, int] = {}
+    extra: dict[str, Any] = {}
+    authors: DocumentArray[Author] = []
     relief: NdArray[2]
     blob: bytes
 
@@ -71,6 +74,10 @@ MEANINGS: dict[str, dict[str, Any]] = {
     "score > 2": {"score": {"$gt": 2}},
     "score>=2": {"score": {"$gte": 2}},
     "author.born > 1800": {"author.born": {"$gt": 1800}},
+    "authors.born > 1800": {"authors.born": {"$gt": 1800}},
+    "totals.cats > 3": {"totals.cats": {"$gt": 3}},
+    "extra.a.b = x": {"extra.a.b": {"$eq": "x"}},
+    "anything.a ~ x": {"anything.a": {"$regex": "(?i)x"}},
     # values
     "score = 1_000.5": {"score": {"$eq": 1000.5}},
     "score = 1e3": {"score": {"$eq": 1000.0}},
@@ -185,6 +192,9 @@ MISTAKES: dict[str, tuple[str, int]] = {
     "visits ~ 1": ("which has no text to look in", 9),
     "scroe > 1": ("Did you mean 'score'", 0),
     "open and author.nam = x": ("Did you mean 'name'", 9),
+    "totals.cats > many": ("totals.cats is int, and 'many' is not", 14),
+    "totals = 3": ("Compare one of its values: 'totals.<key>'", 9),
+    "label.length > 3": ("Place.label is str, which has no fields", 0),
     "author..name = x": ("a name is empty", 0),
     "= 3": ("a column or a word must come before '='", 0),
     "open or )": ("a column or a word must come before ')'", 8),

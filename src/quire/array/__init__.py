@@ -8,6 +8,7 @@ from quire.array._columns_view import reads_as_none as reads_as_none
 from quire.array._fields import NestedColumn
 from quire.array._filter import Query as Query
 from quire.array._filter import compile_filter as compile_filter
+from quire.array._filter import find_field as find_field
 from quire.array._index import resolve_index as resolve_index
 from quire.array._order import batches as batches
 from quire.array._order import whole_number as whole_number

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from quire._paths import join_path, parse_path
-from quire.array import compile_filter
+from quire.array import compile_filter, find_field
 from quire.errors import PathError, QueryError, did_you_mean
 from quire.schema import Field, FieldKind, Schema
 
@@ -139,9 +139,10 @@ class _Parser:
     def _column(self, token: _Token) -> tuple[str, Field]:
         try:
             path = parse_path(token.text)
-            return join_path(path), self._schema.resolve(path)[-1]
+            field = find_field(self._schema, path) or Field(path[-1], FieldKind.ANY, Any, nullable=True)
         except PathError as error:
             raise FilterError(str(error), token.start) from None
+        return join_path(path), field
 
     def _test(self, path: str, field: Field) -> Any:
         following = self._peek()
