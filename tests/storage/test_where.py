@@ -208,6 +208,33 @@ def test_values_that_are_stored_in_their_order_have_bounds(path: str, value: Any
     assert [bound[0] for bound in _bounds(query, Layout(schema))] == [path] * is_ordered
 
 
+# --- results in the cache
+
+
+@pytest.mark.parametrize("rows", [[], [0], [5, 2**40, 7]])
+def test_rows_are_saved_with_a_checksum(tmp_path: Path, rows: list[int]) -> None:
+    _save_rows(tmp_path / "rows", np.array(rows, np.int64))
+    content = (tmp_path / "rows").read_bytes()
+    assert content[8:] == np.array(rows, "<i8").tobytes()
+    loaded = _load_rows(content)
+    assert loaded is not None
+    assert loaded.tolist() == rows
+    assert loaded.dtype == np.int64
+    assert loaded.flags.writeable
+    for place in range(len(content)):
+        assert _load_rows(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]) is None
+    for other in (b"", content[:-1], content + b"\0", content + bytes(8)):
+        assert _load_rows(other) is None
+
+
+def test_names_of_filters() -> None:
+    assert _name({"a": 1, "b": 2}) == _name({"b": 2, "a": 1}) != _name({"a": 1, "b": 3})
+    assert _name({"day": date(2024, 1, 1)}) is None
+    assert _name(len) is None
+    names = {_name(Split(path, (0.5, 0.5), index)) for path in ("a", "b") for index in (0, 1)}
+    assert len(names - {None}) == 4
+
+
 # --- datasets
 
 
@@ -317,25 +344,11 @@ def test_a_damaged_result_in_the_cache_is_replaced(folder: Path, evaluations: li
     assert len(evaluations) == 2
 
 
-@pytest.mark.parametrize("rows", [[], [0], [5, 2**40, 7]])
-def test_rows_are_saved_with_a_checksum(tmp_path: Path, rows: list[int]) -> None:
-    _save_rows(tmp_path / "rows", np.array(rows, np.int64))
-    content = (tmp_path / "rows").read_bytes()
-    assert content[8:] == np.array(rows, "<i8").tobytes()
-    loaded = _load_rows(content)
-    assert loaded is not None
-    assert loaded.tolist() == rows
-    assert loaded.dtype == np.int64
-    assert loaded.flags.writeable
-    for place in range(len(content)):
-        assert _load_rows(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]) is None
-    for other in (b"", content[:-1], content + b"\0", content + bytes(8)):
-        assert _load_rows(other) is None
-
-
-def test_names_of_filters() -> None:
-    assert _name({"a": 1, "b": 2}) == _name({"b": 2, "a": 1}) != _name({"a": 1, "b": 3})
-    assert _name({"day": date(2024, 1, 1)}) is None
-    assert _name(len) is None
-    names = {_name(Split(path, (0.5, 0.5), index)) for path in ("a", "b") for index in (0, 1)}
-    assert len(names - {None}) == 4
+def test_rows_are_evaluated_when_the_cache_loses_them(
+    folder: Path, evaluations: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where_module, "_save_rows", lambda target, _: target.write_bytes(b"lost"))
+    dataset = open_dataset(folder, Fact)
+    assert rows_of(dataset, {"number": 7}) == [7]
+    assert len(evaluations) == 3
+    assert not [path for path in dataset.reader.cache.folder.iterdir() if path.read_bytes() == b"lost"]

@@ -104,12 +104,13 @@ def matching_rows(reader: ShardReader, shards: Iterable[Shard], where: Where) ->
     parts += [layout_fingerprint(schema), json_schema(schema)]  # which tell aliases and defaults
 
     key = cache_key("rows of queries 2", reader.folder.url, name, *parts)
-    while True:
+    for _ in range(2):
         with reader.cache.open(key, lambda target: _save_rows(target, _evaluated(reader, shards, query))) as file:
             found = _load_rows(file.read())
         if found is not None:
             return found
         reader.cache.remove(key)  # it is damaged, and is made anew
+    return _evaluated(reader, shards, query)  # the disk of the cache does not keep what is written
 
 
 def _save_rows(target: Path, rows: NDArray[np.int64]) -> None:
