@@ -452,7 +452,7 @@ class Run:
 
     def _run_mutants(self, name: str, mutants: list[Mutant], session: pytest.Session) -> None:
         seconds = seconds_without_mutant(name, session)
-        limit = self._chosen.timeout or round(15 + 3 * seconds)
+        limit = self._chosen.timeout or round(5 + 3 * seconds)
         for number, mutant in enumerate(mutants):
             if time.monotonic() > self._end:
                 print(f"stopped: {len(mutants) - number} mutants of {name} were not run", flush=True)
