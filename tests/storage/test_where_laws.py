@@ -20,7 +20,7 @@ from quire import BaseDocument, DocumentArray
 from quire.errors import QueryError
 from quire.storage import open_dataset, write_dataset
 from quire.storage._pages import Pages
-from quire.view._matching import matching
+from quire.view._row_order import find_matching_rows
 
 pytestmark = pytest.mark.needs("pyarrow", "fsspec", "xxhash")
 
@@ -168,7 +168,7 @@ def test_every_way_to_filter_finds_the_same_rows(data: st.DataObject) -> None:
             for place in stored:
                 assert open_dataset(place, row_type, where=query, cache=folder / "cache").read().id == expected
             pages = Pages(open_dataset(stored[1], row_type, cache=folder / "cache"))
-            assert matching(pages, query).tolist() == list(map(int, expected))
+            assert find_matching_rows(pages, query).tolist() == list(map(int, expected))
     finally:
         shutil.rmtree(folder)
 

@@ -1,4 +1,4 @@
-"""What the page asks for: rows, documents, media, statistics, neighbours, the map, and kind words for what is wrong."""
+"""The HTTP API of the viewer: rows, documents, media, statistics, neighbours, the map, and errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cells(answer: dict[str, Any], path: str) -> list[Any]:
 # --- rows
 
 
-def test_the_columns_are_a_tree(site: Site) -> None:
+def test_dataset_describes_columns_as_a_tree(site: Site) -> None:
     about = site.ask("dataset")
     assert (about["rows"], about["document"], about["title"]) == (300, "Place", "data")
     roles = {node["name"]: node["role"] for node in about["tree"]}
@@ -54,7 +54,7 @@ def test_the_columns_are_a_tree(site: Site) -> None:
     assert "author" not in about["columns"]
 
 
-def test_rows_come_by_their_place(site: Site, documents: list[Place]) -> None:
+def test_rows_are_returned_by_position(site: Site, documents: list[Place]) -> None:
     answer = site.ask("rows", start=290, count=50)
     assert (answer["count"], [row["row"] for row in answer["rows"]]) == (300, list(range(290, 300)))
     assert cells(answer, "caption") == [place.caption for place in documents[290:]]
@@ -62,7 +62,7 @@ def test_rows_come_by_their_place(site: Site, documents: list[Place]) -> None:
     assert site.ask("rows", start=5000)["rows"] == []
 
 
-def test_a_row_tells_of_media_and_does_not_hold_them(site: Site) -> None:
+def test_row_describes_media_without_their_content(site: Site) -> None:
     answer = site.ask("rows", count=1)
     [row] = answer["rows"]
     found = dict(zip(answer["columns"], row["cells"], strict=True))
@@ -78,13 +78,13 @@ def test_a_row_tells_of_media_and_does_not_hold_them(site: Site) -> None:
     assert len(json.dumps(row)) < 3000
 
 
-def test_a_hostile_caption_is_sent_as_it_is_and_as_json(site: Site) -> None:
+def test_hostile_caption_is_sent_as_json(site: Site) -> None:
     answer = site.get("/api/rows", start=1, count=1)
     assert answer.headers["content-type"] == "application/json"
     assert cells(answer.json, "caption") == [HOSTILE]
 
 
-def test_cards_are_rows_by_their_numbers(site: Site) -> None:
+def test_cards_return_rows_by_number(site: Site) -> None:
     assert [row["row"] for row in site.ask("cards", rows="7,3,999")["rows"]] == [7, 3]
     for rows in ("", "x", "1,", "-1", ",".join(["1"] * 101)):
         assert site.get("/api/cards", rows=rows).status == 422
@@ -93,7 +93,7 @@ def test_cards_are_rows_by_their_numbers(site: Site) -> None:
 @pytest.mark.parametrize(
     "query", [{"start": -1}, {"count": 100_000}, {"start": "x"}, {"start": 1 << 60}, {"desc": "?"}]
 )
-def test_numbers_that_make_no_sense_are_refused(site: Site, query: dict[str, Any]) -> None:
+def test_invalid_query_parameters_are_rejected(site: Site, query: dict[str, Any]) -> None:
     assert site.get("/api/rows", **query).status == 422
 
 
@@ -129,14 +129,14 @@ FILTERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("where", FILTERS)
-def test_a_filter_finds_the_rows_that_it_says(stored: Path, documents: list[Place], where: str) -> None:
+def test_filter_selects_matching_rows(stored: Path, documents: list[Place], where: str) -> None:
     from quire.storage._pages import Pages
-    from quire.view._orders import Orders, Wanted
+    from quire.view._row_order import RowOrders, Selection
 
-    orders = Orders(Pages(open_dataset(stored, Place)))
+    orders = RowOrders(Pages(open_dataset(stored, Place)))
     expected = [i for i, place in enumerate(documents) if FILTERS[where](place)]
-    assert orders.rows(Wanted(where), 0, 300).tolist() == expected
-    assert orders.count(Wanted(where)) == len(expected)
+    assert orders.rows(Selection(where), 0, 300).tolist() == expected
+    assert orders.count(Selection(where)) == len(expected)
 
 
 BAD = {
@@ -161,21 +161,19 @@ BAD = {
 
 
 @pytest.mark.parametrize("where", BAD, ids=[key[:30] for key in BAD])
-def test_a_filter_that_is_wrong_is_told_kindly(site: Site, where: str) -> None:
+def test_invalid_filter_is_reported(site: Site, where: str) -> None:
     answer = site.get("/api/rows", where=where)
     assert answer.status == 400
     assert BAD[where] in answer.json["error"]
 
 
-def test_the_place_of_an_error_is_told(site: Site) -> None:
+def test_filter_error_has_a_position(site: Site) -> None:
     assert site.get("/api/rows", where="score > 1 and scroe < 2").json["position"] == 14
 
 
 @pytest.mark.parametrize("path", ["score", "visits", "open", "taken", "kind", "caption", "author.born"])
 @pytest.mark.parametrize("descending", [False, True])
-def test_rows_are_sorted_and_what_is_missing_comes_last(
-    site: Site, documents: list[Place], path: str, descending: bool
-) -> None:
+def test_sort_puts_missing_values_last(site: Site, documents: list[Place], path: str, descending: bool) -> None:
     def key(place: Any) -> Any:
         for name in path.split("."):
             place = getattr(place, name)
@@ -188,7 +186,7 @@ def test_rows_are_sorted_and_what_is_missing_comes_last(
     assert [row["row"] for row in answer["rows"]] == expected
 
 
-def test_a_filtered_order_knows_where_a_row_is(site: Site) -> None:
+def test_place_returns_the_position_of_a_row(site: Site) -> None:
     shown = {"where": "open", "sort": "visits"}
     rows = [row["row"] for row in site.ask("rows", count=300, **shown)["rows"]]
     assert site.ask("place", row=rows[40], **shown) == {"place": 40}
@@ -197,7 +195,7 @@ def test_a_filtered_order_knows_where_a_row_is(site: Site) -> None:
 
 
 @pytest.mark.parametrize("path", ["relief", "authors", "tags", "more"])
-def test_what_has_no_order_is_told(site: Site, path: str) -> None:
+def test_unsortable_columns_are_rejected(site: Site, path: str) -> None:
     answer = site.get("/api/rows", sort=path)
     assert answer.status == 400
     assert "has no order" in answer.json["error"]
@@ -207,7 +205,7 @@ def test_what_has_no_order_is_told(site: Site, path: str) -> None:
 # --- documents
 
 
-def test_a_document_is_a_tree(site: Site) -> None:
+def test_document_is_a_tree_of_fields(site: Site) -> None:
     found = {field["name"]: field["value"] for field in site.ask("document", row=2)["document"]["fields"]}
     assert found["author"]["name"] == "Author"
     assert [item["fields"][1]["value"] for item in found["authors"]["items"]] == ["author 0", "author 1"]
@@ -231,26 +229,26 @@ def opened(answer: Any) -> Pillow.Image:
     return image
 
 
-def test_images_are_made_anew(site: Site, documents: list[Place]) -> None:
-    image = opened(site.get("/api/picture", row=3, path="picture", size=96))
+def test_images_are_encoded_again(site: Site, documents: list[Place]) -> None:
+    image = opened(site.get("/api/image", row=3, path="picture", size=96))
     assert image.format == "WEBP"
     assert image.size == (60, 40)
-    assert documents[3].picture not in site.get("/api/picture", row=3, path="picture").body
+    assert documents[3].picture not in site.get("/api/image", row=3, path="picture").body
 
 
-def test_tensors_are_pictures_too(site: Site) -> None:
-    assert opened(site.get("/api/picture", row=3, path="pixels")).size == (16, 16)
-    heat = opened(site.get("/api/picture", row=3, path="relief"))
+def test_tensors_are_rendered_as_images(site: Site) -> None:
+    assert opened(site.get("/api/image", row=3, path="pixels")).size == (16, 16)
+    heat = opened(site.get("/api/image", row=3, path="relief"))
     assert (heat.format, heat.size) == ("PNG", (16, 12))
 
 
-def test_a_picture_deep_inside_is_found(site: Site) -> None:
-    assert opened(site.get("/api/picture", row=2, path="more.picture")).size == (60, 40)
+def test_nested_image_is_found_by_path(site: Site) -> None:
+    assert opened(site.get("/api/image", row=2, path="more.picture")).size == (60, 40)
 
 
 @pytest.mark.parametrize("path", ["caption", "link", "file", "score", "author", "more.nested"])
-def test_what_is_no_picture_is_not_fetched(site: Site, path: str) -> None:
-    answer = site.get("/api/picture", row=2, path=path)
+def test_image_rejects_other_values(site: Site, path: str) -> None:
+    answer = site.get("/api/image", row=2, path=path)
     assert answer.status in (400, 404)
     assert answer.headers["content-type"] == "application/json"
 
@@ -258,58 +256,58 @@ def test_what_is_no_picture_is_not_fetched(site: Site, path: str) -> None:
 @pytest.mark.parametrize(
     "path", ["nothing", "more.nothing", "authors.9.name", "caption.upper", "__class__", "author.__dict__", "..", "."]
 )
-def test_a_path_that_leads_nowhere_is_told(site: Site, path: str) -> None:
-    assert site.get("/api/picture", row=2, path=path).status == 404
+def test_image_rejects_unknown_paths(site: Site, path: str) -> None:
+    assert site.get("/api/image", row=2, path=path).status == 404
 
 
-def test_samples_are_played_as_wav(site: Site) -> None:
-    answer = site.get("/api/sound", row=0, path="sound.tensor")
+def test_samples_are_sent_as_wav(site: Site) -> None:
+    answer = site.get("/api/audio", row=0, path="sound.tensor")
     assert answer.headers["content-type"] == "audio/wav"
     with wave.open(io.BytesIO(answer.body)) as file:
         assert (file.getframerate(), file.getnframes(), file.getsampwidth()) == (8000, 4000, 2)
 
 
-def test_a_film_is_sent_as_it_is_and_only_as_a_film(site: Site) -> None:
-    answer = site.get("/api/film", row=0, path="film")
+def test_video_is_sent_unchanged_and_only_as_video(site: Site) -> None:
+    answer = site.get("/api/video", row=0, path="film")
     assert (answer.headers["content-type"], answer.body) == ("video/webm", film())
-    assert site.get("/api/film", row=0, path="picture").status == 400
-    assert site.get("/api/sound", row=0, path="film").status == 400
-    assert site.get("/api/film", row=1, path="film").status == 404
+    assert site.get("/api/video", row=0, path="picture").status == 400
+    assert site.get("/api/audio", row=0, path="film").status == 400
+    assert site.get("/api/video", row=1, path="film").status == 404
 
 
 @pytest.mark.parametrize(
     ("asked", "start", "end"),
     [("bytes=0-9", 0, 10), ("bytes=5-", 5, None), ("bytes=-7", -7, None), ("bytes=3-999999", 3, None)],
 )
-def test_players_ask_for_parts(site: Site, asked: str, start: int, end: int | None) -> None:
+def test_range_requests_return_partial_content(site: Site, asked: str, start: int, end: int | None) -> None:
     whole = film()
-    answer = site.get("/api/film", row=0, path="film", headers={"Range": asked})
+    answer = site.get("/api/video", row=0, path="film", headers={"Range": asked})
     assert (answer.status, answer.body) == (206, whole[start:end])
     first = start % len(whole)
     assert answer.headers["content-range"] == f"bytes {first}-{first + len(answer.body) - 1}/{len(whole)}"
 
 
 @pytest.mark.parametrize("asked", ["bytes=9999999-", "bytes=9-3", "bytes=-0"])
-def test_a_part_with_nothing_in_it_is_refused(site: Site, asked: str) -> None:
-    answer = site.get("/api/film", row=0, path="film", headers={"Range": asked})
+def test_empty_ranges_are_not_satisfiable(site: Site, asked: str) -> None:
+    answer = site.get("/api/video", row=0, path="film", headers={"Range": asked})
     assert answer.status == 416
     assert answer.headers["content-range"] == f"bytes */{len(film())}"
 
 
 @pytest.mark.parametrize("asked", ["bytes=0-1,4-5", "rows=1-2", "bytes=a-b", "bytes=-", "bytes=٣-"])
-def test_parts_that_are_not_understood_get_the_whole(site: Site, asked: str) -> None:
-    answer = site.get("/api/film", row=0, path="film", headers={"Range": asked.encode().decode("latin-1")})
+def test_unsupported_ranges_return_the_whole_content(site: Site, asked: str) -> None:
+    answer = site.get("/api/video", row=0, path="film", headers={"Range": asked.encode().decode("latin-1")})
     assert (answer.status, answer.body) == (200, film())
 
 
 # --- files of the dataset's own folder
 
 
-def test_paths_in_the_data_are_not_opened(site: Site) -> None:
-    assert site.get("/api/picture", row=0, path="file").status == 400
+def test_paths_in_the_data_are_not_opened_by_default(site: Site) -> None:
+    assert site.get("/api/image", row=0, path="file").status == 400
 
 
-def test_files_inside_the_folder_are_shown_when_asked_for_and_no_others(tmp_path: Path) -> None:
+def test_files_option_shows_only_files_inside_the_folder(tmp_path: Path) -> None:
     class Named(BaseDocument):
         file: str
 
@@ -321,8 +319,8 @@ def test_files_inside_the_folder_are_shown_when_asked_for_and_no_others(tmp_path
     (folder / "inside.png").write_bytes(png((1, 200, 3)))
     (folder / "link.png").symlink_to(outside)
     with looking_at(folder, files=True) as site:
-        assert opened(site.get("/api/picture", row=0, path="file")).size == (60, 40)
-        answers = [site.get("/api/picture", row=row, path="file").status for row in range(1, len(names))]
+        assert opened(site.get("/api/image", row=0, path="file")).size == (60, 40)
+        answers = [site.get("/api/image", row=row, path="file").status for row in range(1, len(names))]
     assert answers == [400] * (len(names) - 1)
 
 
@@ -339,7 +337,7 @@ def bomb() -> bytes:
     return buffer.getvalue()
 
 
-def test_bytes_that_lie_are_errors_and_the_viewer_lives_on(tmp_path: Path) -> None:
+def test_hostile_images_are_errors_and_the_viewer_continues(tmp_path: Path) -> None:
     svg = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
     html = b"<script>alert(1)</script>"
     blobs = [
@@ -355,16 +353,16 @@ def test_bytes_that_lie_are_errors_and_the_viewer_lives_on(tmp_path: Path) -> No
     write_dataset([Blob(blob=blob) for blob in blobs], tmp_path / "blobs", Blob, format="arrow")
     with looking_at(tmp_path / "blobs") as site:
         for row in range(len(blobs)):
-            answer = site.get("/api/picture", row=row, path="blob")
+            answer = site.get("/api/image", row=row, path="blob")
             assert (answer.status, answer.headers["content-type"]) == (400, "application/json"), row
-            assert site.get("/api/film", row=row, path="blob").status == 400
+            assert site.get("/api/video", row=row, path="blob").status == 400
         assert len(site.ask("rows")["rows"]) == len(blobs)
 
 
 # --- statistics, neighbours, the map
 
 
-def test_statistics_of_a_column(site: Site, documents: list[Place]) -> None:
+def test_statistics_describe_a_column(site: Site, documents: list[Place]) -> None:
     found = site.ask("statistics", path="score")["score"]
     assert (found["rows"], found["missing"]) == (300, 30)
     assert found["maximum"] == max(place.score for place in documents if place.score is not None)
@@ -374,7 +372,7 @@ def test_statistics_of_a_column(site: Site, documents: list[Place]) -> None:
 
 
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
-def test_neighbours_are_the_nearest_rows(site: Site, documents: list[Place], metric: str) -> None:
+def test_neighbours_are_the_nearest_rows_of_all(site: Site, documents: list[Place], metric: str) -> None:
     vectors = np.stack([place.embedding for place in documents]).astype(np.float64)
     query = vectors[5]
     if metric == "cosine":
@@ -390,12 +388,12 @@ def test_neighbours_are_the_nearest_rows(site: Site, documents: list[Place], met
 
 
 @pytest.mark.parametrize(("path", "status"), [("caption", 400), ("relief", 400), ("nothing", 404)])
-def test_what_has_no_vectors_has_no_neighbours(site: Site, path: str, status: int) -> None:
+def test_columns_without_vectors_have_no_neighbours(site: Site, path: str, status: int) -> None:
     assert site.get("/api/neighbours", row=5, path=path).status == status
     assert site.get("/api/map", path=path).status == status
 
 
-def test_a_map_tells_kinds_apart(site: Site, documents: list[Place]) -> None:
+def test_map_separates_clusters(site: Site, documents: list[Place]) -> None:
     found = site.ask("map", path="embedding", colour="kind")
     assert found["rows"] == list(range(300))
     assert found["colour"]["names"] == ["hill", "lake", "town"]
@@ -415,7 +413,7 @@ class Plain(BaseDocument):
     vector: NdArray | None = None
 
 
-def test_documents_in_hand_are_shown(tmp_path: Path) -> None:
+def test_viewer_accepts_arrays_batches_files_and_iterables(tmp_path: Path) -> None:
     docs = DocumentArray[Plain]([Plain(name=f"n{i}", vector=np.arange(i, dtype=np.float32)) for i in range(5)])
     docs.save_binary(tmp_path / "docs.bin")
     batch = DocumentBatch[Plain](docs, shapes="ragged")
@@ -434,13 +432,13 @@ def open_dataset_of(docs: Any, folder: Path) -> Any:
     return open_dataset(folder, Plain)
 
 
-def test_an_empty_dataset_has_no_rows() -> None:
+def test_viewer_accepts_an_empty_array() -> None:
     with looking_at(DocumentArray[Plain]([])) as site:
         assert site.ask("rows") == {"count": 0, "start": 0, "columns": [], "rows": []}
         assert site.ask("rows", sort="name")["count"] == 0
 
 
-def test_what_is_written_for_it_goes_with_the_viewer() -> None:
+def test_close_removes_the_temporary_folder() -> None:
     viewer = Viewer(DocumentArray[Plain]([Plain(name="x")])).start()
     folder = Path(str(viewer._folder))
     assert folder.exists()
@@ -448,7 +446,7 @@ def test_what_is_written_for_it_goes_with_the_viewer() -> None:
     assert not folder.exists()
 
 
-def test_the_package_can_be_called() -> None:
+def test_package_is_callable() -> None:
     import quire
 
     viewer = quire.view(DocumentArray[Plain]([Plain(name="x")]), browser=False)
@@ -461,7 +459,7 @@ def test_the_package_can_be_called() -> None:
     assert quire.view.view is view
 
 
-def test_what_cannot_be_shown_is_told(tmp_path: Path) -> None:
+def test_viewer_rejects_invalid_sources_and_ports(tmp_path: Path) -> None:
     with pytest.raises(DocumentTypeError, match="one class, got Blob, Plain"):
         Viewer(DocumentArray([Plain(name="x"), Blob(blob=b"")]))
     with pytest.raises(DocumentTypeError, match="got list"):
@@ -500,7 +498,7 @@ ODD = [
 ]
 
 
-def test_odd_values_are_shown_or_told_of() -> None:
+def test_unusual_values_are_shown_or_described() -> None:
     with looking_at(DocumentArray[Odd](ODD)) as site:
         found = cells(site.ask("rows"), "real")
         assert found == [{"t": "number", "v": "nan"}, {"t": "number", "v": "inf"}, 0, 0, 0]
@@ -508,7 +506,7 @@ def test_odd_values_are_shown_or_told_of() -> None:
         for row in range(len(ODD)):
             assert site.get("/api/document", row=row).status == 200
             for path in ("anything", "tensor"):
-                assert site.get("/api/picture", row=row, path=path).status in (200, 400)
+                assert site.get("/api/image", row=row, path=path).status in (200, 400)
             assert site.get("/api/neighbours", row=row, path="tensor").status == 400
         for path in site.ask("dataset")["columns"]:
             assert site.get("/api/statistics", path=path).status == 200, path

@@ -93,7 +93,7 @@ def cell(page: Page, index: int, path: str) -> Any:
     return page.locator(f"#cell-{index}-{heads.index(path)}")
 
 
-def test_it_opens_with_rows_and_their_pictures(page: Page, watched: Watched) -> None:
+def test_page_shows_rows_and_images(page: Page, watched: Watched) -> None:
     assert "token" not in page.url
     expect(page.locator("#title")).to_have_text("data")
     expect(page.locator("#about")).to_contain_text("300 rows")
@@ -102,10 +102,10 @@ def test_it_opens_with_rows_and_their_pictures(page: Page, watched: Watched) -> 
     assert page.evaluate("document.cookie") == ""
     expect(page.get_by_role("grid")).to_have_attribute("aria-rowcount", "301")
     expect(cell(page, 0, "embedding").locator("svg.spark")).to_be_visible()
-    assert any("/api/picture" in url for url in watched.asked)
+    assert any("/api/image" in url for url in watched.asked)
 
 
-def test_a_hostile_caption_is_only_text(page: Page) -> None:
+def test_hostile_caption_is_shown_as_text(page: Page) -> None:
     expect(cell(page, 1, "caption")).to_contain_text("<script>")
     page.locator("#grid").press("ArrowDown")
     page.locator("#grid").press("Enter")
@@ -114,7 +114,7 @@ def test_a_hostile_caption_is_only_text(page: Page) -> None:
     assert "taken" not in page.title()
 
 
-def test_scrolling_shows_other_rows_and_keeps_few_elements(page: Page) -> None:
+def test_scrolling_keeps_few_elements(page: Page) -> None:
     page.locator("#grid").evaluate("(grid) => { grid.scrollTop = grid.scrollHeight; }")
     expect(page.locator(".row[data-row='299']")).to_be_visible()
     expect(page.locator("#place")).to_contain_text("300 of 300")
@@ -124,7 +124,7 @@ def test_scrolling_shows_other_rows_and_keeps_few_elements(page: Page) -> None:
     expect(page.locator(".row[data-row='0']")).to_be_visible()
 
 
-def test_a_filter_leaves_the_rows_that_match(page: Page) -> None:
+def test_filter_shows_matching_rows(page: Page) -> None:
     page.keyboard.press("/")
     page.keyboard.type("kind = lake and score > 0.5")
     page.keyboard.press("Enter")
@@ -134,7 +134,7 @@ def test_a_filter_leaves_the_rows_that_match(page: Page) -> None:
     expect(page.locator("#about")).to_contain_text("300 rows")
 
 
-def test_a_wrong_filter_is_told_and_the_rows_stay(watched: Watched) -> None:
+def test_invalid_filter_is_reported_and_rows_stay(watched: Watched) -> None:
     page = watched.open()
     page.fill("#where", "scroe > 1")
     page.press("#where", "Enter")
@@ -148,7 +148,7 @@ def test_a_wrong_filter_is_told_and_the_rows_stay(watched: Watched) -> None:
     watched.problems.clear()  # the browser tells of an answer 400
 
 
-def test_a_click_on_a_head_sorts(page: Page) -> None:
+def test_click_on_a_header_sorts(page: Page) -> None:
     head = page.locator(".head[data-path='visits']")
     for order in ("ascending", "descending"):
         head.locator(".head-name").click()
@@ -160,7 +160,7 @@ def test_a_click_on_a_head_sorts(page: Page) -> None:
     expect(head).to_have_attribute("aria-sort", "none")
 
 
-def test_sounds_and_films_are_played(page: Page) -> None:
+def test_audio_and_video_are_played(page: Page) -> None:
     play = cell(page, 0, "sound.tensor").locator("button.play")
     play.click()
     expect(play).to_have_attribute("aria-pressed", "true")
@@ -175,7 +175,7 @@ def test_sounds_and_films_are_played(page: Page) -> None:
     until(page, "document.querySelector('#panel video').videoWidth === 64")
 
 
-def test_keys_do_everything(page: Page) -> None:
+def test_keyboard_controls_the_page(page: Page) -> None:
     grid = page.locator("#grid")
     expect(grid).to_be_focused()
     for key in ("ArrowDown", "ArrowDown", "j", "k", "ArrowRight", "ArrowRight"):
@@ -202,7 +202,7 @@ def test_keys_do_everything(page: Page) -> None:
     expect(page.locator("#help")).to_be_hidden()
 
 
-def test_a_document_shows_what_is_nested_and_its_neighbours(page: Page) -> None:
+def test_document_panel_shows_nested_fields_and_neighbours(page: Page) -> None:
     for _ in range(2):
         page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
@@ -219,7 +219,7 @@ def test_a_document_shows_what_is_nested_and_its_neighbours(page: Page) -> None:
     expect(page.locator("#panel .near")).to_contain_text("distance")
 
 
-def test_statistics_filter_by_a_click(page: Page) -> None:
+def test_click_on_statistics_filters(page: Page) -> None:
     page.locator(".head[data-path='kind'] .head-chart").click()
     expect(page.locator("#panel")).to_contain_text("Most frequent")
     page.locator("#panel .top-line").nth(1).click()
@@ -229,7 +229,7 @@ def test_statistics_filter_by_a_click(page: Page) -> None:
     expect(page.locator(".head[data-path='score'] svg.chart")).to_be_visible()
 
 
-def test_the_map_has_points_to_hover_and_to_open(page: Page) -> None:
+def test_map_points_show_and_open_rows(page: Page) -> None:
     page.keyboard.press("m")
     expect(page.locator("#atlas")).to_contain_text("300 of 300 rows")
     expect(page.locator(".legend-item")).to_have_text(["hill", "lake", "town"])
@@ -246,7 +246,7 @@ def test_the_map_has_points_to_hover_and_to_open(page: Page) -> None:
     expect(page.locator("#grid")).to_be_visible()
 
 
-def test_dark_and_light(browser: Browser, viewer: Viewer) -> None:
+def test_theme_switch_is_remembered(browser: Browser, viewer: Viewer) -> None:
     watched = Watched(browser, viewer, color_scheme="dark")
     page = watched.open()
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
@@ -260,7 +260,7 @@ def test_dark_and_light(browser: Browser, viewer: Viewer) -> None:
     watched.check()
 
 
-def test_columns_can_be_hidden_and_the_tree_has_keys(page: Page) -> None:
+def test_columns_can_be_hidden_and_opened_by_keyboard(page: Page) -> None:
     page.locator("#tree li[data-path='caption'] .eye").click(force=True)
     expect(page.locator(".head[data-path='caption']")).to_have_count(0)
     page.locator("#tree li").first.focus()
@@ -272,7 +272,7 @@ def test_columns_can_be_hidden_and_the_tree_has_keys(page: Page) -> None:
     expect(page.locator("#tree li[data-path='author.name']")).to_be_hidden()
 
 
-def test_a_filter_and_an_order_survive_a_reload(page: Page) -> None:
+def test_filter_survives_a_reload(page: Page) -> None:
     page.fill("#where", "open")
     page.press("#where", "Enter")
     expect(page.locator("#about")).to_contain_text("150 of 300")
@@ -281,7 +281,7 @@ def test_a_filter_and_an_order_survive_a_reload(page: Page) -> None:
     expect(page.locator("#about")).to_contain_text("150 of 300")
 
 
-def test_every_control_has_a_name_and_texts_are_legible(page: Page) -> None:
+def test_every_control_has_an_accessible_name(page: Page) -> None:
     named = "each.getAttribute('aria-label') || each.textContent.trim() || each.labels?.length"
     controls = "[...document.querySelectorAll('button, input, select, canvas')]"
     nameless = page.evaluate(f"{controls}.filter((each) => !({named})).map((each) => each.outerHTML)")
@@ -289,7 +289,7 @@ def test_every_control_has_a_name_and_texts_are_legible(page: Page) -> None:
     assert page.evaluate("[...document.images].filter((image) => !image.hasAttribute('alt')).length") == 0
 
 
-def test_who_has_no_token_gets_a_page_that_says_so(browser: Browser, viewer: Viewer) -> None:
+def test_page_without_token_says_that_it_is_closed(browser: Browser, viewer: Viewer) -> None:
     context = browser.new_context()
     page = context.new_page()
     page.goto(f"http://127.0.0.1:{viewer.port}/")
@@ -301,7 +301,7 @@ class Number(BaseDocument):
     number: int
 
 
-def test_millions_of_rows_are_scrolled_to_the_last(browser: Browser, tmp_path: Path) -> None:
+def test_grid_scrolls_millions_of_rows(browser: Browser, tmp_path: Path) -> None:
     """More than an element can be high, so that the scroll bar stands for a part of the whole."""
     part, rows = DocumentBatch[Number], 2_000_000
     blocks = (
@@ -325,7 +325,7 @@ def test_millions_of_rows_are_scrolled_to_the_last(browser: Browser, tmp_path: P
         watched.check()
 
 
-def test_rows_that_cannot_be_read_are_told_in_their_place(browser: Browser, tmp_path: Path) -> None:
+def test_damaged_rows_show_an_error_in_place(browser: Browser, tmp_path: Path) -> None:
     folder = tmp_path / "broken"
     write_dataset(
         [Number(number=i) for i in range(4000)], folder, Number, format="arrow", shard_bytes=40_000, group_bytes=8192
@@ -343,7 +343,7 @@ def test_rows_that_cannot_be_read_are_told_in_their_place(browser: Browser, tmp_
         watched.check()
 
 
-def test_a_dataset_without_rows_says_so(browser: Browser) -> None:
+def test_empty_dataset_shows_a_message(browser: Browser) -> None:
     with Viewer(DocumentArray[Number]([])) as viewer:
         watched = Watched(browser, viewer)
         page = watched.open()

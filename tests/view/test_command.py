@@ -1,4 +1,4 @@
-"""`quire view` in a process of its own: it tells an address, serves, and ends when it is asked to."""
+"""`quire view` as a process: its address, signals, imports and errors."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ def viewing(*arguments: Any) -> Iterator[tuple[dict[str, Any], subprocess.Popen[
     try:
         assert process.stdout is not None
         assert process.stderr is not None
-        line = process.stdout.readline()
-        assert line, process.stderr.read()
-        yield json.loads(line), process
+        output = process.stdout.readline()
+        assert output, process.stderr.read()
+        yield json.loads(output), process
     finally:
         process.kill()
         process.communicate()
 
 
-class Told:
-    """The port of an address, for a `Site`."""
+class Address:
+    """The address of a viewer in another process, for a `Site`."""
 
     def __init__(self, url: str) -> None:
         self.url, self.port = url, urlsplit(url).port
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_serves_a_dataset_until_it_is_asked_to_end(stored: Path, number: int) -> None:
-    with viewing(stored) as (told, process):
-        site = Site(Told(told["url"]))  # type: ignore[arg-type]
+def test_view_serves_a_dataset_until_a_signal(stored: Path, number: int) -> None:
+    with viewing(stored) as (line, process):
+        site = Site(Address(line["url"]))  # type: ignore[arg-type]
         assert site.enter().status == 200
-        assert site.ask("dataset")["rows"] == told["rows"] == 300
+        assert site.ask("dataset")["rows"] == line["rows"] == 300
         process.send_signal(number)
         _, errors = process.communicate(timeout=20)
         assert (process.returncode, errors) == (0, "stopping\n")
@@ -79,27 +79,27 @@ _LATER |= {"quire.cli._convert", "quire.cli._sources", "quire.documents", "quire
 
 
 @pytest.mark.parametrize("file_format", ["arrow", "parquet"])
-def test_the_first_page_waits_for_no_import_that_it_does_not_need(tmp_path: Path, file_format: Any) -> None:
+def test_first_page_imports_only_what_it_needs(tmp_path: Path, file_format: Any) -> None:
     write_dataset([Word(word=f"{i}") for i in range(100)], tmp_path, Word, format=file_format)
     command = [sys.executable, "-c", _FIRST_PAGE, str(tmp_path)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    loaded = set(found.stdout.splitlines())
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    loaded = set(done.stdout.splitlines())
     assert {"quire.cli._view", "quire.view._viewer", "pyarrow.lib"} <= loaded
     assert not _LATER & loaded
 
 
-def test_it_serves_a_file_of_another_format(tmp_path: Path) -> None:
+def test_view_serves_a_csv_file(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("name,number\nAda,1\nGrace,2\n")
-    with viewing(tmp_path / "rows.csv") as (told, _):
-        site = Site(Told(told["url"]))  # type: ignore[arg-type]
+    with viewing(tmp_path / "rows.csv") as (line, _):
+        site = Site(Address(line["url"]))  # type: ignore[arg-type]
         site.enter()
         assert [row["cells"][-1] for row in site.ask("rows")["rows"]] == [1, 2]
         assert site.ask("dataset")["title"].endswith("rows.csv")
 
 
-def test_what_is_not_there_is_an_error_in_one_line(tmp_path: Path) -> None:
+def test_view_reports_a_missing_path_in_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "quire", "view", str(tmp_path / "nothing"), "--no-browser"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert found.returncode == 1
-    assert len(found.stderr.splitlines()) == 1
-    assert found.stderr.startswith("quire: ")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("quire: ")

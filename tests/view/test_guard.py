@@ -1,4 +1,4 @@
-"""Who may look: this machine's browser with the token, once, and nobody else."""
+"""Access control: tokens, cookies, host names and security headers."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ SAFE = {
 }
 
 
-def test_without_the_token_nothing_is_shown(site: Site) -> None:
+def test_requests_without_token_are_unauthorized(site: Site) -> None:
     stranger = Site(site.viewer)
-    for path in ("/", "/api/dataset", "/api/rows", "/api/picture?row=0&path=picture", "/?token=", "/?token=guess"):
+    for path in ("/", "/api/dataset", "/api/rows", "/api/image?row=0&path=picture", "/?token=", "/?token=guess"):
         answer = stranger.get(path)
         assert answer.status == 401, path
         assert b"place" not in answer.body.lower()
 
 
-def test_a_token_works_once(site: Site) -> None:
+def test_token_works_once(site: Site) -> None:
     url = site.viewer.url
     first, second = Site(site.viewer), Site(site.viewer)
     assert first.enter(url).status == 200
@@ -37,19 +37,19 @@ def test_a_token_works_once(site: Site) -> None:
     assert second.get("/api/dataset").status == 401
 
 
-def test_who_is_in_may_reload_the_address(site: Site) -> None:
+def test_browser_with_session_can_reload_the_address(site: Site) -> None:
     browser, url = Site(site.viewer), site.viewer.url
     browser.enter(url)
     assert browser.get(f"/?{urlsplit(url).query}").status == 200
 
 
-def test_looking_at_the_head_does_not_use_a_token_up(site: Site) -> None:
+def test_head_request_does_not_use_the_token(site: Site) -> None:
     browser, url = Site(site.viewer), site.viewer.url
     assert browser.get(f"/?{urlsplit(url).query}", method="HEAD").status == 401
     assert browser.enter(url).status == 200
 
 
-def test_the_cookie_is_hidden_from_scripts_and_other_sites(site: Site) -> None:
+def test_cookie_is_http_only_and_same_site(site: Site) -> None:
     cookie = Site(site.viewer).enter().headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
@@ -57,25 +57,25 @@ def test_the_cookie_is_hidden_from_scripts_and_other_sites(site: Site) -> None:
 
 
 @pytest.mark.parametrize("cookie", ["", "quire-view=x", "{name}=wrong", "{name}=", "{name}=\xff", "a=b; {name}"])
-def test_another_cookie_is_none(site: Site, cookie: str) -> None:
+def test_invalid_cookies_are_unauthorized(site: Site, cookie: str) -> None:
     stranger = Site(site.viewer, cookie.format(name=f"quire-view-{site.viewer.port}"))
     assert stranger.get("/api/dataset").status == 401
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "[::1]:80", ""])
-def test_a_name_that_was_pointed_here_is_turned_away(site: Site, host: str) -> None:
+def test_foreign_host_names_are_rejected(site: Site, host: str) -> None:
     answer = site.get("/api/dataset", headers={"Host": host.format(port=site.viewer.port)})
     assert answer.status == 421
     assert answer.headers["content-security-policy"].startswith("default-src 'self'")
 
 
 @pytest.mark.parametrize("host", ["localhost:{port}", "LOCALHOST:{port}", "[::1]:{port}"])
-def test_this_machine_has_more_than_one_name(site: Site, host: str) -> None:
+def test_loopback_host_names_are_accepted(site: Site, host: str) -> None:
     assert site.get("/api/dataset", headers={"Host": host.format(port=site.viewer.port)}).status == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_it_is_read_only(site: Site, method: str) -> None:
+def test_methods_other_than_get_are_rejected(site: Site, method: str) -> None:
     assert site.get("/api/rows", method=method).status == 405
 
 
@@ -88,10 +88,10 @@ def test_it_is_read_only(site: Site, method: str) -> None:
         "/assets/main.js",
         "/nothing",
         "/api/rows?where=%22",
-        "/api/film?row=1&path=film",
+        "/api/video?row=1&path=film",
     ],
 )
-def test_every_answer_says_what_a_browser_may_do(site: Site, path: str) -> None:
+def test_every_response_has_security_headers(site: Site, path: str) -> None:
     headers = site.get(path).headers
     assert headers["content-security-policy"].startswith("default-src 'self'")
     assert SAFE.items() <= headers.items()
@@ -102,13 +102,13 @@ def test_every_answer_says_what_a_browser_may_do(site: Site, path: str) -> None:
 @pytest.mark.parametrize(
     "path", ["..%2f..%2fpyproject.toml", "%2e%2e/_api.py", "../_api.py", "..", "main.js%00", "x.js"]
 )
-def test_assets_are_those_of_the_page_and_nothing_else(site: Site, path: str) -> None:
+def test_assets_serve_no_other_files(site: Site, path: str) -> None:
     answer = site.get(f"/assets/{path}")
     assert answer.status == 404
     assert b"import" not in answer.body
 
 
-def test_it_listens_on_this_machine_alone(stored: Path) -> None:
+def test_viewer_listens_on_loopback_only(stored: Path) -> None:
     with Viewer(stored) as viewer:
         assert viewer._socket.getsockname()[0] == "127.0.0.1"
         assert viewer.url.startswith(f"http://127.0.0.1:{viewer.port}/?token=")

@@ -1,4 +1,4 @@
-"""`quire proto`: write a .proto file of a document class or a service, for other languages."""
+"""`quire proto`: write a .proto of a document class or a service, for other languages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ quire proto --service school:embed --package school
 
 def add_proto(commands: Subparsers) -> None:
     """Add `quire proto`."""
-    summary = "write a .proto file of a document class or a service, for other languages"
+    summary = "write a .proto of a document class or a service, for other languages"
     parser = add_command(commands, "proto", summary, _EXAMPLES, run)
     parser.add_argument("document", help="the class, like my.module:Student; with --service, the function or class")
     parser.add_argument("--service", action="store_true", help="write the messages and methods of a service")

@@ -1,6 +1,6 @@
-"""Looking at documents: a page on this machine with rows, media, statistics, neighbours and a map.
+"""A viewer for documents: a local web page with rows, media, statistics, nearest neighbours and a map.
 
-The package can be called: `quire.view(docs)` starts a `Viewer` and opens it in a browser.
+The package is callable: `quire.view(docs)` starts a `Viewer` and opens it in a browser.
 """
 
 from __future__ import annotations
@@ -19,32 +19,33 @@ __all__ = ["Viewer", "view"]
 def view(
     source: Any, *, port: int = 0, files: bool = False, document: type[Any] | None = None, browser: bool = True
 ) -> Viewer:
-    """Show documents, a dataset, or what is at a path, on a page of this machine; see `Viewer`.
+    """Show documents, a dataset, or the data at a path on a local web page; see `Viewer` for the arguments.
 
-    `browser=False` only starts it: `viewer.url` is the address. It runs until `viewer.close()`, or as long as the
-    program does.
+    `browser=False` starts the viewer without opening a browser: `viewer.url` is its address. It runs until
+    `viewer.close()`, or until the program ends.
     """
-    made: Viewer = _needed().Viewer(source, port=port, files=files, document=document)
-    made.start()
+    viewer: Viewer = _load_viewer_class()(source, port=port, files=files, document=document)
+    viewer.start()
     if browser:
-        made.open()
-    return made
+        viewer.open()
+    return viewer
 
 
-def _needed() -> Any:
-    return importlib.import_module("quire.view._viewer")  # which needs an extra
+def _load_viewer_class() -> Any:
+    return importlib.import_module("quire.view._viewer").Viewer  # needs an extra
 
 
 def __getattr__(name: str) -> Any:
     if name != "Viewer":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _needed().Viewer
+    return _load_viewer_class()
 
 
-class _Callable(ModuleType):
-    """A module that is also the function that it is named after."""
+class _CallableModule(ModuleType):
+    """A module that can be called like the function it is named after."""
 
     __call__ = staticmethod(view)
 
 
-sys.modules[__name__].__class__ = _Callable
+# `import quire.view` replaces the function `quire.view` by this module: calling it must work all the same.
+sys.modules[__name__].__class__ = _CallableModule

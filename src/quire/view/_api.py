@@ -1,11 +1,12 @@
-"""What the page asks for: the columns, rows, a document, media, statistics, neighbours and a map, all read only."""
+"""The web application of the viewer: the page, and the data that it requests. Everything is read only."""
 
 from __future__ import annotations
 
 import json
 import mimetypes
+import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -14,51 +15,49 @@ import numpy as np
 
 from quire._optional import require
 from quire._paths import join_path
-from quire.errors import PathError, QuireError, RowIndexError
+from quire.errors import OptionError, PathError, QuireError, RowIndexError
 from quire.schema import FieldKind
 from quire.storage import column_statistics
 from quire.storage._pages import Pages
-from quire.view._asked import Asked, AskedError
-from quire.view._cells import brief_cell
-from quire.view._columns import column_tree, leaves, rate_field
-from quire.view._contents import Content, Contents
-from quire.view._kept import Kept
-from quire.view._orders import Orders, Wanted
-from quire.view._ranges import RangeError, asked_range
-from quire.view._tree import document_tree
-from quire.view._vectors import Vectors
+from quire.view._cache import Cache
+from quire.view._embeddings import Embeddings
+from quire.view._media import Content, MediaReader
+from quire.view._media_types import sample_rate_field
+from quire.view._row_order import RowOrders, Selection
+from quire.view._serialization import column_tree, document_tree, grid_columns, preview_cell
 
 require("fastapi", extra="view", needed_for="the viewer")
-from fastapi import FastAPI, Request, Response  # noqa: E402 - whether it is there was looked at above
+from fastapi import FastAPI, Request, Response  # noqa: E402 - after the check that it is installed
 from starlette.routing import Route  # noqa: E402
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _ASSETS = files("quire.view") / "assets"
-_MOST_ROWS, _MOST_CARDS = 500, 100
-_COLUMNS = 4096
+_MAX_ROWS, _MAX_CARDS = 500, 100
+_CACHED_STATISTICS = 4096
 _SAMPLE, _HEADER_SAMPLE = 100_000, 5_000
-_TEXTS = (FieldKind.TEXT, FieldKind.PATH)
+"""Rows from which the statistics of a column are computed, in the panel and in its header."""
 
 
 @dataclass
-class Viewed:
-    """A dataset, and everything that is known of it while somebody looks at it."""
+class ViewedDataset:
+    """A dataset, and what is computed of it for the page."""
 
     title: str
     pages: Pages
-    contents: Contents
+    media: MediaReader
     version: str = field(default_factory=lambda: secrets.token_hex(6))
+    """Part of the URLs of media, so that a browser does not mix up the datasets of several viewers."""
 
     def __post_init__(self) -> None:
-        self.orders, self.vectors = Orders(self.pages), Vectors(self.pages)
+        self.orders, self.embeddings = RowOrders(self.pages), Embeddings(self.pages)
         self.schema = self.pages.dataset.document_type.document_schema()
         self.tree = column_tree(self.pages.dataset.schema)
-        self.statistics: Kept[tuple[str, int], dict[str, Any]] = Kept(_COLUMNS)
+        self._statistics: Cache[tuple[str, int], dict[str, Any]] = Cache(_CACHED_STATISTICS)
 
-    def about(self) -> dict[str, Any]:
-        """What the page begins with."""
+    def describe(self) -> dict[str, Any]:
+        """Describe the dataset and its columns."""
         dataset = self.pages.dataset
         return {
             "title": self.title,
@@ -69,159 +68,243 @@ class Viewed:
             "format": dataset.shards[0].format if dataset.shards else "",
             "version": self.version,
             "tree": self.tree,
-            "columns": [node["path"] for node in leaves(self.tree)],
+            "columns": grid_columns(self.tree),
         }
 
-    def rows(self, wanted: Wanted, start: int, count: int) -> dict[str, Any]:
-        """Some rows, as the grid shows them."""
-        listed = self._listed(self.orders.rows(wanted, start, count))
-        return {"count": self.orders.count(wanted), "start": start, **listed}
+    def rows(self, selection: Selection, start: int, count: int) -> dict[str, Any]:
+        """Return the rows of the grid from a position on."""
+        page = self._read_rows(self.orders.rows(selection, start, count))
+        return {"count": self.orders.count(selection), "start": start, **page}
 
     def cards(self, numbers: list[int]) -> dict[str, Any]:
-        """Rows by their numbers, as they are shown beside others: neighbours, points of a map."""
-        rows = np.array([row for row in numbers if row < len(self.pages)], np.int64)
-        return self._listed(rows)
+        """Return rows by their numbers, for neighbours and for points of the map."""
+        return self._read_rows(np.array([row for row in numbers if row < len(self.pages)], np.int64))
 
-    def _listed(self, numbers: NDArray[np.int64]) -> dict[str, Any]:
+    def _read_rows(self, numbers: NDArray[np.int64]) -> dict[str, Any]:
         columns = self.pages.brief(numbers) if len(numbers) else {}
-        cells = [self._cells(path, values) for path, values in columns.items()]
-        rows = [{"row": row, "cells": [own[i] for own in cells]} for i, row in enumerate(numbers.tolist())]
+        cells = [self._column_cells(path, values) for path, values in columns.items()]
+        rows = [{"row": row, "cells": [column[i] for column in cells]} for i, row in enumerate(numbers.tolist())]
         return {"columns": [join_path(path) for path in columns], "rows": rows}
 
-    def _cells(self, path: tuple[str, ...], values: list[Any]) -> list[Any]:
+    def _column_cells(self, path: tuple[str, ...], values: list[Any]) -> list[Any]:
         *above, own = self.schema.resolve(path)
         schema = above[-1].document_type.document_schema() if above else self.schema
-        text, sound = own.kind in _TEXTS, rate_field(own.name, schema) is not None
-        return [brief_cell(value, text=text, sound=sound) for value in values]
+        is_text = own.kind in (FieldKind.TEXT, FieldKind.PATH)
+        is_audio = sample_rate_field(own.name, schema) is not None
+        return [preview_cell(value, is_text=is_text, is_audio=is_audio) for value in values]
 
-    def column(self, path: str, rows: int) -> dict[str, Any]:
-        """The statistics of a column, worked out once."""
-        return self.statistics.get((path, rows), lambda: self._statistics(path, rows))
+    def statistics(self, path: str, rows: int) -> dict[str, Any]:
+        """Return the statistics of a column and of the columns below it."""
 
-    def _statistics(self, path: str, rows: int) -> dict[str, Any]:
-        found = column_statistics(self.pages.narrow(path).dataset, [path], rows)
-        return {name: each.to_dict() for name, each in found.items()}
+        def compute() -> dict[str, Any]:
+            statistics = column_statistics(self.pages.narrow(path).dataset, [path], rows)
+            return {name: column.to_dict() for name, column in statistics.items()}
+
+        return self._statistics.get((path, rows), compute)
 
 
-def make_app(viewed: Viewed) -> FastAPI:
-    """The application of one dataset."""
-    routes = [*_pages(), *_data(viewed), *_looks(viewed)]
+def make_app(viewed: ViewedDataset) -> FastAPI:
+    """Create the application of one dataset."""
+    routes = [*_page_routes(), *_data_routes(viewed), *_media_routes(viewed)]
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, routes=routes)
-    app.add_exception_handler(QuireError, _told)
-    app.add_exception_handler(Exception, _broken)
+    app.add_exception_handler(QuireError, _respond_to_error)
+    app.add_exception_handler(Exception, _respond_to_bug)
     return app
 
 
-def _json(content: Any, status: int = 200) -> Response:
-    body = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Response(body.encode("utf-8", "replace"), status, media_type="application/json")
+# --- routes
 
 
-def _told(request: Request, error: Exception) -> Response:  # noqa: ARG001 - FastAPI's signature
-    """An error as the page shows it."""
-    status = 422 if isinstance(error, AskedError) else 404 if isinstance(error, (RowIndexError, PathError)) else 400
-    return _json({"error": str(error), "position": getattr(error, "position", None)}, status)
+def _page_routes() -> list[Route]:
+    """Serve the page and its assets from memory; only names of existing assets are known."""
+    assets = {asset.name: asset.read_bytes() for asset in _ASSETS.iterdir() if asset.is_file()}
 
-
-def _broken(request: Request, error: Exception) -> Response:  # noqa: ARG001 - FastAPI's signature
-    """What nobody thought of; the log tells more."""
-    return _json({"error": f"Something went wrong in the viewer ({type(error).__name__}: {error})."}, 500)
-
-
-def _route(name: str, answer: Callable[[Asked], Any]) -> Route:
-    """An address that answers with JSON."""
-
-    def endpoint(request: Request) -> Response:
-        return _json(answer(Asked(request.query_params)))
-
-    return Route(f"/api/{name}", endpoint)
-
-
-def _pages() -> list[Route]:
-    """The page itself and what belongs to it: the files that are in the package, by their names."""
-    known = {each.name: each.read_bytes() for each in _ASSETS.iterdir() if each.is_file()}
-
-    def index(request: Request) -> Response:  # noqa: ARG001 - as all routes
-        return Response(known["index.html"], media_type="text/html")
+    def index(request: Request) -> Response:  # noqa: ARG001 - the signature of routes
+        return Response(assets["index.html"], media_type="text/html")
 
     def asset(request: Request) -> Response:
         name = request.path_params["name"]
-        if name not in known:
-            return _json({"error": "there is no such file."}, 404)
-        kind = "text/javascript" if name.endswith(".js") else mimetypes.guess_type(name)[0]
-        return Response(known[name], media_type=kind or "application/octet-stream")
+        if name not in assets:
+            return _json_response({"error": "there is no such file."}, 404)
+        media_type = "text/javascript" if name.endswith(".js") else mimetypes.guess_type(name)[0]
+        return Response(assets[name], media_type=media_type or "application/octet-stream")
 
     return [Route("/", index), Route("/assets/{name}", asset)]
 
 
-def _data(viewed: Viewed) -> list[Route]:
-    """Rows and documents, statistics, neighbours, the map."""
+def _data_routes(viewed: ViewedDataset) -> list[Route]:
+    """Serve rows, documents, statistics, neighbours and the map as JSON."""
 
-    def shown(asked: Asked) -> Wanted:
-        return Wanted(asked.text("where", "", longest=4000), asked.text("sort", ""), asked.flag("desc"))
+    def selection(query: Query) -> Selection:
+        return Selection(query.text("where", "", max_length=4000), query.text("sort", ""), query.flag("desc"))
 
-    def rows(asked: Asked) -> Any:
-        count = asked.number("count", 100, most=_MOST_ROWS)
-        return viewed.rows(shown(asked), asked.number("start", 0), count)
+    def rows(query: Query) -> Any:
+        count = query.integer("count", 100, maximum=_MAX_ROWS)
+        return viewed.rows(selection(query), query.integer("start", 0), count)
 
-    def document(asked: Asked) -> Any:
-        row = asked.number("row")
-        return {"row": row, "document": document_tree(viewed.contents.document(row))}
+    def position(query: Query) -> Any:
+        return {"place": viewed.orders.position(selection(query), query.integer("row"))}
 
-    def statistics(asked: Asked) -> Any:
-        return viewed.column(asked.text("path"), _HEADER_SAMPLE if asked.flag("brief") else _SAMPLE)
+    def document(query: Query) -> Any:
+        row = query.integer("row")
+        return {"row": row, "document": document_tree(viewed.media.document(row))}
 
-    def neighbours(asked: Asked) -> Any:
-        metric: Any = asked.one_of("metric", "cosine", "euclidean")
-        limit = asked.number("limit", 12, least=1, most=_MOST_CARDS)
-        return vars(viewed.vectors.nearest(asked.number("row"), asked.text("path"), metric, limit))
+    def statistics(query: Query) -> Any:
+        return viewed.statistics(query.text("path"), _HEADER_SAMPLE if query.flag("brief") else _SAMPLE)
+
+    def neighbours(query: Query) -> Any:
+        metric: Any = query.choice("metric", "cosine", "euclidean")
+        limit = query.integer("limit", 12, minimum=1, maximum=_MAX_CARDS)
+        return vars(viewed.embeddings.nearest(query.integer("row"), query.text("path"), metric, limit))
 
     return [
-        _route("dataset", lambda _: viewed.about()),
-        _route("rows", rows),
-        _route("cards", lambda asked: viewed.cards(asked.numbers("rows", _MOST_CARDS))),
-        _route("place", lambda asked: {"place": viewed.orders.place(shown(asked), asked.number("row"))}),
-        _route("document", document),
-        _route("statistics", statistics),
-        _route("neighbours", neighbours),
-        _route("map", lambda asked: viewed.vectors.map(asked.text("path"), asked.text("colour", ""))),
+        _json_route("dataset", lambda _: viewed.describe()),
+        _json_route("rows", rows),
+        _json_route("cards", lambda query: viewed.cards(query.integers("rows", _MAX_CARDS))),
+        _json_route("place", position),
+        _json_route("document", document),
+        _json_route("statistics", statistics),
+        _json_route("neighbours", neighbours),
+        _json_route("map", lambda query: viewed.embeddings.map(query.text("path"), query.text("colour", ""))),
     ]
 
 
-def _looks(viewed: Viewed) -> list[Route]:
-    """Pictures, sounds and films."""
+def _media_routes(viewed: ViewedDataset) -> list[Route]:
+    """Serve images, audio and video."""
 
-    def picture(request: Request) -> Response:
-        asked = Asked(request.query_params)
-        size, frame = asked.number("size", 192, least=1, most=1600), asked.number("frame", 0)
-        content = viewed.contents.picture(asked.number("row"), asked.text("path"), size, frame)
-        return Response(content.data, media_type=content.media_type, headers=_KEPT)
+    def image(request: Request) -> Response:
+        query = Query(request.query_params)
+        size, frame = query.integer("size", 192, minimum=1, maximum=1600), query.integer("frame", 0)
+        content = viewed.media.image(query.integer("row"), query.text("path"), size, frame)
+        return Response(content.data, media_type=content.media_type, headers=_CACHEABLE)
 
-    def sound(request: Request) -> Response:
-        asked = Asked(request.query_params)
-        return _part(request, viewed.contents.sound(asked.number("row"), asked.text("path")))
+    def audio(request: Request) -> Response:
+        query = Query(request.query_params)
+        return _range_response(request, viewed.media.audio(query.integer("row"), query.text("path")))
 
-    def film(request: Request) -> Response:
-        asked = Asked(request.query_params)
-        return _part(request, viewed.contents.film(asked.number("row"), asked.text("path")))
+    def video(request: Request) -> Response:
+        query = Query(request.query_params)
+        return _range_response(request, viewed.media.video(query.integer("row"), query.text("path")))
 
-    return [Route("/api/picture", picture), Route("/api/sound", sound), Route("/api/film", film)]
-
-
-_KEPT = {"cache-control": "private, max-age=3600"}
-"""What a browser may keep: the data does not change, and addresses tell datasets apart."""
+    return [Route("/api/image", image), Route("/api/audio", audio), Route("/api/video", video)]
 
 
-def _part(request: Request, content: Content) -> Response:
-    """All of it, or the part that a player asks for."""
+# --- requests
+
+_MAX_INTEGER = (1 << 53) - 1
+"""The largest integer that JavaScript represents exactly."""
+
+
+class RequestError(OptionError):
+    """A query parameter is missing or invalid."""
+
+
+class Query:
+    """The query parameters of a request, checked. A missing parameter has its default; without one, it is an error."""
+
+    def __init__(self, parameters: Mapping[str, str]) -> None:
+        self._parameters = parameters
+
+    def integer(self, name: str, default: int | None = None, *, minimum: int = 0, maximum: int = _MAX_INTEGER) -> int:
+        """Return an integer within bounds."""
+        text = self.text(name, None if default is None else str(default), max_length=20)
+        if not text.isascii() or not text.removeprefix("-").isdigit() or not minimum <= int(text) <= maximum:
+            raise RequestError(f"{name} is a number from {minimum:,} to {maximum:,}, got {text!r}.")
+        return int(text)
+
+    def integers(self, name: str, max_count: int) -> list[int]:
+        """Return comma-separated integers."""
+        parts = self.text(name, max_length=17 * max_count).split(",")
+        if len(parts) > max_count:
+            raise RequestError(f"{name}: at most {max_count} are read, got {len(parts)}.")
+        return [Query({name: part}).integer(name) for part in parts]
+
+    def text(self, name: str, default: str | None = None, *, max_length: int = 500) -> str:
+        """Return a text of limited length."""
+        text = self._parameters.get(name, default)
+        if text is None:
+            raise RequestError(f"{name} is missing.")
+        if len(text) > max_length:
+            raise RequestError(f"{name} has {len(text):,} characters; at most {max_length:,} are read.")
+        return text
+
+    def choice(self, name: str, *choices: str) -> str:
+        """Return one of several texts, the first by default."""
+        text = self.text(name, choices[0])
+        if text not in choices:
+            raise RequestError(f"{name} is one of {', '.join(choices)}, got {text!r}.")
+        return text
+
+    def flag(self, name: str) -> bool:
+        """Return a boolean, false by default."""
+        return self.choice(name, "false", "true") == "true"
+
+
+_MAX_OPEN_RANGE = 8 << 20
+"""Bytes of the answer to a range without an end: a player that starts a video needs no more."""
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
+
+
+class RangeNotSatisfiableError(ValueError):
+    """A range that contains no byte of the content."""
+
+
+def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
+    """Return the start and the end of the bytes that a `Range` header requests; None for the whole content.
+
+    Several ranges and unknown units are answered with the whole content, which RFC 9110 allows.
+    """
+    match = _RANGE.fullmatch(header.strip()) if header else None
+    if match is None or match[0] == "bytes=-":
+        return None
+    first, last = match.groups()
+    if not first:  # the last bytes
+        start, end = max(0, size - int(last)), size
+    else:
+        start = int(first)
+        end = min(int(last) + 1, size) if last else min(start + _MAX_OPEN_RANGE, size)
+    if start >= size or end <= start:
+        raise RangeNotSatisfiableError
+    return start, end
+
+
+# --- responses
+
+_CACHEABLE = {"cache-control": "private, max-age=3600"}
+"""Media may be cached: the data does not change, and their URLs contain the version of the dataset."""
+
+
+def _json_response(content: Any, status: int = 200) -> Response:
+    body = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Response(body.encode("utf-8", "replace"), status, media_type="application/json")
+
+
+def _json_route(name: str, answer: Callable[[Query], Any]) -> Route:
+    def endpoint(request: Request) -> Response:
+        return _json_response(answer(Query(request.query_params)))
+
+    return Route(f"/api/{name}", endpoint)
+
+
+def _range_response(request: Request, content: Content) -> Response:
+    """Respond with the whole content, or with the range that a player requests."""
     size = len(content.data)
-    headers = {"accept-ranges": "bytes", **_KEPT}
+    headers = {"accept-ranges": "bytes", **_CACHEABLE}
     try:
-        asked = asked_range(request.headers.get("range"), size)
-    except RangeError:
+        byte_range = parse_range(request.headers.get("range"), size)
+    except RangeNotSatisfiableError:
         return Response(status_code=416, headers={"content-range": f"bytes */{size}"})
-    if asked is None:
+    if byte_range is None:
         return Response(content.data, media_type=content.media_type, headers=headers)
-    start, end = asked
+    start, end = byte_range
     headers["content-range"] = f"bytes {start}-{end - 1}/{size}"
     return Response(content.data[start:end], 206, media_type=content.media_type, headers=headers)
+
+
+def _respond_to_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 - FastAPI's signature
+    status = 422 if isinstance(error, RequestError) else 404 if isinstance(error, (RowIndexError, PathError)) else 400
+    return _json_response({"error": str(error), "position": getattr(error, "position", None)}, status)
+
+
+def _respond_to_bug(request: Request, error: Exception) -> Response:  # noqa: ARG001 - FastAPI's signature
+    return _json_response({"error": f"Something went wrong in the viewer ({type(error).__name__}: {error})."}, 500)

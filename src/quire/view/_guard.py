@@ -1,8 +1,8 @@
-"""Who may look: this machine's own browser, with the token of the address, and no page of another site.
+"""Access control: only a browser on this machine that was given the token of the address.
 
-The token in the address is good for one use; what is given for it is a cookie that scripts do not see and that other
-sites' pages do not send. The name that the browser has asked for must be one of this machine's own: a stranger's name
-that was pointed here is turned away.
+The token in the address works once. It is exchanged for a session cookie that scripts cannot read (HttpOnly) and that
+pages of other sites do not send (SameSite=Strict). The Host header must be a loopback name, which stops DNS rebinding:
+a page of another site whose name was pointed at 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import Any
 from urllib.parse import parse_qs
 
 Scope = MutableMapping[str, Any]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Any, Send], Awaitable[None]]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_SAFE = (
+_SECURITY_HEADERS = (
     (b"content-security-policy", b"default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -27,16 +29,19 @@ _SAFE = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
 )
-_ENTER = b"""<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/">
+_HTML = (b"content-type", b"text/html; charset=utf-8")
+_PLAIN_TEXT = (b"content-type", b"text/plain; charset=utf-8")
+# A redirect would carry the origin of the link that led here, and the browser would not send a SameSite=Strict cookie.
+_ENTRY_PAGE = b"""<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/">
 <title>quire</title><link rel="icon" href="/assets/mark.svg"><p><a href="/">Open the viewer</a></p></html>"""
-_CLOSED = b"""<!doctype html><html lang="en"><meta charset="utf-8"><title>quire</title>
+_CLOSED_PAGE = b"""<!doctype html><html lang="en"><meta charset="utf-8"><title>quire</title>
 <link rel="icon" href="/assets/mark.svg">
 <link rel="stylesheet" href="/assets/view.css"><main class="closed"><h1>This page is closed</h1>
 <p>Its address works once, in one browser. Ask for a new one where the viewer was started.</p></main></html>"""
 
 
 class Guard:
-    """An ASGI application in front of another one."""
+    """ASGI middleware that authenticates requests and adds security headers to every response."""
 
     def __init__(self, app: App, port: int) -> None:
         self._app = app
@@ -47,69 +52,68 @@ class Guard:
         self._lock = threading.Lock()
 
     def new_token(self) -> str:
-        """A token that lets one browser in, once."""
+        """Create a token that admits one browser, once."""
         token = secrets.token_urlsafe(24)
         with self._lock:
             self._tokens.add(token)
         return token
 
-    async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         headers = dict(scope["headers"])
         if headers.get(b"host", b"").lower() not in self._hosts:
-            await _answer(send, 421, b"This address is not served here.")
+            await _respond(send, 421, b"This address is not served here.", _PLAIN_TEXT)
         elif scope["method"] not in ("GET", "HEAD"):
-            await _answer(send, 405, b"This server is read only.", (b"allow", b"GET, HEAD"))
+            await _respond(send, 405, b"This server is read only.", _PLAIN_TEXT, (b"allow", b"GET, HEAD"))
         elif scope["path"] == "/" and b"token=" in scope["query_string"]:
-            await self._enter(scope, headers, send)
-        elif scope["path"].startswith("/assets/") or self._knows(headers):
-            await self._app(scope, receive, _with_headers(send))
+            await self._exchange_token(scope, headers, send)
+        elif scope["path"].startswith("/assets/") or self._has_session(headers):
+            await self._app(scope, receive, _add_security_headers(send))
         else:
-            await _answer(send, 401, _CLOSED, (b"content-type", b"text/html; charset=utf-8"))
+            await _respond(send, 401, _CLOSED_PAGE, _HTML)
 
-    async def _enter(self, scope: Scope, headers: dict[bytes, bytes], send: Send) -> None:
-        """Give a cookie for the token, and go on from a page of this site, so that the browser sends it."""
+    async def _exchange_token(self, scope: Scope, headers: dict[bytes, bytes], send: Send) -> None:
+        """Set the session cookie if the token is valid, or if the browser has a session already (a reload)."""
         token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if not self._knows(headers) and not (scope["method"] == "GET" and self._used_up(token)):
-            await _answer(send, 401, _CLOSED, (b"content-type", b"text/html; charset=utf-8"))
+        if not self._has_session(headers) and not (scope["method"] == "GET" and self._use_token(token)):
+            await _respond(send, 401, _CLOSED_PAGE, _HTML)
             return
         cookie = f"{self._cookie}={self._session}; Path=/; HttpOnly; SameSite=Strict".encode()
-        await _answer(send, 200, _ENTER, (b"content-type", b"text/html; charset=utf-8"), (b"set-cookie", cookie))
+        await _respond(send, 200, _ENTRY_PAGE, _HTML, (b"set-cookie", cookie))
 
-    def _used_up(self, token: str) -> bool:
+    def _use_token(self, token: str) -> bool:
         with self._lock:
-            found = next((known for known in self._tokens if _same(known, token)), None)
-            self._tokens.discard(found or "")
-        return found is not None
+            match = next((known for known in self._tokens if _is_equal(known, token)), None)
+            self._tokens.discard(match or "")
+        return match is not None
 
-    def _knows(self, headers: dict[bytes, bytes]) -> bool:
+    def _has_session(self, headers: dict[bytes, bytes]) -> bool:
         try:
             cookies = SimpleCookie(headers.get(b"cookie", b"").decode("latin-1"))
         except CookieError:
             return False
-        return self._cookie in cookies and _same(cookies[self._cookie].value, self._session)
+        return self._cookie in cookies and _is_equal(cookies[self._cookie].value, self._session)
 
 
-def _same(first: str, second: str) -> bool:
+def _is_equal(first: str, second: str) -> bool:
+    """Compare secrets in constant time."""
     return hmac.compare_digest(first.encode("utf-8", "replace"), second.encode("utf-8", "replace"))
 
 
-def _with_headers(send: Send) -> Send:
-    async def sent(message: MutableMapping[str, Any]) -> None:
+def _add_security_headers(send: Send) -> Send:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             names = {name for name, _ in message["headers"]}
-            more = [] if b"cache-control" in names else [(b"cache-control", b"no-store")]
-            message = {**message, "headers": [*message["headers"], *_SAFE, *more]}
+            cache = [] if b"cache-control" in names else [(b"cache-control", b"no-store")]
+            message = {**message, "headers": [*message["headers"], *_SECURITY_HEADERS, *cache]}
         await send(message)
 
-    return sent
+    return send_with_headers
 
 
-async def _answer(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
-    given = {name for name, _ in headers}
-    plain = [] if b"content-type" in given else [(b"content-type", b"text/plain; charset=utf-8")]
+async def _respond(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
     length = (b"content-length", str(len(body)).encode())
-    guarded = _with_headers(send)
-    await guarded({"type": "http.response.start", "status": status, "headers": [*headers, *plain, length]})
-    await guarded({"type": "http.response.body", "body": body})
+    send = _add_security_headers(send)
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})

@@ -1,4 +1,4 @@
-"""The viewer: a dataset, and a server on this machine's own address that shows it."""
+"""The viewer: a dataset, and a server on the loopback address that shows it."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from quire.storage import StoredDataset, open_dataset, write_dataset
 from quire.storage._pages import Pages
 
 require("uvicorn", extra="view", needed_for="the viewer")
-import uvicorn  # noqa: E402 - whether it is there was looked at above
+import uvicorn  # noqa: E402 - after the check that it is installed
 
-from quire.view._api import Viewed, make_app  # noqa: E402
-from quire.view._contents import Contents  # noqa: E402
+from quire.view._api import ViewedDataset, make_app  # noqa: E402
 from quire.view._guard import Guard  # noqa: E402
+from quire.view._media import MediaReader  # noqa: E402
 
 _LOOPBACK = "127.0.0.1"
-_FILES = (".parquet", ".arrow")
+_DATASET_SUFFIXES = (".parquet", ".arrow")
 
 
 class Viewer:
-    """A page on this machine that shows documents; it runs beside the program until it is closed.
+    """A local web page that shows documents; it runs in a thread until it is closed.
 
-    `url` is where: every time it is asked for, an address that works once. As a context manager, it closes at the end.
+    `url` is its address: a new one each time, which works once. As a context manager, it closes at the end.
     """
 
     def __init__(
@@ -48,25 +48,38 @@ class Viewer:
         document: type[Any] | None = None,
         title: str | None = None,
     ) -> None:
-        """Serve documents: an array, a batch, a dataset, the path of one or of a file, or anything that gives them.
+        """Serve documents: an array, a batch, a dataset, the path of one or of a file, or an iterable of documents.
 
-        Documents in hand are written to a folder of their own, which goes with the viewer; where they do not tell their
-        class, `document` does. `port` is any that is free unless it is given. With `files`, files inside the dataset's
-        folder are shown where texts are their paths; nothing else that the data names is ever fetched.
+        Documents in memory are written to a temporary folder, which is removed with the viewer; `document` is their
+        class if they do not have one of their own. `port` is any free port by default. With `files`, files inside the
+        dataset's folder are shown where texts are their paths; no other path or URL in the data is ever opened.
         """
-        self._folder = tempfile.mkdtemp(prefix="quire-view-") if _is_in_hand(source) else None
+        self._folder = tempfile.mkdtemp(prefix="quire-view-") if _needs_writing(source) else None
         try:
-            dataset = _opened(source, document, self._folder)
-            self._socket = _bound(port)
+            dataset = _open(source, document, self._folder)
+            self._socket = _bind(port)
         except BaseException:
-            self._clear()
+            self._remove_folder()
             raise
         self.dataset, self.port = dataset, int(self._socket.getsockname()[1])
         local = Path(dataset.folder.url) if files and dataset.folder.local_path("_") is not None else None
         pages = Pages(dataset)
-        viewed = Viewed(title or _title(source, dataset), pages, Contents(pages, local))
+        viewed = ViewedDataset(title or _default_title(source, dataset), pages, MediaReader(pages, local))
         self._guard = Guard(make_app(viewed), self.port)
-        self._server = uvicorn.Server(_config(self._guard))
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                self._guard,
+                http="h11",
+                ws="none",
+                loop="asyncio",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=1,
+            )
+        )
         self._thread: threading.Thread | None = None
 
     @property
@@ -75,7 +88,7 @@ class Viewer:
         return f"http://{_LOOPBACK}:{self.port}/?token={self._guard.new_token()}"
 
     def start(self) -> Self:
-        """Serve in a thread of its own."""
+        """Start the server in a thread of its own."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="quire view", daemon=True)
             self._thread.start()
@@ -86,27 +99,27 @@ class Viewer:
             self._server.run(sockets=[self._socket])
         finally:
             self._socket.close()
-            self._clear()
+            self._remove_folder()
 
     def wait(self) -> None:
-        """Wait until the viewer is closed; the process can be interrupted meanwhile."""
+        """Wait until the viewer is closed; Ctrl-C interrupts the wait."""
         while self._thread is not None and self._thread.is_alive():
             self._thread.join(0.5)
 
     def open(self) -> None:
-        """Show the page in the browser of this machine."""
+        """Open the page in a browser."""
         webbrowser.open(self.url)
 
     def close(self) -> None:
-        """Stop serving, and remove what was written for it."""
+        """Stop the server, and remove its temporary folder."""
         self._server.should_exit = True
         if self._thread is not None:
             self._thread.join(10)
         else:
             self._socket.close()
-        self._clear()
+        self._remove_folder()
 
-    def _clear(self) -> None:
+    def _remove_folder(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -125,45 +138,32 @@ class Viewer:
         return f'<a href="{escape(self.url)}" target="_blank" rel="noopener">{escape(repr(self)[1:-1])}</a>'
 
 
-def _config(app: Any) -> Any:
-    return uvicorn.Config(
-        app,
-        http="h11",
-        ws="none",
-        loop="asyncio",
-        lifespan="off",
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=1,
-    )
-
-
-def _bound(port: int) -> socket.socket:
-    """A socket on this machine's own address, so that nobody else can reach it."""
-    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, asyncio sends without delay
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def _bind(port: int) -> socket.socket:
+    """Return a socket that listens on the loopback address, which other machines cannot reach."""
+    # asyncio sets TCP_NODELAY only on sockets whose protocol is IPPROTO_TCP, not 0.
+    server = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        made.bind((_LOOPBACK, port))
-        made.listen(128)
+        server.bind((_LOOPBACK, port))
+        server.listen(128)
     except OSError as error:
-        made.close()
+        server.close()
         raise StorageError(
             f"port {port} cannot be used: {error.strerror}. Leave it out for one that is free."
         ) from error
-    return made
+    return server
 
 
-def _is_in_hand(source: Any) -> bool:
-    """Whether documents are in memory, or in a file that is read as a whole: then they are written down first."""
+def _needs_writing(source: Any) -> bool:
+    """Whether the documents are in memory, or in a file without random access, and must be written as a dataset."""
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
-        return path.is_file() and not path.name.endswith(_FILES)
+        return path.is_file() and not path.name.endswith(_DATASET_SUFFIXES)
     return not isinstance(source, StoredDataset)
 
 
-def _opened(source: Any, document: type[Any] | None, folder: str | None) -> StoredDataset[Any]:
+def _open(source: Any, document: type[Any] | None, folder: str | None) -> StoredDataset[Any]:
+    """Open a dataset; `folder` is where documents that are not in one are written."""
     if isinstance(source, StoredDataset):
         return source
     if folder is None:
@@ -178,19 +178,19 @@ def _opened(source: Any, document: type[Any] | None, folder: str | None) -> Stor
 
 
 def _type_of(docs: Any) -> type[Any]:
-    """The class of documents in hand."""
+    """Return the one class of documents in memory."""
     if isinstance(docs, BaseDocument):
         return type(docs)
     if not isinstance(docs, (DocumentArray, DocumentBatch)):
         raise DocumentTypeError(f"a viewer shows documents, a dataset or the path of one, got {type(docs).__name__}.")
-    found = {docs.document_type} if docs.document_type is not BaseDocument else set(map(type, docs))
-    if len(found) != 1:
-        names = ", ".join(sorted(each.__name__ for each in found)) or "none"
+    types = {docs.document_type} if docs.document_type is not BaseDocument else set(map(type, docs))
+    if len(types) != 1:
+        names = ", ".join(sorted(each.__name__ for each in types)) or "none"
         raise DocumentTypeError(f"a viewer shows documents of one class, got {names}: use DocumentArray[T].")
-    return found.pop()
+    return types.pop()
 
 
-def _title(source: Any, dataset: StoredDataset[Any]) -> str:
+def _default_title(source: Any, dataset: StoredDataset[Any]) -> str:
     if isinstance(source, (str, os.PathLike)):
         return os.fspath(source).rstrip("/").rpartition("/")[2]
     if isinstance(source, StoredDataset):

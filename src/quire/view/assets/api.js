@@ -1,6 +1,6 @@
-// What is asked of the server. Everything is on this machine; nothing else is ever fetched.
+// Requests to the server of the viewer. Nothing is fetched from anywhere else.
 
-export class AskError extends Error {
+export class RequestError extends Error {
   constructor(message, status, position) {
     super(message);
     this.status = status;
@@ -11,11 +11,11 @@ export class AskError extends Error {
 export const about = { version: "", columns: [], tree: [] };
 
 function query(values) {
-  const made = new URLSearchParams();
+  const parameters = new URLSearchParams();
   for (const [name, value] of Object.entries(values)) {
-    if (value !== "" && value !== null && value !== undefined && value !== false) made.set(name, value);
+    if (value !== "" && value !== null && value !== undefined && value !== false) parameters.set(name, value);
   }
-  return made.toString();
+  return parameters.toString();
 }
 
 export async function ask(what, values = {}, signal = undefined) {
@@ -24,15 +24,15 @@ export async function ask(what, values = {}, signal = undefined) {
     answer = await fetch(`/api/${what}?${query(values)}`, { signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new AskError("The viewer does not answer: it may have been closed.", 0);
+    throw new RequestError("The viewer does not answer: it may have been closed.", 0);
   }
   if (answer.ok) return answer.json();
-  let told = null;
-  try { told = await answer.json(); } catch { /* no JSON */ }
-  throw new AskError(told?.error ?? `The viewer answered ${answer.status}.`, answer.status, told?.position);
+  let problem = null;
+  try { problem = await answer.json(); } catch { /* no JSON */ }
+  throw new RequestError(problem?.error ?? `The viewer answered ${answer.status}.`, answer.status, problem?.position);
 }
 
 const address = (what, values) => `/api/${what}?${query({ ...values, v: about.version })}`;
-export const picture = (row, path, size = 192, frame = 0) => address("picture", { row, path, size, frame: frame || "" });
-export const sound = (row, path) => address("sound", { row, path });
-export const film = (row, path) => address("film", { row, path });
+export const imageUrl = (row, path, size = 192, frame = 0) => address("image", { row, path, size, frame: frame || "" });
+export const audioUrl = (row, path) => address("audio", { row, path });
+export const videoUrl = (row, path) => address("video", { row, path });

@@ -1,6 +1,6 @@
-// A value of the data as elements, small for the grid and large for a document.
+// Cells as elements: small in the grid, large in a document.
 import { bytes, count, el, icon, number, shapeOf, svg } from "./dom.js";
-import { film, picture, sound } from "./api.js";
+import { audioUrl, imageUrl, videoUrl } from "./api.js";
 
 const player = new Audio();
 let playing = null;
@@ -33,7 +33,7 @@ function playButton(source, label) {
 export function image(row, path, size, alt, frame = 0) {
   const made = el("img", { alt, loading: "lazy", decoding: "async", draggable: false });
   made.addEventListener("error", () => made.replaceWith(el("span", { class: "faint broken", title: "This image cannot be read." }, icon("broken"), " unreadable")));
-  made.src = picture(row, path, size, frame);
+  made.src = imageUrl(row, path, size, frame);
   return made;
 }
 
@@ -65,8 +65,8 @@ const SMALL = {
   heat: (cell, at) => { const made = image(at.row, at.path, 96, `${at.path}, ${shapeOf(cell)}`); made.classList.add("heat"); made.title = shapeOf(cell); return made; },
   image: (cell, at) => image(at.row, at.path, at.size ?? 192, `${at.path} of row ${at.row}`),
   frames: (cell, at) => el("span", { class: "frames" }, image(at.row, at.path, 192, `${at.path} of row ${at.row}`), el("span", { class: "badge" }, icon("film"), count(cell.shape[0]))),
-  audio: (cell, at) => el("span", { class: "sound" }, playButton(sound(at.row, at.path), `${at.path} of row ${at.row}`), el("span", { class: "faint" }, cell.n ? bytes(cell.n) : count(Math.max(...cell.shape)))),
-  video: (cell, at) => el("video", { src: film(at.row, at.path), preload: "metadata", muted: true, playsInline: true, controls: false, tabIndex: -1, title: "Play", "aria-label": `${at.path} of row ${at.row}`,
+  audio: (cell, at) => el("span", { class: "sound" }, playButton(audioUrl(at.row, at.path), `${at.path} of row ${at.row}`), el("span", { class: "faint" }, cell.n ? bytes(cell.n) : count(Math.max(...cell.shape)))),
+  video: (cell, at) => el("video", { src: videoUrl(at.row, at.path), preload: "metadata", muted: true, playsInline: true, controls: false, tabIndex: -1, title: "Play", "aria-label": `${at.path} of row ${at.row}`,
     onclick: (event) => { event.stopPropagation(); const v = event.currentTarget; v.muted = false; if (v.paused) v.play().catch(() => {}); else v.pause(); } }),
 };
 
@@ -94,8 +94,8 @@ const LARGE = {
   },
   vector: (cell) => el("figure", {}, cell.v ? spark(cell.v, 360, 72) : "", tensorFacts(cell)),
   tensor: (cell) => tensorFacts(cell),
-  audio: (cell, at) => el("figure", {}, el("audio", { src: sound(at.row, at.path), controls: true, preload: "metadata" }), el("figcaption", { class: "faint" }, cell.shape ? shapeOf(cell) : `${cell.mime} · ${bytes(cell.n)}`)),
-  video: (cell, at) => el("figure", {}, el("video", { src: film(at.row, at.path), controls: true, preload: "metadata", playsInline: true }), el("figcaption", { class: "faint" }, `${cell.mime} · ${bytes(cell.n)}`)),
+  audio: (cell, at) => el("figure", {}, el("audio", { src: audioUrl(at.row, at.path), controls: true, preload: "metadata" }), el("figcaption", { class: "faint" }, cell.shape ? shapeOf(cell) : `${cell.mime} · ${bytes(cell.n)}`)),
+  video: (cell, at) => el("figure", {}, el("video", { src: videoUrl(at.row, at.path), controls: true, preload: "metadata", playsInline: true }), el("figcaption", { class: "faint" }, `${cell.mime} · ${bytes(cell.n)}`)),
 };
 
 function nested(title, note, fields, row, open) {

@@ -1,9 +1,9 @@
-// Histograms and bars as SVG, and what is fetched for them.
+// Histograms and bars as SVG, and the requests for their statistics.
 import { clear, count, el, number, svg } from "./dom.js";
 import { ask } from "./api.js";
 
 const known = new Map();
-const PLAIN = new Set(["number", "flag", "text", "name", "moment", "list", "documents"]); // not what may be large
+const PLAIN = new Set(["number", "flag", "text", "name", "moment", "list", "documents"]); // columns whose statistics are cheap
 
 export function statistics(path, brief = false) {
   const key = `${path}|${brief}`;
@@ -11,7 +11,7 @@ export function statistics(path, brief = false) {
   return known.get(key);
 }
 
-let line = Promise.resolve(); // one after the other: rows come first
+let line = Promise.resolve(); // one request at a time, so that rows come first
 
 export function miniature(column) {
   const node = el("span", { class: "mini", "aria-hidden": "true" });

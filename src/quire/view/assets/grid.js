@@ -1,9 +1,9 @@
-// The grid: as many elements as are in sight, whatever the number of rows.
+// The grid: a virtual list that keeps elements only for the rows in view.
 //
 // A browser has a greatest height for an element (some 33 million pixels in Chromium, 17 in Firefox). Above a quarter of
-// that, the scroll bar tells a part of the whole, and the wheel moves by pixels of the whole.
+// that, the scroll bar is scaled, while the wheel still moves by pixels of the whole list.
 import { $, clear, count, el, icon } from "./dom.js";
-import { AskError, ask } from "./api.js";
+import { RequestError, ask } from "./api.js";
 import { small } from "./cells.js";
 import { miniature } from "./charts.js";
 
@@ -280,7 +280,7 @@ export class Grid {
       this.actions.busy(true);
       ask("rows", { ...this.wanted, start: block * BLOCK, count: BLOCK }, asking.signal)
         .then((answer) => { if (asking === this.asking) { this.keep(block, answer); this.draw(); } })
-        .catch((error) => { if (error instanceof AskError && asking === this.asking) { this.broken.set(block, error.message); this.draw(); } })
+        .catch((error) => { if (error instanceof RequestError && asking === this.asking) { this.broken.set(block, error.message); this.draw(); } })
         .finally(() => { if (this.waiting.get(key) === asking) this.waiting.delete(key); this.actions.busy(this.waiting.size > 0); });
     }
   }

@@ -1,4 +1,4 @@
-// The page: what is chosen, and who is told of it.
+// The page: its state, and the parts that show it.
 import { $, bytes, clear, count, el, icon, store } from "./dom.js";
 import { about, ask } from "./api.js";
 import { Grid, HEIGHTS } from "./grid.js";

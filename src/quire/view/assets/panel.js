@@ -1,4 +1,4 @@
-// What is beside the rows: one document with its neighbours, or the statistics of a column.
+// The side panel: one document with its nearest neighbours, or the statistics of a column.
 import { $, clear, count, el, icon, number } from "./dom.js";
 import { about, ask } from "./api.js";
 import { image, spark, tree } from "./cells.js";

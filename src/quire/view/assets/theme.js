@@ -1,4 +1,4 @@
-// Before anything is painted: the theme that was chosen, or that of the system.
+// Runs before the first paint: apply the chosen theme, or that of the system.
 (() => {
   let chosen = null;
   try { chosen = localStorage.getItem("quire-theme"); } catch { /* storage may be off */ }
