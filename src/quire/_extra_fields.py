@@ -1,4 +1,4 @@
-"""Input that a document class has no field for.
+"""Unknown fields: input that a document class has no field for.
 
 A class refuses unknown fields (`extra='forbid'`, which `BaseDocument` sets), and the error names the nearest fields.
 Readers of other people's data may ask for unknown fields to be ignored instead. pydantic compiles that choice into a
@@ -19,7 +19,7 @@ from quire.errors import OptionError, did_you_mean
 from quire.schema import Field, FieldKind, first_keys, takes_names
 
 Extra = Literal["forbid", "ignore"]
-"""What a reader does about fields and columns that the class does not have, where the class does not say it itself."""
+"""How a reader treats fields and columns that a class does not have; a class that sets `extra` wins."""
 
 _FORBIDDEN = "Extra inputs are not permitted"
 _ERROR_TYPES = frozenset(get_args(core_schema.ErrorType))
@@ -28,13 +28,13 @@ _hiding = threading.Lock()
 
 
 def check_extra(extra: str) -> None:
-    """Refuse a value of the option `extra` that has no meaning."""
+    """Raise an error for an unknown value of the option `extra`."""
     if extra not in get_args(Extra):
         raise OptionError(f"extra={extra!r} is not a rule for unknown fields: use 'forbid' or 'ignore'.")
 
 
 def extra_rule(document_type: type[Any], extra: Extra) -> Literal["forbid", "ignore", "allow"]:
-    """What is done about a field that a class does not have: what the class says, else what the reader was asked."""
+    """Return the rule for unknown fields: that of the class if it sets one, else that of the reader."""
     return document_type.__quire_extra__ or extra
 
 
@@ -42,16 +42,16 @@ def extra_rule(document_type: type[Any], extra: Extra) -> Literal["forbid", "ign
 
 
 def explain_unknown_fields(document_type: type[Any], error: ValidationError) -> ValidationError:
-    """The same error, where the message about each unknown field names the class and its nearest fields."""
+    """Return the error with messages about unknown fields that name the class and its nearest fields."""
     problems = error.errors(include_url=False)
     if not any(problem["msg"] == _FORBIDDEN for problem in problems):
         return error
     hide_input = bool(document_type.model_config.get("hide_input_in_errors"))
-    details = [_explained(document_type, problem) for problem in problems]
+    details = [_explain_problem(document_type, problem) for problem in problems]
     return ValidationError.from_exception_data(error.title, details, hide_input=hide_input)
 
 
-def _explained(document_type: type[Any], problem: Any) -> Any:
+def _explain_problem(document_type: type[Any], problem: Any) -> Any:
     details = {"type": problem["type"], "loc": problem["loc"], "input": problem["input"], "ctx": problem.get("ctx", {})}
     if problem["msg"] == _FORBIDDEN:
         message = unknown_field(document_type, problem["loc"])
@@ -63,11 +63,11 @@ def _explained(document_type: type[Any], problem: Any) -> Any:
 
 
 def unknown_field(document_type: type[Any], location: tuple[int | str, ...]) -> str | None:
-    """What is wrong with an unknown field at a location in the input; None if no single class is at fault there."""
+    """Describe an unknown field at a location in the input; None if no single class is at fault there."""
     *path, name = location
     nodes: list[Any] = [document_type]
     for part in path:
-        nodes = [found for node in nodes for found in _inside(node, part)]
+        nodes = [inner for node in nodes for inner in _inside(node, part)]
     owners: list[Any] = [node if isinstance(node, type) else node.type for node in nodes if _is_document(node)]
     if len(set(owners)) != 1:
         return None
@@ -75,7 +75,7 @@ def unknown_field(document_type: type[Any], location: tuple[int | str, ...]) -> 
 
 
 def _input_names(document_type: type[Any]) -> list[str]:
-    """The names by which a class takes the values of its fields: their own, their aliases, or both."""
+    """List the names by which a class accepts the values of its fields: their own, their aliases, or both."""
     names: list[str] = []
     for name, info in document_type.model_fields.items():
         aliases = sorted(first_keys(info) - {name})
@@ -88,7 +88,7 @@ def _is_document(node: Any) -> bool:
 
 
 def _inside(node: Any, part: int | str) -> Iterator[Any]:
-    """The classes and fields that one part of an error's location may mean, inside a class or a field.
+    """Yield the classes and fields that one part of an error's location may refer to, inside a class or a field.
 
     pydantic's locations have a part for each field, index and key, and one for the member of a union.
     """
@@ -112,30 +112,30 @@ def _inside(node: Any, part: int | str) -> Iterator[Any]:
 
 
 def document_validator(document_type: type[Any], extra: Extra) -> SchemaValidator:
-    """The validator of a document, with the given rule for unknown fields in it and in the documents inside."""
+    """Return the validator of a document, with a rule for unknown fields in it and in nested documents."""
     check_extra(extra)
     if extra == "forbid":
         return cast("SchemaValidator", document_type.__pydantic_validator__)
     notes = document_type.document_schema().notes
     if "tolerant validator" not in notes:
-        notes["tolerant validator"] = tolerant(document_type.__pydantic_core_schema__)
+        notes["tolerant validator"] = build_tolerant_validator(document_type.__pydantic_core_schema__)
     return cast("SchemaValidator", notes["tolerant validator"])
 
 
 def rows_validator(document_type: type[Any], extra: Extra) -> SchemaValidator:
-    """The validator of a list of documents, with the given rule for unknown fields."""
+    """Return the validator of a list of documents, with a rule for unknown fields."""
     check_extra(extra)
     notes = document_type.document_schema().notes
     key = "validator of rows", extra
     if key not in notes:
         schema = _as_list(document_type.__pydantic_core_schema__)
-        notes[key] = SchemaValidator(schema) if extra == "forbid" else tolerant(schema)
+        notes[key] = SchemaValidator(schema) if extra == "forbid" else build_tolerant_validator(schema)
     return cast("SchemaValidator", notes[key])
 
 
-def tolerant(schema: CoreSchema) -> SchemaValidator:
-    """A validator for which the classes that do not set `extra` themselves ignore unknown fields."""
-    return _compile(_relaxed(schema))
+def build_tolerant_validator(schema: CoreSchema) -> SchemaValidator:
+    """Build a validator in which the classes that do not set `extra` ignore unknown fields."""
+    return _compile(_relax(schema))
 
 
 def _as_list(schema: Any) -> CoreSchema:
@@ -144,18 +144,18 @@ def _as_list(schema: Any) -> CoreSchema:
     return core_schema.list_schema(schema)
 
 
-def _relaxed(schema: Any) -> Any:
-    """A copy of a core schema in which the classes that do not set `extra` themselves ignore unknown fields."""
+def _relax(schema: Any) -> Any:
+    """Copy a core schema so that the classes that do not set `extra` ignore unknown fields."""
     if isinstance(schema, (list, tuple)):
-        return type(schema)(_relaxed(item) for item in schema)
+        return type(schema)(_relax(item) for item in schema)
     if not isinstance(schema, dict):
         return schema
     relaxed = {
-        key: {name: _relaxed(item) for name, item in value.items()}
+        key: {name: _relax(item) for name, item in value.items()}
         if key in ("fields", "choices") and isinstance(value, dict)
         else value
         if key in _NOT_SCHEMAS
-        else _relaxed(value)
+        else _relax(value)
         for key, value in schema.items()
     }
     if schema.get("type") == "model" and getattr(schema["cls"], "__quire_extra__", "") is None:
@@ -164,7 +164,7 @@ def _relaxed(schema: Any) -> Any:
 
 
 def _compile(schema: CoreSchema) -> SchemaValidator:
-    """A validator that is built from the schema alone.
+    """Build a validator from the schema alone.
 
     Since 2.11, pydantic uses the validator that a nested class has already; since 2.12 an option turns that off. In
     between, it must not find the nested classes complete.

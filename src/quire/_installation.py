@@ -1,11 +1,11 @@
-"""How quire is installed: the name of its distribution, and what happens if another distribution claims `quire`.
+"""The name of quire's distribution, and checks for another distribution that claims the package `quire`.
 
 The distribution is called quire-ml. PyPI has another project called quire, whose package has the same import name: if
-both are installed in one environment, their files overwrite each other. What can be noticed depends on whose
-`quire/__init__.py` is left:
+both are installed in one environment, their files overwrite each other. What can be detected depends on which
+`quire/__init__.py` remains:
 
-- ours, next to the metadata of the other distribution: `import quire` warns, since an update or the removal of either
-  one will delete files of the other;
+- ours, next to the metadata of the other distribution: `import quire` warns, since updating or removing either one
+  will delete files of the other;
 - the other one's, or none because the other one was removed and took the file along: our own modules refuse to be
   imported under it, with an error that names the file and the commands that repair it.
 """
@@ -21,7 +21,7 @@ _REPAIR = f"pip uninstall quire; pip install --force-reinstall --no-deps {DISTRI
 
 
 def install_command(extra: str) -> str:
-    """The command that adds an extra to this installation."""
+    """Return the command that adds an extra to this installation."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 

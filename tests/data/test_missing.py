@@ -439,3 +439,16 @@ def test_fill_value_may_have_another_shape_than_the_rows_of_a_batch(shapes: Any,
     assert batch.validity("samples").all()
     with pytest.raises(OptionError, match=r"has the shape \(2,\), and the rows have \(1,\)"):
         MultiModalDataset[Signal](documents, missing=fill).__getitems__([0, 1])
+
+
+class Vector(BaseDocument):
+    vector: TorchTensor["length"] | None = None
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("shapes", ["pad", "ragged"])
+def test_a_tensor_of_another_framework_fills_a_batch_without_values(framework: str, shapes: Any) -> None:
+    documents = [Vector(), Vector(vector=torch.zeros(3))]
+    fills = {"vector": torch.ones(2)}
+    dataset = MultiModalDataset[Vector](documents, framework=framework, shapes=shapes, missing=fills)
+    assert dataset.__getitems__([0]).unstack()[0].vector.tolist() == [1.0, 1.0]

@@ -28,7 +28,7 @@ from quire.array._query_values import (
     has_size,
     has_text,
     is_whole,
-    ordered_form,
+    ordered_forms,
 )
 from quire.array._regex import compile_regex
 from quire.columns import Column, Columns, DocumentColumn, ObjectColumn, ScalarColumn
@@ -527,7 +527,7 @@ class _Target:
         return _Test("$in", forms, lambda found: _equals_any(found, forms), of_elements=not whole)
 
     def _ordered(self, name: str, value: Any) -> _Test:
-        compare, forms = ORDERED[name], self._forms(value, ordered_form, "cannot be compared with")
+        compare, forms = ORDERED[name], self._forms(value, ordered_forms, "cannot be compared with")
         mixed = self.field is not None and self.field.kind is FieldKind.UNION
 
         def holds(found: Any) -> bool:

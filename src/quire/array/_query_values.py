@@ -1,8 +1,8 @@
-"""Which values of a query a field can equal or be compared with, in the form in which documents hold them.
+"""Convert the values of a query to the form in which documents hold a field's values, and reject others.
 
-The rule: a value is one that the field can hold, or its text in JSON (a date as '2024-05-01', a UUID, a Decimal, a
-path). An enum field takes members, values and, where no value is meant, names. None stands for a missing value, and
-every field takes it. Anything else never matches, which is an error.
+A value is one that the field can hold, or its text in JSON (a date as '2024-05-01', a UUID, a Decimal, a
+path). An enum field takes members, values and, unless a member has that value, names. None stands for a missing value,
+and every field takes it. Anything else never matches, which is an error.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _DAY = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 class MismatchError(Exception):
-    """A value that never matches a field; the message is a hint, or empty."""
+    """Raised for a value that never matches a field; the message is a hint, or empty."""
 
 
 def equal_forms(field: Field, value: Any) -> list[Any]:
-    """The values of a field that a value of a query equals: one, or several where a union leaves it open."""
+    """Return the values of a field that equal a value of a query; several if a union leaves the type open."""
     value = _plain(value)
     if value is None:
         return [None]
@@ -43,8 +43,8 @@ def equal_forms(field: Field, value: Any) -> list[Any]:
     return _EQUAL[field.kind](field, value)
 
 
-def ordered_form(field: Field, value: Any) -> list[Any]:  # noqa: C901 - a case for each kind
-    """The values that a field's values are compared with by `$gt` and its like."""
+def ordered_forms(field: Field, value: Any) -> list[Any]:  # noqa: C901 - a case for each kind
+    """Return the values that `$gt` and the other comparisons compare a field's values with."""
     value = _plain(value)
     if value is None:
         raise MismatchError("None has no order: use $exists.")
@@ -62,7 +62,7 @@ def ordered_form(field: Field, value: Any) -> list[Any]:  # noqa: C901 - a case 
     if kind is FieldKind.LIST and isinstance(value, LISTS):
         raise MismatchError("Lists have no order: compare their elements.")
     if kind in (FieldKind.UNION, FieldKind.LIST) and field.items:
-        return _of_any(field.items, value, ordered_form)
+        return _of_any(field.items, value, ordered_forms)
     if kind in (FieldKind.ANY, FieldKind.LIST):
         return [value]
     if kind in _WITHOUT_ORDER or (kind is FieldKind.SCALAR and tp is complex):
@@ -112,7 +112,7 @@ def _check(value: Any, holds: bool, hint: str = "") -> Any:  # noqa: FBT001 - a 
 
 
 def _check_choice(field: Field, value: Any) -> None:
-    """Refuse what a Literal does not name; of an enum, members and values are both named."""
+    """Reject values that a Literal does not list; for an enum, members and values both count."""
     known = [getattr(choice, "value", choice) for choice in field.choices]
     if value not in field.choices and value not in known:
         raise MismatchError(did_you_mean(str(value), map(str, known)))
@@ -132,7 +132,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _number_hint(value: Any) -> str:
-    """What was probably meant by a number in quotes."""
+    """Suggest a number for a number in quotes."""
     if isinstance(value, str):
         for read in (int, float):
             try:
@@ -181,7 +181,7 @@ def _ordered_member(field: Field, value: Any) -> Any:
 
 
 def _parse(tp: Any, text: str) -> Any:
-    """The value that a text means in JSON; a bare number, which pydantic takes for seconds, means nothing here."""
+    """Parse a text as JSON would; a bare number, which pydantic takes for seconds, is rejected."""
     try:
         if not re.fullmatch(r"\s*[+-]?[\d.]+\s*", text):
             return TypeAdapter(tp).validate_python(text)
@@ -225,7 +225,7 @@ def _equal_uuid(_: Field, value: Any) -> list[Any]:
 
 
 def _equal_decimal(_: Field, value: Any) -> list[Any]:
-    """A float means the decimal that it is written as: 0.1 is Decimal('0.1')."""
+    """Convert a value to a Decimal; a float is the decimal that it is written as: 0.1 is Decimal('0.1')."""
     try:
         if isinstance(value, (str, float)):
             return [Decimal(repr(value) if isinstance(value, float) else value)]
@@ -240,9 +240,11 @@ def _equal_path(field: Field, value: Any) -> list[Any]:
 
 def _equal_tensor(field: Field, value: Any) -> list[Any]:
     framework = framework_of(value)
-    wanted = getattr(field.type, "_framework_name", None)
-    if framework is None or (wanted is not None and framework.name != wanted):
-        raise MismatchError(f"Compare it with a tensor{f' of {wanted}' if wanted else ''}, or filter by a function.")
+    expected = getattr(field.type, "_framework_name", None)
+    if framework is None or (expected is not None and framework.name != expected):
+        raise MismatchError(
+            f"Compare it with a tensor{f' of {expected}' if expected else ''}, or filter by a function."
+        )
     return [value]
 
 
@@ -270,7 +272,7 @@ def _equal_list(field: Field, value: Any) -> list[Any]:
 
 
 def _as_list(field: Field, value: Any) -> Any:
-    """A list of a query as the field's own kind of list."""
+    """Convert a list of a query to the field's own kind of list."""
     unordered = isinstance(value, (set, frozenset))
     tp = field.type if field.type in LISTS else tuple if isinstance(value, tuple) else list
     if unordered and tp not in (set, frozenset):
@@ -287,7 +289,7 @@ def _as_list(field: Field, value: Any) -> Any:
 
 
 def _held_form(field: Field, value: Any) -> Any:
-    """The value inside a list or dict that a value of a query equals; elements of lists do not stand for them here."""
+    """Convert a value inside a list or dict; here, an element does not stand for a list that contains it."""
     _check(value, field.kind is not FieldKind.LIST or value is None or isinstance(value, LISTS))
     return equal_forms(field, value)[0]
 
@@ -305,21 +307,21 @@ def _equal_union(field: Field, value: Any) -> list[Any]:
 
 
 def _of_any(fields: Iterable[Field], value: Any, forms: Callable[[Field, Any], list[Any]]) -> list[Any]:
-    """What the value means to each of several types; an error if it means nothing to any."""
-    found: list[Any] = []
+    """Return the forms that a value has for several types; an error if no type accepts it."""
+    values: list[Any] = []
     hints: list[str] = []
     for field in fields:
         try:
-            found += forms(field, value)
+            values += forms(field, value)
         except MismatchError as error:
             hints.append(str(error))
-    if not found:
+    if not values:
         raise MismatchError(next(filter(None, hints), ""))
-    return found
+    return values
 
 
 def _equal_any(field: Field, value: Any) -> list[Any]:
-    """The value itself, and what pydantic makes of it for a type that quire does not know, like a URL."""
+    """Return the value and, for a type that only pydantic knows, such as a URL, the value that it parses to."""
     if field.type is Any or field.choices or not isinstance(field.type, type) or isinstance(value, field.type):
         return [value]
     try:

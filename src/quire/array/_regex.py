@@ -1,8 +1,8 @@
 """Regular expressions of queries: RE2's syntax, in time linear in the text whatever the pattern.
 
 Python's `re` backtracks: `(a+)+$` takes minutes on thirty letters. RE2 (google-re2, or the one inside pyarrow) does
-not. Simple patterns, whose worst case on a given text is known to be small, run on `re` all the same: it is faster for
-a single text, and needs nothing installed.
+not. Simple patterns, whose worst case on a text is known to be small, still run on `re`: it is faster for one text, and
+needs nothing installed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _MOST_STEPS = 4_000_000
-"""Steps of backtracking that one text may take in the worst case: some 40 ms."""
+"""The most steps of backtracking that a text may take in the worst case: some 40 ms."""
 _LONGEST = 2_000
-"""Characters of a pattern."""
+"""The most characters of a pattern."""
 _FLAGS = re.compile(r"\(\?([ims]+)\)")
 _REPEAT = re.compile(r"[*+?]|\{(\d{1,3})(,?)(\d{0,3})\}")
 _CLASS = re.compile(r"\[\^?(?:[^\]\[\\&|~-]|-(?!-)|\\.)+\]", re.DOTALL)
@@ -50,7 +50,7 @@ class Regex:
         self._simple = SimplePattern.parse(pattern)
         self._search: Callable[[str], bool] | None = None
         if self._simple is None:
-            self._search = _linear_search(pattern)  # which reports a pattern that is none
+            self._search = _linear_search(pattern)  # raises for an invalid pattern
 
     def search(self, text: str) -> bool:
         """Whether the pattern occurs in a text."""
@@ -61,7 +61,7 @@ class Regex:
         return self._search(text)
 
     def search_all(self, texts: Sequence[str | None]) -> NDArray[np.bool_]:
-        """In which of many texts the pattern occurs; never in None."""
+        """Return for each text whether the pattern occurs in it; it never does in None."""
         if self._simple is None and is_installed("pyarrow"):
             return _search_column(self.pattern, texts)
         return np.fromiter((text is not None and self.search(text) for text in texts), np.bool_, len(texts))
@@ -84,10 +84,10 @@ def _linear_search(pattern: str) -> Callable[[str], bool]:
             search = re2.compile(pattern, options).search
         except re2.error as error:
             detail = error.args[0] if error.args else ""
-            raise _no_pattern(pattern, detail.decode() if isinstance(detail, bytes) else str(detail)) from None
+            raise _invalid_pattern(pattern, detail.decode() if isinstance(detail, bytes) else str(detail)) from None
         return lambda text: search(_encodable(text)) is not None
     if is_installed("pyarrow"):
-        _search_column(pattern, [""])  # which reports a pattern that is none
+        _search_column(pattern, [""])  # raises for an invalid pattern
         return lambda text: bool(_search_column(pattern, [text])[0])
     raise QueryError(
         f"$regex: {pattern!r} may take very long in Python's re, and RE2 is not installed: {install_command('regex')}. "
@@ -100,10 +100,10 @@ def _search_column(pattern: str, texts: Sequence[str | None]) -> NDArray[np.bool
     compute: Any = importlib.import_module("pyarrow.compute")
     try:
         array = pa.array([None if text is None else _encodable(text) for text in texts], pa.large_string())
-        found = compute.match_substring_regex(array, pattern=pattern)
+        matches = compute.match_substring_regex(array, pattern=pattern)
     except pa.ArrowInvalid as error:
-        raise _no_pattern(pattern, str(error)) from None
-    result: NDArray[np.bool_] = found.fill_null(pa.scalar(value=False)).to_numpy(zero_copy_only=False)
+        raise _invalid_pattern(pattern, str(error)) from None
+    result: NDArray[np.bool_] = matches.fill_null(pa.scalar(value=False)).to_numpy(zero_copy_only=False)
     return result
 
 
@@ -115,7 +115,7 @@ def _encodable(text: str) -> str:
     return text
 
 
-def _no_pattern(pattern: str, reason: str) -> QueryError:
+def _invalid_pattern(pattern: str, reason: str) -> QueryError:
     return QueryError(
         f"$regex: {pattern!r} is not a regular expression: {reason.removeprefix('Invalid regular expression: ')}. "
         "Patterns have RE2's syntax: no lookaround and no backreferences."
@@ -130,7 +130,7 @@ class SimplePattern:
         self._repeats, self._branches = repeats, branches
 
     def steps(self, length: int) -> int:
-        """The most steps that backtracking takes on a text: each repetition may end at any of its characters."""
+        """Bound the steps of backtracking on a text: each repetition may end at any of its characters."""
         ends = (1 + (length if most is None else min(most, length)) for most in self._repeats)
         return (length + 1) * self._branches * prod(ends)
 
@@ -177,12 +177,12 @@ class SimplePattern:
                 parts.append("|")
                 repeatable = False
             elif char == "[":
-                found = _CLASS.match(pattern, at)
-                inside = None if found is None else _translate_class(found[0])
-                if found is None or inside is None:
+                match = _CLASS.match(pattern, at)
+                inside = None if match is None else _translate_class(match[0])
+                if match is None or inside is None:
                     return None
                 parts.append(inside)
-                after, repeatable = found.end(), True
+                after, repeatable = match.end(), True
             elif char == "\\":
                 name = pattern[at + 1 : at + 2]
                 after = at + 2
@@ -211,7 +211,7 @@ class SimplePattern:
 
 
 def _translate_class(text: str) -> str | None:
-    """A class of characters with the escapes of RE2; None where the two syntaxes may differ."""
+    """Translate a character class from RE2's escapes; None where the two syntaxes may differ."""
     parts: list[str] = []
     for match in re.finditer(r"\\(.)|[^\\]", text, re.DOTALL):
         name = match[1]

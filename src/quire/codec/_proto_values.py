@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import ConfigDict, Json, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaValidator
 
-from quire._extra_fields import tolerant
+from quire._extra_fields import build_tolerant_validator
 from quire.codec._readback import is_unchanged
 from quire.schema import Field, FieldKind
 from quire.tensors import cast_numbers
@@ -128,7 +128,7 @@ def _adapter(tp: Any) -> TypeAdapter[Any]:
 @cache
 def _reader(tp: Any) -> SchemaValidator:
     """A validator that follows the rules of schema evolution: what the writer's class has and this one has not."""
-    return tolerant(_adapter(tp).core_schema)
+    return build_tolerant_validator(_adapter(tp).core_schema)
 
 
 def _dump_json(value: Any) -> str:

@@ -1,7 +1,7 @@
-"""Unions whose members look alike on the wire: a value is only written if it will be read as what it is.
+"""Unions whose members look alike on the wire: a value is written only if it will be read back unchanged.
 
-Most values tell their own kind. Some take the form of another, as an address takes that of a text, and the field makes
-them again. In a union, another member of the field may take that form.
+The encoding of most values includes their kind. Some are encoded as another kind, as a URL is as text, and the type of
+the field restores them. In a union, another member may accept that encoding.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ _OWN_TYPES: dict[FieldKind, tuple[Any, ...]] = {
 
 
 def ambiguous_fields(schema: Schema) -> tuple[Field, ...]:
-    """The fields with a union, also inside lists and dicts, of which a member takes the form of another type."""
-    found: tuple[Field, ...] | None = schema.notes.get("ambiguous_unions")
-    if found is None:
-        found = schema.notes["ambiguous_unions"] = tuple(filter(has_ambiguous_union, schema.fields))
-    return found
+    """Return the fields with a union, also inside lists and dicts, in which a member is encoded as another type."""
+    fields: tuple[Field, ...] | None = schema.notes.get("ambiguous_unions")
+    if fields is None:
+        fields = schema.notes["ambiguous_unions"] = tuple(filter(has_ambiguous_union, schema.fields))
+    return fields
 
 
 def has_ambiguous_union(field: Field) -> bool:
-    """Whether a field is a union, or has one inside, of which a member takes the form of another type."""
-    if field.kind is FieldKind.UNION and any(map(_borrows_form, field.items)):
+    """Return whether a field is or contains a union in which a member is encoded as another type."""
+    if field.kind is FieldKind.UNION and any(map(_is_encoded_as_other_type, field.items)):
         return True
     return any(map(has_ambiguous_union, field.items))
 
 
-def _borrows_form(field: Field) -> bool:
+def _is_encoded_as_other_type(field: Field) -> bool:
     plain = field.type in _OWN_TYPES.get(field.kind, (field.type,)) and field.wrapper is None
-    return not plain or field.decodes_input or any(map(_borrows_form, field.items))
+    return not plain or field.decodes_input or any(map(_is_encoded_as_other_type, field.items))
 
 
 def check_values(schema: Schema, field: Field, values: list[Any], *, allow_pickle: bool) -> None:
-    """Raise an error for the first value that would be read as another one."""
+    """Raise an error for the first value that would be read back as another one."""
     options = ReadOptions(allow_pickle=allow_pickle)
     for value in values:
         if value is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from quire._extra_fields import Extra, tolerant
+from quire._extra_fields import Extra, build_tolerant_validator
 from quire.columns._column import Column, Validity
 from quire.columns._columns import Columns, DocumentColumn, DocumentsColumn
 from quire.columns._stack import ShapePolicy, StackOptions, stack_values
@@ -154,7 +154,7 @@ def _validator(schema: Schema, field: Field, extra: Extra) -> Any:
         else:
             annotation = schema.document_type.model_fields[field.name].rebuild_annotation()
             adapter = TypeAdapter(list[annotation], config=ConfigDict(arbitrary_types_allowed=True))  # type: ignore[valid-type]
-            schema.notes[key] = adapter if extra == "forbid" else tolerant(adapter.core_schema)
+            schema.notes[key] = adapter if extra == "forbid" else build_tolerant_validator(adapter.core_schema)
     return schema.notes[key]
 
 

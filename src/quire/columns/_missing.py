@@ -26,50 +26,50 @@ NUMERIC = (FieldKind.SCALAR, FieldKind.TENSOR)
 
 
 def present_rows(column: Column) -> Validity:
-    """Which rows of a column of numbers or tensors have a value; None where all have, and for every other column."""
+    """Return which rows of a column of numbers or tensors have a value; None if all have, and for other columns."""
     if isinstance(column, (TensorColumn, RaggedColumn)):
         return column.validity
     if isinstance(column, ObjectColumn) and column.field.kind in NUMERIC:
-        there = column.valid_rows()
-        return None if there.all() else there
+        present = column.valid_rows()
+        return None if present.all() else present
     return None
 
 
 class MissingValues(NamedTuple):
     """A column of numbers or tensors in which values are missing.
 
-    `there` has an element for each value of the column. Below an array of documents these are not rows: value i
+    `present` has an element for each value of the column. Below an array of documents these are not rows: value i
     belongs to row `owners[i]`.
     """
 
     path: FieldPath
     column: Column
-    there: NDArray[np.bool_]
+    present: NDArray[np.bool_]
     owners: NDArray[np.int64] | None
 
     @property
     def is_absent(self) -> bool:
         """Whether the column has no value at all."""
-        return not self.there.any()
+        return not self.present.any()
 
     @property
     def number(self) -> int:
-        """How many values are missing."""
-        return int(len(self.there) - self.there.sum())
+        """The number of missing values."""
+        return int(len(self.present) - self.present.sum())
 
     @property
     def first_row(self) -> int:
         """The first row in which a value is missing."""
-        value = int(np.argmin(self.there))
+        value = int(np.argmin(self.present))
         return value if self.owners is None else int(self.owners[value])
 
 
 def find_missing(
     columns: Columns, path: FieldPath = (), owners: NDArray[np.int64] | None = None
 ) -> Iterator[MissingValues]:
-    """The columns of numbers and tensors with missing values, those of nested documents too.
+    """Yield the columns of numbers and tensors with missing values, including those of nested documents.
 
-    Nested documents that are gathered on demand are passed over: nothing has touched them since they were checked.
+    Nested documents that are gathered on demand are skipped: nothing has changed them since they were checked.
     """
     for name, column in columns.columns.items():
         here = (*path, name)
@@ -80,9 +80,9 @@ def find_missing(
             outer = np.arange(len(column)) if owners is None else owners
             yield from find_missing(column.flat, here, np.repeat(outer, np.diff(column.offsets)))
         else:
-            there = present_rows(column)
-            if there is not None:
-                yield MissingValues(here, column, there, owners)
+            present = present_rows(column)
+            if present is not None:
+                yield MissingValues(here, column, present, owners)
 
 
 # --- filling
@@ -119,8 +119,8 @@ def _fill_below(columns: Columns, name: str, fills: Mapping[FieldPath, Any], sha
 def fill_column(column: Column, value: Any, path: str, shapes: ShapePolicy = "error") -> Column:
     """Return the column with a value in the rows that have none."""
     check_fill(column.field, value, path)
-    there = present_rows(column)
-    if there is None:
+    present = present_rows(column)
+    if present is None:
         return column
     if isinstance(column, TensorColumn):
         framework, data = column.framework, column.data
@@ -133,8 +133,8 @@ def fill_column(column: Column, value: Any, path: str, shapes: ShapePolicy = "er
             raise ColumnError(f"{path}: the value for missing rows has the shape {got}, and the rows have {expected}.")
         row_shapes = column.shapes
         if row_shapes is not None:  # a filled row is real up to the padded shape
-            row_shapes = np.where(there[:, None], row_shapes, np.array(row_shape, np.int64))
-        return type(column)(column.field, framework.fill_rows(data, ~there, filler), framework, None, row_shapes)
+            row_shapes = np.where(present[:, None], row_shapes, np.array(row_shape, np.int64))
+        return type(column)(column.field, framework.fill_rows(data, ~present, filler), framework, None, row_shapes)
     if column.field.kind is FieldKind.SCALAR:
         return ObjectColumn(column.field, [value if row is None else row for row in column.values()])
     return _fill_objects(column, value, path, shapes)
@@ -143,11 +143,13 @@ def fill_column(column: Column, value: Any, path: str, shapes: ShapePolicy = "er
 def _fill_objects(column: Column, value: Any, path: str, shapes: ShapePolicy) -> Column:
     """Fill tensors without a common shape or dtype, or a column without any tensor: the value must be a tensor."""
     values, spec = column.values(), column.field.spec
-    found = next((framework_of(row) for row in values if row is not None), None)
-    framework = found or column.field.type.framework or get_framework("numpy")
-    dtype = spec.dtype
-    if isinstance(column, (RaggedColumn, TensorColumn)):
-        dtype = framework.dtype(column.flat if isinstance(column, RaggedColumn) else column.data)
+    if isinstance(column, (RaggedColumn, TensorColumn)):  # which may have been converted from the field's framework
+        framework = column.framework
+        dtype: str | None = framework.dtype(column.flat if isinstance(column, RaggedColumn) else column.data)
+    else:
+        frameworks = (framework_of(row) for row in values if row is not None)
+        framework = next(frameworks, None) or column.field.type.framework or get_framework("numpy")
+        dtype = spec.dtype
     filler = np.asarray(value) if dtype is None else _cast(value, dtype, path)
     if not filler.ndim and spec.fixed_shape:
         filler = np.broadcast_to(filler, spec.fixed_shape)
@@ -159,7 +161,7 @@ def _fill_objects(column: Column, value: Any, path: str, shapes: ShapePolicy) ->
 
 
 def check_fill(field: Field, value: Any, path: str) -> None:
-    """Refuse a value for missing rows that the field cannot hold."""
+    """Raise an error for a value for missing rows that the field cannot hold."""
     if field.kind is FieldKind.SCALAR:
         if not _is_number(field.type, value):
             raise ColumnError(f"{path}: a missing {field.type.__name__} cannot be filled with {describe(value)}.")
@@ -173,7 +175,7 @@ def check_fill(field: Field, value: Any, path: str) -> None:
 
 
 def _is_number(tp: type, value: Any) -> bool:
-    """Whether a value is a number that a field of the type takes: a bool is none of the others."""
+    """Return whether a field of a type takes a value; a bool does not count as another number."""
     if isinstance(value, (bool, np.bool_)) or tp is bool:
         return tp is bool and isinstance(value, (bool, np.bool_))
     if issubclass(tp, int):
@@ -202,7 +204,7 @@ def _cast(value: Any, dtype: str, path: str) -> NDArray[Any]:
 
 
 def numeric_paths(schema: Schema, path: FieldPath = (), *, nullable: bool = False) -> Iterator[FieldPath]:
-    """The paths of number and tensor fields that can miss a value: by their own type, or by a document around them."""
+    """Yield the paths of number and tensor fields that may be missing, themselves or with a document around them."""
     for field in schema.fields:
         may_miss, here = nullable or field.nullable, (*path, field.name)
         if field.kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS) and not field.recursive:

@@ -1,4 +1,4 @@
-"""Missing values in training data: which are an error, which are masked, and which are filled."""
+"""Missing values in training data: raise an error, mask them, or fill them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from quire.document import BaseDocument
 
 Missing = Literal["raise", "mask"] | Mapping[str, Any]
-"""What a dataset does with missing numbers and tensors: raise, deliver zeros and a mask, or fill them, by path."""
+"""What a dataset does with missing numbers and tensors: raise, deliver zeros and a mask, or fill them by path."""
 Where = Callable[[int], str]
-"""How a message names a row."""
+"""Describes a row, by its number, in an error message."""
 
 
 @dataclass(frozen=True)
 class MissingOptions:
-    """What is asked for, before it is known of which fields.
+    """The option `missing`, before the fields of the dataset are known.
 
-    `missing` may also be 'read': nothing is checked, and who reads a column with missing values gets the error. `only`
-    are the paths that are checked, where the others are never looked at.
+    `missing` may also be 'read': nothing is checked, and reading a column with missing values raises the error. `only`
+    are the paths that are checked, if the others are never read.
     """
 
     missing: Any = "raise"
@@ -35,12 +35,12 @@ class MissingOptions:
 
     @classmethod
     def of(cls, missing: Any) -> MissingOptions:
-        """The options that a user gives, checked."""
+        """Check the option that a user passes."""
         if isinstance(missing, MissingOptions):
             return missing
         if not isinstance(missing, Mapping) and missing not in ("raise", "mask"):
             raise OptionError(
-                f"missing={missing!r}: use 'raise', 'mask', or values by path, as missing={{'label': -100}}."
+                f"missing={missing!r}: use 'raise', 'mask', or values by path, such as missing={{'label': -100}}."
             )
         return cls(missing)
 
@@ -54,22 +54,22 @@ def _never(path: FieldPath) -> bool:
 class MissingPolicy:
     """What one dataset does with missing values.
 
-    A field that no preprocessing function touches is as it is in the source, and is checked there once
-    (`check_source`); the others are checked in every batch (`apply`). A field without a value in any row is not there
-    at all: it is no error, and reads as None.
+    A field that no preprocessing function touches is unchanged in the batches, and is checked once in the source
+    (`check_source`); the others are checked in every batch (`apply`). A field without a value in any row is absent,
+    which is no error: it reads as None.
     """
 
     mode: Literal["raise", "mask", "read"]
     fills: dict[FieldPath, Any] = field(default_factory=dict)
     steps: tuple[FieldPath, ...] = ()
-    """The paths that preprocessing functions are called with."""
+    """The paths of the values that preprocessing functions get."""
     only: tuple[FieldPath, ...] | None = None
     shapes: ShapePolicy = "error"
-    """The policy for a fill value whose shape is not that of the other rows."""
+    """The policy for a fill value whose shape differs from that of the other rows."""
     in_batches: bool = True
-    """Whether batches can have missing values that were not found in the source."""
+    """Whether batches may have missing values that the check of the source did not see."""
     is_partial: Callable[[FieldPath], bool] = _never
-    """Whether some rows of the source have a value at a path, and some have none."""
+    """Returns whether some rows of the source have a value at a path, and some have none."""
 
     @classmethod
     def plan(
@@ -80,7 +80,7 @@ class MissingPolicy:
         output: type[BaseDocument] | None,
         shapes: ShapePolicy = "error",
     ) -> MissingPolicy:
-        """The policy for a dataset; values for fields that are not there, or that do not fit, are an error now."""
+        """Plan the policy for a dataset. Fill values for unknown fields, or that do not fit, raise an error here."""
         options = MissingOptions.of(missing)
         paths = tuple(tuple(part for part in step.path if part != EACH) for step in steps)
         if output is not None:
@@ -88,17 +88,17 @@ class MissingPolicy:
         only = None if options.only is None else tuple(map(parse_path, options.only))
         if isinstance(options.missing, str):
             return cls(options.missing, {}, paths, only, shapes)  # type: ignore[arg-type]
-        fills = {_parsed(path): value for path, value in options.missing.items()}
-        made = cls("raise", fills, paths, only, shapes)
-        for path, value in made.fills.items():
+        fills = {_parse_key(path): value for path, value in options.missing.items()}
+        policy = cls("raise", fills, paths, only, shapes)
+        for path, value in policy.fills.items():
             if output is None:
-                made._check_fill(schema, path, value, is_final=not made.touches(path))
+                policy._check_fill(schema, path, value, is_final=not policy.touches(path))
             else:
-                made._check_fill(output.document_schema(), path, value, is_final=True)
-        return made
+                policy._check_fill(output.document_schema(), path, value, is_final=True)
+        return policy
 
     def _check_fill(self, schema: Schema, path: FieldPath, value: Any, *, is_final: bool) -> None:
-        """Check a value against the field that a batch will have; functions may still give another one."""
+        """Check a value against the field of a batch, unless a function may still change the field."""
         try:
             target = schema.resolve(path)[-1]
             if is_final:
@@ -110,15 +110,15 @@ class MissingPolicy:
             raise OptionError(f"missing: {error}") from None
 
     def _may_appear(self, path: FieldPath) -> bool:
-        """Whether a function gets a document around the path, and may give one of another class."""
+        """Return whether a function gets a document around the path, and may return one of another class."""
         return any(len(step) < len(path) and path[: len(step)] == step for step in self.steps)
 
     def touches(self, path: FieldPath) -> bool:
-        """Whether a preprocessing function gets the value at a path, something inside it, or a document around it."""
+        """Return whether a preprocessing function gets the value at a path, a part of it, or a document around it."""
         return any(path[: len(step)] == step or step[: len(path)] == path for step in self.steps)
 
     def checks(self, path: FieldPath) -> bool:
-        """Whether a missing value at a path is an error."""
+        """Return whether a missing value at a path is an error."""
         if self.mode != "raise" or path in self.fills:
             return False
         return self.only is None or any(path[: len(each)] == each for each in self.only)
@@ -126,45 +126,46 @@ class MissingPolicy:
     # --- the source
 
     def check_source(self, columns: Columns) -> None:
-        """Check the columns of documents in memory, as far as nothing changes them on the way into a batch."""
-        fields = [found for found in find_missing(columns) if not self.touches(found.path)]
+        """Check the columns of documents in memory that no preprocessing function changes."""
+        fields = [values for values in find_missing(columns) if not self.touches(values.path)]
         ids = columns.columns.get("id")
-        for found in fields:
-            if self.checks(found.path) and not found.is_absent:
-                row = found.first_row
-                named = f"document {row}" if ids is None else f"document {row} (id {ids.value(row)})"
-                raise missing_values(columns.schema, found.path, named, f"{found.number} of {len(found.there)} values")
+        for values in fields:
+            if self.checks(values.path) and not values.is_absent:
+                row = values.first_row
+                where = f"document {row}" if ids is None else f"document {row} (id {ids.value(row)})"
+                number = f"{values.number} of {len(values.present)} values"
+                raise missing_value_error(columns.schema, values.path, where, number)
         self.is_partial = _Partial(columns)
-        self.in_batches = bool(self.steps) or any(found.path in self.fills for found in fields)
+        self.in_batches = bool(self.steps) or any(values.path in self.fills for values in fields)
 
     # --- batches
 
     def apply(self, columns: Columns, where: Where) -> Columns:
-        """The columns of a batch after preprocessing, checked, and filled where that was asked for."""
+        """Check the columns of a batch after preprocessing, and fill missing values as configured."""
         if self.mode != "raise" or not self.in_batches:
             return columns
-        for found in find_missing(columns):
-            if self.checks(found.path) and (not found.is_absent or self.is_partial(found.path)):
-                number = f"{found.number} of {len(found.there)} values of the batch"
-                raise missing_values(columns.schema, found.path, where(found.first_row), number)
+        for values in find_missing(columns):
+            if self.checks(values.path) and (not values.is_absent or self.is_partial(values.path)):
+                number = f"{values.number} of {len(values.present)} values of the batch"
+                raise missing_value_error(columns.schema, values.path, where(values.first_row), number)
         try:
             missing = [path for path in self.fills if present_rows(find_column(columns, join_path(path))) is not None]
             fills = {path: self.fills[path] for path in missing}
             return fill_columns(columns, fills, self.shapes) if fills else columns
-        except (ColumnError, PathError) as error:  # what no one could know before a function gave its result
+        except (ColumnError, PathError) as error:  # only known once a function has returned its result
             raise OptionError(f"missing: {error}") from error
 
     def of_documents(self) -> MissingPolicy:
-        """The policy for documents of the dataset that a DataLoader puts together, perhaps with those of others."""
+        """Return the policy for documents that a DataLoader collates, perhaps with those of other datasets."""
         return replace(self, in_batches=True, is_partial=_never)
 
     def mark(self, batch: Any) -> Any:
-        """A batch that is delivered, which does not show zeros for missing values unless they are masked."""
+        """Guard a batch, so that reading a column with missing values raises, unless they are masked."""
         return batch if self.mode == "mask" else batch._guarded()
 
 
 class _Partial:
-    """Looks up which columns of a source have values in some rows only."""
+    """Looks up, once for each path, whether a column of the source has values in some rows only."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns, self._known = columns, dict[FieldPath, bool]()
@@ -172,24 +173,24 @@ class _Partial:
     def __call__(self, path: FieldPath) -> bool:
         if path not in self._known:
             try:
-                there = find_column(self._columns, join_path(path)).valid_rows()
+                present = find_column(self._columns, join_path(path)).valid_rows()
             except PathError:
                 return False  # a function made the field
-            self._known[path] = bool(there.any() and not there.all())
+            self._known[path] = bool(present.any() and not present.all())
         return self._known[path]
 
 
-def _parsed(path: Any) -> FieldPath:
+def _parse_key(path: Any) -> FieldPath:
     if not isinstance(path, str) or not path:
-        raise OptionError(f"missing: the keys are paths of fields, as 'label' or 'image.label', got {path!r}.")
+        raise OptionError(f"missing: the keys are paths of fields, such as 'label' or 'image.label', got {path!r}.")
     try:
         return parse_path(path)
     except PathError as error:
         raise OptionError(f"missing: {error}") from None
 
 
-def missing_values(schema: Schema, path: FieldPath, where: str, number: str = "") -> MissingValueError:
-    """The error for missing values: the field, the first row, how many there are, and what to do."""
+def missing_value_error(schema: Schema, path: FieldPath, where: str, number: str = "") -> MissingValueError:
+    """Build the error for missing values: the field, the first row, their number, and what to do."""
     name = join_path(path)
     around = _optional_around(schema, path)
     cause = f" (where {join_path(around)} is None, all of its fields are missing)" if around else ""
@@ -202,7 +203,7 @@ def missing_values(schema: Schema, path: FieldPath, where: str, number: str = ""
 
 
 def _optional_around(schema: Schema, path: FieldPath) -> FieldPath:
-    """The innermost document around a path that may be None."""
+    """Return the path of the innermost document around a path that may be None."""
     try:
         fields: Sequence[Any] = schema.resolve(path)
     except PathError:

@@ -1,4 +1,4 @@
-"""Missing values in datasets of shards: found from the null counts of the files, before a batch is made."""
+"""Detect missing values in datasets of shards from the null counts of the files, before a batch is made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from quire._paths import FieldPath, join_path
 from quire.columns import find_missing, numeric_paths
-from quire.data._missing import MissingPolicy, missing_values
+from quire.data._missing import MissingPolicy, missing_value_error
 from quire.errors import DecodeError, PathError, StorageError
 from quire.storage import StoredDataset, null_counts
 
@@ -16,10 +16,10 @@ _ROWS = 65_536
 
 
 def check_stored(policy: MissingPolicy, dataset: StoredDataset[Any]) -> None:
-    """Check the fields that no function touches, as far as the files tell how many values are missing.
+    """Check the fields that no function touches, where the files have null counts.
 
-    What they do not tell is checked in the batches: shards that are not on this machine, Parquet files without
-    statistics, fields of documents in lists in Parquet, and fields whose missing values a filter may leave out.
+    All else is checked in the batches: shards that are not on this machine, Parquet files without statistics, fields
+    of documents in lists in Parquet, and fields whose missing values a filter may exclude.
     """
     if policy.mode != "raise":
         return
@@ -34,31 +34,33 @@ def check_stored(policy: MissingPolicy, dataset: StoredDataset[Any]) -> None:
 
 
 def _check_rows(dataset: StoredDataset[Any], path: FieldPath) -> None:
-    """Raise for the first row that has no value; with a filter of the rows, there need not be one."""
+    """Raise an error for the first row without a value. A filter may have excluded all such rows."""
     if dataset.rows is not None and not dataset.is_mapped:
         return  # it would take copies of whole shards
-    has_values = False  # perhaps no row has a value, of those that a filter lets through, or in documents that are None
+    has_values = (
+        False  # a field is absent if no row has a value, of those that a filter keeps, or in documents that are None
+    )
     first: tuple[int, Any] | None = None
     try:
         for start in range(0, len(dataset), _ROWS):
             columns = _gather(dataset, path, start)
-            found = next((each for each in find_missing(columns) if each.path == path), None)
-            has_values = has_values or found is None or not found.is_absent
-            if found is not None and first is None:
+            values = next((each for each in find_missing(columns) if each.path == path), None)
+            has_values = has_values or values is None or not values.is_absent
+            if values is not None and first is None:
                 ids = columns.columns.get("id")
-                first = start + found.first_row, None if ids is None else ids.value(found.first_row)
+                first = start + values.first_row, None if ids is None else ids.value(values.first_row)
             if first is not None and has_values:
                 break
     except (StorageError, DecodeError):
-        return  # `on_error` says what becomes of rows that cannot be read
+        return  # `on_error` decides about rows that cannot be read
     if first is not None and has_values:
         row, identity = first
         where = f"row {row}" if identity is None else f"row {row} (id {identity})"
-        raise missing_values(dataset.schema, path, where)
+        raise missing_value_error(dataset.schema, path, where)
 
 
 def _gather(dataset: StoredDataset[Any], path: FieldPath, start: int) -> Any:
-    """A field, and the ids, of some rows from a position on."""
+    """Gather a field and the ids of some rows, starting at a position."""
     names = [join_path(path), *(["id"] if "id" in dataset.schema.by_name else [])]
     url = dataset.folder.join(dataset._file) if dataset._file else dataset.folder.url
     narrow: Any = StoredDataset[dataset.document_type](url, names, None, dataset.options)  # type: ignore[name-defined]
@@ -66,7 +68,7 @@ def _gather(dataset: StoredDataset[Any], path: FieldPath, start: int) -> Any:
 
 
 class StoredPartial:
-    """Looks up whether a field of a dataset has values in some rows only; False where the files do not tell."""
+    """Looks up whether a field of a dataset has values in some rows only; False without null counts."""
 
     def __init__(self, dataset: StoredDataset[Any]) -> None:
         self._dataset, self._known = dataset, dict[FieldPath, bool]()

@@ -113,8 +113,8 @@ class StreamOptions:
         return _launched()
 
 
-def check_given(names: Iterable[str], batch_size: int) -> int:
-    """The size of batches, if it is one, and these are options of a stream."""
+def check_stream_options(names: Iterable[str], batch_size: int) -> int:
+    """Check the names of the options and the batch size, and return the size."""
     check_options("StreamingDataset", names, Streaming.__annotations__)
     size = whole_number("batch_size", batch_size)
     if size < 1:

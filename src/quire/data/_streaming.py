@@ -20,7 +20,7 @@ from quire.data._group import Group
 from quire.data._loader import Loader
 from quire.data._passes import Pass, Passes, known_to_torch, new_mark, this_worker
 from quire.data._plan import Preprocessing
-from quire.data._stream_options import Streaming, StreamOptions, check_given
+from quire.data._stream_options import Streaming, StreamOptions, check_stream_options
 from quire.data._stream_order import fingerprint, order_of, row_bytes
 from quire.data._stream_state import StreamState
 from quire.data._tensorflow import Wanted, tensorflow_dataset
@@ -69,7 +69,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
     ) -> None:
         if self.document_type is BaseDocument:
             raise SchemaError("StreamingDataset needs the documents' class: StreamingDataset[Student](...).")
-        self.batch_size = check_given(streaming, batch_size)
+        self.batch_size = check_stream_options(streaming, batch_size)
         self.options = options = StreamOptions(**streaming)
         self.stored: StoredDataset[DocT] = self._opened(url)
         if not len(self.stored) and not options.allow_empty:
@@ -202,7 +202,8 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         if first <= last:
             self._read = epoch, last
             with suppress(ShardError, DecodeError):  # who asks for the rows is told
-                self.stored.read_ahead(*order.runs(epoch, max(span.start, order.begin_of(epoch, first)), span.stop))
+                runs = order.runs(epoch, max(span.start, order.begin_of(epoch, first)), span.stop)
+                self.stored.read_ahead(*runs, verify=this_worker() is None and self._share()[1] == 1)
 
     def _state_at(self, share: Slice, step: int, behind: tuple[int, int]) -> StreamState:
         return StreamState.at(share, step, behind, self.options.epochs, self._fingerprint)

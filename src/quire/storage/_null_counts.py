@@ -1,4 +1,4 @@
-"""How many values of a field are missing in a dataset, from what the files say about themselves."""
+"""Count the missing values of fields in a dataset from the metadata of its files."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from quire.storage._manifest import Shard
 from quire.storage._shards import read_table
 
 _MOST_SHARDS = 256
-"""Of more shards, nobody waits for the metadata: about 1 ms each from a disk, and one request each from a store."""
+"""The most shards whose metadata is read: it takes about 1 ms each from a disk, and a request each from a store."""
 _REQUESTS = 16
 
 
 class NullCount(NamedTuple):
-    """The missing values of a field, and all of them; below an array of documents, those of its documents."""
+    """The number of missing values of a field, and of all its values; below an array, those of its documents."""
 
     missing: int
     total: int
 
     @property
     def is_partial(self) -> bool:
-        """Whether some values are missing, and some are not."""
+        """Whether some, but not all, values are missing."""
         return 0 < self.missing < self.total
 
 
 def null_counts(dataset: StoredDataset[Any], paths: Sequence[FieldPath]) -> dict[FieldPath, NullCount]:
-    """The missing values at paths in all shards, as far as their metadata tells; other paths are left out.
+    """Count the missing values at paths over all shards; paths without null counts in the metadata are left out.
 
-    Block tables tell it, and the footers of files on this machine. Rows that a filter leaves out count as well.
+    Block tables have null counts, and the footers of files on this machine. Rows that a filter excludes count as well.
     """
     shards = dataset.shards
     if not paths or not shards or len(shards) > _MOST_SHARDS:
@@ -60,27 +60,27 @@ def null_counts(dataset: StoredDataset[Any], paths: Sequence[FieldPath]) -> dict
 
 
 def _count(dataset: StoredDataset[Any], shard: Shard, paths: Sequence[FieldPath]) -> dict[FieldPath, NullCount]:
-    """The missing values in one shard."""
+    """Count the missing values in one shard."""
     table = read_table(dataset.folder, shard)
-    found = {} if table is None else _count_table(table, dataset.schema, paths)
-    rest = [path for path in paths if path not in found]
+    counts = {} if table is None else _count_table(table, dataset.schema, paths)
+    rest = [path for path in paths if path not in counts]
     file = dataset.folder.local_path(shard.name)
     if rest and file is not None:
         count = _count_parquet if shard.format == "parquet" else _count_arrow
-        found |= count(file, dataset.schema, rest)
-    return found
+        counts |= count(file, dataset.schema, rest)
+    return counts
 
 
 def _count_table(table: BlockTable, schema: Schema, paths: Sequence[FieldPath]) -> dict[FieldPath, NullCount]:
     sums = np.where((table.nulls < 0).any(axis=0), -1, table.nulls.sum(axis=0)).tolist()
     nulls, rows = dict(zip(table.names, sums, strict=True)), sum(table.rows)
-    found: dict[FieldPath, NullCount] = {}
+    counts: dict[FieldPath, NullCount] = {}
     for path in paths:
         if _is_listed(schema, path) or nulls.get(join_path(path), -1) < 0:
-            continue  # a table does not tell how many documents the lists have
+            continue  # a table has no number of documents in lists
         around = [nulls.get(join_path(path[:size]), 0) for size in range(1, len(path))]
-        found[path] = NullCount(max(nulls[join_path(path)], *around, 0), rows)
-    return found
+        counts[path] = NullCount(max(nulls[join_path(path)], *around, 0), rows)
+    return counts
 
 
 def _is_listed(schema: Schema, path: FieldPath) -> bool:
@@ -89,7 +89,7 @@ def _is_listed(schema: Schema, path: FieldPath) -> bool:
 
 def _count_arrow(file: Path, schema: Schema, paths: Sequence[FieldPath]) -> dict[FieldPath, NullCount]:
     del schema
-    found: dict[FieldPath, NullCount] = {}
+    counts: dict[FieldPath, NullCount] = {}
     with pa.memory_map(str(file)) as mapped:
         reader = pa.ipc.open_file(mapped)
         for number in range(reader.num_record_batches):
@@ -97,13 +97,13 @@ def _count_arrow(file: Path, schema: Schema, paths: Sequence[FieldPath]) -> dict
             for path in paths:
                 array = _array_at(batch, path)
                 if array is not None:
-                    before = found.get(path, NullCount(0, 0))
-                    found[path] = NullCount(before.missing + array.null_count, before.total + len(array))
-    return found
+                    before = counts.get(path, NullCount(0, 0))
+                    counts[path] = NullCount(before.missing + array.null_count, before.total + len(array))
+    return counts
 
 
 def _array_at(batch: pa.RecordBatch, path: FieldPath) -> pa.Array | None:
-    """The array at a path through structs and lists of structs."""
+    """Return the array at a path through structs and lists of structs."""
     places = batch.schema.get_all_field_indices(path[0])
     array = batch.column(places[0]) if len(places) == 1 else None
     for name in path[1:]:
@@ -118,23 +118,23 @@ def _array_at(batch: pa.RecordBatch, path: FieldPath) -> pa.Array | None:
 def _count_parquet(file: Path, schema: Schema, paths: Sequence[FieldPath]) -> dict[FieldPath, NullCount]:
     metadata = pq.read_metadata(file)
     names = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
-    found: dict[FieldPath, NullCount] = {}
+    counts: dict[FieldPath, NullCount] = {}
     for path in paths:
         leaves = [] if _is_listed(schema, path) else _leaves(names, join_path(path))  # empty lists count as nulls
-        counts = [_nulls_of(metadata, leaf) for leaf in leaves]
-        known = [count for count in counts if count is not None]
-        if counts and len(known) == len(counts):
-            found[path] = NullCount(max(known), metadata.num_rows)
-    return found
+        nulls = [_count_nulls(metadata, leaf) for leaf in leaves]
+        known = [number for number in nulls if number is not None]
+        if nulls and len(known) == len(nulls):
+            counts[path] = NullCount(max(known), metadata.num_rows)
+    return counts
 
 
 def _leaves(names: Sequence[str], path: str) -> list[int]:
-    """The columns of Parquet that a field is stored in, without those in lists, whose empty rows count as nulls."""
+    """Return the Parquet columns of a field, without those in lists, whose empty rows count as nulls."""
     inside = [index for index, name in enumerate(names) if name == path or name.startswith(f"{path}.")]
     return [index for index in inside if ".list." not in names[index].removeprefix(path)]
 
 
-def _nulls_of(metadata: pq.FileMetaData, column: int) -> int | None:
+def _count_nulls(metadata: pq.FileMetaData, column: int) -> int | None:
     total = 0
     for group in range(metadata.num_row_groups):
         statistics = metadata.row_group(group).column(column).statistics

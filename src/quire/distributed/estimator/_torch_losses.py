@@ -1,4 +1,4 @@
-"""What a mean loss is divided by. For most losses that is the number of rows, and for some it is not."""
+"""The divisor of a mean loss: the number of rows for most losses, and the sum of their weights for some."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.nn import functional
 
 
 def loss_divisor(loss: Any) -> Callable[[Any], float] | None:
-    """Return a function of the labels for what the mean of a loss is divided by; None where that is their number.
+    """Return a function from labels to the divisor of a mean loss; None if the divisor is their number.
 
     The mean of cross-entropy is a weighted one: each label counts by the weight of its class, and not at all if it is
-    `ignore_index`. Ranks, and batches of an epoch, must be weighted by the same to have the mean over all rows.
+    `ignore_index`. Means of ranks and batches must be weighted by this divisor to give the mean over all rows.
     """
     if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
         return partial(_weight_of, weight=loss.weight, ignore_index=loss.ignore_index)
@@ -33,7 +33,7 @@ def _weight_of(labels: Any, weight: torch.Tensor | None, ignore_index: int) -> f
         return float(len(labels))
     if labels.is_floating_point():  # probabilities of classes: their mean is one over rows
         return float(labels.numel() // max(labels.shape[1], 1) if labels.ndim > 1 else len(labels))
-    counted = labels != ignore_index
+    is_counted = labels != ignore_index
     if weight is None:
-        return float(counted.sum())
-    return float(weight.to(labels.device)[labels[counted]].sum())
+        return float(is_counted.sum())
+    return float(weight.to(labels.device)[labels[is_counted]].sum())
