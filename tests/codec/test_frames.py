@@ -476,9 +476,8 @@ def test_numbers_are_read_as_arrays(name: str, series: Any, values: list[Any], v
     assert found is not None
     data, validity = found
     assert data.dtype.kind == {"number": "i", "plain": "i", "real": "f", "flag": "b", "pair": "c"}[name]
-    rows = np.ones(len(data), bool) if valid is None else np.array(valid)
     assert (None if validity is None else validity.tolist()) == valid
-    assert data[rows].tolist() == [value for value, there in zip(values, rows, strict=True) if there]
+    assert [None if value != value else value for value in data.tolist()] == values
     assert not np.shares_memory(data, series.to_numpy())
 
 
@@ -532,6 +531,9 @@ def test_values_are_read_as_those_of_python() -> None:
     assert list(map(type, objects)) == [int, float, str, datetime, timedelta, list]
     assert objects[3] == datetime(2024, 1, 1)  # noqa: DTZ001
     assert objects[4] == timedelta(seconds=1)
+    own = [None, 1, 0.5, True, "x", np.int64(3)]
+    objects = read_objects(pd.Series(own, dtype=object), field_of("either"))
+    assert list(map(type, objects)) == [type(None), int, float, bool, str, int]
 
 
 @pytest.mark.parametrize(
@@ -707,6 +709,65 @@ def test_fields_of_json_and_base64_are_written_as_their_texts() -> None:
         assert again[0].data == [1, 2]
         assert again[0].blob == b"hello"
         assert again[1].data is again[1].blob is None
+
+
+def test_texts_that_would_not_be_read_back_are_refused() -> None:
+    class Positive(BaseDocument):
+        id: ClassVar[None] = None  # type: ignore[assignment]
+        data: Json[Annotated[int, Field(gt=0)]] | None = None
+
+    docs = DocumentArray[Positive]([Positive(), Positive.model_construct(data=-1)])
+    for source in (docs, docs.stack()):
+        with pytest.raises(EncodeError, match=r"^Positive.data: a data frame of it could not be read back: .*row 1"):
+            source.to_dataframe()
+    other = DocumentArray[Sealed]([Sealed.model_construct(data=(1, 2), blob=None)])
+    for source in (other, other.stack()):
+        with pytest.raises(EncodeError, match=r"^Sealed.data: its texts .* would be read back as other values"):
+            source.to_dataframe()
+
+
+class Empty(BaseDocument):
+    id: ClassVar[None] = None  # type: ignore[assignment]
+
+
+class Holder(BaseDocument):
+    id: ClassVar[None] = None  # type: ignore[assignment]
+    empty: Empty | None = None
+    title: str = ""
+
+
+def test_documents_without_fields_are_values_in_cells() -> None:
+    docs = DocumentArray[Holder]([Holder(empty=Empty()), Holder(title="x")])
+    for source in (docs, docs.stack()):
+        frame = source.to_dataframe()
+        assert list(frame.columns) == ["empty", "title"]
+        assert frame["empty"].tolist() == [{}, None]
+
+
+class Loose(BaseDocument, extra="allow"):
+    id: ClassVar[None] = None  # type: ignore[assignment]
+    title: str = ""
+
+
+class Outer(BaseDocument):
+    id: ClassVar[None] = None  # type: ignore[assignment]
+    loose: Loose | None = None
+
+
+def test_batches_of_classes_that_take_more_are_tables_while_they_hold_nothing_more() -> None:
+    docs = DocumentArray[Outer]([Outer(loose=Loose(title="a")), Outer()])
+    for source in (docs, docs.stack()):
+        assert source.to_dataframe()["loose.title"].tolist() == ["a", None]
+    docs[0].loose = Loose(title="a", colour="red")  # type: ignore[call-arg]
+    for source in (docs, docs.stack()):
+        with pytest.raises(EncodeError, match=r"'loose' holds values that Loose has no field for"):
+            source.to_dataframe()
+
+
+def test_mappings_that_were_set_without_validation_are_written_as_they_are() -> None:
+    docs = DocumentArray[Node]([Node(id="a"), Node(id="b")])
+    docs[1].__dict__["parent"] = {"id": "c"}
+    assert docs.to_dataframe()["parent"].tolist() == [None, {"id": "c"}]
 
 
 def test_arrays_and_recursive_documents_are_plain_values_in_cells() -> None:
