@@ -180,7 +180,7 @@ def test_patterns_with_flags_have_no_text(form: str) -> None:
 @pytest.mark.parametrize("form", [*TEXT, "dict"])
 def test_a_document_that_another_class_would_take_is_not_written(form: str) -> None:
     with pytest.raises(
-        EncodeError, match=r"x: .* would be read back as Left, and not as Right. Tell the classes apart"
+        EncodeError, match=r"x: .* would be read back as Left, and not as Right. Distinguish the classes"
     ):
         FORMS[form](Either(x=Right(a=1)))
     first = Either(x=Left(a=1))

@@ -1,8 +1,8 @@
 """Check that JSON, CSV and dicts will be read back as the values that were written.
 
-These forms say less than Python: a tuple in a field of `Any` is a list there, a secret is hidden, and a document in a
-union is a mapping that another class of the union may take. Fields whose form tells all are left alone. The others are
-read back and compared when they are written, unless their values show that nothing is lost.
+These forms carry less information than Python: a tuple in a field of `Any` becomes a list, a secret is hidden, and a
+document in a union is a mapping that another class of the union may accept. Fields whose form is unambiguous are not
+checked. The others are read back and compared when they are written, unless their values show that nothing is lost.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ _PLAIN_TYPES = (str, int, bool, type(None))
 
 
 def uncertain_fields(schema: Schema) -> tuple[Field, ...]:
-    """The fields whose values may be read back as others, but for those that a class serializes itself."""
-    found: tuple[Field, ...] | None = schema.notes.get("uncertain")
-    if found is None:
-        schema.notes["uncertain"] = ()  # a document inside its like is as certain as it is
-        chosen, every = _custom_fields(schema.document_type), _is_read_by_alias(schema.document_type)
-        found = tuple(
-            field for field in schema.fields if field.name not in chosen and (every or not _is_certain(field, set()))
+    """Return the fields whose values may be read back as others, except those that a class serializes itself."""
+    fields: tuple[Field, ...] | None = schema.notes.get("uncertain")
+    if fields is None:
+        schema.notes["uncertain"] = ()  # a recursive document is as certain as its other fields
+        custom, every = _custom_fields(schema.document_type), _is_read_by_alias(schema.document_type)
+        fields = tuple(
+            field for field in schema.fields if field.name not in custom and (every or not _is_certain(field, set()))
         )
-        schema.notes["uncertain"] = found
-    return found
+        schema.notes["uncertain"] = fields
+    return fields
 
 
 def _is_read_by_alias(document_type: type[Any]) -> bool:
-    """Whether a class takes its fields by aliases only, and not by the names that are written."""
+    """Return whether a class takes its fields by aliases only, and not by the names that are written."""
     return has_ambiguous_keys(document_type) and not takes_names(document_type)
 
 
 def _custom_fields(document_type: type[Any]) -> set[str]:
-    """The fields that a class writes in its own way: what they look like is not for quire to judge."""
+    """Return the names of the fields that a class serializes itself; their form is not checked."""
     decorators = document_type.__pydantic_decorators__
     if decorators.model_serializers:
         return set(document_type.model_fields)
-    names = {name for found in decorators.field_serializers.values() for name in found.info.fields}
+    names = {name for serializer in decorators.field_serializers.values() for name in serializer.info.fields}
     if "*" in names:
         return set(document_type.model_fields)
     return names | {name for name, info in document_type.model_fields.items() if _has_serializer(info)}
@@ -70,7 +70,7 @@ def _has_serializer(info: FieldInfo) -> bool:
 
 
 def _is_certain(field: Field, seen: set[Any]) -> bool:
-    """Whether every value of the field is read back as it is, from what its kind alone says."""
+    """Return whether the type of a field alone shows that every value is read back unchanged."""
     kind, tp = field.kind, field.type
     if field.decodes_input:
         return False
@@ -103,7 +103,7 @@ def _is_certain_class(document_type: type[Any], seen: set[Any]) -> bool:
 
 
 def may_change(document: Any, form: TextForm) -> list[Field]:
-    """The fields of a document whose values may be read back as others."""
+    """Return the fields of a document whose values may be read back as others."""
     fields = uncertain_fields(type(document).document_schema())
     if not fields:
         return []
@@ -114,7 +114,7 @@ def may_change(document: Any, form: TextForm) -> list[Field]:
 
 
 def _is_kept(field: Field, value: Any, form: TextForm) -> bool:
-    """Whether a value of an uncertain field shows that nothing is lost."""
+    """Return whether a value of an uncertain field shows that nothing is lost."""
     if value is None and field.nullable:
         return True
     if field.decodes_input:
@@ -132,7 +132,7 @@ def _is_kept(field: Field, value: Any, form: TextForm) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is what JSON itself has."""
+    """Return whether JSON has this kind of value itself."""
     if type(value) in _PLAIN_TYPES:
         return True
     if type(value) is float:
@@ -143,7 +143,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _holds_models(value: Any) -> bool:
-    """Whether a value is, or has inside, an object that becomes a dict or a list when it is dumped."""
+    """Return whether a value is or contains an object that becomes a dict or a list when it is dumped."""
     if isinstance(value, Mapping):
         return any(map(_holds_models, value.values()))
     if isinstance(value, (list, tuple, set, frozenset, deque)):
@@ -152,7 +152,7 @@ def _holds_models(value: Any) -> bool:
 
 
 def check_read_back(document: Any, changing: list[Field], read: Callable[[], Any], form: TextForm, where: str) -> None:
-    """Read what was written, and refuse to hand it out if a field has another value than the document."""
+    """Read back what was written, and raise an error if a field differs from that of the document."""
     owner = f"{type(document).__name__}{where}"
     try:
         again = read()
@@ -173,12 +173,12 @@ def _difference(value: Any, other: Any, form: TextForm) -> str:
     shown, again = (describe(value), describe(other)) if type(value) is not type(other) else (repr(value), repr(other))
     change = f"{form} would be read back as {again[:80]}, and not as {shown[:80]}"
     if is_document_type(type(value)):
-        return f"{change}. Tell the classes apart by a field with a Literal, or write with to_bytes()."
+        return f"{change}. Distinguish the classes by a field with a Literal, or write with to_bytes()."
     return f"{change}. Annotate the field with the type that it holds, or write with to_bytes()."
 
 
 def is_unchanged(a: Any, b: Any) -> bool:
-    """Whether two values are equal and made of the same classes, down to the items of containers."""
+    """Return whether two values are equal and of the same types, down to the items of containers."""
     if framework_of(a) is not None or framework_of(b) is not None:
         return equal_values(a, b)
     if type(a) is not type(b):

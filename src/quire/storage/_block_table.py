@@ -34,7 +34,7 @@ _FOOTERS = {"parquet": b"PAR1", "arrow": b"ARROW1"}
 
 
 def checksum(*parts: Any) -> int:
-    """The xxh3 of bytes, given in one or several parts."""
+    """Compute the xxh3 of bytes, passed in one or several parts."""
     if len(parts) == 1:
         return int(_xxhash().xxh3_64_intdigest(parts[0]))
     total = hasher()
@@ -159,7 +159,7 @@ Read = Callable[[int, int], Any]
 
 
 def footer_start(read: Read, size: int, kind: str) -> int:
-    """Where the footer of a Parquet or Arrow file of so many bytes begins."""
+    """Return the offset of the footer of a Parquet or Arrow file of a size."""
     magic = _FOOTERS[kind]
     end = size - len(magic) - 4
     tail = bytes(read(end, size)) if end >= 0 else b""
@@ -172,7 +172,7 @@ def footer_start(read: Read, size: int, kind: str) -> int:
 
 
 def find_table(read: Read, size: int, kind: str) -> tuple[int, int] | None:
-    """The offset and length of the table in a file that no log describes; None if it has none."""
+    """Return the offset and length of the table in a file that no log describes; None if it has none."""
     end = footer_start(read, size, kind)
     if end < TRAILER_BYTES:
         return None
@@ -199,7 +199,7 @@ class TableBuilder:
     nulls: list[list[int]] = field(default_factory=list)
 
     def add_region(self, offset: int, *parts: Any) -> None:
-        """Note the checksum of bytes at an offset, given in one or several parts."""
+        """Note the checksum of bytes at an offset, passed in one or several parts."""
         size = sum(memoryview(part).nbytes for part in parts)
         if size:
             self.regions.append((offset, size, checksum(*parts)))
@@ -211,7 +211,7 @@ class TableBuilder:
         self.nulls.append(nulls)
 
     def encode(self, offset: int, footer: bytes) -> bytes:
-        """The table, for a file that has it at an offset, followed by the footer."""
+        """Encode the table, for a file that has it at an offset, followed by the footer."""
         names = json.dumps(list(self.names)).encode()
         names += b" " * (-len(names) % 8)
         count = len(self.regions) + 1
@@ -244,7 +244,7 @@ def _size(rows: Sequence[Sequence[Any]]) -> int:
 
 
 def arrow_children(arrow_type: pa.DataType) -> list[pa.Field]:
-    """The fields inside an Arrow type."""
+    """Return the fields inside an Arrow type."""
     if pa.types.is_struct(arrow_type):
         return [arrow_type.field(i) for i in range(arrow_type.num_fields)]
     if pa.types.is_list(arrow_type) or pa.types.is_fixed_size_list(arrow_type):
@@ -253,7 +253,7 @@ def arrow_children(arrow_type: pa.DataType) -> list[pa.Field]:
 
 
 def count_nodes(arrow_type: pa.DataType) -> int:
-    """The field nodes of a column of a type: its own, and those of all fields inside."""
+    """Count the field nodes of a column of a type: its own, and those of all fields inside."""
     return 1 + sum(count_nodes(child.type) for child in arrow_children(arrow_type))
 
 
@@ -286,7 +286,7 @@ def _u32(data: bytes, at: int) -> int:
 
 
 def _slot(data: bytes, table: int, number: int) -> int:
-    """The position of a field of a flatbuffer table; 0 if it has the default value."""
+    """Return the position of a field of a flatbuffer table; 0 if it has the default value."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     if 4 + 2 * number >= int.from_bytes(data[vtable : vtable + 2], "little"):
         return 0
