@@ -31,6 +31,8 @@ _TOKEN = re.compile(
 )
 _OPERATORS = {"=": "$eq", "==": "$eq", "!=": "$ne", "<>": "$ne", "<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte"}
 _TEXTS = (FieldKind.TEXT, FieldKind.PATH)
+_UNTYPED = Field("", FieldKind.ANY, Any, nullable=True)
+"""Stands for a value in an untyped dict."""
 HELP = "Try: score > 0.5 and label = cat, or: caption ~ dog"
 
 
@@ -139,7 +141,7 @@ class _Parser:
     def _column(self, token: _Token) -> tuple[str, Field]:
         try:
             path = parse_path(token.text)
-            field = find_field(self._schema, path) or Field(path[-1], FieldKind.ANY, Any, nullable=True)
+            field = find_field(self._schema, path) or _UNTYPED
         except PathError as error:
             raise FilterError(str(error), token.start) from None
         return join_path(path), field
