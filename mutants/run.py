@@ -16,6 +16,7 @@ import argparse
 import ast
 import contextlib
 import functools
+import gc
 import importlib
 import inspect
 import itertools
@@ -300,7 +301,7 @@ def with_tests(name: str, call: Call) -> None:
     """Import a module and its tests, once for all children, and call a function with the collected tests."""
     for needed in (MODULES[name][0], *PRELOAD.get(name, ())):
         importlib.import_module(needed)
-    options = ["-qq", "--no-header", "-p", "no:cacheprovider", "--hypothesis-profile=mutants"]
+    options = ["-qq", "--no-header", "--tb=native", "-p", "no:cacheprovider", "--hypothesis-profile=mutants"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     parts = [str(ROOT / "tests" / part) if part.endswith(".py") else part for part in MODULES[name][1]]
     loop = _Loop(call)
@@ -452,6 +453,8 @@ class Run:
 
     def _run_mutants(self, name: str, mutants: list[Mutant], session: pytest.Session) -> None:
         seconds = seconds_without_mutant(name, session)
+        gc.collect()
+        gc.freeze()  # children need not look at what the parent has imported
         limit = self._chosen.timeout or round(5 + 3 * seconds)
         for number, mutant in enumerate(mutants):
             if time.monotonic() > self._end:
