@@ -51,7 +51,7 @@ def some_rows(**options: Any) -> DocumentBatch[Row]:
 PARTIAL = ["label", "vector", "anything", "big", "inner.number", "inner.weight", "inners.weight"]
 
 
-def test_batches_of_the_user_show_zeros_as_before() -> None:
+def test_batches_of_the_user_show_zeros_for_missing_values() -> None:
     batch = some_rows()
     assert batch.label.tolist() == [7, 0]
     assert batch.score.tolist() == [0, 0]
@@ -75,7 +75,7 @@ def test_reading_a_column_with_missing_rows_raises(path: str) -> None:
     assert batch.validity(path).tolist() == [True, False]
 
 
-def test_what_else_can_be_read() -> None:
+def test_columns_rows_and_slices_without_missing_values_can_be_read() -> None:
     plain = some_rows()
     batch = copy.copy(plain)._guarded()
     assert batch.score is batch.image is None
@@ -116,7 +116,7 @@ def test_everything_made_of_a_guarded_batch_is_guarded() -> None:
 
 
 @pytest.mark.parametrize("guarded", [False, True])
-def test_fill_missing(guarded: bool) -> None:
+def test_fill_missing_fills_only_rows_without_a_value(guarded: bool) -> None:
     batch = some_rows()._guarded() if guarded else some_rows()
     filled = batch.fill_missing({"label": -1, "vector": 5, "anything": np.zeros(3), "big": 0, "inner.weight": 1})
     assert filled.label.tolist() == [7, -1]
@@ -132,7 +132,7 @@ def test_fill_missing(guarded: bool) -> None:
     assert filled.score is None if guarded else filled.score.tolist() == [0, 0]
 
 
-def test_fill_missing_of_a_column_without_values() -> None:
+def test_fill_missing_fills_every_row_of_a_column_without_values() -> None:
     batch = some_rows()
     assert batch.fill_missing({"score": 2}).score.tolist() == [2, 2]
     assert batch.fill_missing({"image": np.ones((2, 1), np.uint8)}).image.shape == (2, 2, 1)
@@ -141,7 +141,7 @@ def test_fill_missing_of_a_column_without_values() -> None:
         batch.fill_missing({"image": 0})
 
 
-def test_fill_missing_of_mixed_shapes() -> None:
+def test_fill_missing_fills_padded_and_ragged_columns() -> None:
     rows = DocumentArray[Row]([{"image": [1, 2]}, {"image": [3]}, {}])
     padded = rows.stack(shapes="pad").fill_missing({"image": 9})
     assert padded.image.tolist() == [[1, 2], [3, 0], [9, 9]]
@@ -163,12 +163,12 @@ def test_fill_missing_of_mixed_shapes() -> None:
         ("label", "give values by path"),
     ],
 )
-def test_values_that_do_not_fit(values: Any, message: str) -> None:
+def test_fill_missing_rejects_values_that_do_not_fit(values: Any, message: str) -> None:
     with pytest.raises(ColumnError, match=message):
         some_rows().fill_missing(values)
 
 
-def test_unknown_paths() -> None:
+def test_fill_missing_rejects_unknown_paths() -> None:
     with pytest.raises(PathError, match="Did you mean 'label'"):
         some_rows().fill_missing({"lable": 0})
 
@@ -183,7 +183,7 @@ def test_unknown_paths() -> None:
         pytest.param("paddle", marks=pytest.mark.needs("paddle")),
     ],
 )
-def test_every_framework(framework: str) -> None:
+def test_fill_missing_keeps_the_framework_of_a_column(framework: str) -> None:
     rows = DocumentArray[Vector]([{"vector": [1, 2]}, {}]).stack().to_framework(framework)
     filled = rows.fill_missing({"vector": [3, 4]})
     assert type(filled.vector) is type(rows.vector)

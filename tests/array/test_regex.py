@@ -80,7 +80,7 @@ def test_long_texts_go_to_re2(engine: str) -> None:
 @pytest.mark.parametrize(
     "pattern", ["(", "[", "a**", "(?<=a)b", r"(a)\1", "(?=a)", "a{2,1}", "*a", ")", "\\", "a{2000}"]
 )
-def test_what_is_no_pattern_is_an_error(engine: str, pattern: str) -> None:
+def test_invalid_patterns_are_errors(engine: str, pattern: str) -> None:
     with pytest.raises(QueryError, match=r"^\$regex: "):
         compile_regex(pattern)
     if engine != "none":
@@ -88,7 +88,7 @@ def test_what_is_no_pattern_is_an_error(engine: str, pattern: str) -> None:
             compile_regex(pattern)
 
 
-def test_patterns_have_a_longest() -> None:
+def test_patterns_that_are_too_long_are_rejected() -> None:
     with pytest.raises(QueryError, match="at most 2,000 characters, got 3,000"):
         compile_regex("a" * 3000)
 

@@ -76,7 +76,7 @@ def test_the_index_knows_where_every_block_begins() -> None:
     assert b"".join(piece for _, _, piece in pieces) == data[: index.end]
 
 
-def test_the_index_is_found_behind_other_data_and_the_file_stays_where_it_was() -> None:
+def test_the_index_is_found_after_other_data_and_the_file_keeps_its_position() -> None:
     file = io.BytesIO(b"before" + lines().to_bytes())
     file.seek(6)
     index = read_index(file, ReadOptions())
@@ -269,7 +269,7 @@ def test_segments_know_their_number_and_place(read: Callable[..., Iterator[Segme
     assert [segment.count for segment in segments] == [0, 3, 0, 2, 5]
 
 
-def test_data_behind_the_index_is_left_alone() -> None:
+def test_data_after_the_index_is_not_read() -> None:
     data = stream()
     assert described(read_memory(data[:-16], OPTIONS)) == EXPECTED
     assert described(read_memory(data + b"more", OPTIONS)) == EXPECTED
@@ -321,7 +321,7 @@ def test_a_head_that_is_not_one_is_refused(read: Callable[..., Iterator[Segment]
         list(read(unknown, OPTIONS))
 
 
-def test_what_is_no_stream_is_told_from_one_that_was_cut() -> None:
+def test_errors_distinguish_cut_streams_from_other_data() -> None:
     with pytest.raises(DecodeError, match="this is not a stream"):
         next(read_memory(b"x" * 64, OPTIONS))
     with pytest.raises(DecodeError, match="this is not a stream"):
@@ -461,7 +461,7 @@ def with_index(offsets: list[int], counts: list[int], *, kind: bytes = INDEX, co
     return original[:end] + index + tail
 
 
-def test_an_index_that_does_not_fit_is_none() -> None:
+def test_an_index_that_does_not_fit_is_ignored() -> None:
     assert read_index(io.BytesIO(with_index([128, 256, 448], [3, 0, 2])), OPTIONS) == Index(
         0, [128, 256, 448], [3, 0, 2], 768, None
     )
@@ -498,7 +498,7 @@ def test_a_stream_that_is_not_packed_is_read_in_order_whatever_its_index() -> No
     assert described(read_file(io.BytesIO(data), OPTIONS)) == EXPECTED
 
 
-def test_a_tail_that_points_beyond_the_file_is_none() -> None:
+def test_a_tail_that_points_beyond_the_file_is_ignored() -> None:
     data = stream()
     for position in (len(data), len(data) + 1, 1 << 60):
         assert read_index(io.BytesIO(data[:-8] + position.to_bytes(8, "little")), OPTIONS) is None

@@ -142,7 +142,9 @@ def stored(data: bytes) -> Compression:
 
 
 @pytest.mark.parametrize("ratio", [1.0, 2.5])
-def test_what_comes_out_is_bounded_by_what_went_in(monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
+def test_decompressed_bytes_are_bounded_by_a_ratio_to_compressed_bytes(
+    monkeypatch: pytest.MonkeyPatch, ratio: float
+) -> None:
     monkeypatch.setattr(_compression, "FREE", 100)
     allowed = 100 + int(ratio * 10)
     source = b"0123456789 more"

@@ -190,7 +190,7 @@ def test_a_document_that_another_class_would_take_is_not_written(form: str) -> N
 
 
 @pytest.mark.parametrize("form", [*BINARY, "typed protobuf"])
-def test_bytes_tell_documents_of_a_union_apart(form: str) -> None:
+def test_bytes_distinguish_documents_of_a_union(form: str) -> None:
     document = Either(x=Right(a=1))
     again = FORMS[form](document)
     assert again.identical(document)
@@ -236,7 +236,7 @@ def test_a_class_may_say_how_its_secrets_are_written() -> None:
 @pytest.mark.parametrize(
     "value", [(1, 2), {1, 2}, b"\xff", {1: "a"}, Decimal(1), float("nan"), Left(), 1j, {"a": (1,)}]
 )
-def test_what_json_cannot_tell_in_a_field_of_any_is_not_written(value: Any) -> None:
+def test_values_of_any_that_json_would_change_are_not_written(value: Any) -> None:
     class Holds(BaseDocument):
         x: Any = None
 
@@ -245,7 +245,7 @@ def test_what_json_cannot_tell_in_a_field_of_any_is_not_written(value: Any) -> N
 
 
 @pytest.mark.parametrize("value", [None, 1, 0.5, "a", [1, [None]], {"a": {"b": [True]}}])
-def test_what_json_can_tell_in_a_field_of_any_is_written(value: Any) -> None:
+def test_values_of_any_that_json_keeps_are_written(value: Any) -> None:
     class Holds(BaseDocument):
         x: Any = 7
 
@@ -254,7 +254,7 @@ def test_what_json_can_tell_in_a_field_of_any_is_written(value: Any) -> None:
         assert FORMS[form](document).identical(document)
 
 
-def test_what_pydantic_would_only_warn_of_is_not_written_as_json() -> None:
+def test_values_that_pydantic_only_warns_of_are_not_written_as_json() -> None:
     with pytest.raises(EncodeError, match=r"Bytewise, pattern: Expected `str`"):
         Bytewise(pattern=re.compile(b"a")).to_json()
 
@@ -277,7 +277,7 @@ class Blank(BaseDocument):
     [Blank(), Blank(blob=b"", text="", member=Text.EMPTY, plain=Plain.EMPTY, filled=b"", word=""), Blank(text='""')],
     ids=["none", "empty", "marks"],
 )
-def test_csv_tells_empty_values_from_missing_ones(document: Blank) -> None:
+def test_csv_distinguishes_empty_values_from_missing_ones(document: Blank) -> None:
     assert FORMS["CSV"](document).identical(document)
 
 

@@ -20,7 +20,7 @@ LARGEST_SEED = 2**64 - 1
     ("name", "least", "most"),
     [("size", 0, LARGEST), ("seed", 0, LARGEST_SEED), ("block", 1, LARGEST), ("window", 1, LARGEST)],
 )
-def test_bounds_of_an_order(name: str, least: int, most: int) -> None:
+def test_an_order_rejects_values_out_of_bounds(name: str, least: int, most: int) -> None:
     for value in (least, most):
         assert getattr(RowOrder(**{**ORDER, name: value}), name) == value
     for value in (least - 1, most + 1):
@@ -38,7 +38,7 @@ def test_bounds_of_an_order(name: str, least: int, most: int) -> None:
         ("batch_size", 1, LARGEST),
     ],
 )
-def test_bounds_of_a_slice(name: str, least: int, most: int) -> None:
+def test_a_slice_rejects_values_out_of_bounds(name: str, least: int, most: int) -> None:
     order = RowOrder(**ORDER)
     for value in (least, most):
         assert getattr(Slice(order, **{**SLICE, name: value}), name) == value
@@ -47,7 +47,7 @@ def test_bounds_of_a_slice(name: str, least: int, most: int) -> None:
             Slice(order, **{**SLICE, name: value})
 
 
-def test_bounds_of_workers() -> None:
+def test_worker_steps_reject_workers_out_of_bounds() -> None:
     share = Slice(RowOrder(100), **SLICE)
     assert share.worker_steps(0, 0) == range(share.steps)
     assert share.worker_steps(2, 3) == range(2, share.steps, 3)
@@ -60,7 +60,7 @@ def test_bounds_of_workers() -> None:
         share.worker_steps(1, 0)
 
 
-def test_bounds_of_epochs_and_positions() -> None:
+def test_an_order_rejects_epochs_and_positions_out_of_bounds() -> None:
     order = RowOrder(**ORDER)
     for epoch in (0, LARGEST_SEED):
         assert sorted(order.rows(epoch, np.arange(10)).tolist()) == list(range(10))
@@ -127,7 +127,9 @@ SHARES: list[tuple[int, int, int, str, list[Batches]]] = [
 
 
 @pytest.mark.parametrize(("size", "start", "batch_size", "last", "expected"), SHARES)
-def test_batches_of_two_ranks(size: int, start: int, batch_size: int, last: Any, expected: list[Batches]) -> None:
+def test_two_ranks_get_these_batches(
+    size: int, start: int, batch_size: int, last: Any, expected: list[Batches]
+) -> None:
     order = RowOrder(size, shuffle=False)
     for rank, batches in enumerate(expected):
         share = Slice(order, 3, start, rank, 2, batch_size, last)
@@ -155,7 +157,7 @@ def test_rows_that_three_ranks_keep_differ_by_one() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4_096, 4_097, 5_000])
-def test_bounds_of_a_permutation(size: int) -> None:
+def test_permutations_reject_positions_out_of_bounds(size: int) -> None:
     ends = np.array([0, size - 1])
     assert unpermute(size, 7, permute(size, 7, ends)).tolist() == ends.tolist()
     for wrong in (-1, size):
@@ -166,7 +168,7 @@ def test_bounds_of_a_permutation(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, LARGEST + 1])
-def test_sizes_that_cannot_be_permuted(size: int) -> None:
+def test_permutations_reject_sizes_out_of_bounds(size: int) -> None:
     with pytest.raises(OptionError, match=f"size: expected 1 to 2\\*\\*62, got {size}"):
         permute(size, 7, np.array([], np.int64))
     assert permute(LARGEST, 7, np.array([0, LARGEST - 1])).shape == (2,)
@@ -186,7 +188,7 @@ def test_sizes_that_cannot_be_permuted(size: int) -> None:
         ((256 * 4, 10.0), (4, 6_710_886)),
     ],
 )
-def test_blocks_that_are_chosen(arguments: Any, expected: tuple[int, int]) -> None:
+def test_choose_block_returns_these_blocks(arguments: Any, expected: tuple[int, int]) -> None:
     assert choose_block(*arguments) == expected
 
 

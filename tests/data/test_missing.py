@@ -106,7 +106,7 @@ def test_a_field_without_any_value_reads_as_none() -> None:
     assert [part.score for part in loaded(dataset, 2, batch_size=3)] == [None, None]
 
 
-def test_an_error_of_the_batch_for_fields_that_functions_touch() -> None:
+def test_fields_that_functions_touch_raise_with_the_batch() -> None:
     dataset = MultiModalDataset[Row](rows(label=except_row(3, 7)), {"label": lambda label: label * 2})
     assert dataset.__getitems__([0, 1]).label.tolist() == [14, 14]
     with pytest.raises(MissingValueError, match=r"Row\.label: document 3 \(id id3\) .* 1 of 3 values of the batch"):
@@ -154,7 +154,7 @@ def test_functions_cannot_turn_missing_values_into_zeros() -> None:
         texts.__getitems__([1, 2])
 
 
-def test_an_output_class_is_checked() -> None:
+def test_missing_values_of_an_output_class_raise() -> None:
     dataset = MultiModalDataset[Row](rows(label=except_row(1, 7)), output=LabelOnly)
     with pytest.raises(MissingValueError, match=r"LabelOnly\.label: document 1"):
         dataset.__getitems__([0, 1])
@@ -180,7 +180,7 @@ def test_mask_delivers_zeros_and_their_validity(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_values_by_path(workers: int) -> None:
+def test_values_by_path_fill_missing_rows(workers: int) -> None:
     documents = rows(
         label=except_row(3, 7),
         score=except_row(0, 0.5),
@@ -252,7 +252,7 @@ def test_values_are_checked_after_preprocessing() -> None:
         ({"box": 0}, "only missing numbers and tensors are filled"),
     ],
 )
-def test_wrong_options(missing: Any, message: str) -> None:
+def test_wrong_values_of_missing_are_rejected(missing: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         MultiModalDataset[Row](rows(), missing=missing)
 
@@ -260,7 +260,7 @@ def test_wrong_options(missing: Any, message: str) -> None:
 # --- loaders, parts, frameworks
 
 
-def test_parts_subsets_and_concatenated_datasets() -> None:
+def test_parts_subsets_and_concatenated_datasets_follow_the_policy() -> None:
     documents = rows(label=except_row(3, 7))
     touched = MultiModalDataset[Row](documents, {"label": lambda label: label})
     with pytest.raises(MissingValueError, match=r"Row\.label: document 3"):
@@ -281,7 +281,7 @@ def test_parts_subsets_and_concatenated_datasets() -> None:
 
 
 @pytest.mark.needs("jax")
-def test_jax() -> None:
+def test_batches_of_jax_are_filled() -> None:
     documents = rows(label=except_row(1, 7), pixels=except_row(2, torch.ones(2)))
     dataset = MultiModalDataset[Row](documents, missing={"label": -1, "pixels": 5})
     [batch] = dataset.iter_batches(6, framework="jax")
@@ -295,7 +295,7 @@ def test_jax() -> None:
 
 
 @pytest.mark.needs("tensorflow")
-def test_tensorflow() -> None:
+def test_tensorflow_datasets_raise_or_are_filled() -> None:
     documents = rows(label=except_row(1, 7), pixels=lambda i: torch.full((2,), float(i)))
     with pytest.raises(MissingValueError, match=r"Row\.label: document 1"):
         MultiModalDataset[Row](documents).to_tf_dataset(6)

@@ -98,7 +98,7 @@ def test_null_counts_raise_at_construction(tmp_path: Path, format: str, path: st
 
 
 @pytest.mark.usefixtures("no_batches")
-def test_documents_in_lists_of_arrow_shards(tmp_path: Path) -> None:
+def test_null_counts_of_documents_in_lists_raise_at_construction(tmp_path: Path) -> None:
     documents = [row(i, boxes=[Box(weight=1), Box(weight=None if i == 12 else 2)]) for i in range(20)]
     with pytest.raises(MissingValueError, match=r"Row\.boxes\.weight: row 12"):
         streamed(written(tmp_path / "d", documents))
@@ -112,7 +112,7 @@ def test_columns_that_are_not_read_do_not_matter(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["arrow", "parquet"])
-def test_complete_data_is_not_looked_at_again(tmp_path: Path, format: str) -> None:  # noqa: A002
+def test_complete_data_is_not_checked_in_batches(tmp_path: Path, format: str) -> None:  # noqa: A002
     dataset = streamed(written(tmp_path / "d", [row(i, boxes=[]) for i in range(20)], format), columns=["label", "box"])
     assert not dataset._fetch._missing.in_batches or format == "parquet"
     assert sum(len(batch) for batch in dataset) == 20
@@ -131,7 +131,7 @@ def test_a_field_without_any_value_reads_as_none(tmp_path: Path, format: str) ->
 # --- in the batch
 
 
-def test_what_files_do_not_tell_is_checked_in_the_batches(tmp_path: Path) -> None:
+def test_fields_without_null_counts_are_checked_in_the_batches(tmp_path: Path) -> None:
     table = pa.table({"number": range(20), "label": pa.array([None if i == 13 else i for i in range(20)])})
     (tmp_path / "d").mkdir()
     pq.write_table(table, tmp_path / "d" / "a.parquet", write_statistics=False)
@@ -143,7 +143,7 @@ def test_what_files_do_not_tell_is_checked_in_the_batches(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("path", ["vector", "ragged"])
-def test_tensors_in_parquet_files(tmp_path: Path, path: str) -> None:
+def test_missing_tensors_in_parquet_files_raise(tmp_path: Path, path: str) -> None:
     documents = [row(i, **({path: None} if i == 17 else {})) for i in range(30)]
     with pytest.raises(MissingValueError, match=rf"Row\.{path}: \w+ 17 \(id id17\) has no value"):
         list(streamed(written(tmp_path / "d", documents, "parquet")))
@@ -166,7 +166,7 @@ def test_functions_that_touch_a_field_move_the_check_to_the_batch(folder: Path) 
 
 
 @pytest.mark.parametrize("format", ["arrow", "parquet"])
-def test_filters_that_leave_the_missing_rows_out(tmp_path: Path, format: str) -> None:  # noqa: A002
+def test_missing_rows_that_a_filter_excludes_do_not_raise(tmp_path: Path, format: str) -> None:  # noqa: A002
     documents = [row(i, label=None if i in (3, 17) else i + 1) for i in range(30)]
     source = written(tmp_path / "d", documents, format)
     found = [n for batch in streamed(source, where={"label": {"$gte": 1}}) for n in batch.label.tolist()]
@@ -176,7 +176,7 @@ def test_filters_that_leave_the_missing_rows_out(tmp_path: Path, format: str) ->
         list(streamed(source, where={"number": {"$in": [1, 2, 3, 4]}}, shuffle=False))
 
 
-def test_splits(tmp_path: Path) -> None:
+def test_only_the_split_with_the_missing_row_raises(tmp_path: Path) -> None:
     documents = [row(i, label=None if i == 17 else i + 1) for i in range(60)]
     source, failed = written(tmp_path / "d", documents), 0
     for part in (0, 1):
@@ -194,7 +194,7 @@ def test_splits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("framework", ["torch", "numpy"])
-def test_values_and_masks(folder: Path, workers: int, framework: str) -> None:
+def test_missing_values_are_filled_or_masked(folder: Path, workers: int, framework: str) -> None:
     filled = {"label": -1, "box.label": 9, "boxes.weight": 0.5}
     options: Any = {"shuffle": False, "framework": framework}
     dataset = streamed(folder, 30, missing=filled, **options)
@@ -209,13 +209,13 @@ def test_values_and_masks(folder: Path, workers: int, framework: str) -> None:
     assert int(batch.label[17]) == 0
 
 
-def test_wrong_options(folder: Path) -> None:
+def test_wrong_values_of_missing_are_rejected(folder: Path) -> None:
     for wrong in ("fill", {"lable": 1}, {"label": "a"}, {"vector": [1]}, None):
         with pytest.raises(OptionError, match="missing"):
             streamed(folder, missing=wrong)
 
 
-def test_loaders_windows_mixes_and_single_rows(folder: Path, tmp_path: Path) -> None:
+def test_loaders_windows_mixes_and_single_rows_follow_the_policy(folder: Path, tmp_path: Path) -> None:
     filled = {"label": -1, "box.label": 9, "boxes.weight": 0.5}
     dataset = streamed(folder, 10, missing=filled, shuffle=False)
     assert [int(batch.label.min()) for batch in dataset.loader(threads=2)] == [1, -1, 21]
@@ -230,7 +230,7 @@ def test_loaders_windows_mixes_and_single_rows(folder: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.needs("tensorflow")
-def test_tensorflow(folder: Path) -> None:
+def test_tensorflow_datasets_are_filled(folder: Path) -> None:
     dataset = streamed(folder, 30, columns=["number", "label", "box"], missing={"label": -1, "box.label": 0})
     [everything] = list(dataset.to_tf_dataset())
     assert -1 in everything["label"].numpy()
@@ -238,7 +238,7 @@ def test_tensorflow(folder: Path) -> None:
 
 
 @pytest.mark.needs("jax")
-def test_jax(folder: Path) -> None:
+def test_batches_of_jax_are_filled(folder: Path) -> None:
     [batch] = streamed(folder, 30, columns=["label"], missing={"label": -1}).iter_batches("jax")
     assert int(batch.label.min()) == -1
 
@@ -247,7 +247,7 @@ def test_jax(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["arrow", "parquet"])
-def test_null_counts(tmp_path: Path, format: str) -> None:  # noqa: A002
+def test_null_counts_are_those_of_the_rows(tmp_path: Path, format: str) -> None:  # noqa: A002
     documents = [row(i, label=None if i % 2 else 1, vector=None, boxes=[Box()] * (i % 2)) for i in range(20)]
     dataset = open_dataset(written(tmp_path / "d", documents, format), Row)
     paths = [("label",), ("vector",), ("ragged",), ("box", "label"), ("box", "weight"), ("boxes", "weight")]

@@ -137,7 +137,7 @@ def test_weights_that_make_no_chances_are_errors(count: int, weights: Any) -> No
         _cumulative_weights(dict.fromkeys(map(str, range(count))), weights)
 
 
-def test_golden_draws(stored: list[Any]) -> None:
+def test_draws_are_the_golden_ones(stored: list[Any]) -> None:
     """A mix is resumed by another version of quire: its draws and its name never change."""
     dataset = mix(stored, weights=(3, 1), seed=7)
     assert "".join(str(dataset._draw(2, step)) for step in range(24)) == "100000101000000000000000"

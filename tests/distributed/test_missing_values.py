@@ -86,7 +86,7 @@ def test_a_column_without_any_value_is_an_error() -> None:
         estimator().fit(points(), feature_cols="x", label_cols="rating")
 
 
-def test_datasets_have_options_of_their_own(tmp_path: Path) -> None:
+def test_datasets_keep_their_own_policy_in_training(tmp_path: Path) -> None:
     write_dataset(points(y=[5]), tmp_path / "d", Point)
     datasets = [
         MultiModalDataset[Point](points(y=[5]), missing={"y": 1.0}),
@@ -115,7 +115,7 @@ def test_prediction_raises_when_the_model_reads_a_column(tmp_path: Path, model: 
 
 
 @pytest.mark.parametrize(("model", "columns"), [(Net, "x"), (WholeBatch, None)])
-def test_predictions_on_shards(model: Any, columns: Any) -> None:
+def test_predictions_on_shards_raise_when_the_model_reads_a_column(model: Any, columns: Any) -> None:
     est = estimator(model)
     made = est.predict(DocumentShards.from_documents(points(y=[1, 5])), 4, columns).collect()
     assert [document.y for document in made][:2] == [0.0, None]

@@ -102,14 +102,14 @@ def test_the_caller_gets_a_typed_error(client: Client, function: Callable[..., A
 
 
 @pytest.mark.parametrize("function", STREAMS)
-def test_streams(client: Client, function: Callable[..., Any]) -> None:
+def test_a_stream_raises_at_the_batch_with_the_missing_value(client: Client, function: Callable[..., Any]) -> None:
     answers = client[function.__name__](iter([pictures(0), pictures(2, None)]))
     assert next(answers).bright.tolist() == [False]
     with pytest.raises(MissingValueError, match=r"Picture\.pixels: row 1"):
         next(answers)
 
 
-def test_the_server_on_asyncio() -> None:
+def test_a_server_on_asyncio_sends_a_typed_error() -> None:
     async def ask() -> None:
         async with serve_async(EVERYTHING) as server, AsyncClient(server.address) as client:
             for function in UNARY:

@@ -97,7 +97,7 @@ def test_equal_values_have_equal_hashes(one: Any, other: Any) -> None:
     assert _fraction(one) == _fraction(other)
 
 
-def test_parts_of_a_second_are_told_apart() -> None:
+def test_times_that_differ_by_parts_of_a_second_have_other_hashes() -> None:
     lengths = [timedelta(seconds=1, microseconds=part) for part in range(5)]
     assert len({_fraction(length) for length in lengths}) == len(lengths)
     start = datetime(2024, 1, 1, tzinfo=timezone.utc)

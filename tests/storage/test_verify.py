@@ -364,7 +364,7 @@ def test_every_flipped_byte_of_a_log_is_found_or_harmless(tmp_path: Path) -> Non
     assert errors >= log.stat().st_size - 1  # the last line break
 
 
-def test_only_an_unfinished_last_line_stands_for_nothing(tmp_path: Path) -> None:
+def test_only_an_unfinished_last_line_is_ignored(tmp_path: Path) -> None:
     write_dataset(rows(20), tmp_path, schema=Row, format="arrow", group_bytes=256, shard_bytes=512)
     [log] = (tmp_path / "_quire").glob("*.jsonl")
     whole = log.read_bytes()
@@ -392,7 +392,7 @@ def _rewrite(log: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> N
     log.write_text("".join(f"{encode_line(change(line))}\n" for line in plain))
 
 
-def test_what_a_later_version_requires_is_refused_and_what_it_adds_is_ignored(tmp_path: Path) -> None:
+def test_features_that_a_later_version_requires_are_refused_and_additions_are_ignored(tmp_path: Path) -> None:
     write_dataset(rows(20), tmp_path, schema=Row)
     [log] = (tmp_path / "_quire").glob("*.jsonl")
     whole = log.read_bytes()

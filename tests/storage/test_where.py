@@ -36,7 +36,7 @@ pytestmark = pytest.mark.needs("pyarrow", "fsspec", "xxhash")
 # --- splits
 
 
-def test_golden_fractions() -> None:
+def test_splits_keep_their_golden_fractions() -> None:
     """A row stays in its part of a stored dataset: these never change."""
     noon = datetime(2024, 5, 1, 12, 30, tzinfo=timezone.utc)
     golden: list[tuple[Any, bytes, float]] = [
@@ -227,7 +227,7 @@ def test_rows_are_saved_with_a_checksum(tmp_path: Path, rows: list[int]) -> None
         assert _load_rows(other) is None
 
 
-def test_names_of_filters() -> None:
+def test_equal_filters_have_equal_names() -> None:
     assert _name({"a": 1, "b": 2}) == _name({"b": 2, "a": 1}) != _name({"a": 1, "b": 3})
     assert _name({"day": date(2024, 1, 1)}) is None
     assert _name(len) is None
