@@ -43,7 +43,6 @@ def run(options: argparse.Namespace) -> None:
     require("pyarrow", extra="parquet", needed_for="bench-read")
     # Imported here, because these packages need the extra.
     storage, data = importlib.import_module("quire.storage"), importlib.import_module("quire.data")
-    measure = importlib.import_module("quire.data._measure").measure
     columns = None if options.columns is None else options.columns.split(",")
     document_type = None if options.document is None else import_document_type(options.document)
     stored = storage.open_dataset(options.url, document_type, columns=columns)
@@ -54,7 +53,7 @@ def run(options: argparse.Namespace) -> None:
         framework=options.framework,
         shapes="ragged",
     )
-    numbers = measure(dataset, options.seconds, options.threads, options.workers).to_dict()
+    numbers = data.measure(dataset, options.seconds, options.threads, options.workers).to_dict()
     if options.json:
         write_json(numbers)
     else:

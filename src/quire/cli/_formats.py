@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 from quire._optional import require
-from quire.codec._blocks import is_stream
-from quire.codec._compression import COMPRESSIONS, compression_of
+from quire.codec import COMPRESSIONS, compression_of, is_stream
 from quire.errors import OptionError, StorageNotFoundError
 
 IMPORTED_FORMATS = ("petastorm", "mds", "webdataset", "huggingface")
@@ -89,7 +88,7 @@ def _is_petastorm_metadata(path: Path) -> bool:
         return False
     require("pyarrow", extra="parquet", needed_for="Parquet")
     parquet = importlib.import_module("pyarrow.parquet")
-    key = importlib.import_module("quire.storage.importers._petastorm").SCHEMA_KEY
+    key = importlib.import_module("quire.storage.importers").PETASTORM_SCHEMA_KEY
     return key in (parquet.read_schema(path).metadata or {})
 
 

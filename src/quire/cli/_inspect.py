@@ -18,8 +18,7 @@ from quire.cli._arguments import (
 )
 from quire.cli._output import format_bytes, format_number, print_table, write_json
 from quire.cli._sources import Source, item_rows
-from quire.codec._flat import Leaf, leaves
-from quire.codec._json import to_json
+from quire.codec import Leaf, leaves, to_json
 from quire.columns import ColumnStatistics, Histogram
 from quire.display import document_tree, one_line, print_rich, schema_tree, tracked
 from quire.errors import CodecError, PathError, ShardError, did_you_mean

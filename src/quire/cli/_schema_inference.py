@@ -16,7 +16,7 @@ from pydantic_core import from_json as parse_json
 
 from quire._typing import is_array_type, is_document_type
 from quire.array import DocumentArray
-from quire.codec._csv import CsvOptions, table_records
+from quire.codec import CsvOptions, table_records
 from quire.document import BaseDocument, field_name
 from quire.tensors import DType, Shape, framework_of
 

@@ -27,12 +27,7 @@ from quire._paths import parse_path
 from quire.array import DocumentArray, DocumentBatch
 from quire.cli._formats import IMPORTED_FORMATS, detect_format, iter_files
 from quire.cli._schema_inference import Row, infer_document_type, infer_table_type, to_plain
-from quire.codec._blocks import read_index
-from quire.codec._compression import compression_of
-from quire.codec._csv import CsvOptions, iter_csv
-from quire.codec._json import from_dict, rows_from_json
-from quire.codec._ndjson import iter_ndjson
-from quire.codec._text_files import text_lines
+from quire.codec import CsvOptions, compression_of, from_dict, iter_csv, iter_ndjson, rows_from_json, text_lines
 from quire.columns import Columns, ColumnStatistics, StackOptions, Statistics, stack
 from quire.documents import documents_of_files
 from quire.errors import DecodeError, OptionError
@@ -177,13 +172,13 @@ def _open_dataset(path: str, options: SourceOptions) -> Source:
 def _column_compression(dataset: StoredDataset[Any]) -> dict[str, Any]:
     """Read the compression and sizes of columns from the footers of the first Parquet shards."""
     arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    shards = importlib.import_module("quire.storage._shards")
+    storage = load_storage()
     sizes: dict[str, list[Any]] = {}
     chosen = [shard for shard in dataset.shards if shard.format == "parquet"][:_FOOTERS]
     for shard in chosen:
         with (
-            shards.shard_errors(dataset.folder, shard),
-            arrow.PythonFile(shards.Parts(dataset.folder, shard), "r") as file,
+            storage.shard_errors(dataset.folder, shard),
+            arrow.PythonFile(storage.Parts(dataset.folder, shard), "r") as file,
         ):
             metadata = parquet.read_metadata(file)
         for number in range(metadata.num_row_groups):
@@ -332,7 +327,7 @@ def _read_header(path: str) -> tuple[str, dict[str, Any]]:
         file.seek(0)
         if not codec.starts_stream(file, None):
             return "", facts
-        index = read_index(file, options)
+        index = codec.read_index(file, options)
         type_name = codec.Header(next(codec.segments_of(file, options))).type_name
     facts = {"class": type_name, **facts, "index": index is not None}
     if index is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import importlib
 import json
 import lzma
 import os
@@ -21,10 +20,7 @@ from pydantic_core import PydanticSerializationError
 from quire.array import DocumentArray, DocumentBatch
 from quire.cli._formats import format_from_suffix
 from quire.cli._sources import METADATA_FILE, Source, csv_options, load_storage
-from quire.codec import from_suffixes
-from quire.codec._csv import write_csv
-from quire.codec._json import TensorForm, to_json
-from quire.codec._ndjson import to_ndjson
+from quire.codec import TensorForm, from_suffixes, to_json, to_ndjson, write_csv
 from quire.display import as_picture
 from quire.errors import EncodeError, OptionError, PathError, StorageError, did_you_mean
 from quire.files import open_target
@@ -96,7 +92,7 @@ def flatten(items: Iterator[Any]) -> Iterator[Any]:
 
 def _write_shard(source: Source, items: Iterator[Any], path: str, options: TargetOptions) -> None:
     write_options = load_storage().WriteOptions(tensor_storage=options.tensor_storage)
-    importlib.import_module("quire.storage._in_hand").save_shard(items, source.document_type, path, write_options)
+    load_storage().save_shard(items, source.document_type, path, write_options)
 
 
 def _write_binary(source: Source, items: Iterator[Any], path: str, options: TargetOptions) -> None:
@@ -167,9 +163,7 @@ def _write_folder(chosen: str, source: Source, items: Iterator[Any], path: str, 
         if chosen == "files":
             write_files(source.schema, flatten(items), folder, options.content)
         elif chosen == "huggingface":
-            load_storage()
-            huggingface = importlib.import_module("quire.storage._huggingface")
-            huggingface.write_huggingface(source.document_type, flatten(items), folder)
+            load_storage().write_huggingface(source.document_type, flatten(items), folder)
         else:
             _write_dataset(chosen, source, items, str(folder), options)
 

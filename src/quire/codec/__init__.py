@@ -1,7 +1,7 @@
 """Values as bytes and back: messages, streams of blocks, files."""
 
 from quire._loaded import find
-from quire.codec._blocks import Header, Segment
+from quire.codec._blocks import Header, Segment, is_stream, read_index
 from quire.codec._bytes import (
     Purse,
     array_message,
@@ -23,7 +23,9 @@ from quire.codec._bytes import (
     rows_message,
     stream,
 )
+from quire.codec._compression import COMPRESSIONS, compression_of
 from quire.codec._context import Reading, ReadOptions, read_options
+from quire.codec._csv import CsvOptions, iter_csv, table_records, write_csv
 from quire.codec._decode import unpickle
 from quire.codec._files import (
     Rows,
@@ -34,21 +36,29 @@ from quire.codec._files import (
     starts_stream,
     write_parts,
 )
+from quire.codec._flat import Leaf, leaves
+from quire.codec._json import TensorForm, from_dict, rows_from_json, to_json
 from quire.codec._match import check_exact
 from quire.codec._messages import from_message, to_message
+from quire.codec._ndjson import iter_ndjson, to_ndjson
 from quire.codec._proto_text import proto_schema
 from quire.codec._single import value_from_message, value_message
 from quire.codec._suffixes import from_suffixes
+from quire.codec._text_files import text_lines
 from quire.codec._typed import from_typed, to_typed
 from quire.codec._unions import check_values, has_ambiguous_union
 
 __all__ = [
+    "COMPRESSIONS",
+    "CsvOptions",
     "Header",
+    "Leaf",
     "Purse",
     "ReadOptions",
     "Reading",
     "Rows",
     "Segment",
+    "TensorForm",
     "array_message",
     "block_columns",
     "block_documents",
@@ -59,6 +69,7 @@ __all__ = [
     "columns_from_message",
     "columns_message",
     "columns_stream",
+    "compression_of",
     "document_from_bytes",
     "document_from_message",
     "document_message",
@@ -66,25 +77,37 @@ __all__ = [
     "dumped",
     "find",
     "from_base64",
+    "from_dict",
     "from_message",
     "from_suffixes",
     "from_typed",
     "has_ambiguous_union",
     "is_batch",
+    "is_stream",
+    "iter_csv",
+    "iter_ndjson",
+    "leaves",
     "loaded",
     "memory_starts_stream",
     "message_type_name",
     "proto_schema",
+    "read_index",
     "read_options",
+    "rows_from_json",
     "rows_message",
     "segments_of",
     "selected_blocks",
     "starts_stream",
     "stream",
+    "table_records",
+    "text_lines",
+    "to_json",
     "to_message",
+    "to_ndjson",
     "to_typed",
     "unpickle",
     "value_from_message",
     "value_message",
+    "write_csv",
     "write_parts",
 ]

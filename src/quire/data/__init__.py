@@ -7,6 +7,7 @@ from quire.data._dataset import MultiModalDataset
 from quire.data._plan import batched
 
 if TYPE_CHECKING:
+    from quire.data._measure import measure as measure
     from quire.data._mixing import MixedDataset
     from quire.data._spark import SparkConverter, from_spark
     from quire.data._streaming import StreamingDataset
@@ -18,6 +19,7 @@ _HOMES = {
     "SparkConverter": "_spark",
     "StreamingDataset": "_streaming",
     "from_spark": "_spark",
+    "measure": "_measure",
 }
 """Where names are that need pyarrow, which is an extra."""
 

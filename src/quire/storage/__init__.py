@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from quire.columns import ColumnStatistics
 from quire.storage import _needs as _needs
+from quire.storage._briefs import Count as Count
+from quire.storage._briefs import Head as Head
+from quire.storage._briefs import TensorHead as TensorHead
 from quire.storage._cache import ShardCache
 from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset
 from quire.storage._in_hand import load_parquet, save_parquet
+from quire.storage._in_hand import save_shard as save_shard
 from quire.storage._manifest import Shard
 from quire.storage._null_counts import null_counts as null_counts
+from quire.storage._pages import Pages as Pages
+from quire.storage._shards import Parts as Parts
+from quire.storage._shards import shard_errors as shard_errors
 from quire.storage._statistics import column_statistics
 from quire.storage._tensors import has_mixed_tensors
 from quire.storage._verification import Verify as Verify
@@ -19,6 +26,7 @@ from quire.storage._where import Split, Where
 from quire.storage._write import DatasetWriter, WriteOptions, write_dataset
 
 if TYPE_CHECKING:
+    from quire.storage._huggingface import write_huggingface as write_huggingface
     from quire.storage.importers import ImportOptions, import_dataset
 
 __all__ = [
@@ -41,11 +49,14 @@ __all__ = [
     "write_dataset",
 ]
 
+_LAZY = {"ImportOptions": "importers", "import_dataset": "importers", "write_huggingface": "_huggingface"}
+"""Names that few programs use, by the module that defines them; it is imported on first use."""
+
 
 def __getattr__(name: str) -> Any:
-    if name not in ("ImportOptions", "import_dataset"):
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("quire.storage.importers"), name)  # few read the formats of others
+    return getattr(import_module(f"quire.storage.{_LAZY[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -17,8 +17,7 @@ from quire._optional import require
 from quire._paths import join_path
 from quire.errors import OptionError, PathError, QuireError, RowIndexError
 from quire.schema import FieldKind
-from quire.storage import column_statistics
-from quire.storage._pages import Pages
+from quire.storage import Pages, column_statistics
 from quire.view._cache import Cache
 from quire.view._embeddings import Embeddings
 from quire.view._media import Content, MediaReader

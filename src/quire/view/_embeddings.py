@@ -13,7 +13,7 @@ from quire._paths import parse_path
 from quire.columns import Column, Columns, ScalarColumn, TensorColumn
 from quire.errors import QueryError
 from quire.schema import FieldKind
-from quire.storage._pages import Pages
+from quire.storage import Pages
 from quire.tensors import framework_of
 from quire.view._cache import Cache
 from quire.view._row_order import locate_column

@@ -21,7 +21,7 @@ from quire._optional import is_installed, require
 from quire._typing import is_array_type, is_document_type
 from quire.errors import DecodeError, PathError, RowIndexError
 from quire.media import decode_audio
-from quire.storage._pages import Pages
+from quire.storage import Pages
 from quire.tensors import framework_of
 from quire.view._cache import Cache
 from quire.view._media_types import CHANNELS, decode_data_uri, detect_media_type, sample_rate_field, tensor_display

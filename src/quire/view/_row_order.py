@@ -13,7 +13,7 @@ from quire.array import compile_filter
 from quire.columns import Column, Columns, DocumentColumn, ScalarColumn
 from quire.errors import QueryError
 from quire.schema import Field, FieldKind, Schema
-from quire.storage._pages import Pages
+from quire.storage import Pages
 from quire.view._cache import Cache
 from quire.view._filter import parse_filter
 

@@ -19,8 +19,7 @@ from quire._optional import require
 from quire.array import DocumentArray, DocumentBatch
 from quire.document import BaseDocument
 from quire.errors import DocumentTypeError, StorageError
-from quire.storage import StoredDataset, open_dataset, write_dataset
-from quire.storage._pages import Pages
+from quire.storage import Pages, StoredDataset, open_dataset, write_dataset
 
 require("uvicorn", extra="view", needed_for="the viewer")
 import uvicorn  # noqa: E402 - after the check that it is installed

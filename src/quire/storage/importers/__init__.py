@@ -1,6 +1,7 @@
 """Datasets in the formats of others, written anew as datasets of documents; nothing in them is ever run."""
 
 from quire.storage.importers._import import IMPORTERS, ImportFormat, import_dataset
+from quire.storage.importers._petastorm import SCHEMA_KEY as PETASTORM_SCHEMA_KEY
 from quire.storage.importers._reading import Images, ImportOptions
 
-__all__ = ["IMPORTERS", "Images", "ImportFormat", "ImportOptions", "import_dataset"]
+__all__ = ["IMPORTERS", "PETASTORM_SCHEMA_KEY", "Images", "ImportFormat", "ImportOptions", "import_dataset"]
