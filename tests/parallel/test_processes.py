@@ -115,7 +115,7 @@ def test_what_cannot_be_sent_is_an_error_with_its_index() -> None:
 
 def test_without_cloudpickle_a_lambda_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
-    monkeypatch.setattr("quire.parallel._shipping.has_cloudpickle", lambda: False)
+    monkeypatch.setattr("quire.parallel._pickling.has_cloudpickle", lambda: False)
     with pytest.raises(MissingDependencyError, match=r"<lambda> to a process needs cloudpickle.*quire-ml\[process\]"):
         list(mapped(lambda number: number, [1], backend="process", num_workers=1))
 

@@ -18,8 +18,7 @@ from quire.distributed._failures import error_to_text
 from quire.distributed._keys import column_of, targets
 from quire.distributed._nests import check_rows, fresh, is_table, is_untyped, joined, length_of, rows_of
 from quire.errors import ColumnError, PartitionError
-from quire.parallel import WorkerTraceback, summary_of
-from quire.parallel._shipping import pack, unpack
+from quire.parallel import WorkerTraceback, dump_value, load_value, summary_of
 
 
 @dataclass
@@ -39,8 +38,8 @@ class Failure:
 
     def __getstate__(self) -> tuple[Any, ...]:
         try:
-            data = pack(self.error, to_own=False)[0]
-            unpack(data)
+            data = dump_value(self.error, to_own=False)[0]
+            load_value(data)
         except Exception:  # noqa: BLE001 - many errors cannot be made anew from their arguments
             data = None
         return self.partition, self.message, self.traceback, data
@@ -49,7 +48,7 @@ class Failure:
         self.partition, self.message, self.traceback, data = state
         self.error = None
         if data is not None:
-            self.error = unpack(data)
+            self.error = load_value(data)
             self.error.__cause__ = WorkerTraceback(self.traceback)
 
     def raised(self) -> PartitionError:

@@ -1,10 +1,10 @@
-"""Work on several cores: results in order, and never more of it under way than was asked for."""
+"""Parallel map over threads and processes: results in order, with a bounded number of items in flight."""
 
-from quire.parallel._mapped import MapOptions, mapped, run_map
-from quire.parallel._ordered import cpu_count, ordered_map
+from quire.parallel._map import MapOptions, mapped, ordered_map, run_map
+from quire.parallel._pickling import dump_value, load_value
 from quire.parallel._pools import backend_of
 from quire.parallel._tasks import WorkerTraceback, summary_of
-from quire.parallel._workers import Backend, Workers
+from quire.parallel._workers import Backend, Workers, cpu_count
 
 __all__ = [
     "Backend",
@@ -13,6 +13,8 @@ __all__ = [
     "Workers",
     "backend_of",
     "cpu_count",
+    "dump_value",
+    "load_value",
     "mapped",
     "ordered_map",
     "run_map",

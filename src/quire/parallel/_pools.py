@@ -1,4 +1,4 @@
-"""Pools that callers bring: how each takes work, and how it tells that it is well."""
+"""Adapters for pools: quire's `Workers`, executors of `concurrent.futures` and pools of `multiprocessing`."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from multiprocessing.pool import Pool, ThreadPool
 from typing import Any, NamedTuple, TypeAlias
 
 from quire.errors import FunctionError, OptionError
-from quire.parallel._ordered import cpu_count
-from quire.parallel._process import Shipment
-from quire.parallel._shipping import pack, unpack
-from quire.parallel._tasks import Function, Outcome, work_on, work_packed
-from quire.parallel._workers import Backend, Workers
+from quire.parallel._pickling import dump_value, load_value
+from quire.parallel._process import PickledFunction
+from quire.parallel._tasks import Function, Outcome, run_pickled_task, run_task
+from quire.parallel._workers import Backend, Workers, cpu_count
 
 Submit: TypeAlias = Callable[[Sequence[Any]], "Future[Outcome]"]
 
 
 def backend_of(pool: Any) -> Backend:
-    """Whether a pool is one of threads, which share memory with the caller, or of processes."""
+    """Return whether a pool has threads, which share memory with the caller, or processes."""
     if isinstance(pool, Workers):
         return pool.backend
+    # An InterpreterPoolExecutor derives from ThreadPoolExecutor, but its workers do not share objects.
     threads = isinstance(pool, (ThreadPoolExecutor, ThreadPool)) and "Interpreter" not in type(pool).__name__
     return "thread" if threads else "process"
 
 
 def size_of(pool: Any) -> int:
-    """The number of workers of a pool, as far as it tells."""
+    """Return the number of workers of a pool; that of the cores if the pool does not say."""
     for name in ("num_workers", "_max_workers", "_processes"):
         size = getattr(pool, name, None)
         if isinstance(size, int):
@@ -37,28 +37,38 @@ def size_of(pool: Any) -> int:
     return cpu_count()
 
 
-class Route(NamedTuple):
-    """How a pool takes items, and how one asks whether it is well."""
+def check_pool(pool: Any) -> None:
+    """Raise if an object cannot be used as a pool."""
+    if not isinstance(pool, (Workers, Executor, Pool)) and not callable(getattr(pool, "submit", None)):
+        raise OptionError(
+            f"pool={pool!r}: use quire.parallel.Workers, an executor of concurrent.futures or a pool of "
+            "multiprocessing."
+        )
+
+
+class PoolAdapter(NamedTuple):
+    """How to have a pool call one function on items."""
 
     submit: Submit
     check: Callable[[], None] | None = None
+    """Raises if a process of the pool has died."""
     stop: Callable[[], None] | None = None
-    """Makes threads end with the item that they are at, and not with their task."""
+    """Makes threads stop after the current item instead of after their task."""
 
 
-def route_to(pool: Any, function: Function) -> Route:
-    """The way to have a pool call the function."""
+def adapt_pool(pool: Any, function: Function) -> PoolAdapter:
+    """Return the adapter that has a pool call the function."""
     stop = threading.Event()
     if isinstance(pool, Workers):
         if pool.backend == "process":
-            shipment = Shipment(function)
-            return Route(lambda items: pool._submit(shipment, items))
-        return Route(lambda items: pool._submit(function, _until_stopped(items, stop)), None, stop.set)
-    watch = _PoolWatch(pool) if isinstance(pool, Pool) else None  # a ThreadPool is one, too
-    submit, check = (watch.submit, watch.check) if watch else (pool.submit, None)
+            pickled = PickledFunction(function)
+            return PoolAdapter(lambda items: pool._submit(pickled, items))
+        return PoolAdapter(lambda items: pool._submit(function, _until_stopped(items, stop)), None, stop.set)
+    watched = _WatchedPool(pool) if isinstance(pool, Pool) else None  # a ThreadPool is a Pool, too
+    submit, check = (watched.submit, watched.check) if watched else (pool.submit, None)
     if backend_of(pool) == "thread":
-        return Route(lambda items: submit(work_on, function, _until_stopped(items, stop)), check, stop.set)
-    return Route(_packing(submit, function), check)
+        return PoolAdapter(lambda items: submit(run_task, function, _until_stopped(items, stop)), check, stop.set)
+    return PoolAdapter(_pickling_submit(submit, function), check)
 
 
 def _until_stopped(items: Sequence[Any], stop: threading.Event) -> Iterator[Any]:
@@ -68,65 +78,62 @@ def _until_stopped(items: Sequence[Any], stop: threading.Event) -> Iterator[Any]
         yield item
 
 
-def check_pool(pool: Any) -> Any:
-    """A pool that can be used."""
-    if isinstance(pool, (Workers, Executor, Pool)) or callable(getattr(pool, "submit", None)):
-        return pool
-    raise OptionError(
-        f"pool={pool!r}: use quire.parallel.Workers, an executor of concurrent.futures or a pool of multiprocessing."
-    )
-
-
 _tokens = itertools.count()
 
 
-def _packing(submit: Callable[..., Future[bytes]], function: Function) -> Submit:
-    """The function goes with each task, packed, because such a pool does not say which process gets it."""
-    token, data = f"{os.getpid()}-{next(_tokens)}", pack(function, to_own=False)[0]
+def _pickling_submit(submit: Callable[..., Future[bytes]], function: Function) -> Submit:
+    """Return a `submit` that pickles the items, and sends the pickled function with each task.
 
-    def send(items: Sequence[Any]) -> Future[Outcome]:
+    The caller's pool does not say which process gets a task, so it cannot be known whether that process has the
+    function already.
+    """
+    token, data = f"{os.getpid()}-{next(_tokens)}", dump_value(function, to_own=False)[0]
+
+    def submit_items(items: Sequence[Any]) -> Future[Outcome]:
         outcome: Future[Outcome] = Future()
-        task = submit(work_packed, token, data, pack(items, to_own=False)[0])
+        task = submit(run_pickled_task, token, data, dump_value(items, to_own=False)[0])
         outcome.add_done_callback(lambda ended: ended.cancelled() and task.cancel())
-        task.add_done_callback(lambda done: _settle(outcome, done))
+        task.add_done_callback(lambda done: _load_outcome(outcome, done))
         return outcome
 
-    return send
+    return submit_items
 
 
-def _settle(outcome: Future[Outcome], done: Future[bytes]) -> None:
+def _load_outcome(outcome: Future[Outcome], done: Future[bytes]) -> None:
     if not outcome.set_running_or_notify_cancel():
         return
     try:
-        outcome.set_result(unpack(done.result()))
-    except BaseException as error:  # noqa: BLE001 - it is raised where the result is wanted
+        outcome.set_result(load_value(done.result()))
+    except BaseException as error:  # noqa: BLE001 - the consumer of the results raises it
         outcome.set_exception(error)
 
 
-class _PoolWatch:
-    """A pool of multiprocessing with futures. It starts another process for one that dies, and forgets the task."""
+class _WatchedPool:
+    """A pool of multiprocessing with futures and a check for dead processes.
+
+    When a process dies, such a pool starts another and forgets the task, so its result would be awaited forever.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._seen: dict[int, Any] = {}
-        self._look()
+        self._remember_processes()
 
-    def _look(self) -> None:
-        """Take note of the processes that are alive."""
+    def _remember_processes(self) -> None:
         for process in list(getattr(self._pool, "_pool", ())):
             if process.exitcode is None:
                 self._seen[id(process)] = process
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Hand in a task."""
+        """Submit a task."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
         self._pool.apply_async(function, arguments, callback=future.set_result, error_callback=future.set_exception)
         return future
 
     def check(self) -> None:
-        """An error if a process has died since the pool was first looked at."""
-        self._look()
+        """Raise if a process has died since the map began. Exit code 0 is a process that the pool replaced."""
+        self._remember_processes()
         for process in self._seen.values():
             if process.exitcode not in (None, 0):
                 raise FunctionError(f"a process of the pool ended while it was at work: exit code {process.exitcode}.")

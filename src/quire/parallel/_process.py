@@ -1,4 +1,8 @@
-"""A worker process: the end that works, and the end that asks."""
+"""A worker process: the loop that runs in it, and the handle in the parent.
+
+A task is two messages on a pipe: first what changed (new classes, another function), then the items. The answer is one
+message, the pickled outcome.
+"""
 
 from __future__ import annotations
 
@@ -15,72 +19,65 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from quire.errors import FunctionError
-from quire.parallel._shipping import define, definitions, has_cloudpickle, pack, unpack
-from quire.parallel._tasks import Failure, Function, Outcome, packed_outcome, summary_of, work_on
+from quire.parallel._pickling import dump_classes, dump_value, has_cloudpickle, load_classes, load_value
+from quire.parallel._tasks import Failure, Function, Outcome, dump_outcome, run_task, summary_of
 
 _tokens = itertools.count(1)
 _starting = threading.Lock()
 
 
-class Shipment:
-    """A function, packed once for all workers, and known to each by its token."""
+class PickledFunction:
+    """A function, pickled once for all workers; each worker remembers the last one by its token."""
 
     def __init__(self, function: Function) -> None:
         self.token = next(_tokens)
-        self.data, self.classes = pack(function)
+        self.data, self.classes = dump_value(function)
 
 
-# --- the end that works
+# --- in the worker
 
 
 def serve(channel: Connection) -> None:
-    """Do what comes through the channel until it is closed or the parent is gone. Ctrl-C is the parent's business."""
+    """Run tasks from the pipe until it is closed or the parent is gone. The parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    job = _Job()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    runner = _TaskRunner()
     with contextlib.suppress(EOFError, OSError):
         while True:
-            news, items = channel.recv_bytes(), channel.recv_bytes()
-            channel.send_bytes(packed_outcome(job(news, items)))
-            _flush()
+            changes, items = channel.recv_bytes(), channel.recv_bytes()
+            channel.send_bytes(dump_outcome(runner(changes, items)))
+            for stream in (sys.stdout, sys.stderr):  # output must not be lost when the process is terminated
+                with contextlib.suppress(Exception):
+                    stream.flush()
 
 
-class _Job:
-    """The function that the process has in hand."""
-
+class _TaskRunner:
     _function: Function
 
-    def __call__(self, news: bytes, items: bytes) -> Outcome:
-        """Take in what is new (classes, another function), and work on the items."""
+    def __call__(self, changes: bytes, items: bytes) -> Outcome:
+        """Apply the changes (new classes, another function), and run the task."""
         try:
-            classes, shipped = unpack(news)
-            define(classes)
-            self._function = self._function if shipped is None else unpack(shipped)
-            received = unpack(items)
-        except Exception as error:  # noqa: BLE001 - unpickling runs imports of the user's modules
+            classes, function = load_value(changes)
+            load_classes(classes)
+            self._function = self._function if function is None else load_value(function)
+            values = load_value(items)
+        except Exception as error:  # noqa: BLE001 - unpickling imports the user's modules
             return Outcome(failure=Failure(0, error, f"the worker process could not read it: {summary_of(error)}"))
-        return work_on(self._function, received)
+        return run_task(self._function, values)
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
         os._exit(1)
 
 
-def _flush() -> None:
-    """What was printed must not be lost when the process is ended."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-
-
-# --- the end that asks
+# --- in the parent
 
 
 class Worker:
-    """A process, started at once; the next call after its death starts another."""
+    """The handle of a worker process, which starts at once; after its death the next call starts another."""
 
     def __init__(self, context: BaseContext) -> None:
         self._context = context
@@ -90,56 +87,52 @@ class Worker:
 
     def _start(self) -> None:
         self._channel, other = self._context.Pipe()
-        self._known: set[str] = set()
+        self._known_classes: set[str] = set()
         self._token = 0
         self._process = self._context.Process(target=serve, args=(other,), daemon=True)  # type: ignore[attr-defined]
-        with _without_main():
+        with _skip_main_import():
             self._process.start()
         other.close()
 
-    def __call__(self, function: Function | Shipment, items: Sequence[Any]) -> Outcome:
-        """What the process makes of the items."""
-        shipment = function if isinstance(function, Shipment) else Shipment(function)
-        data, classes = pack(items)
+    def __call__(self, function: Function | PickledFunction, items: Sequence[Any]) -> Outcome:
+        """Run a task in the process and wait for its outcome."""
+        pickled = function if isinstance(function, PickledFunction) else PickledFunction(function)
+        data, classes = dump_value(items)
         with self._in_use:
-            self._revive()
+            with self._changing:
+                if self._process.exitcode is not None and not self._ended:
+                    self._channel.close()
+                    self._start()
             try:
-                received = self._ask(shipment, data, classes | shipment.classes)
+                answer = self._exchange(pickled, data, classes | pickled.classes)
             except (EOFError, OSError) as error:
-                raise self._died() from error
-        outcome: Outcome = unpack(received)
+                self._process.join(5)
+                reason = _exit_reason(self._process.exitcode)
+                raise FunctionError(f"the worker process ended while it was at work: {reason}") from error
+        outcome: Outcome = load_value(answer)
         return outcome
 
-    def _revive(self) -> None:
-        with self._changing:
-            if self._process.exitcode is not None and not self._ended:
-                self._channel.close()
-                self._start()
+    def _exchange(self, function: PickledFunction, data: bytes, classes: frozenset[str]) -> bytes:
+        new_classes = dump_classes(classes - self._known_classes) if classes - self._known_classes else []
+        new_function = None if self._token == function.token else function.data
+        self._channel.send_bytes(dump_value((new_classes, new_function))[0])
+        self._channel.send_bytes(data)
+        self._known_classes |= classes
+        self._token = function.token
+        return self._channel.recv_bytes()
 
     def warm_up(self) -> None:
         """Wait until the process has started."""
         self(str, ())
 
-    def _ask(self, shipment: Shipment, data: bytes, classes: frozenset[str]) -> bytes:
-        news = definitions(classes - self._known) if classes - self._known else []
-        self._channel.send_bytes(pack((news, None if self._token == shipment.token else shipment.data))[0])
-        self._channel.send_bytes(data)
-        self._known |= classes
-        self._token = shipment.token
-        return self._channel.recv_bytes()
-
-    def _died(self) -> FunctionError:
-        self._process.join(5)
-        return FunctionError(f"the worker process ended while it was at work: {_reason(self._process.exitcode)}")
-
-    def end(self) -> None:
-        """Stop the process, whatever it is doing."""
+    def terminate(self) -> None:
+        """Stop the process, also in the middle of a task."""
         with self._changing:
             self._ended = True
             self._process.terminate()
 
-    def wait(self) -> None:
-        """Until the process is gone."""
+    def join(self) -> None:
+        """Wait until the process is gone; kill it after 5 seconds."""
         self._process.join(5)
         if self._process.exitcode is None:
             self._process.kill()
@@ -147,7 +140,7 @@ class Worker:
         self._channel.close()
 
 
-def _reason(exitcode: int | None) -> str:
+def _exit_reason(exitcode: int | None) -> str:
     if exitcode is None or exitcode >= 0:
         return f"exit code {exitcode}. Its own message, if any, is on the standard error stream."
     with contextlib.suppress(ValueError):
@@ -156,24 +149,28 @@ def _reason(exitcode: int | None) -> str:
 
 
 @contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Start a process that does not import the main script, which would run again if it has no guard.
+def _skip_main_import() -> Iterator[None]:
+    """Start a process that does not import the main script.
 
-    What the script defines goes by value instead; without cloudpickle it cannot, and the script is imported as usual.
+    multiprocessing imports it in a spawned process, so a script without `if __name__ == "__main__"` would run again.
+    What the script defines is sent by value instead. Without cloudpickle that is impossible, and the script is imported
+    as usual. There is no public switch, so `get_preparation_data` is replaced while this thread starts the process; the
+    lock keeps two replacements from interleaving, and other threads get the original data.
     """
     if not has_cloudpickle():
         yield
         return
-    me = threading.get_ident()
+    this_thread = threading.get_ident()
 
-    def without(name: str) -> dict[str, Any]:
+    def get_preparation_data(name: str) -> dict[str, Any]:
         data: dict[str, Any] = original(name)
-        mine = threading.get_ident() == me
-        return {key: value for key, value in data.items() if not (mine and key.startswith("init_main"))}
+        if threading.get_ident() != this_thread:
+            return data
+        return {key: value for key, value in data.items() if not key.startswith("init_main")}
 
     with _starting:
         original = spawn.get_preparation_data
-        spawn.get_preparation_data = without
+        spawn.get_preparation_data = get_preparation_data
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""What a worker does: call the function on a few items, and tell what came of it."""
+"""What a worker does: call the function on a few items, and report results or the failure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from quire.parallel._shipping import pack, unpack
+from quire.parallel._pickling import dump_value, load_value
 
 Function: TypeAlias = Callable[[Any], Any]
 
 
-class WorkerTraceback(Exception):  # noqa: N818 - it is the text of an error, told as the cause of one
+class WorkerTraceback(Exception):  # noqa: N818 - the text of an error, used as its cause
     """The traceback of an error in another process, as text."""
 
     def __str__(self) -> str:
@@ -22,7 +22,7 @@ class WorkerTraceback(Exception):  # noqa: N818 - it is the text of an error, to
 
 @dataclass
 class Failure:
-    """An error that a function raised: on which of the items, and what."""
+    """An error that a function raised, and the offset of the item in the task."""
 
     offset: int
     error: BaseException | None
@@ -30,34 +30,37 @@ class Failure:
     traceback: str = ""
 
     def cause(self) -> BaseException:
-        """The original error, whose cause is the other process's traceback; that alone if the error did not travel."""
+        """Return the original error, with the traceback of the other process as its cause.
+
+        If the error could not be pickled, the traceback alone.
+        """
         if not self.traceback:
             assert self.error is not None
             return self.error
-        told = WorkerTraceback(self.traceback)
+        worker_traceback = WorkerTraceback(self.traceback)
         if self.error is None:
-            return told
-        self.error.__cause__ = told
+            return worker_traceback
+        self.error.__cause__ = worker_traceback
         return self.error
 
 
 @dataclass
 class Outcome:
-    """What came of some items: their results, up to a failure if there was one, and the time that they took."""
+    """The results of some items, up to a failure if there was one, and the seconds they took."""
 
     seconds: float = 0.0
     results: list[Any] = field(default_factory=list)
     failure: Failure | None = None
 
 
-def work_on(function: Function, items: Iterable[Any]) -> Outcome:
-    """Call the function on each of the items; an error ends it."""
+def run_task(function: Function, items: Iterable[Any]) -> Outcome:
+    """Call the function on each of the items; stop at an error."""
     outcome = Outcome()
     started = time.perf_counter()
     for offset, item in enumerate(items):
         try:
             outcome.results.append(function(item))
-        except BaseException as error:  # noqa: BLE001 - all of them are told to whoever asked for the work
+        except BaseException as error:  # noqa: BLE001 - the consumer of the results raises it
             outcome.failure = Failure(offset, error, summary_of(error))
             break
     outcome.seconds = time.perf_counter() - started
@@ -65,52 +68,50 @@ def work_on(function: Function, items: Iterable[Any]) -> Outcome:
 
 
 def summary_of(error: BaseException) -> str:
-    """The type and the text of an error."""
+    """Return the type and the message of an error."""
     return f"{type(error).__name__}: {error}"
 
 
 # --- in another process
 
 
-def packed_outcome(outcome: Outcome, *, to_own: bool = True) -> bytes:
-    """An outcome as bytes; a result that cannot travel is a failure."""
+def dump_outcome(outcome: Outcome, *, to_own: bool = True) -> bytes:
+    """Pickle an outcome; a result that cannot be pickled becomes a failure."""
     if outcome.failure:
-        outcome.failure = _portable(outcome.failure)
+        outcome.failure = _portable_failure(outcome.failure)
     try:
-        return pack(outcome, to_own=to_own)[0]
+        return dump_value(outcome, to_own=to_own)[0]
     except Exception as error:  # noqa: BLE001 - pickling runs code of the values
-        return pack(Outcome(outcome.seconds, [], _unsendable(outcome.results, error)))[0]
+        return dump_value(Outcome(outcome.seconds, [], _pickling_failure(outcome.results, error)))[0]
 
 
-def _portable(failure: Failure) -> Failure:
-    """The failure with the traceback as text, and with the error only if it survives the journey."""
+def _portable_failure(failure: Failure) -> Failure:
+    """Return the failure with the traceback as text, and with the error only if it can be unpickled."""
     error = failure.error
     assert error is not None
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
-        unpack(pack(error)[0])
-    except Exception:  # noqa: BLE001 - many errors cannot be made anew from their arguments
+        load_value(dump_value(error)[0])
+    except Exception:  # noqa: BLE001 - many errors cannot be created again from their arguments
         error = None
     return Failure(failure.offset, error, failure.summary, text)
 
 
-def _unsendable(results: Sequence[Any], error: Exception) -> Failure:
+def _pickling_failure(results: Sequence[Any], error: Exception) -> Failure:
     for offset, result in enumerate(results):
         try:
-            pack(result)
-        except Exception as found:  # noqa: BLE001
-            return _portable(Failure(offset, found, f"its result cannot be sent back: {summary_of(found)}"))
-    return _portable(Failure(0, error, f"the results cannot be sent back: {summary_of(error)}"))
+            dump_value(result)
+        except Exception as own:  # noqa: BLE001
+            return _portable_failure(Failure(offset, own, f"its result cannot be sent back: {summary_of(own)}"))
+    return _portable_failure(Failure(0, error, f"the results cannot be sent back: {summary_of(error)}"))
 
-
-# --- in a process of somebody else's pool
 
 _last: tuple[str, Function] | None = None
 
 
-def work_packed(token: str, function: bytes, items: bytes) -> bytes:
-    """What `work_on` gives, with everything packed; the function is unpacked once a process."""
-    global _last  # noqa: PLW0603 - it is what this process has in hand
+def run_pickled_task(token: str, function: bytes, items: bytes) -> bytes:
+    """Run a task in a process of the caller's pool, with everything pickled; the function is unpickled once."""
+    global _last  # noqa: PLW0603 - a cache of this process
     if _last is None or _last[0] != token:
-        _last = token, unpack(function)
-    return packed_outcome(work_on(_last[1], unpack(items)), to_own=False)
+        _last = token, load_value(function)
+    return dump_outcome(run_task(_last[1], load_value(items)), to_own=False)

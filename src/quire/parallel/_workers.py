@@ -1,10 +1,13 @@
-"""Who does the work: threads and processes, kept or not."""
+"""`Workers`: a pool of threads or processes that can be kept between calls."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import multiprocessing
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -16,13 +19,11 @@ from weakref import WeakSet
 from typing_extensions import Self
 
 from quire.errors import OptionError
-from quire.parallel._collector import may_wait
-from quire.parallel._ordered import cpu_count
-from quire.parallel._process import Worker
-from quire.parallel._tasks import Outcome, work_on
+from quire.parallel._process import PickledFunction, Worker
+from quire.parallel._tasks import Function, Outcome, run_task
 
 Backend: TypeAlias = Literal["thread", "process"]
-Work: TypeAlias = Callable[[Any, Any], Outcome]
+_Runner: TypeAlias = Callable[[Any, Any], Outcome]
 _Order: TypeAlias = "tuple[Future[Outcome], Any, Iterable[Any]] | None"
 
 _open: WeakSet[Workers] = WeakSet()
@@ -31,34 +32,39 @@ _open: WeakSet[Workers] = WeakSet()
 class Workers:
     """Threads or processes that are kept from one call to the next: `with Workers(4, 'process') as pool: ...`.
 
-    Processes are spawned, or started as `context` says: a start method ('fork', 'spawn', 'forkserver') or a context of
-    `multiprocessing`. A process that dies is an error of the call that it worked for; the next call gets a new one.
+    Processes are spawned, unless `context` is another start method ('fork', 'forkserver') or a context of
+    `multiprocessing`. A process that dies fails the call that it worked for; the next call gets a new process.
     """
 
     def __init__(
         self, num_workers: int | None = None, backend: Backend = "thread", *, context: str | BaseContext | None = None
     ) -> None:
-        """Start so many workers; by default, one a core."""
+        """Start the workers, by default one per core."""
         self.backend: Backend = check_backend(backend)
         self.num_workers = check_workers(num_workers)
         self._orders: SimpleQueue[_Order] = SimpleQueue()
         self._processes: list[Worker] = []
         self._threads: list[threading.Thread] = []
         self._closed = False
+        watch_collector()
         _open.add(self)
         try:
-            self._start(_context(context) if backend == "process" else None)
+            self._start(context)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, context: BaseContext | None) -> None:
-        """The processes before the threads, one of which speaks for each: forking and threads go ill together."""
-        for _ in range(self.num_workers if context else 0):
-            self._processes.append(Worker(context))  # type: ignore[arg-type]
-        works: list[Work] = [*self._processes] if context else [work_on] * self.num_workers
-        for work in works:
-            thread = threading.Thread(target=_serve, args=(self._orders, work), daemon=True)
+    def _start(self, context: str | BaseContext | None) -> None:
+        runners: list[_Runner] = [run_task] * self.num_workers
+        if self.backend == "process":
+            if not isinstance(context, BaseContext):
+                context = multiprocessing.get_context(context or "spawn")
+            # All processes start before the first thread: forking a process that has threads may deadlock.
+            for _ in range(self.num_workers):
+                self._processes.append(Worker(context))
+            runners = [*self._processes]
+        for runner in runners:
+            thread = threading.Thread(target=_run_orders, args=(self._orders, runner), daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -68,7 +74,7 @@ class Workers:
             process.warm_up()
         return self
 
-    def _submit(self, function: Any, items: Iterable[Any]) -> Future[Outcome]:
+    def _submit(self, function: Function | PickledFunction, items: Iterable[Any]) -> Future[Outcome]:
         if self._closed:
             raise OptionError("these Workers are closed: make new ones.")
         future: Future[Outcome] = Future()
@@ -76,25 +82,22 @@ class Workers:
         return future
 
     def close(self, *, wait: bool = True) -> None:
-        """End the workers. Processes are stopped in what they do; threads finish it, and are waited for or not."""
+        """Stop the workers. Processes are terminated; threads finish their task, and with `wait` are joined."""
         if self._closed:
             return
         self._closed = True
         for process in self._processes:
-            process.end()
-        self._forget_orders()
+            process.terminate()
+        with contextlib.suppress(Empty):
+            while order := self._orders.get_nowait():
+                order[0].cancel()
         for _ in self._threads:
             self._orders.put(None)
         if (wait or self._processes) and may_wait():
             for thread in self._threads:
                 thread.join()
             for process in self._processes:
-                process.wait()
-
-    def _forget_orders(self) -> None:
-        with contextlib.suppress(Empty):
-            while order := self._orders.get_nowait():
-                order[0].cancel()
+                process.join()
 
     def __enter__(self) -> Self:
         return self
@@ -103,8 +106,20 @@ class Workers:
         self.close(wait=kind is not KeyboardInterrupt)
 
 
+def _run_orders(orders: SimpleQueue[_Order], runner: _Runner) -> None:
+    """Run orders in a thread until there is a None."""
+    while order := orders.get():
+        future, function, items = order
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(runner(function, items))
+            except BaseException as error:  # noqa: BLE001 - the consumer of the results raises it
+                future.set_exception(error)
+        del future, function, items, order  # keep nothing alive while the thread waits
+
+
 def _close_processes() -> None:
-    """What a program that ends has left open. Threads are left alone: they may be at work for long."""
+    """Close process pools that were left open at exit. Threads are left alone: their tasks may take long."""
     for workers in list(_open):
         if workers.backend == "process":
             workers.close()
@@ -113,31 +128,44 @@ def _close_processes() -> None:
 atexit.register(_close_processes)
 
 
-def _serve(orders: SimpleQueue[_Order], work: Work) -> None:
-    """What a thread does: fulfil orders until there is a None."""
-    while order := orders.get():
-        future, function, items = order
-        if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(work(function, items))
-            except BaseException as error:  # noqa: BLE001 - it is raised where the result is wanted
-                future.set_exception(error)
-        del future, function, items, order  # nothing is kept alive while the thread waits
+def cpu_count() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _context(context: str | BaseContext | None) -> BaseContext:
-    return context if isinstance(context, BaseContext) else multiprocessing.get_context(context or "spawn")
-
-
-def check_backend(backend: str) -> Any:
-    """'thread' or 'process'."""
+def check_backend(backend: Backend) -> Backend:
+    """Return the backend if it is 'thread' or 'process'; raise otherwise."""
     if backend not in ("thread", "process"):
         raise OptionError(f"backend={backend!r}: use 'thread' or 'process'.")
     return backend
 
 
 def check_workers(num_workers: int | None) -> int:
-    """The number of workers; by default that of the cores."""
+    """Return the number of workers, by default that of the cores."""
     if num_workers is not None and num_workers < 1:
-        raise OptionError(f"num_workers={num_workers}: at least one is needed. None means one a core.")
+        raise OptionError(f"num_workers={num_workers}: at least one is needed. None means one per core.")
     return num_workers or cpu_count()
+
+
+# --- closing from the garbage collector
+#
+# The collector closes an abandoned iterator in whatever thread it happens to run, whatever locks that thread holds.
+# Waiting for worker threads there may deadlock, so a pool that the collector closes does not wait. A generator cannot
+# tell who closes it; the callbacks of `gc` can. They are installed with the first pool, not on import.
+
+_collecting: set[int] = set()
+
+
+def watch_collector() -> None:
+    """Install the callback that `may_wait` needs, once."""
+    if _note_collection not in gc.callbacks:
+        gc.callbacks.append(_note_collection)
+
+
+def _note_collection(phase: str, _: dict[str, int]) -> None:
+    (_collecting.add if phase == "start" else _collecting.discard)(threading.get_ident())
+
+
+def may_wait() -> bool:
+    """Return whether this thread may wait for others: not during a collection, nor while the interpreter exits."""
+    return threading.get_ident() not in _collecting and not sys.is_finalizing()
