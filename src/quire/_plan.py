@@ -8,7 +8,7 @@
 - Where aliases and names of fields can be confused, every field has a key of its own, which decoders use.
 - Members of enums in a `Literal` are read from their values in JSON, which pydantic alone writes and then refuses.
 - `Json[...]` takes the parsed value from decoders, and is written as text again where it is meant to be read. So do
-  `Base64Bytes` and its like, which pydantic alone would decode a second time.
+  `Base64Bytes` and similar types, which pydantic alone would decode a second time.
 """
 
 from __future__ import annotations

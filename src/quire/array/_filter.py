@@ -79,7 +79,7 @@ class Query:
         try:
             return None if self.is_function else self.root.mask(columns)
         except (_UndecidedError, QueryError, RecursionError):
-            return None  # an error may come from a row that other conditions rule out: documents tell
+            return None  # an error may come from a row that other conditions exclude: evaluate documents
 
     def rows(self, columns: Columns) -> NDArray[np.int64]:
         """The positions of the rows that match."""
@@ -97,7 +97,7 @@ class Query:
 
 
 class _UndecidedError(Exception):
-    """The columns alone do not tell."""
+    """Raised if the columns alone do not decide a condition."""
 
 
 # --- the compiled form
@@ -346,7 +346,7 @@ def _compile_entry(key: Any, value: Any, schema: Schema | None, depth: int) -> N
 
 
 def find_field(schema: Schema, path: FieldPath) -> Field | None:
-    """The field at the end of a path; None where the schema does not tell: in untyped dicts and extra values.
+    """Return the field at the end of a path; None if the schema does not have it: in untyped dicts and extra values.
 
     A path that leads nowhere is a PathError.
     """
@@ -444,7 +444,7 @@ _MEANT = {
 
 @dataclass(frozen=True)
 class _Target:
-    """A path of a query, and the field there, where the schema tells it."""
+    """A path of a query, and its field if the schema has it."""
 
     path: FieldPath
     field: Field | None

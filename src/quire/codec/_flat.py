@@ -108,7 +108,7 @@ def gaps(schema: Schema, columns: Sequence[Leaf | None], prefix: FieldPath = ())
 
 
 def read_header(schema: Schema, names: Iterable[Any], extra: Extra, where: str) -> list[Leaf | None]:
-    """The field behind each column of a table; None for columns that are ignored."""
+    """Return the field of each column of a table; None for columns that are ignored."""
     check_extra(extra)
     known = leaves(schema)
     names = list(names)

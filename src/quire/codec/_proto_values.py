@@ -127,7 +127,7 @@ def _adapter(tp: Any) -> TypeAdapter[Any]:
 
 @cache
 def _reader(tp: Any) -> SchemaValidator:
-    """A validator that follows the rules of schema evolution: what the writer's class has and this one has not."""
+    """Return a validator that follows the rules of schema evolution: unknown fields are ignored."""
     return build_tolerant_validator(_adapter(tp).core_schema)
 
 

@@ -97,10 +97,10 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
         framework: that of the batches, torch by default.
         shapes: the policy for tensors of mixed shapes.
-        missing: what becomes of numbers and tensors that are None in some rows, after preprocessing. 'raise' is an
-            error, here where no function touches the field and else with the batch; 'mask' delivers zeros, and
-            `batch.validity(path)` tells which rows are real; `{'label': -100}` fills the fields that it names. A field
-            that is None in all rows reads as None.
+        missing: the policy for numbers and tensors that are None in some rows, after preprocessing. 'raise' is an
+            error: here if no function touches the field, otherwise with the batch. 'mask' delivers zeros, and
+            `batch.validity(path)` shows which rows have a value. `{'label': -100}` fills the fields that it names. A
+            field that is None in all rows reads as None.
         allow_empty: whether a dataset may have no rows. Otherwise that is an error: training on it would do nothing.
         """
         if self.document_type is BaseDocument:

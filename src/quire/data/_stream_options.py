@@ -32,7 +32,7 @@ class Streaming(TypedDict, total=False):
     columns: the paths of the fields to read. where: which rows.
     framework: that of the batches, torch by default. shapes: the policy for tensors of mixed shapes.
     missing: what becomes of numbers and tensors that are None in some rows: 'raise' (the default), 'mask', or values by
-        path, as for `MultiModalDataset`. Where the shards tell how many values are missing, the error comes here.
+        path, as for `MultiModalDataset`. If the shards have null counts, the error comes here.
     rank, world_size: this process's share; by default those of torch.distributed, or of the launcher's environment.
     epochs: how many epochs one pass has; None never ends.
     on_error: what becomes of rows whose shard cannot be read: 'raise', 'skip' them, or 'replace' them by others.
