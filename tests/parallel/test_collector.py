@@ -1,4 +1,4 @@
-"""What the garbage collector closes waits for nobody: its thread may hold what others wait for."""
+"""Iterators closed by the garbage collector do not wait: its thread may hold locks that workers need."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Map = Callable[[Callable[[int], int], Any], Iterator[int]]
 @pytest.mark.parametrize(
     "run", [lambda f, items: mapped(f, items, num_workers=2), lambda f, items: ordered_map(f, items, 2)], ids=["m", "o"]
 )
-def test_an_iterator_in_a_cycle_is_closed_while_its_threads_work(run: Map) -> None:
+def test_collected_iterator_does_not_wait_for_threads(run: Map) -> None:
     release, released, lock = threading.Event(), [], threading.Lock()
 
     def slow(number: int) -> int:
@@ -40,7 +40,7 @@ def test_an_iterator_in_a_cycle_is_closed_while_its_threads_work(run: Map) -> No
 @pytest.mark.parametrize(
     "run", [lambda f, items: mapped(f, items, num_workers=2), lambda f, items: ordered_map(f, items, 2)], ids=["m", "o"]
 )
-def test_an_iterator_that_its_reader_closes_waits_for_its_threads(run: Map) -> None:
+def test_closed_iterator_waits_for_threads(run: Map) -> None:
     busy, began = set(), threading.Event()
 
     def slow(number: int) -> int:

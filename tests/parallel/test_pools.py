@@ -1,4 +1,4 @@
-"""Pools and executors of the caller's, which are used and left open."""
+"""Pools and executors of the caller, which are used and left open."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ POOLS: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.fixture(scope="module", params=POOLS)
 def pool(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with POOLS[request.param][0]() as made:
-        assert backend_of(made) == POOLS[request.param][1]
-        yield made
+    with POOLS[request.param][0]() as opened:
+        assert backend_of(opened) == POOLS[request.param][1]
+        yield opened
 
 
 def fail_at_three(number: int) -> int:
@@ -39,25 +39,25 @@ def fail_at_three(number: int) -> int:
     return number
 
 
-def test_it_is_used_and_left_open(pool: Any) -> None:
+def test_pool_is_used_and_left_open(pool: Any) -> None:
     class Local(BaseDocument):
         number: int
 
     offset = 5
     for _ in range(2):
-        found = list(mapped(lambda number: Local(number=number + offset), range(10), pool=pool))
-        assert [type(each) for each in found] == [Local] * 10
-        assert [each.number for each in found] == list(range(5, 15))
+        results = list(mapped(lambda number: Local(number=number + offset), range(10), pool=pool))
+        assert [type(each) for each in results] == [Local] * 10
+        assert [each.number for each in results] == list(range(5, 15))
 
 
-def test_errors_name_the_index_and_leave_it_open(pool: Any) -> None:
+def test_function_error_names_index_and_leaves_pool_open(pool: Any) -> None:
     with pytest.raises(FunctionError, match="item 3: ValueError: three") as caught:
         list(mapped(fail_at_three, range(20), pool=pool))
     assert type(caught.value.__cause__) is ValueError
     assert list(mapped(abs, [-1], pool=pool)) == [1]
 
 
-def test_closing_early_leaves_it_open(pool: Any) -> None:
+def test_early_close_leaves_pool_open(pool: Any) -> None:
     results = mapped(abs, range(100), pool=pool)
     next(results)
     results.close()  # type: ignore[attr-defined]
@@ -65,9 +65,9 @@ def test_closing_early_leaves_it_open(pool: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["ProcessPoolExecutor", "Pool"])
-def test_a_killed_process_is_an_error(name: str) -> None:
-    with POOLS[name][0]() as made, pytest.raises(FunctionError, match="ended|terminated"):
-        list(mapped(kill_itself_at_three, range(20), pool=made))
+def test_killed_process_raises(name: str) -> None:
+    with POOLS[name][0]() as pool, pytest.raises(FunctionError, match="ended|terminated"):
+        list(mapped(kill_itself_at_three, range(20), pool=pool))
 
 
 def kill_itself_at_three(number: int) -> int:
@@ -76,13 +76,13 @@ def kill_itself_at_three(number: int) -> int:
     return number
 
 
-def test_processes_that_a_pool_replaces_by_itself_are_no_error() -> None:
-    with SPAWN.Pool(1, maxtasksperchild=2) as made:
-        assert list(mapped(abs, range(7), pool=made)) == list(range(7))
+def test_processes_replaced_by_pool_do_not_raise() -> None:
+    with SPAWN.Pool(1, maxtasksperchild=2) as pool:
+        assert list(mapped(abs, range(7), pool=pool)) == list(range(7))
 
 
 class Inline(Executor):
-    """An executor that nobody has heard of."""
+    """An executor of an unknown class."""
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -90,7 +90,7 @@ class Inline(Executor):
         return future
 
 
-def test_any_executor() -> None:
+def test_any_executor_is_accepted() -> None:
     assert list(mapped(lambda number: -number, range(3), pool=Inline())) == [0, -1, -2]
     with pytest.raises(FunctionError, match="item 3"):
         list(mapped(fail_at_three, range(5), pool=Inline()))

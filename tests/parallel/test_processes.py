@@ -1,4 +1,4 @@
-"""Processes: how they start, what travels, and how they end."""
+"""Worker processes: start methods, pickling, and termination."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def exit_at_three(number: int) -> int:
     return number
 
 
-# --- what travels
+# --- pickling
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_start_method(method: str) -> None:
+def test_workers_support_every_start_method(method: str) -> None:
     class Local(BaseDocument):
         number: int
 
@@ -59,15 +59,15 @@ def test_every_start_method(method: str) -> None:
     with Workers(2, "process", context=method) as pool:
         assert list(mapped(double, range(5), pool=pool)) == [0, 2, 4, 6, 8]
         assert list(mapped(lambda number: number + offset, range(3), pool=pool)) == [10, 11, 12]
-        found = list(mapped(lambda some: DocumentArray[Local](some[:]), [docs, docs], pool=pool))
+        arrays = list(mapped(lambda some: DocumentArray[Local](some[:]), [docs, docs], pool=pool))
         notes = list(mapped(lambda i: Note(text=str(i)), range(3), pool=pool))
-    assert [type(each) for each in found] == [DocumentArray[Local]] * 2
-    assert found[0].identical(docs)
-    assert type(found[1][0]) is Local
+    assert [type(each) for each in arrays] == [DocumentArray[Local]] * 2
+    assert arrays[0].identical(docs)
+    assert type(arrays[1][0]) is Local
     assert [note.text for note in notes] == ["0", "1", "2"]
 
 
-def test_a_context_of_the_caller() -> None:
+def test_workers_accept_multiprocessing_context() -> None:
     import multiprocessing
 
     with Workers(1, "process", context=multiprocessing.get_context("spawn")) as pool:
@@ -75,24 +75,24 @@ def test_a_context_of_the_caller() -> None:
 
 
 class Heavy:
-    """A function that counts how often it is packed."""
+    """A function that counts how often it is pickled."""
 
-    packed = 0
+    pickled = 0
 
     def __call__(self, number: int) -> int:
         return number + 1
 
     def __getstate__(self) -> dict[str, Any]:
-        type(self).packed += 1
+        type(self).pickled += 1
         return {}
 
 
-def test_the_function_is_packed_once() -> None:
+def test_function_is_pickled_once() -> None:
     assert list(mapped(Heavy(), range(20), backend="process", num_workers=2)) == list(range(1, 21))
-    assert Heavy.packed == 1
+    assert Heavy.pickled == 1
 
 
-def test_a_function_that_changed_is_sent_anew() -> None:
+def test_changed_function_is_sent_again() -> None:
     factor = 2
 
     def times(number: int) -> int:
@@ -104,7 +104,7 @@ def test_a_function_that_changed_is_sent_anew() -> None:
         assert list(mapped(times, [1, 2], pool=pool)) == [3, 6]
 
 
-def test_what_cannot_be_sent_is_an_error_with_its_index() -> None:
+def test_unpicklable_item_or_result_raises_with_index() -> None:
     import threading
 
     with pytest.raises(FunctionError, match="item 1: TypeError: cannot pickle"):
@@ -113,18 +113,18 @@ def test_what_cannot_be_sent_is_an_error_with_its_index() -> None:
         list(mapped(lambda _: threading.Lock(), [1], backend="process", num_workers=1))
 
 
-def test_without_cloudpickle_a_lambda_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lambda_without_cloudpickle_names_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     monkeypatch.setattr("quire.parallel._pickling.has_cloudpickle", lambda: False)
     with pytest.raises(MissingDependencyError, match=r"<lambda> to a process needs cloudpickle.*quire-ml\[process\]"):
         list(mapped(lambda number: number, [1], backend="process", num_workers=1))
 
 
-# --- death
+# --- dead processes
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_killed_worker_is_an_error_and_the_pool_goes_on(method: str) -> None:
+def test_killed_worker_raises_and_is_replaced(method: str) -> None:
     with Workers(2, "process", context=method) as pool:
         with pytest.raises(FunctionError, match="item 3: the worker process ended .* killed by SIGKILL"):
             list(mapped(kill_itself_at_three, range(50), pool=pool))
@@ -133,7 +133,7 @@ def test_a_killed_worker_is_an_error_and_the_pool_goes_on(method: str) -> None:
             list(mapped(exit_at_three, range(50), pool=pool))
 
 
-def test_a_worker_that_is_killed_while_idle_is_replaced() -> None:
+def test_worker_killed_while_idle_is_replaced() -> None:
     with Workers(1, "process") as pool:
         [pid] = mapped(own_pid, [0], pool=pool)
         os.kill(pid, signal.SIGKILL)
@@ -141,7 +141,7 @@ def test_a_worker_that_is_killed_while_idle_is_replaced() -> None:
         assert list(mapped(double, [4], pool=pool)) == [8]
 
 
-def test_closed_workers_refuse_work() -> None:
+def test_closed_workers_reject_work() -> None:
     pool = Workers(1, "process").warm_up()
     pool.close()
     pool.close()
@@ -149,7 +149,7 @@ def test_closed_workers_refuse_work() -> None:
         list(mapped(double, [1], pool=pool))
 
 
-# --- in a program of its own
+# --- programs
 
 UNGUARDED = """
 import sys
@@ -164,8 +164,8 @@ def shift(docs):
     return DocumentArray[Own]([Own(number=d.number + 1) for d in docs])
 
 docs = DocumentArray[Own]([Own(number=i) for i in range(3)])
-for found in mapped(shift, [docs], backend="process", num_workers=1):
-    print(type(found) is DocumentArray[Own], found.number)
+for result in mapped(shift, [docs], backend="process", num_workers=1):
+    print(type(result) is DocumentArray[Own], result.number)
 """
 
 FOREVER = """
@@ -174,7 +174,7 @@ from quire.parallel import Workers, mapped
 
 def job(number):
     print(os.getpid(), flush=True)
-    time.sleep(600 if number > 1 else 0.3)  # so that four are under way before the first is done
+    time.sleep(600 if number > 1 else 0.3)  # so that four are in flight before the first is done
 
 def consume(how):
     if how == "kept":
@@ -186,7 +186,7 @@ def consume(how):
         results = mapped(job, range(100), backend=backend, num_workers=2)
     for _ in results:
         while how in ("busy", "threads busy"):
-            time.sleep(0.1)  # a signal that comes as a sleep begins is seen when it ends
+            time.sleep(0.1)  # a signal that arrives as a sleep begins is handled when it ends
 
 if __name__ == "__main__":
     consume(sys.argv[1])
@@ -203,27 +203,27 @@ def start(code: str, folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def group_members(group: int) -> list[int]:
-    """The processes of a group that are not zombies."""
-    found = []
+    """Return the processes of a group that are not zombies."""
+    members = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, process_group = stat.read_text().rpartition(")")[2].split()[:3]
         except OSError:
             continue
         if int(process_group) == group and state != "Z":
-            found.append(int(stat.parent.name))
-    return found
+            members.append(int(stat.parent.name))
+    return members
 
 
-def test_a_script_without_a_guard(tmp_path: Path) -> None:
+def test_script_without_main_guard_runs_once(tmp_path: Path) -> None:
     out, err = start(UNGUARDED, tmp_path).communicate(timeout=60)
     assert (out.splitlines(), err) == (["working", "True [1, 2, 3]"], "")
 
 
 @pytest.mark.parametrize("how", ["waiting", "busy", "kept", "threads", "threads busy"])
 @pytest.mark.parametrize("everyone", [False, True], ids=["program", "group"])
-def test_an_interrupt_leaves_no_process_behind(how: str, everyone: bool, tmp_path: Path) -> None:
-    """As by Ctrl-C, where the whole group gets the signal, or by `kill -INT`."""
+def test_interrupt_leaves_no_process_behind(how: str, everyone: bool, tmp_path: Path) -> None:
+    """Ctrl-C sends the signal to the whole group, `kill -INT` to the program alone."""
     program = start(FOREVER, tmp_path, how)
     assert program.stdout is not None
     for _ in range(4):
@@ -235,7 +235,7 @@ def test_an_interrupt_leaves_no_process_behind(how: str, everyone: bool, tmp_pat
     wait_until_gone(program.pid)
 
 
-def test_a_program_that_is_killed_takes_its_workers_along(tmp_path: Path) -> None:
+def test_workers_exit_when_program_is_killed(tmp_path: Path) -> None:
     program = start(FOREVER, tmp_path, "waiting")
     assert program.stdout is not None
     for _ in range(4):

@@ -12,7 +12,7 @@ from quire.parallel import cpu_count, ordered_map
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_results_come_in_order(workers: int) -> None:
+def test_ordered_map_yields_results_in_order(workers: int) -> None:
     def slow_at_first(number: int) -> int:
         time.sleep(0.02 if number % 4 == 0 else 0)
         return number * number
@@ -20,7 +20,7 @@ def test_results_come_in_order(workers: int) -> None:
     assert list(ordered_map(slow_at_first, range(20), workers)) == [number * number for number in range(20)]
 
 
-def test_no_more_is_taken_than_is_asked_for() -> None:
+def test_ordered_map_takes_items_lazily() -> None:
     taken: list[int] = []
 
     def source() -> Iterator[int]:
@@ -35,13 +35,13 @@ def test_no_more_is_taken_than_is_asked_for() -> None:
     assert len(taken) <= 4
 
 
-def test_an_error_comes_where_it_belongs_and_ends_the_threads() -> None:
+def test_ordered_map_raises_error_in_order_and_ends_threads() -> None:
     def fail_at_three(number: int) -> int:
         if number == 3:
             raise ValueError("three")
         return number
 
-    before = set(threading.enumerate())  # those that another test has closed may be about to end
+    before = set(threading.enumerate())  # threads of another test may be about to end
     results = ordered_map(fail_at_three, range(10), 2)
     assert [next(results) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="three"):
@@ -58,18 +58,18 @@ for results in (ordered_map(str, range(100), 2), mapped(str, range(100), num_wor
     cycle = [results]
     cycle.append(cycle)
     del results, cycle
-    with threading._active_limbo_lock:  # as where a thread starts, and its first steps set the garbage collector off
+    with threading._active_limbo_lock:  # held while a thread starts, which may trigger a collection
         gc.collect()
 print("closed")
 """
 
 
-def test_the_garbage_collector_may_close_a_map_anywhere() -> None:
+def test_collection_may_close_map_while_locks_are_held() -> None:
     done = subprocess.run(
         [sys.executable, "-c", COLLECTED_IN_A_LOCK], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "closed\n"
 
 
-def test_there_is_a_core() -> None:
+def test_cpu_count_is_positive() -> None:
     assert cpu_count() >= 1
