@@ -1,10 +1,13 @@
 """The bit-rot campaign: flip bytes of small datasets one by one, and read them in every way. Run as a script.
 
     python -m tests.storage.bitrot --stride 1 --work /dev/shm
+    python -m tests.storage.bitrot --stores arrow pieces
 
-Each flip must lead to the right values or to an error that names the damaged file: a `ShardError`, or a `StorageError`
-for logs. Damage must never lead to other values, other exceptions, or a crash. It prints a line of JSON: the number of
-flips by file and outcome, and a description of each that went wrong.
+The flips of a file take turns in nine ways to read it: `read`, rows in any order, one row at a time, with a filter,
+without a class, with `verify='always'`, and streams with each of the three values of `on_error`. Each flip must lead to
+the right values or to an error that names the damaged file: a `ShardError`, or a `StorageError` for logs. Damage must
+never lead to other values, other exceptions, or a crash. It prints a line of JSON: the number of flips by file and
+outcome, and a description of each that went wrong.
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ from datetime import date, datetime, timezone
 from enum import Enum
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 from quire import BaseDocument, DocumentArray
 from quire.data import StreamingDataset
 from quire.errors import ShardError, StorageError
-from quire.storage import open_dataset, write_dataset
+from quire.storage import _block_table, open_dataset, write_dataset
 from quire.typing import NdArray, float32, uint8
 from tests.codec.ways import exact
 
@@ -117,6 +121,7 @@ MAKERS: dict[str, tuple[type[BaseDocument], Callable[[int], Any]]] = {
 }
 STORES: dict[str, dict[str, Any]] = {
     "arrow": {"format": "arrow"},
+    "pieces": {"format": "arrow", "group_bytes": 1 << 16},
     "parquet": {"format": "parquet"},
     "compressed": {"format": "parquet", "compression": {"id": "snappy"}},
     "lists": {"format": "parquet", "tensor_storage": "list"},
@@ -128,8 +133,11 @@ def write(folder: Path, schema: str, store: str) -> list[Any]:
     """Write a dataset of two shards."""
     document_type, make = MAKERS[schema]
     documents = [make(n) for n in range(ROWS)]
-    for mode, part in (("create", documents[:3]), ("append", documents[3:])):
-        write_dataset(part, folder, schema=document_type, group_bytes=256, mode=mode, durable=False, **STORES[store])
+    options = {"group_bytes": 256, "durable": False, **STORES[store]}
+    piece = 8 if store == "pieces" else _block_table.PIECE  # so that even small columns are verified in pieces
+    with patch.object(_block_table, "PIECE", piece):
+        for mode, part in (("create", documents[:3]), ("append", documents[3:])):
+            write_dataset(part, folder, schema=document_type, mode=mode, **options)
     return documents
 
 
@@ -151,6 +159,12 @@ def take(folder: Path, documents: Sequence[Any], cache: Path) -> None:
     dataset = open_dataset(folder, type(documents[0]), cache=cache)
     order = [3, 0, 4, 1, 2]
     check([documents[n] for n in order], list(dataset[order].unstack()), "take")
+
+
+def take_always(folder: Path, documents: Sequence[Any], cache: Path) -> None:
+    dataset = open_dataset(folder, type(documents[0]), cache=cache, verify="always")
+    for order in ([4, 1], [2, 0, 3]):
+        check([documents[n] for n in order], list(dataset[order].unstack()), "verify='always'")
 
 
 def one_by_one(folder: Path, documents: Sequence[Any], cache: Path) -> None:
@@ -196,6 +210,7 @@ READERS: list[Callable[[Path, Sequence[Any], Path], None]] = [
     one_by_one,
     lambda folder, documents, cache: stream(folder, documents, cache, "replace"),
     without_class,
+    take_always,
 ]
 
 
@@ -260,6 +275,7 @@ def datasets() -> Iterator[tuple[str, str]]:
     """All kinds of datasets: the schema, and how it is stored."""
     for schema in MAKERS:
         yield schema, "arrow"
+        yield schema, "pieces"
         yield schema, "parquet"
     yield "texts", "compressed"
     yield "tensors", "lists"
@@ -270,11 +286,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stride", type=int, default=1, help="flip every n-th byte")
     parser.add_argument("--first", type=int, default=0, help="begin with this one of them")
+    parser.add_argument("--stores", nargs="+", choices=list(STORES), default=list(STORES), help="only some stores")
     parser.add_argument("--work", type=Path, default=None, help="a folder to work in, best in memory")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.work, prefix="bitrot-") as work:
         campaign = Campaign(Path(work))
         for number, (schema, store) in enumerate(datasets()):
+            if store not in options.stores:
+                continue
             campaign.run(schema, store, options.stride, options.first + number)
             print(schema, store, campaign.flips, dict(campaign.counts), file=sys.stderr, flush=True)  # noqa: T201
     report = {"flips": campaign.flips, "counts": dict(sorted(campaign.counts.items())), "wrong": campaign.wrong[:50]}

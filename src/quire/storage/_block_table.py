@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,10 @@ TRAILER_BYTES = _TRAILER.size
 _REQUIRED = 1
 _KNOWN = ("blocks", "columns", "regions", "nulls", "names", "lengths")
 _FOOTERS = {"parquet": b"PAR1", "arrow": b"ARROW1"}
+_PADDING = 64
+"""Arrow fills up buffers with fewer bytes than this."""
+PIECE = 1 << 16
+"""Bytes of the data of a column that have a checksum of their own, rounded down to whole rows."""
 
 
 def checksum(*parts: Any) -> int:
@@ -49,8 +53,26 @@ def hasher() -> Any:
 
 
 @cache
+def digest_function() -> Callable[[Any], int]:
+    """The function that returns the xxh3 of bytes."""
+    digest: Callable[[Any], int] = _xxhash().xxh3_64_intdigest
+    return digest
+
+
+@cache
 def _xxhash() -> Any:
-    return require("xxhash", extra="parquet", needed_for="the checksums of shards")
+    return require("xxhash", extra="parquet", needed_for="the checksum of a shard")
+
+
+class Pieces(NamedTuple):
+    """The data of a column of a block that is verified in parts: regions `first` to `end`, of `size` bytes each.
+
+    The last one has the rest of the data, and its padding.
+    """
+
+    first: int
+    end: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -74,19 +96,59 @@ class BlockTable:
         return tuple(self.blocks[:, 0].tolist())
 
     @cached_property
-    def _spans(self) -> list[list[list[int]]]:
-        """For each block and column, its first region and the one after its last; as lists, which are read faster."""
+    def _span_array(self) -> NDArray[np.intp]:
+        """For each block and column, its first region and the one after its last."""
         starts = np.ascontiguousarray(self.regions[:, 0])
         begins, sizes = self.columns[..., 0], self.columns[..., 1]
         first = np.searchsorted(starts, begins)
         last = np.where(sizes == 0, first, np.searchsorted(starts, begins + sizes))
-        spans: list[list[list[int]]] = np.stack([first, last], axis=-1).tolist()
+        return np.stack([first, last], axis=-1)
+
+    @cached_property
+    def _spans(self) -> list[list[list[int]]]:
+        """The same as lists, which are read faster."""
+        spans: list[list[list[int]]] = self._span_array.tolist()
         return spans
 
     @cached_property
-    def _regions(self) -> list[list[int]]:
+    def region_list(self) -> list[list[int]]:
+        """The regions as a list, which is read faster."""
         regions: list[list[int]] = self.regions.tolist()
         return regions
+
+    @cached_property
+    def _columns(self) -> list[list[list[int]]]:
+        columns: list[list[list[int]]] = self.columns.tolist()
+        return columns
+
+    @cached_property
+    def _split_columns(self) -> dict[int, tuple[int, int]]:
+        """The regions of columns that have several: from a region up to the end of the column, by offset in the file.
+
+        The data of a column begins with its first region, or with the second one if validity or offsets are before it.
+        """
+        spans = self._span_array.reshape(-1, 2)
+        several = spans[spans[:, 1] - spans[:, 0] > 1].tolist()
+        regions = self.region_list
+        return {regions[begin][0]: (begin, last) for first, last in several for begin in (first, first + 1)}
+
+    def pieces_at(self, offset: int, width: int) -> Pieces | None:
+        """The regions of data that begins at an offset, if it was split into several; rows of `width` bytes stay whole.
+
+        Data of rows of any length has a width of 0.
+        """
+        first, end = self._split_columns.get(offset, (0, 0))
+        if end - first < 2:
+            return None
+        sizes = self.regions[first:end, 1]
+        size, last = int(sizes[0]), int(sizes[-1])
+        is_even = bool((sizes[:-1] == size).all()) and last < size + _PADDING and (not width or size % width == 0)
+        return Pieces(first, end, size) if is_even else None
+
+    def large_columns(self, block: int, columns: Sequence[int], size: int, pieces: Mapping[int, int]) -> list[int]:
+        """Which columns of a block have at least `size` bytes, and no pieces that are left out by `check_column`."""
+        sizes, spans = self._columns[block], self._spans[block]
+        return [column for column in columns if sizes[column][1] >= size and spans[column][1] not in pieces]
 
     @cached_property
     def frame(self) -> NDArray[np.intp]:
@@ -102,11 +164,19 @@ class BlockTable:
         for region in self.frame.tolist():
             self._check(content, region, "its metadata")
 
-    def check_column(self, content: memoryview, block: int, column: int) -> None:
-        """Verify a column of a block."""
+    def check_column(
+        self, content: memoryview, block: int, column: int, pieces: Mapping[int, int] | None = None
+    ) -> None:
+        """Verify a column of a block; `pieces` maps the end of a column to the first of its regions to leave out."""
         first, last = self._spans[block][column]
-        for region in range(first, last):
+        for region in range(first, pieces.get(last, last) if pieces else last):
             self._check(content, region, f"{self.names[column]!r} in block {block}")
+
+    def describe(self, region: int) -> str:
+        """What is wrong with a region of a column."""
+        spans = self._span_array
+        block, column = np.argwhere((spans[..., 0] <= region) & (region < spans[..., 1]))[0].tolist()
+        return _differs(f"{self.names[column]!r} in block {block}")
 
     def check_all(self, content: memoryview) -> None:
         """Verify every byte of a file, except for the table itself."""
@@ -119,12 +189,21 @@ class BlockTable:
         """Verify the last region, the footer; `tail` is the end of the file, from `start` on."""
         offset, size, expected = self.regions[-1].tolist()
         if checksum(tail[offset - start : offset - start + size]) != expected:
-            raise DecodeError("the checksum of its footer differs from what was written")
+            raise DecodeError(_differs("its footer"))
 
     def _check(self, content: memoryview, region: int, what: str) -> None:
-        offset, size, expected = self._regions[region]
+        offset, size, expected = self.region_list[region]
         if checksum(content[offset : offset + size]) != expected:
-            raise DecodeError(f"the checksum of {what} differs from what was written")
+            raise DecodeError(_differs(what))
+
+
+def _differs(what: str) -> str:
+    return f"the checksum of {what} differs from what was written"
+
+
+def count_regions(table_bytes: int) -> int:
+    """How many regions a table of this length has at most."""
+    return table_bytes // 24
 
 
 def parse_table(data: memoryview) -> BlockTable:
@@ -133,7 +212,7 @@ def parse_table(data: memoryview) -> BlockTable:
         raise DecodeError("its block table is cut off")
     own, size, magic = _TRAILER.unpack_from(data, len(data) - TRAILER_BYTES)
     if magic != MAGIC or size != len(data) or checksum(data[:-TRAILER_BYTES]) != own:
-        raise DecodeError("the checksum of its block table differs from what was written")
+        raise DecodeError(_differs("its block table"))
     magic, version, count, file_bytes, blocks, columns = _HEADER.unpack_from(data)
     if magic != MAGIC or version != VERSION:
         raise StorageError("a later version of quire wrote this shard; update quire to read it.")

@@ -11,7 +11,6 @@ import numpy as np
 from quire._paths import FieldPath
 from quire.columns import Validity
 from quire.storage._form import BinaryForm, Form, masked
-from quire.storage._memory import fetch_texts
 from quire.storage._nested import DocumentForm, DocumentsForm, ListForm
 from quire.storage._objects import BytesForm, TextForm, ValueForm
 from quire.storage._rows import Rows
@@ -94,8 +93,7 @@ def _brief(form: Form, rows: Rows, head: int) -> list[Any]:
 def _heads(form: BinaryForm, rows: Rows, head: int) -> list[Any]:
     starts, sizes = rows.content(form.first + 1)
     short = np.minimum(sizes, head)
-    room, content = rows.part(form.first + 2) - starts, rows.part(form.first + 3) + starts
-    data = fetch_texts(content, short, room, starts)
+    data = rows.bytes_at(form.first + 1, starts, short)
     ends = np.cumsum(short).tolist()
     cut = [data[a:b] for a, b in zip([0, *ends], ends, strict=False)]
     return [Head(content, size) for content, size in zip(cut, sizes.tolist(), strict=True)]

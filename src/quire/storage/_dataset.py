@@ -25,6 +25,7 @@ from quire.display import GALLERY, facts_table, print_facts, tracked
 from quire.document import BaseDocument
 from quire.errors import DecodeError, SchemaError, ShardError, StorageError, check_options
 from quire.files import Folder, RemoteOptions, open_folder, shown
+from quire.storage._block_table import Pieces, count_regions
 from quire.storage._cache import ShardCache
 from quire.storage._foreign import refuse_unknown_columns
 from quire.storage._infer import class_of
@@ -174,12 +175,16 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
                     self.layout.gather(self._located(self._stored(rows[numbers == number])))
             raise
 
-    def read_ahead(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+    def read_ahead(self, begins: NDArray[np.int64], ends: NDArray[np.int64], *, verify: bool = False) -> None:
         """Let the system read runs of rows before they are asked for, of shards that are mapped as they are.
 
         From the first such call on, it reads nothing else of shards that are opened but what is asked for. Small
         shards are left alone: all would have to be opened, and there is not much in them to read too much of.
+
+        `verify` says that this process will read all of the rows: what comes from the disk is verified while the rest
+        is on its way. Otherwise, and if it is in memory already, it is verified when it is read.
         """
+        verify = verify and self.options.verify == "first_touch"
         if self.rows is not None or not self.is_mapped or self.nbytes < _LARGE * len(self.shards) or not len(begins):
             return
         self.reader.at_random = True
@@ -187,11 +192,11 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
             first, last = self._located(begins), self._located(ends - 1)
         lengths = np.append(self._batch_starts[1:], self._virtual) - self._batch_starts
         counts = np.minimum(ends - begins, lengths[first.batches] - first.places)
-        self.layout.read_ahead(first, counts)
+        self.layout.read_ahead(first, counts, verify=verify)
         across = np.flatnonzero(first.batches != last.batches)
         if len(across):
             rest = Rows(self._addresses, last.batches[across], np.zeros(len(across), np.int64))
-            self.layout.read_ahead(rest, last.places[across] + 1)
+            self.layout.read_ahead(rest, last.places[across] + 1, verify=verify)
 
     def _located(self, rows: NDArray[np.int64]) -> Rows:
         """Where the rows are; the shards that they are in are opened."""
@@ -211,11 +216,11 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
                 with no_fork():
                     blocks = self.reader.open(self.shards[number])
                     located = [self.layout.locate(block.batch) for block in blocks]
-                self._remember_checks(number, blocks)
+                pieces = self._remember_checks(number, blocks, located)
                 self._opened[number] = self._virtual
                 self._cached += 0 if self.is_mapped else sum(block.batch.nbytes for block in blocks)
-                for block, parts in zip(blocks, located, strict=True):
-                    self._addresses.add(parts, block.batch, block.check)
+                for block, parts, own_pieces in zip(blocks, located, pieces, strict=True):
+                    self._addresses.add(parts, block.batch, block.check, own_pieces)
                     starts.append(np.array([self._virtual]))
                     self._virtual += len(block.batch)
         finally:
@@ -229,12 +234,15 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
                 self._opened[number] = -1
                 self._verified.flags[self._slots[number] : self._slots[number + 1]] = 0
 
-    def _remember_checks(self, number: int, blocks: Sequence[Block]) -> None:
-        """Let the checks of a shard use the memory that worker processes share.
+    def _remember_checks(
+        self, number: int, blocks: Sequence[Block], located: Sequence[list[int]]
+    ) -> list[dict[int, Pieces]]:
+        """Let the checks of a shard use the memory that worker processes share: flags for the pieces of each block.
 
         A copy in the cache may have more blocks than there are slots: then several share one, and each of them is
-        verified with the others of its slot.
+        verified with the others of its slot. Only the pieces of shards that are mapped as they are have flags.
         """
+        pieces: list[dict[int, Pieces]] = [{} for _ in blocks]
         first, slots = int(self._slots[number]), int(self._slots[number + 1] - self._slots[number])
         flags, count = self._verified.flags, len(blocks)
         keep = self.options.verify != "always"
@@ -244,13 +252,22 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
                 if count > slots:
                     block.check.widen(range(-(-slot * count // slots), -(-(slot + 1) * count // slots)))
                 block.check.remember(flags[first + slot], keep=keep)
+                if self._piece_flags[number] < self._piece_flags[number + 1]:
+                    pieces[place] = block.check.split(located[place], self._data_parts, int(self._piece_flags[number]))
+        return pieces
 
     def _start(self, verified: VerifiedBlocks | None) -> None:
         self._lock = threading.RLock()
         self._shard_starts = Starts(self.starts[:-1], int(self.starts[-1]))
         sizes = [shard.blocks if self._can_map(shard) and shard.table else _SLOTS for shard in self.shards]
         self._slots: NDArray[np.int64] = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-        self._verified = verified or VerifiedBlocks(int(self._slots[-1]), len(self.layout.forms))
+        regions = [
+            count_regions(shard.table[1]) if self._can_map(shard) and shard.table else 0 for shard in self.shards
+        ]
+        self._piece_flags: NDArray[np.int64] = np.cumsum([1, *regions], dtype=np.int64)
+        self._data_parts = [part for form in self.layout.forms for part in form.data_parts()]
+        shape = int(self._slots[-1]), len(self.layout.forms), sum(regions)
+        self._verified = verified or VerifiedBlocks(*shape)
         self._forget()
         _alive.add(self)
 
@@ -260,6 +277,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
     def _forget(self) -> None:
         """Close all shards; rows that are being gathered keep theirs."""
         self._addresses = self.layout.addresses()
+        self._addresses.remember(self._verified.pieces, keep=self.options.verify != "always")
         self._opened = np.full(len(self.shards), -1, np.int64)
         self._batch_starts, self._virtual = np.zeros(0, np.int64), 0
         self._batches_at = Starts(self._batch_starts, 0)

@@ -92,6 +92,17 @@ class Form(ABC):
             first = child.place(first)
         return first
 
+    def own_data(self) -> list[tuple[int, int]]:
+        """The parts that may be verified piece by piece, and the bytes of a row of each; 0 if rows differ.
+
+        They are read by `Rows.fixed` and `Rows.bytes_at`, which verify the pieces that they read, and by nothing else.
+        """
+        return []
+
+    def data_parts(self) -> list[tuple[int, int]]:
+        """Those of this form and of the forms inside it."""
+        return [*self.own_data(), *(part for child in self.children for part in child.data_parts())]
+
     def locate(self, array: pa.Array) -> list[int]:
         """The parts of an array and of those inside it."""
         found = [_bit_address(array), *self.locate_own(array)]
@@ -183,6 +194,9 @@ class NumberForm(Form):
         start = address_of(array.buffers()[1])
         return [start * 8 + array.offset if self.field.type is bool else start + array.offset * 8]
 
+    def own_data(self) -> list[tuple[int, int]]:
+        return [] if self.field.type is bool else [(self.first + 1, 8)]
+
     def gather(self, rows: Rows) -> Column:
         if self.field.type is bool:
             data: NDArray[Any] = rows.bits(self.first + 1)
@@ -242,6 +256,9 @@ class MomentForm(Form):
 
     def locate_own(self, array: pa.Array) -> list[int]:
         return [address_of(array.buffers()[1]) + array.offset * self._width]
+
+    def own_data(self) -> list[tuple[int, int]]:
+        return [(self.first + 1, self._width)]
 
     def gather(self, rows: Rows) -> Column:
         data = rows.fixed(self.first + 1, self._width)
@@ -328,6 +345,9 @@ class BinaryForm(Form):
     def locate_own(self, array: pa.Array) -> list[int]:
         _, offsets, data = array.buffers()
         return [address_of(offsets) + array.offset * 4, 0 if data is None else data.size, address_of(data)]
+
+    def own_data(self) -> list[tuple[int, int]]:
+        return [(self.first + 3, 0)]
 
     def gather(self, rows: Rows) -> Column:
         return self.read(self.packed(rows))

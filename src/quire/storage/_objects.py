@@ -180,6 +180,9 @@ class DatetimeForm(Form):
         at = array.field(0)
         return [address_of(at.buffers()[1]) + at.offset * 8]
 
+    def own_data(self) -> list[tuple[int, int]]:
+        return [(self.first + 1, 8)]
+
     def encode(self, column: Column) -> pa.Array:
         values = column.values()
         validity = validity_of(values)

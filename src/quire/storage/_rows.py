@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from quire.columns import Validity
-from quire.errors import DecodeError
+from quire.errors import DecodeError, ShardError
+from quire.storage._block_table import Pieces
 from quire.storage._memory import fetch, fetch_texts
 from quire.tensors import Framework
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+_ENDLESS = 1 << 62
+_MANY = 256
 
 
 class Check(Protocol):
@@ -22,32 +28,77 @@ class Check(Protocol):
     def __call__(self, columns: Sequence[int] | None) -> bool:
         """Verify some of the columns of the layout, or all; whether all of them need no other look."""
 
+    def check_piece(self, flag: int) -> None:
+        """Verify a piece of a large column."""
+
 
 class Addresses:
     """A row for each part of a record batch (a buffer's address, or its size), a column for each record batch.
 
     A record batch may come with a check, which runs when its rows are first gathered. No lock is needed: `count` grows
     last, and a check that has passed never becomes due again.
+
+    The data of large columns is verified piece by piece, when a row of a piece is first gathered. For each part that
+    has pieces in some record batch, `_pieces` has the bytes of a piece and the flag of the first piece, by record
+    batch. Where a part has none, its only piece is endless and has the flag 0, which is always set.
     """
 
-    __slots__ = ("_checks", "_due", "_keep", "_passed", "_table", "count")
+    __slots__ = (
+        "_checks",
+        "_due",
+        "_flags",
+        "_is_kept",
+        "_keep",
+        "_passed",
+        "_passed_runs",
+        "_piece_checks",
+        "_pieces",
+        "_runs",
+        "_table",
+        "count",
+    )
 
     def __init__(self, parts: int) -> None:
         self._table = np.zeros((parts, 16), np.int64)
         self._due = np.zeros(16, np.bool_)
         self._keep: list[Any] = []
         self._checks: list[Check | None] = []
+        self._piece_checks: dict[int, Callable[[int], None]] = {}
         self._passed = 0
+        self._pieces: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._runs: list[tuple[int, int]] = []
+        self._passed_runs = 0
+        self._flags: NDArray[np.uint8] = np.ones(1, np.uint8)
+        self._is_kept = True
         self.count = 0
 
-    def add(self, parts: list[int], owner: Any, check: Check | None = None) -> None:
-        """Another record batch; its owner keeps the memory there."""
+    def remember(self, flags: NDArray[np.uint8], *, keep: bool) -> None:
+        """Note which pieces were verified here; unless it is kept, every read verifies again."""
+        self._flags, self._is_kept = flags, keep
+
+    def add(
+        self, parts: list[int], owner: Any, check: Check | None = None, pieces: Mapping[int, Pieces] | None = None
+    ) -> None:
+        """Another record batch; its owner keeps the memory there. `pieces` has flags for the pieces of its parts."""
         if self.count == self._table.shape[1]:
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
             self._due = np.concatenate([self._due, np.zeros_like(self._due)])
+            more = len(self._due) // 2
+            self._pieces = {
+                part: (np.append(sizes, np.full(more, _ENDLESS)), np.append(firsts, np.zeros(more, np.int64)))
+                for part, (sizes, firsts) in self._pieces.items()
+            }
+        for part, (first, end, size) in (pieces or {}).items():
+            if part not in self._pieces:
+                self._pieces[part] = np.full(len(self._due), _ENDLESS), np.zeros(len(self._due), np.int64)
+            sizes, firsts = self._pieces[part]
+            sizes[self.count], firsts[self.count] = size, first
+            self._runs.append((first, end))
         self._table[:, self.count] = parts
         self._keep.append(owner)
         self._checks.append(check)
+        if check is not None and pieces:
+            self._piece_checks[self.count] = check.check_piece
         self._due[self.count] = check is not None
         self.count += 1
 
@@ -65,6 +116,59 @@ class Addresses:
             check = self._checks[number]
             if check is not None and check(columns):
                 self._due[number] = False
+
+    def verify_pieces(
+        self, part: int, batches: NDArray[np.int64], begins: NDArray[np.int64], sizes: NDArray[np.int64] | None = None
+    ) -> None:
+        """Verify the pieces of a part that have the bytes of rows: `sizes` bytes from `begins` on, or whole rows."""
+        if self._passed_runs == len(self._runs) or part not in self._pieces:
+            return
+        of_batches, firsts = self._pieces[part]
+        piece_sizes = of_batches[batches]
+        numbers = firsts[batches] + begins // piece_sizes
+        if sizes is not None:
+            counts = np.where(sizes > 0, (begins + sizes - 1) // piece_sizes - begins // piece_sizes + 1, 0)
+            inside = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+            numbers, batches = np.repeat(numbers, counts) + inside, np.repeat(batches, counts)
+        if self._is_kept:
+            self._check_due(numbers, batches)
+        else:
+            for number, batch in dict(zip(numbers.tolist(), batches.tolist(), strict=True)).items():
+                if number:
+                    self._piece_checks[batch](number)
+
+    def verify_inside(
+        self, part: int, batches: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> None:
+        """Verify the pieces of a part that are inside of runs of bytes, without those at their edges."""
+        if self._passed_runs == len(self._runs) or part not in self._pieces:
+            return
+        of_batches, firsts = self._pieces[part]
+        sizes = of_batches[batches]
+        skipped = -(-begins // sizes)
+        counts = np.maximum(ends // sizes - skipped, 0)
+        inside = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        self._check_due(np.repeat(firsts[batches] + skipped, counts) + inside, np.repeat(batches, counts))
+
+    def _check_due(self, numbers: NDArray[np.int64], batches: NDArray[np.int64]) -> None:
+        """Verify the pieces that were not verified yet, and remember that."""
+        if len(numbers) > _MANY:  # of a few, a loop is faster than numpy
+            due = self._flags[numbers] == 0
+            numbers, batches = numbers[due], batches[due]
+        flags, checks, is_passed = memoryview(self._flags), self._piece_checks, True  # type: ignore[arg-type]
+        for number, batch in zip(numbers.tolist(), batches.tolist(), strict=True):
+            if not flags[number]:
+                checks[batch](number)
+                flags[number], is_passed = 1, False
+        if is_passed:
+            self._pass_runs()
+
+    def _pass_runs(self) -> None:
+        """Count the runs of pieces of which all were verified, up to the first that was not; none becomes due again."""
+        passed = self._passed_runs
+        while passed < len(self._runs) and self._flags[slice(*self._runs[passed])].all():
+            passed += 1
+        self._passed_runs = passed
 
     def row(self, part: int) -> NDArray[np.int64]:
         """One part of every record batch."""
@@ -107,11 +211,23 @@ class Rows:
 
     def fixed(self, part: int, width: int) -> NDArray[np.uint8]:
         """The bytes of rows that have so many each, a row each."""
-        return fetch(self.part(part) + self.places * width, width)
+        begins = self.places * width
+        self.addresses.verify_pieces(part, self.batches, begins)
+        return fetch(self.part(part) + begins, width)
 
     def spans(self, part: int, width: int, counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where rows of so many bytes begin, and the bytes of so many rows from each on."""
         return self.part(part) + self.places * width, counts * width
+
+    def verify_run(self, part: int, width: int, counts: NDArray[np.int64], first: int, last: int) -> None:
+        """Verify the pieces of `counts` rows of `width` bytes from some of the rows on: `first` up to `last`.
+
+        Damage is no error here: the piece stays due, and whoever reads it gets the error.
+        """
+        begins = self.places[first:last] * width
+        ends = begins + counts[first:last] * width
+        with suppress(ShardError):
+            self.addresses.verify_inside(part, self.batches[first:last], begins, ends)
 
     def bits(self, part: int) -> NDArray[np.bool_]:
         """A bit of each row; the part is the address of the first one, counted in bits."""
@@ -144,10 +260,14 @@ class Rows:
         The part is that of the offsets; behind it are how many bytes there are, and the address of the first.
         """
         starts, sizes = self.content(part)
-        room = self.part(part + 1) - starts
         offsets = np.zeros(len(self) + 1, np.int64)
         np.cumsum(sizes, out=offsets[1:])
-        return fetch_texts(self.part(part + 2) + starts, sizes, room, starts), offsets
+        return self.bytes_at(part, starts, sizes), offsets
+
+    def bytes_at(self, part: int, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> bytes:
+        """The bytes of all rows, concatenated: of the content of each, `sizes` bytes from `starts` on."""
+        self.addresses.verify_pieces(part + 2, self.batches, starts, sizes)
+        return fetch_texts(self.part(part + 2) + starts, sizes, self.part(part + 1) - starts, starts)
 
     def spread(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> Rows:
         """The elements of lists: row i has so many of them from its start on."""

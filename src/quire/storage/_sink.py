@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import pairwise
 from typing import IO, Any, Literal
 
 import pyarrow as pa
@@ -12,8 +13,10 @@ import pyarrow.parquet as pq
 from quire._paths import parse_path
 from quire.errors import StorageError
 from quire.files import Folder, shown
+from quire.storage import _block_table
 from quire.storage._alignment import AlignedWriter
 from quire.storage._block_table import (
+    MessageLayout,
     TableBuilder,
     arrow_children,
     checksum,
@@ -102,7 +105,8 @@ class BlockFile:
             self._writer: Any = pq.ParquetWriter(self._sink, schema, **(packing or {}))
         else:
             nodes = [node for field in schema for node in _arrow_nodes(field, field.name)]
-            self._buffer_counts = [count for _, count in nodes]
+            self._buffer_counts = [_count_buffers(arrow_type) for _, arrow_type in nodes]
+            self._widths = [_row_width(arrow_type) for _, arrow_type in nodes]
             self.table = TableBuilder([name for name, _ in nodes])
             self._sink = _Sink(file, self.table)
             self._writer = AlignedWriter(self._sink, schema)
@@ -144,12 +148,29 @@ class BlockFile:
         for count in self._buffer_counts:
             starts.append(layout.buffers[number][0] if number < len(layout.buffers) else layout.body_bytes)
             number += count
-        columns = []
-        for first, last in zip(starts, [*starts[1:], layout.body_bytes], strict=True):
-            self.table.add_region(body + first, *_take(views, last - first))
+        columns, last_buffer = [], -1
+        for node, (first, last) in enumerate(zip(starts, [*starts[1:], layout.body_bytes], strict=True)):
+            last_buffer += self._buffer_counts[node]
+            for begin, end in pairwise(self._cut(node, layout, last_buffer, first, last)):
+                self.table.add_region(body + begin, *_take(views, end - begin))
             columns.append((body + first, last - first))
         place = layout.rows, start, len(metadata) + layout.body_bytes, len(metadata)
         self.table.add_block(place, columns, [nulls for _, nulls in layout.nodes])
+
+    def _cut(self, node: int, layout: MessageLayout, buffer: int, first: int, last: int) -> list[int]:
+        """Where the regions of a field node begin in the body of its message, and where the last of them ends.
+
+        The data of a large column is cut into pieces of whole rows, each with a checksum of its own, so that reading
+        a few rows verifies a few pieces. Validity and offsets, which are before the data, are one region.
+        """
+        width = self._widths[node]
+        if width is None:
+            return [first, last]
+        start, size = layout.buffers[buffer]
+        piece = _block_table.PIECE // width * width if 0 < width <= _block_table.PIECE else width or _block_table.PIECE
+        if size < 2 * piece:
+            return [first, last]
+        return [first, *range(start, start + size, piece), last][start == first :]
 
     def close(self) -> tuple[int, int, int]:
         """Write the table and the footer: the offset, length and checksum of the table."""
@@ -226,12 +247,24 @@ _BUFFERS: tuple[tuple[Any, int], ...] = (
 )
 
 
-def _arrow_nodes(field: pa.Field, path: str) -> Iterator[tuple[str, int]]:
-    """The field nodes of a column in depth-first order: paths, and how many buffers each has itself."""
-    arrow_type = field.type
-    yield path, next((count for applies, count in _BUFFERS if applies(arrow_type)), 2)
-    for child in arrow_children(arrow_type):
+def _arrow_nodes(field: pa.Field, path: str) -> Iterator[tuple[str, pa.DataType]]:
+    """The field nodes of a column in depth-first order: paths and types."""
+    yield path, field.type
+    for child in arrow_children(field.type):
         yield from _arrow_nodes(child, f"{path}.{child.name}")
+
+
+def _count_buffers(arrow_type: pa.DataType) -> int:
+    """How many buffers a field node of a type has itself."""
+    return next((count for applies, count in _BUFFERS if applies(arrow_type)), 2)
+
+
+def _row_width(arrow_type: pa.DataType) -> int | None:
+    """The bytes of a row in the last buffer of a field node; 0 if rows differ, None if that buffer is not cut."""
+    if pa.types.is_string(arrow_type) or pa.types.is_binary(arrow_type):
+        return 0
+    is_fixed = pa.types.is_primitive(arrow_type) or pa.types.is_fixed_size_binary(arrow_type)
+    return arrow_type.bit_width // 8 if is_fixed and arrow_type.bit_width % 8 == 0 and arrow_type.bit_width else None
 
 
 class ShardFile:

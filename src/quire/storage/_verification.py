@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from quire.errors import DecodeError, OptionError, ShardError
-from quire.storage._block_table import BlockTable, count_nodes
+from quire.storage._block_table import BlockTable, Pieces, count_nodes, digest_function
 from quire.storage._form import Form
 from quire.storage._memory import SharedMemory, read_ahead
 from quire.storage._nested import DocumentForm, DocumentsForm
@@ -35,19 +35,24 @@ def check_verify(verify: str) -> None:
 
 
 class VerifiedBlocks:
-    """A byte for each column of each block, in memory that is shared with forked and spawned processes.
+    """What was verified, in memory that is shared with forked and spawned processes.
+
+    `flags` has a byte for each column of each block, without the pieces of large columns. `pieces` has a byte for each
+    region of each block table, of which those of pieces are used; its first byte is that of no region, and is set.
 
     The memory is anonymous at first, which forked processes share. When the object is pickled, a temporary file takes
     its place at the same address, which the other process maps too. The file is removed with the object that made it.
     No descriptor stays open.
     """
 
-    def __init__(self, slots: int, columns: int, shared: str | None = None) -> None:
-        self._shape, self._path = (slots, columns), None if shared is None else Path(shared)
-        self._memory = SharedMemory(max(slots * columns, 1), self._path)
+    def __init__(self, slots: int, columns: int, regions: int = 0, shared: str | None = None) -> None:
+        self._shape, self._path = (slots, columns, regions), None if shared is None else Path(shared)
+        self._memory = SharedMemory(1 + regions + slots * columns, self._path)
         if not self._memory.is_file:
             self._path = None
-        self.flags: NDArray[np.uint8] = self._memory.array[: slots * columns].reshape(slots, columns)
+        self.pieces: NDArray[np.uint8] = self._memory.array[: 1 + regions]
+        self.pieces[0] = 1
+        self.flags: NDArray[np.uint8] = self._memory.array[1 + regions :].reshape(slots, columns)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._path is None:
@@ -66,7 +71,10 @@ def _remove(path: Path, owner: int) -> None:
 
 
 class BlockCheck:
-    """Verifies some blocks of a mapped file, each column of the layout when it is first needed."""
+    """Verifies some blocks of a mapped file, each column of the layout when it is first needed.
+
+    After `split`, the pieces of large columns are left out, and verified one by one by `check_piece`.
+    """
 
     def __init__(
         self,
@@ -80,6 +88,30 @@ class BlockCheck:
         self._buffer, self._view = content, memoryview(content)
         self._flags: Any = np.zeros(len(nodes), np.uint8)
         self._is_kept = True
+        self._pieces: dict[int, int] = {}
+        self._first_flag = 0
+        self._digest = digest_function()
+
+    def split(self, parts: Sequence[int], data: Sequence[tuple[int, int]], first_flag: int) -> dict[int, Pieces]:
+        """Leave out the pieces of columns from now on: for each part of the layout that has some, which flags they use.
+
+        `parts` are the addresses of the block, as the layout locates them; `data` are the parts that are read piece by
+        piece, and the bytes of a row of each; `first_flag` is the flag of the first region of the file.
+        """
+        flags, self._first_flag = {}, first_flag
+        for part, width in data:
+            pieces = self._table.pieces_at(parts[part] - self._buffer.address, width)
+            if pieces is not None:
+                self._pieces[pieces.end] = pieces.first
+                flags[part] = Pieces(pieces.first + first_flag, pieces.end + first_flag, pieces.size)
+        return flags
+
+    def check_piece(self, flag: int) -> None:
+        """Verify the piece that has a flag."""
+        region = flag - self._first_flag
+        offset, size, expected = self._table.region_list[region]
+        if self._digest(self._view[offset : offset + size]) != expected:
+            raise self._fail(self._table.describe(region))
 
     def widen(self, blocks: range) -> None:
         """Verify more blocks, which are remembered as one."""
@@ -99,13 +131,13 @@ class BlockCheck:
         return self._is_kept and bool(self._flags.all())
 
     def _check(self, block: int, nodes: Sequence[int]) -> None:
-        places = self._table.columns[block, list(nodes)].astype(np.int64)
-        large = places[places[:, 1] >= _LARGE]
-        if len(large):  # one request to the disk, also where pages are only read as they are asked for
-            read_ahead(large[:, 0] + self._buffer.address, large[:, 1])
+        large = self._table.large_columns(block, nodes, _LARGE, self._pieces)
+        if large:  # one request to the disk, also where pages are only read as they are asked for
+            places = self._table.columns[block, large].astype(np.int64)
+            read_ahead(places[:, 0] + self._buffer.address, places[:, 1])
         try:
             for node in nodes:
-                self._table.check_column(self._view, block, node)
+                self._table.check_column(self._view, block, node, self._pieces)
         except DecodeError as error:
             raise self._fail(str(error)) from error
 
