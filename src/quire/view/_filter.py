@@ -1,6 +1,6 @@
-"""The language of the filter line: `score > 0.5 and label in (cat, dog) and not caption ~ "blurred"`.
+"""The query language of the filter line: `score > 0.5 and label in (cat, dog) and not caption ~ "blurred"`.
 
-It is parsed into a filter as `DocumentArray.filter` takes it. A word or a text alone is looked for in every text.
+`parse_filter` returns a query for `DocumentArray.filter`. A word or a quoted text alone searches every text column.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quire.errors import PathError, QueryError, did_you_mean
 from quire.schema import Field, FieldKind, Schema
 
 LONGEST = 2000
-"""Characters of a filter."""
+"""The maximum number of characters of a filter."""
 _DEEPEST = 20
 _TOKEN = re.compile(
     r"""(?<=~)\s*(?P<pattern>/(?:[^/\\]|\\.)+/)(?=[\s)]|$)
@@ -43,12 +43,12 @@ class _Token:
     start: int
 
     def says(self, *words: str) -> bool:
-        """Whether it is one of these words, outside of quotes."""
+        """Whether the token is one of these words, outside of quotes."""
         return self.kind in ("word", "operator") and self.text.lower() in words
 
 
 class FilterError(QueryError):
-    """A filter that cannot be understood; `position` is where."""
+    """An invalid filter; `position` is the index of the character where the error is."""
 
     def __init__(self, message: str, position: int = 0) -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ class FilterError(QueryError):
 
 
 def parse_filter(text: str, schema: Schema) -> dict[str, Any]:
-    """The filter that a line of text means; empty for an empty line."""
+    """Parse a filter line into a query; an empty line is an empty query."""
     if len(text) > LONGEST:
         raise FilterError(f"the filter has {len(text):,} characters; at most {LONGEST:,} are read.")
     tokens = _tokens(text)
@@ -80,20 +80,20 @@ def _tokens(text: str) -> list[_Token]:
 
 
 class _Parser:
-    """Reads tokens from left to right: or, and, not, parentheses, comparisons."""
+    """A recursive-descent parser: or, and, not, parentheses, comparisons."""
 
     def __init__(self, tokens: list[_Token], schema: Schema, end: int) -> None:
         self._tokens, self._at, self._schema, self._end = tokens, 0, schema, end
 
     def check_end(self) -> None:
-        """Nothing is left."""
+        """Raise `FilterError` if tokens are left."""
         if token := self._peek():
             raise FilterError(
                 f"{token.text!r} comes after the end of a condition: join them by and, or or.", token.start
             )
 
     def either(self, depth: int) -> dict[str, Any]:
-        """Conditions with `or` between."""
+        """Parse conditions that are joined by `or`."""
         parts = [self._both(depth)]
         while self._takes("or"):
             parts.append(self._both(depth))
@@ -134,7 +134,7 @@ class _Parser:
         return condition
 
     def _is_flag(self, token: _Token) -> bool:
-        """Whether a word alone is a column of true and false."""
+        """Whether a word alone is the name of a boolean column."""
         field = self._schema.by_name.get(token.text)
         return field is not None and field.type is bool
 
@@ -229,7 +229,7 @@ class _Parser:
 
 
 def text_paths(schema: Schema, above: tuple[str, ...] = ()) -> list[str]:
-    """The columns of text, those of nested documents too."""
+    """Return the paths of the text columns, including those of nested documents."""
     found: list[str] = []
     for field in schema.fields:
         path = (*above, field.name)
@@ -241,7 +241,7 @@ def text_paths(schema: Schema, above: tuple[str, ...] = ()) -> list[str]:
 
 
 def _looks_for(text: str) -> str:
-    """The text itself, in capitals or not; what stands between slashes is a regular expression."""
+    """Return a case-insensitive pattern of the text; a text between slashes is a regular expression."""
     if len(text) > 2 and text.startswith("/") and text.endswith("/"):
         return text[1:-1]
     return f"(?i){re.escape(text)}"
@@ -252,7 +252,7 @@ def _unquoted(token: _Token) -> str:
 
 
 def _as_value(token: _Token, path: str, field: Field) -> Any:
-    """The value that a column of this kind holds, or that the lists in it hold."""
+    """Convert a token to the type of the column, or of the items of its lists."""
     text = _unquoted(token)
     if field.kind is FieldKind.LIST and len(field.items) == 1:
         field = field.items[0]
