@@ -180,6 +180,7 @@ class Fact(BaseDocument):
     counts: list[int] = []
     inner: Inner | None = None
     many: DocumentArray[Inner] = []
+    extra: dict[str, int] = {}
 
 
 @pytest.mark.parametrize(
@@ -244,7 +245,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 
 FACTS = [
-    Fact(id=str(number), number=number, text=f"{number:02}", inner=Inner(id="i", size=number) if number % 3 else None)
+    Fact(
+        id=str(number),
+        number=number,
+        text=f"{number:02}",
+        inner=Inner(id="i", size=number) if number % 3 else None,
+        many=[Inner(id="j", size=number)] * (number % 2),
+        extra={"key": number % 10},
+    )
     for number in range(40)
 ]
 
@@ -273,6 +281,8 @@ def rows_of(dataset: StoredDataset[Any], where: Any) -> list[int]:
         ({"inner.size": {"$gt": 30}}, [31, 32, 34, 35, 37, 38]),
         ({"inner": None, "number": {"$gt": 30}}, [33, 36, 39]),
         ({"inner": {"$exists": False}}, list(range(0, 40, 3))),
+        ({"many.size": {"$gt": 34}}, [35, 37, 39]),
+        ({"extra.key": 5}, [5, 15, 25, 35]),
         ({"number": -1}, []),
         (Split("text", (1.0,), 0), list(range(40))),
         (Split("text", (0.0, 1.0), 0), []),
