@@ -39,11 +39,12 @@ def find_sources(
 
     A path without any file is an error unless `allow_empty`; None stands for a caller who has no such option.
     """
-    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    if not given and not allow_empty:
+    sources = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    if not sources and not allow_empty:
         raise OptionError("no path was given.")
     files: list[FileRef] = []
-    for path in map(os.fspath, given):
+    for source in sources:
+        path = os.fspath(source)
         matches = _find(path, tuple(suffixes), remote)
         if not matches and not allow_empty:
             raise no_files(path, hint=allow_empty is not None)
