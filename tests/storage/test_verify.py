@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -22,7 +24,19 @@ from quire.data import StreamingDataset
 from quire.errors import EncodeError, OptionError, ShardError, StorageError
 from quire.files import open_folder
 from quire.files._folder import LocalFolder
-from quire.storage import ReadOptions, Shard, StoredDataset, column_statistics, open_dataset, write_dataset
+from quire.storage import (
+    ReadOptions,
+    Shard,
+    StoredDataset,
+    _block_table,
+    _memory,
+    _rows,
+    _tensors,
+    column_statistics,
+    open_dataset,
+    write_dataset,
+)
+from quire.storage import _dataset as storage_dataset
 from quire.storage._block_table import (
     _TRAILER,
     BlockTable,
@@ -34,7 +48,9 @@ from quire.storage._block_table import (
 )
 from quire.storage._form import BinaryForm
 from quire.storage._manifest import decode_line, encode_line
+from quire.storage._pages import Pages
 from quire.storage._shards import read_table
+from quire.storage._verification import BlockCheck
 from quire.typing import NdArray, uint8
 from tests.codec.ways import exact
 from tests.storage import bitrot, golden
@@ -240,6 +256,216 @@ def test_a_single_file_is_verified_by_its_own_table(tmp_path: Path, kind: str) -
     bitrot.flip_byte(file, offset + size - 9, 1)
     with pytest.raises(ShardError, match=file.name):
         open_dataset(file, Row).read()
+
+
+# --- pieces of large columns
+
+
+class Sample(BaseDocument):
+    number: int
+    picture: Picture
+    blob: bytes
+    text: str
+    ragged: NdArray[uint8]
+    flag: bool
+    maybe: NdArray[uint8, 40] | None
+    parts: DocumentArray[Picture]
+
+
+def sample(k: int) -> Sample:
+    pixels = np.full((3, 8, 8), k, np.uint8)
+    parts = DocumentArray[Picture]([Picture(id=f"{k}/{n}", pixels=pixels, label=k) for n in range(k % 3)])
+    return Sample(
+        id=f"sample number {k}",
+        number=k,
+        picture=Picture(id=f"{k}", pixels=pixels, label=k),
+        blob=bytes([k]) * (k * 37 % 300),
+        text=f"{k} é" * (k % 50),
+        ragged=np.full(k * 11 % 200, k, np.uint8),
+        flag=k % 2 == 0,
+        maybe=None if k % 5 == 0 else np.full(40, k, np.uint8),
+        parts=parts,
+    )
+
+
+@pytest.fixture
+def samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A dataset of 200 rows in two blocks, whose columns have pieces of about 256 bytes."""
+    monkeypatch.setattr(_block_table, "PIECE", 256)
+    write_dataset([sample(k) for k in range(200)], tmp_path / "samples", format="arrow", group_bytes=100_000)
+    return tmp_path / "samples"
+
+
+SPLIT = [
+    *("id", "number", "picture.pixels", "picture.label", "blob", "text", "ragged.data", "maybe"),
+    *("parts.item.pixels", "parts.item.label"),
+]
+
+
+def pieces_of(table: BlockTable, block: int, name: str) -> list[tuple[int, int]]:
+    """The regions of a column of a block: offset and bytes."""
+    offset, size = table.columns[block, table.names.index(name)].tolist()
+    return [(at, length) for at, length, _ in table.regions.tolist() if offset <= at < offset + size]
+
+
+def test_large_columns_are_split_into_pieces_of_whole_rows(samples: Path) -> None:
+    _, table = table_of(samples)
+    assert len(table.blocks) == 2
+    for name in SPLIT:
+        assert len(pieces_of(table, 0, name)) > 2, name
+    assert len(pieces_of(table, 0, "flag")) == 1
+    sizes = {name: [size for _, size in pieces_of(table, 0, name)][:-1] for name in SPLIT}
+    assert set(sizes["picture.pixels"]) == {192}
+    assert set(sizes["number"]) == {256}
+    assert set(sizes["maybe"][1:]) == {240}  # after its validity
+    assert set(sizes["blob"][1:]) == {256}  # after its offsets
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_damage_of_any_piece_is_found_by_the_rows_in_it_and_by_no_others(samples: Path, name: str) -> None:
+    file, table = table_of(samples)
+    expected = [sample(k) for k in range(200)]
+    pieces = pieces_of(table, 1, name)
+    first_row = table.rows[0]
+    for offset, size in (pieces[0], pieces[len(pieces) // 2], pieces[-2]):
+        bitrot.flip_byte(file, offset + size // 2, 1)
+        dataset = open_dataset(samples, Sample)
+        bad = set()
+        for k in range(first_row, 200):
+            try:
+                document = dataset[k]
+            except ShardError as error:
+                assert file.name in str(error)
+                assert f"{name!r} in block 1" in str(error)
+                bad.add(k)
+            else:
+                assert exact(document, expected[k])
+        assert bad
+        if offset != pieces[0][0]:  # validity and offsets are needed by all rows
+            assert len(bad) < 40
+        with pytest.raises(ShardError, match=file.name):
+            dataset[:]
+        assert exact(dataset[3], expected[3])  # which is in the other block
+        bitrot.flip_byte(file, offset + size // 2, 1)
+    assert len(open_dataset(samples, Sample)[:]) == 200
+
+
+def test_a_few_rows_verify_a_few_pieces_once(samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[int] = []
+    plain = BlockCheck.check_piece
+
+    def spy(self: BlockCheck, flag: int) -> None:
+        checked.append(flag)
+        plain(self, flag)
+
+    monkeypatch.setattr(BlockCheck, "check_piece", spy)
+    labels = open_dataset(samples, Sample, columns=["number", "picture.label"])
+    assert labels[[7, 8]].picture.label.tolist() == [7, 8]
+    assert len(checked) == 2  # a piece of each of the two columns
+    assert labels[[7, 8]].number.tolist() == [7, 8]
+    assert len(checked) == 2
+    whole = open_dataset(samples, Sample)
+    assert whole.read().number.tolist() == whole[:].number.tolist() == list(range(200))
+    every = int(whole._verified.pieces.sum()) - 1
+    assert len(checked) == 2 + every
+    assert whole[::-1].number.tolist() == list(range(200))[::-1]
+    assert len(checked) == 2 + every
+    assert whole._addresses._passed_runs == len(whole._addresses._runs) > 0
+    always = open_dataset(samples, Sample, columns=["number"], verify="always")
+    for count in (1, 2, 3):
+        assert always[[7, 7, 8]].number.tolist() == [7, 7, 8]
+        assert len(checked) == 2 + every + count
+
+
+def test_worker_processes_share_the_pieces_that_were_verified(samples: Path) -> None:
+    dataset = open_dataset(samples, Sample)
+    child = os.fork()
+    if child == 0:
+        dataset[[5, 150]]
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    shared = int(dataset._verified.pieces.sum())
+    assert shared > 2 * 5
+    assert int(pickle.loads(pickle.dumps(dataset))._verified.pieces.sum()) == shared
+    file, table = table_of(samples)
+    offset, _ = table.columns[0, table.names.index("number")].tolist()
+    bitrot.flip_byte(file, offset + 5 * 8, 1)
+    assert dataset[5].number == 4  # the worker verified it: nobody looks again
+    with pytest.raises(ShardError):
+        open_dataset(samples, Sample)[5]
+
+
+def test_pieces_are_asked_for_all_at_once(samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(_rows, "read_ahead", lambda addresses, sizes: asked.append((len(addresses), int(sizes.max()))))
+    dataset = open_dataset(samples, Sample, columns=["picture.pixels"])
+    for _ in range(2):
+        assert dataset[[3, 50, 150]].picture.pixels[:, 0, 0, 0].tolist() == [3, 50, 150]
+        assert asked == [(3, 192)]
+    monkeypatch.setattr(storage_dataset, "_LARGE", 1)
+    dataset.read_ahead(np.array([0]), np.array([200]))
+    assert len(dataset[:]) == 200
+    assert asked == [(3, 192)]  # whoever reads the rows has asked
+
+
+def test_rows_are_verified_as_they_are_read_ahead(samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("_PORTION", 2048), ("_IN_FLIGHT", 1), ("_are_there", lambda _: False)):
+        monkeypatch.setattr(_memory, name, value)
+    monkeypatch.setattr(storage_dataset, "_LARGE", 1)
+    monkeypatch.setattr(_tensors, "_LARGE", 1)
+    begins, ends = np.arange(0, 200, 25), np.arange(25, 225, 25)
+    file, table = table_of(samples)
+    offset, size = pieces_of(table, 0, "maybe")[2]
+    bitrot.flip_byte(file, offset + size // 2, 1)
+    dataset = open_dataset(samples, Sample)
+    dataset.read_ahead(begins, ends)
+    assert dataset._verified.pieces.sum() == 1
+    dataset.read_ahead(begins, ends, verify=True)
+    verified = int(dataset._verified.pieces.sum()) - 1
+    assert 10 < verified < len(pieces_of(table, 0, "maybe")) + len(pieces_of(table, 1, "maybe"))
+    with pytest.raises(ShardError, match="'maybe' in block 0"):
+        dataset[:]
+    for verify in ("always", "never"):
+        other = open_dataset(samples, Sample, verify=verify)
+        other.read_ahead(begins, ends, verify=True)
+        assert other._verified.pieces.sum() == 1
+
+
+def test_a_brief_of_large_values_verifies_what_it_reads(samples: Path) -> None:
+    file, table = table_of(samples)
+    pages = Pages(open_dataset(samples, Sample))
+    heads = pages.brief(np.arange(200), head=10)
+    assert heads["blob",][8].content == bytes([8]) * 10
+    offset, size = pieces_of(table, 0, "blob")[3]
+    bitrot.flip_byte(file, offset + size // 2, 1)
+    assert pages.brief(np.arange(200), head=10).keys() == heads.keys()
+    with pytest.raises(ShardError, match="'blob' in block 0"):
+        Pages(open_dataset(samples, Sample)).brief(np.arange(200), head=10)
+
+
+def test_opening_a_shard_reads_its_metadata_and_no_data(tmp_path: Path) -> None:
+    class Block(BaseDocument):
+        data: NdArray[uint8, 1 << 20]
+
+    blocks = [Block(data=np.zeros(1 << 20, np.uint8)) for _ in range(16)]
+    write_dataset(blocks, tmp_path, schema=Block, format="arrow", group_bytes=1 << 20)
+    [file] = shard_files(tmp_path)
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        content = _memory.map_file(opened)
+    if resident_pages(content) > 0:
+        pytest.skip("the system keeps the pages of this file in memory")
+    dataset = open_dataset(tmp_path, Block)
+    dataset.open_shard(0)
+    assert 0 < resident_pages(content) * mmap.PAGESIZE < content.size // 4
+
+
+def resident_pages(content: pa.Buffer) -> int:
+    """The pages of a mapped file that are in memory."""
+    answer = ctypes.create_string_buffer(-(-content.size // mmap.PAGESIZE))
+    assert _memory._libc().mincore(content.address, content.size, answer) == 0
+    return sum(byte & 1 for byte in answer.raw)
 
 
 # --- texts
@@ -512,4 +738,5 @@ def test_flipped_bytes_lead_to_the_right_values_or_to_an_error(tmp_path: Path) -
     assert done.returncode == 0
     assert report["flips"] > 2000
     assert report["counts"]["arrow: error"] > 500
+    assert report["counts"]["pieces: error"] > 500
     assert report["counts"]["parquet: error"] > 500

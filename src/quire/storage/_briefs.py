@@ -53,11 +53,6 @@ def brief_columns(forms: Sequence[Form], rows: Rows, head: int) -> dict[FieldPat
     return dict(_briefs(forms, rows, head, (), None))
 
 
-def is_read_by_brief(form: Form) -> bool:
-    """Whether a brief reads the values of a column; of large blobs and tensors it reads a few bytes or none."""
-    return not (form.is_large or isinstance(form, BytesForm))
-
-
 def _briefs(
     forms: Sequence[Form], rows: Rows, head: int, above: FieldPath, there: Validity
 ) -> Iterator[tuple[FieldPath, list[Any]]]:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from quire._paths import FieldPath
 from quire.array import DocumentBatch
 from quire.columns import Columns, concat_columns
-from quire.storage._briefs import brief_columns, is_read_by_brief
+from quire.storage._briefs import brief_columns
 from quire.storage._dataset import StoredDataset
 from quire.storage._memory import let_go
 from quire.storage._rows import Rows
@@ -83,13 +83,11 @@ class Pages:
 
     def brief(self, rows: NDArray[np.int64], head: int = 512) -> dict[FieldPath, list[Any]]:
         """What a table shows of rows: of what may be large the size and the beginning; see `brief_columns`."""
-        forms = self.dataset.layout.forms
-        read = [number for number, form in enumerate(forms) if is_read_by_brief(form)]
         parts = []
         for some in self._at_once(rows):
             located = self._located(some)
-            located.verify(read)
-            parts.append(brief_columns(forms, located, head))
+            located.verify()
+            parts.append(brief_columns(self.dataset.layout.forms, located, head))
         return {path: [value for part in parts for value in part[path]] for path in parts[0]}
 
     def matching(self, where: Where) -> NDArray[np.int64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,7 +11,7 @@ import numpy as np
 from quire.columns import Validity
 from quire.errors import DecodeError, ShardError
 from quire.storage._block_table import Pieces
-from quire.storage._memory import fetch, fetch_texts
+from quire.storage._memory import fetch, fetch_texts, read_ahead
 from quire.tensors import Framework
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ class Check(Protocol):
 
     def check_piece(self, flag: int) -> None:
         """Verify a piece of a large column."""
+
+    def piece_place(self, flag: int) -> tuple[int, int]:
+        """The address and the bytes of a piece."""
 
 
 class Addresses:
@@ -55,6 +58,7 @@ class Addresses:
         "_pieces",
         "_runs",
         "_table",
+        "asks_ahead",
         "count",
     )
 
@@ -63,13 +67,14 @@ class Addresses:
         self._due = np.zeros(16, np.bool_)
         self._keep: list[Any] = []
         self._checks: list[Check | None] = []
-        self._piece_checks: dict[int, Callable[[int], None]] = {}
+        self._piece_checks: dict[int, Check] = {}
         self._passed = 0
         self._pieces: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         self._runs: list[tuple[int, int]] = []
         self._passed_runs = 0
         self._flags: NDArray[np.uint8] = np.ones(1, np.uint8)
         self._is_kept = True
+        self.asks_ahead = True  # unless whoever reads the rows does
         self.count = 0
 
     def remember(self, flags: NDArray[np.uint8], *, keep: bool) -> None:
@@ -98,7 +103,7 @@ class Addresses:
         self._keep.append(owner)
         self._checks.append(check)
         if check is not None and pieces:
-            self._piece_checks[self.count] = check.check_piece
+            self._piece_checks[self.count] = check
         self._due[self.count] = check is not None
         self.count += 1
 
@@ -135,7 +140,7 @@ class Addresses:
         else:
             for number, batch in dict(zip(numbers.tolist(), batches.tolist(), strict=True)).items():
                 if number:
-                    self._piece_checks[batch](number)
+                    self._piece_checks[batch].check_piece(number)
 
     def verify_inside(
         self, part: int, batches: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[np.int64]
@@ -155,13 +160,22 @@ class Addresses:
         if len(numbers) > _MANY:  # of a few, a loop is faster than numpy
             due = self._flags[numbers] == 0
             numbers, batches = numbers[due], batches[due]
-        flags, checks, is_passed = memoryview(self._flags), self._piece_checks, True  # type: ignore[arg-type]
-        for number, batch in zip(numbers.tolist(), batches.tolist(), strict=True):
-            if not flags[number]:
-                checks[batch](number)
-                flags[number], is_passed = 1, False
-        if is_passed:
+        flags, checks = memoryview(self._flags), self._piece_checks  # type: ignore[arg-type]
+        pieces = [pair for pair in zip(numbers.tolist(), batches.tolist(), strict=True) if not flags[pair[0]]]
+        if not pieces:
             self._pass_runs()
+        elif self.asks_ahead:
+            self._read_ahead(pieces)
+        for number, batch in pieces:
+            if not flags[number]:  # several rows may be in one piece
+                checks[batch].check_piece(number)
+                flags[number] = 1
+
+    def _read_ahead(self, pieces: Sequence[tuple[int, int]]) -> None:
+        """Ask the disk for all pieces at once. Left to itself, the system reads much more than a piece, one by one."""
+        places = [self._piece_checks[batch].piece_place(number) for number, batch in pieces]
+        addresses, sizes = np.array(places, np.int64).T
+        read_ahead(addresses, sizes)
 
     def _pass_runs(self) -> None:
         """Count the runs of pieces of which all were verified, up to the first that was not; none becomes due again."""

@@ -100,28 +100,32 @@ class ShardReader:
             return None
         view = memoryview(content)
         place = shard.table
-        if place is None and not shard.xxh3:  # a single file that quire may have written
-            place = find_table(reads_from(view), len(view), shard.format)
-        if place is None:
-            return None
-        try:
-            table = parse_table(_table_bytes(view[place[0] : sum(place)], shard))
-            self._check_frame(table, content)
-        except DecodeError as error:
-            raise self._altered(shard, str(error)) from error
+        with self._no_read_around(content):
+            if place is None and not shard.xxh3:  # a single file that quire may have written
+                place = find_table(reads_from(view), len(view), shard.format)
+            if place is None:
+                return None
+            try:
+                table = parse_table(_table_bytes(view[place[0] : sum(place)], shard))
+                _check_frame(table, content)
+            except DecodeError as error:
+                raise self._altered(shard, str(error)) from error
         return table
 
-    def _check_frame(self, table: BlockTable, content: pa.Buffer) -> None:
-        """Verify the metadata of a file, which is a few bytes in front of each block, and at its end.
+    @contextmanager
+    def _no_read_around(self, content: pa.Buffer) -> Iterator[None]:
+        """Let the system read nothing but the metadata that is looked at within the context.
 
-        Left to itself, the system reads megabytes around each of them: on some machines, all of the file.
+        There are a few bytes of it in front of each block, and some at the end of the file. Around a page that is
+        missing, the system reads up to several megabytes, depending on the disk: for all of the metadata, that can be
+        all of the file.
         """
-        places = table.regions[table.frame, :2].astype(np.int64)
         at_random(content)
-        read_ahead(places[:, 0] + content.address, places[:, 1])
-        table.check_frame(memoryview(content))
-        if not self.at_random:
-            at_random(content, on=False)
+        try:
+            yield
+        finally:
+            if not self.at_random:
+                at_random(content, on=False)
 
     def _check_whole(self, content: pa.Buffer, shard: Shard) -> None:
         """Compare a file of format 1 with its only checksum."""
@@ -163,11 +167,12 @@ class ShardReader:
         table = None
         if self.verify != "never":
             view = memoryview(content)
-            place = find_table(reads_from(view), len(view), "arrow")
-            if place is None:
-                raise DecodeError("the copy in the cache has no block table")
-            table = parse_table(view[place[0] : sum(place)])
-            self._check_frame(table, content)
+            with self._no_read_around(content):
+                place = find_table(reads_from(view), len(view), "arrow")
+                if place is None:
+                    raise DecodeError("the copy in the cache has no block table")
+                table = parse_table(view[place[0] : sum(place)])
+                _check_frame(table, content)
         return self._selected(pa.ipc.open_file(content), content, table, lambda why: self._spoiled(shard, key, why))
 
     def _spoiled(self, shard: Shard, key: str, why: str) -> ShardError:
@@ -364,6 +369,13 @@ class ShardReader:
                 batch.validate(full=True)
                 rows += len(self.conformed(batch, shard))
             self._check_rows(shard, rows)
+
+
+def _check_frame(table: BlockTable, content: pa.Buffer) -> None:
+    """Verify the metadata of a mapped file, all of which is asked for at once."""
+    places = table.regions[table.frame, :2].astype(np.int64)
+    read_ahead(places[:, 0] + content.address, places[:, 1])
+    table.check_frame(memoryview(content))
 
 
 def _table_bytes(table: memoryview, shard: Shard) -> memoryview:

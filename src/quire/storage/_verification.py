@@ -113,6 +113,11 @@ class BlockCheck:
         if self._digest(self._view[offset : offset + size]) != expected:
             raise self._fail(self._table.describe(region))
 
+    def piece_place(self, flag: int) -> tuple[int, int]:
+        """The address and the bytes of the piece that has a flag."""
+        offset, size, _ = self._table.region_list[flag - self._first_flag]
+        return self._buffer.address + offset, size
+
     def widen(self, blocks: range) -> None:
         """Verify more blocks, which are remembered as one."""
         self._blocks = blocks
