@@ -92,11 +92,14 @@ class Mutant:
     change: str
     site: int
     option: int
+    number: int = 1
+    """Counts the changes of the same text: those of two numbers in one line are 1 and 2."""
 
     @property
     def key(self) -> str:
         """The change without its line number, which other edits of the file move."""
-        return f"{self.module} | {self.function} | {self.text} | {self.change}"
+        text = f"{self.module} | {self.function} | {self.text} | {self.change}"
+        return text if self.number == 1 else f"{text} | {self.number}"
 
 
 COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
@@ -204,10 +207,14 @@ def mutants_of(name: str) -> list[Mutant]:
     source = source_of(name)
     lines = source.splitlines()
     found = []
+    numbers: Counter[tuple[str, str, str]] = Counter()
     for site, (_, _, _, node, function) in enumerate(sites_of(ast.parse(source))):
         for option, (change, _) in enumerate(changes_of(node)):
             line: int = node.lineno  # type: ignore[attr-defined]
-            found.append(Mutant(name, line, function, lines[line - 1].strip(), change, site, option))
+            text = lines[line - 1].strip()
+            numbers[function, text, change] += 1
+            number = numbers[function, text, change]
+            found.append(Mutant(name, line, function, text, change, site, option, number))
     return found
 
 
