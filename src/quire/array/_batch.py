@@ -53,8 +53,8 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
     document_type: ClassVar[type[Any]] = BaseDocument
 
     _columns: Columns
-    _guard: str | None
-    """What errors call the batch, where reading missing values raises; None where it gives zeros."""
+    _guard: _view.Guard | None
+    """How reading missing values raises; None where it gives zeros."""
 
     def __init__(
         self, documents: Iterable[DocT] = (), *, framework: str | None = None, shapes: ShapePolicy = "error"
@@ -93,10 +93,10 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
 
     def _guarded(self) -> Self:
         """The batch, where reading missing values raises."""
-        object.__setattr__(self, "_guard", self._columns.schema.name)
+        object.__setattr__(self, "_guard", _view.Guard(self._columns.schema.name))
         return self
 
-    def _set(self, columns: Columns, guard: str | None = None) -> None:
+    def _set(self, columns: Columns, guard: _view.Guard | None = None) -> None:
         object.__setattr__(self, "_columns", columns)
         object.__setattr__(self, "_guard", guard)
 
@@ -435,7 +435,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         return _view.core_schema_of(cls, source, handler, DocumentArray)
 
 
-def _batch_of(document_type: type[Any], columns: Columns, guard: str | None) -> DocumentBatch[Any]:
+def _batch_of(document_type: type[Any], columns: Columns, guard: _view.Guard | None) -> DocumentBatch[Any]:
     made: DocumentBatch[Any] = object.__new__(DocumentBatch[document_type])  # type: ignore[valid-type]
     made._set(columns, guard)
     return made

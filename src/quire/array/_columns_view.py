@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from pydantic_core import CoreSchema, core_schema
@@ -40,7 +40,16 @@ from quire.tensors import Framework, describe, get_framework, to_framework
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-BatchOf = Callable[[type[Any], Columns, str | None], Any]
+
+class Guard(NamedTuple):
+    """How reading missing values of a batch raises: what the error calls the batch, and of which rows."""
+
+    name: str
+    skips_none: bool = False
+    """Whether the numbers of rows of the batch that are None do not count: what becomes of them has no effect."""
+
+
+BatchOf = Callable[[type[Any], Columns, Guard | None], Any]
 
 
 class BatchList:
@@ -53,7 +62,7 @@ class BatchList:
     _column: DocumentsColumn
     flat: Any
 
-    def __init__(self, column: DocumentsColumn, batch_of: BatchOf, guard: str | None = None) -> None:
+    def __init__(self, column: DocumentsColumn, batch_of: BatchOf, guard: Guard | None = None) -> None:
         object.__setattr__(self, "_column", column)
         object.__setattr__(self, "flat", batch_of(column.field.document_type, column.flat, guard))
 
@@ -113,7 +122,7 @@ def get_column(batch: Any, path: str, batch_of: BatchOf) -> Any:
         return batch
     column, guard = find_column(batch._columns, path), batch._guard
     if isinstance(column, (DocumentColumn, DocumentsColumn)):
-        inner = None if guard is None else f"{guard}.{path}"
+        inner = None if guard is None else Guard(f"{guard.name}.{path}")
         if isinstance(column, DocumentColumn):
             return batch_of(column.field.document_type, column.columns, inner)
         return BatchList(column, batch_of, inner)
@@ -126,16 +135,21 @@ def get_column(batch: Any, path: str, batch_of: BatchOf) -> Any:
 
 def reads_as_none(batch: Any, column: Column, path: str) -> bool:
     """Whether a column of a guarded batch has no value at all; an error where only some rows have none."""
-    there = present_rows(column)
+    there, guard = present_rows(column), batch._guard
     if there is None or not there.any():
         return there is not None
+    documents = batch._columns.validity
+    if guard.skips_none and documents is not None and len(documents) == len(there):
+        there = there | ~documents
+        if there.all():
+            return False
     row, missing = int(np.argmin(there)), int(len(there) - there.sum())
     named = f"row {row}"
     ids = batch._columns.columns.get("id")
     if ids is not None and len(ids) == len(there):
         named += f" (id {ids.value(row)})"
     raise MissingValueError(
-        f"{batch._guard}.{path}: {named} has no value ({missing} of {len(there)} are missing), and reading the column "
+        f"{guard.name}.{path}: {named} has no value ({missing} of {len(there)} are missing), and reading the column "
         f"would give zeros in their place. batch.validity({path!r}) shows which rows have a value, and "
         f"batch.fill_missing({{{path!r}: value}}) fills the others."
     )

@@ -156,9 +156,9 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
     def _batch(self, positions: NDArray[np.int64]) -> DocumentBatch[DocT]:
         arenas = self._arenas()
         columns = gathered(self._columns, positions, arenas, self._gathering)
-        run = Run(
-            positions, columns.columns.get("id"), self._shapes, self._framework, columns.schema.name, arenas.batch
-        )
+        ids, name = columns.columns.get("id"), columns.schema.name
+        shows_zeros = self._missing.mode == "mask"
+        run = Run(positions, ids, self._shapes, self._framework, name, arenas.batch, shows_zeros)
         if self._steps or self._ragged:
             columns = in_shape(run_steps(columns, self._steps, run), run)
         if self._output is not None:

@@ -83,7 +83,8 @@ class Fetch:
 
     def _finished(self, columns: Columns, rows: NDArray[np.int64], real: Any) -> DocumentBatch[Any]:
         ids, name = columns.columns.get("id"), columns.schema.name
-        run = Run(rows, ids, self._shapes, self._framework, name, self._arena)
+        shows_zeros = self._missing.mode == "mask"
+        run = Run(rows, ids, self._shapes, self._framework, name, self._arena, shows_zeros)
         columns = in_shape(run_steps(columns, self._steps, run), run)
         if self._output is not None:
             columns = validated_as(self._output, columns, self._shapes, run.where)

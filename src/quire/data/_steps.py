@@ -27,7 +27,7 @@ from quire.data._arena import Arena
 from quire.data._kinds import column_of, column_of_data, tensors_column, with_fields
 from quire.data._plan import EACH, Function, Step
 from quire.data._store import converted, converted_column, has_ragged, settled, settled_column
-from quire.errors import ColumnError, FunctionError
+from quire.errors import ColumnError, FunctionError, MissingValueError
 from quire.schema import Field, FieldKind, Schema
 from quire.tensors import TensorType
 
@@ -50,6 +50,8 @@ class Run(NamedTuple):
     """The document class, as messages call it."""
     arena: Arena
     """The memory that its tensors are made in."""
+    shows_zeros: bool
+    """Whether batched functions read zeros for missing values; else reading them is an error."""
 
     def where(self, row: int) -> str:
         """The document that a row stands for, as a message names it."""
@@ -96,6 +98,8 @@ def _whole(columns: Columns, step: Step, rows: NDArray[np.int64], run: Run) -> C
     schema, own, path = columns.schema, _own(columns), run.path(step)
     if step.is_batched:
         batch = DocumentBatch[schema.document_type]._wrap(settled(own, run.shapes))  # type: ignore[name-defined]
+        if not run.shows_zeros:
+            batch._guarded()
         result = _called_batched(step, batch, run)
         made = batch if result is None else result
         column = column_of_data(_document_field(schema), made, (len(columns), None), _RAGGED, path)
@@ -161,7 +165,7 @@ def _changed_whole(columns: Columns, column: Column, step: Step, run: Run) -> Co
     name, own = column.field.name, columns
     if column is not columns.columns[name]:
         own = replace(columns, columns={**columns.columns, name: column})
-    given = _as_given(own, column)
+    given = _as_given(own, column, run)
     result = _called_batched(step, given, run)
     if result is None and not isinstance(given, list):
         return column
@@ -173,11 +177,20 @@ def _changed_whole(columns: Columns, column: Column, step: Step, run: Run) -> Co
     return column_of_data(column.field, data, (len(column), validity), _RAGGED, run.path(step))
 
 
-def _as_given(columns: Columns, column: Column) -> Any:
-    """A column as a batch gives it."""
+def _as_given(columns: Columns, column: Column, run: Run) -> Any:
+    """A column as a batch gives it, for a batched function.
+
+    Rows of a tensor without a value are zeros here, and have no value again in what the function returns.
+    """
     if isinstance(column, TensorColumn):
         return wrap_rows(column.field, column.framework, [column.data])[0]
-    return DocumentBatch[columns.schema.document_type]._wrap(columns)[column.field.name]  # type: ignore[name-defined]
+    batch = DocumentBatch[columns.schema.document_type]._wrap(columns)  # type: ignore[name-defined]
+    if run.shows_zeros or not isinstance(column, (DocumentColumn, DocumentsColumn)):
+        return batch[column.field.name]
+    given = batch._guarded()[column.field.name]
+    if isinstance(column, DocumentColumn):  # where it is None, it stays None
+        given._set(given._columns, given._guard._replace(skips_none=True))
+    return given
 
 
 def _shares_rows(column: Column) -> bool:
@@ -237,6 +250,10 @@ def _mapped(function: Function, values: list[Any], step: Step, rows: NDArray[np.
 def _called_batched(step: Step, column: Any, run: Run) -> Any:
     try:
         return step.functions[0](column)
+    except MissingValueError as error:
+        raise MissingValueError(
+            f"{step.name} on {run.documents()}: {error} With missing='mask', functions read zeros, too."
+        ) from error
     except Exception as error:
         raise FunctionError(f"{step.name} failed on {run.documents()}: {type(error).__name__}: {error}") from error
 
