@@ -17,6 +17,7 @@ from quire.distributed.pytorch import Estimator
 from quire.errors import FunctionError, OptionError
 from tests.distributed.trainings import (
     CallsOut,
+    Counting,
     CountLoss,
     KilledOnRank,
     Point,
@@ -74,6 +75,30 @@ def test_a_connection_error_of_a_callback_is_no_lost_rank(
         estimator.fit(data, callbacks=[CallsOut(tmp_path / "log")])
     assert "in on_epoch_end" in str(caught.value.__cause__.__cause__)  # type: ignore[union-attr]
     assert (tmp_path / "log").read_text() == "epoch 0\n"
+
+
+def test_relative_paths_on_ray_are_those_of_the_driver(
+    start_engine: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_engine("ray")
+    import ray
+
+    @ray.remote  # type: ignore[untyped-decorator]
+    def worker_directory() -> str:
+        return str(Path.cwd())
+
+    written(tmp_path / "rows", ROWS)
+    started_in = ray.get(worker_directory.remote())
+    monkeypatch.chdir(tmp_path)
+    assert ray.get(worker_directory.remote()) == started_in  # so workers cannot find it by themselves
+    model = Counting(ROWS)
+    estimator = Estimator.from_torch(
+        model=model, optimizer=count_optimizer, loss=CountLoss(), engine="ray", workers=2, model_dir="checkpoints"
+    )
+    estimator.fit("rows", batch_size=3, feature_cols="number")
+    assert model.seen.tolist() == [1.0] * ROWS
+    assert Estimator.latest_checkpoint(tmp_path / "checkpoints") is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "rows"]
 
 
 class Holder:
