@@ -10,7 +10,7 @@ import pytest
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset in a folder, with a picture inside it and another one outside."""
     from quire.storage import write_dataset
-    from tests.view.site import Place, places, png
+    from tests.view.viewer_client import Place, places, png
 
     folder = tmp_path_factory.mktemp("view")
     dataset = folder / "places" / "data"
@@ -23,8 +23,8 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def site(stored: Path) -> Iterator[object]:
-    from tests.view.site import looking_at
+def client(stored: Path) -> Iterator[object]:
+    from tests.view.viewer_client import open_client
 
-    with looking_at(stored) as found:
-        yield found
+    with open_client(stored) as http_client:
+        yield http_client

@@ -1,6 +1,6 @@
-"""The pictures of the viewer in the docs: `python -m tests.view.screenshots docs/images` makes them anew.
+"""Screenshots of the viewer for the docs: `python -m tests.view.screenshots docs/images` renders them.
 
-The data is drawn: landscapes of four kinds, with captions, sounds and embeddings.
+The data is generated: landscapes of four kinds, with captions, audio and embeddings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quire.view import Viewer
 from tests.programs import find_chromium
 
 LARGEST = 195_000
-"""Bytes of a picture."""
+"""The maximum number of bytes of a screenshot."""
 SIZE = {"width": 1280, "height": 760}
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
@@ -86,7 +86,7 @@ TAGS = ["wide", "calm", "film", "dusk", "blue", "warm"]
 
 
 def landscape(chance: np.random.Generator, kind: Kind, width: int = 240, height: int = 168) -> bytes:
-    """Hills behind hills, and a sun or a moon."""
+    """Draw layers of hills, and a sun or a moon."""
     top, bottom = (np.array(colour, float) for colour in COLOURS[kind])
     down = np.linspace(0, 1, height)[:, None, None]
     sky = np.tile(top * (1 - down) * 1.05 + bottom * down * 0.6 + 60 * (1 - down), (1, width, 1))
@@ -106,7 +106,7 @@ def landscape(chance: np.random.Generator, kind: Kind, width: int = 240, height:
 
 
 def scenes(count: int) -> Iterator[Scene]:
-    """So many of them, the same every time."""
+    """Generate `count` reproducible scenes."""
     chance = np.random.default_rng(7)
     centres = {kind: chance.normal(size=32) * 1.3 for kind in Kind}
     pictures = {kind: [landscape(chance, kind) for _ in range(16)] for kind in Kind}
@@ -152,7 +152,7 @@ def note(chance: np.random.Generator) -> Any:
 
 
 def shoot(page: Page, folder: Path) -> None:
-    """Go through the page, and take a picture of each of its states."""
+    """Take a screenshot of each state of the page."""
 
     def shot(name: str) -> None:
         page.wait_for_timeout(700)
@@ -189,7 +189,7 @@ def shoot(page: Page, folder: Path) -> None:
 
 
 def main(folder: Path) -> None:
-    """Take all pictures."""
+    """Take all screenshots."""
     with Viewer(DocumentArray[Scene](scenes(2400)), title="scenes") as viewer, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=ARGUMENTS)
         page = browser.new_page(viewport=SIZE)

@@ -19,7 +19,7 @@ from quire.errors import DocumentTypeError, QuireError, StorageError
 from quire.storage import open_dataset, write_dataset
 from quire.typing import AnyTensor, NdArray
 from quire.view import Viewer, view
-from tests.view.site import HOSTILE, Place, Site, film, looking_at, places, png
+from tests.view.viewer_client import HOSTILE, Client, Place, film, open_client, places, png
 
 pytestmark = pytest.mark.needs("fastapi", "uvicorn", "PIL", "pyarrow", "av")
 
@@ -37,8 +37,8 @@ def cells(answer: dict[str, Any], path: str) -> list[Any]:
 # --- rows
 
 
-def test_dataset_describes_columns_as_a_tree(site: Site) -> None:
-    about = site.ask("dataset")
+def test_dataset_describes_columns_as_a_tree(client: Client) -> None:
+    about = client.get_json("dataset")
     assert (about["rows"], about["document"], about["title"]) == (300, "Place", "data")
     roles = {node["name"]: node["role"] for node in about["tree"]}
     assert roles["picture"] == "bytes"
@@ -54,47 +54,47 @@ def test_dataset_describes_columns_as_a_tree(site: Site) -> None:
     assert "author" not in about["columns"]
 
 
-def test_rows_are_returned_by_position(site: Site, documents: list[Place]) -> None:
-    answer = site.ask("rows", start=290, count=50)
+def test_rows_are_returned_by_position(client: Client, documents: list[Place]) -> None:
+    answer = client.get_json("rows", start=290, count=50)
     assert (answer["count"], [row["row"] for row in answer["rows"]]) == (300, list(range(290, 300)))
     assert cells(answer, "caption") == [place.caption for place in documents[290:]]
     assert cells(answer, "score") == [place.score for place in documents[290:]]
-    assert site.ask("rows", start=5000)["rows"] == []
+    assert client.get_json("rows", start=5000)["rows"] == []
 
 
-def test_row_describes_media_without_their_content(site: Site) -> None:
-    answer = site.ask("rows", count=1)
+def test_row_describes_media_without_their_content(client: Client) -> None:
+    answer = client.get_json("rows", count=1)
     [row] = answer["rows"]
-    found = dict(zip(answer["columns"], row["cells"], strict=True))
-    assert found["picture"]["t"] == "image"
-    assert found["film"]["t"] == "video"
-    assert found["recording"]["t"] == "audio"
-    assert found["sound.tensor"] == {"t": "audio", "shape": [4000], "dtype": "float32"}
-    assert found["pixels"]["t"] == "image"
-    assert found["relief"]["t"] == "heat"
-    assert len(found["embedding"]["v"]) == 8
-    assert found["kind"] == {"t": "name", "v": "hill"}
-    assert found["authors"] == {"t": "docs", "n": 0}
+    cell_by_path = dict(zip(answer["columns"], row["cells"], strict=True))
+    assert cell_by_path["picture"]["t"] == "image"
+    assert cell_by_path["film"]["t"] == "video"
+    assert cell_by_path["recording"]["t"] == "audio"
+    assert cell_by_path["sound.tensor"] == {"t": "audio", "shape": [4000], "dtype": "float32"}
+    assert cell_by_path["pixels"]["t"] == "image"
+    assert cell_by_path["relief"]["t"] == "heat"
+    assert len(cell_by_path["embedding"]["v"]) == 8
+    assert cell_by_path["kind"] == {"t": "name", "v": "hill"}
+    assert cell_by_path["authors"] == {"t": "docs", "n": 0}
     assert len(json.dumps(row)) < 3000
 
 
-def test_hostile_caption_is_sent_as_json(site: Site) -> None:
-    answer = site.get("/api/rows", start=1, count=1)
+def test_hostile_caption_is_sent_as_json(client: Client) -> None:
+    answer = client.get("/api/rows", start=1, count=1)
     assert answer.headers["content-type"] == "application/json"
     assert cells(answer.json, "caption") == [HOSTILE]
 
 
-def test_cards_return_rows_by_number(site: Site) -> None:
-    assert [row["row"] for row in site.ask("cards", rows="7,3,999")["rows"]] == [7, 3]
+def test_cards_return_rows_by_number(client: Client) -> None:
+    assert [row["row"] for row in client.get_json("cards", rows="7,3,999")["rows"]] == [7, 3]
     for rows in ("", "x", "1,", "-1", ",".join(["1"] * 101)):
-        assert site.get("/api/cards", rows=rows).status == 422
+        assert client.get("/api/cards", rows=rows).status == 422
 
 
 @pytest.mark.parametrize(
     "query", [{"start": -1}, {"count": 100_000}, {"start": "x"}, {"start": 1 << 60}, {"desc": "?"}]
 )
-def test_invalid_query_parameters_are_rejected(site: Site, query: dict[str, Any]) -> None:
-    assert site.get("/api/rows", **query).status == 422
+def test_invalid_query_parameters_are_rejected(client: Client, query: dict[str, Any]) -> None:
+    assert client.get("/api/rows", **query).status == 422
 
 
 # --- filters and orders
@@ -161,19 +161,19 @@ BAD = {
 
 
 @pytest.mark.parametrize("where", BAD, ids=[key[:30] for key in BAD])
-def test_invalid_filter_is_reported(site: Site, where: str) -> None:
-    answer = site.get("/api/rows", where=where)
+def test_invalid_filter_is_reported(client: Client, where: str) -> None:
+    answer = client.get("/api/rows", where=where)
     assert answer.status == 400
     assert BAD[where] in answer.json["error"]
 
 
-def test_filter_error_has_a_position(site: Site) -> None:
-    assert site.get("/api/rows", where="score > 1 and scroe < 2").json["position"] == 14
+def test_filter_error_has_a_position(client: Client) -> None:
+    assert client.get("/api/rows", where="score > 1 and scroe < 2").json["position"] == 14
 
 
 @pytest.mark.parametrize("path", ["score", "visits", "open", "taken", "kind", "caption", "author.born"])
 @pytest.mark.parametrize("descending", [False, True])
-def test_sort_puts_missing_values_last(site: Site, documents: list[Place], path: str, descending: bool) -> None:
+def test_sort_puts_missing_values_last(client: Client, documents: list[Place], path: str, descending: bool) -> None:
     def key(place: Any) -> Any:
         for name in path.split("."):
             place = getattr(place, name)
@@ -182,41 +182,41 @@ def test_sort_puts_missing_values_last(site: Site, documents: list[Place], path:
     there = [i for i, place in enumerate(documents) if key(place) is not None]
     missing = [i for i, place in enumerate(documents) if key(place) is None]
     expected = sorted(there, key=lambda i: key(documents[i]), reverse=descending) + missing
-    answer = site.ask("rows", sort=path, desc=str(descending).lower(), count=300)
+    answer = client.get_json("rows", sort=path, desc=str(descending).lower(), count=300)
     assert [row["row"] for row in answer["rows"]] == expected
 
 
-def test_place_returns_the_position_of_a_row(site: Site) -> None:
+def test_place_returns_the_position_of_a_row(client: Client) -> None:
     shown = {"where": "open", "sort": "visits"}
-    rows = [row["row"] for row in site.ask("rows", count=300, **shown)["rows"]]
-    assert site.ask("place", row=rows[40], **shown) == {"place": 40}
-    assert site.ask("place", row=1, **shown) == {"place": None}
-    assert site.ask("place", row=11) == {"place": 11}
+    rows = [row["row"] for row in client.get_json("rows", count=300, **shown)["rows"]]
+    assert client.get_json("place", row=rows[40], **shown) == {"place": 40}
+    assert client.get_json("place", row=1, **shown) == {"place": None}
+    assert client.get_json("place", row=11) == {"place": 11}
 
 
 @pytest.mark.parametrize("path", ["relief", "authors", "tags", "more"])
-def test_unsortable_columns_are_rejected(site: Site, path: str) -> None:
-    answer = site.get("/api/rows", sort=path)
+def test_unsortable_columns_are_rejected(client: Client, path: str) -> None:
+    answer = client.get("/api/rows", sort=path)
     assert answer.status == 400
     assert "has no order" in answer.json["error"]
-    assert site.get("/api/rows", sort="nothing").status == 404
+    assert client.get("/api/rows", sort="nothing").status == 404
 
 
 # --- documents
 
 
-def test_document_is_a_tree_of_fields(site: Site) -> None:
-    found = {field["name"]: field["value"] for field in site.ask("document", row=2)["document"]["fields"]}
-    assert found["author"]["name"] == "Author"
-    assert [item["fields"][1]["value"] for item in found["authors"]["items"]] == ["author 0", "author 1"]
-    nested = found["more"]["fields"][0]["value"]["fields"][0]["value"]
+def test_document_is_a_tree_of_fields(client: Client) -> None:
+    fields = {field["name"]: field["value"] for field in client.get_json("document", row=2)["document"]["fields"]}
+    assert fields["author"]["name"] == "Author"
+    assert [item["fields"][1]["value"] for item in fields["authors"]["items"]] == ["author 0", "author 1"]
+    nested = fields["more"]["fields"][0]["value"]["fields"][0]["value"]
     assert nested["fields"][2]["value"]["fields"][0] == {
         "name": "deep",
         "path": "more.nested.list.2.deep",
         "value": HOSTILE,
     }
-    assert found["more"]["fields"][1]["value"]["t"] == "image"
-    assert site.get("/api/document", row=300).status == 404
+    assert fields["more"]["fields"][1]["value"]["t"] == "image"
+    assert client.get("/api/document", row=300).status == 404
 
 
 # --- media
@@ -229,26 +229,26 @@ def opened(answer: Any) -> Pillow.Image:
     return image
 
 
-def test_images_are_encoded_again(site: Site, documents: list[Place]) -> None:
-    image = opened(site.get("/api/image", row=3, path="picture", size=96))
+def test_images_are_encoded_again(client: Client, documents: list[Place]) -> None:
+    image = opened(client.get("/api/image", row=3, path="picture", size=96))
     assert image.format == "WEBP"
     assert image.size == (60, 40)
-    assert documents[3].picture not in site.get("/api/image", row=3, path="picture").body
+    assert documents[3].picture not in client.get("/api/image", row=3, path="picture").body
 
 
-def test_tensors_are_rendered_as_images(site: Site) -> None:
-    assert opened(site.get("/api/image", row=3, path="pixels")).size == (16, 16)
-    heat = opened(site.get("/api/image", row=3, path="relief"))
+def test_tensors_are_rendered_as_images(client: Client) -> None:
+    assert opened(client.get("/api/image", row=3, path="pixels")).size == (16, 16)
+    heat = opened(client.get("/api/image", row=3, path="relief"))
     assert (heat.format, heat.size) == ("PNG", (16, 12))
 
 
-def test_nested_image_is_found_by_path(site: Site) -> None:
-    assert opened(site.get("/api/image", row=2, path="more.picture")).size == (60, 40)
+def test_nested_image_is_found_by_path(client: Client) -> None:
+    assert opened(client.get("/api/image", row=2, path="more.picture")).size == (60, 40)
 
 
 @pytest.mark.parametrize("path", ["caption", "link", "file", "score", "author", "more.nested"])
-def test_image_rejects_other_values(site: Site, path: str) -> None:
-    answer = site.get("/api/image", row=2, path=path)
+def test_image_rejects_other_values(client: Client, path: str) -> None:
+    answer = client.get("/api/image", row=2, path=path)
     assert answer.status in (400, 404)
     assert answer.headers["content-type"] == "application/json"
 
@@ -256,55 +256,55 @@ def test_image_rejects_other_values(site: Site, path: str) -> None:
 @pytest.mark.parametrize(
     "path", ["nothing", "more.nothing", "authors.9.name", "caption.upper", "__class__", "author.__dict__", "..", "."]
 )
-def test_image_rejects_unknown_paths(site: Site, path: str) -> None:
-    assert site.get("/api/image", row=2, path=path).status == 404
+def test_image_rejects_unknown_paths(client: Client, path: str) -> None:
+    assert client.get("/api/image", row=2, path=path).status == 404
 
 
-def test_samples_are_sent_as_wav(site: Site) -> None:
-    answer = site.get("/api/audio", row=0, path="sound.tensor")
+def test_samples_are_sent_as_wav(client: Client) -> None:
+    answer = client.get("/api/audio", row=0, path="sound.tensor")
     assert answer.headers["content-type"] == "audio/wav"
     with wave.open(io.BytesIO(answer.body)) as file:
         assert (file.getframerate(), file.getnframes(), file.getsampwidth()) == (8000, 4000, 2)
 
 
-def test_video_is_sent_unchanged_and_only_as_video(site: Site) -> None:
-    answer = site.get("/api/video", row=0, path="film")
+def test_video_is_sent_unchanged_and_only_as_video(client: Client) -> None:
+    answer = client.get("/api/video", row=0, path="film")
     assert (answer.headers["content-type"], answer.body) == ("video/webm", film())
-    assert site.get("/api/video", row=0, path="picture").status == 400
-    assert site.get("/api/audio", row=0, path="film").status == 400
-    assert site.get("/api/video", row=1, path="film").status == 404
+    assert client.get("/api/video", row=0, path="picture").status == 400
+    assert client.get("/api/audio", row=0, path="film").status == 400
+    assert client.get("/api/video", row=1, path="film").status == 404
 
 
 @pytest.mark.parametrize(
-    ("asked", "start", "end"),
+    ("header", "start", "end"),
     [("bytes=0-9", 0, 10), ("bytes=5-", 5, None), ("bytes=-7", -7, None), ("bytes=3-999999", 3, None)],
 )
-def test_range_requests_return_partial_content(site: Site, asked: str, start: int, end: int | None) -> None:
+def test_range_requests_return_partial_content(client: Client, header: str, start: int, end: int | None) -> None:
     whole = film()
-    answer = site.get("/api/video", row=0, path="film", headers={"Range": asked})
+    answer = client.get("/api/video", row=0, path="film", headers={"Range": header})
     assert (answer.status, answer.body) == (206, whole[start:end])
     first = start % len(whole)
     assert answer.headers["content-range"] == f"bytes {first}-{first + len(answer.body) - 1}/{len(whole)}"
 
 
-@pytest.mark.parametrize("asked", ["bytes=9999999-", "bytes=9-3", "bytes=-0"])
-def test_empty_ranges_are_not_satisfiable(site: Site, asked: str) -> None:
-    answer = site.get("/api/video", row=0, path="film", headers={"Range": asked})
+@pytest.mark.parametrize("header", ["bytes=9999999-", "bytes=9-3", "bytes=-0"])
+def test_empty_ranges_are_not_satisfiable(client: Client, header: str) -> None:
+    answer = client.get("/api/video", row=0, path="film", headers={"Range": header})
     assert answer.status == 416
     assert answer.headers["content-range"] == f"bytes */{len(film())}"
 
 
-@pytest.mark.parametrize("asked", ["bytes=0-1,4-5", "rows=1-2", "bytes=a-b", "bytes=-", "bytes=٣-"])
-def test_unsupported_ranges_return_the_whole_content(site: Site, asked: str) -> None:
-    answer = site.get("/api/video", row=0, path="film", headers={"Range": asked.encode().decode("latin-1")})
+@pytest.mark.parametrize("header", ["bytes=0-1,4-5", "rows=1-2", "bytes=a-b", "bytes=-", "bytes=٣-"])
+def test_unsupported_ranges_return_the_whole_content(client: Client, header: str) -> None:
+    answer = client.get("/api/video", row=0, path="film", headers={"Range": header.encode().decode("latin-1")})
     assert (answer.status, answer.body) == (200, film())
 
 
 # --- files of the dataset's own folder
 
 
-def test_paths_in_the_data_are_not_opened_by_default(site: Site) -> None:
-    assert site.get("/api/image", row=0, path="file").status == 400
+def test_paths_in_the_data_are_not_opened_by_default(client: Client) -> None:
+    assert client.get("/api/image", row=0, path="file").status == 400
 
 
 def test_files_option_shows_only_files_inside_the_folder(tmp_path: Path) -> None:
@@ -318,9 +318,9 @@ def test_files_option_shows_only_files_inside_the_folder(tmp_path: Path) -> None
     write_dataset([Named(file=name) for name in names], folder, Named, format="arrow")
     (folder / "inside.png").write_bytes(png((1, 200, 3)))
     (folder / "link.png").symlink_to(outside)
-    with looking_at(folder, files=True) as site:
-        assert opened(site.get("/api/image", row=0, path="file")).size == (60, 40)
-        answers = [site.get("/api/image", row=row, path="file").status for row in range(1, len(names))]
+    with open_client(folder, files=True) as client:
+        assert opened(client.get("/api/image", row=0, path="file")).size == (60, 40)
+        answers = [client.get("/api/image", row=row, path="file").status for row in range(1, len(names))]
     assert answers == [400] * (len(names) - 1)
 
 
@@ -351,28 +351,28 @@ def test_hostile_images_are_errors_and_the_viewer_continues(tmp_path: Path) -> N
         b"%!PS-Adobe",
     ]
     write_dataset([Blob(blob=blob) for blob in blobs], tmp_path / "blobs", Blob, format="arrow")
-    with looking_at(tmp_path / "blobs") as site:
+    with open_client(tmp_path / "blobs") as client:
         for row in range(len(blobs)):
-            answer = site.get("/api/image", row=row, path="blob")
+            answer = client.get("/api/image", row=row, path="blob")
             assert (answer.status, answer.headers["content-type"]) == (400, "application/json"), row
-            assert site.get("/api/video", row=row, path="blob").status == 400
-        assert len(site.ask("rows")["rows"]) == len(blobs)
+            assert client.get("/api/video", row=row, path="blob").status == 400
+        assert len(client.get_json("rows")["rows"]) == len(blobs)
 
 
 # --- statistics, neighbours, the map
 
 
-def test_statistics_describe_a_column(site: Site, documents: list[Place]) -> None:
-    found = site.ask("statistics", path="score")["score"]
-    assert (found["rows"], found["missing"]) == (300, 30)
-    assert found["maximum"] == max(place.score for place in documents if place.score is not None)
-    assert sum(found["histogram"]["counts"]) == 270
-    assert site.ask("statistics", path="kind", brief="true")["kind"]["distinct"] == 3
-    assert site.get("/api/statistics", path="nothing").status == 404
+def test_statistics_describe_a_column(client: Client, documents: list[Place]) -> None:
+    statistics = client.get_json("statistics", path="score")["score"]
+    assert (statistics["rows"], statistics["missing"]) == (300, 30)
+    assert statistics["maximum"] == max(place.score for place in documents if place.score is not None)
+    assert sum(statistics["histogram"]["counts"]) == 270
+    assert client.get_json("statistics", path="kind", brief="true")["kind"]["distinct"] == 3
+    assert client.get("/api/statistics", path="nothing").status == 404
 
 
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
-def test_neighbours_are_the_nearest_rows_of_all(site: Site, documents: list[Place], metric: str) -> None:
+def test_neighbours_are_the_nearest_rows_of_all(client: Client, documents: list[Place], metric: str) -> None:
     vectors = np.stack([place.embedding for place in documents]).astype(np.float64)
     query = vectors[5]
     if metric == "cosine":
@@ -381,31 +381,31 @@ def test_neighbours_are_the_nearest_rows_of_all(site: Site, documents: list[Plac
     else:
         scores = np.linalg.norm(vectors - query, axis=1)
         order = np.argsort(scores)
-    found = site.ask("neighbours", row=5, path="embedding", metric=metric, limit=9)
-    assert found["rows"] == [row for row in order.tolist() if row != 5][:9]
-    assert np.allclose(found["scores"], scores[found["rows"]], atol=1e-5)
-    assert (found["compared"], found["total"]) == (300, 300)
+    neighbours = client.get_json("neighbours", row=5, path="embedding", metric=metric, limit=9)
+    assert neighbours["rows"] == [row for row in order.tolist() if row != 5][:9]
+    assert np.allclose(neighbours["scores"], scores[neighbours["rows"]], atol=1e-5)
+    assert (neighbours["compared"], neighbours["total"]) == (300, 300)
 
 
 @pytest.mark.parametrize(("path", "status"), [("caption", 400), ("relief", 400), ("nothing", 404)])
-def test_columns_without_vectors_have_no_neighbours(site: Site, path: str, status: int) -> None:
-    assert site.get("/api/neighbours", row=5, path=path).status == status
-    assert site.get("/api/map", path=path).status == status
+def test_columns_without_vectors_have_no_neighbours(client: Client, path: str, status: int) -> None:
+    assert client.get("/api/neighbours", row=5, path=path).status == status
+    assert client.get("/api/map", path=path).status == status
 
 
-def test_map_separates_clusters(site: Site, documents: list[Place]) -> None:
-    found = site.ask("map", path="embedding", colour="kind")
-    assert found["rows"] == list(range(300))
-    assert found["colour"]["names"] == ["hill", "lake", "town"]
-    assert 0.5 < sum(found["explained"]) <= 1
-    points, kinds = np.array(found["points"]), np.array([place.kind.value for place in documents])
+def test_map_separates_clusters(client: Client, documents: list[Place]) -> None:
+    result = client.get_json("map", path="embedding", colour="kind")
+    assert result["rows"] == list(range(300))
+    assert result["colour"]["names"] == ["hill", "lake", "town"]
+    assert 0.5 < sum(result["explained"]) <= 1
+    points, kinds = np.array(result["points"]), np.array([place.kind.value for place in documents])
     centres = np.stack([points[kinds == kind].mean(axis=0) for kind in (1, 2, 3)])
     nearest = np.linalg.norm(points[:, None] - centres, axis=2).argmin(axis=1) + 1
     assert (nearest == kinds).mean() > 0.95
-    assert site.ask("map", path="embedding", colour="score")["colour"]["kind"] == "number"
+    assert client.get_json("map", path="embedding", colour="score")["colour"]["kind"] == "number"
 
 
-# --- what can be looked at
+# --- sources
 
 
 class Plain(BaseDocument):
@@ -418,13 +418,13 @@ def test_viewer_accepts_arrays_batches_files_and_iterables(tmp_path: Path) -> No
     docs.save_binary(tmp_path / "docs.bin")
     batch = DocumentBatch[Plain](docs, shapes="ragged")
     for source in (docs, batch, tmp_path / "docs.bin", open_dataset_of(docs, tmp_path / "set")):
-        with looking_at(source, document=Plain) as site:
-            assert cells(site.ask("rows"), "name") == ["n0", "n1", "n2", "n3", "n4"]
+        with open_client(source, document=Plain) as client:
+            assert cells(client.get_json("rows"), "name") == ["n0", "n1", "n2", "n3", "n4"]
     untyped = DocumentArray(list(docs))
-    with looking_at(untyped) as site:
-        assert len(site.ask("rows")["rows"]) == 5
-    with looking_at((doc for doc in docs), document=Plain, title="made") as site:
-        assert site.ask("dataset")["title"] == "made"
+    with open_client(untyped) as client:
+        assert len(client.get_json("rows")["rows"]) == 5
+    with open_client((doc for doc in docs), document=Plain, title="generated") as client:
+        assert client.get_json("dataset")["title"] == "generated"
 
 
 def open_dataset_of(docs: Any, folder: Path) -> Any:
@@ -433,9 +433,9 @@ def open_dataset_of(docs: Any, folder: Path) -> Any:
 
 
 def test_viewer_accepts_an_empty_array() -> None:
-    with looking_at(DocumentArray[Plain]([])) as site:
-        assert site.ask("rows") == {"count": 0, "start": 0, "columns": [], "rows": []}
-        assert site.ask("rows", sort="name")["count"] == 0
+    with open_client(DocumentArray[Plain]([])) as client:
+        assert client.get_json("rows") == {"count": 0, "start": 0, "columns": [], "rows": []}
+        assert client.get_json("rows", sort="name")["count"] == 0
 
 
 def test_close_removes_the_temporary_folder() -> None:
@@ -467,10 +467,10 @@ def test_viewer_rejects_invalid_sources_and_ports(tmp_path: Path) -> None:
     with pytest.raises(QuireError, match="nothing"):
         Viewer(tmp_path / "nothing")
     with (
-        looking_at(DocumentArray[Plain]([Plain(name="x")])) as site,
+        open_client(DocumentArray[Plain]([Plain(name="x")])) as client,
         pytest.raises(StorageError, match="cannot be used"),
     ):
-        Viewer(DocumentArray[Plain]([Plain(name="x")]), port=site.viewer.port)
+        Viewer(DocumentArray[Plain]([Plain(name="x")]), port=client.viewer.port)
 
 
 class Odd(BaseDocument):
@@ -499,16 +499,16 @@ ODD = [
 
 
 def test_unusual_values_are_shown_or_described() -> None:
-    with looking_at(DocumentArray[Odd](ODD)) as site:
-        found = cells(site.ask("rows"), "real")
-        assert found == [{"t": "number", "v": "nan"}, {"t": "number", "v": "inf"}, 0, 0, 0]
-        assert cells(site.ask("rows"), "large")[0] == {"t": "number", "v": str(2**62)}
+    with open_client(DocumentArray[Odd](ODD)) as client:
+        numbers = cells(client.get_json("rows"), "real")
+        assert numbers == [{"t": "number", "v": "nan"}, {"t": "number", "v": "inf"}, 0, 0, 0]
+        assert cells(client.get_json("rows"), "large")[0] == {"t": "number", "v": str(2**62)}
         for row in range(len(ODD)):
-            assert site.get("/api/document", row=row).status == 200
+            assert client.get("/api/document", row=row).status == 200
             for path in ("anything", "tensor"):
-                assert site.get("/api/image", row=row, path=path).status in (200, 400)
-            assert site.get("/api/neighbours", row=row, path="tensor").status == 400
-        for path in site.ask("dataset")["columns"]:
-            assert site.get("/api/statistics", path=path).status == 200, path
+                assert client.get("/api/image", row=row, path=path).status in (200, 400)
+            assert client.get("/api/neighbours", row=row, path="tensor").status == 400
+        for path in client.get_json("dataset")["columns"]:
+            assert client.get("/api/statistics", path=path).status == 200, path
             for query in ({"sort": path}, {"where": f"{path} is missing"}, {"where": f"{path} = 1"}):
-                assert site.get("/api/rows", **query).status in (200, 400), (path, query)
+                assert client.get("/api/rows", **query).status in (200, 400), (path, query)

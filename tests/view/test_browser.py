@@ -1,4 +1,4 @@
-"""The page in a real browser: Chromium, driven by Playwright. Nothing may leave the machine."""
+"""The page in Chromium, driven by Playwright; no request may leave the machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.storage import write_dataset
 from quire.view import Viewer
 from tests.programs import find_chromium
-from tests.view.site import HOSTILE
+from tests.view.viewer_client import HOSTILE
 
 pytestmark = pytest.mark.needs("fastapi", "uvicorn", "PIL", "pyarrow", "av", "playwright", "program:chromium")
 
@@ -37,15 +37,15 @@ def browser() -> Iterator[Browser]:
 
 
 class Watched:
-    """A page, and everything that it has asked for or complained of."""
+    """A page, its requests, and its errors."""
 
     def __init__(self, browser: Browser, viewer: Viewer, **options: Any) -> None:
         self.viewer = viewer
         self.context = browser.new_context(viewport={"width": 1360, "height": 820}, **options)
         self.page: Page = self.context.new_page()
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.problems: list[str] = []
-        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.on("console", lambda message: message.type == "error" and self.problems.append(message.text))
 
@@ -56,22 +56,22 @@ class Watched:
 
     def check(self) -> None:
         own = f"http://127.0.0.1:{self.viewer.port}/"
-        assert [url for url in self.asked if not url.startswith(own)] == []
+        assert [url for url in self.requests if not url.startswith(own)] == []
         assert self.problems == []
         self.context.close()
 
 
 @pytest.fixture(scope="module")
 def viewer(stored: Path) -> Iterator[Viewer]:
-    with Viewer(stored) as found:
-        yield found
+    with Viewer(stored) as started:
+        yield started
 
 
 @pytest.fixture
 def watched(browser: Browser, viewer: Viewer) -> Iterator[Watched]:
-    made = Watched(browser, viewer)
-    yield made
-    made.check()
+    watched_page = Watched(browser, viewer)
+    yield watched_page
+    watched_page.check()
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def page(watched: Watched) -> Page:
 
 
 def until(page: Page, expression: str) -> None:
-    """Wait for something; the page itself lets nobody evaluate texts, not even Playwright's own way of waiting."""
+    """Wait until an expression is true; the page's security policy blocks Playwright's `wait_for_function`."""
     for _ in range(200):
         if page.evaluate(expression):
             return
@@ -102,7 +102,7 @@ def test_page_shows_rows_and_images(page: Page, watched: Watched) -> None:
     assert page.evaluate("document.cookie") == ""
     expect(page.get_by_role("grid")).to_have_attribute("aria-rowcount", "301")
     expect(cell(page, 0, "embedding").locator("svg.spark")).to_be_visible()
-    assert any("/api/image" in url for url in watched.asked)
+    assert any("/api/image" in url for url in watched.requests)
 
 
 def test_hostile_caption_is_shown_as_text(page: Page) -> None:
@@ -145,7 +145,7 @@ def test_invalid_filter_is_reported_and_rows_stay(watched: Watched) -> None:
     expect(page.locator("#state")).to_contain_text("No rows match")
     page.get_by_role("button", name="Show all rows").click()
     expect(cell(page, 0, "caption")).to_be_visible()
-    watched.problems.clear()  # the browser tells of an answer 400
+    watched.problems.clear()  # the browser logs responses with status 400
 
 
 def test_click_on_a_header_sorts(page: Page) -> None:
@@ -210,7 +210,7 @@ def test_document_panel_shows_nested_fields_and_neighbours(page: Page) -> None:
     expect(page.locator("#panel")).to_contain_text("author 1")
     cards = page.locator("#panel .card")
     expect(cards).to_have_count(12)
-    expect(cards.first).to_contain_text("town")  # row 2 is a town, and towns lie together
+    expect(cards.first).to_contain_text("town")  # row 2 is a town, and towns form a cluster
     row = cards.first.get_attribute("data-row")
     cards.first.click()
     expect(page.locator("#panel h2").first).to_have_text(f"Row {row}")
@@ -302,7 +302,7 @@ class Number(BaseDocument):
 
 
 def test_grid_scrolls_millions_of_rows(browser: Browser, tmp_path: Path) -> None:
-    """More than an element can be high, so that the scroll bar stands for a part of the whole."""
+    """The rows are higher than the tallest possible element, so the scroll bar is scaled."""
     part, rows = DocumentBatch[Number], 2_000_000
     blocks = (
         part.from_columns({"id": [""] * 250_000, "number": np.arange(start, start + 250_000)})
@@ -339,7 +339,7 @@ def test_damaged_rows_show_an_error_in_place(browser: Browser, tmp_path: Path) -
         expect(page.locator(".row.failed").first).to_contain_text("the shard was altered or cut off")
         page.keyboard.press("Home")
         expect(page.locator(".row[data-row='0']")).to_be_visible()
-        watched.problems.clear()  # the browser tells of an answer 400
+        watched.problems.clear()  # the browser logs responses with status 400
         watched.check()
 
 

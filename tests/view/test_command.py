@@ -16,7 +16,7 @@ import pytest
 
 from quire import BaseDocument
 from quire.storage import write_dataset
-from tests.view.site import Site
+from tests.view.viewer_client import Client
 
 pytestmark = pytest.mark.needs("fastapi", "uvicorn", "PIL", "pyarrow", "av")
 
@@ -41,7 +41,7 @@ def viewing(*arguments: Any) -> Iterator[tuple[dict[str, Any], subprocess.Popen[
 
 
 class Address:
-    """The address of a viewer in another process, for a `Site`."""
+    """The address of a viewer in another process, for a `Client`."""
 
     def __init__(self, url: str) -> None:
         self.url, self.port = url, urlsplit(url).port
@@ -50,9 +50,9 @@ class Address:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_view_serves_a_dataset_until_a_signal(stored: Path, number: int) -> None:
     with viewing(stored) as (line, process):
-        site = Site(Address(line["url"]))  # type: ignore[arg-type]
-        assert site.enter().status == 200
-        assert site.ask("dataset")["rows"] == line["rows"] == 300
+        client = Client(Address(line["url"]))  # type: ignore[arg-type]
+        assert client.enter().status == 200
+        assert client.get_json("dataset")["rows"] == line["rows"] == 300
         process.send_signal(number)
         _, errors = process.communicate(timeout=20)
         assert (process.returncode, errors) == (0, "stopping\n")
@@ -91,10 +91,10 @@ def test_first_page_imports_only_what_it_needs(tmp_path: Path, file_format: Any)
 def test_view_serves_a_csv_file(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("name,number\nAda,1\nGrace,2\n")
     with viewing(tmp_path / "rows.csv") as (line, _):
-        site = Site(Address(line["url"]))  # type: ignore[arg-type]
-        site.enter()
-        assert [row["cells"][-1] for row in site.ask("rows")["rows"]] == [1, 2]
-        assert site.ask("dataset")["title"].endswith("rows.csv")
+        client = Client(Address(line["url"]))  # type: ignore[arg-type]
+        client.enter()
+        assert [row["cells"][-1] for row in client.get_json("rows")["rows"]] == [1, 2]
+        assert client.get_json("dataset")["title"].endswith("rows.csv")
 
 
 def test_view_reports_a_missing_path_in_one_line(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from quire.view import Viewer
-from tests.view.site import Site
+from tests.view.viewer_client import Client
 
 pytestmark = pytest.mark.needs("fastapi", "uvicorn", "PIL", "pyarrow", "av")
 
@@ -20,63 +20,63 @@ SAFE = {
 }
 
 
-def test_requests_without_token_are_unauthorized(site: Site) -> None:
-    stranger = Site(site.viewer)
+def test_requests_without_token_are_unauthorized(client: Client) -> None:
+    stranger = Client(client.viewer)
     for path in ("/", "/api/dataset", "/api/rows", "/api/image?row=0&path=picture", "/?token=", "/?token=guess"):
         answer = stranger.get(path)
         assert answer.status == 401, path
         assert b"place" not in answer.body.lower()
 
 
-def test_token_works_once(site: Site) -> None:
-    url = site.viewer.url
-    first, second = Site(site.viewer), Site(site.viewer)
+def test_token_works_once(client: Client) -> None:
+    url = client.viewer.url
+    first, second = Client(client.viewer), Client(client.viewer)
     assert first.enter(url).status == 200
     assert first.get("/api/dataset").status == 200
     assert second.enter(url).status == 401
     assert second.get("/api/dataset").status == 401
 
 
-def test_browser_with_session_can_reload_the_address(site: Site) -> None:
-    browser, url = Site(site.viewer), site.viewer.url
+def test_browser_with_session_can_reload_the_address(client: Client) -> None:
+    browser, url = Client(client.viewer), client.viewer.url
     browser.enter(url)
     assert browser.get(f"/?{urlsplit(url).query}").status == 200
 
 
-def test_head_request_does_not_use_the_token(site: Site) -> None:
-    browser, url = Site(site.viewer), site.viewer.url
+def test_head_request_does_not_use_the_token(client: Client) -> None:
+    browser, url = Client(client.viewer), client.viewer.url
     assert browser.get(f"/?{urlsplit(url).query}", method="HEAD").status == 401
     assert browser.enter(url).status == 200
 
 
-def test_cookie_is_http_only_and_same_site(site: Site) -> None:
-    cookie = Site(site.viewer).enter().headers["set-cookie"]
+def test_cookie_is_http_only_and_same_site(client: Client) -> None:
+    cookie = Client(client.viewer).enter().headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
-    assert f"quire-view-{site.viewer.port}=" in cookie
+    assert f"quire-view-{client.viewer.port}=" in cookie
 
 
 @pytest.mark.parametrize("cookie", ["", "quire-view=x", "{name}=wrong", "{name}=", "{name}=\xff", "a=b; {name}"])
-def test_invalid_cookies_are_unauthorized(site: Site, cookie: str) -> None:
-    stranger = Site(site.viewer, cookie.format(name=f"quire-view-{site.viewer.port}"))
+def test_invalid_cookies_are_unauthorized(client: Client, cookie: str) -> None:
+    stranger = Client(client.viewer, cookie.format(name=f"quire-view-{client.viewer.port}"))
     assert stranger.get("/api/dataset").status == 401
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "[::1]:80", ""])
-def test_foreign_host_names_are_rejected(site: Site, host: str) -> None:
-    answer = site.get("/api/dataset", headers={"Host": host.format(port=site.viewer.port)})
+def test_foreign_host_names_are_rejected(client: Client, host: str) -> None:
+    answer = client.get("/api/dataset", headers={"Host": host.format(port=client.viewer.port)})
     assert answer.status == 421
     assert answer.headers["content-security-policy"].startswith("default-src 'self'")
 
 
 @pytest.mark.parametrize("host", ["localhost:{port}", "LOCALHOST:{port}", "[::1]:{port}"])
-def test_loopback_host_names_are_accepted(site: Site, host: str) -> None:
-    assert site.get("/api/dataset", headers={"Host": host.format(port=site.viewer.port)}).status == 200
+def test_loopback_host_names_are_accepted(client: Client, host: str) -> None:
+    assert client.get("/api/dataset", headers={"Host": host.format(port=client.viewer.port)}).status == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_methods_other_than_get_are_rejected(site: Site, method: str) -> None:
-    assert site.get("/api/rows", method=method).status == 405
+def test_methods_other_than_get_are_rejected(client: Client, method: str) -> None:
+    assert client.get("/api/rows", method=method).status == 405
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_methods_other_than_get_are_rejected(site: Site, method: str) -> None:
         "/api/video?row=1&path=film",
     ],
 )
-def test_every_response_has_security_headers(site: Site, path: str) -> None:
-    headers = site.get(path).headers
+def test_every_response_has_security_headers(client: Client, path: str) -> None:
+    headers = client.get(path).headers
     assert headers["content-security-policy"].startswith("default-src 'self'")
     assert SAFE.items() <= headers.items()
     assert "access-control-allow-origin" not in headers
@@ -102,8 +102,8 @@ def test_every_response_has_security_headers(site: Site, path: str) -> None:
 @pytest.mark.parametrize(
     "path", ["..%2f..%2fpyproject.toml", "%2e%2e/_api.py", "../_api.py", "..", "main.js%00", "x.js"]
 )
-def test_assets_serve_no_other_files(site: Site, path: str) -> None:
-    answer = site.get(f"/assets/{path}")
+def test_assets_serve_no_other_files(client: Client, path: str) -> None:
+    answer = client.get(f"/assets/{path}")
     assert answer.status == 404
     assert b"import" not in answer.body
 

@@ -73,9 +73,9 @@ CONDITIONS = st.one_of(
     st.builds(lambda path, name, value: {path: {name: value}}, st.sampled_from(["word", "inner.word"]), ORDERED, WORDS),
     st.builds(lambda values: {"number": {"$in": values}}, st.lists(st.integers(-1, 8), min_size=1)),
     st.builds(lambda values: {"word": {"$nin": values}}, st.lists(WORDS, min_size=1)),
-    st.builds(lambda path, wanted: {path: {"$exists": wanted}}, st.sampled_from(["part", "inner.word"]), st.booleans()),
-    st.builds(lambda path, wanted: {path: wanted}, st.sampled_from(["word", "many.word"]), WORDS),
-    st.builds(lambda wanted: {"flag": wanted}, st.booleans()),
+    st.builds(lambda path, value: {path: {"$exists": value}}, st.sampled_from(["part", "inner.word"]), st.booleans()),
+    st.builds(lambda path, value: {path: value}, st.sampled_from(["word", "many.word"]), WORDS),
+    st.builds(lambda value: {"flag": value}, st.booleans()),
     st.just({"word": {"$not": {"$regex": "(?i)B"}}}),
 )
 QUERIES = st.recursive(
@@ -150,8 +150,8 @@ def test_media_type_of_any_bytes_is_known_or_none(content: bytes) -> None:
 
 @given(text=st.text(max_size=40))
 def test_data_uri_of_any_text_is_bytes_or_none(text: str) -> None:
-    for given_text in (text, f"data:image/png,{text}", f"data:image/png;base64,{text}"):
-        assert isinstance(decode_data_uri(given_text), (bytes, type(None)))
+    for variant in (text, f"data:image/png,{text}", f"data:image/png;base64,{text}"):
+        assert isinstance(decode_data_uri(variant), (bytes, type(None)))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "int64", "float16", "float32", "float64", "bool", "complex64"])

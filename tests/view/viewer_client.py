@@ -1,4 +1,4 @@
-"""Data to look at, and a browser's part of HTTP: a viewer that runs, asked with and without its cookie."""
+"""Sample documents, and an HTTP client of a running viewer, with and without its cookie."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def wav(seconds: float = 0.5, rate: int = 8000) -> bytes:
 
 
 @cache
-def film() -> bytes:  # its bytes are others every time
+def film() -> bytes:  # the encoder returns different bytes each time
     frames = np.zeros((12, 48, 64, 3), np.uint8)
     for i, frame in enumerate(frames):
         frame[:, i * 5 : i * 5 + 8] = 220
@@ -91,7 +91,7 @@ def film() -> bytes:  # its bytes are others every time
 def places(count: int = 300) -> list[Place]:
     chance, clip, sound = np.random.default_rng(3), film(), wav()
     centres = {kind: chance.normal(size=8) * 4 for kind in Kind}
-    made = []
+    documents = []
     for i in range(count):
         kind = list(Kind)[i % 3]
         place = Place(
@@ -116,13 +116,13 @@ def places(count: int = 300) -> list[Place]:
             tags=["wide", "calm"][: i % 3],
             more={"nested": {"list": [1, 2, {"deep": HOSTILE}]}, "picture": png((9, 9, 9))} if i < 3 else {},
         )
-        made.append(place)
-    return made
+        documents.append(place)
+    return documents
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server has answered."""
+    """A response of the server."""
 
     status: int
     headers: dict[str, str]
@@ -134,8 +134,8 @@ class Answer:
 
 
 @dataclass
-class Site:
-    """A viewer, as somebody who has its address asks it."""
+class Client:
+    """An HTTP client of a viewer; `enter` gives it a session."""
 
     viewer: Viewer
     cookie: str = ""
@@ -144,39 +144,39 @@ class Site:
         self, address: str, /, *, method: str = "GET", headers: dict[str, str] | None = None, **query: Any
     ) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.viewer.port, timeout=30)
-        given = {"Host": f"127.0.0.1:{self.viewer.port}", **({"Cookie": self.cookie} if self.cookie else {})}
-        asked = f"{address}?{urlencode(query)}" if query else address
+        defaults = {"Host": f"127.0.0.1:{self.viewer.port}", **({"Cookie": self.cookie} if self.cookie else {})}
+        target = f"{address}?{urlencode(query)}" if query else address
         try:
-            connection.putrequest(method, asked, skip_host=True)
-            for name, value in {**given, **(headers or {})}.items():
+            connection.putrequest(method, target, skip_host=True)
+            for name, value in {**defaults, **(headers or {})}.items():
                 if value is not None:
                     connection.putheader(name, value)
             connection.endheaders()
             answer = connection.getresponse()
-            found = {name.lower(): value for name, value in answer.getheaders()}
-            return Answer(answer.status, found, answer.read())
+            received = {name.lower(): value for name, value in answer.getheaders()}
+            return Answer(answer.status, received, answer.read())
         finally:
             connection.close()
 
     def enter(self, url: str | None = None) -> Answer:
-        """Exchange the token of an address for the cookie."""
+        """Exchange the token of an address for a session cookie."""
         parts = urlsplit(url or self.viewer.url)
         answer = self.get(f"/?{parts.query}")
         if answer.status == 200:
             self.cookie = answer.headers["set-cookie"].partition(";")[0]
         return answer
 
-    def ask(self, what: str, /, **query: Any) -> Any:
-        """What an address of the API gives, which must be an answer."""
-        answer = self.get(f"/api/{what}", **query)
+    def get_json(self, route: str, /, **query: Any) -> Any:
+        """Return the JSON of an API route, which must succeed."""
+        answer = self.get(f"/api/{route}", **query)
         assert answer.status == 200, answer.body
         return answer.json
 
 
 @contextmanager
-def looking_at(source: Any, **how: Any) -> Iterator[Site]:
-    """A viewer that one browser has entered."""
-    with Viewer(source, **how) as viewer:
-        site = Site(viewer)
-        site.enter()
-        yield site
+def open_client(source: Any, **options: Any) -> Iterator[Client]:
+    """Start a viewer, and yield a client with a session."""
+    with Viewer(source, **options) as viewer:
+        client = Client(viewer)
+        client.enter()
+        yield client
