@@ -56,7 +56,7 @@ def packed_state(state: dict[str, Any]) -> dict[str, Any]:
     """What a pickle of a document carries: tensors without the memory around them."""
     fields = dict(state["__dict__"])
     for name, framework in _tensors_alone(fields):
-        fields[name] = framework.packed(fields[name])
+        fields[name] = framework.to_pickle(fields[name])
     return {**state, "__dict__": fields}
 
 

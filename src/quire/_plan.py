@@ -38,8 +38,16 @@ from quire.schema import (
     takes_names,
     written_names,
 )
-from quire.tensors import NdArray, TensorType, describe, format_shape, framework_of, tensor_type_of
-from quire.tensors._annotations import expand_alias, native_tensor_type
+from quire.tensors import (
+    NdArray,
+    TensorType,
+    describe,
+    expand_alias,
+    format_shape,
+    framework_of,
+    native_tensor_type,
+    tensor_type_of,
+)
 
 _ModelContent = tuple[dict[str, Any], Any, set[str]]
 _Resolve = Callable[[Any], Any]

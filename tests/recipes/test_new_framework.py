@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.data import MultiModalDataset
-from quire.tensors import _registry
-from quire.tensors._framework import Framework, arrays_equal, common_dtype
-from quire.tensors._type import TensorType
+from quire.tensors import Framework, TensorType, _registry, arrays_equal, common_dtype
 from quire.typing import AnyTensor, float32
 
 # --- the framework: a package that somebody else wrote

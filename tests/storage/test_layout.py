@@ -22,8 +22,7 @@ from pydantic import ConfigDict, create_model
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.errors import DecodeError, EncodeError, OptionError, SchemaError
 from quire.storage._layout import Layout
-from quire.tensors import DType, Shape, common_dtype
-from quire.tensors._spec import DTYPES
+from quire.tensors import DTYPES, DType, Shape, common_dtype
 from quire.typing import ID, AnyTensor, NdArray, float32
 from tests.codec.ways import exact
 from tests.storage.shelf import branches, columns_of, encoded, gathered, leaves, trees

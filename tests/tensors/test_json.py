@@ -124,16 +124,16 @@ def _tensor(**changes: Any) -> dict[str, Any]:
         (_tensor(framework=["torch"]), "unhashable"),
         (_tensor(layout="coo", indices=[[0, 1]]), "numpy has no sparse tensors here"),
         (_tensor(layout="coo"), "'indices'"),
-        (_tensor(layout="coo", indices=[[0, 2]]), "an index lies outside of the shape"),
-        (_tensor(layout="coo", indices=[[0, -1]]), "an index lies outside of the shape"),
+        (_tensor(layout="coo", indices=[[0, 2]]), "an index is outside of the shape"),
+        (_tensor(layout="coo", indices=[[0, -1]]), "an index is outside of the shape"),
         (_tensor(layout="coo", indices=[[0, 0.5]]), "the indices are not whole numbers"),
         (_tensor(layout="coo", indices=[[0]]), "reshape"),
-        (_tensor(layout="csr", indices=[[0, 1]], shape=[10**12]), "the shape is too large for what it holds"),
+        (_tensor(layout="csr", indices=[[0, 1]], shape=[10**12]), "the shape is too large for its entries"),
         (
             _tensor(layout="array:dia", indices=[[0, 1], [0, 1]], shape=[2, 9**8]),
-            "the shape is too large for what it holds",
+            "the shape is too large for its entries",
         ),
-        (_tensor(layout="coo", indices=[[0, 1], [0, 1]]), "an index lies outside of the shape"),
+        (_tensor(layout="coo", indices=[[0, 1], [0, 1]]), "an index is outside of the shape"),
     ],
 )
 def test_a_malformed_tensor_is_refused(content: Any, reason: str) -> None:

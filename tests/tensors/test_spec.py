@@ -11,7 +11,7 @@ import pytest
 from quire import typing as qt
 from quire.errors import QuireError, SchemaError
 from quire.tensors import TensorSpec, dtype_name
-from quire.tensors._type import parse_parameters
+from quire.tensors._types import parse_parameters
 from quire.typing import DType, Shape, float32
 
 FITS = [

@@ -55,7 +55,7 @@ class Columns:
         return self.length
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        packed = self.map_tensors(lambda framework, value: (framework, framework.packed(value)))
+        packed = self.map_tensors(lambda framework, value: (framework, framework.to_pickle(value)))
         return _restore, packed._arguments()
 
     def _arguments(self) -> tuple[Any, ...]:

@@ -1,13 +1,26 @@
-"""Tensors of every framework behind one small set of verbs."""
+"""Tensor types for annotations, and one small interface to the tensors of every framework."""
 
-from quire.tensors._annotations import DType, Shape, plain_tensor_type, tensor_type_of
 from quire.tensors._convert import to_framework
-from quire.tensors._framework import Framework, cast_numbers, common_dtype
+from quire.tensors._framework import Framework, arrays_equal, cast_numbers, common_dtype
 from quire.tensors._json import tensor_from_json, tensor_to_json
 from quire.tensors._registry import FRAMEWORKS, framework_of, framework_of_type, get_framework, stored_framework
 from quire.tensors._spec import DTYPES, TensorSpec, dtype_name, format_shape
-from quire.tensors._type import TensorType, describe
-from quire.tensors._types import AnyTensor, JaxArray, NativeTensorFlow, NdArray, PaddleTensor, TorchTensor
+from quire.tensors._types import (
+    AnyTensor,
+    DType,
+    JaxArray,
+    NativeTensorFlow,
+    NdArray,
+    PaddleTensor,
+    Shape,
+    TensorType,
+    TorchTensor,
+    describe,
+    expand_alias,
+    native_tensor_type,
+    plain_tensor_type,
+    tensor_type_of,
+)
 
 __all__ = [
     "DTYPES",
@@ -23,14 +36,17 @@ __all__ = [
     "TensorSpec",
     "TensorType",
     "TorchTensor",
+    "arrays_equal",
     "cast_numbers",
     "common_dtype",
     "describe",
     "dtype_name",
+    "expand_alias",
     "format_shape",
     "framework_of",
     "framework_of_type",
     "get_framework",
+    "native_tensor_type",
     "plain_tensor_type",
     "stored_framework",
     "tensor_from_json",

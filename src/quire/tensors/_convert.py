@@ -1,4 +1,4 @@
-"""Conversions that lose nothing; everything else is a TensorError that says what would be lost."""
+"""Lossless conversions; everything else is a TensorError that says what would be lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.errors import TensorError
-from quire.tensors._framework import DEEPEST, Framework, array_of, cast_numbers, common_dtype
+from quire.tensors._framework import MAX_DEPTH, Framework, array_of, cast_numbers, common_dtype
 from quire.tensors._json import tensor_from_json
 from quire.tensors._registry import framework_of, get_framework
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from quire.tensors._spec import TensorSpec
 
-_PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-_LONGEST = 200  # characters of a name in a message
+_IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+_MAX_NAME = 200  # characters of a name in a message
 
 
 def to_framework(value: Any, target: Framework) -> Any:
-    """A tensor as another framework's, of the same dtype and shape."""
+    """Convert a tensor to another framework, with the same dtype and shape."""
     source = framework_of(value)
     if source is None:
         raise TensorError(f"{type(value).__name__} is not a tensor.")
@@ -36,21 +36,17 @@ def to_framework(value: Any, target: Framework) -> Any:
 
 
 def check_source(value: object) -> None:
-    """Refuse what cannot become a tensor, before a framework is imported for it."""
-    if not isinstance(value, (list, tuple, Mapping, np.generic)) and framework_of(value) is None:
-        raise TensorError(f"{type(value).__name__} is not a tensor{_advice(value)}")
-
-
-def _advice(value: object) -> str:
-    """How the name of a picture becomes a tensor; nothing for any other value."""
+    """Raise for a value that cannot become a tensor, before a framework is imported for it."""
+    if isinstance(value, (list, tuple, Mapping, np.generic)) or framework_of(value) is not None:
+        return
     name = str(value) if isinstance(value, (str, PurePath)) else ""
-    if not name.lower().endswith(_PICTURES):
-        return ""
-    return f"; ImageUrl({name!r}).load() reads the picture" if len(name) <= _LONGEST else ""
+    is_image = name.lower().endswith(_IMAGE_SUFFIXES) and len(name) <= _MAX_NAME
+    advice = f"; ImageUrl({name!r}).load() reads the picture" if is_image else ""
+    raise TensorError(f"{type(value).__name__} is not a tensor{advice}")
 
 
 def coerce(value: Any, target: Framework | None, spec: TensorSpec) -> Any:
-    """What a field of a tensor type makes of a value that is not such a tensor; `None` takes any framework."""
+    """Convert a value that is not such a tensor for a field of a tensor type; `None` accepts any framework."""
     if isinstance(value, (list, tuple)):
         return _from_list(value, target or get_framework("numpy"), spec)
     if isinstance(value, Mapping):
@@ -83,8 +79,8 @@ def _from_list(values: list[Any] | tuple[Any, ...], target: Framework, spec: Ten
 
 
 def _first(values: Any) -> Any:
-    """The first thing in nested lists that is not a list."""
-    for _ in range(DEEPEST):
+    """Return the first item of nested lists that is not a list."""
+    for _ in range(MAX_DEPTH):
         if not isinstance(values, (list, tuple)) or not values:
             break
         values = values[0]
@@ -92,12 +88,12 @@ def _first(values: Any) -> Any:
 
 
 def _has_width(value: object) -> bool:
-    """Whether a number has a dtype to keep: np.float32(0.5) has, and 0.5, which np.float64(0.5) is as well, has not."""
+    """Return whether a number has a dtype to keep: np.float32(0.5) has; np.float64(0.5) is a plain 0.5."""
     return isinstance(value, np.generic) and value.dtype.name not in ("bool", "int64", "float64", "complex128")
 
 
 def _with_axes(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
-    """An empty list says nothing of the axes behind its first, so they are taken from the spec."""
+    """Give an empty array the further axes of the spec, which an empty list cannot express."""
     if array.ndim != 1 or not spec.shape or Ellipsis in spec.shape:
         return array
     return array.reshape(0, *(size if isinstance(size, int) else 0 for size in spec.shape[1:]))

@@ -1,4 +1,4 @@
-"""What quire asks of a tensor framework: one small class each, all with the same verbs."""
+"""The interface that quire needs of a tensor framework, and its numpy helpers."""
 
 from __future__ import annotations
 
@@ -19,166 +19,166 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-DEEPEST = 65  # one more axis than numpy has
+MAX_DEPTH = 65  # of nested lists: one more than numpy has axes
 
 
 class Framework(ABC):
-    """One tensor framework. Values are its own tensors; dtypes are told by their common names ('bfloat16')."""
+    """One tensor framework. Values are its own tensors; dtypes are given by their common names ('bfloat16')."""
 
     name: str
     native: type[Any]
-    """The class that a dense tensor of the framework is an instance of."""
+    """The class of dense tensors of the framework."""
     default_dtypes: ClassVar[dict[str, str]] = {"f": "float32", "i": "int64", "c": "complex64"}
-    """The dtype of a tensor made from plain Python numbers, by kind (float, int, complex)."""
+    """The dtype of a tensor created from plain Python numbers, by kind (float, int, complex)."""
     refuses_some = False
-    """Whether documents hold some values of the framework's own class and refuse others, so that each must be asked."""
+    """Whether documents refuse some values of the framework's own class (see `refusal`), so each must be checked."""
 
     def __reduce__(self) -> str:
-        return "framework"  # each framework's module holds one
+        return "framework"  # the name of the instance in each framework's module
 
     @abstractmethod
     def handles(self, tp: type[Any]) -> bool:
-        """Whether values of this type are tensors of the framework, dense or sparse."""
+        """Return whether values of this type are tensors of the framework, dense or sparse."""
 
     @abstractmethod
     def dtype(self, value: Any) -> str:
-        """The dtype's common name."""
+        """Return the common name of the dtype."""
 
     @abstractmethod
     def native_dtype(self, name: str) -> Any:
-        """The framework's own dtype of that name; TensorError where it has none."""
+        """Return the framework's own dtype of that name; raise TensorError if it has none."""
 
     @abstractmethod
     def to_numpy(self, value: Any) -> NDArray[Any]:
-        """A dense tensor as numpy, without a copy where the memory can be shared."""
+        """Convert a dense tensor to numpy, without a copy where the memory can be shared."""
 
     @abstractmethod
     def from_numpy(self, array: NDArray[Any]) -> Any:
-        """A tensor of the same dtype and shape, without a copy where the memory can be shared."""
+        """Convert an array to a tensor of the same dtype and shape, without a copy where the memory can be shared."""
 
     @abstractmethod
     def stack(self, values: Sequence[Any]) -> Any:
-        """Dense tensors of one shape and dtype as one tensor with a new first axis."""
+        """Stack dense tensors of one shape and dtype along a new first axis."""
 
     @abstractmethod
     def concat(self, columns: Sequence[Any]) -> Any:
-        """Join along the first axis."""
+        """Concatenate along the first axis."""
 
     @abstractmethod
     def take(self, column: Any, indices: NDArray[np.int64]) -> Any:
-        """Rows by position, as a new tensor."""
+        """Copy rows by position to a new tensor."""
 
     @abstractmethod
     def zeros(self, shape: tuple[int, ...], dtype: str, like: Any = None) -> Any:
-        """A tensor of zeros, on the device of another tensor where one is given."""
+        """Create a tensor of zeros, on the device of another tensor if one is given."""
 
     @abstractmethod
     def equal(self, a: Any, b: Any) -> bool:
-        """Whether two tensors of the framework have one dtype, shape, device and layout, and equal values.
+        """Return whether two tensors of the framework have the same dtype, shape, device, layout and values.
 
         NaN equals NaN.
         """
 
     @abstractmethod
     def to_device(self, value: Any, device: Any, *, non_blocking: bool = False) -> Any:
-        """The tensor on another device."""
+        """Move the tensor to another device."""
 
     def fill_rows(self, column: Any, rows: NDArray[np.bool_], value: NDArray[Any]) -> Any:
-        """A copy of a column with a value, of its dtype, in the rows that are marked."""
+        """Return a copy of a column with a value, of its dtype, in the marked rows."""
         array = np.array(self.to_numpy(column))
         array[rows] = value
         return self.from_numpy(array)
 
     def take_shared(self, column: Any, indices: NDArray[np.int64]) -> Any:
-        """Rows by position, in memory that other processes can map, where the framework has such."""
+        """Copy rows by position, into shared memory where the framework supports it."""
         return self.take(column, indices)
 
     def unwrap(self, value: Any) -> Any:
-        """The framework's own object, where quire has a wrapper of it."""
+        """Return the framework's own object of quire's wrapper; other values are unchanged."""
         return value
 
     def wrap(self, value: Any) -> Any:
-        """quire's wrapper of the framework's own object, where it has one."""
+        """Return quire's wrapper of the framework's own object, if there is one."""
         return value
 
     def refusal(self, value: Any) -> str | None:
-        """Why a document cannot hold the tensor; None when it can."""
+        """Return why a document cannot hold the tensor; None if it can."""
         return None
 
     def pin(self, value: Any) -> Any:
-        """The tensor in pinned memory, from which accelerators read faster; itself where that means nothing."""
+        """Copy the tensor to pinned memory, from which accelerators read faster; unchanged without an accelerator."""
         return value
 
     def share(self, value: Any) -> Any:
-        """The tensor moved, in place, into memory that other processes can map; itself where that means nothing."""
+        """Move the tensor, in place, to shared memory; unchanged where the framework has none."""
         return value
 
     def shape(self, value: Any) -> tuple[int, ...]:
-        """The shape as plain integers."""
+        """Return the shape as plain integers."""
         return tuple(value.shape)
 
     def device(self, value: Any) -> str:
-        """Where the tensor lives."""
+        """Return the name of the tensor's device."""
         return "cpu"
 
     def layout(self, value: Any) -> str:
-        """How the values lie in memory: 'dense', or the name of a sparse layout ('coo', 'csr')."""
+        """Return the memory layout: 'dense', or the name of a sparse layout ('coo', 'csr')."""
         return "dense"
 
     def to_coo(self, value: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        """Indices (dimensions, entries) and values of a sparse tensor."""
+        """Return the indices, of shape (dimensions, entries), and the values of a sparse tensor."""
         raise TensorError(f"{self.name} has no sparse tensors here.")
 
     def from_coo(self, indices: NDArray[np.int64], values: NDArray[Any], shape: tuple[int, ...], layout: str) -> Any:
-        """A sparse tensor of that layout from indices and values."""
+        """Create a sparse tensor of that layout from indices and values."""
         raise TensorError(f"{self.name} has no sparse tensors here.")
 
     def unstack(self, column: Any) -> list[Any]:
-        """The rows of a column, sharing its memory where the framework can."""
+        """Return the rows of a column, which share its memory where the framework supports it."""
         return [column[i] for i in range(len(column))]
 
     def row(self, column: Any, index: int) -> Any:
-        """One row of a column, sharing its memory where the framework can."""
+        """Return one row of a column, which shares its memory where the framework supports it."""
         return column[index]
 
     def reshape(self, value: Any, shape: tuple[int, ...]) -> Any:
-        """The same values in another shape, sharing memory where the framework can."""
+        """Return the same values in another shape, which share memory where the framework supports it."""
         return value.reshape(shape)
 
     def pad(self, value: Any, shape: tuple[int, ...]) -> Any:
-        """The tensor with zeros behind it along each axis, up to the shape."""
+        """Pad the tensor with zeros at the end of each axis, up to the shape."""
         array = self.to_numpy(value)
         return self.from_numpy(np.pad(array, [(0, want - have) for want, have in zip(shape, array.shape, strict=True)]))
 
     def copy(self, value: Any, memo: dict[int, Any]) -> Any:
-        """An independent copy, as `copy.deepcopy` makes it; a tensor inside a gradient graph leaves the graph."""
+        """Return an independent copy, like `copy.deepcopy`; a tensor inside a gradient graph is detached."""
         return copy.deepcopy(value, memo)
 
     def memory(self, value: Any) -> int | None:
-        """The address of the memory that a tensor lies in, where copies and pickles take all of it along; else None."""
+        """Return the address of the tensor's storage, if copies and pickles would include all of it; otherwise None."""
         return None
 
     def copy_alone(self, value: Any, memo: dict[int, Any]) -> Any:
-        """An independent copy, without the memory around the tensor."""
+        """Return an independent copy of the tensor alone, without the rest of its storage."""
         return self.copy(value, memo)
 
-    def packed(self, value: Any) -> Any:
-        """What a pickle carries for a tensor: the tensor, or what becomes one without the memory around it."""
+    def to_pickle(self, value: Any) -> Any:
+        """Return what a pickle contains for a tensor: the tensor, or a stand-in without the rest of its storage."""
         return value
 
     def convertible(self, value: Any) -> str | None:
-        """Why the tensor cannot become another framework's without loss or a move; None when it can."""
+        """Return why the tensor cannot be converted to another framework without loss or a move; None if it can."""
         reason = self.refusal(value)
         return f"its layout is {self.layout(value)}, not dense" if reason is None and self.is_sparse(value) else reason
 
     def is_sparse(self, value: Any) -> bool:
-        """Whether the tensor is sparse; a sparse tensor is never stacked."""
+        """Return whether the tensor is sparse; sparse tensors are never stacked."""
         return self.layout(value) != "dense"
 
 
 def common_dtype(name: str) -> np.dtype[Any]:
-    """numpy's dtype of a common name; the short floats come from ml_dtypes."""
-    text = re.fullmatch(r"(str|bytes)(\d+)", name)  # what numpy calls the dtypes of its texts, and does not understand
+    """Return numpy's dtype of a common name; bfloat16 and float8 come from ml_dtypes."""
+    text = re.fullmatch(r"(str|bytes)(\d+)", name)  # numpy's names of its string dtypes, which it does not parse
     try:
         if text is not None:
             return np.dtype(f"U{int(text[2]) // 32}" if text[1] == "str" else f"S{int(text[2]) // 8}")
@@ -191,15 +191,15 @@ def common_dtype(name: str) -> np.dtype[Any]:
     scalar = getattr(ml_dtypes, name, None)
     if scalar is None:
         raise TensorError(f"numpy has no dtype {name!r}.")
-    found: np.dtype[Any] = np.dtype(scalar)
-    return found
+    dtype: np.dtype[Any] = np.dtype(scalar)
+    return dtype
 
 
 def array_of(values: Any) -> NDArray[Any]:
-    """Nested lists as an array of numbers; of objects, where there is anything else.
+    """Convert nested lists to an array of numbers, or of objects if they hold anything else.
 
-    numpy alone would give every item the room of the longest text, which may be all the memory there is, and would make
-    floats of integers of which some are beyond int64.
+    numpy alone would give every item the size of the longest text, which may exhaust the memory, and would convert
+    integers to floats if some exceed int64.
     """
     types = _types_in(values)
     if any(issubclass(tp, (str, bytes)) for tp in types):
@@ -213,20 +213,20 @@ def array_of(values: Any) -> NDArray[Any]:
 
 
 def _types_in(values: Any) -> set[type]:
-    """The types of all that is in nested lists."""
+    """Return the types of all items of nested lists."""
     level: list[Any] = [[values]]
-    found: set[type] = set()
-    for _ in range(DEEPEST):
-        types = set(map(type, chain.from_iterable(level)))
-        found |= types
-        if not any(issubclass(tp, (list, tuple)) for tp in types):
+    types: set[type] = set()
+    for _ in range(MAX_DEPTH):
+        level_types = set(map(type, chain.from_iterable(level)))
+        types |= level_types
+        if not any(issubclass(tp, (list, tuple)) for tp in level_types):
             break
         level = [item for row in level for item in row if isinstance(item, (list, tuple))]
-    return found
+    return types
 
 
 def cast_numbers(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Plain numbers as a dtype. They have no width, so floats may be rounded; nothing overflows, no fraction is cut."""
+    """Cast plain numbers to a dtype: floats may be rounded, but overflow and the loss of a fraction are errors."""
     if array.dtype == dtype:
         return array
     kinds = array.dtype.kind + dtype.kind
@@ -234,12 +234,12 @@ def cast_numbers(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
         raise TensorError(f"the numbers do not fit dtype {dtype.name}")
     with np.errstate(all="ignore"):
         cast = array.astype(dtype)
-        if array.size and not _kept(array, cast):
+        if array.size and not _is_lossless(array, cast):
             raise TensorError(f"the numbers do not fit dtype {dtype.name}")
     return cast
 
 
-def _kept(array: NDArray[Any], cast: NDArray[Any]) -> bool:
+def _is_lossless(array: NDArray[Any], cast: NDArray[Any]) -> bool:
     kind = array.dtype.kind
     if kind == "b":
         return True
@@ -248,14 +248,14 @@ def _kept(array: NDArray[Any], cast: NDArray[Any]) -> bool:
     wide = cast.astype(np.complex128 if cast.dtype.kind == "c" else np.float64)
     if kind in "fc":
         return bool(((np.isnan(wide) == np.isnan(array)) & (np.isfinite(wide) == np.isfinite(array))).all())
-    limit = 2.0**64 if kind == "u" else 2.0**63  # what a float that large is as an integer, no one knows
+    limit = 2.0**64 if kind == "u" else 2.0**63  # casting a larger float to an integer is undefined
     return bool(((wide.real < limit) & (wide.real.astype(array.dtype) == array)).all())
 
 
 def arrays_equal(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Equal dtype, shape and values; NaN equals NaN, and the order of bytes in memory does not count."""
+    """Return whether two arrays have equal dtype, shape and values; NaN equals NaN, byte order is ignored."""
     if a.shape != b.shape or a.dtype.newbyteorder("=") != b.dtype.newbyteorder("="):
         return False
-    if a.dtype.kind in "fcmMV" and a.dtype.names is None:  # 'V' holds the short floats
+    if a.dtype.kind in "fcmMV" and a.dtype.names is None:  # 'V' is the kind of bfloat16 and float8
         return bool(np.array_equal(a, b) or ((a == b) | ((a != a) & (b != b))).all())
     return bool(np.array_equal(a, b))

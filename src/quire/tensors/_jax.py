@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _config: Any = jax.config
-_WIDE = ("float64", "int64", "uint64", "complex128")  # what jax cuts in half while its 64-bit switch is off
+_WIDE = ("float64", "int64", "uint64", "complex128")  # narrowed by jax unless jax_enable_x64 is set
 
 
 class JaxFramework(Framework):

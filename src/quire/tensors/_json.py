@@ -2,8 +2,8 @@
 
     {"framework": "torch", "dtype": "float32", "shape": [2, 2], "data": [[1.0, 2.0], [3.0, "NaN"]]}
 
-With "encoding": "base64" the data is base64 of the bytes, row by row, the lowest byte of a number first.
-A sparse tensor has its `layout` and `indices` beside the values. Complex numbers are [real, imaginary].
+With "encoding": "base64" the data is base64 of the bytes, in row-major order and little-endian.
+A sparse tensor also has its `layout` and `indices`. Complex numbers are [real, imaginary].
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 
     from quire.tensors._spec import TensorSpec
 
-_SPARE = 10_000_000  # a few words must not ask for all the memory there is: so much may be empty
+_MAX_EMPTY = 10_000_000
+"""Items or bytes that a tensor may allocate beyond its data: a short text must not exhaust the memory."""
 _NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
 def tensor_to_json(value: Any, form: str = "lists") -> dict[str, Any]:
-    """A tensor as plain JSON values: its data in nested lists, or in 'base64' (text and sparse tensors in lists)."""
+    """Convert a tensor to plain JSON values: nested lists, or 'base64' (text and sparse tensors stay lists)."""
     framework = framework_of(value)
     if framework is None:
         raise TensorError(f"{type(value).__name__} is not a tensor.")
@@ -46,7 +47,7 @@ def tensor_to_json(value: Any, form: str = "lists") -> dict[str, Any]:
 
 
 def tensor_from_json(content: Mapping[str, Any], target: Framework | None) -> Any:
-    """The tensor again; `target` overrides the framework that was written."""
+    """Read a tensor; `target` overrides the framework that wrote it."""
     missing = [key for key in ("dtype", "shape", "data") if key not in content]
     if missing:
         raise TensorError(f"the object is not a tensor in JSON: it has no {' and no '.join(map(repr, missing))}")
@@ -65,25 +66,25 @@ def tensor_from_json(content: Mapping[str, Any], target: Framework | None) -> An
 
 
 def _sparse_parts(content: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Indices and values of a sparse tensor; the last axes may be dense, and then each value is an array."""
+    """Return the indices and values of a sparse tensor; if the last axes are dense, each value is an array."""
     rows, entries = content["indices"], len(content["data"])
-    found = np.array(rows).reshape(len(rows), entries)
-    if found.size and found.dtype.kind != "i":
+    positions = np.array(rows).reshape(len(rows), entries)
+    if positions.size and positions.dtype.kind != "i":
         raise TensorError("the indices are not whole numbers")
-    indices: NDArray[np.int64] = found.astype(np.int64)
+    indices: NDArray[np.int64] = positions.astype(np.int64)
     sizes = np.array(shape[: len(rows)], np.int64).reshape(-1, 1)
     if len(rows) > len(shape) or (indices < 0).any() or (indices >= sizes).any():
-        raise TensorError("an index lies outside of the shape")
+        raise TensorError("an index is outside of the shape")
     if (
         not str(content["layout"]).endswith("coo")
-        and max(shape) * (entries if "dia" in content["layout"] else 1) > _SPARE
+        and max(shape) * (entries if "dia" in content["layout"] else 1) > _MAX_EMPTY
     ):
-        raise TensorError("the shape is too large for what it holds")
+        raise TensorError("the shape is too large for its entries")
     return indices, _from_lists(content["data"], content["dtype"], (entries, *shape[len(rows) :]))
 
 
 def json_schema(title: str, spec: TensorSpec) -> dict[str, Any]:
-    """The JSON schema of a tensor field: the object above, or nested lists of numbers."""
+    """Return the JSON schema of a tensor field: the object above, or nested lists of numbers."""
     shape = None if spec.shape is None else ["..." if d is Ellipsis else d for d in spec.shape]
     axes: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
     if spec.shape is not None and Ellipsis not in spec.shape:
@@ -114,7 +115,7 @@ def json_schema(title: str, spec: TensorSpec) -> dict[str, Any]:
 def _to_lists(array: NDArray[Any], dtype: str) -> Any:
     kind = array.dtype.kind
     if dtype == "string":
-        return np.vectorize(_text, otypes=[object])(array).tolist() if array.size else array.tolist()
+        return np.vectorize(_decode_text, otypes=[object])(array).tolist() if array.size else array.tolist()
     if kind in "mM":
         return array.astype(np.int64).tolist()  # in the dtype's own unit
     if kind == "U":
@@ -134,23 +135,23 @@ def _to_lists(array: NDArray[Any], dtype: str) -> Any:
 
 
 def _from_lists(data: Any, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """An array of nested lists, which must be as deep and as long as the shape says."""
+    """Convert nested lists to an array; they must match the shape."""
     if dtype == "string":
-        return _shaped(_only(str, np.array(data, dtype=object)), shape)
-    wanted = common_dtype(dtype)
-    if wanted.kind == "U":
-        return _as_wide(_shaped(_only(str, np.array(data, dtype=object)), shape), wanted)
-    if wanted.kind in "mM":
-        return cast_numbers(_shaped(array_of(data), shape), np.dtype(np.int64)).astype(wanted)
+        return _check_shape(_check_texts(np.array(data, dtype=object)), shape)
+    numpy_dtype = common_dtype(dtype)
+    if numpy_dtype.kind == "U":
+        return _cast_texts(_check_shape(_check_texts(np.array(data, dtype=object)), shape), numpy_dtype)
+    if numpy_dtype.kind in "mM":
+        return cast_numbers(_check_shape(array_of(data), shape), np.dtype(np.int64)).astype(numpy_dtype)
     if dtype not in DTYPES:
         raise TensorError(f"{dtype!r} is not a dtype of tensors")
     array = array_of(data)
     if array.dtype.kind == "O":
-        array = np.vectorize(_number, otypes=[np.float64])(array)
-    if wanted.kind != "c":
-        return cast_numbers(_shaped(array, shape), wanted)
-    pairs = np.ascontiguousarray(_shaped(array, (*shape, 2)), np.float64)
-    return cast_numbers(pairs.view(np.complex128)[..., 0], wanted)
+        array = np.vectorize(_parse_number, otypes=[np.float64])(array)
+    if numpy_dtype.kind != "c":
+        return cast_numbers(_check_shape(array, shape), numpy_dtype)
+    pairs = np.ascontiguousarray(_check_shape(array, (*shape, 2)), np.float64)
+    return cast_numbers(pairs.view(np.complex128)[..., 0], numpy_dtype)
 
 
 def _has_bytes(dtype: str) -> bool:
@@ -162,47 +163,47 @@ def _to_base64(array: NDArray[Any]) -> str:
 
 
 def _from_base64(content: Mapping[str, Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """An array of bytes, of which there must be exactly as many as the dtype and the shape say."""
+    """Decode an array; the data must have exactly the size of the dtype and the shape."""
     encoding, data, name = content["encoding"], content["data"], content["dtype"]
     if encoding != "base64" or content.get("layout", "dense") != "dense":
         raise TensorError(f"{encoding!r} is not an encoding of dense tensors: there is 'base64'")
     if not isinstance(data, str) or not isinstance(name, str) or not _has_bytes(name):
         raise TensorError(f"there is no base64 form of dtype {name!r} with data of {type(data).__name__}")
     dtype = common_dtype(name)
-    wanted, found = math.prod(shape) * dtype.itemsize, len(data) // 4 * 3 - data[-2:].count("=")
-    if min(shape, default=0) < 0 or found != wanted:  # before a byte is decoded
-        raise TensorError(f"the data has {found} bytes, and {name} {format_shape(shape)} has {wanted}")
+    expected, actual = math.prod(shape) * dtype.itemsize, len(data) // 4 * 3 - data[-2:].count("=")
+    if min(shape, default=0) < 0 or actual != expected:  # checked before anything is allocated
+        raise TensorError(f"the data has {actual} bytes, and {name} {format_shape(shape)} has {expected}")
     raw = np.frombuffer(bytearray(base64.b64decode(data, validate=True)), dtype.newbyteorder("<"))
     if dtype.kind == "b" and (raw.view(np.uint8) > 1).any():
         raise TensorError("a byte is neither true nor false")
     return raw.astype(dtype, copy=False).reshape(shape)
 
 
-def _shaped(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+def _check_shape(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     if array.shape != shape and (array.size or 0 not in shape):
         raise TensorError(f"the data has shape {format_shape(array.shape)}, and not {format_shape(shape)}")
-    return array.reshape(shape)  # empty lists do not tell the axes behind them
+    return array.reshape(shape)  # an empty list has no further axes
 
 
-def _only(tp: type, array: NDArray[Any]) -> NDArray[Any]:
-    if not all(isinstance(item, tp) for item in array.flat):
-        raise TensorError(f"the data holds something else than {tp.__name__}")
+def _check_texts(array: NDArray[Any]) -> NDArray[Any]:
+    if not all(isinstance(item, str) for item in array.flat):
+        raise TensorError("the data holds something else than str")
     return array
 
 
-def _as_wide(texts: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Texts in an array that has room for so many characters each."""
+def _cast_texts(texts: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Cast texts to a dtype with a fixed number of characters."""
     lengths = [len(text) for text in texts.flat]
-    if max(lengths, default=0) > dtype.itemsize // 4 or dtype.itemsize * texts.size > _SPARE + 100 * sum(lengths):
+    if max(lengths, default=0) > dtype.itemsize // 4 or dtype.itemsize * texts.size > _MAX_EMPTY + 100 * sum(lengths):
         raise TensorError(f"the texts do not fit dtype {dtype.name}")
     return texts.astype(dtype)
 
 
-def _number(value: Any) -> float:
+def _parse_number(value: Any) -> float:
     return _NOT_FINITE[value] if isinstance(value, str) else float(value)
 
 
-def _text(value: Any) -> str:
+def _decode_text(value: Any) -> str:
     try:
         return value.decode() if isinstance(value, bytes) else str(value)
     except UnicodeDecodeError:

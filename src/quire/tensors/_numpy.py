@@ -44,7 +44,7 @@ class NumpyFramework(Framework):
         return array
 
     def stack(self, values: Sequence[Any]) -> Any:
-        if np.matrix in map(type, values):  # matrices in a stack are one matrix again
+        if np.matrix in map(type, values):  # np.stack of matrices is a matrix, which has two axes only
             values = [np.asarray(value) for value in values]
         return np.stack(values)
 
@@ -61,7 +61,7 @@ class NumpyFramework(Framework):
         return arrays_equal(a, b)
 
     def to_device(self, value: Any, device: Any, *, non_blocking: bool = False) -> Any:
-        return value  # numpy lives in main memory: a column that must move is converted first
+        return value  # numpy has main memory only: a column for another device is converted first
 
     def unstack(self, column: Any) -> list[Any]:
         if column.ndim > 1:
@@ -76,13 +76,13 @@ class NumpyFramework(Framework):
         return super().convertible(value) if known else f"other frameworks have no dtype {value.dtype}"
 
 
-def native_array(array: NDArray[Any], wanted_by: str) -> NDArray[Any]:
-    """The array with a memory layout that other frameworks can share: native byte order, whole strides, writable."""
+def native_array(array: NDArray[Any], framework_name: str) -> NDArray[Any]:
+    """Return the array in a layout that other frameworks can share: native byte order, whole strides, writable."""
     if not _is_known(array.dtype):
-        raise TensorError(f"{wanted_by} has no tensors of dtype {array.dtype}.")
+        raise TensorError(f"{framework_name} has no tensors of dtype {array.dtype}.")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    if array.dtype.char in "qQ":  # long long: what int64 is to numpy on some ways, and to torch never
+    if array.dtype.char in "qQ":  # long long: numpy's int64 on some platforms, which torch does not accept
         array = array.view(array.dtype.name)
     if not array.flags.writeable or any(step < 0 or step % array.itemsize for step in array.strides):
         array = array.copy()
@@ -91,7 +91,7 @@ def native_array(array: NDArray[Any], wanted_by: str) -> NDArray[Any]:
 
 @cache
 def _is_known(dtype: np.dtype[Any]) -> bool:
-    return dtype.name in DTYPES  # numpy puts the name together each time
+    return dtype.name in DTYPES  # cached, because numpy builds the name on each access
 
 
 framework = NumpyFramework()

@@ -1,4 +1,4 @@
-"""paddle tensors: dense ones only, because a sparse one ends the process when it is pickled."""
+"""paddle tensors: only dense ones, because pickling a sparse one terminates the process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_NAMES_ONLY = ("uint16", "uint32", "uint64")  # the first means bfloat16 to paddle, the others it cannot take
+_UNSUPPORTED = ("uint16", "uint32", "uint64")  # paddle's uint16 is bfloat16; it cannot convert the other two
 
 
 class PaddleFramework(Framework):
@@ -34,10 +34,10 @@ class PaddleFramework(Framework):
         return str(value.dtype).rpartition(".")[2]
 
     def native_dtype(self, name: str) -> Any:
-        found = getattr(paddle, name, None)
-        if not isinstance(found, paddle.dtype) or name in _NAMES_ONLY:
+        dtype = getattr(paddle, name, None)
+        if not isinstance(dtype, paddle.dtype) or name in _UNSUPPORTED:
             raise TensorError(f"paddle has no dtype {name!r}.")
-        return found
+        return dtype
 
     def device(self, value: Any) -> str:
         return str(value.place)
@@ -91,9 +91,9 @@ class PaddleFramework(Framework):
     def copy(self, value: Any, memo: dict[int, Any]) -> Any:
         if value.is_leaf:
             return super().copy(value, memo)
-        made = value.detach().clone()
-        made.stop_gradient = False
-        return memo.setdefault(id(value), made)
+        clone = value.detach().clone()
+        clone.stop_gradient = False
+        return memo.setdefault(id(value), clone)
 
     def convertible(self, value: Any) -> str | None:
         if not value.stop_gradient:
@@ -112,9 +112,9 @@ def _reduce(value: Any) -> Any:
 
 
 def _load_float8(array: NDArray[Any], stop_gradient: bool) -> Any:  # noqa: FBT001
-    made = framework.from_numpy(array)
-    made.stop_gradient = stop_gradient
-    return made
+    tensor = framework.from_numpy(array)
+    tensor.stop_gradient = stop_gradient
+    return tensor
 
 
 copyreg.pickle(paddle.Tensor, _reduce)  # paddle cannot load the float8 tensors that it pickles

@@ -1,4 +1,4 @@
-"""scipy's sparse matrices and arrays: held as they are, compared by value, never stacked."""
+"""scipy's sparse matrices and arrays: kept as they are, compared by value, never stacked."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class ScipyFramework(Framework):
         kind, _, form = layout.partition(":")
         if kind not in ("array", "matrix") or form not in _FORMATS:
             raise TensorError(f"scipy has no sparse layout {layout!r}.")
-        make = scipy.sparse.coo_array if kind == "array" else scipy.sparse.coo_matrix
-        return make((values, tuple(indices)), shape=shape).asformat(form)
+        coo_type = scipy.sparse.coo_array if kind == "array" else scipy.sparse.coo_matrix
+        return coo_type((values, tuple(indices)), shape=shape).asformat(form)
 
     def equal(self, a: Any, b: Any) -> bool:
         if type(a) is not type(b) or a.dtype != b.dtype or a.shape != b.shape:
@@ -81,12 +81,12 @@ def _canonical(value: Any) -> Any:
 
 def _entries(value: Any) -> list[NDArray[Any]]:
     coo = _canonical(value)
-    coo.eliminate_zeros()  # some formats store a few
+    coo.eliminate_zeros()  # some formats store explicit zeros
     return [*(axis.astype(np.int64) for axis in coo.coords), coo.data]
 
 
-def _refuse(done: str) -> NoReturn:
-    raise TensorError(f"A scipy sparse matrix cannot be {done} without becoming dense. Call .toarray() yourself.")
+def _refuse(action: str) -> NoReturn:
+    raise TensorError(f"A scipy sparse matrix cannot be {action} without becoming dense. Call .toarray() yourself.")
 
 
 framework = ScipyFramework()

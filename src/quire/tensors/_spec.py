@@ -1,4 +1,4 @@
-"""What a tensor must look like: a pattern of dimensions and a dtype."""
+"""`TensorSpec`: the shape and dtype that a tensor must have."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = (
     *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
     *("bfloat16", "float16", "float32", "float64", "complex64", "complex128", "string"),
 )
-_SYNONYMS = {"bool_": "bool"}  # numpy 1 writes it so
+_SYNONYMS = {"bool_": "bool"}  # the name in numpy 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class TensorSpec:
 
     @property
     def fixed_shape(self) -> tuple[int, ...] | None:
-        """The shape, where every dimension is a number."""
+        """The shape if every dimension is a number, otherwise None."""
         if self.shape is None or not all(isinstance(d, int) for d in self.shape):
             return None
         return self.shape  # type: ignore[return-value]
@@ -51,26 +51,26 @@ class TensorSpec:
         return frozenset(d for d in self.shape or () if isinstance(d, str))
 
     def bind(self, shape: tuple[int, ...], names: dict[str, int]) -> bool:
-        """Whether the shape fits, given and extending the sizes that names already have."""
+        """Return whether the shape fits; `names` holds the sizes of named dimensions, and is extended."""
         pattern = self.shape
         if pattern is None:
             return True
         if Ellipsis in pattern:
-            at = pattern.index(Ellipsis)
-            free = len(shape) - len(pattern) + 1
+            position = pattern.index(Ellipsis)
+            free = len(shape) - len(pattern) + 1  # dimensions that `...` stands for
             if free < 0:
                 return False
-            shape = shape[:at] + shape[at + free :]
-            pattern = pattern[:at] + pattern[at + 1 :]
+            shape = shape[:position] + shape[position + free :]
+            pattern = pattern[:position] + pattern[position + 1 :]
         if len(shape) != len(pattern):
             return False
         return all(
-            size == (names.setdefault(wanted, size) if isinstance(wanted, str) else wanted)
-            for wanted, size in zip(pattern, shape, strict=True)
+            size == (names.setdefault(dimension, size) if isinstance(dimension, str) else dimension)
+            for dimension, size in zip(pattern, shape, strict=True)
         )
 
     def fits(self, shape: tuple[int, ...], dtype: str) -> bool:
-        """Whether a tensor of this shape and dtype is what the pattern asks for."""
+        """Return whether a tensor of this shape and dtype matches the spec."""
         return (self.dtype is None or self.dtype == dtype) and self.bind(shape, {})
 
     def __str__(self) -> str:
@@ -90,13 +90,13 @@ def _check_dimension(dimension: object) -> None:
 
 
 def format_shape(shape: Iterable[Dimension | int]) -> str:
-    """(3, 'h', ...) as it is written in a schema."""
+    """Format a shape as it is written in a schema: (3, h, ...)."""
     parts = ["..." if d is Ellipsis else str(d) for d in shape]
     return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
 
 
 def dtype_name(dtype: Any) -> str:
-    """The common name of a dtype of any framework: np.int8, torch.int8, tf.int8 and DType('int8') are 'int8'."""
+    """Return the common name of a dtype of any framework: np.int8, torch.int8 and tf.int8 are 'int8'."""
     for spelling in _spellings(dtype):
         name = _SYNONYMS.get(spelling, spelling)
         if name in DTYPES:
@@ -114,5 +114,5 @@ def _spellings(dtype: Any) -> Iterator[str]:
 
 
 def looks_like_dtype(value: object) -> bool:
-    """Whether a type parameter is meant as a dtype rather than as a dimension."""
+    """Return whether a type parameter is a dtype rather than a dimension."""
     return not isinstance(value, (int, str, EllipsisType, tuple)) and value is not None

@@ -1,7 +1,7 @@
-"""TensorFlow tensors, dense and sparse, and the wrapper that TensorFlow takes for one of its own.
+"""TensorFlow tensors, dense and sparse, and quire's wrapper, which TensorFlow accepts as a tensor.
 
 TensorFlow's eager tensor cannot be subclassed, so a field typed `TensorFlowTensor` holds a wrapper. The wrapper derives
-from TensorFlow's abstract tensor and converts itself on request, which is what TensorFlow asks of a tensor.
+from TensorFlow's abstract tensor and implements its conversion protocol (`__tf_tensor__`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tensorflow as tf
 from quire.errors import TensorError
 from quire.tensors._framework import Framework, arrays_equal
 from quire.tensors._numpy import native_array
-from quire.tensors._type import TensorType, reduce_tensor_type
+from quire.tensors._types import TensorType, reduce_tensor_type
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,7 +26,7 @@ _AbstractTensor: Any = tf.__internal__.types.Tensor
 
 
 class TensorFlowFramework(Framework):
-    """tf.Tensor, tf.Variable, tf.SparseTensor and quire's wrapper of them."""
+    """tf.Tensor, tf.Variable, tf.SparseTensor, tf.RaggedTensor and quire's wrapper of them."""
 
     name = "tensorflow"
     native = tf.Tensor
@@ -151,10 +151,10 @@ class TensorFlowType(TensorType):
 class TensorFlowTensor(_AbstractTensor, metaclass=TensorFlowType, framework="tensorflow"):  # type: ignore[misc]
     """A TensorFlow tensor in a field: `TensorFlowTensor`, `TensorFlowTensor[3, 'h', 'w']`.
 
-    TensorFlow functions, operators on both sides, `tf.function`, `tf.GradientTape`, Keras and `tf.data` take it
-    directly. `.tensor` and `.unwrap()` give what is inside: a dense tensor (strings included), a `tf.SparseTensor`, or
-    a `tf.Variable`, which is held live: a later `assign` shows. A ragged tensor is refused, because it is no tensor to
-    most of TensorFlow; a field typed `AnyTensor` holds one.
+    TensorFlow functions, operators on both sides, `tf.function`, `tf.GradientTape`, Keras and `tf.data` accept it
+    directly. `.tensor` and `.unwrap()` return the wrapped object: a dense tensor (strings included), a
+    `tf.SparseTensor`, or a `tf.Variable`, which is referenced, not copied: a later `assign` is visible. Ragged tensors
+    are refused, because most of TensorFlow does not accept them as tensors; a field typed `AnyTensor` holds one.
     """
 
     __slots__ = ("tensor",)
@@ -178,7 +178,7 @@ class TensorFlowTensor(_AbstractTensor, metaclass=TensorFlowType, framework="ten
         raise AttributeError(f"A TensorFlowTensor does not change: {name!r} cannot be deleted.")
 
     def unwrap(self) -> Any:
-        """TensorFlow's own object."""
+        """Return TensorFlow's own object."""
         return self.tensor
 
     @property
@@ -196,7 +196,7 @@ class TensorFlowTensor(_AbstractTensor, metaclass=TensorFlowType, framework="ten
         return tf.convert_to_tensor(self.tensor, dtype=dtype, name=name)
 
     def __tf_flatten__(self) -> tuple[Any, tuple[Any, ...]]:
-        return (), (self.tensor,)  # so that a GradientTape watches what is inside
+        return (), (self.tensor,)  # so that a GradientTape watches the wrapped tensor
 
     @classmethod
     def __tf_unflatten__(cls, metadata: Any, components: Sequence[Any]) -> Any:
@@ -232,7 +232,7 @@ _OPERATORS = (
 )
 
 
-def _operator(name: str) -> Callable[..., Any]:
+def _create_operator(name: str) -> Callable[..., Any]:
     def apply(self: TensorFlowTensor, *others: Any) -> Any:
         return getattr(self.tensor, name)(*(unwrap(other) for other in others))
 
@@ -241,11 +241,11 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 for _name in _OPERATORS:
-    setattr(TensorFlowTensor, f"__{_name}__", _operator(f"__{_name}__"))
+    setattr(TensorFlowTensor, f"__{_name}__", _create_operator(f"__{_name}__"))
 
 
 def unwrap(value: Any) -> Any:
-    """TensorFlow's own object of a wrapper; anything else as it is."""
+    """Return TensorFlow's own object of a wrapper; other values are unchanged."""
     return value.tensor if type.__instancecheck__(TensorFlowTensor, value) else value
 
 

@@ -20,7 +20,8 @@ from quire.tensors._numpy import native_array
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_CARRIERS = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}  # what numpy and torch both know, by item size
+_CARRIERS = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}
+"""Types that numpy and torch share, by item size: bfloat16 and float8 are viewed as these between the two."""
 
 _LAYOUTS = {
     torch.strided: "dense",
@@ -31,8 +32,8 @@ _LAYOUTS = {
 
 
 @cache
-def _is_short(dtype: np.dtype[Any]) -> bool:
-    """Whether it is one of those that numpy has from others."""
+def _is_ml_dtype(dtype: np.dtype[Any]) -> bool:
+    """Return whether numpy has the dtype from ml_dtypes."""
     return bool(dtype.name.startswith(("bfloat", "float8")))
 
 
@@ -49,10 +50,10 @@ class TorchFramework(Framework):
         return str(value.dtype)[len("torch.") :]
 
     def native_dtype(self, name: str) -> Any:
-        found = getattr(torch, name, None)
-        if not isinstance(found, torch.dtype):
+        dtype = getattr(torch, name, None)
+        if not isinstance(dtype, torch.dtype):
             raise TensorError(f"torch has no dtype {name!r}.")
-        return found
+        return dtype
 
     def device(self, value: Any) -> str:
         return str(value.device)
@@ -72,14 +73,14 @@ class TorchFramework(Framework):
         return coo.indices().cpu().numpy(), self.to_numpy(coo.values())
 
     def from_coo(self, indices: NDArray[np.int64], values: NDArray[Any], shape: tuple[int, ...], layout: str) -> Any:
-        wanted = next((known for known, name in _LAYOUTS.items() if name == layout and layout != "dense"), None)
-        if wanted is None:
+        torch_layout = next((known for known, name in _LAYOUTS.items() if name == layout and layout != "dense"), None)
+        if torch_layout is None:
             raise TensorError(f"torch has no sparse layout {layout!r}.")
         parts = torch.from_numpy(indices), self.from_numpy(values)
         coo = torch.sparse_coo_tensor(*parts, shape, check_invariants=True).coalesce()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sparse CS. tensor support is in beta state")
-            return coo if wanted is torch.sparse_coo else coo.to_sparse(layout=wanted)
+            return coo if torch_layout is torch.sparse_coo else coo.to_sparse(layout=torch_layout)
 
     def to_numpy(self, value: Any) -> NDArray[Any]:
         if _numpy_lacks(value.dtype):
@@ -94,7 +95,7 @@ class TorchFramework(Framework):
 
     def from_numpy(self, array: NDArray[Any]) -> Any:
         array = native_array(array, "torch")
-        if _is_short(array.dtype):
+        if _is_ml_dtype(array.dtype):
             _, carrier = _CARRIERS[array.dtype.itemsize]
             return torch.from_numpy(array.view(carrier)).view(self.native_dtype(array.dtype.name))
         try:
@@ -106,7 +107,7 @@ class TorchFramework(Framework):
         if torch.utils.data.get_worker_info() is None or values[0].requires_grad or not values[0].is_cpu:
             return torch.stack(values)  # type: ignore[arg-type]
         shape = (len(values), *values[0].shape)
-        return torch.stack(values, out=_shared(shape, values[0].dtype))  # type: ignore[arg-type]
+        return torch.stack(values, out=_empty_shared(shape, values[0].dtype))  # type: ignore[arg-type]
 
     def concat(self, columns: Sequence[Any]) -> Any:
         return torch.cat(columns)  # type: ignore[arg-type]
@@ -122,7 +123,7 @@ class TorchFramework(Framework):
         return filled
 
     def take_shared(self, column: Any, indices: NDArray[np.int64]) -> Any:
-        out = _shared((len(indices), *column.shape[1:]), column.dtype)
+        out = _empty_shared((len(indices), *column.shape[1:]), column.dtype)
         return torch.index_select(column, 0, torch.from_numpy(indices), out=out)
 
     def zeros(self, shape: tuple[int, ...], dtype: str, like: Any = None) -> Any:
@@ -149,9 +150,9 @@ class TorchFramework(Framework):
         return list(column.unbind(0))
 
     def pad(self, value: Any, shape: tuple[int, ...]) -> Any:
-        made = value.new_zeros(shape)
-        made[tuple(slice(size) for size in value.shape)] = value
-        return made
+        padded = value.new_zeros(shape)
+        padded[tuple(slice(size) for size in value.shape)] = value
+        return padded
 
     def copy(self, value: Any, memo: dict[int, Any]) -> Any:
         if value.is_leaf and value.layout in (torch.strided, torch.sparse_coo, torch.jagged):
@@ -163,12 +164,12 @@ class TorchFramework(Framework):
         return address
 
     def copy_alone(self, value: Any, memo: dict[int, Any]) -> Any:
-        if not _is_part(value):
+        if not _is_view(value):
             return self.copy(value, memo)
         return memo.setdefault(id(value), value.detach().clone().requires_grad_(value.requires_grad))
 
-    def packed(self, value: Any) -> Any:
-        return _Part(value) if _is_part(value) else value
+    def to_pickle(self, value: Any) -> Any:
+        return _View(value) if _is_view(value) else value
 
     def convertible(self, value: Any) -> str | None:
         if value.requires_grad:
@@ -178,8 +179,8 @@ class TorchFramework(Framework):
         return super().convertible(value)
 
 
-def _is_part(value: Any) -> bool:
-    """Whether a tensor lies in memory that holds more, as the rows of a column do."""
+def _is_view(value: Any) -> bool:
+    """Return whether the tensor's storage is larger than the tensor, as for the rows of a column."""
     return _is_plain(value) and value.untyped_storage().nbytes() > value.nbytes
 
 
@@ -188,14 +189,14 @@ def _is_plain(value: Any) -> bool:
     return plain and not value.is_nested and not value.is_meta
 
 
-def _shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in memory that other processes can map: what a worker puts there is handed over as it is."""
+def _empty_shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Create a tensor in shared memory, which a worker process of a DataLoader passes on without a copy."""
     storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
     return torch.empty(0, dtype=dtype).set_(storage).view(shape)
 
 
-class _Part:
-    """A tensor on its way into a pickle: alone, where torch would write all the memory that it lies in."""
+class _View:
+    """Stands for a view in a pickle, to pickle the view alone: torch would write its whole storage."""
 
     __slots__ = ("tensor",)
 
@@ -203,15 +204,15 @@ class _Part:
         self.tensor = tensor
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return _itself, (self.tensor.detach().clone().requires_grad_(self.tensor.requires_grad),)
+        return _identity, (self.tensor.detach().clone().requires_grad_(self.tensor.requires_grad),)
 
 
-def _itself(tensor: torch.Tensor) -> torch.Tensor:
+def _identity(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _reduce_shared(part: _Part) -> tuple[Any, tuple[Any, ...]]:
-    return _itself, (part.tensor,)  # to another process goes a handle to the memory, which holds the rest anyway
+def _reduce_shared(view: _View) -> tuple[Any, tuple[Any, ...]]:
+    return _identity, (view.tensor,)  # ForkingPickler sends a handle to the shared storage, so nothing is copied
 
 
 def _numpy_lacks(dtype: torch.dtype) -> bool:
@@ -219,7 +220,7 @@ def _numpy_lacks(dtype: torch.dtype) -> bool:
 
 
 def _parts(value: torch.Tensor) -> list[torch.Tensor]:
-    """The dense tensors that make up a tensor of any layout."""
+    """Return the dense tensors that make up a tensor of any layout."""
     if value.is_nested:
         return list(value.unbind())
     if value.layout is torch.sparse_coo:
@@ -238,9 +239,9 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype is not b.dtype:  # the indices of two sparse tensors
         a, b = a.long(), b.long()
     if a.dtype.is_floating_point and a.dtype.itemsize == 1:
-        a, b = a.float(), b.float()  # torch compares no float8
+        a, b = a.float(), b.float()  # torch does not compare float8
     if a.dtype is torch.complex32:
-        a, b = a.to(torch.complex64), b.to(torch.complex64)  # nor this
+        a, b = a.to(torch.complex64), b.to(torch.complex64)  # nor complex32
     if torch.equal(a, b):
         return True
     if not (a.dtype.is_floating_point or a.dtype.is_complex):
@@ -257,11 +258,11 @@ def _reduce_storage(storage: Any) -> Any:
 
 
 def _load_storage(content: bytes) -> Any:
-    made = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
-    typed: Any = torch.TypedStorage  # what torch's loader takes the storage out of
-    return typed(wrap_storage=made.untyped_storage(), dtype=torch.uint8, _internal=True)
+    tensor = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+    typed: Any = torch.TypedStorage  # torch's loader expects a typed storage
+    return typed(wrap_storage=tensor.untyped_storage(), dtype=torch.uint8, _internal=True)
 
 
-ForkingPickler.register(_Part, _reduce_shared)
+ForkingPickler.register(_View, _reduce_shared)
 copyreg.pickle(torch.UntypedStorage, _reduce_storage)
 framework = TorchFramework()
