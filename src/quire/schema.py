@@ -27,8 +27,7 @@ from pydantic_core import SchemaValidator, core_schema
 from quire._paths import FieldPath, join_path
 from quire._typing import is_array_type, is_document_type
 from quire.errors import PathError, SchemaError, did_you_mean
-from quire.tensors import TensorSpec, TensorType, tensor_type_of
-from quire.tensors._annotations import expand_alias
+from quire.tensors import TensorSpec, TensorType, expand_alias, tensor_type_of
 
 
 class FieldKind(str, Enum):
