@@ -1,4 +1,4 @@
-"""A fresh interpreter, for what depends on which modules are loaded."""
+"""A fixture that runs code in a fresh interpreter, for tests that depend on loaded modules."""
 
 from __future__ import annotations
 

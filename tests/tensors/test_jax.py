@@ -39,7 +39,7 @@ def wide() -> Any:
     jax.config.update("jax_enable_x64", before)
 
 
-def test_the_callers_array_is_held() -> None:
+def test_field_keeps_array_object() -> None:
     array = jnp.ones((2, 3))
     assert Sample(x=array).x is array
     assert AnyTensor(array) is array
@@ -47,7 +47,7 @@ def test_the_callers_array_is_held() -> None:
     assert not isinstance(np.ones((2, 3)), JaxArray)
 
 
-def test_annotations_mean_the_same() -> None:
+def test_annotated_array_equals_jax_array_type() -> None:
     class Spelled(BaseDocument):
         bare: jax.Array
         shaped: Annotated[jax.Array, Shape(3, "n"), DType(jnp.float32)] | None = None
@@ -68,13 +68,13 @@ def test_annotations_mean_the_same() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(2, 3), (0, 3), ()], ids=str)
-def test_every_dtype_survives_json_pickle_and_copy(dtype: str, shape: tuple[int, ...]) -> None:
+def test_json_pickle_and_copy_keep_dtype(dtype: str, shape: tuple[int, ...]) -> None:
     _check_survival(jnp.ones(shape, dtype), dtype, shape)
 
 
 @pytest.mark.parametrize("dtype", WIDE)
 @pytest.mark.usefixtures("wide")
-def test_wide_dtypes_survive_where_they_are_switched_on(dtype: str) -> None:
+def test_64_bit_dtypes_roundtrip_with_x64_enabled(dtype: str) -> None:
     _check_survival(jnp.ones((2, 3), dtype), dtype, (2, 3))
     assert JaxArray([1, 2]).dtype == jnp.int64
 
@@ -94,7 +94,7 @@ def _check_survival(array: Any, dtype: str, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("dtype", WIDE)
-def test_a_wide_dtype_is_refused_where_jax_would_cut_it(dtype: str) -> None:
+def test_64_bit_dtypes_are_rejected_without_x64(dtype: str) -> None:
     with pytest.raises(ValidationError) as caught:
         Sample(x=np.ones(2, dtype))
     assert f"jax would cut {dtype} to 32 bits" in str(caught.value)
@@ -102,7 +102,7 @@ def test_a_wide_dtype_is_refused_where_jax_would_cut_it(dtype: str) -> None:
     assert caught.value.errors()[0]["loc"] == ("x",)
 
 
-def test_lists_follow_jax() -> None:
+def test_lists_get_default_dtypes_of_jax() -> None:
     assert JaxArray([1, 2]).dtype == jnp.int32
     assert JaxArray([1.5]).dtype == jnp.float32
     assert JaxArray([1j]).dtype == jnp.complex64
@@ -119,7 +119,7 @@ def test_lists_follow_jax() -> None:
             tp(given)
 
 
-def test_conversions_keep_dtype_and_shape() -> None:
+def test_conversion_keeps_dtype_and_shape() -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     made = JaxArray(array[:, ::-1])
     np.testing.assert_array_equal(np.asarray(made), array[:, ::-1])
@@ -130,7 +130,7 @@ def test_conversions_keep_dtype_and_shape() -> None:
             JaxArray(bad)
 
 
-def test_documents_compare_arrays_by_value() -> None:
+def test_document_equality_compares_values() -> None:
     for a, b, equal in (
         (jnp.array([1.0, jnp.nan]), jnp.array([1.0, jnp.nan]), True),
         (jnp.array([1.0, jnp.nan]), jnp.array([jnp.nan, 1.0]), False),
@@ -146,7 +146,7 @@ def test_documents_compare_arrays_by_value() -> None:
     assert Holder(x=jnp.ones(2)) != Holder(x=np.ones(2, np.float32))
 
 
-def test_documents_work_inside_jax_transformations() -> None:
+def test_documents_hold_traced_arrays() -> None:
     class Shaped(BaseDocument):
         x: JaxArray[float32, "n"]
 
@@ -161,7 +161,7 @@ def test_documents_work_inside_jax_transformations() -> None:
         jax.jit(lambda x: NdArray(x) + 1)(jnp.ones(2))
 
 
-def test_random_keys_are_held_and_compared() -> None:
+def test_random_keys_are_kept_and_compared() -> None:
     key = jax.random.key(0)
     sample = Sample(x=key)
     assert sample.x is key
@@ -172,7 +172,7 @@ def test_random_keys_are_held_and_compared() -> None:
         NdArray(key)
 
 
-def test_framework_facts() -> None:
+def test_framework_reports_dtype_shape_and_device() -> None:
     framework = framework_of(jnp.ones(1))
     assert framework is not None
     assert (framework.name, framework.layout(jnp.ones(1))) == ("jax", "dense")

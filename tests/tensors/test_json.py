@@ -1,4 +1,4 @@
-"""Tensors in JSON: what is written is read again, with dtype, shape and framework."""
+"""Tensors in JSON: round trips keep dtype, shape and framework."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ARRAYS = st.sampled_from(DTYPES).flatmap(lambda dtype: hnp.arrays(dtype, hnp.arr
 
 @settings(max_examples=200, deadline=None, database=None)
 @given(ARRAYS)
-def test_any_array_comes_back(array: Any) -> None:
+def test_array_roundtrip_keeps_values_and_dtype(array: Any) -> None:
     """NaN and infinities, empty arrays and arrays without dimensions included; the bits are the same."""
     sample = Sample(x=array)
     again = Sample.model_validate_json(sample.model_dump_json())
@@ -44,7 +44,7 @@ def test_any_array_comes_back(array: Any) -> None:
     assert kept.tobytes() == finite.tobytes()
 
 
-def test_the_written_form() -> None:
+def test_tensor_to_json_writes_documented_form() -> None:
     sample = Sample(id="a", x=np.array([[1, 2], [3, np.nan]], np.float32))
     assert json.loads(sample.model_dump_json()) == {
         "id": "a",
@@ -69,7 +69,7 @@ def test_the_written_form() -> None:
     ],
     ids=repr,
 )
-def test_special_values(array: Any, data: Any) -> None:
+def test_special_values_are_written_as_texts_and_pairs(array: Any, data: Any) -> None:
     written = tensor_to_json(array)
     assert written["data"] == data
     again = tensor_from_json(json.loads(json.dumps(written)), None)
@@ -82,7 +82,7 @@ def test_special_values(array: Any, data: Any) -> None:
     [np.array([object()]), np.array([b"a"]), np.zeros(1, [("x", "f4")]), np.zeros(1, np.longdouble), np.zeros(1, "V3")],
     ids=lambda array: str(array.dtype),
 )
-def test_what_has_no_json_form_is_refused(array: Any) -> None:
+def test_tensor_to_json_rejects_dtypes_without_json_form(array: Any) -> None:
     with pytest.raises(TensorError, match="has no JSON form"):
         tensor_to_json(array)
     with pytest.raises(PydanticSerializationError, match="has no JSON form"):
@@ -136,7 +136,7 @@ def _tensor(**changes: Any) -> dict[str, Any]:
         (_tensor(layout="coo", indices=[[0, 1], [0, 1]]), "an index is outside of the shape"),
     ],
 )
-def test_a_malformed_tensor_is_refused(content: Any, reason: str) -> None:
+def test_tensor_from_json_rejects_malformed_content(content: Any, reason: str) -> None:
     with pytest.raises(ValidationError) as caught:
         Sample.model_validate({"x": content})
     (error,) = caught.value.errors()
@@ -144,7 +144,7 @@ def test_a_malformed_tensor_is_refused(content: Any, reason: str) -> None:
     assert reason in error["msg"]
 
 
-def test_a_long_text_in_a_list_does_not_ask_for_much_memory() -> None:
+def test_long_text_in_list_does_not_allocate_much() -> None:
     """numpy would give each of the items its room: 40 GB."""
     values = ["x" * 100_000, *[""] * 100_000]
     for content in (values, {"dtype": "float32", "shape": [100_001], "data": values}):
@@ -152,14 +152,14 @@ def test_a_long_text_in_a_list_does_not_ask_for_much_memory() -> None:
             Sample(x=content)
 
 
-def test_a_list_that_holds_itself_is_refused() -> None:
+def test_recursive_list_is_rejected() -> None:
     values: list[Any] = []
     values.append(values)
     with pytest.raises(ValidationError, match="the list does not make a tensor"):
         Sample(x=values)
 
 
-def test_the_field_decides_the_framework() -> None:
+def test_field_type_overrides_stored_framework() -> None:
     class Typed(BaseDocument):
         x: NdArray[uint8, 2]
 
@@ -170,7 +170,7 @@ def test_the_field_decides_the_framework() -> None:
         Typed.model_validate({"x": {**written, "dtype": "int64"}})
 
 
-def test_plain_lists_are_read_too() -> None:
+def test_plain_lists_are_accepted() -> None:
     class Typed(BaseDocument):
         x: NdArray[float32, "n", 2]
 
@@ -179,7 +179,7 @@ def test_plain_lists_are_read_too() -> None:
         Typed.model_validate_json('{"x": [1, 2]}')
 
 
-def test_json_nests_with_documents() -> None:
+def test_nested_documents_roundtrip() -> None:
     class Outer(BaseDocument):
         parts: list[Sample]
         named: dict[str, NdArray | None] = {}
@@ -199,7 +199,7 @@ TYPES: list[Any] = [
 
 @pytest.mark.parametrize("mode", ["validation", "serialization"])
 @pytest.mark.parametrize("tp", TYPES, ids=repr)
-def test_every_type_has_a_json_schema(tp: TensorType, mode: Any) -> None:
+def test_every_tensor_type_has_json_schema(tp: TensorType, mode: Any) -> None:
     schema = TypeAdapter(tp).json_schema(mode=mode)
     json.dumps(schema)
     shape = None if tp.spec.shape is None else ["..." if d is Ellipsis else d for d in tp.spec.shape]
@@ -208,7 +208,7 @@ def test_every_type_has_a_json_schema(tp: TensorType, mode: Any) -> None:
     assert str(tp.spec) in schema["description"]
 
 
-def test_the_json_schema_of_a_fixed_type_says_all() -> None:
+def test_json_schema_of_fixed_shape_states_dtype_and_shape() -> None:
     schema = TypeAdapter(NdArray[float32, 3, 4]).json_schema()
     tensor, lists = schema["anyOf"]
     assert tensor["properties"]["dtype"] == {"const": "float32"}
@@ -217,7 +217,7 @@ def test_the_json_schema_of_a_fixed_type_says_all() -> None:
     assert lists == {"type": "array", "items": {}}
 
 
-def test_the_json_schema_of_named_dimensions_says_how_many() -> None:
+def test_json_schema_of_named_dimensions_states_their_number() -> None:
     shape = TypeAdapter(NdArray["h", "w"]).json_schema()["anyOf"][0]["properties"]["shape"]
     assert shape == {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 2, "maxItems": 2}
     assert "minItems" not in TypeAdapter(NdArray[3, ...]).json_schema()["anyOf"][0]["properties"]["shape"]
@@ -238,7 +238,7 @@ class Response(BaseDocument):
     bare: np.ndarray
 
 
-def test_openapi_of_documents_can_be_made() -> None:
+def test_openapi_schema_of_documents_is_generated() -> None:
     modes: list[Any] = [(model, mode) for model in (Request, Response) for mode in ("validation", "serialization")]
     _, definitions = models_json_schema(modes, ref_template="#/components/schemas/{model}")
     json.dumps(definitions)

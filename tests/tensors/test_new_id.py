@@ -1,4 +1,4 @@
-"""Ids: random, unique across threads and forked processes, and deaf to seeds."""
+"""Ids: random, unique across threads and forked processes, and independent of seeds."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Sample(BaseDocument):
     pass
 
 
-def test_an_id_is_32_hexadecimal_digits() -> None:
+def test_new_id_has_32_hexadecimal_digits() -> None:
     for made in (new_id(), Sample().id):
         assert len(made) == 32
         assert int(made, 16) >= 0
         assert made == made.lower()
 
 
-def test_ids_are_unique() -> None:
+def test_new_ids_are_unique() -> None:
     assert len({new_id() for _ in range(10_000)}) == 10_000
 
 
-def test_ids_do_not_follow_seeds() -> None:
+def test_new_ids_ignore_seeds() -> None:
     found = set()
     for _ in range(3):
         random.seed(0)
@@ -40,7 +40,7 @@ def test_ids_do_not_follow_seeds() -> None:
     assert len(found) == 900
 
 
-def test_ids_are_unique_across_threads() -> None:
+def test_new_ids_are_unique_across_threads() -> None:
     made: list[list[str]] = [[] for _ in range(8)]
     barrier = threading.Barrier(8)
 
@@ -57,7 +57,7 @@ def test_ids_are_unique_across_threads() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_ids_are_unique_across_forks() -> None:
+def test_new_ids_are_unique_across_forks() -> None:
     """Parent and children start from the same block of digits that were fetched already."""
     new_id()
     found = []
@@ -81,18 +81,18 @@ def test_ids_are_unique_across_forks() -> None:
     ("given", "kept"),
     [("a", "a"), (7, "7"), (UUID(int=1), "00000000-0000-0000-0000-000000000001"), ("", "")],
 )
-def test_an_id_is_a_string(given: Any, kept: str) -> None:
+def test_id_field_converts_to_string(given: Any, kept: str) -> None:
     assert Sample(id=given).id == kept
     assert Sample.model_validate_json(Sample(id=given).model_dump_json()).id == kept
 
 
 @pytest.mark.parametrize("given", [None, 1.5, True, object(), ["a"]])
-def test_anything_else_is_no_id(given: Any) -> None:
+def test_id_field_rejects_other_types(given: Any) -> None:
     with pytest.raises(ValidationError):
         Sample(id=given)
 
 
-def test_a_class_may_type_its_id_anew() -> None:
+def test_subclass_may_redefine_id_type() -> None:
     class Numbered(BaseDocument):
         id: int
 

@@ -1,4 +1,4 @@
-"""What a field of numpy arrays takes, makes and refuses."""
+"""Fields of numpy arrays: accepted, converted and rejected values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Sample(BaseDocument):
     ids=lambda array: f"{array.dtype}-{array.shape}",
 )
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
-def test_an_array_is_held_as_it_is(array: Any) -> None:
+def test_field_keeps_array_object(array: Any) -> None:
     for tp in (NdArray, AnyTensor):
         assert tp(array) is array
     assert Sample(array=array).array is array
@@ -73,7 +73,7 @@ def test_an_array_is_held_as_it_is(array: Any) -> None:
         (NdArray[np.uint64], [0, 2**64 - 1], "uint64", (2,)),
     ],
 )
-def test_a_list_becomes_an_array(tp: Any, given: Any, dtype: str, shape: tuple[int, ...]) -> None:
+def test_list_is_converted_to_array(tp: Any, given: Any, dtype: str, shape: tuple[int, ...]) -> None:
     made = tp(given)
     assert type(made) is np.ndarray
     assert (made.dtype.name, made.shape) == (dtype, shape)
@@ -108,14 +108,14 @@ def test_a_list_becomes_an_array(tp: Any, given: Any, dtype: str, shape: tuple[i
         (NdArray[3], [1, 2], "expected NdArray any dtype (3,)"),
     ],
 )
-def test_a_list_that_would_lose_something_is_refused(tp: Any, given: Any, reason: str) -> None:
+def test_lossy_list_is_rejected(tp: Any, given: Any, reason: str) -> None:
     with pytest.raises(TensorError) as caught:
         tp(given)
     assert reason in str(caught.value) or (reason == "got list" and "got float64 (1, 2) of numpy" in str(caught.value))
 
 
 @pytest.mark.parametrize("value", [4, 2.5, True, 1j, "abc", b"abc", None, object(), {1, 2}, range(3), lambda: 0])
-def test_what_is_no_array_is_refused(value: Any) -> None:
+def test_other_values_are_rejected(value: Any) -> None:
     """Above all the int: it is a size to np.ndarray, which would give uninitialised memory."""
     with pytest.raises(ValidationError, match="expected NdArray any dtype any shape, got ") as caught:
         Sample(array=value)
@@ -124,7 +124,7 @@ def test_what_is_no_array_is_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [{}, {"a": 1}, {"data": [1]}, {"dtype": "float32", "shape": [1]}])
-def test_an_object_that_is_no_tensor_in_json_is_refused(value: Any) -> None:
+def test_mapping_without_tensor_keys_is_rejected(value: Any) -> None:
     with pytest.raises(ValidationError, match="the object is not a tensor in JSON: it has no '"):
         Sample(array=value)
 
@@ -144,19 +144,19 @@ def test_an_object_that_is_no_tensor_in_json_is_refused(value: Any) -> None:
         (NdArray[float32], np.float64(1)),
     ],
 )
-def test_an_array_never_changes_to_fit(tp: Any, given: Any) -> None:
+def test_array_of_other_shape_or_dtype_is_rejected(tp: Any, given: Any) -> None:
     with pytest.raises(TensorError, match="expected NdArray .*, got "):
         tp(given)
 
 
-def test_a_masked_array_is_refused_because_its_mask_would_be_lost() -> None:
+def test_masked_array_is_rejected() -> None:
     masked = np.ma.masked_array([1.0, 2.0], mask=[False, True])
     for tp in (NdArray, NdArray[2], AnyTensor):
         with pytest.raises(TensorError, match=r"the mask would be lost on the way \(use .filled\(\)"):
             tp(masked)
 
 
-def test_a_failed_assignment_changes_nothing() -> None:
+def test_failed_assignment_keeps_old_value() -> None:
     sample = Sample(array=[1, 2])
     before = sample.array
     with pytest.raises(ValidationError):
@@ -164,7 +164,7 @@ def test_a_failed_assignment_changes_nothing() -> None:
     assert sample.array is before
 
 
-def test_strict_validation_takes_arrays_only() -> None:
+def test_strict_validation_accepts_only_arrays() -> None:
     adapter = TypeAdapter(NdArray[2])
     array = np.zeros(2)
     assert adapter.validate_python(array, strict=True) is array
@@ -188,7 +188,7 @@ class Plain(BaseDocument):
 GOOD = np.zeros(2, np.float32)
 
 
-def test_numpys_own_annotations_mean_tensor_types() -> None:
+def test_numpy_annotations_become_tensor_types() -> None:
     fields = Plain.document_schema().by_name
     assert fields["bare"].type is NdArray
     assert fields["typed"].type is NdArray[float32]
@@ -213,14 +213,14 @@ def test_numpys_own_annotations_mean_tensor_types() -> None:
         ("both", [np.zeros(3)], "NdArray int8 any shape"),
     ],
 )
-def test_they_check_wherever_they_stand(field: str, value: Any, expected: str) -> None:
+def test_numpy_annotations_are_validated_in_nested_types(field: str, value: Any, expected: str) -> None:
     fields = {"bare": np.zeros(1), "typed": GOOD, field: value}
     with pytest.raises(ValidationError) as caught:
         Plain(**fields)
     assert f"expected {expected}, got" in str(caught.value)
 
 
-def test_they_hold_what_fits() -> None:
+def test_numpy_annotations_accept_matching_values() -> None:
     byte, long = np.zeros(2, np.uint8), np.zeros(3, np.int64)
     plain = Plain(
         bare=long, typed=GOOD, many=[byte], named={"a": GOOD}, either=long, inexact=long * 0.5, shaped=GOOD, inside=byte
@@ -233,14 +233,14 @@ def test_they_hold_what_fits() -> None:
     assert Plain(bare=[1], typed=[1, 2], many=[[1]]).many[0].dtype == np.uint8
 
 
-def test_annotations_work_without_a_document() -> None:
+def test_annotations_work_in_type_adapter() -> None:
     adapter = TypeAdapter(Annotated[np.ndarray, Shape(3, "n"), DType("float32")])
     assert adapter.validate_python([[1], [2], [3]]).dtype == np.float32
     with pytest.raises(ValidationError, match=r"expected NdArray float32 \(3, n\), got float64 \(3,\) of numpy"):
         adapter.validate_python(np.zeros(3))
 
 
-def test_a_shape_on_something_else_is_an_error_at_once() -> None:
+def test_shape_on_non_tensor_raises_schema_error() -> None:
     from quire.errors import SchemaError
 
     with pytest.raises(SchemaError, match=r"Shape.* describes a tensor, but <class 'int'> is none"):
@@ -260,7 +260,7 @@ UNIONS: list[Any] = [
 
 
 @pytest.mark.parametrize("union", UNIONS, ids=repr)
-def test_a_union_keeps_a_value_that_fits_a_member(union: Any) -> None:
+def test_union_keeps_value_of_matching_member(union: Any) -> None:
     class Either(BaseDocument):
         x: union
         xs: list[union] = []
@@ -276,11 +276,11 @@ def test_a_union_keeps_a_value_that_fits_a_member(union: Any) -> None:
         Either(x=object())
 
 
-def test_a_union_keeps_a_list_where_a_list_fits() -> None:
+def test_union_keeps_list_for_list_member() -> None:
     assert TypeAdapter(NdArray | list[float]).validate_python([1.0]) == [1.0]
 
 
-def test_a_default_is_taken_like_a_value_and_never_shared() -> None:
+def test_default_is_validated_and_copied() -> None:
     class Defaults(BaseDocument):
         a: NdArray[float32, 2] = [0, 1]
         b: NdArray = np.zeros(2)
@@ -295,7 +295,7 @@ def test_a_default_is_taken_like_a_value_and_never_shared() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
-def test_a_column_of_matrices_keeps_their_shape() -> None:
+def test_stacking_matrices_keeps_their_shape() -> None:
     docs = DocumentArray[Sample]([Sample(array=np.zeros((1, 2)).view(np.matrix)) for _ in range(3)])
     assert docs.stack().array.shape == (3, 1, 2)
     assert type(docs.stack()).from_bytes(docs.stack().to_bytes())[1].array.shape == (1, 2)

@@ -36,7 +36,7 @@ class Holder(BaseDocument):
     x: AnyTensor
 
 
-def test_the_callers_tensor_is_held_and_untouched() -> None:
+def test_field_keeps_tensor_object() -> None:
     tensor = paddle.ones([2, 3])
     tensor.stop_gradient = False
     for tp in (PaddleTensor, AnyTensor, PaddleTensor[float32, 2, "n"]):
@@ -48,7 +48,7 @@ def test_the_callers_tensor_is_held_and_untouched() -> None:
     assert not isinstance(np.ones((2, 3)), PaddleTensor)
 
 
-def test_annotations_mean_the_same() -> None:
+def test_annotated_tensor_equals_paddle_tensor_type() -> None:
     class Spelled(BaseDocument):
         bare: paddle.Tensor
         shaped: Annotated[paddle.Tensor, Shape(3, "n"), DType(paddle.float32)] | None = None
@@ -71,7 +71,7 @@ def test_annotations_mean_the_same() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(2, 3), (0, 3), ()], ids=str)
-def test_every_dtype_survives_json_pickle_and_copy(dtype: str, shape: tuple[int, ...]) -> None:
+def test_json_pickle_and_copy_keep_dtype(dtype: str, shape: tuple[int, ...]) -> None:
     tensor = paddle.ones(shape).astype(dtype)
     sample = Sample(x=tensor)
     for again in (
@@ -88,13 +88,13 @@ def test_every_dtype_survives_json_pickle_and_copy(dtype: str, shape: tuple[int,
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
-def test_what_paddle_would_misread_is_refused(dtype: str) -> None:
+def test_dtypes_that_paddle_misreads_are_rejected(dtype: str) -> None:
     """To paddle, an array of uint16 is one of bfloat16."""
     with pytest.raises(TensorError, match=f"paddle has no dtype '{dtype}'"):
         PaddleTensor(np.ones(2, dtype))
 
 
-def test_lists_and_arrays_become_tensors() -> None:
+def test_lists_and_arrays_are_converted() -> None:
     assert PaddleTensor([1, 2]).dtype == paddle.int64
     assert PaddleTensor([1.5]).dtype == paddle.float32
     assert PaddleTensor([1j]).dtype == paddle.complex64
@@ -114,7 +114,7 @@ def test_lists_and_arrays_become_tensors() -> None:
             tp(given)
 
 
-def test_a_tensor_with_a_gradient_is_not_converted() -> None:
+def test_tensor_with_gradient_is_not_converted() -> None:
     tensor = paddle.ones([2])
     tensor.stop_gradient = False
     for given in (tensor, [tensor]):
@@ -122,7 +122,7 @@ def test_a_tensor_with_a_gradient_is_not_converted() -> None:
             NdArray(given)
 
 
-def test_a_tensor_inside_a_gradient_graph_is_copied_out_of_it() -> None:
+def test_copy_detaches_tensor_from_gradient_graph() -> None:
     leaf = paddle.ones([2])
     leaf.stop_gradient = False
     sample = Sample(x=leaf * 3)
@@ -133,7 +133,7 @@ def test_a_tensor_inside_a_gradient_graph_is_copied_out_of_it() -> None:
     assert not copy.deepcopy(sample).x.stop_gradient
 
 
-def test_a_parameter_is_held_and_copied() -> None:
+def test_parameter_is_kept_and_copied() -> None:
     parameter = paddle.create_parameter([2], "float32")
     sample = Sample(x=parameter)
     assert sample.x is parameter
@@ -151,7 +151,7 @@ def test_a_parameter_is_held_and_copied() -> None:
     ],
     ids=["coo", "csr"],
 )
-def test_a_sparse_tensor_is_refused(make: Any) -> None:
+def test_sparse_tensor_is_rejected(make: Any) -> None:
     """Pickling one ends the process."""
     sparse = make()
     for document in (Sample, Holder):
@@ -170,7 +170,7 @@ def test_a_sparse_tensor_is_refused(make: Any) -> None:
         tensor_to_json(sparse)
 
 
-def test_documents_compare_tensors_by_value() -> None:
+def test_document_equality_compares_values() -> None:
     for a, b, equal in (
         (paddle.to_tensor([1.0, float("nan")]), paddle.to_tensor([1.0, float("nan")]), True),
         (paddle.to_tensor([1.0, float("nan")]), paddle.to_tensor([float("nan"), 1.0]), False),
@@ -182,7 +182,7 @@ def test_documents_compare_tensors_by_value() -> None:
     assert Holder(x=paddle.ones([2])) != Holder(x=np.ones(2, np.float32))
 
 
-def test_framework_facts() -> None:
+def test_framework_reports_dtype_shape_and_device() -> None:
     framework = framework_of(paddle.ones([1]))
     assert framework is not None
     assert (framework.name, framework.layout(paddle.ones([1]))) == ("paddle", "dense")

@@ -1,4 +1,4 @@
-"""What depends on which frameworks are installed, loaded, and in which order: each in a fresh process."""
+"""Behaviour that depends on installed frameworks and their import order, each in a fresh process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ except ValueError as error:  # bad input is reported without the framework
     ("name", "tp", "extra"),
     [("torch", "TorchTensor", "torch"), ("jax", "JaxArray", "jax"), ("paddle", "PaddleTensor", "paddle")],
 )
-def test_a_missing_framework_is_named_with_its_install_command(name: str, tp: str, extra: str, run_python: Any) -> None:
+def test_missing_framework_error_names_install_command(name: str, tp: str, extra: str, run_python: Any) -> None:
     found = run_python(BLOCKED.format(module=name) + FIELD.format(tp=tp, name=name)).splitlines()
     expected = f"{{}} needs {name}, which is not installed: pip install 'quire-ml[{extra}]'"
     assert found == [
@@ -60,7 +60,7 @@ def test_a_missing_framework_is_named_with_its_install_command(name: str, tp: st
     ]
 
 
-def test_missing_tensorflow_is_named_when_its_type_is_asked_for(run_python: Any) -> None:
+def test_missing_tensorflow_error_names_type(run_python: Any) -> None:
     found = run_python(
         BLOCKED.format(module="tensorflow")
         + """
@@ -74,7 +74,7 @@ from quire.typing import *
     assert found == [expected.format("TensorFlowTensor"), expected.format("framework='tensorflow'")]
 
 
-def test_missing_scipy_is_named(run_python: Any) -> None:
+def test_missing_scipy_error_names_install_command(run_python: Any) -> None:
     found = run_python(
         BLOCKED.format(module="scipy")
         + """
@@ -86,7 +86,7 @@ print(message(lambda: typing.AnyTensor(stored)))
     assert found.strip() == expected
 
 
-def test_missing_ml_dtypes_is_named(run_python: Any) -> None:
+def test_missing_ml_dtypes_error_names_install_command(run_python: Any) -> None:
     """numpy knows the short floats only by ml_dtypes; an unknown dtype is simply unknown."""
     found = run_python(
         BLOCKED.format(module="ml_dtypes")
@@ -102,7 +102,7 @@ except ValueError as error:
     assert "numpy has no dtype 'float33'" in found[1]
 
 
-def test_a_folder_that_is_called_like_a_framework_breaks_nothing(run_python: Any) -> None:
+def test_folder_named_like_framework_is_ignored(run_python: Any) -> None:
     found = run_python(
         """
 import sys, types
@@ -120,7 +120,7 @@ print(Sample(x=[1, 2], y=Sample) == Sample(x=[1, 2], y=Sample), isinstance(objec
 
 
 @pytest.mark.needs("paddle", "tensorflow")
-def test_paddle_is_not_imported_after_tensorflow(run_python: Any) -> None:
+def test_paddle_import_after_tensorflow_raises(run_python: Any) -> None:
     """The process would end without a word; the error says what to do."""
     found = run_python(
         """
@@ -166,7 +166,7 @@ oar = '{"framework": "paddle", "dtype": "float32", "shape": [2], "data": [1, 2]}
 
 
 @pytest.mark.needs("paddle", "tensorflow")
-def test_one_decode_that_needs_both_imports_paddle_first(run_python: Any) -> None:
+def test_decoding_imports_paddle_before_tensorflow(run_python: Any) -> None:
     """TensorFlow's tensor comes first, and nothing is loaded yet."""
     found = run_python(
         SCHEMA
@@ -185,7 +185,7 @@ print(*(type(x).__module__.split(".")[0] for x in (sample.a, sample.b, sample.c,
 
 
 @pytest.mark.needs("paddle", "tensorflow")
-def test_paddle_first_and_tensorflow_after_work_together(run_python: Any) -> None:
+def test_paddle_then_tensorflow_work_together(run_python: Any) -> None:
     found = run_python(
         SCHEMA
         + """
@@ -204,7 +204,7 @@ print(Both(x=both.y, y=both.x) == both)
     assert found.split() == ["True"] * 4
 
 
-def test_where_paddle_is_not_installed_tensorflow_is_imported_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_imports_tensorflow_without_paddle(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def get_framework(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""scipy's sparse matrices and arrays in fields of any tensor."""
+"""scipy's sparse matrices and arrays in fields of type AnyTensor."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def matrix(request: pytest.FixtureRequest) -> Any:
     return getattr(sp, f"{form}_{kind}")(DENSE)
 
 
-def test_the_callers_matrix_is_held(matrix: Any) -> None:
+def test_field_keeps_matrix_object(matrix: Any) -> None:
     assert Sample(x=matrix).x is matrix
     assert isinstance(matrix, AnyTensor[3, "n"])
     assert not isinstance(matrix, AnyTensor[4, 3])
     assert not isinstance(matrix, NdArray)
 
 
-def test_a_matrix_survives_json_pickle_and_copy(matrix: Any) -> None:
+def test_json_pickle_and_copy_keep_matrix(matrix: Any) -> None:
     sample = Sample(x=matrix)
     for again in (
         Sample.model_validate_json(sample.model_dump_json()),
@@ -58,14 +58,14 @@ def test_a_matrix_survives_json_pickle_and_copy(matrix: Any) -> None:
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float32", "float64", "complex64", "complex128"])
 @pytest.mark.parametrize("shape", [(2, 3), (0, 3), (3, 0)], ids=str)
-def test_dtypes_and_empty_matrices_survive_json(dtype: str, shape: tuple[int, int]) -> None:
+def test_json_keeps_dtypes_and_empty_matrices(dtype: str, shape: tuple[int, int]) -> None:
     sample = Sample(x=sp.csr_array(np.ones(shape, dtype)))
     again = Sample.model_validate_json(sample.model_dump_json())
     assert again == sample
     assert again.x.dtype == dtype
 
 
-def test_the_written_form() -> None:
+def test_tensor_to_json_writes_layout_and_indices() -> None:
     assert tensor_to_json(sp.csr_array(DENSE)) == {
         "framework": "scipy",
         "dtype": "float64",
@@ -78,7 +78,7 @@ def test_the_written_form() -> None:
         tensor_from_json({**tensor_to_json(sp.csr_array(DENSE)), "layout": "csr"}, None)
 
 
-def test_matrices_compare_by_value_and_class() -> None:
+def test_equality_compares_values_and_class() -> None:
     twice = sp.coo_array(([1.0, 1.0], ([0, 0], [0, 0])), (2, 2))
     once = sp.coo_array(([2.0], ([0], [0])), (2, 2))
     zero = sp.coo_array(([2.0, 0.0], ([0, 1], [0, 1])), (2, 2))
@@ -98,7 +98,7 @@ def test_matrices_compare_by_value_and_class() -> None:
         assert (Sample(x=b) == Sample(x=a)) is equal
 
 
-def test_a_matrix_never_becomes_dense_by_itself() -> None:
+def test_matrix_is_never_converted_to_dense() -> None:
     class Dense(BaseDocument):
         x: NdArray
 

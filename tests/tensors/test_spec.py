@@ -1,4 +1,4 @@
-"""Patterns of shapes and dtypes."""
+"""TensorSpec: patterns of shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ FITS = [
 
 
 @pytest.mark.parametrize(("pattern", "shape", "fits"), FITS)
-def test_a_pattern_fits_a_shape(pattern: Any, shape: tuple[int, ...], fits: bool) -> None:
+def test_spec_matches_shape(pattern: Any, shape: tuple[int, ...], fits: bool) -> None:
     assert TensorSpec(pattern).fits(shape, "float32") is fits
 
 
-def test_a_dtype_fits_only_itself() -> None:
+def test_spec_matches_only_its_dtype() -> None:
     spec = TensorSpec((2,), "float32")
     assert spec.fits((2,), "float32")
     assert not spec.fits((2,), "float64")
 
 
-def test_bind_keeps_the_sizes_that_names_already_have() -> None:
+def test_bind_keeps_sizes_of_names() -> None:
     names = {"n": 3}
     assert TensorSpec(("n", "m")).bind((3, 5), names)
     assert names == {"n": 3, "m": 5}
@@ -74,7 +74,7 @@ def test_bind_keeps_the_sizes_that_names_already_have() -> None:
         ((), TensorSpec(())),
     ],
 )
-def test_parameters_say_shape_and_dtype(parameters: tuple[Any, ...], spec: TensorSpec) -> None:
+def test_parse_parameters_reads_shape_and_dtype(parameters: tuple[Any, ...], spec: TensorSpec) -> None:
     assert parse_parameters(parameters) == spec
 
 
@@ -98,19 +98,19 @@ def test_parameters_say_shape_and_dtype(parameters: tuple[Any, ...], spec: Tenso
         (slice(3),),
     ],
 )
-def test_what_is_neither_dimension_nor_dtype_is_refused(parameters: tuple[Any, ...]) -> None:
+def test_parse_parameters_rejects_other_values(parameters: tuple[Any, ...]) -> None:
     with pytest.raises(SchemaError):
         parse_parameters(parameters)
 
 
-def test_a_dtype_written_as_a_text_is_not_taken_for_a_dimension() -> None:
+def test_dtype_name_is_rejected_as_dimension() -> None:
     with pytest.raises(SchemaError, match=r"'float32' is a dtype.*DType\('float32'\)"):
         parse_parameters(("float32", 3))
     with pytest.raises(SchemaError, match="is a dtype"):
         Shape("int64", 3)
 
 
-def test_schema_errors_are_type_errors_of_quire() -> None:
+def test_schema_error_is_quire_error_and_type_error() -> None:
     with pytest.raises(TypeError) as caught:
         Shape(-1)
     assert isinstance(caught.value, QuireError)
@@ -134,7 +134,7 @@ def test_schema_errors_are_type_errors_of_quire() -> None:
         (qt.float8_e5m2, "float8_e5m2"),
     ],
 )
-def test_a_dtype_has_one_common_name(dtype: Any, name: str) -> None:
+def test_dtype_name_normalizes_spellings(dtype: Any, name: str) -> None:
     assert dtype_name(dtype) == name
 
 
@@ -146,7 +146,7 @@ def test_a_dtype_has_one_common_name(dtype: Any, name: str) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "bool", "int64", "complex64"])
-def test_the_dtype_objects_of_frameworks_are_understood(module: str, name: str) -> None:
+def test_dtype_name_accepts_framework_dtypes(module: str, name: str) -> None:
     framework = importlib.import_module(module)
     dtype = getattr(framework, name, None) or getattr(framework, f"{name}_", None)
     if module == "ml_dtypes":  # has only what numpy has not
@@ -155,18 +155,18 @@ def test_the_dtype_objects_of_frameworks_are_understood(module: str, name: str) 
 
 
 @pytest.mark.parametrize("dtype", ["float33", "float", np.str_, np.object_, np.longdouble, object(), None, int, 3])
-def test_what_is_no_dtype_is_refused(dtype: Any) -> None:
+def test_dtype_name_rejects_other_values(dtype: Any) -> None:
     with pytest.raises(SchemaError, match="is not a dtype of tensors. Known: bool, uint8"):
         dtype_name(dtype)
 
 
-def test_every_dtype_of_the_typing_module_is_known() -> None:
+def test_typing_module_exports_known_dtypes() -> None:
     dtypes = {name: value for name, value in vars(qt).items() if isinstance(value, DType)}
     assert len(dtypes) == 17
     assert all(value.name == name.rstrip("_") for name, value in dtypes.items())
 
 
-def test_specs_read_well() -> None:
+def test_spec_str_shows_dtype_and_shape() -> None:
     assert str(TensorSpec((3, "h", ...), "uint8")) == "uint8 (3, h, ...)"
     assert str(TensorSpec((3,))) == "any dtype (3,)"
     assert str(TensorSpec()) == "any dtype any shape"

@@ -1,4 +1,4 @@
-"""Fields of TensorFlow's tensors: wrapped, native, and of every kind in AnyTensor."""
+"""Fields of TensorFlow tensors: wrapped, native, and in AnyTensor."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Either(BaseDocument):
     x: AnyTensor
 
 
-def test_a_wrapped_field_wraps() -> None:
+def test_wrapper_field_wraps_tensor() -> None:
     tensor = tf.ones(3)
     wrapped = Wrapped(x=tensor)
     assert isinstance(wrapped.x, TensorFlowTensor)
@@ -69,7 +69,7 @@ def test_a_wrapped_field_wraps() -> None:
     assert wrapped.x.numpy().tolist() == [1, 2]
 
 
-def test_a_native_field_holds_what_tensorflow_made() -> None:
+def test_native_field_keeps_tensor_object() -> None:
     tensor, variable = tf.ones(3), tf.Variable([1.0])
     native = Native(x=tensor, maybe=variable, many=[tensor], named={"a": tensor})
     assert native.x is native.many[0] is native.named["a"] is tensor
@@ -80,14 +80,14 @@ def test_a_native_field_holds_what_tensorflow_made() -> None:
     assert isinstance(Native(x=np.ones(2)).x, tf.Tensor)
 
 
-def test_a_native_field_takes_the_tensor_out_of_a_wrapper() -> None:
+def test_native_field_unwraps_wrapper() -> None:
     tensor = tf.ones(3)
     native = Native(x=TensorFlowTensor(tensor), many=[TensorFlowTensor(tensor)])
     assert native.x is native.many[0] is tensor
     assert not isinstance(TensorFlowTensor(tensor), NativeTensorFlow)
 
 
-def test_annotated_means_the_same() -> None:
+def test_annotated_tensor_equals_native_type() -> None:
     class Spelled(BaseDocument):
         a: Annotated[tf.Tensor, Shape(3, "n"), DType("float32")]
         b: TensorFlowTensor[tf.float32, 3, "n"] | None = None
@@ -117,7 +117,7 @@ def test_annotated_means_the_same() -> None:
         lambda: TensorFlowTensor(tf.ones(2)),
     ],
 )
-def test_any_tensor_holds_exactly_the_object_given(make: Any) -> None:
+def test_any_tensor_keeps_object(make: Any) -> None:
     value = make()
     either = Either(x=value)
     assert either.x is value
@@ -135,7 +135,7 @@ def test_any_tensor_holds_exactly_the_object_given(make: Any) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(2, 3), (0, 3), ()], ids=str)
 @pytest.mark.parametrize("document", [Wrapped, Either, Native])
-def test_every_dtype_survives_json_pickle_and_copy(dtype: str, shape: tuple[int, ...], document: Any) -> None:
+def test_json_pickle_and_copy_keep_dtype(dtype: str, shape: tuple[int, ...], document: Any) -> None:
     tensor = tf.cast(tf.ones(shape), dtype)
     sample = document(x=tensor)
     for again in (
@@ -163,7 +163,7 @@ def test_every_dtype_survives_json_pickle_and_copy(dtype: str, shape: tuple[int,
         lambda: tf.SparseTensor([[1, 0], [0, 1]], [1, 2], (2, 2)),  # not in order
     ],
 )
-def test_special_tensors_come_back_from_json(make: Any) -> None:
+def test_special_tensors_roundtrip_in_json(make: Any) -> None:
     for document in (Either, Wrapped):
         sample = document(x=make())
         again = document.model_validate_json(sample.model_dump_json())
@@ -171,7 +171,7 @@ def test_special_tensors_come_back_from_json(make: Any) -> None:
         assert type(again.x) is type(sample.x)
 
 
-def test_a_variable_comes_back_from_json_as_a_tensor() -> None:
+def test_variable_becomes_tensor_in_json() -> None:
     again = Either.model_validate_json(Either(x=tf.Variable([1.0, 2.0])).model_dump_json())
     assert isinstance(again.x, tf.Tensor)
     assert again.x.numpy().tolist() == [1, 2]
@@ -184,7 +184,7 @@ def test_a_variable_comes_back_from_json_as_a_tensor() -> None:
         (lambda: tf.constant([b"\xff"]), "not UTF-8"),
     ],
 )
-def test_what_has_no_json_form_is_refused(make: Any, reason: str) -> None:
+def test_tensors_without_json_form_are_rejected(make: Any, reason: str) -> None:
     with pytest.raises(PydanticSerializationError, match=reason):
         Either(x=make()).model_dump_json()
 
@@ -217,7 +217,7 @@ def test_what_has_no_json_form_is_refused(make: Any, reason: str) -> None:
         (lambda: tf.ones(2), lambda: np.ones(2, np.float32), False),
     ],
 )
-def test_documents_compare_tensors_by_value(a: Any, b: Any, equal: bool) -> None:
+def test_document_equality_compares_values(a: Any, b: Any, equal: bool) -> None:
     assert (Either(x=a()) == Either(x=b())) is equal
     assert (Either(x=b()) == Either(x=a())) is equal
 
@@ -231,13 +231,13 @@ def test_documents_compare_tensors_by_value(a: Any, b: Any, equal: bool) -> None
         (lambda: tf.constant(["a"]), "it holds strings"),
     ],
 )
-def test_a_tensor_that_would_lose_something_is_not_converted(make: Any, reason: str) -> None:
+def test_lossy_conversion_is_rejected(make: Any, reason: str) -> None:
     for value in (make(),):
         with pytest.raises(TensorError, match=f"a tensorflow tensor cannot become a numpy tensor as it is: {reason}"):
             NdArray(value)
 
 
-def test_a_dense_tensor_becomes_an_array() -> None:
+def test_dense_tensor_is_converted_to_array() -> None:
     for value in (tf.ones((2, 3)), TensorFlowTensor(tf.ones((2, 3)))):
         array = NdArray[float32, 2, 3](value)
         assert type(array) is np.ndarray
@@ -247,7 +247,7 @@ def test_a_dense_tensor_becomes_an_array() -> None:
 @pytest.mark.parametrize(
     "union", [NdArray | TensorFlowTensor, TensorFlowTensor | NdArray, TensorFlowTensor | NdArray | None]
 )
-def test_a_union_never_converts_what_fits_a_member(union: Any) -> None:
+def test_union_keeps_value_of_matching_member(union: Any) -> None:
     class Both(BaseDocument):
         x: union
 
@@ -258,7 +258,7 @@ def test_a_union_never_converts_what_fits_a_member(union: Any) -> None:
     assert isinstance(Both.model_validate_json(Both(x=wrapper).model_dump_json()).x, TensorFlowTensor)
 
 
-def test_documents_work_inside_a_tf_function() -> None:
+def test_documents_work_inside_tf_function() -> None:
     class Shaped(BaseDocument):
         x: TensorFlowTensor[float32, "n", 3]
 
@@ -276,7 +276,7 @@ def test_documents_work_inside_a_tf_function() -> None:
         convert(tf.ones(2))
 
 
-def test_gradients_flow_through_a_document() -> None:
+def test_gradients_flow_through_document() -> None:
     x = tf.constant([1.0, 2.0])
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -289,7 +289,7 @@ def test_gradients_flow_through_a_document() -> None:
     assert tape.gradient(total, sample.x).numpy().tolist() == [2, 4]
 
 
-def test_json_schemas_can_be_made() -> None:
+def test_json_schema_is_generated() -> None:
     class Described(BaseDocument):
         a: tf.Tensor
         b: TensorFlowTensor[float32, 3, "n"] | None = None
@@ -299,7 +299,7 @@ def test_json_schemas_can_be_made() -> None:
     assert schema["b"]["anyOf"][0]["x-tensor"] == {"dtype": "float32", "shape": [3, "n"]}
 
 
-def test_framework_facts() -> None:
+def test_framework_reports_dtype_shape_and_device() -> None:
     framework = framework_of(tf.ones(1))
     assert framework is not None
     assert framework.name == "tensorflow"

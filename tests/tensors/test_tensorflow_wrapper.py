@@ -1,4 +1,4 @@
-"""`TensorFlowTensor`: a wrapper that TensorFlow takes for a tensor."""
+"""`TensorFlowTensor`: a wrapper that TensorFlow accepts as a tensor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model() -> Any:
     return made
 
 
-def test_it_holds_the_callers_tensor() -> None:
+def test_wrapper_keeps_tensor_object() -> None:
     tensor = tf.zeros((224, 224))
     wrapper = TensorFlowTensor(tensor=tensor)
     assert wrapper.tensor is tensor
@@ -38,7 +38,7 @@ def test_it_holds_the_callers_tensor() -> None:
     assert tf.is_tensor(wrapper)
 
 
-def test_the_promise_of_the_design() -> None:
+def test_wrapper_is_accepted_as_tensor() -> None:
     wrapper = TensorFlowTensor(tensor=tf.zeros((224, 224)))
     assert tf.broadcast_to(wrapper, (3, 224, 224)).shape == (3, 224, 224)
 
@@ -72,7 +72,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
-def test_functions_take_it_for_a_tensor(ones: Any, function: Any) -> None:
+def test_functions_accept_wrapper(ones: Any, function: Any) -> None:
     np.testing.assert_array_equal(np.asarray(function(ones)), np.asarray(function(ones.tensor)))
 
 
@@ -103,7 +103,7 @@ LEFT: dict[str, Any] = {
 
 @pytest.mark.parametrize("other", LEFT.values(), ids=LEFT)
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
-def test_operators_work_on_both_sides(operator: Any, other: Any) -> None:
+def test_operators_accept_wrapper_on_both_sides(operator: Any, other: Any) -> None:
     inner = tf.reshape(tf.range(1.0, 13.0), (4, 3))
     wrapper = TensorFlowTensor(inner)
     plain = tf.fill((4, 3), 5.0)
@@ -115,7 +115,7 @@ def test_operators_work_on_both_sides(operator: Any, other: Any) -> None:
         np.testing.assert_array_equal(found.numpy(), wanted.numpy())
 
 
-def test_matrix_products_and_bits() -> None:
+def test_wrapper_supports_matmul_and_bit_operators() -> None:
     a, b = tf.reshape(tf.range(6.0), (2, 3)), tf.reshape(tf.range(6.0), (3, 2))
     wanted = (a @ b).numpy()
     for found in (TensorFlowTensor(a) @ b, a @ TensorFlowTensor(b), a.numpy() @ TensorFlowTensor(b)):
@@ -128,7 +128,7 @@ def test_matrix_products_and_bits() -> None:
     assert (~bits).numpy().tolist() == [False, True]
 
 
-def test_unary_operators_and_numbers() -> None:
+def test_wrapper_supports_unary_operators_and_numbers() -> None:
     scalar = TensorFlowTensor(tf.constant(-2.5))
     assert (-scalar).numpy() == 2.5
     assert abs(scalar).numpy() == 2.5
@@ -142,7 +142,7 @@ def test_unary_operators_and_numbers() -> None:
         bool(TensorFlowTensor(tf.ones(2)))
 
 
-def test_tf_function_traces_it_as_a_tensor_argument(ones: Any) -> None:
+def test_tf_function_traces_wrapper_as_tensor(ones: Any) -> None:
     """Not as a Python object, which would be traced anew at each call, with its values frozen in."""
 
     @tf.function
@@ -157,7 +157,7 @@ def test_tf_function_traces_it_as_a_tensor_argument(ones: Any) -> None:
     assert double.experimental_get_tracing_count() == 1
 
 
-def test_tf_function_takes_it_in_other_ways(ones: Any) -> None:
+def test_tf_function_accepts_captured_and_nested_wrappers(ones: Any) -> None:
     @tf.function
     def closure() -> Any:
         return ones + 1
@@ -185,7 +185,7 @@ def test_tf_function_takes_it_in_other_ways(ones: Any) -> None:
     assert gives().shape == (3,)
 
 
-def test_a_variable_inside_stays_live_in_a_tf_function() -> None:
+def test_wrapped_variable_stays_live_in_tf_function() -> None:
     variable = tf.Variable([1.0, 2.0])
     wrapper = TensorFlowTensor(variable)
 
@@ -202,7 +202,7 @@ def test_a_variable_inside_stays_live_in_a_tf_function() -> None:
     assert (total(wrapper).numpy(), closure().numpy()) == (30, 30)
 
 
-def test_a_gradient_tape_watches_it(ones: Any) -> None:
+def test_gradient_tape_watches_wrapper(ones: Any) -> None:
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(ones)
         total = tf.reduce_sum(ones * ones * 3)
@@ -216,14 +216,14 @@ def test_a_gradient_tape_watches_it(ones: Any) -> None:
     assert tape.jacobian(result, ones).shape == (4, 3, 4, 3)
 
 
-def test_a_gradient_tape_follows_a_variable_inside() -> None:
+def test_gradient_tape_follows_wrapped_variable() -> None:
     wrapper = TensorFlowTensor(tf.Variable([1.0, 2.0]))
     with tf.GradientTape() as tape:
         total = tf.reduce_sum(wrapper**2)
     assert tape.gradient(total, wrapper).numpy().tolist() == [2, 4]
 
 
-def test_keras_takes_it(ones: Any, model: Any) -> None:
+def test_keras_accepts_wrapper(ones: Any, model: Any) -> None:
     assert tf.keras.layers.Dense(2)(ones).shape == (4, 2)
     targets = TensorFlowTensor(tf.zeros((4, 1)))
     np.testing.assert_allclose(model(ones).numpy(), model(ones.tensor).numpy())
@@ -237,7 +237,7 @@ def test_keras_takes_it(ones: Any, model: Any) -> None:
     assert tf.keras.Model(inputs, tf.keras.layers.Dense(2)(inputs))(ones).shape == (4, 2)
 
 
-def test_tf_data_takes_it(ones: Any) -> None:
+def test_tf_data_accepts_wrapper(ones: Any) -> None:
     rows = list(tf.data.Dataset.from_tensor_slices(ones))
     assert [row.shape for row in rows] == [(3,)] * 4
     pairs = list(tf.data.Dataset.from_tensor_slices({"x": ones, "y": TensorFlowTensor(tf.range(4))}).batch(2))
@@ -250,7 +250,7 @@ def test_tf_data_takes_it(ones: Any) -> None:
     assert next(iter(generated)).shape == (4, 3)
 
 
-def test_numpy_takes_it(ones: Any) -> None:
+def test_numpy_accepts_wrapper(ones: Any) -> None:
     array = np.asarray(ones)
     assert type(array) is np.ndarray
     assert (array.dtype, array.shape) == (np.float32, (4, 3))
@@ -262,7 +262,7 @@ def test_numpy_takes_it(ones: Any) -> None:
     assert np.stack([ones, ones]).shape == (2, 4, 3)
 
 
-def test_it_tells_what_a_tensor_tells(ones: Any) -> None:
+def test_wrapper_delegates_attributes(ones: Any) -> None:
     assert ones.dtype is tf.float32
     assert isinstance(ones.shape, tf.TensorShape)
     assert ones.shape.as_list() == [4, 3]
@@ -278,7 +278,7 @@ def test_it_tells_what_a_tensor_tells(ones: Any) -> None:
         len(TensorFlowTensor(tf.constant(1)))
 
 
-def test_it_is_indexed_and_iterated_like_a_tensor(ones: Any) -> None:
+def test_wrapper_supports_indexing_and_iteration(ones: Any) -> None:
     assert [row.shape for row in ones] == [(3,)] * 4
     assert ones[0].shape == (3,)
     assert ones[-1, 2].numpy() == 1
@@ -288,7 +288,7 @@ def test_it_is_indexed_and_iterated_like_a_tensor(ones: Any) -> None:
     assert tf.range(5)[TensorFlowTensor(tf.constant(2))].numpy() == 2
 
 
-def test_it_does_not_change(ones: Any) -> None:
+def test_wrapper_is_immutable(ones: Any) -> None:
     for change in (
         lambda: setattr(ones, "tensor", tf.zeros(1)),
         lambda: setattr(ones, "other", 1),
@@ -301,7 +301,7 @@ def test_it_does_not_change(ones: Any) -> None:
     assert ones.tensor.shape == (4, 3)
 
 
-def test_strings() -> None:
+def test_wrapper_holds_strings() -> None:
     wrapper = TensorFlowTensor(tf.constant(["a", "bcd"]))
     assert wrapper.dtype is tf.string
     assert tf.strings.length(wrapper).numpy().tolist() == [1, 3]
@@ -315,7 +315,7 @@ def test_strings() -> None:
         NdArray(wrapper)
 
 
-def test_a_variable_is_held_live() -> None:
+def test_wrapper_references_variable() -> None:
     variable = tf.Variable([1.0, 2.0])
     wrapper = TensorFlowTensor(variable)
     assert wrapper.tensor is variable
@@ -326,12 +326,12 @@ def test_a_variable_is_held_live() -> None:
     assert variable.numpy().tolist() == [0, 0]
 
 
-def test_a_ragged_tensor_is_refused_with_a_hint() -> None:
+def test_ragged_tensor_is_rejected_with_advice() -> None:
     with pytest.raises(TensorError, match=r"call .to_tensor\(\) to pad it, or type the field AnyTensor"):
         TensorFlowTensor(tf.ragged.constant([[1], [2, 3]]))
 
 
-def test_a_sparse_tensor_is_held() -> None:
+def test_wrapper_holds_sparse_tensor() -> None:
     sparse = tf.sparse.from_dense([[0, 1], [2, 0]])
     wrapper = TensorFlowTensor(sparse)
     assert wrapper.tensor is sparse
@@ -341,7 +341,7 @@ def test_a_sparse_tensor_is_held() -> None:
 
 
 @pytest.mark.needs("torch")
-def test_other_tensors_become_tensorflows() -> None:
+def test_other_tensors_are_converted() -> None:
     import torch
 
     for given, dtype in (
@@ -362,12 +362,12 @@ def test_other_tensors_become_tensorflows() -> None:
 
 
 @pytest.mark.parametrize("value", [3, 1.5, "a", None, object(), np.array([None]), [[1], [2, 3]]])
-def test_what_is_no_tensor_is_refused(value: Any) -> None:
+def test_other_values_are_rejected(value: Any) -> None:
     with pytest.raises(TensorError):
         TensorFlowTensor(value)
 
 
-def test_isinstance_asks_for_the_wrapper(ones: Any) -> None:
+def test_isinstance_accepts_only_wrapper(ones: Any) -> None:
     assert isinstance(ones, TensorFlowTensor)
     assert isinstance(ones, TensorFlowTensor[4, "n"])
     assert isinstance(ones, TensorFlowTensor[float32, ...])
@@ -389,7 +389,7 @@ def test_isinstance_asks_for_the_wrapper(ones: Any) -> None:
         lambda: tf.zeros((0, 3)),
     ],
 )
-def test_it_is_pickled_and_copied(make: Any) -> None:
+def test_wrapper_is_pickled_and_copied(make: Any) -> None:
     from quire.tensors import framework_of
 
     wrapper = TensorFlowTensor(make())
@@ -403,7 +403,7 @@ def test_it_is_pickled_and_copied(make: Any) -> None:
     assert len({id(item) for item in copy.deepcopy(shared)}) == 1
 
 
-def test_a_deep_copy_of_a_variable_is_its_own() -> None:
+def test_deepcopy_copies_variable() -> None:
     wrapper = TensorFlowTensor(tf.Variable([1.0]))
     again = copy.deepcopy(wrapper)
     wrapper.tensor.assign([5.0])

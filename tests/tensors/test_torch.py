@@ -1,4 +1,4 @@
-"""Fields of torch tensors: the caller's own objects, which torch treats as ever."""
+"""Fields of torch tensors: the caller's own objects, without a wrapper."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Model(BaseDocument):
     bias: TorchTensor[2] | None = None
 
 
-def test_the_callers_tensor_is_held_and_untouched() -> None:
+def test_field_keeps_tensor_object() -> None:
     parameter = torch.nn.Parameter(torch.ones(2, 3))
     buffer, leaf = torch.ones(2), torch.ones(2, requires_grad=True)
     pointer = parameter.data_ptr()
@@ -90,21 +90,21 @@ def test_the_callers_tensor_is_held_and_untouched() -> None:
         lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
     ],
 )
-def test_any_torch_tensor_is_held_as_it_is(make: Any) -> None:
+def test_any_tensor_keeps_object(make: Any) -> None:
     tensor = make()
     for tp in (TorchTensor, AnyTensor):
         assert tp(tensor) is tensor
     assert Sample(tensor=tensor).tensor is tensor
 
 
-def test_operations_give_plain_tensors() -> None:
+def test_operations_return_plain_tensors() -> None:
     sample = Sample(tensor=torch.ones(4, 3))
     assert type(sample.tensor) is torch.Tensor
     assert type(sample.tensor + 1) is torch.Tensor
     assert type(torch.nn.Linear(3, 2)(sample.tensor)) is torch.Tensor
 
 
-def test_gradients_flow_through_a_document() -> None:
+def test_gradients_flow_through_document() -> None:
     weight = torch.nn.Parameter(torch.ones(2, 3))
     model = Model(weight=weight)
     (model.weight.square().sum() * 3).backward()
@@ -116,7 +116,7 @@ def test_gradients_flow_through_a_document() -> None:
     assert torch.equal(gradient, torch.full((2, 3), 2.0))
 
 
-def test_an_optimizer_steps_on_a_field() -> None:
+def test_optimizer_updates_field() -> None:
     model = Model(weight=torch.nn.Parameter(torch.ones(2, 3)))
     optimizer = torch.optim.SGD([model.weight], lr=0.5)
     model.weight.sum().backward()
@@ -124,7 +124,7 @@ def test_an_optimizer_steps_on_a_field() -> None:
     assert torch.equal(model.weight.detach(), torch.full((2, 3), 0.5))
 
 
-def test_torch_compiles_functions_of_field_values() -> None:
+def test_torch_compile_accepts_field_values() -> None:
     sample = Sample(tensor=torch.arange(6.0).reshape(2, 3))
 
     def normalize(x: torch.Tensor) -> torch.Tensor:
@@ -137,7 +137,7 @@ def test_torch_compiles_functions_of_field_values() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_field_values_save_and_load_safely(dtype: torch.dtype) -> None:
+def test_torch_save_and_load_keep_field_values(dtype: torch.dtype) -> None:
     sample = Sample(tensor=torch.ones(2, 3).to(dtype))
     file = io.BytesIO()
     torch.save({"a": sample.tensor}, file)
@@ -146,7 +146,7 @@ def test_field_values_save_and_load_safely(dtype: torch.dtype) -> None:
     assert Sample(tensor=loaded["a"]) == sample
 
 
-def test_annotated_means_the_same() -> None:
+def test_annotated_tensor_equals_torch_tensor_type() -> None:
     class Spelled(BaseDocument):
         a: Annotated[torch.Tensor, Shape(3, "h", "w"), DType("float32")]
         b: Annotated[torch.Tensor, DType(torch.float32), Shape(3, "h", "w")] | None = None
@@ -169,7 +169,7 @@ def test_annotated_means_the_same() -> None:
     assert Spelled(a=[[[1]], [[2]], [[3]]]).a.dtype == torch.float32
 
 
-def test_bare_annotations_are_checked_everywhere() -> None:
+def test_bare_annotations_are_validated_in_nested_types() -> None:
     class Bare(BaseDocument):
         one: torch.Tensor
         maybe: torch.Tensor | None = None
@@ -215,7 +215,7 @@ def test_bare_annotations_are_checked_everywhere() -> None:
         ([torch.ones(2), torch.ones(2)], TorchTensor[2, 2], torch.float32),
     ],
 )
-def test_a_list_becomes_a_tensor(given: Any, tp: Any, dtype: torch.dtype) -> None:
+def test_list_is_converted_to_tensor(given: Any, tp: Any, dtype: torch.dtype) -> None:
     made = tp(given)
     assert type(made) is torch.Tensor
     assert made.dtype is dtype
@@ -235,14 +235,14 @@ def test_a_list_becomes_a_tensor(given: Any, tp: Any, dtype: torch.dtype) -> Non
         ([torch.empty(2, device="meta")], TorchTensor),
     ],
 )
-def test_a_list_that_would_lose_something_is_refused(given: Any, tp: Any) -> None:
+def test_lossy_list_is_rejected(given: Any, tp: Any) -> None:
     with pytest.raises(TensorError, match="got list: the "):
         tp(given)
 
 
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d not in NUMPY_LACKS], ids=str)
 @pytest.mark.parametrize("shape", [(2, 3), (0, 3), ()], ids=str)
-def test_numpy_and_torch_share_memory(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_conversion_to_numpy_shares_memory(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = torch.zeros(shape, dtype=dtype)
     array = NdArray(tensor)
     assert (array.dtype.name, array.shape) == (str(dtype)[6:], shape)
@@ -257,7 +257,7 @@ def test_numpy_and_torch_share_memory(dtype: torch.dtype, shape: tuple[int, ...]
 
 @pytest.mark.parametrize("dtype", NUMPY_LACKS, ids=str)
 @pytest.mark.parametrize("shape", [(2, 3), (0, 3), ()], ids=str)
-def test_short_floats_share_memory_too(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_conversion_of_ml_dtypes_shares_memory(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     """numpy knows them by ml_dtypes."""
     tensor = torch.zeros(shape).to(dtype)
     array = NdArray(tensor)
@@ -281,7 +281,7 @@ def test_short_floats_share_memory_too(dtype: torch.dtype, shape: tuple[int, ...
     ],
     ids=lambda array: f"{array.dtype}-{array.strides}",
 )
-def test_memory_that_torch_cannot_share_is_copied(array: Any) -> None:
+def test_unsupported_memory_layout_is_copied(array: Any) -> None:
     before = array.copy()
     tensor = TorchTensor(array)
     np.testing.assert_array_equal(tensor.numpy(), before)
@@ -290,14 +290,14 @@ def test_memory_that_torch_cannot_share_is_copied(array: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.longlong, np.ulonglong])
-def test_a_long_long_is_an_int64(dtype: Any) -> None:
+def test_long_long_is_converted_to_int64(dtype: Any) -> None:
     array = np.zeros(3, dtype)
     tensor = TorchTensor(array).fill_(1)
     assert array.tolist() == [1, 1, 1]
     assert str(tensor.dtype)[6:] == array.dtype.name
 
 
-def test_a_read_only_array_is_never_written_through() -> None:
+def test_read_only_array_is_copied() -> None:
     array = np.zeros(3)
     array.flags.writeable = False
     tensor = TorchTensor(array)
@@ -318,7 +318,7 @@ def test_a_read_only_array_is_never_written_through() -> None:
     ],
     ids=lambda value: str(getattr(value, "dtype", "")),
 )
-def test_an_array_without_a_counterpart_is_refused(array: Any, reason: str) -> None:
+def test_array_without_torch_dtype_is_rejected(array: Any, reason: str) -> None:
     with pytest.raises(TensorError, match=reason):
         TorchTensor(array)
 
@@ -338,7 +338,7 @@ def test_an_array_without_a_counterpart_is_refused(array: Any, reason: str) -> N
         ),
     ],
 )
-def test_a_tensor_that_would_lose_something_is_not_converted(make: Any, reason: str) -> None:
+def test_lossy_conversion_is_rejected(make: Any, reason: str) -> None:
     with pytest.raises(TensorError, match=f"a torch tensor cannot become a numpy tensor as it is: {reason}"):
         NdArray(make())
 
@@ -356,13 +356,13 @@ def test_a_tensor_that_would_lose_something_is_not_converted(make: Any, reason: 
         (TorchTensor[2], np.zeros((2, 1), np.float32)),
     ],
 )
-def test_a_tensor_never_changes_to_fit(tp: Any, tensor: Any) -> None:
+def test_tensor_of_other_shape_or_dtype_is_rejected(tp: Any, tensor: Any) -> None:
     with pytest.raises(TensorError, match=f"expected {tp._plain.__name__} .*, got "):
         tp(tensor)
     assert not isinstance(tensor, tp)
 
 
-def test_the_fast_way_and_the_slow_way_agree() -> None:
+def test_fast_and_slow_validation_agree() -> None:
     """The first value of a field takes the slow way, the next ones the fast way: exact type, shape and dtype."""
     good, parameter = torch.zeros(2, 3), torch.nn.Parameter(torch.zeros(2, 3))
     adapter = TypeAdapter(TorchTensor[float32, 2, 3])
@@ -377,7 +377,7 @@ def test_the_fast_way_and_the_slow_way_agree() -> None:
 @pytest.mark.parametrize(
     "union", [NdArray | TorchTensor, TorchTensor | NdArray, TorchTensor | NdArray | None, NdArray | TorchTensor | None]
 )
-def test_a_union_never_converts_what_fits_a_member(union: Any) -> None:
+def test_union_keeps_value_of_matching_member(union: Any) -> None:
     class Either(BaseDocument):
         x: union
 
@@ -389,7 +389,7 @@ def test_a_union_never_converts_what_fits_a_member(union: Any) -> None:
         assert type(again.x) is type(value)
 
 
-def test_a_union_converts_what_fits_no_member() -> None:
+def test_union_converts_value_without_matching_member() -> None:
     class Either(BaseDocument):
         x: str | TorchTensor[float32, 2]
 
@@ -409,7 +409,7 @@ def _roundtrips(sample: Sample) -> list[Sample]:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(2, 3), (0, 3), ()], ids=str)
-def test_every_dtype_survives_json_pickle_and_copy(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_json_pickle_and_copy_keep_dtype(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = torch.randint(0, 2, shape).to(dtype)
     for again in _roundtrips(Sample(tensor=tensor)):
         assert again == Sample(tensor=tensor)
@@ -419,7 +419,7 @@ def test_every_dtype_survives_json_pickle_and_copy(dtype: torch.dtype, shape: tu
 
 @settings(max_examples=100, deadline=None, database=None)
 @given(st.data())
-def test_any_tensor_comes_back_from_json(data: st.DataObject) -> None:
+def test_json_roundtrip_keeps_tensor(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(DTYPES))
     shape = data.draw(st.lists(st.integers(0, 3), max_size=3))
     count = int(np.prod(shape)) * dtype.itemsize

@@ -94,14 +94,14 @@ EYE = torch.eye(3)
         ),
     ],
 )
-def test_documents_compare_tensors_by_value(a: Any, b: Any, equal: bool) -> None:
+def test_document_equality_compares_values(a: Any, b: Any, equal: bool) -> None:
     left, right = a(), b()
     assert (Sample(x=left) == Sample(x=right)) is equal
     assert (Sample(x=right) == Sample(x=left)) is equal
     assert Sample(x=left) == Sample(x=left)  # one object, meta too
 
 
-def test_two_frameworks_are_not_equal() -> None:
+def test_tensors_of_two_frameworks_are_not_equal() -> None:
     class Holder(BaseDocument):
         x: AnyTensor
 
@@ -109,7 +109,7 @@ def test_two_frameworks_are_not_equal() -> None:
     assert Holder(x=np.ones(2, np.float32)) != Holder(x=torch.ones(2))
 
 
-def test_a_leaf_is_copied_as_a_leaf() -> None:
+def test_copy_of_leaf_is_leaf() -> None:
     leaf = torch.ones(2, requires_grad=True)
     leaf.sum().backward()
     for again in (copy.deepcopy(Sample(x=leaf)), Sample(x=leaf).model_copy(deep=True)):
@@ -123,7 +123,7 @@ def test_a_leaf_is_copied_as_a_leaf() -> None:
     assert leaf.tolist() == [1, 1]
 
 
-def test_a_parameter_stays_a_parameter() -> None:
+def test_copy_of_parameter_is_parameter() -> None:
     sample = Sample(x=torch.nn.Parameter(torch.ones(2)))
     for again in (copy.deepcopy(sample), sample.model_copy(deep=True), pickle.loads(pickle.dumps(sample))):
         assert type(again.x) is torch.nn.Parameter
@@ -131,7 +131,7 @@ def test_a_parameter_stays_a_parameter() -> None:
         assert again.x.requires_grad
 
 
-def test_a_tensor_inside_a_gradient_graph_is_copied_out_of_it() -> None:
+def test_copy_detaches_tensor_from_gradient_graph() -> None:
     """torch alone refuses to deep-copy it."""
     leaf = torch.ones(2, requires_grad=True)
     inside = leaf * 3
@@ -149,7 +149,7 @@ def test_a_tensor_inside_a_gradient_graph_is_copied_out_of_it() -> None:
     assert shallow.a is inside
 
 
-def test_a_copy_does_not_share_memory_and_keeps_what_was_shared() -> None:
+def test_deepcopy_copies_memory_and_keeps_sharing() -> None:
     base = torch.zeros(4)
     pair = Pair(a=base[:2], b=base[1:3])
     again = copy.deepcopy(pair)
@@ -176,7 +176,7 @@ def test_a_copy_does_not_share_memory_and_keeps_what_was_shared() -> None:
         lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
     ],
 )
-def test_tensors_of_other_layouts_are_copied_and_pickled(make: Any) -> None:
+def test_other_layouts_are_copied_and_pickled(make: Any) -> None:
     sample = Sample(x=make())
     for again in (copy.deepcopy(sample), sample.model_copy(deep=True), pickle.loads(pickle.dumps(sample))):
         assert again == sample
@@ -204,7 +204,7 @@ def test_tensors_of_other_layouts_are_copied_and_pickled(make: Any) -> None:
         lambda: torch.eye(3, requires_grad=True).to_sparse(),
     ],
 )
-def test_sparse_tensors_come_back_from_json(make: Any) -> None:
+def test_sparse_json_roundtrip_keeps_tensor(make: Any) -> None:
     sample = Sample(x=make())
     again = Sample.model_validate_json(sample.model_dump_json())
     assert again == sample
@@ -213,7 +213,7 @@ def test_sparse_tensors_come_back_from_json(make: Any) -> None:
     assert not again.x.requires_grad
 
 
-def test_the_written_form_of_a_sparse_tensor() -> None:
+def test_sparse_tensor_to_json_writes_layout_and_indices() -> None:
     written = tensor_to_json(torch.tensor([[0.0, 5.0], [0.0, NAN]]).to_sparse_csr())
     assert written == {
         "framework": "torch",
@@ -232,12 +232,12 @@ def test_the_written_form_of_a_sparse_tensor() -> None:
         lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
     ],
 )
-def test_layouts_without_a_json_form_are_refused(make: Any) -> None:
+def test_layouts_without_json_form_are_rejected(make: Any) -> None:
     with pytest.raises(PydanticSerializationError, match="has no COO form here"):
         Sample(x=make()).model_dump_json()
 
 
-def test_sparse_content_from_a_stranger_is_checked() -> None:
+def test_untrusted_sparse_content_is_validated() -> None:
     content = {
         "framework": "torch",
         "dtype": "float32",
@@ -253,14 +253,14 @@ def test_sparse_content_from_a_stranger_is_checked() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
-def test_what_numpy_does_not_know_has_no_json_form() -> None:
+def test_dtypes_unknown_to_numpy_have_no_json_form() -> None:
     half = torch.ones(2, dtype=torch.complex32)
     assert Sample(x=half).x is half
     with pytest.raises(TensorError, match="numpy has no dtype 'complex32'"):
         tensor_to_json(half)
 
 
-def test_json_of_a_tensor_with_a_gradient_is_its_value() -> None:
+def test_json_of_tensor_with_gradient_is_its_value() -> None:
     leaf = torch.ones(2, requires_grad=True)
     for tensor in (leaf, leaf * 2, torch.nn.Parameter(torch.ones(2)), torch.ones(2, dtype=torch.complex64).conj()):
         again = Sample.model_validate_json(Sample(x=tensor).model_dump_json())
@@ -269,7 +269,7 @@ def test_json_of_a_tensor_with_a_gradient_is_its_value() -> None:
         assert not again.x.requires_grad
 
 
-def test_json_keeps_what_float32_is() -> None:
+def test_json_keeps_float32_values() -> None:
     written = json.loads(Sample(x=torch.tensor([0.1, 1e-45, 3.4028235e38])).model_dump_json())
     assert torch.tensor(written["x"]["data"]).tolist() == torch.tensor([0.1, 1e-45, 3.4028235e38]).tolist()
 
@@ -280,7 +280,7 @@ def _send(connection: Any, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn, torch.uint16], ids=str)
-def test_documents_travel_between_processes(dtype: torch.dtype) -> None:
+def test_documents_are_sent_between_processes(dtype: torch.dtype) -> None:
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(target=_send, args=(there, dtype))
     process.start()
@@ -289,7 +289,7 @@ def test_documents_travel_between_processes(dtype: torch.dtype) -> None:
     process.join()
 
 
-def test_a_pickled_view_shares_its_storage_again() -> None:
+def test_pickled_views_share_storage() -> None:
     """Also where quire carries the storage (float8): two views of one memory stay so."""
     base = torch.zeros(4).to(torch.float8_e5m2)
     again = pickle.loads(pickle.dumps(Pair(a=base[:2], b=base[1:3])))
@@ -297,7 +297,7 @@ def test_a_pickled_view_shares_its_storage_again() -> None:
     assert again.b.float().tolist() == [1, 0]
 
 
-def test_framework_facts() -> None:
+def test_framework_reports_dtype_shape_and_device() -> None:
     framework = framework_of(EYE)
     assert framework is not None
     assert (framework.name, framework.device(EYE), framework.layout(EYE)) == ("torch", "cpu", "dense")

@@ -1,4 +1,4 @@
-"""Tensor types: real classes, one for equal parameters, that ask and check."""
+"""Tensor types: one class for equal parameters, with isinstance checks and validation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def plain(request: pytest.FixtureRequest) -> TensorType:
 
 
 @pytest.mark.parametrize("parameters", PARAMETERS, ids=repr)
-def test_equal_parameters_give_one_class(plain: TensorType, parameters: Any) -> None:
+def test_equal_parameters_return_same_class(plain: TensorType, parameters: Any) -> None:
     made = plain[parameters]
     assert plain[parameters] is made
     assert isinstance(made, type)
@@ -53,7 +53,7 @@ def test_equal_parameters_give_one_class(plain: TensorType, parameters: Any) -> 
     assert made is not plain
 
 
-def test_a_dtype_spelled_in_another_way_gives_the_same_class(plain: TensorType) -> None:
+def test_dtype_spellings_return_same_class(plain: TensorType) -> None:
     made = plain[float32, 3, "h"]
     assert plain[np.float32, 3, "h"] is made
     assert plain[np.dtype("float32"), 3, "h"] is made
@@ -61,14 +61,14 @@ def test_a_dtype_spelled_in_another_way_gives_the_same_class(plain: TensorType) 
     assert plain[3, "h", float32] is made
 
 
-def test_other_parameters_give_another_class(plain: TensorType) -> None:
+def test_other_parameters_return_other_class(plain: TensorType) -> None:
     made = [plain[parameters] for parameters in PARAMETERS]
     assert len(set(made)) == len(PARAMETERS)
     assert NdArray[3] is not AnyTensor[3]
     assert not issubclass(plain[3], plain[4])
 
 
-def test_a_type_tells_its_parameters(plain: TensorType) -> None:
+def test_type_exposes_its_parameters(plain: TensorType) -> None:
     assert repr(plain[float32, 3, "h", ...]) == f"{plain.__name__}[float32, 3, 'h', ...]"
     assert repr(plain[()]) == f"{plain.__name__}[()]"
     assert repr(plain[float32, ()]) == f"{plain.__name__}[float32, ()]"
@@ -76,14 +76,14 @@ def test_a_type_tells_its_parameters(plain: TensorType) -> None:
     assert plain[3].__doc__ == plain.__doc__
 
 
-def test_parameters_are_given_once(plain: TensorType) -> None:
+def test_type_cannot_be_parametrised_twice(plain: TensorType) -> None:
     with pytest.raises(SchemaError, match=r"\[3\] has its shape and dtype already"):
         plain[3][4]
 
 
 @pytest.mark.parametrize("module", [pickle, cloudpickle], ids=["pickle", "cloudpickle"])
 @pytest.mark.parametrize("parameters", PARAMETERS, ids=repr)
-def test_a_type_comes_out_of_a_pickle_as_itself(plain: TensorType, parameters: Any, module: Any) -> None:
+def test_pickled_type_is_same_class(plain: TensorType, parameters: Any, module: Any) -> None:
     for cls in (plain, plain[parameters]):
         assert module.loads(module.dumps(cls)) is cls
         assert copy.deepcopy(cls) is cls
@@ -91,7 +91,7 @@ def test_a_type_comes_out_of_a_pickle_as_itself(plain: TensorType, parameters: A
 
 
 @pytest.mark.parametrize("module", [pickle, cloudpickle], ids=["pickle", "cloudpickle"])
-def test_a_pickled_type_is_the_same_class_in_a_fresh_process(module: Any, run_python: Any) -> None:
+def test_pickled_type_is_same_class_in_fresh_process(module: Any, run_python: Any) -> None:
     types = [cls[parameters] for cls in (NdArray, TorchTensor, AnyTensor) for parameters in PARAMETERS]
     found = run_python(
         """
@@ -108,7 +108,7 @@ assert "torch" not in sys.modules
 
 
 @pytest.mark.needs("tensorflow")
-def test_the_tensorflow_type_is_the_same_class_in_a_fresh_process(run_python: Any) -> None:
+def test_pickled_tensorflow_type_is_same_class_in_fresh_process(run_python: Any) -> None:
     from quire.typing import TensorFlowTensor
 
     sent = [pickle.dumps(TensorFlowTensor[3, "h"]).hex(), cloudpickle.dumps(TensorFlowTensor[3, "h"]).hex()]
@@ -123,14 +123,14 @@ assert types == [TensorFlowTensor[3, "h"]] * 2 and types[0] is types[1]
     )
 
 
-def test_threads_that_ask_at_once_get_one_class() -> None:
+def test_concurrent_threads_get_same_class() -> None:
     with ThreadPoolExecutor(16) as pool:
         for size in range(5000, 5030):
             made = list(pool.map(lambda _, size=size: NdArray[size, "threads"], range(32)))
             assert len({id(cls) for cls in made}) == 1
 
 
-def test_a_type_that_nobody_uses_goes() -> None:
+def test_unused_type_is_collected() -> None:
     gone = weakref.ref(NdArray[7, 7, "unused"])
     gc.collect()
     assert gone() is None
@@ -160,19 +160,19 @@ def test_a_type_that_nobody_uses_goes() -> None:
         (TorchTensor[2], (2,), False),
     ],
 )
-def test_isinstance_asks_whether_a_tensor_fits(tp: TensorType, shape: tuple[int, ...], fits: bool) -> None:
+def test_isinstance_checks_shape_and_dtype(tp: TensorType, shape: tuple[int, ...], fits: bool) -> None:
     assert isinstance(np.zeros(shape), tp) is fits
 
 
 @pytest.mark.parametrize(
     "value", [[0.0, 0.0], (0.0, 0.0), 2, 2.0, "ab", b"ab", None, {"a": 1}, np.float64(2), object()]
 )
-def test_what_is_no_tensor_is_no_instance(plain: TensorType, value: object) -> None:
+def test_other_values_are_not_instances(plain: TensorType, value: object) -> None:
     assert not isinstance(value, plain)
     assert not isinstance(value, plain[2])
 
 
-def test_calling_a_type_checks_a_value() -> None:
+def test_calling_type_validates_value() -> None:
     array = np.zeros((2, 3))
     assert NdArray(array) is array
     assert NdArray[2, "n"](array) is array
@@ -185,7 +185,7 @@ def test_calling_a_type_checks_a_value() -> None:
         NdArray[3]("abc")
 
 
-def test_a_type_stands_in_unions() -> None:
+def test_types_can_be_used_in_unions() -> None:
     """As `X | None`, in Optional and in Union: isinstance and validation."""
     assert isinstance(np.zeros(3), NdArray[3] | None)
     assert isinstance(None, NdArray[3] | None)
@@ -198,7 +198,7 @@ def test_a_type_stands_in_unions() -> None:
         adapter.validate_python(np.zeros(4))
 
 
-def test_a_schema_of_any_framework_needs_no_framework(run_python: Any) -> None:
+def test_schema_does_not_import_frameworks(run_python: Any) -> None:
     """Only when a value must become a framework's tensor is the framework imported."""
     loaded = run_python(
         """
@@ -217,7 +217,7 @@ print([name for name in ("torch", "jax", "paddle", "tensorflow", "ml_dtypes") if
     assert loaded.strip() == "[]"
 
 
-def test_errors_name_the_field_the_expected_and_the_got() -> None:
+def test_error_names_field_expected_and_actual() -> None:
     class Part(BaseDocument):
         pixels: NdArray[uint8, 3, "h", "w"]
 
