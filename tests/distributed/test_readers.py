@@ -151,8 +151,8 @@ def test_packed_text_and_tabs(tmp_path: Path) -> None:
 
 def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing.csv"):
-        told = "there is no such file, and no folder with files in it to read. Pass allow_empty=True"
-        with pytest.raises(StorageNotFoundError, match=told):
+        message = "there is no such file, and no folder with files in it to read. Pass allow_empty=True"
+        with pytest.raises(StorageNotFoundError, match=message):
             DocumentShards[Line].read_csv(path)
     with pytest.raises(StorageNotFoundError):
         DocumentShards[Good].read_parquet(tmp_path / "none")
@@ -204,8 +204,8 @@ def write_empty(reader: str, folder: Path) -> list[Path]:
 @pytest.mark.parametrize("reader", READERS[:3])
 def test_a_source_without_rows_is_an_error_unless_it_may_be_empty(reader: str, tmp_path: Path) -> None:
     for path in write_empty(reader, tmp_path):
-        told = f"{re.escape(str(path))}: there are no rows to read. Pass allow_empty=True"
-        with pytest.raises(OptionError, match=told):
+        message = f"{re.escape(str(path))}: there are no rows to read. Pass allow_empty=True"
+        with pytest.raises(OptionError, match=message):
             getattr(DocumentShards[Line], reader)(path)
         assert getattr(DocumentShards[Line], reader)(path, allow_empty=True).collect() == DocumentArray[Line]()
 

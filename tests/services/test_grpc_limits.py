@@ -207,12 +207,12 @@ def patiently(client: Client, docs: DocumentArray[Picture]) -> Any:
 
 
 def test_an_answer_over_the_clients_limit_is_an_error_that_says_what_to_do(server: Server) -> None:
-    told = "the answer is larger than max_answer_bytes=5000. Ask for fewer documents at a time, with .stream()"
+    message = "the answer is larger than max_answer_bytes=5000. Ask for fewer documents at a time, with .stream()"
     with Client(server.address, max_answer_bytes=5_000) as client:
-        with pytest.raises(ServiceLimitError, match=told) as caught:
+        with pytest.raises(ServiceLimitError, match=message) as caught:
             client.embed(pictures(200))
         assert caught.value.code == "RESOURCE_EXHAUSTED"
-        with pytest.raises(ServiceLimitError, match=told):
+        with pytest.raises(ServiceLimitError, match=message):
             client.embed.future(pictures(200)).result()
         parts = [len(answer) for answer in client.embed.stream(pictures(200).batch(20))]
         assert parts == [20] * 10
@@ -345,15 +345,15 @@ def test_unary_calls_are_refused_and_health_says_so_while_idle_streams_hold_ever
             return [stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=60).status for name in names]
 
         ends = stack.enter_context(open_streams(client, "running", Limits().max_concurrency))
-        told = r"open streams hold all 64 threads .*max_stream_wait.* Close streams .* Limits\(max_concurrency="
+        message = r"open streams hold all 64 threads .*max_stream_wait.* Close streams .* Limits\(max_concurrency="
         waiting = [client.embed.future(pictures(1), timeout=300) for _ in range(3)]  # which came before it was known
         for call in waiting:
-            with pytest.raises(ServiceLimitError, match=told) as caught:
+            with pytest.raises(ServiceLimitError, match=message) as caught:
                 call.result()
             assert caught.value.code == "RESOURCE_EXHAUSTED"
-        with pytest.raises(ServiceLimitError, match=told):
+        with pytest.raises(ServiceLimitError, match=message):
             client.embed(pictures(1), timeout=300)
-        with pytest.raises(ServiceLimitError, match=told):
+        with pytest.raises(ServiceLimitError, match=message):
             list(client.embed.stream([pictures(1)], timeout=300))
         eventually(lambda: statuses() == [not_serving] * 3 + [health_pb2.HealthCheckResponse.SERVING])
         ends.pop()()  # one stream ends, and its thread answers
