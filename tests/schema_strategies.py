@@ -1,9 +1,9 @@
 """Random document classes, made at run time, and documents of them.
 
-`schemas()` draws a class; `Drawn.documents` draws documents of it. Classes have colliding aliases, literals with enums,
-secrets, constrained types, unions of classes with equal fields, computed fields, generics over generics, no fields at
-all, and the less common types of pydantic. Values are what a validated document holds, and documents are filled with
-them directly, so that a fault in validation cannot hide one in a codec.
+`document_classes()` draws a class; `Drawn.one` draws documents of it. Classes have colliding aliases, literals with
+enums, secrets, constrained types, unions of classes with equal fields, computed fields, generics over generics, no
+fields at all, and the less common types of pydantic. Values are what a validated document holds, and documents are
+filled with them directly, so that a fault in validation cannot hide one in a codec.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import dataclasses
 import re
 import sys
 import types
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, Flag, IntEnum, IntFlag
-from ipaddress import IPv4Address, IPv4Network, IPv6Address
+from functools import cached_property
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address
 from itertools import count
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Optional, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, NewType, Optional, TypeVar, Union
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -35,28 +36,42 @@ from pydantic import (
     AwareDatetime,
     Base64Bytes,
     Base64Str,
+    Base64UrlBytes,
     BaseModel,
     ByteSize,
     ConfigDict,
     Field,
+    FileUrl,
     FiniteFloat,
     HttpUrl,
+    InstanceOf,
     Json,
+    JsonValue,
     NaiveDatetime,
+    PastDate,
     PositiveInt,
+    PostgresDsn,
     PrivateAttr,
+    RootModel,
+    Secret,
     SecretBytes,
     SecretStr,
+    SerializeAsAny,
+    StrictBytes,
     StrictInt,
+    StrictStr,
     StringConstraints,
     TypeAdapter,
     ValidationError,
     computed_field,
+    condecimal,
     conint,
+    conlist,
+    conset,
     constr,
 )
 from pydantic.alias_generators import to_camel
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypeAliasType, TypedDict
 
 from quire import BaseDocument, DocumentArray
 from quire.typing import AnyTensor, NdArray, float32, float64, int64, uint8
@@ -105,6 +120,19 @@ class Options(TypedDict):
     size: int
 
 
+class SomeOptions(TypedDict):
+    name: str
+    size: NotRequired[int]
+
+
+class Sizes(RootModel[list[int]]):
+    pass
+
+
+UserNumber = NewType("UserNumber", int)
+Names = TypeAliasType("Names", list[str])
+
+
 @dataclasses.dataclass
 class Record:
     name: str
@@ -127,6 +155,11 @@ class AliasedModel(BaseModel):
     size: int = Field(alias="Size")
 
 
+class ModelByAlias(BaseModel):
+    size: int = Field(alias="Size")
+    name: str = Field("", validation_alias=AliasChoices("Name", "title"))
+
+
 class Left(BaseDocument):
     a: int = 0
 
@@ -146,8 +179,28 @@ class Hollow(BaseDocument):
     a: int | None = None
 
 
+class Cat(BaseDocument):
+    kind: Literal["cat"] = "cat"
+    size: int = 0
+
+
+class Dog(BaseDocument):
+    kind: Literal["dog"] = "dog"
+    size: int = 0
+
+
 class Box(BaseDocument, Generic[T]):
     item: T
+
+
+class Shelf(BaseDocument, Generic[T]):
+    boxes: DocumentArray[Box[T]] = []
+
+
+class Library(BaseDocument, Generic[T, U]):
+    shelves: DocumentArray[Shelf[T]] = []
+    nested: Optional[DocumentArray[Box[Box[U]]]] = None
+    by_name: dict[str, Box[T]] = {}
 
 
 class Pair(BaseDocument, Generic[T, U]):
@@ -260,29 +313,57 @@ SPECIAL: list[Typed] = [
     Typed(Annotated[list[int], Field(max_length=2)], st.lists(st.integers(0, 3), max_size=2)),
     Typed(PositiveInt, st.integers(1, 9)),
     Typed(StrictInt, st.integers(-3, 3)),
+    Typed(StrictStr, texts),
+    Typed(StrictBytes, st.binary(max_size=3)),
+    Typed(condecimal(max_digits=4, decimal_places=2), st.sampled_from([Decimal("1.50"), Decimal(0)])),
+    Typed(conlist(int, min_length=1), st.lists(st.integers(-3, 3), min_size=1, max_size=2)),
+    Typed(conset(int, max_length=2), st.sets(st.integers(-3, 3), max_size=2)),
+    Typed(PastDate, st.dates(max_value=date(2000, 1, 1))),
+    Typed(UserNumber, integers),
+    Typed(Names, st.lists(texts, max_size=2)),
     Typed(FiniteFloat, st.floats(allow_nan=False, allow_infinity=False)),
     Typed(SecretStr, texts.map(SecretStr)),
     Typed(SecretBytes, st.binary(max_size=3).map(SecretBytes)),
+    Typed(Secret[int], st.integers(-3, 3).map(Secret[int])),
+    Typed(Secret[date], st.dates().map(Secret[date])),
     Typed(Json[list[int]], st.lists(st.integers(-3, 3), max_size=2)),
     Typed(Json[str], texts),
     Typed(Json, plain_json),
     Typed(Base64Bytes, st.binary(max_size=4)),
     Typed(Base64Str, st.text(max_size=4)),
+    Typed(Base64UrlBytes, st.binary(max_size=4)),
     Typed(re.Pattern, patterns),
     Typed(re.Pattern[str], patterns),
     Typed(re.Pattern[bytes], st.builds(re.compile, st.just(b"a"), st.sampled_from([0, re.IGNORECASE]))),
     Typed(IPv4Address, st.ip_addresses(v=4)),
     Typed(IPv6Address, st.ip_addresses(v=6)),
     Typed(IPv4Network, st.just(IPv4Network("10.0.0.0/8"))),
+    Typed(IPv4Interface, st.just(IPv4Interface("10.0.0.1/8"))),
     Typed(AnyUrl, urls.map(AnyUrl)),
+    Typed(FileUrl, st.just(FileUrl("file:///a/b"))),
+    Typed(PostgresDsn, st.just(PostgresDsn("postgres://user:pass@localhost:5432/app"))),
     Typed(HttpUrl, web_urls.map(HttpUrl)),
     Typed(ByteSize, st.integers(0, 2000).map(ByteSize)),
     Typed(Point, st.builds(Point, st.integers(-3, 3), st.floats(allow_nan=False))),
     Typed(Options, st.fixed_dictionaries({"name": texts, "size": st.integers(-3, 3)})),
+    Typed(SomeOptions, st.fixed_dictionaries({"name": texts}, optional={"size": st.integers(-3, 3)})),
+    Typed(Sizes, st.lists(st.integers(-3, 3), max_size=2).map(Sizes)),
+    Typed(JsonValue, plain_json),
+    Typed(Hashable, st.integers(-3, 3) | texts | st.just((1, "a"))),
+    Typed(InstanceOf[Decimal], st.just(Decimal("1.50"))),
+    Typed(type[int], st.sampled_from([int, bool])),
+    Typed(Counter[str], st.dictionaries(texts, st.integers(1, 3), max_size=2).map(Counter)),
+    Typed(
+        defaultdict[str, list[int]],
+        st.dictionaries(texts, st.lists(st.integers(0, 3), max_size=2), max_size=2).map(
+            lambda items: defaultdict(list, items)
+        ),
+    ),
     Typed(Record, st.builds(Record, texts, st.integers(-3, 3))),
     Typed(CheckedRecord, st.builds(CheckedRecord, st.integers(-3, 3))),
     Typed(PlainModel, st.builds(PlainModel, size=st.integers(-3, 3), name=texts)),
     Typed(AliasedModel, st.builds(AliasedModel, size=st.integers(-3, 3))),
+    Typed(ModelByAlias, st.builds(lambda size, name: ModelByAlias(Size=size, Name=name), st.integers(-3, 3), texts)),
     Typed(Any, anything),
     *_literals(),
 ]
@@ -308,8 +389,13 @@ HASHABLE: list[Typed] = [
     Typed(float, st.floats(allow_nan=False)),
     Typed(Decimal, st.sampled_from([Decimal("1.5"), Decimal(2)])),
 ]
+lefts = _documents(Left, a=st.integers(-3, 3))
+rights = _documents(Right, a=st.integers(-3, 3))
+animals = _documents(Cat, kind=st.just("cat"), size=st.integers(0, 3)) | _documents(
+    Dog, kind=st.just("dog"), size=st.integers(0, 3)
+)
 DOCUMENTS: list[Typed] = [
-    Typed(Left, _documents(Left, a=st.integers(-3, 3))),
+    Typed(Left, lefts),
     Typed(Empty, _documents(Empty)),
     Typed(Hollow, _documents(Hollow, a=st.none() | st.integers(-3, 3))),
 ]
@@ -327,6 +413,18 @@ def _nodes() -> st.SearchStrategy[Node]:
 
 
 DOCUMENTS.append(Typed(Node, _nodes()))
+UNIONS_OF_DOCUMENTS: list[Typed] = [
+    Typed(Union[Left, Right], lefts | rights),
+    Typed(list[Union[Right, Left]], st.lists(lefts | rights, max_size=2)),
+    Typed(dict[str, Union[Left, Right]], st.dictionaries(texts, lefts | rights, max_size=2)),
+    Typed(
+        Union[DocumentArray[Left], DocumentArray[Right]],
+        st.lists(lefts, max_size=2).map(DocumentArray[Left]) | st.lists(rights, max_size=2).map(DocumentArray[Right]),
+    ),
+    Typed(Annotated[Union[Cat, Dog], Field(discriminator="kind")], animals),
+    Typed(list[Annotated[Union[Cat, Dog], Field(discriminator="kind")]], st.lists(animals, max_size=2)),
+    Typed(SerializeAsAny[Left], lefts),
+]
 
 
 def _containers(inner: Typed, draw: Callable[[Any], Any]) -> Typed:
@@ -375,21 +473,123 @@ def _of_documents(inner: Typed, draw: Callable[[Any], Any]) -> Typed:
     return draw(st.sampled_from(choices))()
 
 
-def _generic(inner: Typed, draw: Callable[[Any], Any]) -> Typed:
-    """A generic document over a type, or over a generic document over it.
+# --- generic classes
 
-    A type with a `Field` inside is left alone: pydantic makes another class for an equal `Field`, and pickles make one.
-    """
-    if "FieldInfo" in str(inner.annotation):
-        return inner
-    try:
-        box = Box[inner.annotation]
-        boxes = _documents(box, item=inner.values)
-        if draw(st.booleans()):
-            return Typed(box, boxes)
-        return Typed(Box[box], _documents(Box[box], item=boxes))
-    except TypeError:
-        return inner
+
+class Template(NamedTuple):
+    """An annotation over a type variable: of a type, the annotation, its values, and input with one value inside."""
+
+    annotation: Callable[[Any], Any]
+    values: Callable[[Any, st.SearchStrategy[Any]], st.SearchStrategy[Any]]
+    wrap: Callable[[Any], Any]
+
+
+def boxes_of(tp: Any, values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return _documents(Box[tp], item=values)
+
+
+def box_arrays_of(tp: Any, values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(boxes_of(tp, values), max_size=2).map(DocumentArray[Box[tp]])
+
+
+def shelves_of(tp: Any, values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return _documents(Shelf[tp], boxes=box_arrays_of(tp, values))
+
+
+def _libraries_of(tp: Any, values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    nested = st.lists(boxes_of(Box[int], boxes_of(int, st.integers(-3, 3))), max_size=2)
+    return _documents(
+        Library[tp, int],
+        shelves=st.lists(shelves_of(tp, values), max_size=2).map(DocumentArray[Shelf[tp]]),
+        nested=st.none() | nested.map(DocumentArray[Box[Box[int]]]),
+        by_name=st.dictionaries(texts, boxes_of(tp, values), max_size=2),
+    )
+
+
+TEMPLATES: list[Template] = [
+    Template(lambda t: t, lambda _, values: values, lambda value: value),
+    Template(lambda t: list[t], lambda _, values: st.lists(values, max_size=2), lambda value: [value]),
+    Template(
+        lambda t: dict[str, t],
+        lambda _, values: st.dictionaries(texts, values, max_size=2),
+        lambda value: {"k": value},
+    ),
+    Template(
+        lambda t: tuple[t, int],
+        lambda _, values: st.tuples(values, st.integers(-3, 3)),
+        lambda value: (value, 1),
+    ),
+    Template(lambda t: Box[t], boxes_of, lambda value: {"item": value}),
+    Template(
+        lambda t: Box[Box[t]],
+        lambda tp, values: boxes_of(Box[tp], boxes_of(tp, values)),
+        lambda value: {"item": {"item": value}},
+    ),
+    Template(
+        lambda t: Box[list[t]],
+        lambda tp, values: boxes_of(list[tp], st.lists(values, max_size=2)),
+        lambda value: {"item": [value]},
+    ),
+    Template(lambda t: DocumentArray[Box[t]], box_arrays_of, lambda value: [{"item": value}]),
+    Template(
+        lambda t: Optional[DocumentArray[Box[t]]],
+        lambda tp, values: st.none() | box_arrays_of(tp, values),
+        lambda value: [{"item": value}],
+    ),
+    Template(
+        lambda t: list[DocumentArray[Box[t]]],
+        lambda tp, values: st.lists(box_arrays_of(tp, values), max_size=2),
+        lambda value: [[{"item": value}]],
+    ),
+    Template(
+        lambda t: DocumentArray[Box[Box[t]]],
+        lambda tp, values: st.lists(boxes_of(Box[tp], boxes_of(tp, values)), max_size=2).map(
+            DocumentArray[Box[Box[tp]]]
+        ),
+        lambda value: [{"item": {"item": value}}],
+    ),
+    Template(lambda t: Shelf[t], shelves_of, lambda value: {"boxes": [{"item": value}]}),
+    Template(
+        lambda t: DocumentArray[Shelf[t]],
+        lambda tp, values: st.lists(shelves_of(tp, values), max_size=2).map(DocumentArray[Shelf[tp]]),
+        lambda value: [{"boxes": [{"item": value}]}],
+    ),
+    Template(
+        lambda t: Library[t, int],
+        _libraries_of,
+        lambda value: {"shelves": [{"boxes": [{"item": value}]}]},
+    ),
+]
+
+
+def generic_class(template: Template, name: str = "content") -> type[Any]:
+    """A new generic class with one field, whose type is the template over the class's type variable."""
+    namespace = {"__annotations__": {name: template.annotation(T)}, "__module__": __name__}
+    return _new_class(namespace, (BaseDocument, Generic[T]))
+
+
+def plain_class(template: Template, tp: Any, name: str = "content") -> type[Any]:
+    """A new class with one field, whose type is the template over a type."""
+    return _new_class({"__annotations__": {name: template.annotation(tp)}, "__module__": __name__})
+
+
+def _generic(inner: Typed, draw: Callable[[Any], Any]) -> Typed:
+    """A generic document over a type: a fixed class or a new one, which may have generic documents inside."""
+    template = draw(st.sampled_from(TEMPLATES))
+    tp, values = inner
+    if draw(st.booleans()):
+        return Typed(template.annotation(tp), template.values(tp, values))
+    document_type = generic_class(template)[tp]
+    return Typed(document_type, _documents(document_type, content=template.values(tp, values)))
+
+
+@st.composite
+def generic_classes(draw: Callable[[Any], Any], depth: int = 2) -> Drawn:
+    """A new generic document class, with its type."""
+    inner = draw(field_types(depth - 1))
+    template = draw(st.sampled_from(TEMPLATES))
+    document_type = generic_class(template)[inner.annotation]
+    return Drawn(document_type, _documents(document_type, content=template.values(inner.annotation, inner.values)))
 
 
 def _unions(first: Typed, second: Typed) -> Typed:
@@ -418,8 +618,10 @@ def field_types(draw: Callable[[Any], Any], depth: int = 2) -> Typed:
         found = _unions(draw(field_types(0)), draw(field_types(0)))
     elif how < 15:
         found = _generic(draw(field_types(depth - 1)), draw)
-    elif how < 17:
+    elif how < 16:
         found = _of_documents(draw(st.sampled_from(DOCUMENTS)), draw)
+    elif how < 17:
+        found = draw(st.sampled_from(UNIONS_OF_DOCUMENTS))
     else:
         inner = draw(schemas(depth - 1))
         found = _of_documents(Typed(inner.document_type, inner.one), draw)
@@ -457,8 +659,8 @@ def schemas(draw: Callable[[Any], Any], depth: int = 2) -> Drawn:
     if draw(st.integers(0, 5)) == 0:
         namespace["__annotations__"] = {"id": ClassVar[None], **namespace["__annotations__"]}
         namespace["id"] = None
-    if draw(st.integers(0, 3)) == 0 and config.get("extra") not in ("allow", "forbid"):
-        namespace["double"] = computed_field(property(_computed))
+    if draw(st.integers(0, 2)) == 0:
+        _add_computed_field(draw, namespace, names)
     if draw(st.integers(0, 7)) == 0:
         namespace["_hidden"] = PrivateAttr(3)
         namespace["__annotations__"]["_hidden"] = int
@@ -473,8 +675,29 @@ def schemas(draw: Callable[[Any], Any], depth: int = 2) -> Drawn:
     return Drawn(document_type, st.builds(lambda v, e: fill(document_type, v, e), values, extras))
 
 
-def _computed(self: Any) -> int:
-    return len(type(self).model_fields)
+def _add_computed_field(draw: Callable[[Any], Any], namespace: dict[str, Any], names: list[str]) -> None:
+    """Add a computed field; its name may be an alias of a field, and its alias the name of one."""
+    name = draw(st.sampled_from([name for name in ("double", "other", "title", "name") if name not in names]))
+    returned = draw(st.sampled_from([int, str, Any, list[int]]))
+    first = names[0] if names else None
+
+    def compute(self: Any) -> Any:
+        if returned is Any and first is not None:
+            return getattr(self, first)
+        return {int: 7, str: "seven", list[int]: [7]}.get(returned)
+
+    compute.__annotations__["return"] = returned
+    compute.__name__ = name
+    options = {"alias": "title"} if draw(st.integers(0, 3)) == 0 else {}
+    wrapper: Any = cached_property(compute) if draw(st.integers(0, 3)) == 0 else property(compute)
+    if isinstance(wrapper, cached_property):
+        wrapper.__set_name__(None, name)
+    namespace[name] = computed_field(wrapper, **options)
+
+
+def document_classes() -> st.SearchStrategy[Drawn]:
+    """A document class: most are plain, some are generic classes with their types."""
+    return st.one_of(schemas(), schemas(), generic_classes())
 
 
 def _config(draw: Callable[[Any], Any]) -> dict[str, Any]:
@@ -511,9 +734,9 @@ def _field(draw: Callable[[Any], Any], found: Typed) -> Any:
 _ALIVE: deque[str] = deque()
 
 
-def _new_class(namespace: dict[str, Any]) -> type[Any]:
+def _new_class(namespace: dict[str, Any], bases: tuple[Any, ...] = (BaseDocument,)) -> type[Any]:
     name = f"Drawn{next(_numbers)}"
-    document_type = types.new_class(name, (BaseDocument,), {}, lambda body: body.update(namespace))
+    document_type = types.new_class(name, bases, {}, lambda body: body.update(namespace))
     publish(document_type)
     return document_type
 

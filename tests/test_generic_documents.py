@@ -12,7 +12,7 @@ from weakref import ref
 
 import pytest
 from annotated_types import Gt
-from pydantic import AfterValidator, Field, ValidationError, constr
+from pydantic import AfterValidator, Field, InstanceOf, SkipValidation, ValidationError, constr
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 
@@ -65,6 +65,8 @@ ANNOTATED: dict[str, Callable[[], Any]] = {
     "in a list": lambda: list[Annotated[int, Field(gt=0)]],
     "optional": lambda: Optional[Annotated[int, Field(gt=0)]],
     "deep": lambda: dict[str, tuple[Annotated[float, Field(gt=0)], ...]],
+    "instance": lambda: InstanceOf[int],
+    "unvalidated": lambda: SkipValidation[int],
     "function": lambda: Annotated[int, AfterValidator(is_even)],
 }
 COPIED: dict[str, Any] = {

@@ -131,12 +131,12 @@ def _has_type_variables(parameter: Any) -> bool:
 
 # --- parameters with metadata
 #
-# pydantic compares a `Field` by identity, so `Box[Annotated[int, Field(gt=0)]]`, written twice or unpickled, would make
+# pydantic hashes a `Field` by identity, so `Box[Annotated[int, Field(gt=0)]]`, written twice or unpickled, would make
 # two classes, and a `Field(pattern=...)` cannot be pickled at all. Therefore a `Field` is replaced by the equal one of
 # an existing class, and pickles hold its options. Functions, which cloudpickle may copy, are not equal to their copies:
 # classes with such parameters are pickled with a token.
 
-_classes_of_fields: dict[str, WeakSet[type[BaseModel]]] = {}
+_classes_of_items: dict[str, WeakSet[type[BaseModel]]] = {}
 _tokens: WeakValueDictionary[str, type[BaseModel]] = WeakValueDictionary()
 
 
@@ -151,8 +151,8 @@ def register_parameters(made: type[BaseModel]) -> None:
     """Let later parameters use the fields in the parameters of a generic class."""
     with _making:
         for item in _metadata(made.__pydantic_generic_metadata__["args"]):
-            if isinstance(item, FieldInfo):
-                _classes_of_fields.setdefault(repr(item), WeakSet()).add(made)
+            if _is_hashed_by_identity(item):
+                _classes_of_items.setdefault(repr(item), WeakSet()).add(made)
 
 
 def canonical_parameters(parameters: Any) -> Any:
@@ -160,14 +160,21 @@ def canonical_parameters(parameters: Any) -> Any:
     return _map_metadata(parameters, _canonical)
 
 
+def _is_hashed_by_identity(item: Any) -> bool:
+    """Whether equal items are not found in a dict, as a `Field` or `InstanceOf`."""
+    methods: Any = type(item)
+    return isinstance(item, FieldInfo) or (methods.__hash__ is object.__hash__ and methods.__eq__ is not object.__eq__)
+
+
 def _canonical(item: Any) -> Any:
     if isinstance(item, FieldRecipe):
         item = FieldInfo(**item.options)
-    if not isinstance(item, FieldInfo):
+    if not _is_hashed_by_identity(item):
         return item
     with _making:
-        known = [_metadata(cls.__pydantic_generic_metadata__["args"]) for cls in _classes_of_fields.get(repr(item), ())]
-    return next((other for items in known for other in items if _are_equal_fields(item, other)), item)
+        known = [_metadata(cls.__pydantic_generic_metadata__["args"]) for cls in _classes_of_items.get(repr(item), ())]
+    equal = _are_equal_fields if isinstance(item, FieldInfo) else _is_same
+    return next((other for items in known for other in items if equal(item, other)), item)
 
 
 def _field_options(field: FieldInfo) -> dict[str, Any]:
@@ -187,7 +194,7 @@ def _are_equal_fields(field: FieldInfo, other: Any) -> bool:
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    """Whether two options of a `Field` are equal: 1 and True are not."""
+    """Whether two items of metadata or options of a `Field` are equal: 1 and True are not."""
     return value is other or (type(value) is type(other) and repr(value) == repr(other) and bool(value == other))
 
 

@@ -153,7 +153,7 @@ class Schema:
         accepted: dict[str, tuple[Field, str]] = {}
         for field in self.fields:
             entry = field, stored_key(field.name) if keyed else field.name
-            for alias in _aliases(self.document_type.model_fields[field.name]):
+            for alias in field_aliases(self.document_type.model_fields[field.name]):
                 if alias not in self.by_name:
                     accepted.setdefault(alias, entry)
             accepted[field.name] = entry
@@ -211,7 +211,7 @@ def build_schema(document_type: type[Any]) -> Schema:
     return Schema(document_type, fields, keeps_more=more)
 
 
-def _aliases(info: FieldInfo) -> list[str]:
+def field_aliases(info: FieldInfo) -> list[str]:
     """The names by which pydantic takes a value for a field, other than its own."""
     return [alias for alias in _alias_choices(info) if isinstance(alias, str)]
 
@@ -243,8 +243,8 @@ def _other_keys(name: str, info: FieldInfo) -> set[str]:
 def has_ambiguous_keys(document_type: type[Any]) -> bool:
     """Whether the names of fields do not tell pydantic which field a value is for.
 
-    That is so where an alias of one field is the name or an alias of another, and where a class takes its fields only
-    by alias. Decoders then use a key of its own for each field, see `stored_key`.
+    That is so where an alias of one field is the name or an alias of another, or the name of a computed field, and
+    where a class takes its fields only by alias. Decoders then use a key of its own for each field, see `stored_key`.
     """
     fields = document_type.model_fields
     if document_type.model_config.get("validate_by_alias") is False:
@@ -253,7 +253,12 @@ def has_ambiguous_keys(document_type: type[Any]) -> bool:
     if not takes_names(document_type):
         return any(aliases.values())
     every = [key for keys in aliases.values() for key in keys]
-    return len(set(every)) < len(every) or not fields.keys().isdisjoint(every)
+    return len(set(every)) < len(every) or not written_names(document_type).isdisjoint(every)
+
+
+def written_names(document_type: type[Any]) -> set[str]:
+    """The keys that JSON and dicts of a class have: the names of fields and of computed fields."""
+    return {*document_type.model_fields, *document_type.__pydantic_decorators__.computed_fields}
 
 
 def stored_key(name: str) -> str:

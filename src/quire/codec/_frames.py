@@ -16,6 +16,7 @@ import numpy as np
 from quire._optional import require
 from quire._paths import FieldPath, join_path
 from quire.codec._flat import check_nothing_more, is_spread, no_column
+from quire.codec._json import to_dict
 from quire.codec._readback import is_unchanged
 from quire.columns import (
     Column,
@@ -177,7 +178,7 @@ def _plain(value: Any) -> Any:
     """A document as a dict, an array as a list of dicts."""
     if value is None or isinstance(value, dict):
         return value
-    return [item.model_dump() for item in value] if hasattr(type(value), "_trusted") else value.model_dump()
+    return [to_dict(item) for item in value] if hasattr(type(value), "_trusted") else to_dict(value)
 
 
 def _numbers(pandas: Any, column: ScalarColumn) -> Any:

@@ -162,6 +162,9 @@ def check_read_back(document: Any, changing: list[Field], read: Callable[[], Any
         value, other = document.__dict__[field.name], again.__dict__.get(field.name)
         if not is_unchanged(value, other):
             raise EncodeError(f"{owner}, {field.name}: {_difference(value, other, form)}")
+    if not is_unchanged(document.__pydantic_extra__, again.__pydantic_extra__):  # of names that are read as others
+        difference = _difference(document.__pydantic_extra__, again.__pydantic_extra__, form)
+        raise EncodeError(f"{owner}: its extra fields in {difference}")
 
 
 def _difference(value: Any, other: Any, form: TextForm) -> str:

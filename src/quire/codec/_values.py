@@ -19,7 +19,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import numpy as np
-from pydantic import BaseModel, networks
+from pydantic import BaseModel, RootModel, networks
 from pydantic_core import MultiHostUrl, Url
 
 from quire._loaded import class_name
@@ -29,7 +29,7 @@ from quire.codec._errors import below
 from quire.codec._tensors import encode_elements, encode_tensor
 from quire.codec._wire import FIXED64, VARINT, delimited, tag, text, uint, zigzag
 from quire.errors import EncodeError
-from quire.schema import Schema
+from quire.schema import Schema, field_aliases, takes_names
 from quire.tensors import framework_of
 
 _MIN, _MAX = -(1 << 63), (1 << 63) - 1
@@ -239,6 +239,15 @@ def _dict(value: Mapping[Any, Any], writer: Writer) -> bytes:
 _list, _tuple, _set, _frozen_set = map(_items, (10, 11, 12, 13))
 
 
+def _model_content(model: BaseModel) -> dict[str, Any]:
+    """The values of a pydantic model that is no document, by the names that the model takes them by."""
+    fields, content = type(model).model_fields, model.__dict__  # which may also hold cached properties
+    keys = {name: name for name in fields}
+    if not takes_names(type(model)):
+        keys = {name: next(iter(field_aliases(info)), name) for name, info in fields.items()}
+    return {**{keys[name]: content[name] for name in fields if name in content}, **(model.__pydantic_extra__ or {})}
+
+
 def _pattern(value: re.Pattern[Any], writer: Writer) -> bytes:
     """A regular expression as its text; with its flags, where the text alone would be compiled with others."""
     if re.compile(value.pattern).flags == value.flags:
@@ -278,7 +287,8 @@ _BY_BASE: tuple[tuple[Any, _Encoder], ...] = (
     (Enum, _member),
     (np.generic, _scalar),
     (PurePath, lambda value, _: delimited(23, utf8(str(value)))),
-    (BaseModel, lambda value, writer: _dict({**value.__dict__, **(value.__pydantic_extra__ or {})}, writer)),
+    (RootModel, lambda value, writer: encode_value(value.root, writer)),
+    (BaseModel, lambda value, writer: _dict(_model_content(value), writer)),
     (str, lambda value, _: delimited(5, utf8(str.__str__(value)))),
     (int, lambda value, _: _integer(int(value))),
     (float, lambda value, _: b"\x21" + _DOUBLE.pack(value)),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pydantic import BaseModel, SecretBytes, SecretStr
+from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 
 from quire._typing import is_array_type, is_document_type
 from quire.codec._json import to_json
@@ -171,7 +171,12 @@ def _without_zone(value: Any) -> Any:
 
 
 def _json(value: Any) -> str:
-    return to_json(value, None, "lists") if is_document_type(type(value)) else json.dumps(value, default=_jsonable)
+    if is_document_type(type(value)):
+        return to_json(value, None, "lists")
+    try:
+        return json.dumps(value, default=_jsonable)
+    except (TypeError, ValueError, RecursionError) as error:  # keys that JSON does not have; cycles
+        raise EncodeError(f"a {type(value).__name__} has no form in JSON: {error}.") from error
 
 
 def _jsonable(value: Any) -> Any:
@@ -186,7 +191,7 @@ def _jsonable(value: Any) -> Any:
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, re.Pattern) and re.compile(value.pattern).flags == value.flags:
         return value.pattern
-    if isinstance(value, (SecretStr, SecretBytes, re.Pattern)):
+    if isinstance(value, (Secret, SecretStr, SecretBytes, re.Pattern)):
         raise EncodeError(f"{value!r} cannot be written as text there without losing what it holds.")
     return str(value)
 

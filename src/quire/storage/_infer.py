@@ -40,6 +40,8 @@ _SIMPLE: tuple[tuple[Any, Any], ...] = (
     (pa.types.is_duration, timedelta),
     (pa.types.is_decimal, Decimal),
 )
+HAS_NULLS = {b"quire.has_nulls": b"true"}
+"""The metadata of an Arrow field whose data is known to have nulls: a list of such items is no tensor."""
 
 
 class Row(BaseDocument):
@@ -141,6 +143,10 @@ def _list(arrow_type: pa.DataType, name: str) -> Any:
         return DocumentArray[_plain(arrow_type.value_type, name)]  # type: ignore[misc]
     inner, sizes = arrow_type, []
     while _is_list(inner):
+        if inner.value_field.metadata == HAS_NULLS:
+            item = arrow_type.value_field
+            annotation = _annotation(item, name)
+            return list[annotation | None if item.metadata == HAS_NULLS else annotation]  # type: ignore[misc]
         sizes.append(inner.list_size if pa.types.is_fixed_size_list(inner) else ...)
         inner = inner.value_type
     if not (pa.types.is_integer(inner) or pa.types.is_floating(inner) or pa.types.is_boolean(inner)):

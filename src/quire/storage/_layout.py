@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Flag
 from functools import cached_property
@@ -213,11 +214,16 @@ def layout_fingerprint(schema: Schema) -> str:
 
 
 def json_schema(schema: Schema) -> str:
-    """The JSON schema of a class; an empty one where pydantic has none for a field."""
+    """The JSON schema of a class; an empty one where pydantic has none for a field.
+
+    pydantic warns of defaults that have no form in JSON. They are left out: the reader has the class, or does without.
+    """
     notes, key = schema.document_type.document_schema().notes, ("storage", "json_schema")
     if key not in notes:
         try:
-            notes[key] = json.dumps(schema.document_type.model_json_schema())
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                notes[key] = json.dumps(schema.document_type.model_json_schema())
         except (PydanticInvalidForJsonSchema, PydanticUserError):
             notes[key] = "{}"
     found: str = notes[key]

@@ -13,6 +13,7 @@ from pydantic import Field as PydanticField
 from quire.array import DocumentBatch
 from quire.errors import DecodeError, OptionError, StorageError
 from quire.files import Folder, open_folder, shown
+from quire.storage._infer import HAS_NULLS
 from quire.storage._infer import _annotation as annotation_of
 from quire.storage._layout import Layout
 from quire.storage.importers._classes import class_name, document_class, field_names, tensor_annotation
@@ -177,9 +178,14 @@ def _field(name: str, array: pa.Array) -> pa.Field:
     if pa.types.is_struct(found):
         parts = [_field(found.field(i).name, child) for i, child in enumerate(array.flatten())]
         found = pa.struct(parts)
-    elif pa.types.is_list(found) and pa.types.is_struct(found.value_type):
+    elif pa.types.is_list(found):
         found = pa.list_(_field("item", array.flatten()))
-    return pa.field(name, found, nullable=array.null_count > 0)
+    return _nullable_field(name, found, nullable=array.null_count > 0)
+
+
+def _nullable_field(name: str, arrow_type: pa.DataType, *, nullable: bool) -> pa.Field:
+    """A field that says whether it has nulls. In other schemas, almost every field is nullable, and few have nulls."""
+    return pa.field(name, arrow_type, nullable=nullable, metadata=HAS_NULLS if nullable else None)
 
 
 def _either(one: pa.Field, other: pa.Field) -> pa.Field:
@@ -187,9 +193,9 @@ def _either(one: pa.Field, other: pa.Field) -> pa.Field:
     found = one.type
     if pa.types.is_struct(found):
         found = pa.struct([_either(found.field(i), other.type.field(i)) for i in range(found.num_fields)])
-    elif pa.types.is_list(found) and pa.types.is_struct(found.value_type):
+    elif pa.types.is_list(found):
         found = pa.list_(_either(found.value_field, other.type.value_field))
-    return pa.field(one.name, found, nullable=one.nullable or other.nullable)
+    return _nullable_field(one.name, found, nullable=one.nullable or other.nullable)
 
 
 def _typed(field: pa.Field, feature: Any, name: str, options: ImportOptions) -> Any:
