@@ -93,8 +93,30 @@ def test_runs_hold_the_rows_of_the_positions(shuffle: Any, size: int) -> None:
             assert bool(held) == (start < stop)
             if shuffle is False:
                 assert rows == set(held), "no more than is needed"
-            elif shuffle == "block":
-                assert len(held) <= (-(-(stop - start) // 8) + 2) * 8, "no more than the windows that are touched"
+            elif shuffle == "block" and held:
+                begin = order.begin_of(1, order.window_at(1, start))
+                end = order.begin_of(1, order.window_at(1, stop - 1) + 1)
+                assert set(held) == set(order.rows(1, np.arange(begin, end)).tolist()), "the windows that are touched"
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 8, 9, 31, 40, 41])
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+def test_windows_are_runs_of_positions_over_whole_units(size: int, epoch: int) -> None:
+    order = RowOrder(size, 3, "block", block=4, window=2)
+    windows = [order.window_at(epoch, position) for position in range(size)]
+    assert windows == sorted(windows)
+    assert set(windows) == set(range(windows[-1] + 1)), "no window is left out"
+    units: list[int] = []
+    for window in range(windows[-1] + 1):
+        begin, end = order.begin_of(epoch, window), order.begin_of(epoch, window + 1)
+        assert windows[begin:end] == [window] * (end - begin)
+        rows = sorted(order.rows(epoch, np.arange(begin, end)).tolist())
+        in_window = sorted({row // 4 for row in rows})
+        assert rows == [row for unit in in_window for row in range(unit * 4, min(unit * 4 + 4, size))]
+        assert len(in_window) == 2 or window == windows[-1]
+        units += in_window
+    assert sorted(units) == list(range(-(-size // 4)))
+    assert order.begin_of(epoch, windows[-1] + 1) == order.begin_of(epoch, windows[-1] + 5) == size
 
 
 # --- the share of a rank

@@ -166,7 +166,89 @@ def test_mixes_of_other_seeds_weights_or_datasets_have_other_names(stored: list[
     assert mix(stored).state_dict()["mix"] == mix(stored, weights=(2, 2), stop="all").state_dict()["mix"]
 
 
-# --- passes
+# --- states
+
+
+@pytest.fixture
+def state(stored: list[Any]) -> dict[str, Any]:
+    batch_state = list(mix(stored, seed=2))[1].state
+    assert batch_state is not None
+    return through_json(batch_state)
+
+
+def test_states_are_read_back(state: dict[str, Any]) -> None:
+    assert MixedState.from_dict(state).to_dict() == state
+    assert MixedState.from_dict({**state, "added_later": 1}).to_dict() == state
+    zero = {**state, "epoch": 0, "step": 0, "origin": 0}
+    assert MixedState.from_dict(zero).to_dict() == zero
+
+
+@pytest.mark.parametrize("name", ["epoch", "step", "origin", "mix", "drawn", "datasets"])
+def test_states_without_a_field_are_errors(state: dict[str, Any], name: str) -> None:
+    del state[name]
+    with pytest.raises(OptionError, match="this is no state of a MixedDataset"):
+        MixedState.from_dict(state)
+
+
+@pytest.mark.parametrize("value", [-1, 1.0, "1", None])
+@pytest.mark.parametrize("name", ["epoch", "step", "origin"])
+def test_states_with_a_wrong_count_are_errors(state: dict[str, Any], name: str, value: Any) -> None:
+    with pytest.raises(OptionError, match="the state is damaged: epoch, step and origin"):
+        MixedState.from_dict({**state, name: value})
+
+
+def test_states_of_other_mixes_are_errors(stored: list[Any], state: dict[str, Any]) -> None:
+    parts = state["datasets"]
+    others = [
+        (mix(stored), state),
+        (mix(stored, seed=2, weights=(1, 2)), state),
+        (mix(stored, seed=2), {**state, "datasets": {"0": parts["0"]}}),
+        (mix(stored, seed=2), {**state, "datasets": {"0": parts["0"], "2": parts["1"]}}),
+    ]
+    for dataset, other in others:
+        with pytest.raises(OptionError, match="the state is of another mix"):
+            dataset.load_state_dict(other)
+    with pytest.raises(OptionError, match="another order of rows"):
+        mix(stored, seed=2).load_state_dict({**state, "datasets": {"0": parts["1"], "1": parts["0"]}})
+    mix(stored, seed=2).load_state_dict(state)
+
+
+# --- options
+
+
+def test_datasets_have_names_or_numbers(stored: list[Any]) -> None:
+    datasets = [streamed(source, 2) for source in stored]
+    assert list(MixedDataset(datasets).datasets) == ["0", "1", "2"]
+    assert list(MixedDataset(dict(zip("abc", datasets, strict=True))).datasets) == ["a", "b", "c"]
+
+
+def test_a_mix_stops_at_the_first_end_or_when_all_ended(stored: list[Any]) -> None:
+    with pytest.raises(OptionError, match="use 'first' or 'all'"):
+        mix(stored, stop="never")
+    with pytest.raises(OptionError, match=r"stop='all' waits for every dataset, and \['1'\] have weight 0"):
+        mix(stored, weights=(1, 0), stop="all")
+    assert {batch.state["drawn"] for batch in mix(stored, weights=(1, 0), stop="first")} == {"0"}
+
+
+def test_datasets_without_end_have_no_length(stored: list[Any]) -> None:
+    with pytest.raises(TypeError, match="never end, and have no length together"):
+        len(mix(stored, epochs=(None, None)))
+    assert len(mix(stored, epochs=(None, None), stop="all")) == len(mix(stored, stop="all"))
+    assert len(mix(stored, **MIXES["one without end"])) == len(expected_passes("one without end")[0])
+
+
+@pytest.mark.parametrize("stop", ["first", "all"])
+def test_a_dataset_without_steps_cannot_be_drawn(stored: list[Any], stop: Any) -> None:
+    datasets = [streamed(source, 2, last="drop", shuffle=False) for source in (stored[0], stored[2])]
+    dataset = MixedDataset(datasets, stop=stop)
+    if stop == "first":
+        assert all(batch.state["drawn"] == "0" for batch in dataset), "the pass ends when it would be drawn"
+    else:
+        with pytest.raises(OptionError, match="has no steps, and was drawn"):
+            list(dataset)
+
+
+# --- mixes
 
 MIXES: dict[str, dict[str, Any]] = {
     "until the first ends": {"stop": "first"},
@@ -190,7 +272,63 @@ def expected_passes(name: str) -> list[list[Taken]]:
     return expected
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+# --- workers that hold their own state
+
+
+def iterate_as(dataset: MixedDataset, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Iterate as a worker process does, in this process."""
+    monkeypatch.setattr(_mixing, "this_worker", lambda: worker)
+    return iter(dataset)
+
+
+@pytest.mark.parametrize("name", ["until the first ends", "until all ended", "several epochs"])
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_workers_resume_from_their_own_states(
+    stored: list[Any], name: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = expected_passes(name)[0]
+    first, second = mix(stored, **MIXES[name]), mix(stored, **MIXES[name])
+    states = []
+    for number in range(2):
+        batches = iterate_as(first, Worker(number, 2, 5), monkeypatch)
+        assert [content(next(batches)) for _ in range(count)] == expected[number : number + 2 * count : 2]
+        states.append(through_json(first.state_dict()))
+        assert states[-1]["step"] == (number + 2 * count - 1 if count else 0)
+    for number in (1, 0):
+        worker = Worker(number, 2, 7)
+        monkeypatch.setattr(_mixing, "this_worker", lambda worker=worker: worker)
+        second.load_state_dict(states[number])
+        assert second.state_dict() == states[number]
+        batches = iterate_as(second, worker, monkeypatch)
+        assert [content(batch) for batch in batches] == expected[number + 2 * count :: 2]
+
+
+def test_a_worker_resumes_only_the_steps_that_it_had(stored: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = mix(stored)
+    batches = iterate_as(dataset, Worker(0, 1, 5), monkeypatch)
+    next(batches)
+    state = dataset.state_dict()
+    for change in ({"batch_size": 1}, {"world_size": 2, "rank": 0}, {"last": "drop"}):
+        other = mix(stored, **change)
+        other.load_state_dict(state)
+        with pytest.raises(OptionError, match="give the state to the MixedDataset itself"):
+            iterate_as(other, Worker(0, 1, 7), monkeypatch)
+
+
+def test_the_state_is_that_of_the_last_batch_without_workers_only(stored: list[Any]) -> None:
+    dataset = mix(stored)
+    assert dataset.state_dict()["step"] == 0
+    together(dataset, 2)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=r"keep the state of the last one, batch\.state"):
+        dataset.state_dict()
+    list(dataset)
+    assert dataset.state_dict()["epoch"] == 1
+
+
+# --- passes
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("name", MIXES)
 def test_passes_are_those_of_the_model(stored: list[Any], name: str, workers: int) -> None:
     dataset = mix(stored, **MIXES[name])
@@ -272,138 +410,3 @@ def test_ranks_draw_from_the_same_datasets(stored: list[Any], name: str) -> None
     assert [first.state["drawn"] for first, _ in taken] == [drawn for drawn, _, _ in expected]
     assert [flat(numbers(pair)) for pair in taken] == [rows for _, rows, _ in expected]
     assert all(first.state == second.state for first, second in taken)
-
-
-# --- workers that hold their own state
-
-
-def iterate_as(dataset: MixedDataset, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Iterate as a worker process does, in this process."""
-    monkeypatch.setattr(_mixing, "this_worker", lambda: worker)
-    return iter(dataset)
-
-
-@pytest.mark.parametrize("name", ["until the first ends", "until all ended", "several epochs"])
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_workers_resume_from_their_own_states(
-    stored: list[Any], name: str, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = expected_passes(name)[0]
-    first, second = mix(stored, **MIXES[name]), mix(stored, **MIXES[name])
-    states = []
-    for number in range(2):
-        batches = iterate_as(first, Worker(number, 2, 5), monkeypatch)
-        assert [content(next(batches)) for _ in range(count)] == expected[number : number + 2 * count : 2]
-        states.append(through_json(first.state_dict()))
-        assert states[-1]["step"] == (number + 2 * count - 1 if count else 0)
-    for number in (1, 0):
-        worker = Worker(number, 2, 7)
-        monkeypatch.setattr(_mixing, "this_worker", lambda worker=worker: worker)
-        second.load_state_dict(states[number])
-        assert second.state_dict() == states[number]
-        batches = iterate_as(second, worker, monkeypatch)
-        assert [content(batch) for batch in batches] == expected[number + 2 * count :: 2]
-
-
-def test_a_worker_resumes_only_the_steps_that_it_had(stored: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = mix(stored)
-    batches = iterate_as(dataset, Worker(0, 1, 5), monkeypatch)
-    next(batches)
-    state = dataset.state_dict()
-    for change in ({"batch_size": 1}, {"world_size": 2, "rank": 0}, {"last": "drop"}):
-        other = mix(stored, **change)
-        other.load_state_dict(state)
-        with pytest.raises(OptionError, match="give the state to the MixedDataset itself"):
-            iterate_as(other, Worker(0, 1, 7), monkeypatch)
-
-
-def test_the_state_is_that_of_the_last_batch_without_workers_only(stored: list[Any]) -> None:
-    dataset = mix(stored)
-    assert dataset.state_dict()["step"] == 0
-    together(dataset, 2)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match=r"keep the state of the last one, batch\.state"):
-        dataset.state_dict()
-    list(dataset)
-    assert dataset.state_dict()["epoch"] == 1
-
-
-# --- states
-
-
-@pytest.fixture
-def state(stored: list[Any]) -> dict[str, Any]:
-    batch_state = list(mix(stored, seed=2))[1].state
-    assert batch_state is not None
-    return through_json(batch_state)
-
-
-def test_states_are_read_back(state: dict[str, Any]) -> None:
-    assert MixedState.from_dict(state).to_dict() == state
-    assert MixedState.from_dict({**state, "added_later": 1}).to_dict() == state
-    zero = {**state, "epoch": 0, "step": 0, "origin": 0}
-    assert MixedState.from_dict(zero).to_dict() == zero
-
-
-@pytest.mark.parametrize("name", ["epoch", "step", "origin", "mix", "drawn", "datasets"])
-def test_states_without_a_field_are_errors(state: dict[str, Any], name: str) -> None:
-    del state[name]
-    with pytest.raises(OptionError, match="this is no state of a MixedDataset"):
-        MixedState.from_dict(state)
-
-
-@pytest.mark.parametrize("value", [-1, 1.0, "1", None])
-@pytest.mark.parametrize("name", ["epoch", "step", "origin"])
-def test_states_with_a_wrong_count_are_errors(state: dict[str, Any], name: str, value: Any) -> None:
-    with pytest.raises(OptionError, match="the state is damaged: epoch, step and origin"):
-        MixedState.from_dict({**state, name: value})
-
-
-def test_states_of_other_mixes_are_errors(stored: list[Any], state: dict[str, Any]) -> None:
-    parts = state["datasets"]
-    others = [
-        (mix(stored), state),
-        (mix(stored, seed=2, weights=(1, 2)), state),
-        (mix(stored, seed=2), {**state, "datasets": {"0": parts["0"]}}),
-        (mix(stored, seed=2), {**state, "datasets": {"0": parts["0"], "2": parts["1"]}}),
-    ]
-    for dataset, other in others:
-        with pytest.raises(OptionError, match="the state is of another mix"):
-            dataset.load_state_dict(other)
-    with pytest.raises(OptionError, match="another order of rows"):
-        mix(stored, seed=2).load_state_dict({**state, "datasets": {"0": parts["1"], "1": parts["0"]}})
-    mix(stored, seed=2).load_state_dict(state)
-
-
-# --- options
-
-
-def test_datasets_have_names_or_numbers(stored: list[Any]) -> None:
-    datasets = [streamed(source, 2) for source in stored]
-    assert list(MixedDataset(datasets).datasets) == ["0", "1", "2"]
-    assert list(MixedDataset(dict(zip("abc", datasets, strict=True))).datasets) == ["a", "b", "c"]
-
-
-def test_a_mix_stops_at_the_first_end_or_when_all_ended(stored: list[Any]) -> None:
-    with pytest.raises(OptionError, match="use 'first' or 'all'"):
-        mix(stored, stop="never")
-    with pytest.raises(OptionError, match=r"stop='all' waits for every dataset, and \['1'\] have weight 0"):
-        mix(stored, weights=(1, 0), stop="all")
-    assert {batch.state["drawn"] for batch in mix(stored, weights=(1, 0), stop="first")} == {"0"}
-
-
-def test_datasets_without_end_have_no_length(stored: list[Any]) -> None:
-    with pytest.raises(TypeError, match="never end, and have no length together"):
-        len(mix(stored, epochs=(None, None)))
-    assert len(mix(stored, epochs=(None, None), stop="all")) == len(mix(stored, stop="all"))
-    assert len(mix(stored, **MIXES["one without end"])) == len(expected_passes("one without end")[0])
-
-
-@pytest.mark.parametrize("stop", ["first", "all"])
-def test_a_dataset_without_steps_cannot_be_drawn(stored: list[Any], stop: Any) -> None:
-    datasets = [streamed(source, 2, last="drop", shuffle=False) for source in (stored[0], stored[2])]
-    dataset = MixedDataset(datasets, stop=stop)
-    if stop == "first":
-        assert all(batch.state["drawn"] == "0" for batch in dataset), "the pass ends when it would be drawn"
-    else:
-        with pytest.raises(OptionError, match="has no steps, and was drawn"):
-            list(dataset)
