@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Optional, TypeVar
+from typing import Any, Generic, Optional, TypeVar, Union
 
 import cloudpickle
 import pytest
@@ -40,7 +40,7 @@ from tests.schema_strategies import TEMPLATES, document_classes, field_types, ge
 
 pytestmark = pytest.mark.needs("cloudpickle", "pandas", "pyarrow")
 T = TypeVar("T")
-EXAMPLES = int(os.environ.get("QUIRE_LAWS_SCHEMAS", "60"))
+EXAMPLES = int(os.environ.get("QUIRE_LAWS_SCHEMAS", "250"))
 law = settings(
     max_examples=EXAMPLES,
     derandomize="QUIRE_LAWS_SCHEMAS" not in os.environ,  # the same classes in every run of CI, others in the large one
@@ -250,6 +250,11 @@ class Rows(BaseDocument):
     inner: Optional[Boxed[list[Optional[int]]]] = None
 
 
+class Patterns(BaseDocument):
+    pair: tuple[re.Pattern[str], int]
+    either: Union[re.Pattern[str], int] = 0
+
+
 class Defaults(BaseDocument):
     pattern: re.Pattern[bytes] = re.compile(b"a")
     content: Base64Bytes = b"\x80"
@@ -288,6 +293,8 @@ FAULTS: list[Any] = [
     Defaults(),
     Computed(a=3),
     ComputedOrExtra(other=[1]),  # type: ignore[call-arg]
+    Patterns(pair=(re.compile("a"), 1), either=re.compile("a", re.IGNORECASE)),
+    Patterns(pair=(re.compile("a", re.IGNORECASE), 2**40)),
 ]
 
 
@@ -301,6 +308,11 @@ def test_models_that_are_no_documents_come_back_from_bytes() -> None:
     for again in (Models.from_bytes(models.to_bytes()), Models.from_protobuf(models.to_protobuf())):
         assert again == models
         assert type(again.listed[0]) is Sizes
+
+
+def test_tuples_of_a_pattern_and_a_number_come_back_from_bytes() -> None:
+    for patterns in FAULTS[8:]:
+        assert Patterns.from_bytes(patterns.to_bytes()) == patterns
 
 
 def test_arrays_with_json_inside_come_back_from_data_frames() -> None:

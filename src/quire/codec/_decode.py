@@ -204,7 +204,9 @@ def _nested(reader: Reader, start: int, end: int, hint: Field | None) -> Any:
 def _tuple(reader: Reader, start: int, end: int, hint: Field | None) -> Any:
     """A tuple, or the regular expression with flags that was written as one."""
     items = tuple(_list(reader, start, end, hint))
-    if hint is None or not any(map(_is_pattern, (hint, *hint.items))) or list(map(type, items[1:])) != [int]:
+    if hint is None or list(map(type, items[1:])) != [int]:
+        return items
+    if not any(map(_is_pattern, hint.items if hint.kind is FieldKind.UNION else (hint,))):
         return items
     try:
         return re.compile(*items)
