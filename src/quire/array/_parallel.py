@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from quire.array import _order, _rows, _wire
 from quire.codec import Reading
-from quire.display import tracked
+from quire.display import track
 from quire.errors import FunctionError, OptionError, check_options
 from quire.files import Source
 from quire.parallel import Backend, MapOptions, backend_of, run_map
@@ -57,7 +57,7 @@ class LoadWork(MapWork, Reading, total=False):
 
 def map_items(func: Callable[[Any], Any], items: Iterable[Any], total: int | None, options: _Options) -> Iterator[Any]:
     """The function's results, with a bar if one is wanted."""
-    return tracked(run_map(func, items, options.map), "working", total, show=options.show_progress)
+    return track(run_map(func, items, options.map), "working", total, show=options.show_progress)
 
 
 def map_documents(documents: Collection[Any], func: Callable[[Any], Any], how: MapWork) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from quire import codec
 from quire.array import _wire
 from quire.codec import Reading
-from quire.display import tracked
+from quire.display import track
 from quire.errors import DecodeError, DocumentTypeError, OptionError, check_options
 from quire.files import Kept, Pieces, RemoteOptions, in_pieces, receive, scheme_of, send, shown
 from quire.parallel import cpu_count
@@ -90,7 +90,7 @@ def _maker(array: Any, documents: Iterable[Any], address: str, how: Pushing) -> 
     total = len(documents) if isinstance(documents, Sequence) else None
 
     def make() -> Pieces:
-        shown_documents = tracked(documents, "pushing", total, show=how.get("show_progress"))
+        shown_documents = track(documents, "pushing", total, show=how.get("show_progress"))
         segments = _wire._stream(array, shown_documents, *form, checksums=True, **options)
         return in_pieces(chain.from_iterable(segments))
 
@@ -104,7 +104,7 @@ def _batch_maker(batch_type: type[Any], batches: Iterable[Any], address: str, ho
     def make() -> Pieces:
         columns = (_checked(batch_type, batch)._columns for batch in batches)
         segments = codec.columns_stream(columns, document_type, *form, **options)
-        return in_pieces(chain.from_iterable(tracked(segments, "pushing", show=how.get("show_progress"))))
+        return in_pieces(chain.from_iterable(track(segments, "pushing", show=how.get("show_progress"))))
 
     return make
 
@@ -153,13 +153,13 @@ def pull_batch(batch_type: type[Any], url: Url, how: Pulling) -> Any:
 
 def pull_stream(array_type: type[Any], url: Url, how: Pulling) -> Iterator[Any]:
     """The documents at an address one by one; a few blocks are in memory."""
-    return tracked(_pulled(_wire.iterate_array, array_type, url, how), "pulling", show=how.get("show_progress"))
+    return track(_pulled(_wire.iterate_array, array_type, url, how), "pulling", show=how.get("show_progress"))
 
 
 def pull_batches(batch_type: type[Any], url: Url, how: Pulling) -> Iterator[Any]:
     """The batches at an address, one for each block of the file."""
     batches = _pulled(_wire.iterate_batches, batch_type, url, how)
-    return tracked(batches, "pulling", show=how.get("show_progress"), size=len)
+    return track(batches, "pulling", show=how.get("show_progress"), size=len)
 
 
 def _pulled(iterate: Callable[..., Iterator[Any]], made: type[Any], url: Url, how: Pulling) -> Iterator[Any]:

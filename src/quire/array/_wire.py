@@ -13,7 +13,7 @@ from quire.array._insert import admit
 from quire.array._rows import common_type
 from quire.codec import Reading, ReadOptions, Rows, Segment
 from quire.columns import Columns, StackOptions, concat_columns, stack
-from quire.display import tracked
+from quire.display import track
 from quire.errors import ColumnError, DecodeError, DocumentTypeError
 from quire.files import Source, Target, open_source, open_target
 
@@ -125,7 +125,7 @@ def save(
     """Write documents block by block."""
     protocol, compress = codec.from_suffixes(file, *how)
     total = len(documents) if isinstance(documents, Sized) else None
-    shown = tracked(documents, "saving", total, show=show_progress)
+    shown = track(documents, "saving", total, show=show_progress)
     parts = _stream(array, shown, protocol, compress, allow_pickle=allow_pickle, checksums=True)
     with open_target(file) as out:
         codec.write_parts(out, parts)
@@ -260,7 +260,7 @@ def save_batch(
     columns = [batch._columns]
     parts = codec.columns_stream(columns, batch.document_type, protocol, compress, allow_pickle=allow_pickle)
     with open_target(file) as out:
-        codec.write_parts(out, tracked(parts, "saving", show=show_progress))
+        codec.write_parts(out, track(parts, "saving", show=show_progress))
 
 
 def load_batch(
@@ -288,7 +288,7 @@ def _opened(file: Source) -> Iterator[IO[bytes]]:
 
 def _shown(segments: Iterator[Segment]) -> Iterator[Segment]:
     """With a bar, where it takes long and someone looks."""
-    return tracked(segments, "loading", size=lambda segment: segment.count)
+    return track(segments, "loading", size=lambda segment: segment.count)
 
 
 def load_all_batches(batch_type: type[Any], source: IO[bytes], reading: Reading, *, show_progress: bool | None) -> Any:
@@ -299,7 +299,7 @@ def load_all_batches(batch_type: type[Any], source: IO[bytes], reading: Reading,
 
 def _pulled(source: IO[bytes], options: ReadOptions, show_progress: bool | None) -> Iterator[Segment]:  # noqa: FBT001
     segments = codec.segments_of(source, options)
-    return tracked(segments, "pulling", show=show_progress, size=lambda segment: segment.count)
+    return track(segments, "pulling", show=show_progress, size=lambda segment: segment.count)
 
 
 def iterate_batches(

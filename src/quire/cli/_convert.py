@@ -20,7 +20,7 @@ from quire.cli._formats import TARGET_FORMATS
 from quire.cli._output import format_bytes, write_json
 from quire.cli._sources import item_rows
 from quire.cli._targets import TargetOptions, check_target_is_free, target_format, write_target
-from quire.display import tracked
+from quire.display import track
 from quire.errors import OptionError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> None:
             rows += item_rows(item)
 
     items = count_rows(_limit(source.items(), options.limit))
-    items = tracked(items, "converting", total, show=False if options.quiet else None, size=item_rows)
+    items = track(items, "converting", total, show=False if options.quiet else None, size=item_rows)
     write_target(source, items, options.target, target_options)
     size = None if "://" in options.target else _size_of(Path(options.target))
     if options.json:

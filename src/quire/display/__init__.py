@@ -2,7 +2,7 @@
 
 from quire.display._html import GALLERY, render_html, render_rows_html
 from quire.display._previews import as_picture, render_audio, render_thumbnail
-from quire.display._progress import tracked
+from quire.display._progress import track
 from quire.display._rich import (
     document_tree,
     facts_table,
@@ -33,5 +33,5 @@ __all__ = [
     "rows_table",
     "schema_tree",
     "short_value",
-    "tracked",
+    "track",
 ]

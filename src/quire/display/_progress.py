@@ -24,7 +24,7 @@ _INTERVAL = 0.1
 """Seconds between two updates."""
 
 
-def tracked(
+def track(
     items: Iterable[T],
     what: str,
     total: int | None = None,

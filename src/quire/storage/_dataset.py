@@ -21,7 +21,7 @@ from quire.array import DocumentBatch
 from quire.array._index import resolve_index
 from quire.array._rows import bind, html
 from quire.columns import Columns
-from quire.display import GALLERY, facts_table, print_facts, tracked
+from quire.display import GALLERY, facts_table, print_facts, track
 from quire.document import BaseDocument
 from quire.errors import DecodeError, SchemaError, ShardError, StorageError, check_options
 from quire.files import Folder, RemoteOptions, open_folder, shown
@@ -317,7 +317,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
 
     def read(self) -> DocumentBatch[DocT]:
         """All rows in one batch."""
-        parts = list(tracked(self._read_parts(), "reading", len(self), size=len)) if self.rows is None else []
+        parts = list(track(self._read_parts(), "reading", len(self), size=len)) if self.rows is None else []
         if not parts:
             return self.take(np.arange(len(self)))
         batch: Any = DocumentBatch[self.schema.document_type]  # type: ignore[name-defined]
@@ -339,7 +339,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
     def faults(self, *, show_progress: bool | None = None) -> list[tuple[Shard, ShardError]]:
         """The shards that are not what was written, each with what is wrong."""
         bad = []
-        sizes = tracked(self.shards, "verifying", self.nbytes, show=show_progress, size=lambda shard: shard.bytes)
+        sizes = track(self.shards, "verifying", self.nbytes, show=show_progress, size=lambda shard: shard.bytes)
         for shard in sizes:
             try:
                 self.reader.check(shard)

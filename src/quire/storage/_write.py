@@ -18,7 +18,7 @@ from quire._typing import is_document_type
 from quire.array import DocumentBatch
 from quire.codec._bytes import in_blocks
 from quire.columns import Columns, StackOptions, stack
-from quire.display import tracked
+from quire.display import track
 from quire.document import BaseDocument
 from quire.errors import (
     DecodeError,
@@ -331,7 +331,7 @@ def write_dataset(
     with DatasetWriter(url, document_type, options, **more) as writer:
         if writer.options.mode == "resume":
             items = _rest(items, writer.rows_before)
-        writer.write(tracked(items, "writing", _total(data), show=show_progress, size=rows_of))
+        writer.write(track(items, "writing", _total(data), show=show_progress, size=rows_of))
 
 
 def rows_of(item: Any) -> int:

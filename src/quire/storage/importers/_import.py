@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any, Literal
 
-from quire.display import tracked
+from quire.display import track
 from quire.errors import OptionError, check_options, did_you_mean
 from quire.files import open_folder, shown
 from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset
@@ -58,7 +58,7 @@ def import_dataset(
     reading = _importer(format, source, reading_options)(source, schema, reading_options)
     with DatasetWriter(target, reading.document_type, options) as writer:
         done = writer.rows_before if options.mode == "resume" else 0
-        rows = tracked(reading.rows(done), "importing", _left(reading.total, done), show=show_progress, size=rows_of)
+        rows = track(reading.rows(done), "importing", _left(reading.total, done), show=show_progress, size=rows_of)
         writer.write(rows)
     return open_dataset(target, reading.document_type, options=ReadOptions(remote=options.remote))
 
