@@ -20,7 +20,7 @@ from quire.cli._output import format_bytes, format_number, print_table, write_js
 from quire.cli._sources import Source, item_rows
 from quire.codec import Leaf, leaves, to_json
 from quire.columns import ColumnStatistics, Histogram
-from quire.display import document_tree, one_line, print_rich, schema_tree, tracked
+from quire.display import document_tree, one_line, print_rich, schema_tree, track
 from quire.errors import CodecError, PathError, ShardError, did_you_mean
 from quire.schema import Field, Schema
 
@@ -333,7 +333,7 @@ def _find_faults(source: Source) -> tuple[int, list[dict[str, str]]]:
         return rows, [{"name": shard.name, "fault": str(error)} for shard, error in faults]
     rows = 0
     try:
-        for item in tracked(source.items(), "verifying", source.rows, size=item_rows):
+        for item in track(source.items(), "verifying", source.rows, size=item_rows):
             rows += item_rows(item)
     except CodecError as error:
         return rows, [{"name": source.path, "fault": str(error)}]
