@@ -58,10 +58,5 @@ def run(options: argparse.Namespace) -> None:
         write_json(numbers)
     else:
         for name, value in numbers.items():
-            sys.stdout.write(f"{name.replace('_', ' '):<30}{_format_value(value):>16}\n")
-
-
-def _format_value(value: float | None) -> str:
-    if value is None:
-        return "unknown"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"
+            text = "unknown" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"
+            sys.stdout.write(f"{name.replace('_', ' '):<30}{text:>16}\n")

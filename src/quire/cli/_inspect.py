@@ -26,7 +26,6 @@ from quire.schema import Field, Schema
 
 if TYPE_CHECKING:
     from quire.cli._arguments import Subparsers
-    from quire.storage import Shard
 
 DAMAGED = 3
 """The exit code of `verify` for damaged data."""
@@ -59,7 +58,10 @@ def run_inspect(options: argparse.Namespace) -> None:
     source = source_from_options(options)
     rows = sum(1 for _ in source.documents()) if source.rows is None else source.rows
     statistics = _compute_statistics(options, source) if options.stats else None
-    shards = [_describe_shard(shard) for shard in source.dataset.shards] if source.dataset is not None else []
+    shards = [
+        {"name": shard.name, "rows": shard.rows, "bytes": shard.bytes, "groups": shard.blocks or len(shard.groups)}
+        for shard in (source.dataset.shards if source.dataset is not None else ())
+    ]
     if options.json:
         description = {
             "path": source.path,
@@ -84,10 +86,6 @@ def run_inspect(options: argparse.Namespace) -> None:
         print_table(list(shards[0]) if shards else [], [[str(v) for v in shard.values()] for shard in shards], "shards")
     if statistics is not None:
         _print_statistics(statistics)
-
-
-def _describe_shard(shard: Shard) -> dict[str, Any]:
-    return {"name": shard.name, "rows": shard.rows, "bytes": shard.bytes, "groups": shard.blocks or len(shard.groups)}
 
 
 def _describe_schema(schema: Schema, depth: int) -> list[dict[str, Any]]:
@@ -243,24 +241,25 @@ def _statistics_to_dict(statistics: dict[str, ColumnStatistics]) -> dict[str, An
 
 def _print_statistics(statistics: dict[str, ColumnStatistics]) -> None:
     names = ["column", "type", "rows", "missing", "min", "mean", "max", "distribution", "lengths", "top"]
+    rows = []
+    for column in statistics.values():
+        values = column.to_dict()  # with dates and the like as texts
+        rows.append(
+            [
+                one_line(column.path),
+                one_line(column.type, 30),
+                f"{column.rows:,}",
+                f"{column.missing:,}" if column.missing else "",
+                format_number(values["minimum"]),
+                format_number(column.mean),
+                format_number(values["maximum"]),
+                _format_histogram(column.histogram),
+                _format_lengths(column),
+                _format_top_values(column),
+            ]
+        )
     sys.stdout.flush()
-    print_table(names, [_statistics_row(column) for column in statistics.values()], "statistics")
-
-
-def _statistics_row(column: ColumnStatistics) -> list[str]:
-    values = column.to_dict()
-    return [
-        one_line(column.path),
-        one_line(column.type, 30),
-        f"{column.rows:,}",
-        f"{column.missing:,}" if column.missing else "",
-        format_number(values["minimum"]),
-        format_number(column.mean),
-        format_number(values["maximum"]),
-        _format_histogram(column.histogram),
-        _format_lengths(column),
-        _format_top_values(column),
-    ]
+    print_table(names, rows, "statistics")
 
 
 def _format_histogram(histogram: Histogram | None) -> str:

@@ -40,18 +40,6 @@ def add_proto(commands: Subparsers) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Write or print the .proto file."""
-    text = _generate(options)
-    if options.output is not None:
-        with open_target(options.output) as file:
-            file.write(text.encode())
-    if options.json:
-        output = None if options.output is None else str(options.output)
-        write_json({"document": options.document, "service": options.service, "output": output, "proto": text})
-    elif options.output is None:
-        sys.stdout.write(text)
-
-
-def _generate(options: argparse.Namespace) -> str:
     path: Path | None = options.previous
     if path is None and options.output is not None and options.output.exists():
         path = options.output
@@ -61,8 +49,16 @@ def _generate(options: argparse.Namespace) -> str:
             previous = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise SchemaError(f"{path} is not a .proto: it is not text in UTF-8 ({error}).") from None
-    if not options.service:
-        return proto_schema(import_document_type(options.document), previous, options.package)
-    services = importlib.import_module("quire.services")
-    text: str = services.service_proto(import_object(options.document), previous, package=options.package)
-    return text
+    if options.service:
+        services = importlib.import_module("quire.services")
+        text: str = services.service_proto(import_object(options.document), previous, package=options.package)
+    else:
+        text = proto_schema(import_document_type(options.document), previous, options.package)
+    if options.output is not None:
+        with open_target(options.output) as file:
+            file.write(text.encode())
+    if options.json:
+        output = None if options.output is None else str(options.output)
+        write_json({"document": options.document, "service": options.service, "output": output, "proto": text})
+    elif options.output is None:
+        sys.stdout.write(text)

@@ -79,7 +79,7 @@ class InferredType:
         if value is None:
             self.nones += 1
         elif isinstance(value, _PLAIN):
-            self.types.add(_plain_type(value))
+            self._add_plain(value)
         elif isinstance(value, Mapping):
             self._add_mapping(value)
         elif is_document_type(type(value)):
@@ -95,6 +95,12 @@ class InferredType:
                 self.types.add(object)
             else:
                 self._add_tensor(framework.dtype(value), framework.shape(value))
+
+    def _add_plain(self, value: Any) -> None:
+        if type(value) is int and not -(1 << 63) <= value < 1 << 63:
+            self.types.add(object)  # does not fit into a column of integers
+        else:  # a subclass counts as its base: bool comes before int, datetime before date
+            self.types.add(next(known for known in _PLAIN if isinstance(value, known)))
 
     def _add_mapping(self, value: Mapping[str, Any]) -> None:
         if {"dtype", "shape", "data"} <= value.keys():  # a tensor in quire's JSON
@@ -149,20 +155,11 @@ class InferredType:
             annotation = inferred.annotation(f"{name}_{own_name}", is_table=is_table)
             options: dict[str, Any] = {"default": None} if inferred.nones or annotation is Any else {}
             fields[own_name] = (annotation, Field(**options) if own_name == key else Field(alias=key, **options))
-        base = BaseDocument if "id" in fields else Row
-        return create_model(_class_name(name), __base__=base, **fields)
-
-
-def _plain_type(value: Any) -> Any:
-    if type(value) is int and not -(1 << 63) <= value < 1 << 63:
-        return object  # does not fit into a column of integers
-    return type(value) if type(value) in _PLAIN else next(known for known in _PLAIN if isinstance(value, known))
-
-
-def _class_name(name: str) -> str:
-    words = re.findall(r"[^\W_]+", name)
-    joined = "".join(word[0].upper() + word[1:] for word in words)
-    return joined if joined[:1].isalpha() else f"Row{joined}"
+        words = re.findall(r"[^\W_]+", name)
+        class_name = "".join(word[0].upper() + word[1:] for word in words)
+        if not class_name[:1].isalpha():
+            class_name = f"Row{class_name}"
+        return create_model(class_name, __base__=BaseDocument if "id" in fields else Row, **fields)
 
 
 def document_values(document: Any) -> dict[str, Any]:

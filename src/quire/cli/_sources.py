@@ -158,6 +158,7 @@ def _open_dataset(path: str, options: SourceOptions) -> Source:
     facts = {
         "shards": len(dataset.shards),
         "formats": sorted({shard.format for shard in dataset.shards}),
+        # A dataset of other writers, or of one file, has no manifest with checksums.
         "checksums": bool(dataset.shards) and all(shard.xxh3 for shard in dataset.shards),
         **_column_compression(dataset),
     }
@@ -296,7 +297,7 @@ def _parse_object(text: str | bytes, where: str) -> Any:
 
 def _open_binary(path: str, options: SourceOptions) -> Source:
     """Open what `save_binary` or `push` wrote; documents of a class that is not imported get an inferred class."""
-    is_remote = "://" in path
+    is_remote = "://" in path  # a remote file is streamed: its header cannot be read in advance
     type_name, facts = ("", {}) if is_remote else _read_header(path)
     document_type = options.document_type or codec.find(type_name, None)
     array: Any = DocumentArray if document_type is None else DocumentArray[document_type]  # type: ignore[valid-type]
@@ -355,7 +356,16 @@ def _open_files(path: str, options: SourceOptions) -> Source:
         raise DecodeError(f"{path}: there are no files in the folder.")
     size = sum(file.stat().st_size for file in files)
     if options.document_type is not None:
-        return Source(path, "files", options.document_type, len(files), size, _file_reader(files, options))
+        array: Any = DocumentArray[options.document_type]  # type: ignore[name-defined]
+        names = options.document_type.model_fields.keys()
+        # Classes like `Document` hold the content in one of these fields; others only get the path.
+        mode: Any = "rb" if names & {"blob", "bytes_"} else "r" if "text" in names else None
+
+        def documents() -> Iterator[Any]:
+            for file in files:
+                yield from documents_of_files(array, [str(file)], read_mode=mode, to_dataturi=False)
+
+        return Source(path, "files", options.document_type, len(files), size, documents)
     metadata = _read_metadata(folder)
 
     def row(file: Path, content: bytes) -> dict[str, Any]:
@@ -370,14 +380,6 @@ def _open_files(path: str, options: SourceOptions) -> Source:
         return (from_dict(document_type, row(file, file.read_bytes())) for file in files)
 
     return Source(path, "files", document_type, len(files), size, items, {"metadata": bool(metadata)})
-
-
-def _file_reader(files: list[Path], options: SourceOptions) -> Callable[[], Iterator[Any]]:
-    """Read files as documents of a given class, into the field of its content, if it has one."""
-    array: Any = DocumentArray[options.document_type]  # type: ignore[name-defined]
-    names = options.document_type.model_fields.keys()
-    mode: Any = "rb" if names & {"blob", "bytes_"} else "r" if "text" in names else None
-    return lambda: (documents_of_files(array, [str(file)], read_mode=mode, to_dataturi=False)[0] for file in files)
 
 
 def _read_metadata(folder: Path) -> dict[str, dict[str, Any]]:

@@ -219,13 +219,21 @@ def write_files(schema: Schema, documents: Iterator[Any], folder: Path, content:
     name = _content_field(schema, content)
     with (folder / METADATA_FILE).open("w", encoding="utf-8") as lines:
         for row, document in enumerate(documents):
-            fields = _other_fields(document, name, row)
+            try:
+                text = document.model_dump_json(exclude={name}, context={"tensors": "lists"})
+            except (PydanticSerializationError, UnicodeError) as error:
+                raise EncodeError(f"{type(document).__name__}, row {row}: {error}") from error
+            fields = json.loads(text)
             path = fields.pop("path", None)
             data, suffix = _encode_content(getattr(document, name), f"{schema.name}.{name}, row {row}")
             if data is not None:
-                file = _file_name(path, row, suffix)
-                _write_new_file(folder, file, data)
-                fields = {"file_name": file, **fields}
+                file_name = _file_name(path, row, suffix)
+                file = folder / file_name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                if file.exists():
+                    raise EncodeError(f"two documents have the path {file_name!r}.")
+                file.write_bytes(data)
+                fields = {"file_name": file_name, **fields}
             lines.write(json.dumps(fields, ensure_ascii=False) + "\n")
 
 
@@ -240,14 +248,6 @@ def _content_field(schema: Schema, content: str | None) -> str:
             if field.kind is kind and field.name not in ("id", "path", "url", "uri", "mime_type"):
                 return field.name
     raise EncodeError(f"{schema.name} has no field whose content could be files: bytes, a tensor or a text.")
-
-
-def _other_fields(document: Any, name: str, row: int) -> dict[str, Any]:
-    try:
-        fields: dict[str, Any] = json.loads(document.model_dump_json(exclude={name}, context={"tensors": "lists"}))
-    except (PydanticSerializationError, UnicodeError) as error:
-        raise EncodeError(f"{type(document).__name__}, row {row}: {error}") from error
-    return fields
 
 
 def _encode_content(value: Any, where: str) -> tuple[bytes | None, str]:
@@ -281,11 +281,3 @@ def _file_name(path: Any, row: int, suffix: str) -> str:
     if place.is_absolute() or ".." in place.parts or "\\" in path or "\0" in path or place.name in ("", METADATA_FILE):
         raise EncodeError(f"row {row}: the path {path!r} leads out of the folder.")
     return str(place)
-
-
-def _write_new_file(folder: Path, name: str, data: bytes) -> None:
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        raise EncodeError(f"two documents have the path {name!r}.")
-    path.write_bytes(data)

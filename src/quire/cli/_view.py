@@ -8,7 +8,6 @@ import importlib
 import os
 import signal
 import sys
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from quire.cli._arguments import (
@@ -58,7 +57,7 @@ def run(options: argparse.Namespace) -> None:
     sys.stdout.flush()
     if not options.no_browser and _can_open_browser():
         viewer.open()
-    signal.signal(signal.SIGTERM, _raise_interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops like Ctrl-C
     try:
         viewer.wait()
     except KeyboardInterrupt:
@@ -85,7 +84,3 @@ def _can_open_browser() -> bool:
     has_desktop = os.name == "nt" or sys.platform == "darwin"
     has_display = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     return sys.stdout.isatty() and (has_desktop or has_display)
-
-
-def _raise_interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of signal handlers
-    raise KeyboardInterrupt

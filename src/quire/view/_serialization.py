@@ -50,23 +50,22 @@ _ROLES = {
 
 def column_tree(schema: Schema, above: FieldPath = ()) -> list[dict[str, Any]]:
     """Describe the fields of a schema, with those of nested documents as children."""
-    return [_column_node(field, schema, (*above, field.name)) for field in schema.fields]
-
-
-def _column_node(field: Field, schema: Schema, path: FieldPath) -> dict[str, Any]:
-    role = _column_role(field, schema)
-    node: dict[str, Any] = {
-        "name": field.name,
-        "path": join_path(path),
-        "kind": field.kind.value,
-        "type": str(field),
-        "role": role,
-        "nullable": field.nullable,
-        "sortable": field.kind in SORTABLE and field.type is not complex,
-    }
-    if role in ("document", "documents") and not field.recursive and len(path) < _MAX_COLUMN_DEPTH:
-        node["children"] = column_tree(field.document_type.document_schema(), path)
-    return node
+    nodes = []
+    for field in schema.fields:
+        path, role = (*above, field.name), _column_role(field, schema)
+        node: dict[str, Any] = {
+            "name": field.name,
+            "path": join_path(path),
+            "kind": field.kind.value,
+            "type": str(field),
+            "role": role,
+            "nullable": field.nullable,
+            "sortable": field.kind in SORTABLE and field.type is not complex,
+        }
+        if role in ("document", "documents") and not field.recursive and len(path) < _MAX_COLUMN_DEPTH:
+            node["children"] = column_tree(field.document_type.document_schema(), path)
+        nodes.append(node)
+    return nodes
 
 
 def _column_role(field: Field, schema: Schema) -> str:
