@@ -31,7 +31,6 @@ from quire.storage import (
     _block_table,
     _memory,
     _rows,
-    _tensors,
     column_statistics,
     open_dataset,
     write_dataset,
@@ -406,29 +405,6 @@ def test_pieces_are_asked_for_all_at_once(samples: Path, monkeypatch: pytest.Mon
     dataset.read_ahead(np.array([0]), np.array([200]))
     assert len(dataset[:]) == 200
     assert asked == [(3, 192)]  # whoever reads the rows has asked
-
-
-def test_rows_are_verified_as_they_are_read_ahead(samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("_PORTION", 2048), ("_IN_FLIGHT", 1), ("_are_there", lambda _: False)):
-        monkeypatch.setattr(_memory, name, value)
-    monkeypatch.setattr(storage_dataset, "_LARGE", 1)
-    monkeypatch.setattr(_tensors, "_LARGE", 1)
-    begins, ends = np.arange(0, 200, 25), np.arange(25, 225, 25)
-    file, table = table_of(samples)
-    offset, size = pieces_of(table, 0, "maybe")[2]
-    bitrot.flip_byte(file, offset + size // 2, 1)
-    dataset = open_dataset(samples, Sample)
-    dataset.read_ahead(begins, ends)
-    assert dataset._verified.pieces.sum() == 1
-    dataset.read_ahead(begins, ends, verify=True)
-    verified = int(dataset._verified.pieces.sum()) - 1
-    assert 10 < verified < len(pieces_of(table, 0, "maybe")) + len(pieces_of(table, 1, "maybe"))
-    with pytest.raises(ShardError, match="'maybe' in block 0"):
-        dataset[:]
-    for verify in ("always", "never"):
-        other = open_dataset(samples, Sample, verify=verify)
-        other.read_ahead(begins, ends, verify=True)
-        assert other._verified.pieces.sum() == 1
 
 
 def test_a_brief_of_large_values_verifies_what_it_reads(samples: Path) -> None:

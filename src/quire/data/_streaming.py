@@ -202,8 +202,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         if first <= last:
             self._read = epoch, last
             with suppress(ShardError, DecodeError):  # who asks for the rows is told
-                runs = order.runs(epoch, max(span.start, order.begin_of(epoch, first)), span.stop)
-                self.stored.read_ahead(*runs, verify=this_worker() is None and self._share()[1] == 1)
+                self.stored.read_ahead(*order.runs(epoch, max(span.start, order.begin_of(epoch, first)), span.stop))
 
     def _state_at(self, share: Slice, step: int, behind: tuple[int, int]) -> StreamState:
         return StreamState.at(share, step, behind, self.options.epochs, self._fingerprint)

@@ -175,16 +175,12 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
                     self.layout.gather(self._located(self._stored(rows[numbers == number])))
             raise
 
-    def read_ahead(self, begins: NDArray[np.int64], ends: NDArray[np.int64], *, verify: bool = False) -> None:
+    def read_ahead(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
         """Let the system read runs of rows before they are asked for, of shards that are mapped as they are.
 
         From the first such call on, it reads nothing else of shards that are opened but what is asked for. Small
         shards are left alone: all would have to be opened, and there is not much in them to read too much of.
-
-        `verify` says that this process will read all of the rows: what comes from the disk is verified while the rest
-        is on its way. Otherwise, and if it is in memory already, it is verified when it is read.
         """
-        verify = verify and self.options.verify == "first_touch"
         if self.rows is not None or not self.is_mapped or self.nbytes < _LARGE * len(self.shards) or not len(begins):
             return
         self.reader.at_random, self._addresses.asks_ahead = True, False
@@ -192,11 +188,11 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
             first, last = self._located(begins), self._located(ends - 1)
         lengths = np.append(self._batch_starts[1:], self._virtual) - self._batch_starts
         counts = np.minimum(ends - begins, lengths[first.batches] - first.places)
-        self.layout.read_ahead(first, counts, verify=verify)
+        self.layout.read_ahead(first, counts)
         across = np.flatnonzero(first.batches != last.batches)
         if len(across):
             rest = Rows(self._addresses, last.batches[across], np.zeros(len(across), np.int64))
-            self.layout.read_ahead(rest, last.places[across] + 1, verify=verify)
+            self.layout.read_ahead(rest, last.places[across] + 1)
 
     def _located(self, rows: NDArray[np.int64]) -> Rows:
         """Where the rows are; the shards that they are in are opened."""

@@ -96,11 +96,11 @@ class Layout:
         arrays = batch.columns if self.forms else ()
         return [part for form, array in zip(self.forms, arrays, strict=True) for part in form.locate(array)]
 
-    def read_ahead(self, rows: Rows, counts: NDArray[np.int64], *, verify: bool = False) -> None:
-        """Let the system read the large columns of `counts` rows from each of these on, and verify what arrives."""
+    def read_ahead(self, rows: Rows, counts: NDArray[np.int64]) -> None:
+        """Let the system read the large columns of `counts` rows from each of these on."""
         for form in self.forms:
             if form.is_large and isinstance(form, TensorForm):
-                form.read_ahead(rows, counts, verify=verify)
+                form.read_ahead(rows, counts)
 
     def gather(self, rows: Rows) -> Columns:
         """The columns of rows, copied; their checksums are verified first, where that is due."""

@@ -12,10 +12,8 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -228,35 +226,18 @@ def let_go() -> None:
 # --- what is read ahead
 
 
-def read_ahead(
-    addresses: NDArray[np.int64], sizes: NDArray[np.int64], arrived: Callable[[int, int], object] | None = None
-) -> None:
+def read_ahead(addresses: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
     """Let the system read runs of mapped files, and no more than they are, before they are needed.
 
     Left to itself it reads around every page that is missing, on some machines many megabytes, which a process with
     little memory has to let go of again before it comes to them.
-
-    Asking for many runs takes about as long as reading them, since the queue of the disk is full. In the meantime,
-    `arrived` is called with the numbers of runs that were asked for a while ago: the first, and the one after the last.
-    It is not called with the last runs, which are still on their way.
     """
     if not hasattr(mmap, "MADV_WILLNEED") or _are_there(addresses):
         return
     libc, page = _libc(), mmap.PAGESIZE
     starts = addresses // page * page
-    lengths = addresses + sizes - starts
-    ends = np.cumsum(lengths)
-    cuts = np.searchsorted(ends, np.arange(_PORTION, ends.max(initial=0), _PORTION))
-    portions = list(pairwise(np.unique([0, *cuts.tolist(), len(ends)]).tolist()))
-    for number, (first, last) in enumerate(portions):
-        for start, length in zip(starts[first:last].tolist(), lengths[first:last].tolist(), strict=True):
-            libc.madvise(start, length, mmap.MADV_WILLNEED)
-        if arrived is not None and number >= _IN_FLIGHT:
-            arrived(*portions[number - _IN_FLIGHT])
-
-
-_PORTION, _IN_FLIGHT = 4 << 20, 4
-"""Bytes that are asked for at a time, and how many times before the first of them are looked at."""
+    for start, size in zip(starts.tolist(), (addresses + sizes - starts).tolist(), strict=True):
+        libc.madvise(start, size, mmap.MADV_WILLNEED)
 
 
 def _are_there(addresses: NDArray[np.int64]) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from quire.columns import Validity
-from quire.errors import DecodeError, ShardError
+from quire.errors import DecodeError
 from quire.storage._block_table import Pieces
 from quire.storage._memory import fetch, fetch_texts, read_ahead
 from quire.tensors import Framework
@@ -142,19 +141,6 @@ class Addresses:
                 if number:
                     self._piece_checks[batch].check_piece(number)
 
-    def verify_inside(
-        self, part: int, batches: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[np.int64]
-    ) -> None:
-        """Verify the pieces of a part that are inside of runs of bytes, without those at their edges."""
-        if self._passed_runs == len(self._runs) or part not in self._pieces:
-            return
-        of_batches, firsts = self._pieces[part]
-        sizes = of_batches[batches]
-        skipped = -(-begins // sizes)
-        counts = np.maximum(ends // sizes - skipped, 0)
-        inside = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        self._check_due(np.repeat(firsts[batches] + skipped, counts) + inside, np.repeat(batches, counts))
-
     def _check_due(self, numbers: NDArray[np.int64], batches: NDArray[np.int64]) -> None:
         """Verify the pieces that were not verified yet, and remember that."""
         if len(numbers) > _MANY:  # of a few, a loop is faster than numpy
@@ -232,16 +218,6 @@ class Rows:
     def spans(self, part: int, width: int, counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where rows of so many bytes begin, and the bytes of so many rows from each on."""
         return self.part(part) + self.places * width, counts * width
-
-    def verify_run(self, part: int, width: int, counts: NDArray[np.int64], first: int, last: int) -> None:
-        """Verify the pieces of `counts` rows of `width` bytes from some of the rows on: `first` up to `last`.
-
-        Damage is no error here: the piece stays due, and whoever reads it gets the error.
-        """
-        begins = self.places[first:last] * width
-        ends = begins + counts[first:last] * width
-        with suppress(ShardError):
-            self.addresses.verify_inside(part, self.batches[first:last], begins, ends)
 
     def bits(self, part: int) -> NDArray[np.bool_]:
         """A bit of each row; the part is the address of the first one, counted in bits."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,11 +106,9 @@ class TensorForm(Form):
         array = data.view(self.dtype).reshape(len(rows), *self.shape) if self.width else self._empty(len(rows))
         return TensorColumn(self.field, framework.from_numpy(array), framework, there)
 
-    def read_ahead(self, rows: Rows, counts: NDArray[np.int64], *, verify: bool = False) -> None:
-        """Let the system read `counts` rows from each of these on, and verify them as they arrive, if that is asked."""
-        part = self.first + 1
-        check = partial(rows.verify_run, part, self.width, counts) if verify else None
-        read_ahead(*rows.spans(part, self.width, counts), check)
+    def read_ahead(self, rows: Rows, counts: NDArray[np.int64]) -> None:
+        """Let the system read `counts` rows from each of these on."""
+        read_ahead(*rows.spans(self.first + 1, self.width, counts))
 
     def _empty(self, count: int) -> NDArray[Any]:
         return np.zeros((count, *self.shape), self.dtype)
