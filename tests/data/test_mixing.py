@@ -222,6 +222,15 @@ def test_datasets_have_names_or_numbers(stored: list[Any]) -> None:
     assert list(MixedDataset(dict(zip("abc", datasets, strict=True))).datasets) == ["a", "b", "c"]
 
 
+def test_mixes_are_registered_with_torch(stored: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[type[Any]] = []
+    monkeypatch.setattr(_mixing, "known_to_torch", registered.append)
+    content = pickle.dumps(mix(stored))
+    assert registered == [MixedDataset]
+    pickle.loads(content)
+    assert registered == [MixedDataset] * 2, "a worker that is started unpickles it"
+
+
 def test_a_mix_stops_at_the_first_end_or_when_all_ended(stored: list[Any]) -> None:
     with pytest.raises(OptionError, match="use 'first' or 'all'"):
         mix(stored, stop="never")
