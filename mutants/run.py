@@ -447,10 +447,10 @@ class Run:
         self._end = time.monotonic() + 60 * chosen.minutes
 
     def run_module(self, name: str, mutants: list[Mutant]) -> None:
-        """Run the mutants of one module that the report does not have."""
+        """Run the mutants of one module that neither the report nor the list of equivalents has."""
         rest = []
         for mutant in mutants:
-            result = self._done.get((mutant.key, mutant.site))
+            result = "equivalent" if mutant.key in self._explained else self._done.get((mutant.key, mutant.site))
             if result is None:
                 rest.append(mutant)
             else:
@@ -468,8 +468,6 @@ class Run:
                 print(f"stopped: {len(mutants) - number} mutants of {name} were not run", flush=True)
                 return
             result, seconds = run_child(session, mutant, limit)
-            if result == "survived" and mutant.key in self._explained:
-                result = "equivalent"
             self.counts[name, result] += 1
             self._write(mutant, result, seconds)
 

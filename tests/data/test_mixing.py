@@ -176,6 +176,12 @@ def state(stored: list[Any]) -> dict[str, Any]:
     return through_json(batch_state)
 
 
+def test_states_count_the_epochs_of_each_dataset(stored: list[Any]) -> None:
+    for batch in mix(stored, **MIXES["several epochs"]):
+        for part in batch.state["datasets"].values():
+            assert (part["epoch"], part["before"]) == (part["done"], 0), "in the first pass"
+
+
 def test_states_are_read_back(state: dict[str, Any]) -> None:
     assert MixedState.from_dict(state).to_dict() == state
     assert MixedState.from_dict({**state, "added_later": 1}).to_dict() == state
