@@ -171,7 +171,9 @@ def install_java(session: nox.Session) -> None:
     sudo = () if os.geteuid() == 0 else ("sudo",)
     session.run_install(*sudo, "apt-get", "update", "-qq", external=True)
     java_package.cache_clear()
-    session.run_install(*sudo, "apt-get", "install", "-y", "-qq", "--no-install-recommends", java_package(), external=True)
+    session.run_install(
+        *sudo, "apt-get", "install", "-y", "-qq", "--no-install-recommends", java_package(), external=True
+    )
 
 
 @nox.session

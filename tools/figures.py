@@ -141,7 +141,9 @@ def main() -> None:
     groups: dict[str, list[Path]] = {}
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
-        groups.setdefault(relative.parts[0] if options.packages and len(relative.parts) > 1 else root.name, []).append(path)
+        groups.setdefault(relative.parts[0] if options.packages and len(relative.parts) > 1 else root.name, []).append(
+            path
+        )
     texts = [path.read_text() for paths in groups.values() for path in paths]
     rows = {}
     for name, paths in groups.items():

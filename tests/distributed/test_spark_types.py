@@ -143,7 +143,7 @@ def test_work_freezes_imported_objects_for_the_garbage_collector() -> None:
         frozen = gc.get_freeze_count()
         assert frozen > before
         assert list(work(iter(()))) == []
-        # Nothing was imported meanwhile, so nothing is frozen again; frozen objects may still be freed by other threads.
+        # Nothing was imported meanwhile, so nothing is frozen again; other threads may still free frozen objects.
         assert gc.get_freeze_count() <= frozen
     finally:
         gc.unfreeze()
