@@ -114,7 +114,7 @@ exec "$folder/headless-shell" --no-sandbox --no-zygote --headless=shell "$@"
 """
 FONTS = """<?xml version="1.0"?>
 <!DOCTYPE fontconfig SYSTEM "fonts.dtd">
-<fontconfig><dir prefix="relative">fonts</dir><cachedir prefix="relative">cache</cachedir></fontconfig>
+<fontconfig><dir prefix="relative">fonts</dir><cachedir>{cache}</cachedir></fontconfig>
 """
 
 
@@ -137,7 +137,7 @@ def install_chromium(session: nox.Session) -> dict[str, str]:
             browser = Path(folder, "chromium").rename(Path(folder, "headless-shell"))
             start = Path(folder, "chromium")
             start.write_text(START)
-            Path(folder, "fonts.conf").write_text(FONTS)
+            Path(folder, "fonts.conf").write_text(FONTS.format(cache=CHROMIUM_FOLDER / "cache"))
             browser.chmod(0o755)
             start.chmod(0o755)
             shutil.copytree(folder, CHROMIUM_FOLDER, dirs_exist_ok=True)
