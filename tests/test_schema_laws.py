@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Optional, TypeVar, Union
+from typing import Annotated, Any, Generic, Literal, Optional, TypeVar, Union
 
 import cloudpickle
 import pytest
@@ -25,6 +25,7 @@ from pydantic import (
     ConfigDict,
     Field,
     Json,
+    JsonValue,
     RootModel,
     ValidationError,
     computed_field,
@@ -255,6 +256,16 @@ class Patterns(BaseDocument):
     either: Union[re.Pattern[str], int] = 0
 
 
+class Unions(BaseDocument):
+    """Unions that take None without a plain None among their members."""
+
+    literal: Union[Literal[1, "x", None], bytes]  # noqa: PYI061
+    annotated: Union[int, Annotated[None, "nothing"], str]
+    optional: Union[int, Annotated[Optional[str], "text"]]
+    whatever: Union[int, Any]
+    json_value: JsonValue
+
+
 class Defaults(BaseDocument):
     pattern: re.Pattern[bytes] = re.compile(b"a")
     content: Base64Bytes = b"\x80"
@@ -295,6 +306,8 @@ FAULTS: list[Any] = [
     ComputedOrExtra(other=[1]),  # type: ignore[call-arg]
     Patterns(pair=(re.compile("a"), 1), either=re.compile("a", re.IGNORECASE)),
     Patterns(pair=(re.compile("a", re.IGNORECASE), 2**40)),
+    Unions(literal=None, annotated=None, optional=None, whatever=None, json_value=None),
+    Unions(literal=b"x", annotated="", optional="a", whatever=2.5, json_value={"a": [None]}),
 ]
 
 
@@ -311,7 +324,7 @@ def test_models_that_are_no_documents_come_back_from_bytes() -> None:
 
 
 def test_tuples_of_a_pattern_and_a_number_come_back_from_bytes() -> None:
-    for patterns in FAULTS[8:]:
+    for patterns in FAULTS[8:10]:
         assert Patterns.from_bytes(patterns.to_bytes()) == patterns
 
 
@@ -323,6 +336,13 @@ def test_arrays_with_json_inside_come_back_from_data_frames() -> None:
 def test_defaults_without_a_json_form_can_be_stored(tmp_path: Path) -> None:
     write_dataset([Defaults()], tmp_path / "rows", schema=Defaults)  # without a warning, which would be an error
     assert list(open_dataset(tmp_path / "rows", Defaults).read().unstack()) == [Defaults()]
+
+
+def test_unions_that_take_none_are_nullable(tmp_path: Path) -> None:
+    assert all(field.nullable for field in Unions.document_schema().fields[1:])
+    rows = FAULTS[10:12]
+    write_dataset(rows, tmp_path / "rows", schema=Unions)
+    assert list(open_dataset(tmp_path / "rows", Unions).read().unstack()) == rows
 
 
 def test_lists_with_gaps_can_be_imported_from_huggingface(tmp_path: Path) -> None:

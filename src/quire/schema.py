@@ -17,7 +17,7 @@ from decimal import Decimal
 from enum import Enum
 from functools import cached_property
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ForwardRef, Literal, NewType, TypeVar, Union, get_args, get_origin
 from uuid import UUID
 
 from pydantic import AliasChoices, AliasPath, EncodedBytes, EncodedStr, Json, PydanticUndefinedAnnotation
@@ -304,10 +304,11 @@ def field_tensor_type(info: FieldInfo) -> TensorType | None:
 def _compile(name: str, annotation: Any, metadata: Iterable[Any], *, required: bool, owner: type[Any]) -> Field:
     annotation, metadata = _unwrap(annotation, tuple(metadata))
     if get_origin(annotation) in (Union, types.UnionType):
-        members = [member for member in get_args(annotation) if member is not type(None)]
+        members = [member for member in get_args(annotation) if not _is_none(member)]
         nullable = len(members) < len(get_args(annotation))
         if len(members) != 1:
             parts = tuple(_compile(name, member, (), required=True, owner=owner) for member in members)
+            nullable = nullable or any(map(_takes_none, parts))
             constrained = _constrains(metadata) or any(part.constrained for part in parts)
             decodes = _decodes_input(annotation, metadata) or any(part.decodes_input for part in parts)
             return Field(
@@ -321,7 +322,7 @@ def _compile(name: str, annotation: Any, metadata: Iterable[Any], *, required: b
                 decodes_input=decodes,
             )
         inner = _compile(name, members[0], metadata, required=required, owner=owner)
-        return replace(inner, nullable=nullable)
+        return replace(inner, nullable=nullable or inner.nullable)
     kind, tp = _kind(annotation, metadata)
     items: tuple[Field, ...] = ()
     if kind in (FieldKind.LIST, FieldKind.DICT):
@@ -345,6 +346,15 @@ def _compile(name: str, annotation: Any, metadata: Iterable[Any], *, required: b
         decodes_input=_decodes_input(annotation, metadata) or any(item.decodes_input for item in items),
         choices=choices,
     )
+
+
+def _is_none(annotation: Any) -> bool:
+    return _unwrap(annotation, ())[0] in (None, type(None))
+
+
+def _takes_none(part: Field) -> bool:
+    """Whether a member of a union takes None, although it is not written as `None`."""
+    return part.nullable or None in part.choices or (part.kind is FieldKind.ANY and part.type in (Any, object))
 
 
 def _decodes_input(annotation: Any, metadata: tuple[Any, ...]) -> bool:
@@ -383,7 +393,7 @@ def _kind(annotation: Any, metadata: tuple[Any, ...]) -> tuple[FieldKind, Any]:
         return _kind(types_.pop(), ()) if len(types_) == 1 else (FieldKind.ANY, annotation)
     if is_array_type(origin):
         annotation = _array_type(annotation)
-    elif isinstance(annotation, TypeVar):
+    elif isinstance(annotation, (TypeVar, ForwardRef, str)):  # a name inside of an alias, such as JsonValue, is its own
         return FieldKind.ANY, Any
     if is_document_type(annotation):
         return FieldKind.DOCUMENT, annotation
@@ -438,7 +448,7 @@ def _nested_type(annotation: Any) -> Any:
 
 def _describe(field: Field) -> str:
     if field.kind is FieldKind.UNION:
-        text = " | ".join(str(item) for item in field.items)
+        text = " | ".join(str(replace(item, nullable=False)) for item in field.items)
     elif field.items and field.kind is not FieldKind.ANY:
         text = f"{field.type.__name__}[{', '.join(str(item) for item in field.items)}]"
     else:
