@@ -12,7 +12,7 @@ from weakref import ref
 
 import pytest
 from annotated_types import Gt
-from pydantic import AfterValidator, Field, InstanceOf, SkipValidation, ValidationError, constr
+from pydantic import AfterValidator, Field, InstanceOf, SkipValidation, ValidationError, condecimal, constr
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 
@@ -62,6 +62,7 @@ ANNOTATED: dict[str, Callable[[], Any]] = {
     "described": lambda: Annotated[int, Field(ge=1, le=9, strict=True, description="few", examples=[1])],
     "pattern": lambda: Annotated[str, Field(pattern="^a", min_length=1)],
     "constrained": lambda: constr(pattern="^a"),
+    "digits": lambda: condecimal(max_digits=4, decimal_places=2),
     "in a list": lambda: list[Annotated[int, Field(gt=0)]],
     "optional": lambda: Optional[Annotated[int, Field(gt=0)]],
     "deep": lambda: dict[str, tuple[Annotated[float, Field(gt=0)], ...]],

@@ -282,6 +282,16 @@ class Computed(BaseDocument):
         return 7
 
 
+class OnlyByAlias(BaseDocument):
+    model_config = ConfigDict(extra="ignore", populate_by_name=False)
+
+    a: int = Field(0, alias="other")
+
+
+class Nested(BaseDocument):
+    rows: DocumentArray[OnlyByAlias] = []
+
+
 class ComputedOrExtra(BaseDocument):
     """A class whose own JSON has the value of a field under a name that it takes for an extra field."""
 
@@ -307,6 +317,7 @@ FAULTS: list[Any] = [
     Patterns(pair=(re.compile("a"), 1), either=re.compile("a", re.IGNORECASE)),
     Patterns(pair=(re.compile("a", re.IGNORECASE), 2**40)),
     Unions(literal=None, annotated=None, optional=None, whatever=None, json_value=None),
+    Nested(rows=[OnlyByAlias(other=3)]),
     Unions(literal=b"x", annotated="", optional="a", whatever=2.5, json_value={"a": [None]}),
 ]
 
@@ -333,6 +344,12 @@ def test_arrays_with_json_inside_come_back_from_data_frames() -> None:
     assert DocumentArray[Rows].from_dataframe(rows.to_dataframe()) == rows
 
 
+def test_arrays_of_documents_by_alias_come_back_from_data_frames() -> None:
+    rows = DocumentArray[Nested]([FAULTS[11]])
+    assert DocumentArray[Nested].from_dataframe(rows.to_dataframe()) == rows
+    assert rows[0].rows[0].a == 3
+
+
 def test_defaults_without_a_json_form_can_be_stored(tmp_path: Path) -> None:
     write_dataset([Defaults()], tmp_path / "rows", schema=Defaults)  # without a warning, which would be an error
     assert list(open_dataset(tmp_path / "rows", Defaults).read().unstack()) == [Defaults()]
@@ -340,7 +357,7 @@ def test_defaults_without_a_json_form_can_be_stored(tmp_path: Path) -> None:
 
 def test_unions_that_take_none_are_nullable(tmp_path: Path) -> None:
     assert all(field.nullable for field in Unions.document_schema().fields[1:])
-    rows = FAULTS[10:12]
+    rows = [FAULTS[10], FAULTS[12]]
     write_dataset(rows, tmp_path / "rows", schema=Unions)
     assert list(open_dataset(tmp_path / "rows", Unions).read().unstack()) == rows
 

@@ -140,11 +140,21 @@ _classes_of_items: dict[str, WeakSet[type[BaseModel]]] = {}
 _tokens: WeakValueDictionary[str, type[BaseModel]] = WeakValueDictionary()
 
 
-class FieldRecipe:
-    """The options of a `Field`, which stands in its place in a pickle."""
+_Constraints: type[Any] = type(FieldInfo(max_digits=1).metadata[0])
+"""The class of pydantic's constraints without a class of their own, as in `condecimal`. It cannot be pickled."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
+
+class FieldRecipe:
+    """The options of a `Field` or of constraints, which stand in its place in a pickle."""
+
+    def __init__(self, options: dict[str, Any], *, is_field: bool) -> None:
         self.options = options
+        self.is_field = is_field
+
+    def make(self) -> Any:
+        """Make what the options describe."""
+        field = FieldInfo(**self.options)
+        return field if self.is_field else field.metadata[0]
 
 
 def register_parameters(made: type[BaseModel]) -> None:
@@ -163,22 +173,26 @@ def canonical_parameters(parameters: Any) -> Any:
 def _is_hashed_by_identity(item: Any) -> bool:
     """Whether equal items are not found in a dict, as a `Field` or `InstanceOf`."""
     methods: Any = type(item)
-    return isinstance(item, FieldInfo) or (methods.__hash__ is object.__hash__ and methods.__eq__ is not object.__eq__)
+    return isinstance(item, (FieldInfo, _Constraints)) or (
+        methods.__hash__ is object.__hash__ and methods.__eq__ is not object.__eq__
+    )
 
 
 def _canonical(item: Any) -> Any:
     if isinstance(item, FieldRecipe):
-        item = FieldInfo(**item.options)
+        item = item.make()
     if not _is_hashed_by_identity(item):
         return item
     with _making:
         known = [_metadata(cls.__pydantic_generic_metadata__["args"]) for cls in _classes_of_items.get(repr(item), ())]
-    equal = _are_equal_fields if isinstance(item, FieldInfo) else _is_same
+    equal = _are_equal_fields if isinstance(item, (FieldInfo, _Constraints)) else _is_same
     return next((other for items in known for other in items if equal(item, other)), item)
 
 
-def _field_options(field: FieldInfo) -> dict[str, Any]:
+def _field_options(field: Any) -> dict[str, Any]:
     """The options that a `Field` was called with; pydantic has turned some of them into metadata."""
+    if isinstance(field, _Constraints):
+        return dict(vars(field))
     options = dict(field._attributes_set)
     for item in field.metadata:
         names = [option.name for option in fields(item)] if is_dataclass(item) else list(vars(item))
@@ -186,7 +200,7 @@ def _field_options(field: FieldInfo) -> dict[str, Any]:
     return options
 
 
-def _are_equal_fields(field: FieldInfo, other: Any) -> bool:
+def _are_equal_fields(field: Any, other: Any) -> bool:
     if type(field) is not type(other):
         return False
     options, others = _field_options(field), _field_options(other)
@@ -200,9 +214,13 @@ def _is_same(value: Any, other: Any) -> bool:
 
 def picklable_parameters(parameters: tuple[Any, ...]) -> tuple[Any, ...]:
     """Parameters of a generic class as a pickle has them."""
-    replaced: tuple[Any, ...] = _map_metadata(
-        parameters, lambda item: FieldRecipe(_field_options(item)) if isinstance(item, FieldInfo) else item
-    )
+
+    def replace(item: Any) -> Any:
+        if not isinstance(item, (FieldInfo, _Constraints)):
+            return item
+        return FieldRecipe(_field_options(item), is_field=isinstance(item, FieldInfo))
+
+    replaced: tuple[Any, ...] = _map_metadata(parameters, replace)
     return replaced
 
 
@@ -243,7 +261,7 @@ def token_of(made: type[BaseModel]) -> str | None:
 def _may_differ_from_copy(item: Any) -> bool:
     if isinstance(item, type):
         return False
-    if isinstance(item, FieldInfo):
+    if isinstance(item, (FieldInfo, _Constraints)):
         return any(map(_may_differ_from_copy, _field_options(item).values()))
     if isinstance(item, (list, tuple, set, frozenset)):
         return any(map(_may_differ_from_copy, item))

@@ -20,6 +20,7 @@ from pathlib import PurePath
 from typing import Annotated, Any, ForwardRef, Literal, NewType, TypeVar, Union, get_args, get_origin
 from uuid import UUID
 
+import pydantic
 from pydantic import AliasChoices, AliasPath, EncodedBytes, EncodedStr, Json, PydanticUndefinedAnnotation
 from pydantic.fields import FieldInfo
 from pydantic_core import SchemaValidator, core_schema
@@ -275,6 +276,9 @@ class StoredContext(dict[str, Any]):
 
 
 STORED = StoredContext()
+_LATE = tuple(map(int, pydantic.VERSION.split(".")[:2])) >= (2, 11)
+NAMES_AND_ALIASES: dict[str, Any] = {"by_alias": True, "by_name": True} if _LATE else {}
+"""Options of validators that take fields by both; before pydantic 2.11, the class's config decides."""
 ROUND_TRIP = "quire_round_trip"
 """A key of the serialization context: what is written will be read again, so `Json` becomes text."""
 

@@ -155,7 +155,7 @@ class _Reader:
         values = _read(series, field, where)
         values = values if rows is None else _where(values, rows)
         if not (plain and field.kind is FieldKind.TEXT and _all_text(field, values, rows)):
-            values = validate_values(schema, field, values, where, rows, self.extra)
+            values = validate_values(schema, field, values, where, rows, self.extra, by_name=True)
         return self.hold(field, values, where)
 
     def _present(self, inside: Iterable[FieldPath]) -> NDArray[np.bool_]:

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-import pydantic
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
@@ -20,12 +19,10 @@ from quire._extra_fields import Extra, document_validator, rows_validator
 from quire.codec._errors import decode_error
 from quire.codec._readback import check_read_back, may_change, uncertain_fields
 from quire.errors import DecodeError, EncodeError, OptionError
-from quire.schema import ROUND_TRIP
+from quire.schema import NAMES_AND_ALIASES, ROUND_TRIP
 from quire.tensors import describe
 
 TensorForm = Literal["lists", "base64"]
-_LATE = tuple(map(int, pydantic.VERSION.split(".")[:2])) >= (2, 11)
-_NAMES: dict[str, Any] = {"by_alias": True, "by_name": True} if _LATE else {}  # before, the class's config decides
 _CONTEXTS: dict[str, dict[str, Any]] = {form: {"tensors": form, ROUND_TRIP: True} for form in ("lists", "base64")}
 
 
@@ -75,7 +72,7 @@ def _reason(error: Exception) -> str:
 def from_json(document_type: type[Any], text: str | bytes, where: str = "", *, extra: Extra = "forbid") -> Any:
     """The document in a JSON object."""
     try:
-        return document_validator(document_type, extra).validate_json(text, **_NAMES)
+        return document_validator(document_type, extra).validate_json(text, **NAMES_AND_ALIASES)
     except ValidationError as error:
         raise decode_error(document_type, error, where) from error
 
@@ -113,7 +110,7 @@ def rows_to_json(documents: Iterable[Any], indent: int | None, tensors: TensorFo
 def rows_from_json(document_type: type[Any], text: str | bytes, *, extra: Extra = "forbid") -> list[Any]:
     """The documents in a JSON list."""
     try:
-        rows: list[Any] = rows_validator(document_type, extra).validate_json(text, **_NAMES)
+        rows: list[Any] = rows_validator(document_type, extra).validate_json(text, **NAMES_AND_ALIASES)
     except ValidationError as error:
         raise decode_error(document_type, error, rows=True) from error
     return rows
@@ -133,7 +130,7 @@ def from_dict(document_type: type[Any], values: Mapping[str, Any], where: str = 
     if not isinstance(values, Mapping):
         raise DecodeError(f"{document_type.__name__}{where}: expected a mapping of fields, got {describe(values)}.")
     try:
-        return document_validator(document_type, extra).validate_python(values, **_NAMES)
+        return document_validator(document_type, extra).validate_python(values, **NAMES_AND_ALIASES)
     except ValidationError as error:
         raise decode_error(document_type, error, where) from error
 

@@ -14,7 +14,7 @@ from quire.columns._columns import Columns, DocumentColumn, DocumentsColumn
 from quire.columns._stack import ShapePolicy, StackOptions, stack_values
 from quire.columns._tensor import RaggedColumn, ScalarColumn, TensorColumn
 from quire.errors import ColumnError, TensorError
-from quire.schema import STORED, Field, FieldKind, Schema, field_validator
+from quire.schema import NAMES_AND_ALIASES, STORED, Field, FieldKind, Schema, field_validator
 from quire.tensors import describe, format_shape, framework_of, to_framework
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _same_length(rows: Validity, length: int) -> Validity:
     return rows if rows is not None and len(rows) == length else None  # another length is refused later
 
 
-def validate_values(
+def validate_values(  # noqa: PLR0913
     schema: Schema,
     field: Field,
     values: list[Any],
@@ -123,11 +123,13 @@ def validate_values(
     extra: Extra = "forbid",
     *,
     stored: bool = False,
+    by_name: bool = False,
 ) -> list[Any]:
     """The values as the field takes them; in rows without a document there must be None.
 
     With `extra='ignore'`, mappings may have more keys than the documents that they become have fields. Decoders pass
-    `stored=True`: the values are what documents held, and not input for them.
+    `stored=True`: the values are what documents held, and not input for them. With `by_name`, mappings may have the
+    names of fields also for classes that take aliases only.
     """
     there = list(range(len(values)))
     if rows is not None and len(rows) == len(values):
@@ -136,8 +138,8 @@ def validate_values(
             if values[row] is not None:
                 raise ColumnError(f"{path}, row {row}: there is no document to hold the value; pass None in this row.")
     try:
-        context = STORED if stored else None
-        checked = _validator(schema, field, extra).validate_python([values[row] for row in there], context=context)
+        options = {"context": STORED if stored else None, **(NAMES_AND_ALIASES if by_name else {})}
+        checked = _validator(schema, field, extra).validate_python([values[row] for row in there], **options)
     except ValidationError as error:
         first = error.errors()[0]
         raise ColumnError(f"{path}, row {there[int(first['loc'][0])]}: {first['msg']}") from error
