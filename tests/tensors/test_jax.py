@@ -108,7 +108,7 @@ def test_lists_get_default_dtypes_of_jax() -> None:
     assert JaxArray([1j]).dtype == jnp.complex64
     assert JaxArray[jnp.bfloat16]([1.5]).dtype == jnp.bfloat16
     assert JaxArray[jnp.int8]([]).dtype == jnp.int8
-    for given, tp in (
+    for value, tp in (
         ([2**31], JaxArray),
         ([300], JaxArray[jnp.uint8]),
         ([[1], [2, 3]], JaxArray),
@@ -116,14 +116,14 @@ def test_lists_get_default_dtypes_of_jax() -> None:
         (3, JaxArray),
     ):
         with pytest.raises(TensorError):
-            tp(given)
+            tp(value)
 
 
 def test_conversion_keeps_dtype_and_shape() -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    made = JaxArray(array[:, ::-1])
-    np.testing.assert_array_equal(np.asarray(made), array[:, ::-1])
-    back = NdArray(made)
+    result = JaxArray(array[:, ::-1])
+    np.testing.assert_array_equal(np.asarray(result), array[:, ::-1])
+    back = NdArray(result)
     assert (back.dtype, back.shape) == (np.float32, (2, 3))
     for bad in (np.ones(2, np.longdouble), np.array(["a"]), np.array([None])):
         with pytest.raises(TensorError, match="other frameworks have no dtype"):

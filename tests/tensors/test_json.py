@@ -242,11 +242,11 @@ def test_openapi_schema_of_documents_is_generated() -> None:
     modes: list[Any] = [(model, mode) for model in (Request, Response) for mode in ("validation", "serialization")]
     _, definitions = models_json_schema(modes, ref_template="#/components/schemas/{model}")
     json.dumps(definitions)
-    found = [value for key, value in definitions["$defs"].items() if key.startswith("Request")]
-    image = found[0]["properties"]["image"]["anyOf"][0]
+    requests = [value for key, value in definitions["$defs"].items() if key.startswith("Request")]
+    image = requests[0]["properties"]["image"]["anyOf"][0]
     assert image["x-tensor"] == {"dtype": "uint8", "shape": [3, "h", "w"]}
-    assert found[0]["properties"]["vectors"]["items"]["x-tensor"] == {"dtype": None, "shape": ["n"]}
-    assert found[0]["properties"]["annotated"]["anyOf"][0]["x-tensor"] == {"dtype": "float32", "shape": [3, "..."]}
+    assert requests[0]["properties"]["vectors"]["items"]["x-tensor"] == {"dtype": None, "shape": ["n"]}
+    assert requests[0]["properties"]["annotated"]["anyOf"][0]["x-tensor"] == {"dtype": "float32", "shape": [3, "..."]}
     names = Response.model_json_schema()["properties"]["by_name"]
     assert names["additionalProperties"]["x-tensor"]["shape"] == ["...", "d"]
     assert Response.model_json_schema()["properties"]["bare"]["x-tensor"] == {"dtype": None, "shape": None}

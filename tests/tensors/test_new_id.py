@@ -21,10 +21,10 @@ class Sample(BaseDocument):
 
 
 def test_new_id_has_32_hexadecimal_digits() -> None:
-    for made in (new_id(), Sample().id):
-        assert len(made) == 32
-        assert int(made, 16) >= 0
-        assert made == made.lower()
+    for new in (new_id(), Sample().id):
+        assert len(new) == 32
+        assert int(new, 16) >= 0
+        assert new == new.lower()
 
 
 def test_new_ids_are_unique() -> None:
@@ -32,35 +32,35 @@ def test_new_ids_are_unique() -> None:
 
 
 def test_new_ids_ignore_seeds() -> None:
-    found = set()
+    ids = set()
     for _ in range(3):
         random.seed(0)
         np.random.seed(0)  # noqa: NPY002
-        found.update(new_id() for _ in range(300))
-    assert len(found) == 900
+        ids.update(new_id() for _ in range(300))
+    assert len(ids) == 900
 
 
 def test_new_ids_are_unique_across_threads() -> None:
-    made: list[list[str]] = [[] for _ in range(8)]
+    ids: list[list[str]] = [[] for _ in range(8)]
     barrier = threading.Barrier(8)
 
     def work(mine: list[str]) -> None:
         barrier.wait()
         mine.extend(new_id() for _ in range(5_000))
 
-    threads = [threading.Thread(target=work, args=(mine,)) for mine in made]
+    threads = [threading.Thread(target=work, args=(mine,)) for mine in ids]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len({found for mine in made for found in mine}) == 40_000
+    assert len({one for mine in ids for one in mine}) == 40_000
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_new_ids_are_unique_across_forks() -> None:
     """Parent and children start from the same block of digits that were fetched already."""
     new_id()
-    found = []
+    ids = []
     for _ in range(3):
         reader, writer = os.pipe()
         child = os.fork()
@@ -71,25 +71,25 @@ def test_new_ids_are_unique_across_forks() -> None:
         with os.fdopen(reader) as pipe:
             digits = pipe.read()
         os.waitpid(child, 0)
-        found += [digits[i : i + 32] for i in range(0, len(digits), 32)]
-    found += [new_id() for _ in range(300)]
-    assert len(found) == 600
-    assert len(set(found)) == 600
+        ids += [digits[i : i + 32] for i in range(0, len(digits), 32)]
+    ids += [new_id() for _ in range(300)]
+    assert len(ids) == 600
+    assert len(set(ids)) == 600
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("value", "expected"),
     [("a", "a"), (7, "7"), (UUID(int=1), "00000000-0000-0000-0000-000000000001"), ("", "")],
 )
-def test_id_field_converts_to_string(given: Any, kept: str) -> None:
-    assert Sample(id=given).id == kept
-    assert Sample.model_validate_json(Sample(id=given).model_dump_json()).id == kept
+def test_id_field_converts_to_string(value: Any, expected: str) -> None:
+    assert Sample(id=value).id == expected
+    assert Sample.model_validate_json(Sample(id=value).model_dump_json()).id == expected
 
 
-@pytest.mark.parametrize("given", [None, 1.5, True, object(), ["a"]])
-def test_id_field_rejects_other_types(given: Any) -> None:
+@pytest.mark.parametrize("value", [None, 1.5, True, object(), ["a"]])
+def test_id_field_rejects_other_types(value: Any) -> None:
     with pytest.raises(ValidationError):
-        Sample(id=given)
+        Sample(id=value)
 
 
 def test_subclass_may_redefine_id_type() -> None:

@@ -43,7 +43,7 @@ def test_field_keeps_array_object(array: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tp", "given", "dtype", "shape"),
+    ("tp", "value", "dtype", "shape"),
     [
         (NdArray, [1, 2, 3], "int64", (3,)),
         (NdArray, [1, 2.5], "float64", (2,)),
@@ -51,7 +51,7 @@ def test_field_keeps_array_object(array: Any) -> None:
         (NdArray, [1j, 2], "complex128", (2,)),
         (NdArray, ((1, 2), (3, 4)), "int64", (2, 2)),
         (NdArray, [2**63], "uint64", (1,)),
-        (NdArray, [1, 2**64 - 1], "uint64", (2,)),  # of which numpy makes floats
+        (NdArray, [1, 2**64 - 1], "uint64", (2,)),  # which numpy converts to floats
         (NdArray, [], "float64", (0,)),
         (NdArray, [[], []], "float64", (2, 0)),
         (NdArray[float32], [1, 2], "float32", (2,)),
@@ -73,19 +73,19 @@ def test_field_keeps_array_object(array: Any) -> None:
         (NdArray[np.uint64], [0, 2**64 - 1], "uint64", (2,)),
     ],
 )
-def test_list_is_converted_to_array(tp: Any, given: Any, dtype: str, shape: tuple[int, ...]) -> None:
-    made = tp(given)
-    assert type(made) is np.ndarray
-    assert (made.dtype.name, made.shape) == (dtype, shape)
-    np.testing.assert_array_equal(made, np.asarray(given, made.dtype).reshape(shape))
+def test_list_is_converted_to_array(tp: Any, value: Any, dtype: str, shape: tuple[int, ...]) -> None:
+    result = tp(value)
+    assert type(result) is np.ndarray
+    assert (result.dtype.name, result.shape) == (dtype, shape)
+    np.testing.assert_array_equal(result, np.asarray(value, result.dtype).reshape(shape))
 
 
 @pytest.mark.parametrize(
-    ("tp", "given", "reason"),
+    ("tp", "value", "reason"),
     [
         (NdArray[uint8], [256], "the numbers do not fit dtype uint8"),
         (NdArray[uint8], [-1], "the numbers do not fit dtype uint8"),
-        (NdArray[np.uint64], [-1], "the numbers do not fit dtype uint64"),  # the way back would be -1 again
+        (NdArray[np.uint64], [-1], "the numbers do not fit dtype uint64"),  # a cast back would give -1 again
         (NdArray[int64], [2**63], "the numbers do not fit dtype int64"),
         (NdArray[int64], [1.0], "the numbers do not fit dtype int64"),
         (NdArray[int64], [0.5], "the numbers do not fit dtype int64"),
@@ -104,13 +104,13 @@ def test_list_is_converted_to_array(tp: Any, given: Any, dtype: str, shape: tupl
         (NdArray, [None], "the list holds something else than numbers"),
         (NdArray, [{}], "the list holds something else than numbers"),
         (NdArray, [1, "a"], "the list holds something else than numbers"),
-        (NdArray[float32], [np.zeros(2)], "got list"),  # arrays of float64 have a width, and keep it
+        (NdArray[float32], [np.zeros(2)], "got list"),  # arrays keep their dtype
         (NdArray[3], [1, 2], "expected NdArray any dtype (3,)"),
     ],
 )
-def test_lossy_list_is_rejected(tp: Any, given: Any, reason: str) -> None:
+def test_lossy_list_is_rejected(tp: Any, value: Any, reason: str) -> None:
     with pytest.raises(TensorError) as caught:
-        tp(given)
+        tp(value)
     assert reason in str(caught.value) or (reason == "got list" and "got float64 (1, 2) of numpy" in str(caught.value))
 
 
@@ -130,7 +130,7 @@ def test_mapping_without_tensor_keys_is_rejected(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tp", "given"),
+    ("tp", "value"),
     [
         (NdArray[3, 224, 224], np.zeros((224, 224, 3), np.float32)),  # never a reshape
         (NdArray[3], np.zeros((1, 3))),
@@ -144,9 +144,9 @@ def test_mapping_without_tensor_keys_is_rejected(value: Any) -> None:
         (NdArray[float32], np.float64(1)),
     ],
 )
-def test_array_of_other_shape_or_dtype_is_rejected(tp: Any, given: Any) -> None:
+def test_array_of_other_shape_or_dtype_is_rejected(tp: Any, value: Any) -> None:
     with pytest.raises(TensorError, match="expected NdArray .*, got "):
-        tp(given)
+        tp(value)
 
 
 def test_masked_array_is_rejected() -> None:

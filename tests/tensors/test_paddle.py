@@ -100,26 +100,26 @@ def test_lists_and_arrays_are_converted() -> None:
     assert PaddleTensor([1j]).dtype == paddle.complex64
     assert PaddleTensor[paddle.bfloat16]([1.5]).dtype == paddle.bfloat16
     assert PaddleTensor(np.ones(2)).dtype == paddle.float64
-    made = PaddleTensor(np.arange(6).reshape(2, 3)[:, ::-1])
-    assert made.numpy().tolist() == [[2, 1, 0], [5, 4, 3]]
-    back = NdArray(made)
+    result = PaddleTensor(np.arange(6).reshape(2, 3)[:, ::-1])
+    assert result.numpy().tolist() == [[2, 1, 0], [5, 4, 3]]
+    back = NdArray(result)
     assert (back.dtype, back.shape) == (np.int64, (2, 3))
-    for given, tp in (
+    for value, tp in (
         ([300], PaddleTensor[paddle.uint8]),
         ([[1], [2, 3]], PaddleTensor),
         ("ab", PaddleTensor),
         (3, PaddleTensor),
     ):
         with pytest.raises(TensorError):
-            tp(given)
+            tp(value)
 
 
 def test_tensor_with_gradient_is_not_converted() -> None:
     tensor = paddle.ones([2])
     tensor.stop_gradient = False
-    for given in (tensor, [tensor]):
+    for value in (tensor, [tensor]):
         with pytest.raises(TensorError, match=r"it is part of a gradient graph \(use .detach\(\)\)"):
-            NdArray(given)
+            NdArray(value)
 
 
 def test_copy_detaches_tensor_from_gradient_graph() -> None:
@@ -155,7 +155,7 @@ def test_sparse_tensor_is_rejected(make: Any) -> None:
     """Pickling one ends the process."""
     sparse = make()
     for document in (Sample, Holder):
-        document(x=paddle.ones([2]))  # the first value must not open a way past the check
+        document(x=paddle.ones([2]))  # the fast path must not skip the check
         for _ in range(2):
             with pytest.raises(ValidationError) as caught:
                 document(x=sparse)

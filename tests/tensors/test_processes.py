@@ -49,9 +49,9 @@ except ValueError as error:  # bad input is reported without the framework
     [("torch", "TorchTensor", "torch"), ("jax", "JaxArray", "jax"), ("paddle", "PaddleTensor", "paddle")],
 )
 def test_missing_framework_error_names_install_command(name: str, tp: str, extra: str, run_python: Any) -> None:
-    found = run_python(BLOCKED.format(module=name) + FIELD.format(tp=tp, name=name)).splitlines()
+    output = run_python(BLOCKED.format(module=name) + FIELD.format(tp=tp, name=name)).splitlines()
     expected = f"{{}} needs {name}, which is not installed: pip install 'quire-ml[{extra}]'"
-    assert found == [
+    assert output == [
         expected.format(tp),
         expected.format(tp),
         expected.format(f"{tp}[2]"),
@@ -61,7 +61,7 @@ def test_missing_framework_error_names_install_command(name: str, tp: str, extra
 
 
 def test_missing_tensorflow_error_names_type(run_python: Any) -> None:
-    found = run_python(
+    output = run_python(
         BLOCKED.format(module="tensorflow")
         + """
 print(message(lambda: typing.TensorFlowTensor))
@@ -71,11 +71,11 @@ from quire.typing import *
 """
     ).splitlines()
     expected = "{} needs tensorflow, which is not installed: pip install 'quire-ml[tensorflow]'"
-    assert found == [expected.format("TensorFlowTensor"), expected.format("framework='tensorflow'")]
+    assert output == [expected.format("TensorFlowTensor"), expected.format("framework='tensorflow'")]
 
 
 def test_missing_scipy_error_names_install_command(run_python: Any) -> None:
-    found = run_python(
+    output = run_python(
         BLOCKED.format(module="scipy")
         + """
 stored = dict(framework="scipy", dtype="float32", shape=[1, 1], data=[1], layout="array:csr", indices=[[0], [0]])
@@ -83,12 +83,12 @@ print(message(lambda: typing.AnyTensor(stored)))
 """
     )
     expected = "framework='scipy' needs scipy.sparse, which is not installed: pip install 'quire-ml[scipy]'"
-    assert found.strip() == expected
+    assert output.strip() == expected
 
 
 def test_missing_ml_dtypes_error_names_install_command(run_python: Any) -> None:
     """numpy knows the short floats only by ml_dtypes; an unknown dtype is simply unknown."""
-    found = run_python(
+    output = run_python(
         BLOCKED.format(module="ml_dtypes")
         + """
 print(message(lambda: typing.NdArray[typing.bfloat16]([1])))
@@ -98,12 +98,12 @@ except ValueError as error:
     print(error)
 """
     ).splitlines()
-    assert found[0] == "dtype bfloat16 in numpy needs ml_dtypes, which is not installed: pip install 'quire-ml[torch]'"
-    assert "numpy has no dtype 'float33'" in found[1]
+    assert output[0] == "dtype bfloat16 in numpy needs ml_dtypes, which is not installed: pip install 'quire-ml[torch]'"
+    assert "numpy has no dtype 'float33'" in output[1]
 
 
 def test_folder_named_like_framework_is_ignored(run_python: Any) -> None:
-    found = run_python(
+    output = run_python(
         """
 import sys, types
 for name in ("torch", "tensorflow", "jax", "paddle"):
@@ -116,13 +116,13 @@ class Sample(BaseDocument):
 print(Sample(x=[1, 2], y=Sample) == Sample(x=[1, 2], y=Sample), isinstance(object(), AnyTensor))
 """
     )
-    assert found.split() == ["True", "False"]
+    assert output.split() == ["True", "False"]
 
 
 @pytest.mark.needs("paddle", "tensorflow")
 def test_paddle_import_after_tensorflow_raises(run_python: Any) -> None:
     """The process would end without a word; the error says what to do."""
-    found = run_python(
+    output = run_python(
         """
 import tensorflow, sys
 from quire import BaseDocument
@@ -143,13 +143,13 @@ for action in actions:
 print(Sample(y=tensorflow.ones(2)).y.shape, Sample(y=[1]).y)
 """
     ).splitlines()
-    assert len(found) == 5
+    assert len(output) == 5
     for line, needed_for in zip(
-        found, ("PaddleTensor", "PaddleTensor", "PaddleTensor", "framework='paddle'"), strict=False
+        output, ("PaddleTensor", "PaddleTensor", "PaddleTensor", "framework='paddle'"), strict=False
     ):
         assert line.startswith(f"{needed_for} needs paddle, but tensorflow is already loaded in this process")
         assert line.endswith("Put `import paddle` above the first import of tensorflow.")
-    assert found[4] == "(2,) [1]"
+    assert output[4] == "(2,) [1]"
 
 
 SCHEMA = """
@@ -168,25 +168,25 @@ oar = '{"framework": "paddle", "dtype": "float32", "shape": [2], "data": [1, 2]}
 @pytest.mark.needs("paddle", "tensorflow")
 def test_decoding_imports_paddle_before_tensorflow(run_python: Any) -> None:
     """TensorFlow's tensor comes first, and nothing is loaded yet."""
-    found = run_python(
+    output = run_python(
         SCHEMA
         + """
 import sys, warnings
 assert "tensorflow" not in sys.modules and "paddle" not in sys.modules
 with warnings.catch_warnings():
-    warnings.simplefilter("error")  # paddle warns when it is imported, and here no one asked for paddle
+    warnings.simplefilter("error")  # paddle warns on import, which the user did not request
     sample = Sample.model_validate_json('{"a": %s}' % flow)
 print(type(sample.a).__name__)
 sample = Sample.model_validate_json('{"a": %s, "b": %s, "c": [1], "many": [%s, %s]}' % (flow, oar, flow, oar))
 print(*(type(x).__module__.split(".")[0] for x in (sample.a, sample.b, sample.c, *sample.many)))
 """
     )
-    assert found.split() == ["EagerTensor", "tensorflow", "paddle", "paddle", "tensorflow", "paddle"]
+    assert output.split() == ["EagerTensor", "tensorflow", "paddle", "paddle", "tensorflow", "paddle"]
 
 
 @pytest.mark.needs("paddle", "tensorflow")
 def test_paddle_then_tensorflow_work_together(run_python: Any) -> None:
-    found = run_python(
+    output = run_python(
         SCHEMA
         + """
 sample = Sample.model_validate_json('{"a": %s, "b": %s, "c": %s, "many": [%s, %s]}' % (oar, flow, oar, oar, flow))
@@ -201,7 +201,7 @@ print(type(both.x) is paddle.Tensor, isinstance(both.y.tensor, tf.Tensor))
 print(Both(x=both.y, y=both.x) == both)
 """
     )
-    assert found.split() == ["True"] * 4
+    assert output.split() == ["True"] * 4
 
 
 def test_decoding_imports_tensorflow_without_paddle(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ FITS = [
     ((..., 3), (3, 7), False),
     (("n", ..., "n"), (5, 1, 2, 5), True),
     (("n", ..., "n"), (5, 1, 2, 4), False),
-    (("n", ..., "n"), (5,), False),  # one axis cannot be both
+    (("n", ..., "n"), (5,), False),  # one axis cannot match both
     ((...,), (), True),
     ((), (), True),
     ((), (1,), False),
@@ -149,7 +149,7 @@ def test_dtype_name_normalizes_spellings(dtype: Any, name: str) -> None:
 def test_dtype_name_accepts_framework_dtypes(module: str, name: str) -> None:
     framework = importlib.import_module(module)
     dtype = getattr(framework, name, None) or getattr(framework, f"{name}_", None)
-    if module == "ml_dtypes":  # has only what numpy has not
+    if module == "ml_dtypes":  # has only dtypes that numpy lacks
         assert (dtype is not None) == (name == "bfloat16")
     assert dtype is None or dtype_name(dtype) == name
 

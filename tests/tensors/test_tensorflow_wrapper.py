@@ -24,9 +24,9 @@ def ones() -> Any:
 @pytest.fixture(scope="module")
 def model() -> Any:
     """A small Keras model, compiled."""
-    made = tf.keras.Sequential([tf.keras.layers.Dense(1)])
-    made.compile(loss="mse", optimizer="sgd")
-    return made
+    network = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    network.compile(loss="mse", optimizer="sgd")
+    return network
 
 
 def test_wrapper_keeps_tensor_object() -> None:
@@ -107,20 +107,20 @@ def test_operators_accept_wrapper_on_both_sides(operator: Any, other: Any) -> No
     inner = tf.reshape(tf.range(1.0, 13.0), (4, 3))
     wrapper = TensorFlowTensor(inner)
     plain = tf.fill((4, 3), 5.0)
-    for found, wanted in (
+    for result, expected in (
         (operator(wrapper, other), operator(inner, plain)),
         (operator(other, wrapper), operator(plain, inner)),
     ):
-        assert isinstance(found, tf.Tensor)
-        np.testing.assert_array_equal(found.numpy(), wanted.numpy())
+        assert isinstance(result, tf.Tensor)
+        np.testing.assert_array_equal(result.numpy(), expected.numpy())
 
 
 def test_wrapper_supports_matmul_and_bit_operators() -> None:
     a, b = tf.reshape(tf.range(6.0), (2, 3)), tf.reshape(tf.range(6.0), (3, 2))
-    wanted = (a @ b).numpy()
-    for found in (TensorFlowTensor(a) @ b, a @ TensorFlowTensor(b), a.numpy() @ TensorFlowTensor(b)):
-        assert isinstance(found, tf.Tensor)
-        np.testing.assert_array_equal(found.numpy(), wanted)
+    expected = (a @ b).numpy()
+    for result in (TensorFlowTensor(a) @ b, a @ TensorFlowTensor(b), a.numpy() @ TensorFlowTensor(b)):
+        assert isinstance(result, tf.Tensor)
+        np.testing.assert_array_equal(result.numpy(), expected)
     bits = TensorFlowTensor(tf.constant([True, False]))
     assert (bits & True).numpy().tolist() == [True, False]
     assert (tf.constant([False, False]) | bits).numpy().tolist() == [True, False]
@@ -244,8 +244,8 @@ def test_tf_data_accepts_wrapper(ones: Any) -> None:
     assert pairs[1]["y"].numpy().tolist() == [2, 3]
     (whole,) = tf.data.Dataset.from_tensors(ones)
     assert whole.shape == (4, 3)
-    made = tf.data.Dataset.range(2).map(lambda i: TensorFlowTensor(tf.fill([2], i)))
-    assert [row.numpy().tolist() for row in made] == [[0, 0], [1, 1]]
+    dataset = tf.data.Dataset.range(2).map(lambda i: TensorFlowTensor(tf.fill([2], i)))
+    assert [row.numpy().tolist() for row in dataset] == [[0, 0], [1, 1]]
     generated = tf.data.Dataset.from_generator(lambda: iter([ones]), output_signature=tf.TensorSpec((4, 3)))
     assert next(iter(generated)).shape == (4, 3)
 
@@ -306,9 +306,9 @@ def test_wrapper_holds_strings() -> None:
     assert wrapper.dtype is tf.string
     assert tf.strings.length(wrapper).numpy().tolist() == [1, 3]
     assert (wrapper + "x").numpy().tolist() == [b"ax", b"bcdx"]
-    made = TensorFlowTensor(["a", "bcd"])
-    assert made.dtype is tf.string
-    assert made.numpy().tolist() == [b"a", b"bcd"]
+    wrapper = TensorFlowTensor(["a", "bcd"])
+    assert wrapper.dtype is tf.string
+    assert wrapper.numpy().tolist() == [b"a", b"bcd"]
     with pytest.raises(TensorError, match="it holds strings"):
         from quire.typing import NdArray
 
@@ -344,7 +344,7 @@ def test_wrapper_holds_sparse_tensor() -> None:
 def test_other_tensors_are_converted() -> None:
     import torch
 
-    for given, dtype in (
+    for value, dtype in (
         (np.ones((2, 3)), tf.float64),
         (torch.ones(2, 3), tf.float32),
         (torch.ones(2, 3, dtype=torch.bfloat16), tf.bfloat16),
@@ -353,7 +353,7 @@ def test_other_tensors_are_converted() -> None:
         (np.ones((2, 3), ">f4"), tf.float32),
         (np.ones((2, 3), np.complex64), tf.complex64),
     ):
-        wrapper = TensorFlowTensor(given)
+        wrapper = TensorFlowTensor(value)
         assert isinstance(wrapper.tensor, tf.Tensor)
         assert wrapper.dtype is dtype
         assert wrapper.shape == (2, 3)

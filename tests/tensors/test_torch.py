@@ -156,10 +156,10 @@ def test_annotated_tensor_equals_torch_tensor_type() -> None:
         f: list[Annotated[torch.Tensor, Shape(3, "h", "w"), DType("float32")]] = []
 
     fields = Spelled.document_schema().by_name
-    wanted = Image.document_schema().by_name["pixels"].type
-    assert wanted is TorchTensor[float32, 3, "h", "w"]
-    assert [fields[name].type for name in "abcde"] == [wanted] * 5
-    assert fields["f"].items[0].type is wanted
+    expected = Image.document_schema().by_name["pixels"].type
+    assert expected is TorchTensor[float32, 3, "h", "w"]
+    assert [fields[name].type for name in "abcde"] == [expected] * 5
+    assert fields["f"].items[0].type is expected
     good, bad = torch.ones(3, 2, 5), torch.ones(2, 5, 3)
     assert Spelled(a=good, b=good, c=good, d=good, e=good, f=[good]).c is good
     for name in "abcdef":
@@ -200,7 +200,7 @@ def test_bare_annotations_are_validated_in_nested_types() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "tp", "dtype"),
+    ("value", "tp", "dtype"),
     [
         ([1, 2], TorchTensor, torch.int64),
         ([1.5, 2], TorchTensor, torch.float32),
@@ -215,15 +215,15 @@ def test_bare_annotations_are_validated_in_nested_types() -> None:
         ([torch.ones(2), torch.ones(2)], TorchTensor[2, 2], torch.float32),
     ],
 )
-def test_list_is_converted_to_tensor(given: Any, tp: Any, dtype: torch.dtype) -> None:
-    made = tp(given)
-    assert type(made) is torch.Tensor
-    assert made.dtype is dtype
-    assert not made.requires_grad
+def test_list_is_converted_to_tensor(value: Any, tp: Any, dtype: torch.dtype) -> None:
+    result = tp(value)
+    assert type(result) is torch.Tensor
+    assert result.dtype is dtype
+    assert not result.requires_grad
 
 
 @pytest.mark.parametrize(
-    ("given", "tp"),
+    ("value", "tp"),
     [
         ([500.0], TorchTensor[torch.float8_e4m3fn]),  # would be NaN
         ([float("inf")], TorchTensor[torch.float8_e4m3fn]),
@@ -235,9 +235,9 @@ def test_list_is_converted_to_tensor(given: Any, tp: Any, dtype: torch.dtype) ->
         ([torch.empty(2, device="meta")], TorchTensor),
     ],
 )
-def test_lossy_list_is_rejected(given: Any, tp: Any) -> None:
+def test_lossy_list_is_rejected(value: Any, tp: Any) -> None:
     with pytest.raises(TensorError, match="got list: the "):
-        tp(given)
+        tp(value)
 
 
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d not in NUMPY_LACKS], ids=str)

@@ -59,11 +59,15 @@ EYE = torch.eye(3)
         (lambda: torch.ones(0, 2), lambda: torch.ones(0, 2), True),
         (lambda: torch.tensor(1), lambda: torch.tensor(1), True),
         (lambda: torch.tensor(1), lambda: torch.tensor([1]), False),
-        (lambda: torch.ones(2), lambda: torch.ones(2, requires_grad=True), True),  # a value is a value
+        (lambda: torch.ones(2), lambda: torch.ones(2, requires_grad=True), True),  # gradients do not count
         (lambda: torch.ones(2), lambda: torch.nn.Parameter(torch.ones(2)), True),
         (lambda: torch.ones(2, 3), lambda: torch.ones(3, 2).t(), True),
         (lambda: torch.ones(2), lambda: torch.ones(2, device="meta"), False),  # device
-        (lambda: torch.ones(2, device="meta"), lambda: torch.ones(2, device="meta"), False),  # no one knows
+        (
+            lambda: torch.ones(2, device="meta"),
+            lambda: torch.ones(2, device="meta"),
+            False,
+        ),  # meta tensors have no values
         (EYE.to_sparse, EYE.to_sparse, True),
         (EYE.to_sparse, (EYE * 2).to_sparse, False),
         (EYE.to_sparse, lambda: EYE, False),  # layout
@@ -75,7 +79,7 @@ EYE = torch.eye(3)
         (
             lambda: torch.sparse_coo_tensor([[1, 0, 1]], [1.0, 2.0, 3.0], (2,)),
             lambda: torch.sparse_coo_tensor([[0, 1]], [2.0, 4.0], (2,)),
-            True,  # two entries of one index are their sum
+            True,  # entries of one index are summed
         ),
         (
             lambda: torch.sparse_csr_tensor(torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1), (1, 2)),
@@ -98,7 +102,7 @@ def test_document_equality_compares_values(a: Any, b: Any, equal: bool) -> None:
     left, right = a(), b()
     assert (Sample(x=left) == Sample(x=right)) is equal
     assert (Sample(x=right) == Sample(x=left)) is equal
-    assert Sample(x=left) == Sample(x=left)  # one object, meta too
+    assert Sample(x=left) == Sample(x=left)  # identity, also for meta tensors
 
 
 def test_tensors_of_two_frameworks_are_not_equal() -> None:
@@ -140,7 +144,7 @@ def test_copy_detaches_tensor_from_gradient_graph() -> None:
         assert again == sample
         assert again.a.is_leaf
         assert again.a.requires_grad
-        assert again.a is again.rest["more"][0]  # one tensor stays one tensor
+        assert again.a is again.rest["more"][0]  # the shared tensor stays shared
     assert sample.a.grad_fn is not None
     again = pickle.loads(pickle.dumps(sample))
     assert again == sample
@@ -198,7 +202,7 @@ def test_other_layouts_are_copied_and_pickled(make: Any) -> None:
         lambda: torch.zeros(3, 4).to_sparse_csr(),
         lambda: torch.ones(2, 2, 2).to_sparse(),
         lambda: torch.ones(4).to_sparse(),
-        lambda: torch.sparse_coo_tensor([[0, 1]], [0.0, float("inf")], (2,)),  # a zero that is there
+        lambda: torch.sparse_coo_tensor([[0, 1]], [0.0, float("inf")], (2,)),  # an explicit zero
         lambda: torch.sparse_coo_tensor([[2, 0]], torch.tensor([[1.0, NAN], [3.0, 4.0]]), (3, 2)),
         lambda: torch.sparse_coo_tensor(torch.zeros(1, 0), torch.zeros(0, 2), (3, 2)),
         lambda: torch.eye(3, requires_grad=True).to_sparse(),
@@ -276,7 +280,7 @@ def test_json_keeps_float32_values() -> None:
 
 def _send(connection: Any, dtype: torch.dtype) -> None:
     connection.send(Sample(id="a", x=torch.ones(2).to(dtype)))
-    connection.recv()  # torch's memory is there only while its sender is
+    connection.recv()  # torch's shared memory lives as long as the sender
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn, torch.uint16], ids=str)

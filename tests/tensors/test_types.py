@@ -46,24 +46,24 @@ def plain(request: pytest.FixtureRequest) -> TensorType:
 
 @pytest.mark.parametrize("parameters", PARAMETERS, ids=repr)
 def test_equal_parameters_return_same_class(plain: TensorType, parameters: Any) -> None:
-    made = plain[parameters]
-    assert plain[parameters] is made
-    assert isinstance(made, type)
-    assert issubclass(made, plain)
-    assert made is not plain
+    parametrised = plain[parameters]
+    assert plain[parameters] is parametrised
+    assert isinstance(parametrised, type)
+    assert issubclass(parametrised, plain)
+    assert parametrised is not plain
 
 
 def test_dtype_spellings_return_same_class(plain: TensorType) -> None:
-    made = plain[float32, 3, "h"]
-    assert plain[np.float32, 3, "h"] is made
-    assert plain[np.dtype("float32"), 3, "h"] is made
-    assert plain[DType("float32"), 3, "h"] is made
-    assert plain[3, "h", float32] is made
+    parametrised = plain[float32, 3, "h"]
+    assert plain[np.float32, 3, "h"] is parametrised
+    assert plain[np.dtype("float32"), 3, "h"] is parametrised
+    assert plain[DType("float32"), 3, "h"] is parametrised
+    assert plain[3, "h", float32] is parametrised
 
 
 def test_other_parameters_return_other_class(plain: TensorType) -> None:
-    made = [plain[parameters] for parameters in PARAMETERS]
-    assert len(set(made)) == len(PARAMETERS)
+    types = [plain[parameters] for parameters in PARAMETERS]
+    assert len(set(types)) == len(PARAMETERS)
     assert NdArray[3] is not AnyTensor[3]
     assert not issubclass(plain[3], plain[4])
 
@@ -93,7 +93,7 @@ def test_pickled_type_is_same_class(plain: TensorType, parameters: Any, module: 
 @pytest.mark.parametrize("module", [pickle, cloudpickle], ids=["pickle", "cloudpickle"])
 def test_pickled_type_is_same_class_in_fresh_process(module: Any, run_python: Any) -> None:
     types = [cls[parameters] for cls in (NdArray, TorchTensor, AnyTensor) for parameters in PARAMETERS]
-    found = run_python(
+    output = run_python(
         """
 import pickle, sys
 types = pickle.loads(bytes.fromhex(sys.argv[1]))
@@ -104,7 +104,7 @@ assert "torch" not in sys.modules
 """,
         module.dumps(types).hex(),
     )
-    assert found.splitlines() == [repr(cls) for cls in types]
+    assert output.splitlines() == [repr(cls) for cls in types]
 
 
 @pytest.mark.needs("tensorflow")
@@ -126,8 +126,8 @@ assert types == [TensorFlowTensor[3, "h"]] * 2 and types[0] is types[1]
 def test_concurrent_threads_get_same_class() -> None:
     with ThreadPoolExecutor(16) as pool:
         for size in range(5000, 5030):
-            made = list(pool.map(lambda _, size=size: NdArray[size, "threads"], range(32)))
-            assert len({id(cls) for cls in made}) == 1
+            types = list(pool.map(lambda _, size=size: NdArray[size, "threads"], range(32)))
+            assert len({id(cls) for cls in types}) == 1
 
 
 def test_unused_type_is_collected() -> None:
@@ -176,8 +176,8 @@ def test_calling_type_validates_value() -> None:
     array = np.zeros((2, 3))
     assert NdArray(array) is array
     assert NdArray[2, "n"](array) is array
-    made = NdArray[float32, 2]([1, 2])
-    assert made.dtype == np.float32
+    converted = NdArray[float32, 2]([1, 2])
+    assert converted.dtype == np.float32
     with pytest.raises(TensorError) as caught:
         NdArray[float32, 3](array)
     assert str(caught.value) == ("NdArray[float32, 3]: expected NdArray float32 (3,), got float64 (2, 3) of numpy")

@@ -384,7 +384,7 @@ class Document(BaseDocument):
         return framework.to_numpy(tensor)
 
     def _set_tensor(self, tensor: Any) -> None:
-        # `Document` itself accepts every numpy array, so validation is skipped. A subclass may declare `tensor` anew,
+        # `Document` itself accepts every numpy array, so validation is skipped. A subclass may redefine `tensor`,
         # and `__quire_any_tensor__` is not in its own namespace.
         if type(tensor) is np.ndarray and "__quire_any_tensor__" in vars(type(self)):
             self.__dict__["tensor"] = tensor

@@ -1,5 +1,9 @@
 """Tensor types for annotations, and one small interface to the tensors of every framework."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from quire.tensors._convert import to_framework
 from quire.tensors._framework import Framework, arrays_equal, cast_numbers, common_dtype
 from quire.tensors._json import tensor_from_json, tensor_to_json
@@ -22,6 +26,23 @@ from quire.tensors._types import (
     tensor_type_of,
 )
 
+if TYPE_CHECKING:
+    from quire.tensors._tensorflow import TensorFlowTensor as TensorFlowTensor
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name == "TensorFlowTensor":  # its base class is TensorFlow's, so it needs that import
+            from quire._optional import require  # noqa: PLC0415
+
+            require("tensorflow", extra="tensorflow", needed_for=name)
+            from quire.tensors._tensorflow import TensorFlowTensor  # noqa: PLC0415
+
+            globals()[name] = TensorFlowTensor
+            return TensorFlowTensor
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+# Not TensorFlowTensor: a star import must not import TensorFlow.
 __all__ = [
     "DTYPES",
     "FRAMEWORKS",

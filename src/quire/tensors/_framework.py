@@ -229,6 +229,8 @@ def cast_numbers(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Cast plain numbers to a dtype: floats may be rounded, but overflow and the loss of a fraction are errors."""
     if array.dtype == dtype:
         return array
+    # numpy's kinds of both dtypes: bool, int, uint, float, complex, and V for bfloat16 and float8. Those listed would
+    # cut a fraction or an imaginary part, or turn numbers into booleans.
     kinds = array.dtype.kind + dtype.kind
     if array.size and (kinds[0] not in "biufc" or kinds[1] == "b" or kinds in ("fi", "fu", "ci", "cu", "cf", "cV")):
         raise TensorError(f"the numbers do not fit dtype {dtype.name}")
@@ -243,10 +245,10 @@ def _is_lossless(array: NDArray[Any], cast: NDArray[Any]) -> bool:
     kind = array.dtype.kind
     if kind == "b":
         return True
-    if cast.dtype.kind in "iu":
+    if cast.dtype.kind in "iu":  # the signs, too: -1 as uint64 is 2**64 - 1, which casts back to -1
         return bool(((cast.astype(array.dtype) == array) & ((cast < 0) == (array < 0))).all())
     wide = cast.astype(np.complex128 if cast.dtype.kind == "c" else np.float64)
-    if kind in "fc":
+    if kind in "fc":  # floats may be rounded, but a finite number must not become infinite, nor NaN
         return bool(((np.isnan(wide) == np.isnan(array)) & (np.isfinite(wide) == np.isfinite(array))).all())
     limit = 2.0**64 if kind == "u" else 2.0**63  # casting a larger float to an integer is undefined
     return bool(((wide.real < limit) & (wide.real.astype(array.dtype) == array)).all())

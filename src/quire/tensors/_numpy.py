@@ -84,6 +84,8 @@ def native_array(array: NDArray[Any], framework_name: str) -> NDArray[Any]:
         array = array.astype(array.dtype.newbyteorder("="))
     if array.dtype.char in "qQ":  # long long: numpy's int64 on some platforms, which torch does not accept
         array = array.view(array.dtype.name)
+    # torch accepts neither negative strides nor strides that are no multiple of the item size, and warns of read-only
+    # memory, which it could write to.
     if not array.flags.writeable or any(step < 0 or step % array.itemsize for step in array.strides):
         array = array.copy()
     return array

@@ -117,5 +117,6 @@ def _load_float8(array: NDArray[Any], stop_gradient: bool) -> Any:  # noqa: FBT0
     return tensor
 
 
-copyreg.pickle(paddle.Tensor, _reduce)  # paddle cannot load the float8 tensors that it pickles
+# paddle cannot load the float8 tensors that it pickles, and pickling a sparse one terminates the process.
+copyreg.pickle(paddle.Tensor, _reduce)
 framework = PaddleFramework()

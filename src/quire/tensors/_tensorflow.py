@@ -159,7 +159,7 @@ class TensorFlowTensor(_AbstractTensor, metaclass=TensorFlowType, framework="ten
 
     __slots__ = ("tensor",)
     __hash__ = None  # type: ignore[assignment]
-    __array_priority__ = 100
+    __array_priority__ = 100  # so that numpy's operators leave the work to __radd__ and the like
 
     def __init__(self, tensor: Any) -> None:
         tensor = unwrap(tensor)

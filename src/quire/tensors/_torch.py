@@ -104,6 +104,7 @@ class TorchFramework(Framework):
             raise TensorError(f"torch has no tensors of dtype {array.dtype}.") from error
 
     def stack(self, values: Sequence[Any]) -> Any:
+        # A worker process of a DataLoader sends the batch through shared memory, so it is stacked there at once.
         if torch.utils.data.get_worker_info() is None or values[0].requires_grad or not values[0].is_cpu:
             return torch.stack(values)  # type: ignore[arg-type]
         shape = (len(values), *values[0].shape)
@@ -159,6 +160,7 @@ class TorchFramework(Framework):
             return super().copy(value, memo)
         return memo.setdefault(id(value), value.detach().clone().requires_grad_(value.requires_grad))
 
+    # torch copies and pickles the whole storage of a tensor: for a row of a column, the whole column.
     def memory(self, value: Any) -> int | None:
         address: int | None = value.untyped_storage().data_ptr() if _is_plain(value) else None
         return address

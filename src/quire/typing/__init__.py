@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     import paddle
     import torch
 
-    from quire.tensors._tensorflow import TensorFlowTensor as TensorFlowTensor
+    from quire.tensors import TensorFlowTensor as TensorFlowTensor
 
     NdArray: TypeAlias = np.ndarray[Any, Any]
     TorchTensor: TypeAlias = torch.Tensor
@@ -61,10 +61,7 @@ else:
 
     def __getattr__(name: str) -> Any:
         if name == "TensorFlowTensor":  # its base class is TensorFlow's, so it needs that import
-            from quire._optional import require
-
-            require("tensorflow", extra="tensorflow", needed_for=name)
-            from quire.tensors._tensorflow import TensorFlowTensor
+            from quire.tensors import TensorFlowTensor
 
             globals()[name] = TensorFlowTensor
             return TensorFlowTensor
