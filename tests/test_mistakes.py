@@ -24,6 +24,7 @@ from quire.errors import (
     ColumnError,
     DecodeError,
     DocumentTypeError,
+    EncodeError,
     FunctionError,
     MissingDependencyError,
     MissingValueError,
@@ -159,6 +160,18 @@ def test_a_dict_in_the_place_of_a_document(students: DocumentArray[Student]) -> 
     assert message_of(ColumnError, lambda: DocumentArray[Student]([students[0], copied]).stack()) == (
         "Student.thesis, row 1: expected a Thesis, got dict; it was set without validation."
     )
+
+
+@pytest.mark.parametrize("call", ["to_bytes", "to_csv", "to_dataframe", "save_binary"])
+def test_a_dict_in_the_place_of_a_document_is_not_written(
+    students: DocumentArray[Student], call: str, tmp_path: Path
+) -> None:
+    copied = students[0].model_copy(update={"thesis": {"title": "On"}})
+    write = getattr(DocumentArray[Student]([students[0], copied]), call)
+    message = message_of(EncodeError, write if call in ("to_bytes", "to_dataframe") else lambda: write(tmp_path / "a"))
+    assert "thesis" in message
+    assert "row 1: expected a Thesis, got dict; it was set without validation." in message
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_keyword_that_is_misspelt(folder: Path) -> None:

@@ -101,24 +101,38 @@ def test_an_error_does_not_wait_for_the_other_partitions() -> None:
 
 
 INTERRUPTED = """
-import sys, time
+import os, sys, time
 from quire.distributed import DocumentShards, engine
 from tests.distributed.goods import Good, goods
 
-def slow(document: Good) -> Good:
+def work() -> None:
+    with open(os.environ["ROWS_FILE"], "a") as file:
+        file.write(".")
     time.sleep(0.1)
+
+def slow(document: Good) -> Good:
+    work()
+    return document
+
+def fail_first(document: Good) -> Good:
+    work()
+    if document.id == "good 000":
+        while os.path.getsize(os.environ["ROWS_FILE"]) < 2:
+            time.sleep(0.01)  # until the other partition is at work
+        raise ValueError("the first row")
     return document
 
 def slow_test(document: Good) -> bool:
-    time.sleep(0.1)
+    work()
     return True
 
 if __name__ == "__main__":
     call, folder, options = sys.argv[1], sys.argv[2], eval(sys.argv[3])
     shards = DocumentShards[Good].from_documents(goods(2400), num_partitions=2, engine=engine("local", **options))
-    print("working", flush=True)
     if call == "write_dataset":
         shards.map(slow).write_dataset(folder + "/out")
+    elif call == "fail_first":
+        shards.map(fail_first).write_dataset(folder + "/out")
     elif call == "iter_batches":
         next(shards.map(slow).iter_batches())
     elif call == "shuffle":
@@ -141,22 +155,41 @@ if __name__ == "__main__":
 )
 def test_an_interrupt_ends_the_program_with_the_running_row(call: str, options: dict[str, Any], tmp_path: Path) -> None:
     """Two partitions of two minutes each; the bound is generous for a busy machine."""
-    script = tmp_path / "script.py"
-    script.write_text(INTERRUPTED)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, str(script), call, str(tmp_path), repr(options)]
-    program = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert program.stdout is not None
-    assert program.stdout.readline() == "working\n"
-    time.sleep(1 + 4 * ("backend" in options))  # until workers are at their rows
+    program = start_interrupted(call, options, tmp_path)
+    rows = tmp_path / "rows"
+    while not (rows.exists() and rows.stat().st_size):  # until a row is being worked on
+        assert program.poll() is None
+        time.sleep(0.05)
     program.send_signal(signal.SIGINT)
-    _, err = program.communicate(timeout=20)
+    _, err = program.communicate(timeout=30)
     assert program.returncode in (-signal.SIGINT, 130, 1), err
     assert "KeyboardInterrupt" in err
     if call == "write_dataset":
         assert not list((tmp_path / "out").glob("*.parquet"))
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 2, "backend": "process"}], ids=str)
+def test_a_failing_first_row_ends_the_program_with_the_running_row(options: dict[str, Any], tmp_path: Path) -> None:
+    """The other partition would take two minutes."""
+    program = start_interrupted("fail_first", options, tmp_path)
+    while not (tmp_path / "rows").exists():
+        assert program.poll() is None
+        time.sleep(0.05)
+    _, err = program.communicate(timeout=30)
+    assert program.returncode == 1
+    assert "PartitionError" in err
+    assert "the first row" in err
+    assert not list((tmp_path / "out").glob("*.parquet"))
+
+
+def start_interrupted(call: str, options: dict[str, Any], folder: Path) -> subprocess.Popen[str]:
+    """Start the program of INTERRUPTED, which appends a byte to the file 'rows' for each row that it works on."""
+    script = folder / "script.py"
+    script.write_text(INTERRUPTED)
+    path = os.pathsep.join(filter(None, sys.path))
+    environment = {**os.environ, "PYTHONPATH": path, "ROWS_FILE": str(folder / "rows")}
+    command = [sys.executable, str(script), call, str(folder), repr(options)]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def test_what_is_broken_off_goes_no_further() -> None:

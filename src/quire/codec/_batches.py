@@ -10,6 +10,7 @@ import numpy as np
 
 from quire._loaded import class_name
 from quire.codec._context import Writer
+from quire.codec._errors import no_document
 from quire.codec._tensors import LARGE, encode_elements, encode_lent, encode_tensor, plain_array, tensor_head
 from quire.codec._unions import ambiguous_fields, check_values
 from quire.codec._values import encode_fields, encode_value
@@ -172,7 +173,10 @@ def _packed(form: int, data: Any, offsets: NDArray[np.int64], validity: Validity
 def encode_rows(schema: Schema, documents: Sequence[Any], writer: Writer) -> bytes:
     """The message of documents as a batch, made without stacking them; a document that is None is not there."""
     validity = validity_of(documents)
-    rows = [None if document is None else document.__dict__ for document in documents]
+    try:
+        rows = [None if document is None else document.__dict__ for document in documents]
+    except AttributeError:
+        raise no_document(schema, documents) from None
     parts = [_head(schema, len(rows), validity, writer)]
     ambiguous = ambiguous_fields(schema)
     for field in schema.fields:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
 from quire._extra_fields import unknown_field
-from quire.errors import DecodeError
+from quire.errors import DecodeError, EncodeError
+from quire.schema import Schema
 from quire.tensors import describe
 
 
@@ -17,6 +19,17 @@ def below(place: str, error: Exception) -> str:
     if told.count(f"{place}: ") < 3:
         return f"{place}: {told}"
     return told if ": ... " in told else f"{place}: ... {told}"
+
+
+def is_document(value: Any) -> bool:
+    """Whether a value has fields, of whichever class: one that was unpickled may be a twin of the schema's."""
+    return hasattr(type(value), "model_fields")
+
+
+def no_document(schema: Schema, documents: Sequence[Any]) -> EncodeError:
+    """Return the error about the first value that is no document, such as a dict that `model_copy(update=)` has set."""
+    row, value = next((row, item) for row, item in enumerate(documents) if item is not None and not is_document(item))
+    return EncodeError(f"row {row}: expected a {schema.name}, got {describe(value)}; it was set without validation.")
 
 
 def decode_error(

@@ -11,6 +11,7 @@ from pydantic_core import PydanticUndefined
 
 from quire._extra_fields import Extra, check_extra, extra_rule
 from quire._paths import FieldPath, join_path, parse_path
+from quire.codec._errors import is_document, no_document
 from quire.errors import DecodeError, EncodeError, PathError, did_you_mean
 from quire.schema import Field, FieldKind, Schema
 
@@ -81,6 +82,8 @@ def check_nothing_more(schema: Schema, documents: Sequence[Any], prefix: FieldPa
     known = schema.by_name
     for row, document in enumerate(documents):
         same = document is None or (type(document) is schema.document_type and not document.__pydantic_extra__)
+        if not same and not is_document(document):
+            raise EncodeError(f"{join_path(prefix)}, {no_document(schema, documents)}")
         if not same and (document.__pydantic_extra__ or any(name not in known for name in type(document).model_fields)):
             raise EncodeError(f"row {row}: {no_column(schema, prefix)}")
     for field in filter(is_spread, schema.fields if deep else ()):
