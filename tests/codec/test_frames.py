@@ -472,9 +472,9 @@ def field_of(name: str) -> Any:
     ],
 )
 def test_numbers_are_read_as_arrays(name: str, series: Any, values: list[Any], valid: list[bool] | None) -> None:
-    found = read_numbers(series, field_of(name))
-    assert found is not None
-    data, validity = found
+    numbers = read_numbers(series, field_of(name))
+    assert numbers is not None
+    data, validity = numbers
     assert data.dtype.kind == {"number": "i", "plain": "i", "real": "f", "flag": "b", "pair": "c"}[name]
     assert (None if validity is None else validity.tolist()) == valid
     assert [None if value != value else value for value in data.tolist()] == values
@@ -520,9 +520,9 @@ def test_nan_is_a_number_where_there_is_no_none() -> None:
 
 def test_dtypes_stay_as_they_are_where_no_wider_one_is_needed() -> None:
     for name, dtype in {"real": "float32", "number": "uint8", "pair": "complex64"}.items():
-        found = read_numbers(pd.Series([1, 2], dtype=dtype), field_of(name))
-        assert found is not None
-        assert found[0].dtype == dtype
+        numbers = read_numbers(pd.Series([1, 2], dtype=dtype), field_of(name))
+        assert numbers is not None
+        assert numbers[0].dtype == dtype
 
 
 def test_values_are_read_as_those_of_python() -> None:

@@ -432,7 +432,7 @@ def test_rows_without_a_document_have_no_values() -> None:
     assert full.remainders is None
 
 
-def test_validity_tells_none_from_what_is_false() -> None:
+def test_validity_is_false_for_none_only() -> None:
     assert validity_of([]) is None
     assert validity_of([0, "", False]) is None
     validity = validity_of([0, None, ""])
