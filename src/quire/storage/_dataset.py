@@ -66,8 +66,8 @@ _MOST_OPEN = 16_384
 class ReadOptions:
     """Where shards are cached that must be fetched or converted, how stores are asked, and when data is verified.
 
-    verify: 'first_touch' (the default) compares a column of a block with its checksum when a row of it is first read;
-        'always' at every read, 'never' not at all.
+    verify: 'first_touch' (the default) compares a column of a block with its checksum when a row of it is first read,
+        a large column in pieces of 64 KiB or a row; 'always' at every read, 'never' not at all.
     """
 
     cache: str | os.PathLike[str] | None = None
