@@ -56,6 +56,19 @@ def test_a_worker_that_is_killed_goes_on_from_the_last_checkpoint(
     assert [logs["loss"] for logs in history] == [0.0, -1.0, -2.0]
 
 
+def test_the_error_about_a_lost_rank_on_spark_names_the_rank(
+    start_engine: Callable[[str], Any], folder: Path, tmp_path: Path
+) -> None:
+    start_engine("spark")
+    model = KilledOnRank(ROWS, tmp_path / "flag", 1, 1)
+    estimator = Estimator.from_torch(
+        model=model, optimizer=count_optimizer, loss=CountLoss(), engine="spark", workers=2, max_restarts=0
+    )
+    told = r"rank 1 was lost: its process ended with -9\. This was attempt 1: max_restarts=0\."
+    with pytest.raises(FunctionError, match=f"^{told}$"):
+        estimator.fit(StreamingDataset[Point](folder, batch_size=3), feature_cols="number")
+
+
 @pytest.mark.parametrize("name", ["ray", "spark"])
 def test_more_workers_than_there_is_room_for_are_an_error(name: str, start_engine: Callable[[str], Any]) -> None:
     start_engine(name)

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from quire._optional import require
 from quire.distributed._spark_session import spark_session
-from quire.distributed.estimator._attempts import Attempt, lost
+from quire.distributed.estimator._attempts import Attempt, LostRanksError, lost
 from quire.distributed.estimator._child import start_rank
 from quire.distributed.estimator._job import Outcome
 from quire.distributed.estimator._launcher import Launch
@@ -35,7 +35,7 @@ def launch_spark(launch: Launch, attempt: Attempt) -> list[Outcome]:
         session.range(0, launch.size, 1, launch.size).mapInArrow(work, "rank long", barrier=True).collect()
     except Exception as error:
         attempt.raise_error()
-        raise lost("of Spark", _reason(error)) from error
+        raise describe_loss(error) from error
     return attempt.outcomes(launch.size)
 
 
@@ -53,10 +53,12 @@ def _check_room(session: Any, launch: Launch) -> None:
         raise OptionError(f"workers={launch.size}, and Spark has room for {slots} tasks at a time: use fewer workers.")
 
 
-def _reason(error: Exception) -> str:
-    """What Spark says of a task that failed: the message of `spark_rank`, which is in a long traceback, if it is."""
-    lost_rank = re.search(r"rank \d+ was lost: .*", str(error))
-    return lost_rank[0] if lost_rank else f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+def describe_loss(error: Exception) -> LostRanksError:
+    """Return the error about a task of Spark that failed: with the message of `spark_rank`, if its traceback has it."""
+    ended = re.search(r"rank (\d+) was lost: (its process ended with -?\d+)", str(error))
+    if ended is not None:
+        return lost(ended[1], ended[2])
+    return lost("of Spark", f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
 
 
 def spark_rank(batches: Iterator[pa.RecordBatch], job: str, attempt: str) -> Iterator[pa.RecordBatch]:
