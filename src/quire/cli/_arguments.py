@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from quire._typing import is_document_type
 from quire.cli._formats import SOURCE_FORMATS
-from quire.document import BaseDocument
 from quire.errors import PathError, SchemaError, did_you_mean
 
 if TYPE_CHECKING:
@@ -105,10 +104,10 @@ def _int_from(minimum: int, text: str) -> int:
     return number
 
 
-def import_document_type(name: str) -> type[BaseDocument]:
+def import_document_type(name: str) -> type[Any]:
     """Import a document class by a name like 'my.module:Student'."""
     value = import_object(name, is_document_type)
-    if not isinstance(value, type) or not issubclass(value, BaseDocument):
+    if not is_document_type(value):
         raise SchemaError(f"{name} is not a document class: it is {type(value).__name__}, and no BaseDocument.")
     return value
 
