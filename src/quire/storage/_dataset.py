@@ -183,7 +183,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         """
         if self.rows is not None or not self.is_mapped or self.nbytes < _LARGE * len(self.shards) or not len(begins):
             return
-        self.reader.at_random, self._addresses.asks_ahead = True, False
+        self.reader.at_random, self._addresses.asked = True, self.layout.read_ahead_parts
         with self._lock:
             first, last = self._located(begins), self._located(ends - 1)
         lengths = np.append(self._batch_starts[1:], self._virtual) - self._batch_starts
@@ -274,7 +274,8 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         """Close all shards; rows that are being gathered keep theirs."""
         self._addresses = self.layout.addresses()
         self._addresses.remember(self._verified.pieces, keep=self.options.verify != "always")
-        self._addresses.asks_ahead = not self.reader.at_random
+        if self.reader.at_random:
+            self._addresses.asked = self.layout.read_ahead_parts
         self._opened = np.full(len(self.shards), -1, np.int64)
         self._batch_starts, self._virtual = np.zeros(0, np.int64), 0
         self._batches_at = Starts(self._batch_starts, 0)

@@ -102,6 +102,11 @@ class Layout:
             if form.is_large and isinstance(form, TensorForm):
                 form.read_ahead(rows, counts)
 
+    @cached_property
+    def read_ahead_parts(self) -> frozenset[int]:
+        """The parts that `read_ahead` reads."""
+        return frozenset(form.first + 1 for form in self.forms if form.is_large and isinstance(form, TensorForm))
+
     def gather(self, rows: Rows) -> Columns:
         """The columns of rows, copied; their checksums are verified first, where that is due."""
         rows.verify()

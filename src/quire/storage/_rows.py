@@ -56,7 +56,7 @@ class Addresses:
         "_pieces",
         "_runs",
         "_table",
-        "asks_ahead",
+        "asked",
         "count",
     )
 
@@ -72,7 +72,7 @@ class Addresses:
         self._passed_runs = 0
         self._flags: NDArray[np.uint8] = np.ones(1, np.uint8)
         self._is_kept = True
-        self.asks_ahead = True  # unless whoever reads the rows does
+        self.asked: frozenset[int] = frozenset()  # the parts that whoever reads the rows has read ahead
         self.count = 0
 
     def remember(self, flags: NDArray[np.uint8], *, keep: bool) -> None:
@@ -134,13 +134,13 @@ class Addresses:
             inside = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
             numbers, batches = np.repeat(numbers, counts) + inside, np.repeat(batches, counts)
         if self._is_kept:
-            self._check_due(numbers, batches)
+            self._check_due(numbers, batches, is_asked=part in self.asked)
         else:
             for number, batch in dict(zip(numbers.tolist(), batches.tolist(), strict=True)).items():
                 if number:
                     self._piece_checks[batch].check_piece(number)
 
-    def _check_due(self, numbers: NDArray[np.int64], batches: NDArray[np.int64]) -> None:
+    def _check_due(self, numbers: NDArray[np.int64], batches: NDArray[np.int64], *, is_asked: bool) -> None:
         """Verify the pieces that were not verified yet, and remember that."""
         marks = self._flags[numbers]
         if 0 not in marks.tobytes():  # which is much faster than marks.all()
@@ -148,7 +148,7 @@ class Addresses:
             return
         due = marks == 0
         pieces = dict(zip(numbers[due].tolist(), batches[due].tolist(), strict=True))
-        if self.asks_ahead:
+        if not is_asked:
             self._read_ahead(pieces)
         for number, batch in pieces.items():
             self._piece_checks[batch].check_piece(number)
