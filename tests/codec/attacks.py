@@ -622,20 +622,20 @@ def high_water() -> int:
 
 
 def measure(name: str, size: int) -> str:
-    """What one attack does: by how many bytes the peak grew, the size of the input, seconds, the outcome."""
+    """What one attack does: by how many bytes the peak grew, the size of the input, seconds of CPU time, the outcome."""
     decode, small = ATTACKS[name](2000)  # once on a small scale: a fork has touched no page of the code yet
     with suppress(*REFUSALS):
         decode(small)
     decode, data = ATTACKS[name](size)
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before, start = high_water(), time.monotonic()
+    before, start = high_water(), time.process_time()
     try:
         value = decode(data)
         outcome = "read"
     except REFUSALS as error:
         value, outcome = None, f"refused: {str(error)[:60]}"
-    seconds = time.monotonic() - start
+    seconds = time.process_time() - start
     grown = high_water() - before
     del value
     return f"{grown} {len(data)} {seconds:.2f} {outcome}"
