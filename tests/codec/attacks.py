@@ -622,7 +622,7 @@ def high_water() -> int:
 
 
 def measure(name: str, size: int) -> str:
-    """What one attack does: by how many bytes the peak grew, the size of the input, seconds of CPU time, the outcome."""
+    """Run one attack: return how much the peak memory grew, the size of the input, CPU seconds and the outcome."""
     decode, small = ATTACKS[name](2000)  # once on a small scale: a fork has touched no page of the code yet
     with suppress(*REFUSALS):
         decode(small)
