@@ -19,6 +19,7 @@ from pydantic import (
     Json,
     SecretBytes,
     SecretStr,
+    SerializeAsAny,
     ValidationError,
     field_serializer,
 )
@@ -389,3 +390,21 @@ def test_integers_that_a_float_holds_are_widened() -> None:
     document = Whole(one=2**60, some=[2**53, -5], named={"a": 2**64}, both=(3, ""))
     again = Broken.from_bytes(document.to_bytes())
     assert (again.one, again.some, again.named, again.both) == (2.0**60, [2.0**53, -5.0], {"a": 2.0**64}, (3.0, ""))
+
+
+class Wider(Left):
+    b: int = 2
+
+
+class DuckTyped(BaseDocument):
+    one: SerializeAsAny[Left]
+    several: list[SerializeAsAny[Left]] = []
+
+
+@pytest.mark.parametrize("form", TEXT)
+def test_fields_that_are_serialized_as_any_refuse_what_a_subclass_adds(form: str) -> None:
+    plain = DuckTyped(one=Left(), several=[Left()])
+    assert FORMS[form](plain) == plain
+    for document in (DuckTyped(one=Wider()), DuckTyped(one=Left(), several=[Wider()])):
+        with pytest.raises(EncodeError):
+            FORMS[form](document)

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from enum import Enum, Flag
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, PlainSerializer, SecretBytes, SecretStr, WrapSerializer
+from pydantic import BaseModel, PlainSerializer, SecretBytes, SecretStr, SerializeAsAny, WrapSerializer
 from pydantic.fields import FieldInfo
 
 from quire._equality import equal_values
@@ -42,8 +42,11 @@ def uncertain_fields(schema: Schema) -> tuple[Field, ...]:
     if fields is None:
         schema.notes["uncertain"] = ()  # a recursive document is as certain as its other fields
         custom, every = _custom_fields(schema.document_type), _is_read_by_alias(schema.document_type)
+        duck_typed = _duck_typed_fields(schema)
         fields = tuple(
-            field for field in schema.fields if field.name not in custom and (every or not _is_certain(field, set()))
+            field
+            for field in schema.fields
+            if field.name not in custom and (every or field.name in duck_typed or not _is_certain(field, set()))
         )
         schema.notes["uncertain"] = fields
     return fields
@@ -63,6 +66,21 @@ def _custom_fields(document_type: type[Any]) -> set[str]:
     if "*" in names:
         return set(document_type.model_fields)
     return names | {name for name, info in document_type.model_fields.items() if _has_serializer(info)}
+
+
+def _duck_typed_fields(schema: Schema) -> set[str]:
+    """Return the names of the fields that are written with what a subclass adds, which their own class refuses."""
+    names: set[str] | None = schema.notes.get("duck typed")
+    if names is None:
+        fields = schema.document_type.model_fields.items()
+        names = {name for name, info in fields if any(map(_is_duck_typed, (*info.metadata, info.annotation)))}
+        schema.notes["duck typed"] = names
+    return names
+
+
+def _is_duck_typed(annotation: Any) -> bool:
+    marker: Any = SerializeAsAny
+    return isinstance(annotation, marker) or any(map(_is_duck_typed, get_args(annotation)))
 
 
 def _has_serializer(info: FieldInfo) -> bool:
@@ -97,6 +115,8 @@ def _is_certain(field: Field, seen: set[Any]) -> bool:
 def _is_certain_class(document_type: type[Any], seen: set[Any]) -> bool:
     if _is_read_by_alias(document_type):
         return False
+    if _duck_typed_fields(document_type.document_schema()):
+        return False
     custom = _custom_fields(document_type)
     fields = document_type.document_schema().fields
     return all(field.name in custom or _is_certain(field, seen) for field in fields)
@@ -110,7 +130,12 @@ def may_change(document: Any, form: TextForm) -> list[Field]:
     content = document.__dict__
     if _is_read_by_alias(type(document)):
         return list(fields)
-    return [field for field in fields if field.name in content and not _is_kept(field, content[field.name], form)]
+    duck_typed = _duck_typed_fields(type(document).document_schema())
+    return [
+        field
+        for field in fields
+        if field.name in content and (field.name in duck_typed or not _is_kept(field, content[field.name], form))
+    ]
 
 
 def _is_kept(field: Field, value: Any, form: TextForm) -> bool:
