@@ -242,13 +242,20 @@ def _read_members(schema: dict[str, Any]) -> None:
     if not members:
         return
     literal = dict(schema)
+    expected_text = " or ".join(map(repr, expected))
+
+    def read_member(value: Any, handler: Callable[[Any], Any]) -> Any:
+        if isinstance(value, Enum):  # a member of another enum, which may equal the value, as those of IntEnum do
+            raise PydanticKnownError("literal_error", {"expected": expected_text})
+        return members[repr(handler(value))]
+
     values: Any = core_schema.literal_schema([member.value for member in members.values()])
-    by_value = core_schema.no_info_after_validator_function(lambda value: members[repr(value)], values)
+    by_value = core_schema.no_info_wrap_validator_function(read_member, values)
     union = core_schema.union_schema(
         [literal, by_value],
         mode="left_to_right",
         custom_error_type="literal_error",
-        custom_error_context={"expected": " or ".join(map(repr, expected))},
+        custom_error_context={"expected": expected_text},
         serialization=core_schema.wrap_serializer_function_ser_schema(lambda value, handler: handler(value)),
         metadata={"pydantic_js_functions": [lambda _, handler: handler(literal)]},
     )

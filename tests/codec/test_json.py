@@ -14,8 +14,8 @@ from hypothesis.extra import numpy as hnp
 from pydantic import Base64Bytes, BaseModel, Field, ValidationError
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
-from quire.codec._json import _NAMES
 from quire.errors import DecodeError, EncodeError, SchemaError
+from quire.schema import NAMES_AND_ALIASES
 from quire.tensors import tensor_from_json, tensor_to_json
 from quire.typing import AnyTensor, NdArray, TorchTensor, bfloat16, float32
 from tests.strategies import Branch, Leaf, Node, arrays, branches, laws, leaves, nodes
@@ -177,7 +177,7 @@ def test_plain_models_are_read_by_name_as_well() -> None:
         inner: Inner = Inner(Value=1)
 
     odd = Odd(inner=Inner(Value=2))
-    if _NAMES:
+    if NAMES_AND_ALIASES:
         assert Odd.from_json(odd.to_json()).identical(odd)
     else:  # pydantic before 2.11 reads plain models by alias only; at least that is no silent loss
         with pytest.raises(DecodeError, match="Odd, inner.Value: Field required"):

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from decimal import Decimal
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any, ClassVar, Literal, Union
 
 import pytest
@@ -408,3 +408,17 @@ def test_fields_that_are_serialized_as_any_refuse_what_a_subclass_adds(form: str
     for document in (DuckTyped(one=Wider()), DuckTyped(one=Left(), several=[Wider()])):
         with pytest.raises(EncodeError):
             FORMS[form](document)
+
+
+class Number(IntEnum):
+    TWO = 2
+
+
+class EitherEnum(BaseDocument):
+    x: Union[Literal[Plain.A, Plain.B], Number]
+
+
+@pytest.mark.parametrize("form", BINARY)
+@pytest.mark.parametrize("member", [Plain.B, Number.TWO])
+def test_members_of_two_enums_with_equal_values_stay_apart_in_bytes(member: Enum, form: str) -> None:
+    assert FORMS[form](EitherEnum(x=member)).x is member

@@ -44,7 +44,10 @@ def file_of(place: Path, name: str, content: str, encoding: str = "utf-8") -> Fi
 
 def read(kind: str, path: Path, parts: int, **more: Any) -> list[tuple[str, str, int]]:
     reader = getattr(DocumentShards[Line], f"read_{kind}")
-    return [(line.id, line.town, line.people) for line in reader(path, num_partitions=parts, **more).collect()]
+    return [
+        (line.id, line.town, line.people)
+        for line in reader(path, num_partitions=parts, allow_empty=True, **more).collect()
+    ]
 
 
 TOWNS = st.lists(st.text("aé, \u2028", max_size=6), max_size=40)
