@@ -594,12 +594,13 @@ def generic_classes(draw: Callable[[Any], Any], depth: int = 2) -> Drawn:
 
 def _unions(first: Typed, second: Typed) -> Typed:
     union = Union[first.annotation, second.annotation]
-    adapter = TypeAdapter(union, config=ConfigDict(arbitrary_types_allowed=True))
+    # As an item of a list: a union of one model is the model, whose config an adapter must not set.
+    adapter = TypeAdapter(list[union], config=ConfigDict(arbitrary_types_allowed=True))
 
     def is_stable(value: Any) -> bool:
         """Whether a document may hold the value: pydantic leaves it as it is, or takes something else for it."""
         try:
-            return type(adapter.validate_python(value)) is type(value)
+            return type(adapter.validate_python([value])[0]) is type(value)
         except ValidationError:
             return True
 

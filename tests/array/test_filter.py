@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -449,3 +450,18 @@ def test_values_that_are_nested_too_deeply_are_an_error() -> None:
     for value in (held, wanted):
         while value:
             value = value.pop()  # noqa: PLW2901 - or freeing them would recurse
+
+
+def test_fields_of_dataclasses_match_equal_values_and_refuse_others() -> None:
+    @dataclass
+    class Point:
+        x: int = 1
+
+    class Marker(BaseDocument):
+        point: Point = Point()
+
+    markers = DocumentArray[Marker]([Marker(), Marker(point=Point(2))])
+    assert [marker.point.x for marker in markers.filter({"point": Point(2)})] == [2]
+    assert [marker.point.x for marker in markers.filter({"point": {"$eq": {"x": 1}}})] == [1]
+    with pytest.raises(QueryError, match=r"point"):
+        markers.filter({"point": 3})

@@ -18,7 +18,7 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
-from pydantic import ConfigDict, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from quire._typing import is_array_type, is_document_type
 from quire.errors import did_you_mean
@@ -325,12 +325,13 @@ def _equal_any(field: Field, value: Any) -> list[Any]:
     if field.type is Any or field.choices or not isinstance(field.type, type) or isinstance(value, field.type):
         return [value]
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(field.type, config=ConfigDict(arbitrary_types_allowed=True))
+        adapter: TypeAdapter[Any] = TypeAdapter(field.type)
+    except PydanticSchemaGenerationError:
+        adapter = TypeAdapter(field.type, config=ConfigDict(arbitrary_types_allowed=True))
+    try:
         return [value, adapter.validate_python(value)]
     except ValidationError as error:
         raise MismatchError(f"{error.errors(include_url=False)[0]['msg']}.") from None
-    except (PydanticSchemaGenerationError, PydanticUserError):
-        return [value]  # a class with a config of its own
 
 
 _EQUAL: dict[FieldKind, Callable[[Field, Any], list[Any]]] = {
