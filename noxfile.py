@@ -204,13 +204,13 @@ TEST_GROUPS = ("test", "test-protoc", "test-torch", "test-remote", "test-browser
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Every test, in one environment with every extra: about 20 minutes on 2 cores; on the Python that runs nox.
+    """Every test, in one environment with every extra: about 30 minutes on 2 cores; on the Python that runs nox.
 
     A part takes less: `-- tests/columns`, `-- tests/data/test_ddp.py -k resume`, or `-- --last-failed`.
     """
     if not session.posargs:
         session.log(
-            "All tests take about 20 minutes on 2 cores. A part: python -m nox -s tests -- tests/columns -k stack"
+            "All tests take about 30 minutes on 2 cores. A part: python -m nox -s tests -- tests/columns -k stack"
         )
     missing = install_everything(session, *group(*TEST_GROUPS))
     install_node(session)

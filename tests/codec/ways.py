@@ -85,8 +85,16 @@ def exact(a: Any, b: Any) -> bool:  # noqa: C901 - one line for each kind of val
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(exact, a, b))
     if isinstance(a, (set, frozenset)):
-        return len(a) == len(b) and exact(sorted(a, key=repr), sorted(b, key=repr))
+        return len(a) == len(b) and exact(sorted(a, key=_sort_key), sorted(b, key=_sort_key))
     return repr(a) == repr(b) and bool(a == b)
+
+
+def _sort_key(value: Any) -> str:
+    """Return a text that orders the items of sets; the order of items inside a set, and so its repr, may differ."""
+    if isinstance(value, (tuple, set, frozenset)):
+        parts = map(_sort_key, value)
+        return f"{type(value).__name__}({', '.join(parts if isinstance(value, tuple) else sorted(parts))})"
+    return repr(value)
 
 
 def _exact_tensors(a: Any, b: Any) -> bool:

@@ -89,6 +89,10 @@ def _linear_search(pattern: str) -> Callable[[str], bool]:
     if is_installed("pyarrow"):
         _search_column(pattern, [""])  # raises for an invalid pattern
         return lambda text: bool(_search_column(pattern, [text])[0])
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise _invalid_pattern(pattern, str(error)) from None
     raise QueryError(
         f"$regex: {pattern!r} may take very long in Python's re, and RE2 is not installed: {install_command('regex')}. "
         "Or repeat single characters only, not groups, and leave out lookaround and backreferences."
