@@ -64,8 +64,8 @@ def test_the_error_about_a_lost_rank_on_spark_names_the_rank(
     estimator = Estimator.from_torch(
         model=model, optimizer=count_optimizer, loss=CountLoss(), engine="spark", workers=2, max_restarts=0
     )
-    told = r"rank 1 was lost: its process ended with -9\. This was attempt 1: max_restarts=0\."
-    with pytest.raises(FunctionError, match=f"^{told}$"):
+    message = r"rank 1 was lost: its process ended with -9\. This was attempt 1: max_restarts=0\."
+    with pytest.raises(FunctionError, match=f"^{message}$"):
         estimator.fit(StreamingDataset[Point](folder, batch_size=3), feature_cols="number")
 
 

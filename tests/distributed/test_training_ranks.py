@@ -272,8 +272,10 @@ def test_a_connection_error_of_a_callback_is_no_lost_rank(tmp_path: Path) -> Non
 def test_the_error_about_a_lost_rank_of_spark_names_rank_and_exit_code() -> None:
     from quire.distributed.estimator._spark_ranks import describe_loss
 
-    told = "Job aborted.\n  File 'x.py'\nRuntimeError: rank 1 was lost: its process ended with -9\n\nDriver stacktrace"
-    assert str(describe_loss(RuntimeError(told))) == "rank 1 was lost: its process ended with -9."
+    report = (
+        "Job aborted.\n  File 'x.py'\nRuntimeError: rank 1 was lost: its process ended with -9\n\nDriver stacktrace"
+    )
+    assert str(describe_loss(RuntimeError(report))) == "rank 1 was lost: its process ended with -9."
     assert str(describe_loss(OSError("no room\nmore"))) == "rank of Spark was lost: OSError: no room."
     assert str(describe_loss(OSError())) == "rank of Spark was lost: OSError: ."
 

@@ -41,8 +41,8 @@ def to_json(
         else:
             text = document.model_dump_json(indent=indent, context=context, by_alias=False)
     except (PydanticSerializationError, UnicodeError) as error:
-        place, told = _at_fault(document, tensors, error)
-        raise EncodeError(f"{type(document).__name__}{where}{place}: {told}") from error
+        place, reason = _at_fault(document, tensors, error)
+        raise EncodeError(f"{type(document).__name__}{where}{place}: {reason}") from error
     changing = may_change(document, "JSON") if check and fields else []
     if changing:
         check_read_back(document, changing, lambda: from_json(type(document), text), "JSON", where)
