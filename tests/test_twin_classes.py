@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quire import BaseDocument, DocumentArray
-from quire._loaded import find
+from quire._class_registry import find
 
 SOURCE = """
 class Left(BaseDocument):

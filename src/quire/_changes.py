@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from quire._typing import MODEL_SLOTS, is_array_type, is_document_type
+from quire._protocols import MODEL_SLOTS, is_array_type, is_document_type
 from quire.errors import DocumentTypeError, PathError, did_you_mean
 from quire.tensors import Framework, framework_of
 

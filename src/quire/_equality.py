@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any
 
-from quire._typing import is_array_type, is_document_type
+from quire._protocols import is_array_type, is_document_type
 from quire.tensors import framework_of
 
 

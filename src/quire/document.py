@@ -15,11 +15,11 @@ from pydantic import Field as PydanticField
 from pydantic_core import CoreSchema
 from typing_extensions import Self, Unpack, dataclass_transform
 
-from quire import _loaded, _parametrize, codec
+from quire import _class_registry, _parametrize, codec
 from quire._changes import check_names, copy_document, packed_state, set_or_restore, update_document
+from quire._core_schema import complete_core_schema
 from quire._equality import equal_values
 from quire._extra_fields import Extra, explain_unknown_fields
-from quire._plan import complete_core_schema
 from quire.codec import Reading, _json
 from quire.codec._json import TensorForm
 from quire.display import document_tree, nested_rows, print_document, print_schema, render_html, short_value
@@ -80,7 +80,7 @@ class DocumentMeta(ModelMetaclass):
             cls.__module__ = _parametrize.__name__
             _parametrize.register(cls)
             _parametrize.register_parameters(cls)
-        _loaded.register(cls)
+        _class_registry.register(cls)
         return cls  # type: ignore[no-any-return]
 
     def __setattr__(cls, name: str, value: Any) -> None:  # noqa: N805 - of a metaclass
@@ -91,7 +91,7 @@ class DocumentMeta(ModelMetaclass):
         """
         super().__setattr__(name, value)
         if name in ("__quire_cell__", "__qualname__"):
-            _loaded.register(cls)
+            _class_registry.register(cls)
 
 
 def _chosen_extra(bases: tuple[type, ...], namespace: dict[str, Any], kwargs: dict[str, Any]) -> Any:
@@ -370,7 +370,7 @@ def _dynamic(name: str, content: dict[str, Any]) -> DynamicDocument:
     return document
 
 
-_loaded.provide("dynamic", _dynamic)
+_class_registry.provide("dynamic", _dynamic)
 
 
 def _reduce(cls: type[BaseDocument]) -> str | tuple[Callable[..., Any], tuple[Any, ...]]:

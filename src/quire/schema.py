@@ -25,10 +25,27 @@ from pydantic import AliasChoices, AliasPath, EncodedBytes, EncodedStr, Json, Py
 from pydantic.fields import FieldInfo
 from pydantic_core import SchemaValidator, core_schema
 
-from quire._paths import FieldPath, join_path
-from quire._typing import is_array_type, is_document_type
+from quire._protocols import is_array_type, is_document_type
 from quire.errors import PathError, SchemaError, did_you_mean
 from quire.tensors import TensorSpec, TensorType, expand_alias, tensor_type_of
+
+FieldPath = tuple[str, ...]
+"""The names of fields from a document to a nested value; the empty path is the document itself."""
+
+
+def parse_path(path: str) -> FieldPath:
+    """Return the names of a dotted path: 'thesis.title' -> ('thesis', 'title'), '' -> ()."""
+    if not path:
+        return ()
+    parts = tuple(path.split("."))
+    if not all(parts):
+        raise PathError(f"{path!r} is not a path: a name is empty. Paths look like 'thesis.title'.")
+    return parts
+
+
+def join_path(parts: FieldPath) -> str:
+    """Return the dotted path of some names: ('thesis', 'title') -> 'thesis.title'."""
+    return ".".join(parts)
 
 
 class FieldKind(str, Enum):

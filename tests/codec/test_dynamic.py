@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from pydantic import create_model
 
-from quire import BaseDocument, DocumentArray, DocumentBatch, _loaded
+from quire import BaseDocument, DocumentArray, DocumentBatch, _class_registry
 from quire.document import DynamicDocument
 from quire.errors import DecodeError
 from quire.typing import AnyTensor, NdArray, float32
@@ -30,25 +30,25 @@ def forget() -> Iterator[Callable[..., None]]:
 
     def do(*classes: type[Any]) -> None:
         for cls in classes:
-            name = _loaded.class_name(cls)
-            forgotten[name] = _loaded._classes.pop(name)
+            name = _class_registry.class_name(cls)
+            forgotten[name] = _class_registry._classes.pop(name)
 
     yield do
-    _loaded._classes.update(forgotten)
+    _class_registry._classes.update(forgotten)
 
 
 def test_a_class_that_took_the_name_of_another_gives_it_back_when_it_is_gone() -> None:
     class Passing(BaseDocument):
         x: int = 1
 
-    name, data = _loaded.class_name(Passing), Passing().to_bytes()
+    name, data = _class_registry.class_name(Passing), Passing().to_bytes()
     later = type(BaseDocument)(
         "Passing", (BaseDocument,), {"__module__": __name__, "__qualname__": Passing.__qualname__}
     )
-    assert _loaded.find(name, None) is later
+    assert _class_registry.find(name, None) is later
     del later
     gc.collect()
-    assert _loaded.find(name, None) is Passing
+    assert _class_registry.find(name, None) is Passing
     assert type(BaseDocument.from_bytes(data)) is Passing
 
 
@@ -143,7 +143,7 @@ def test_an_empty_array_keeps_the_name(forget: Any) -> None:
 
 
 def dynamic_array(forget: Any, data: bytes) -> Any:
-    if f"{__name__}:Outer" in _loaded._classes:
+    if f"{__name__}:Outer" in _class_registry._classes:
         forget(Outer)
     return DocumentArray.from_bytes(data)
 
@@ -247,7 +247,7 @@ def test_dynamic_documents_are_equal_when_their_fields_are() -> None:
 
 def test_fields_named_like_methods_and_odd_ones() -> None:
     content = {"to_bytes": 1, "model_fields": 2, "_declared": 3, "__dict__": 4, "": 5, "a b": 6, "id": None, "self": 7}
-    document = _loaded.make_dynamic("a:B", dict(content))
+    document = _class_registry.make_dynamic("a:B", dict(content))
     data = codec_bytes(document)
     got = BaseDocument.from_bytes(data)
     assert got.__pydantic_extra__ == content

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.internal import api_implementation
 
-from quire import BaseDocument, DocumentArray, DocumentBatch, _loaded
+from quire import BaseDocument, DocumentArray, DocumentBatch, _class_registry
 from quire.tensors import framework_of
 
 
@@ -112,4 +112,4 @@ def _exact_tensors(a: Any, b: Any) -> bool:
 
 def dynamic(cls: type[Any] | str, /, **content: Any) -> Any:
     """A document that says it is of a class, and holds whatever it is given."""
-    return _loaded.make_dynamic(cls if isinstance(cls, str) else _loaded.class_name(cls), content)
+    return _class_registry.make_dynamic(cls if isinstance(cls, str) else _class_registry.class_name(cls), content)

@@ -10,10 +10,9 @@ import numpy as np
 from pydantic_core import CoreSchema
 from typing_extensions import NamedTuple, Self, Unpack
 
-from quire import _loaded
+from quire import _class_registry
 from quire._equality import equal_values
 from quire._parametrize import ParametrizedMeta
-from quire._paths import parse_path
 from quire.array import _fields, _order, _parallel, _rows, _upward
 from quire.array._filter import compile_filter
 from quire.array._find import Metric
@@ -24,7 +23,7 @@ from quire.columns import ShapePolicy
 from quire.display import GALLERY, facts_table, print_facts
 from quire.document import BaseDocument
 from quire.files import Patterns, Source, find_files, thin_out
-from quire.schema import Schema
+from quire.schema import Schema, parse_path
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -388,4 +387,4 @@ def _decoded(document_type: type[Any] | None, documents: list[Any], name: str) -
     return made
 
 
-_loaded.provide("array", _decoded)
+_class_registry.provide("array", _decoded)

@@ -9,7 +9,6 @@ import numpy as np
 from pydantic_core import CoreSchema, core_schema
 
 from quire._equality import equal_values
-from quire._paths import join_path, parse_path
 from quire.array._filter import compile_filter
 from quire.array._find import Metric, as_matrix, nearest
 from quire.array._index import resolve_index
@@ -34,7 +33,7 @@ from quire.columns import (
 )
 from quire.document import BaseDocument
 from quire.errors import ColumnError, DocumentTypeError, MissingValueError, PathError, QueryError, did_you_mean
-from quire.schema import Schema
+from quire.schema import Schema, join_path, parse_path
 from quire.tensors import Framework, describe, get_framework, to_framework
 
 if TYPE_CHECKING:

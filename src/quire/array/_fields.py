@@ -8,9 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from quire._paths import FieldPath, parse_path
 from quire.errors import ColumnError, PathError
-from quire.schema import Field, FieldKind, Schema
+from quire.schema import Field, FieldKind, FieldPath, Schema, parse_path
 from quire.tensors import framework_of
 
 MakeArray = Callable[[type[Any], list[Any]], Any]

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire._equality import equal_values
-from quire._paths import FieldPath, join_path, parse_path
 from quire.array._query_values import (
     LISTS,
     MismatchError,
@@ -34,7 +33,7 @@ from quire.array._regex import compile_regex
 from quire.columns import Column, Columns, DocumentColumn, ObjectColumn, ScalarColumn
 from quire.document import BaseDocument
 from quire.errors import PathError, QueryError, did_you_mean
-from quire.schema import Field, FieldKind, Schema
+from quire.schema import Field, FieldKind, FieldPath, Schema, join_path, parse_path
 from quire.tensors import describe
 
 if TYPE_CHECKING:

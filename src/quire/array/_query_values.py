@@ -20,7 +20,7 @@ from uuid import UUID
 import numpy as np
 from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
-from quire._typing import is_array_type, is_document_type
+from quire._protocols import is_array_type, is_document_type
 from quire.errors import did_you_mean
 from quire.schema import Field, FieldKind
 from quire.tensors import framework_of

@@ -11,14 +11,13 @@ import numpy as np
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from quire._changes import merge_documents
-from quire._paths import parse_path
-from quire._typing import is_document_type
+from quire._protocols import is_document_type
 from quire.array._find import Metric, as_matrix, nearest
 from quire.array._insert import IdIndex, admit
 from quire.display import render_rows_html
 from quire.document import BaseDocument
 from quire.errors import DocumentTypeError, PathError, QueryError, SchemaError, did_you_mean
-from quire.schema import Schema
+from quire.schema import Schema, parse_path
 from quire.tensors import describe, framework_of
 
 if TYPE_CHECKING:

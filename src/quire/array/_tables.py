@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from quire._extra_fields import Extra
-from quire._paths import FieldPath, join_path
 from quire.array._rows import common_type
 from quire.codec._flat import is_spread, read_header
 from quire.codec._frames import as_frame, document_parts, document_presence, read_numbers, read_objects, to_frame
@@ -29,7 +28,7 @@ from quire.columns import (
 )
 from quire.document import BaseDocument
 from quire.errors import ColumnError, DecodeError, EncodeError, SchemaError
-from quire.schema import Field, FieldKind, Schema
+from quire.schema import Field, FieldKind, FieldPath, Schema, join_path
 from quire.tensors import get_framework
 from quire.typing import ID
 

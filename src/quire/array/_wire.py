@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 from quire import codec
-from quire._loaded import make_array
+from quire._class_registry import make_array
 from quire.array._insert import admit
 from quire.array._rows import common_type
 from quire.codec import Reading, ReadOptions, Rows, Segment

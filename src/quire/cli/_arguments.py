@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from quire._typing import is_document_type
+from quire._protocols import is_document_type
 from quire.cli._formats import SOURCE_FORMATS
 from quire.errors import PathError, SchemaError, did_you_mean
 

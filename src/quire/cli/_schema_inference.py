@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field, create_model
 from pydantic_core import from_json as parse_json
 
-from quire._typing import is_array_type, is_document_type
+from quire._protocols import is_array_type, is_document_type
 from quire.array import DocumentArray
 from quire.codec import CsvOptions, table_records
 from quire.document import BaseDocument, field_name

@@ -23,7 +23,6 @@ from pydantic_core import from_json as parse_json
 from quire import codec
 from quire._extra_fields import Extra
 from quire._optional import require
-from quire._paths import parse_path
 from quire.array import DocumentArray, DocumentBatch
 from quire.cli._formats import IMPORTED_FORMATS, detect_format, iter_files
 from quire.cli._schema_inference import Row, infer_document_type, infer_table_type, to_plain
@@ -32,7 +31,7 @@ from quire.columns import Columns, ColumnStatistics, StackOptions, Statistics, s
 from quire.documents import documents_of_files
 from quire.errors import DecodeError, OptionError
 from quire.files import guess_type
-from quire.schema import Schema
+from quire.schema import Schema, parse_path
 
 if TYPE_CHECKING:
     from quire.storage import StoredDataset

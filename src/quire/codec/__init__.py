@@ -1,6 +1,6 @@
 """Values as bytes and back: messages, streams of blocks, files."""
 
-from quire._loaded import find
+from quire._class_registry import find
 from quire.codec._blocks import Header, Segment, is_stream, read_index
 from quire.codec._bytes import (
     Purse,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quire._loaded import class_name
+from quire._class_registry import class_name
 from quire.codec._context import Writer
 from quire.codec._errors import no_document
 from quire.codec._tensors import LARGE, encode_elements, encode_lent, encode_tensor, plain_array, tensor_head

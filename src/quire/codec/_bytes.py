@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from quire._loaded import class_name
+from quire._class_registry import class_name
 from quire.codec._batches import encode_columns, encode_rows
 from quire.codec._blocks import BATCH, PICKLE, ROWS, Segment, is_stream, stream_parts
 from quire.codec._columns import decode_columns, decode_rows

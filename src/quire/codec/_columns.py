@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from quire import _loaded
+from quire import _class_registry
 from quire.codec._context import Reader
 from quire.codec._decode import build_document, check_version, decode_fields, validated
 from quire.codec._forms import (
@@ -93,7 +93,7 @@ def decode_rows(reader: Reader, start: int, end: int, expected: type[Any] | None
     batch = _Batch(reader, start, end)
     if not gaps:
         batch.refuse_gaps()
-    document_type = _loaded.find(batch.type_name, expected, reader.options.types)
+    document_type = _class_registry.find(batch.type_name, expected, reader.options.types)
     if document_type is None or document_type.document_schema().is_open:
         return _dynamic_documents(reader, batch, (start, end))
     if expected is None and batch.remainders and not _all_loaded(reader, (start, end)):
@@ -302,9 +302,9 @@ def _dynamic_documents(reader: Reader, batch: _Batch, span: tuple[int, int]) -> 
 
 def _any_document(reader: Reader, type_name: str, content: dict[str, Any]) -> Any:
     """A document of the class of that name, which may be loaded."""
-    found = _loaded.find(type_name, None, reader.options.types)
+    found = _class_registry.find(type_name, None, reader.options.types)
     if found is None:
-        return _loaded.make_dynamic(type_name, content)
+        return _class_registry.make_dynamic(type_name, content)
     accepted = found.document_schema().accepted
     known = {accepted[name][1]: match(accepted[name][0], content[name]) for name in content if name in accepted}
     return build_document(found, known, {name: content[name] for name in content if name not in accepted}, reader)
@@ -318,7 +318,7 @@ def _all_loaded(reader: Reader, span: tuple[int, int]) -> bool:
         for number, kind, a, b in fields(reader.data, start, end)
         if number == 2 and kind == DELIMITED
     }
-    return all(_loaded.find(name, None, reader.options.types) is not None for name in names)
+    return all(_class_registry.find(name, None, reader.options.types) is not None for name in names)
 
 
 def _spans(reader: Reader, span: tuple[int, int]) -> Iterator[tuple[int, int]]:
@@ -375,8 +375,8 @@ def _any_arrays(reader: Reader, part: ColumnParts) -> list[Any]:
     documents = decode_rows(reader, start, end, None)
     offsets = read_offsets(reader.buffer(number), part.rows, len(documents)).tolist()
     name = _Batch(reader, start, end).type_name
-    document_type = _loaded.find(name, None, reader.options.types)
-    arrays = [_loaded.make_array(document_type, documents[a:b], name) for a, b in pairwise(offsets)]
+    document_type = _class_registry.find(name, None, reader.options.types)
+    arrays = [_class_registry.make_array(document_type, documents[a:b], name) for a, b in pairwise(offsets)]
     if part.validity is None:
         return arrays
     return [array if there else None for array, there in zip(arrays, part.validity.tolist(), strict=True)]

@@ -23,13 +23,12 @@ from pydantic_core import from_json as parse_json
 from typing_extensions import Self
 
 from quire._extra_fields import Extra
-from quire._paths import FieldPath
 from quire.codec._flat import Gap, Leaf, check_nothing_more, gaps, input_keys, is_spread, leaves, read_header
 from quire.codec._json import from_json, to_json
 from quire.codec._readback import check_read_back, may_change
 from quire.codec._text_files import TextSource, TextTarget, source_name, text_lines, text_writer
 from quire.errors import DecodeError, EncodeError
-from quire.schema import Field, FieldKind, Schema
+from quire.schema import Field, FieldKind, FieldPath, Schema
 
 _TREES = (FieldKind.TENSOR, FieldKind.DOCUMENT, FieldKind.DOCUMENTS, FieldKind.LIST, FieldKind.DICT)
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import ValidationError
 
-from quire import _loaded
+from quire import _class_registry
 from quire.codec._context import Reader
 from quire.codec._errors import below
 from quire.codec._match import EXACT, check_exact, match
@@ -166,12 +166,12 @@ def _enum(name: str, hint: Field | None, reader: Reader) -> type[Enum] | None:
     todo = [] if hint is None else [hint]
     while todo:
         field = todo.pop()
-        if field.kind is FieldKind.ENUM and _loaded.class_name(field.type) == name:
+        if field.kind is FieldKind.ENUM and _class_registry.class_name(field.type) == name:
             found: type[Enum] = field.type
             return found
         todo.extend(field.items)
     given = (tp for tp in reader.options.types if issubclass(tp, Enum))
-    return next((tp for tp in given if _loaded.class_name(tp) == name), None)
+    return next((tp for tp in given if _class_registry.class_name(tp) == name), None)
 
 
 def _pickled(reader: Reader, start: int, end: int, _: Field | None) -> Any:
@@ -313,7 +313,7 @@ def _document_type(reader: Reader, start: int, end: int, hint: Field | None, kin
         return _closed(members[0].document_type) if members[0].kind is kind else None
     if not members:
         return None
-    types = {_loaded.class_name(item.document_type): item.document_type for item in members}
+    types = {_class_registry.class_name(item.document_type): item.document_type for item in members}
     parts = fields(reader.data, start, end)
     names = (read_text(reader.data, a, b) for number, wire, a, b in parts if number == 2 and wire == DELIMITED)
     return _closed(types.get(next(names, "")))
@@ -332,7 +332,7 @@ def decode_document(
     """
     type_name, document_type, content, unknown = decode_fields(reader, start, end, expected, members)
     if document_type is None:
-        return _loaded.make_dynamic(type_name, unknown)
+        return _class_registry.make_dynamic(type_name, unknown)
     accepted = document_type.document_schema().accepted
     return build_document(document_type, {accepted[name][1]: value for name, value in content.items()}, unknown, reader)
 
@@ -394,7 +394,7 @@ def _head(
             type_name = read_text(data, a, b)
         elif number == 1 and kind == VARINT:
             check_version(a)
-    return type_name, _loaded.find(type_name, expected, reader.options.types, members), names, start
+    return type_name, _class_registry.find(type_name, expected, reader.options.types, members), names, start
 
 
 def decode_array(
@@ -407,14 +407,14 @@ def decode_array(
             check_version(a)
         elif number == 2 and kind == DELIMITED:
             type_name = read_text(reader.data, a, b)
-    document_type = _loaded.find(type_name, expected, reader.options.types, members)
+    document_type = _class_registry.find(type_name, expected, reader.options.types, members)
     closed = _closed(document_type)
     documents = [
         decode_document(reader, a, b, closed)
         for number, kind, a, b in fields(reader.data, start, end)
         if number == 3 and kind == DELIMITED
     ]
-    return _loaded.make_array(document_type, documents, type_name)
+    return _class_registry.make_array(document_type, documents, type_name)
 
 
 def check_version(version: int) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from quire._extra_fields import Extra, check_extra, extra_rule
-from quire._paths import FieldPath, join_path, parse_path
 from quire.codec._errors import is_document, no_document
 from quire.errors import DecodeError, EncodeError, PathError, did_you_mean
-from quire.schema import Field, FieldKind, Schema
+from quire.schema import Field, FieldKind, FieldPath, Schema, join_path, parse_path
 
 
 @dataclass(frozen=True)

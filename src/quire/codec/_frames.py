@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire._optional import require
-from quire._paths import FieldPath, join_path
 from quire.codec._flat import check_nothing_more, is_spread, no_column
 from quire.codec._json import to_dict
 from quire.codec._readback import is_unchanged
@@ -31,7 +30,7 @@ from quire.columns import (
     validity_of,
 )
 from quire.errors import ColumnError, DecodeError, EncodeError
-from quire.schema import ROUND_TRIP, Field, FieldKind, Schema
+from quire.schema import ROUND_TRIP, Field, FieldKind, FieldPath, Schema, join_path
 from quire.tensors import describe
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any
 from uuid import UUID
 
-from quire._typing import is_array_type, is_document_type
+from quire._protocols import is_array_type, is_document_type
 from quire.codec._values import UnknownMember
 from quire.errors import DecodeError
 from quire.schema import Field, FieldKind

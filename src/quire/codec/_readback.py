@@ -20,7 +20,7 @@ from pydantic import BaseModel, PlainSerializer, SecretBytes, SecretStr, Seriali
 from pydantic.fields import FieldInfo
 
 from quire._equality import equal_values
-from quire._typing import is_array_type, is_document_type
+from quire._protocols import is_array_type, is_document_type
 from quire.errors import DecodeError, EncodeError
 from quire.schema import Field, FieldKind, Schema, has_ambiguous_keys, takes_names
 from quire.tensors import describe, framework_of

@@ -22,8 +22,8 @@ import numpy as np
 from pydantic import BaseModel, RootModel, networks
 from pydantic_core import MultiHostUrl, Url
 
-from quire._loaded import class_name
-from quire._typing import is_array_type, is_document_type
+from quire._class_registry import class_name
+from quire._protocols import is_array_type, is_document_type
 from quire.codec._context import MAX_DEPTH, Writer
 from quire.codec._errors import below
 from quire.codec._tensors import encode_elements, encode_tensor

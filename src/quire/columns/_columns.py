@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel
 from typing_extensions import Self
 
-from quire._typing import MODEL_SLOTS
+from quire._protocols import MODEL_SLOTS
 from quire.columns._column import Column, TensorMap, Validity
 from quire.columns._tensor import spread
 from quire.errors import ColumnError, TensorError

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from quire._paths import FieldPath, join_path
 from quire.columns._column import Column, Validity
 from quire.columns._columns import Columns, DocumentColumn, DocumentsColumn
 from quire.columns._objects import ObjectColumn
 from quire.columns._stack import ShapePolicy, StackOptions, stack_values
 from quire.columns._tensor import RaggedColumn, TensorColumn
 from quire.errors import ColumnError, PathError, TensorError
-from quire.schema import Field, FieldKind, Schema
+from quire.schema import Field, FieldKind, FieldPath, Schema, join_path
 from quire.tensors import cast_numbers, common_dtype, describe, format_shape, framework_of, get_framework
 
 if TYPE_CHECKING:

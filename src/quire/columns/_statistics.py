@@ -13,14 +13,13 @@ from uuid import UUID
 
 import numpy as np
 
-from quire._paths import FieldPath, join_path
 from quire.columns._column import Column
 from quire.columns._columns import Columns, DocumentColumn, DocumentsColumn
 from quire.columns._moments import moment_text, seconds
 from quire.columns._objects import PackedColumn
 from quire.columns._tallies import NumberTally, ValueTally
 from quire.columns._tensor import RaggedColumn, ScalarColumn, TensorColumn
-from quire.schema import Field, FieldKind
+from quire.schema import Field, FieldKind, FieldPath, join_path
 from quire.tensors import framework_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from quire._extra_fields import document_validator
 from quire._optional import is_loaded, require
-from quire._typing import is_document_type
+from quire._protocols import is_document_type
 from quire.array import DocumentBatch
 from quire.columns import (
     Column,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from quire._typing import is_array_type, is_document_type
+from quire._protocols import is_array_type, is_document_type
 from quire.columns import (
     Column,
     Columns,

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from quire._paths import FieldPath, join_path, parse_path
 from quire.array import find_column
 from quire.columns import Columns, ShapePolicy, check_fill, fill_columns, find_missing, present_rows
 from quire.data._plan import EACH, Step
 from quire.errors import ColumnError, MissingValueError, OptionError, PathError
-from quire.schema import Schema
+from quire.schema import FieldPath, Schema, join_path, parse_path
 
 if TYPE_CHECKING:
     from quire.document import BaseDocument

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from quire._paths import FieldPath, join_path
 from quire.columns import find_missing, numeric_paths
 from quire.data._missing import MissingPolicy, missing_value_error
 from quire.errors import DecodeError, PathError, StorageError
+from quire.schema import FieldPath, join_path
 from quire.storage import StoredDataset, null_counts
 
 _ROWS = 65_536

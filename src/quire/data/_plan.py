@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from quire._paths import FieldPath, join_path, parse_path
 from quire.errors import PathError, SchemaError
-from quire.schema import Field, FieldKind, Schema
+from quire.schema import Field, FieldKind, FieldPath, Schema, join_path, parse_path
 from quire.tensors import TensorType
 
 Function = Callable[[Any], Any]

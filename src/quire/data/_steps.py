@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from quire._paths import FieldPath
 from quire.array import DocumentArray, DocumentBatch
 from quire.columns import (
     Column,
@@ -28,7 +27,7 @@ from quire.data._kinds import column_of, column_of_data, tensors_column, with_fi
 from quire.data._plan import EACH, Function, Step
 from quire.data._store import converted, converted_column, has_ragged, settled, settled_column
 from quire.errors import ColumnError, FunctionError, MissingValueError
-from quire.schema import Field, FieldKind, Schema
+from quire.schema import Field, FieldKind, FieldPath, Schema
 from quire.tensors import TensorType
 
 if TYPE_CHECKING:

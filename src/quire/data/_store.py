@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from quire._optional import is_installed, is_loaded
-from quire._paths import FieldPath
 from quire.columns import (
     Column,
     Columns,
@@ -32,7 +31,7 @@ from quire.columns import (
 )
 from quire.data._arena import Arena
 from quire.errors import TensorError
-from quire.schema import Field, FieldKind
+from quire.schema import Field, FieldKind, FieldPath
 from quire.tensors import get_framework, to_framework
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from quire._typing import is_document_type
+from quire._protocols import is_document_type
 from quire.display._previews import render_audio, render_thumbnail
 from quire.display._text import MAX_FIELDS, nested_rows, short_value
 

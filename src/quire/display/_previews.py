@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quire._typing import is_document_type
+from quire._protocols import is_document_type
 from quire.errors import QuireError
 from quire.files import data_uri_type, read_data_uri, to_data_uri
 from quire.media import decode_image, encode_image

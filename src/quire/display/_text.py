@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire._typing import is_array_type, is_document_type
+from quire._protocols import is_array_type, is_document_type
 from quire.schema import Schema
 from quire.tensors import framework_of
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, get_args, get_origin
 
-from quire._typing import is_document_type
+from quire._protocols import is_document_type
 from quire.document import BaseDocument
 from quire.errors import OptionError
 

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from quire._paths import parse_path
 from quire.array import DocumentArray, DocumentBatch
 from quire.columns import Columns, ObjectColumn, StackOptions, stack
 from quire.distributed._arenas import Tensors, stack_around
 from quire.document import BaseDocument
 from quire.errors import DecodeError, OptionError
-from quire.schema import FieldKind
+from quire.schema import FieldKind, parse_path
 from quire.storage._foreign import conform_fields
 from quire.storage._infer import class_from_arrow, loaded_class
 from quire.storage._layout import CLASS_KEY, Layout

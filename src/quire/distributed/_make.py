@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from quire._paths import parse_path
 from quire.array import DocumentBatch
 from quire.distributed._calls import Call
 from quire.distributed._chunks import CHUNK_BYTES, by_bytes, evenly
@@ -18,7 +17,7 @@ from quire.distributed._layouts import DocumentLayout, layout_from_arrow
 from quire.distributed._row_stages import AppendKeys, Conform
 from quire.document import BaseDocument
 from quire.errors import OptionError, SchemaError
-from quire.schema import FieldKind
+from quire.schema import FieldKind, parse_path
 from quire.storage._write import _typed, columns_in
 
 Grouping = Literal["none", "whole", "broken"]

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from quire._typing import is_document_type
+from quire._protocols import is_document_type
 from quire.array import DocumentBatch
 from quire.codec._bytes import approximate_size
 from quire.columns import Columns

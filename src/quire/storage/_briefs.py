@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from quire._paths import FieldPath
 from quire.columns import Validity
+from quire.schema import FieldPath
 from quire.storage._form import BinaryForm, Form, masked
 from quire.storage._nested import DocumentForm, DocumentsForm, ListForm
 from quire.storage._objects import BytesForm, TextForm, ValueForm

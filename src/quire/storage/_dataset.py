@@ -15,8 +15,7 @@ import numpy as np
 
 from quire._extra_fields import Extra, check_extra
 from quire._parametrize import ParametrizedMeta
-from quire._paths import parse_path
-from quire._typing import is_document_type
+from quire._protocols import is_document_type
 from quire.array import DocumentBatch
 from quire.array._index import resolve_index
 from quire.array._rows import bind, html
@@ -25,6 +24,7 @@ from quire.display import GALLERY, facts_table, print_facts, track
 from quire.document import BaseDocument
 from quire.errors import DecodeError, SchemaError, ShardError, StorageError, check_options
 from quire.files import Folder, RemoteOptions, open_folder, shown
+from quire.schema import parse_path
 from quire.storage._block_table import Pieces, count_regions
 from quire.storage._cache import ShardCache
 from quire.storage._foreign import refuse_unknown_columns

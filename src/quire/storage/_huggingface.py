@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 
-from quire._typing import is_array_type, is_document_type
+from quire._protocols import is_array_type, is_document_type
 from quire.codec._json import to_json
 from quire.errors import EncodeError
 from quire.schema import Field, FieldKind, Schema

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, create_model
 from pydantic.fields import FieldInfo
 
 from quire import _parametrize
-from quire._loaded import find
+from quire._class_registry import find
 from quire.array import DocumentArray
 from quire.document import BaseDocument, field_name
 from quire.errors import StorageError

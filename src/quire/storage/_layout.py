@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import PydanticUserError
 from pydantic.errors import PydanticInvalidForJsonSchema
 
-from quire._loaded import class_name
+from quire._class_registry import class_name
 from quire.columns import Columns
 from quire.errors import OptionError, SchemaError
 from quire.schema import Field, FieldKind, Schema

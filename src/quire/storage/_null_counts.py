@@ -11,9 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from quire._paths import FieldPath, join_path
 from quire.errors import DecodeError, StorageError
-from quire.schema import FieldKind, Schema
+from quire.schema import FieldKind, FieldPath, Schema, join_path
 from quire.storage._block_table import BlockTable
 from quire.storage._dataset import StoredDataset
 from quire.storage._manifest import Shard

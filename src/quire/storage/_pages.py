@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from quire._paths import FieldPath
 from quire.array import DocumentBatch
 from quire.columns import Columns, concat_columns
+from quire.schema import FieldPath
 from quire.storage._briefs import brief_columns
 from quire.storage._dataset import StoredDataset
 from quire.storage._memory import let_go

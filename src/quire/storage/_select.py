@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from quire._paths import FieldPath, parse_path
 from quire.errors import OptionError
-from quire.schema import Schema
+from quire.schema import FieldPath, Schema, parse_path
 
 Paths = Sequence[FieldPath] | None
 """The paths of the fields that are read; None for all of them."""

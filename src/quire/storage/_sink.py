@@ -10,9 +10,9 @@ from typing import IO, Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from quire._paths import parse_path
 from quire.errors import StorageError
 from quire.files import Folder, shown
+from quire.schema import parse_path
 from quire.storage import _block_table
 from quire.storage._alignment import AlignedWriter
 from quire.storage._block_table import (

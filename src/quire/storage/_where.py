@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from quire._paths import FieldPath, join_path, parse_path
 from quire.array import Query, compile_filter, find_column
 from quire.columns import Columns
 from quire.errors import OptionError
-from quire.schema import FieldKind
+from quire.schema import FieldKind, FieldPath, join_path, parse_path
 from quire.storage._block_table import checksum
 from quire.storage._cache import cache_key
 from quire.storage._form import Form, NumberForm

@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, TypeVar
 import pyarrow as pa
 from typing_extensions import Self
 
-from quire._typing import is_document_type
+from quire._protocols import is_document_type
 from quire.array import DocumentBatch
 from quire.codec._bytes import in_blocks
 from quire.columns import Columns, StackOptions, stack

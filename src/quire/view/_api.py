@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire._optional import require
-from quire._paths import join_path
 from quire.errors import OptionError, PathError, QuireError, RowIndexError
-from quire.schema import FieldKind
+from quire.schema import FieldKind, join_path
 from quire.storage import Pages, column_statistics
 from quire.view._cache import Cache
 from quire.view._embeddings import Embeddings

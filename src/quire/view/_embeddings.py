@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from quire._paths import parse_path
 from quire.columns import Column, Columns, ScalarColumn, TensorColumn
 from quire.errors import QueryError
-from quire.schema import FieldKind
+from quire.schema import FieldKind, parse_path
 from quire.storage import Pages
 from quire.tensors import framework_of
 from quire.view._cache import Cache

@@ -11,10 +11,9 @@ from datetime import date
 from enum import Enum
 from typing import Any
 
-from quire._paths import join_path, parse_path
 from quire.array import compile_filter, find_field
 from quire.errors import PathError, QueryError, did_you_mean
-from quire.schema import Field, FieldKind, Schema
+from quire.schema import Field, FieldKind, Schema, join_path, parse_path
 
 LONGEST = 2000
 """The maximum number of characters of a filter."""

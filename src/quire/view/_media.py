@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from quire._optional import is_installed, require
-from quire._typing import is_array_type, is_document_type
+from quire._protocols import is_array_type, is_document_type
 from quire.errors import DecodeError, PathError, RowIndexError
 from quire.media import decode_audio
 from quire.storage import Pages

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quire._paths import FieldPath, join_path, parse_path
 from quire.array import compile_filter
 from quire.columns import Column, Columns, DocumentColumn, ScalarColumn
 from quire.errors import QueryError
-from quire.schema import Field, FieldKind, Schema
+from quire.schema import Field, FieldKind, FieldPath, Schema, join_path, parse_path
 from quire.storage import Pages
 from quire.view._cache import Cache
 from quire.view._filter import parse_filter

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quire._paths import FieldPath, join_path
-from quire._typing import is_array_type, is_document_type
-from quire.schema import Field, FieldKind, Schema
+from quire._protocols import is_array_type, is_document_type
+from quire.schema import Field, FieldKind, FieldPath, Schema, join_path
 from quire.storage import Count, Head, TensorHead
 from quire.tensors import framework_of
 from quire.view._media_types import data_uri_family, detect_media_type, sample_rate_field, tensor_display

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from weakref import ref
 
-from quire._typing import is_document_type
+from quire._protocols import is_document_type
 
 _classes: dict[str, list[ref[type[Any]]]] = {}
 _makers: dict[str, Callable[..., Any]] = {}
