@@ -13,7 +13,7 @@ from fastapi import APIRouter, Body, Depends, FastAPI
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.services import DocumentRoute, Limits
-from quire.services._http_media import chosen
+from quire.services._http_responses import chosen
 from quire.typing import NdArray
 from tests.services.web import JSON, PROTOBUF, Answer, Site, running
 

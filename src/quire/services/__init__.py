@@ -9,17 +9,16 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quire.services._aio import AsyncServer
+    from quire.services._async_client import AsyncClient
+    from quire.services._async_server import AsyncServer, serve_async
     from quire.services._client import Client
-    from quire.services._client_aio import AsyncClient
     from quire.services._endpoints import endpoint
     from quire.services._http import DocumentRoute
     from quire.services._http_mount import mount
     from quire.services._limits import Limits
-    from quire.services._proto import service_proto
     from quire.services._security import Caller, Tls
-    from quire.services._serve import serve, serve_async
-    from quire.services._server import Server
+    from quire.services._server import Server, serve
+    from quire.services._service_spec import service_proto
 
 __all__ = [
     "AsyncClient",
@@ -38,8 +37,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncClient": "_client_aio",
-    "AsyncServer": "_aio",
+    "AsyncClient": "_async_client",
+    "AsyncServer": "_async_server",
     "Caller": "_security",
     "Client": "_client",
     "DocumentRoute": "_http",
@@ -48,9 +47,9 @@ _HOMES = {
     "Tls": "_security",
     "endpoint": "_endpoints",
     "mount": "_http_mount",
-    "serve": "_serve",
-    "serve_async": "_serve",
-    "service_proto": "_proto",
+    "serve": "_server",
+    "serve_async": "_async_server",
+    "service_proto": "_service_spec",
 }
 """Where names are; what needs gRPC or a web framework, which are extras, is imported when it is used."""
 

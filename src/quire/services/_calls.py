@@ -13,9 +13,8 @@ from quire.errors import QuireError
 from quire.services._batching import Batcher
 from quire.services._endpoints import Endpoint
 from quire.services._errors import FAILURES, REFUSALS, function_failed
-from quire.services._forms import Side
 from quire.services._limits import Account, Budget, Limits
-from quire.services._parts import Joiner, parts_of
+from quire.services._payloads import Joiner, Side, parts_of
 
 OPTIONS = ReadOptions(unknown="drop", lend=True)
 """How requests are read: nothing is unpickled, no class is imported, and values are checked against their fields.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, get_type_hints, overload
 
 from quire.errors import OptionError, SchemaError, check_options
-from quire.services._forms import Side, side_of
+from quire.services._payloads import Side, TypedSide, side_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__quire_endpoint__"
@@ -198,3 +198,11 @@ def _check_batching(made: Endpoint) -> None:
             f"{made}: calls can be put together only where an array or a batch makes an array or a batch. "
             "Leave out max_batch_size, or change the types."
         )
+
+
+def typed_endpoint(made: Endpoint, previous: str | None) -> Endpoint:
+    """The endpoint with its messages of the documents' own classes."""
+    takes, gives = (
+        TypedSide(side.document_type, side.form, side.stream, previous) for side in (made.takes, made.gives)
+    )
+    return replace(made, takes=takes, gives=gives)

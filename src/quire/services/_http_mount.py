@@ -14,8 +14,8 @@ from quire.errors import QuireError
 from quire.services._batching import Batcher
 from quire.services._endpoints import Endpoint, endpoints_of
 from quire.services._errors import FAILURES, function_failed, status_of
-from quire.services._forms import Side
 from quire.services._limits import Limits
+from quire.services._payloads import Side
 
 require("fastapi", extra="fastapi", needed_for="quire.services.mount()")
 from fastapi import APIRouter, HTTPException  # noqa: E402 - whether it is there was looked at above

@@ -1,4 +1,4 @@
-"""What a server takes on at most, so that a flood of calls is refused and does not use up the memory."""
+"""Limits of a server and of a client, and the accounting of memory that enforces them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import cache
+
+import numpy as np
 
 from quire.errors import OptionError, ServiceLimitError
 
@@ -125,3 +128,19 @@ def answer_too_large(most: int) -> ServiceLimitError:
         f"the answer is larger than max_answer_bytes={most}. Ask for fewer documents at a time, with .stream(), "
         "or make the client with a larger max_answer_bytes."
     )
+
+
+KEPT = 8 << 20
+"""Twice the size of a message, unless limits say otherwise: gRPC takes some more than a message has."""
+
+
+@cache
+def keep_memory(size: int = KEPT) -> None:
+    """Let the allocator keep what messages took for the next ones, and not give it back to the system each time.
+
+    Fresh memory costs more than copying into it: the system clears every page, when it is touched first. glibc's
+    allocator keeps blocks up to the largest that was ever freed (and 32 MiB), and twice as much in each of its arenas;
+    so one is freed here. It was never touched, and others' allocators do not mind. MALLOC_TRIM_THRESHOLD_ or
+    MALLOC_MMAP_THRESHOLD_ in the environment turn this off.
+    """
+    np.empty(size, np.uint8)

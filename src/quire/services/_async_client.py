@@ -1,4 +1,4 @@
-"""The client on asyncio: `await AsyncClient('host:port').embed(docs)`."""
+"""The gRPC client on asyncio: `await AsyncClient('host:port').embed(docs)`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from typing import Any
 from typing_extensions import Self
 
 from quire._optional import require
-from quire.services._client import ANSWER_BYTES, channel_options, closed, local_endpoints
-from quire.services._contract import OPTIONS, Contract, Plan
+from quire.services._client import ANSWER_BYTES, Attempts, channel_options, closed, local_endpoints
+from quire.services._description import OPTIONS, Contract, Plan
 from quire.services._errors import error_of_rpc
-from quire.services._limits import Allowance
-from quire.services._memory import keep_memory
-from quire.services._methods import DESCRIBE, SERVICE, STREAM
-from quire.services._parts import Joiner, parts_of
-from quire.services._retry import Attempts
+from quire.services._limits import Allowance, keep_memory
+from quire.services._payloads import Joiner, parts_of
 from quire.services._security import Tls, token_metadata
+from quire.services._service_spec import DESCRIBE, SERVICE, STREAM
 
 grpc: Any = require("grpc", extra="grpc", needed_for="a client of a gRPC service")
 aio: Any = require("grpc.aio", extra="grpc", needed_for="a client of a gRPC service")

@@ -1,4 +1,4 @@
-"""The server on asyncio."""
+"""The gRPC server on asyncio."""
 
 from __future__ import annotations
 
@@ -10,18 +10,26 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from typing_extensions import Self
+from typing_extensions import Self, Unpack
 
 from quire._optional import require
+from quire.services._admission import Lane, Slots, held_by_streams, too_many
 from quire.services._calls import OPTIONS, Calls
-from quire.services._door import Lane, too_many
 from quire.services._endpoints import Endpoint
 from quire.services._errors import FAILURES, KIND, REFUSALS, Status, function_failed, status_of
-from quire.services._methods import DESCRIBE, Offer, Offered
-from quire.services._options import ServeOptions, bind
 from quire.services._security import check_caller
-from quire.services._server import LIVENESS, _rpc_methods, add_tools, not_serving, ready_names, serving
-from quire.services._slots import Slots, held_by_streams
+from quire.services._server import (
+    LIVENESS,
+    ServeOptions,
+    Serving,
+    _rpc_methods,
+    add_tools,
+    bind,
+    not_serving,
+    ready_names,
+    serving,
+)
+from quire.services._service_spec import DESCRIBE, Offer, Offered, make_offer
 
 grpc: Any = require("grpc", extra="grpc", needed_for="a gRPC service")
 aio: Any = require("grpc.aio", extra="grpc", needed_for="a gRPC service")
@@ -230,6 +238,12 @@ class AsyncServer:
             finally:
                 if step is not None:
                     step.add_done_callback(lambda _: made.close())  # which must not happen while it runs
+
+
+def serve_async(service: Any, host: str = "127.0.0.1", port: int = 0, **how: Unpack[Serving]) -> AsyncServer:
+    """Serve on the running event loop, inside of `async with`; else as `serve` does."""
+    options = ServeOptions.of("serve_async", how)
+    return AsyncServer(make_offer(service, options.limits, options.name, options.previous), host, port, options)
 
 
 def _needs_thread(endpoint: Endpoint) -> bool:

@@ -1,8 +1,8 @@
-"""What a function gave as an answer: JSON by FastAPI, protobuf, or a stream of either."""
+"""Content negotiation, and responses in JSON or protobuf, whole or streamed."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -15,8 +15,58 @@ from quire.array import DocumentArray
 from quire.array._wire import _stream
 from quire.codec._json import to_json
 from quire.files import in_pieces
-from quire.services._forms import Side
-from quire.services._http_media import LINES, PROTOBUF
+from quire.services._payloads import Side
+
+JSON = "application/json"
+LINES = "application/x-ndjson"
+PROTOBUF = "application/x-protobuf"
+FILE = "application/octet-stream"
+"""A file of documents, as `save_binary` and `push` write it."""
+_SPELLINGS = {
+    "application/protobuf": PROTOBUF,
+    "application/vnd.google.protobuf": PROTOBUF,
+    "application/jsonl": LINES,
+    "application/jsonlines": LINES,
+    "application/ndjson": LINES,
+}
+
+
+def media_type(header: str) -> str:
+    """The type that a Content-Type names, in the spelling that is used here."""
+    name = header.partition(";")[0].strip().lower()
+    if name.startswith("application/") and name.endswith("+json"):
+        return JSON
+    return _SPELLINGS.get(name, name)
+
+
+def chosen(accept: str | None, offers: Sequence[str]) -> str | None:
+    """The offer that a client likes best, the first of those it likes alike; None if it likes none."""
+    if not accept or not accept.strip():
+        return offers[0]
+    wishes = list(_wishes(accept))
+    weights = [_weight(offer, wishes) for offer in offers]
+    best = max(weights)
+    return offers[weights.index(best)] if best > 0 else None
+
+
+def _wishes(accept: str) -> Iterator[tuple[str, float]]:
+    for part in accept.split(","):
+        name, *parameters = (piece.strip() for piece in part.split(";"))
+        weight = next((text[2:] for text in parameters if text.lower().startswith("q=")), "1")
+        try:
+            yield media_type(name), float(weight)
+        except ValueError:
+            yield media_type(name), 0.0
+
+
+def _weight(offer: str, wishes: Sequence[tuple[str, float]]) -> float:
+    """What the most exact of the wishes says of an offer."""
+    for pattern in (offer, f"{offer.partition('/')[0]}/*", "*/*"):
+        for name, weight in wishes:
+            if name == pattern:
+                return weight
+    return 0.0
+
 
 _LARGE = 1 << 10
 """So many documents are made bytes in another thread, so that the event loop goes on."""

@@ -1,4 +1,4 @@
-"""What goes over the line: one document, an array or a batch, and how each is bytes."""
+"""What is sent in a call: a document, an array or a batch, and the messages that carry it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from quire import codec
-from quire._typing import is_array_type, is_document_type
+from quire._protocols import is_array_type, is_document_type
 from quire.array import DocumentArray, DocumentBatch
 from quire.array._wire import array_from_message, batch_from_message
 from quire.codec import ReadOptions
-from quire.errors import DocumentTypeError, EncodeError, SchemaError
+from quire.codec._wire import DELIMITED, VARINT, delimited, fields, uint
+from quire.errors import ColumnError, DecodeError, DocumentTypeError, EncodeError, SchemaError
+from quire.services._limits import Account, Allowance
 
 Form = Literal["document", "array", "batch"]
 STREAMS = (Iterator, Iterable, AsyncIterator, AsyncIterable)
@@ -104,3 +106,81 @@ def side_of(annotation: Any, where: str) -> Side:
         f"{where}: {name} cannot be sent. Use a document class, DocumentArray[T], DocumentBatch[T], "
         "or an Iterator of one of them."
     )
+
+
+@dataclass(frozen=True)
+class TypedSide(Side):
+    """A side whose messages are those of a `.proto` of its class."""
+
+    previous: str | None = None
+
+    def encode(self, value: Any) -> bytes:
+        """A message of the class, or of many."""
+        if self.form == "document":
+            return self._message(value)
+        rows = value.unstack() if self.form == "batch" else value
+        return b"".join([delimited(1, self._message(document)) for document in rows])
+
+    def _message(self, document: Any) -> bytes:
+        data: bytes = codec.to_typed(document, self.previous).SerializeToString()
+        return data
+
+    def decode(self, data: Any, options: ReadOptions) -> Any:  # noqa: ARG002 - messages of protobuf have their own
+        """The value of a message."""
+        if self.form == "document":
+            return codec.from_typed(self.document_type, data, self.previous)
+        rows = DocumentArray[self.document_type]._trusted(self._documents(data))  # type: ignore[name-defined]
+        try:
+            return rows.stack(shapes="ragged") if self.form == "batch" else rows
+        except ColumnError as error:
+            raise DecodeError(f"the documents make no batch: {error}") from error
+
+    def _documents(self, data: bytes) -> list[Any]:
+        found = []
+        for number, kind, start, end in fields(data, 0, len(data)):
+            if number == 1 and kind == DELIMITED:
+                found.append(codec.from_typed(self.document_type, data[start:end], self.previous))
+        return found
+
+
+_OVERHEAD = 64
+"""More than what a part takes beside its content."""
+_MORE = uint(2, 1)
+
+
+def parts_of(data: bytes, max_message_bytes: int) -> Iterator[bytes]:
+    """A value's bytes in messages of at most so many."""
+    size = max(1, min(max_message_bytes, 1 << 20) - _OVERHEAD)
+    view = memoryview(data)
+    for start in range(0, max(1, len(view)), size):
+        more = _MORE if start + size < len(view) else b""
+        yield more + delimited(1, bytes(view[start : start + size]))
+
+
+class Joiner:
+    """Puts parts together; what they take is taken from the account."""
+
+    def __init__(self, account: Account | Allowance | None = None) -> None:
+        self._account = account
+        self._pieces: list[memoryview] = []
+
+    def add(self, part: bytes) -> bytes | None:
+        """The value's bytes, when the part was its last."""
+        if self._account is not None:
+            self._account.take(len(part))
+        view = memoryview(part)
+        more = False
+        for number, kind, start, end in fields(view, 0, len(view)):
+            if number == 1 and kind == DELIMITED:
+                self._pieces.append(view[start:end])
+            elif number == 2 and kind == VARINT:
+                more = bool(start)
+        if more:
+            return None
+        joined, self._pieces = b"".join(self._pieces), []
+        return joined
+
+    def finish(self) -> None:
+        """The stream has ended; a value in the middle of it is an error."""
+        if self._pieces:
+            raise DecodeError("the stream ends in the middle of a value.")
