@@ -18,7 +18,7 @@ from quire.columns import (
     ScalarColumn,
     TensorColumn,
 )
-from quire.columns._stack import StackOptions, any_attributes, remainders_of, stack, validity_of
+from quire.columns._stack import StackOptions, collect_extra_states, have_own_attributes, stack, validity_of
 from quire.errors import ColumnError, SchemaError
 from quire.typing import AnyTensor, NdArray, TorchTensor, float32
 from tests.strategies import Branch, Leaf, Node
@@ -382,8 +382,8 @@ def test_stack_names_the_row_that_is_no_document() -> None:
 def test_stack_takes_objects_of_other_classes_with_the_fields() -> None:
     columns = stack(Author.document_schema(), [Special(name="a", more=3)], StackOptions())
     assert columns.columns["name"].values() == ["a"]
-    assert columns.remainders is not None
-    assert columns.remainders[0].fields == {"more": 3}  # type: ignore[union-attr]
+    assert columns.extra_states is not None
+    assert columns.extra_states[0].fields == {"more": 3}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("missing", [0, 1])
@@ -425,11 +425,11 @@ def test_rows_without_a_document_have_no_values() -> None:
     assert columns.validity.tolist() == [False, True]
     assert columns.columns["name"].values() == [None, "a"]
     assert columns.columns["age"].values() == [None, 1]
-    assert columns.remainders is None
+    assert columns.extra_states is None
     assert columns.documents() == [None, author]
     full = stack(Author.document_schema(), [author], StackOptions())
     assert full.validity is None
-    assert full.remainders is None
+    assert full.extra_states is None
 
 
 def test_validity_is_false_for_none_only() -> None:
@@ -448,15 +448,15 @@ class Extra(BaseDocument, extra="allow"):
 
 def test_remainders_hold_what_the_schema_has_no_field_for() -> None:
     schema = Author.document_schema()
-    assert remainders_of(schema, [Author(), Author()]) is None
-    assert remainders_of(schema, [Author(), None]) is None
-    assert remainders_of(schema, []) is None
-    rest = remainders_of(schema, [Author(), None, Special(more=2)])
+    assert collect_extra_states(schema, [Author(), Author()]) is None
+    assert collect_extra_states(schema, [Author(), None]) is None
+    assert collect_extra_states(schema, []) is None
+    rest = collect_extra_states(schema, [Author(), None, Special(more=2)])
     assert rest is not None
     assert rest[1] is None
     assert [None if item is None else item.fields for item in rest] == [{}, None, {"more": 2}]
     assert [None if item is None else item.document_type for item in rest] == [Author, None, Special]
-    kept = remainders_of(Extra.document_schema(), [Extra(colour="red"), None])  # type: ignore[call-arg]
+    kept = collect_extra_states(Extra.document_schema(), [Extra(colour="red"), None])  # type: ignore[call-arg]
     assert kept is not None
     assert kept[0].extra == {"colour": "red"}  # type: ignore[union-attr]
     assert kept[1] is None
@@ -466,7 +466,7 @@ def test_values_that_were_read_without_a_field_are_kept() -> None:
     odd = Author(name="a")
     object.__setattr__(odd, "__pydantic_extra__", {"colour": "red"})
     for docs in ([Author(), odd], [None, odd]):
-        rest = remainders_of(Author.document_schema(), docs)
+        rest = collect_extra_states(Author.document_schema(), docs)
         assert rest is not None
         assert rest[1].extra == {"colour": "red"}  # type: ignore[union-attr]
 
@@ -514,9 +514,9 @@ def test_arrays_that_are_missing_take_no_rows() -> None:
 
 
 def test_attributes_of_arrays_are_found() -> None:
-    assert not any_attributes(Shelf, [Shelf(), None])
-    assert any_attributes(Shelf, [Shelf(), None, Shelf(room="east")])
-    assert not any_attributes(DocumentArray[Author], [DocumentArray[Author]()])
+    assert not have_own_attributes(Shelf, [Shelf(), None])
+    assert have_own_attributes(Shelf, [Shelf(), None, Shelf(room="east")])
+    assert not have_own_attributes(DocumentArray[Author], [DocumentArray[Author]()])
 
 
 # --- tensors

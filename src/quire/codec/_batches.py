@@ -20,18 +20,18 @@ from quire.columns import (
     Columns,
     DocumentColumn,
     DocumentsColumn,
+    ExtraState,
     LentColumn,
     PackedColumn,
     RaggedColumn,
-    Remainder,
     ScalarColumn,
     StackOptions,
     TensorColumn,
     Validity,
-    any_attributes,
+    collect_extra_states,
     gather,
+    have_own_attributes,
     pack,
-    remainders_of,
     stack_values,
     validity_of,
 )
@@ -59,7 +59,7 @@ def encode_columns(columns: Columns, writer: Writer) -> bytes:
     parts = [
         _named(columns.schema, column.field, partial(_column, column, writer)) for column in columns.columns.values()
     ]
-    return b"".join((head, *parts, _remainders(columns.schema, columns.remainders, writer)))
+    return b"".join((head, *parts, _encode_extra_states(columns.schema, columns.extra_states, writer)))
 
 
 def _head(schema: Schema, rows: int, validity: Validity, writer: Writer) -> bytes:
@@ -119,14 +119,14 @@ def _arrays(flat: bytes, offsets: NDArray[np.int64], validity: Validity, writer:
     return uint(2, _marks(validity, writer)) + delimited(10, content)
 
 
-def _remainders(schema: Schema, rows: list[Remainder | None] | None, writer: Writer) -> bytes:
+def _encode_extra_states(schema: Schema, rows: list[ExtraState | None] | None, writer: Writer) -> bytes:
     if rows is None:
         return b""
-    contents = [b"" if row is None else _remainder(schema, row, writer) for row in rows]
+    contents = [b"" if row is None else _encode_extra_state(schema, row, writer) for row in rows]
     return b"".join(delimited(6, content) for content in contents) if any(contents) else b""
 
 
-def _remainder(schema: Schema, row: Remainder, writer: Writer) -> bytes:
+def _encode_extra_state(schema: Schema, row: ExtraState, writer: Writer) -> bytes:
     """What a row holds beyond the columns; nothing for a plain row, whose private attributes are not sent."""
     cls = row.document_type
     declared = (row.private or {}).get("_declared") if isinstance(vars(cls).get("__quire_name__"), property) else None
@@ -184,7 +184,7 @@ def encode_rows(schema: Schema, documents: Sequence[Any], writer: Writer) -> byt
         if field in ambiguous:
             _named(schema, field, partial(_check_unions, schema, field, values, writer))
         parts.append(_named(schema, field, partial(_values, field, values, writer)))
-    return b"".join((*parts, _remainders(schema, remainders_of(schema, documents), writer)))
+    return b"".join((*parts, _encode_extra_states(schema, collect_extra_states(schema, documents), writer)))
 
 
 def _values(field: Field, values: list[Any], writer: Writer) -> bytes:
@@ -195,7 +195,7 @@ def _values(field: Field, values: list[Any], writer: Writer) -> bytes:
         return _column(stack_values(field, values, StackOptions(), field.name), writer)
     if nested and field.kind is FieldKind.DOCUMENT:
         return delimited(9, encode_rows(field.document_type.document_schema(), values, writer))
-    if nested and set(map(type, values)) <= {field.type, type(None)} and not any_attributes(field.type, values):
+    if nested and set(map(type, values)) <= {field.type, type(None)} and not have_own_attributes(field.type, values):
         return _array_rows(field, values, writer)
     return _objects(field, values, writer)
 

@@ -30,9 +30,9 @@ from quire.columns import (
     Columns,
     DocumentColumn,
     DocumentsColumn,
+    ExtraState,
     ObjectColumn,
     PackedColumn,
-    Remainder,
     Validity,
     default_column,
     validate_values,
@@ -43,14 +43,14 @@ from quire.tensors import AnyTensor, describe
 
 
 class _Batch:
-    """The fields of a batch message; its columns and remainders are where they are."""
+    """The fields of a batch message; its columns and extra_states are where they are."""
 
-    __slots__ = ("columns", "remainders", "rows", "there", "type_name")
+    __slots__ = ("columns", "extra_states", "rows", "there", "type_name")
 
     def __init__(self, reader: Reader, start: int, end: int) -> None:
         self.type_name, self.rows, marks = "", 0, 0
         self.columns: list[tuple[int, int]] = []
-        self.remainders = False
+        self.extra_states = False
         for number, kind, a, b in fields(reader.data, start, end):
             if kind == VARINT:
                 if number == 1:
@@ -65,7 +65,7 @@ class _Batch:
                 reader.charge(300)
                 self.columns.append((a, b))
             elif number == 6:
-                self.remainders = True
+                self.extra_states = True
         if self.rows >= 1 << 48:
             raise DecodeError(f"a batch cannot have {self.rows} rows.")
         reader.charge(16 * self.rows)
@@ -96,7 +96,7 @@ def decode_rows(reader: Reader, start: int, end: int, expected: type[Any] | None
     document_type = _class_registry.find(batch.type_name, expected, reader.options.types)
     if document_type is None or document_type.document_schema().is_open:
         return _dynamic_documents(reader, batch, (start, end))
-    if expected is None and batch.remainders and not _all_loaded(reader, (start, end)):
+    if expected is None and batch.extra_states and not _all_loaded(reader, (start, end)):
         return _dynamic_documents(reader, batch, (start, end))
     columns = _typed_columns(reader, batch, document_type.document_schema(), (start, end))
     reader.charge(batch.rows * (200 + 100 * len(columns.columns)))
@@ -120,11 +120,11 @@ def _typed_columns(reader: Reader, batch: _Batch, schema: Schema, span: tuple[in
         if field.name not in found:
             found[field.name] = _missing(schema, field, batch.rows)
     made = {field.name: found[field.name] for field in schema.fields}
-    remainders = _decode_remainders(reader, batch, schema, span) if batch.remainders else None
+    extra_states = _decode_extra_states(reader, batch, schema, span) if batch.extra_states else None
     if unknown:
-        remainders = _with_unknown(schema, remainders, unknown, batch.rows)
-    columns = Columns(schema, made, batch.rows, batch.there, remainders)
-    if schema.checks_rows or batch.remainders:
+        extra_states = _with_unknown(schema, extra_states, unknown, batch.rows)
+    columns = Columns(schema, made, batch.rows, batch.there, extra_states)
+    if schema.checks_rows or batch.extra_states:
         _check_rows(columns)
     return columns
 
@@ -245,16 +245,16 @@ _FORMS: dict[int, Callable[[Reader, ColumnParts, Field], Column]] = {
 # --- what rows hold beyond their class
 
 
-def _decode_remainders(
+def _decode_extra_states(
     reader: Reader, batch: _Batch, schema: Schema, span: tuple[int, int]
-) -> list[Remainder | None] | None:
-    rows = [_decode_remainder(reader, a, b, schema) if a < b else None for a, b in _spans(reader, span)]
+) -> list[ExtraState | None] | None:
+    rows = [_decode_extra_state(reader, a, b, schema) if a < b else None for a, b in _spans(reader, span)]
     if len(rows) != batch.rows:
-        raise DecodeError(f"{len(rows)} remainders in a batch of {batch.rows} rows.")
+        raise DecodeError(f"{len(rows)} extra_states in a batch of {batch.rows} rows.")
     return rows
 
 
-def _decode_remainder(reader: Reader, start: int, end: int, schema: Schema) -> Remainder:
+def _decode_extra_state(reader: Reader, start: int, end: int, schema: Schema) -> ExtraState:
     _, document_type, content, unknown = decode_fields(reader, start, end, schema.document_type)
     known = document_type.document_schema().by_name
     values = {name: value for name, value in content.items() if name not in schema.by_name}
@@ -264,14 +264,14 @@ def _decode_remainder(reader: Reader, start: int, end: int, schema: Schema) -> R
     if unknown and not keeps and reader.options.unknown == "error":
         raise DecodeError(f"{document_type.__name__} has no field {next(iter(unknown))[:60]!r}.")
     allows = document_type.model_config.get("extra") == "allow"
-    return Remainder(document_type, values, unknown if keeps and (unknown or allows) else None, None)
+    return ExtraState(document_type, values, unknown if keeps and (unknown or allows) else None, None)
 
 
 def _with_unknown(
-    schema: Schema, remainders: list[Remainder | None] | None, unknown: dict[str, list[Any]], rows: int
-) -> list[Remainder | None]:
-    plain = Remainder(schema.document_type, {}, None, None)
-    before = [row or plain for row in remainders or [None] * rows]
+    schema: Schema, extra_states: list[ExtraState | None] | None, unknown: dict[str, list[Any]], rows: int
+) -> list[ExtraState | None]:
+    plain = ExtraState(schema.document_type, {}, None, None)
+    before = [row or plain for row in extra_states or [None] * rows]
     names = tuple(unknown)
     extras = [dict(zip(names, values, strict=True)) for values in zip(*unknown.values(), strict=True)]
     return [row._replace(extra={**(row.extra or {}), **extra}) for row, extra in zip(before, extras, strict=True)]
@@ -290,7 +290,7 @@ def _dynamic_documents(reader: Reader, batch: _Batch, span: tuple[int, int]) -> 
     reader.charge((700 + 80 * len(names)) * batch.rows)
     rows = zip(*columns, strict=True) if columns else iter([()] * batch.rows)
     contents = [(batch.type_name, dict(zip(names, values, strict=True))) for values in rows]
-    for row, (a, b) in enumerate(_spans(reader, span) if batch.remainders else ()):
+    for row, (a, b) in enumerate(_spans(reader, span) if batch.extra_states else ()):
         if a < b and row < len(contents):
             type_name, _, known, more = decode_fields(reader, a, b, None)
             contents[row] = (type_name, {**contents[row][1], **known, **more})
@@ -322,7 +322,7 @@ def _all_loaded(reader: Reader, span: tuple[int, int]) -> bool:
 
 
 def _spans(reader: Reader, span: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """Where the remainders of a batch message lie."""
+    """Where the extra_states of a batch message lie."""
     return ((a, b) for number, kind, a, b in fields(reader.data, *span) if number == 6 and kind == DELIMITED)
 
 

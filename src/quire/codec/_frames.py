@@ -111,7 +111,7 @@ def document_parts(
 
 def column_parts(columns: Columns, prefix: FieldPath = ()) -> Iterator[tuple[FieldPath, Column]]:
     """The columns of a table of a batch."""
-    if any(rest is not None and (rest.fields or rest.extra) for rest in columns.remainders or ()):
+    if any(rest is not None and (rest.fields or rest.extra) for rest in columns.extra_states or ()):
         raise EncodeError(no_column(columns.schema, prefix))
     for name, column in columns.columns.items():
         if isinstance(column, DocumentColumn) and is_spread(column.field):

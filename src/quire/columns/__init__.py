@@ -1,7 +1,7 @@
 """Documents as columns: how rows are stacked, and what can be done with columns without making documents."""
 
 from quire.columns._column import Column, TensorMap, Validity, dense_framework
-from quire.columns._columns import Columns, DocumentColumn, DocumentsColumn, Remainder
+from quire.columns._columns import Columns, DocumentColumn, DocumentsColumn, ExtraState
 from quire.columns._concat import concat_columns
 from quire.columns._make import default_column, make_column, validate_values
 from quire.columns._missing import (
@@ -16,9 +16,9 @@ from quire.columns._objects import ObjectColumn, PackedColumn, pack
 from quire.columns._stack import (
     ShapePolicy,
     StackOptions,
-    any_attributes,
+    collect_extra_states,
     gather,
-    remainders_of,
+    have_own_attributes,
     stack,
     stack_values,
     validity_of,
@@ -32,13 +32,13 @@ __all__ = [
     "Columns",
     "DocumentColumn",
     "DocumentsColumn",
+    "ExtraState",
     "Histogram",
     "LentColumn",
     "MissingValues",
     "ObjectColumn",
     "PackedColumn",
     "RaggedColumn",
-    "Remainder",
     "ScalarColumn",
     "ShapePolicy",
     "StackOptions",
@@ -46,19 +46,19 @@ __all__ = [
     "TensorColumn",
     "TensorMap",
     "Validity",
-    "any_attributes",
     "check_fill",
+    "collect_extra_states",
     "concat_columns",
     "default_column",
     "dense_framework",
     "fill_columns",
     "find_missing",
     "gather",
+    "have_own_attributes",
     "make_column",
     "numeric_paths",
     "pack",
     "present_rows",
-    "remainders_of",
     "stack",
     "stack_values",
     "validate_values",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _SETTERS = tuple(BaseModel.__dict__[slot].__set__ for slot in MODEL_SLOTS)
 
 
-class Remainder(NamedTuple):
+class ExtraState(NamedTuple):
     """What a document holds beyond the fields of the schema that it was stacked with."""
 
     document_type: type[Any]
@@ -39,7 +39,7 @@ class Remainder(NamedTuple):
 class Columns:
     """The columns of a number of documents, by field name.
 
-    `validity` is False in rows that stand for no document at all (a nested document that is None). `remainders` holds
+    `validity` is False in rows that stand for no document at all (a nested document that is None). `extra_states` holds
     what documents of subclasses have beyond the schema.
     """
 
@@ -47,7 +47,7 @@ class Columns:
     columns: dict[str, Column]
     length: int
     validity: Validity = None
-    remainders: list[Remainder | None] | None = None
+    extra_states: list[ExtraState | None] | None = None
     is_deferred: ClassVar[bool] = False
     """Whether the columns are gathered only when somebody looks at them."""
 
@@ -62,7 +62,7 @@ class Columns:
         parts = {name: (type(column), column.payload()) for name, column in self.columns.items()}
         own = self.schema.document_type.document_schema() is self.schema
         fields = None if own else self.schema.fields
-        return self.schema.document_type, fields, parts, self.length, self.validity, self.remainders
+        return self.schema.document_type, fields, parts, self.length, self.validity, self.extra_states
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Columns:
         def remember(framework: Framework, value: Any) -> tuple[Framework, Any]:
@@ -75,13 +75,13 @@ class Columns:
 
     def take(self, indices: NDArray[np.int64]) -> Columns:
         """Rows by position, copied."""
-        remainders = None if self.remainders is None else [self.remainders[i] for i in indices.tolist()]
+        extra_states = None if self.extra_states is None else [self.extra_states[i] for i in indices.tolist()]
         return Columns(
             self.schema,
             {name: column.take(indices) for name, column in self.columns.items()},
             len(indices),
             None if self.validity is None else self.validity[indices],
-            remainders,
+            extra_states,
         )
 
     def slice(self, rows: slice) -> Columns:
@@ -91,7 +91,7 @@ class Columns:
             {name: column.slice(rows) for name, column in self.columns.items()},
             len(range(*rows.indices(self.length))),
             None if self.validity is None else self.validity[rows],
-            None if self.remainders is None else self.remainders[rows],
+            None if self.extra_states is None else self.extra_states[rows],
         )
 
     def map_tensors(self, change: TensorMap) -> Columns:
@@ -116,7 +116,7 @@ class Columns:
         if self.validity is not None and not self.validity[index]:
             return None
         row = {name: column.value(index) for name, column in self.columns.items()}
-        return next(self._make([row], self.remainders and [self.remainders[index]]))
+        return next(self._make([row], self.extra_states and [self.extra_states[index]]))
 
     def documents(self) -> list[Any]:
         """All rows as documents, which share memory with the columns; None where a row stands for none."""
@@ -127,11 +127,11 @@ class Columns:
         for start in range(0, self.length, chunk):
             part = self if chunk >= self.length else self.slice(slice(start, start + chunk))
             if part.validity is None:
-                yield from part._make(part._rows(), part.remainders)
+                yield from part._make(part._rows(), part.extra_states)
             else:
                 valid = part.validity.tolist()
-                remainders = part.remainders and list(compress(part.remainders, valid))
-                made = part._make(compress(part._rows(), valid), remainders)
+                extra_states = part.extra_states and list(compress(part.extra_states, valid))
+                made = part._make(compress(part._rows(), valid), extra_states)
                 yield from (next(made) if there else None for there in valid)
 
     def _rows(self) -> Iterator[dict[str, Any]]:
@@ -140,10 +140,10 @@ class Columns:
         values = zip(*(column.values() for column in self.columns.values()), strict=True)
         return map(dict, map(zip, repeat(tuple(self.columns)), values))
 
-    def _make(self, rows: Any, remainders: list[Remainder | None] | None) -> Iterator[Any]:
+    def _make(self, rows: Any, extra_states: list[ExtraState | None] | None) -> Iterator[Any]:
         """Documents without validation: the values come from documents that were validated."""
-        if remainders is not None:
-            return map(_make_one, repeat(self.schema), rows, remainders)
+        if extra_states is not None:
+            return map(_make_one, repeat(self.schema), rows, extra_states)
         if self.schema.keeps_more:
             return map(_make_one, repeat(self.schema), rows, repeat(None))
         return _make_plain(self.schema.document_type, rows, set(self.columns))
@@ -174,7 +174,7 @@ def _make_plain(document_type: type[Any], rows: Any, names: set[str]) -> Iterato
         yield document
 
 
-def _make_one(schema: Schema, row: dict[str, Any], remainder: Remainder | None) -> Any:
+def _make_one(schema: Schema, row: dict[str, Any], remainder: ExtraState | None) -> Any:
     document_type = schema.document_type
     extra: dict[str, Any] | None = {} if document_type.model_config.get("extra") == "allow" else None
     private: dict[str, Any] | None = None

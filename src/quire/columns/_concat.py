@@ -25,10 +25,10 @@ def concat_columns(parts: Sequence[Columns], shapes: ShapePolicy = "error") -> C
     validity = None
     if any(part.validity is not None for part in kept):
         validity = np.concatenate([np.ones(len(p), np.bool_) if p.validity is None else p.validity for p in kept])
-    remainders = None
-    if any(part.remainders is not None for part in kept):
-        remainders = [row for part in kept for row in part.remainders or [None] * len(part)]
-    return Columns(first.schema, columns, sum(map(len, kept)), validity, remainders)
+    extra_states = None
+    if any(part.extra_states is not None for part in kept):
+        extra_states = [row for part in kept for row in part.extra_states or [None] * len(part)]
+    return Columns(first.schema, columns, sum(map(len, kept)), validity, extra_states)
 
 
 def _concat(columns: list[Any], shapes: ShapePolicy, where: str) -> Column:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from quire.columns._column import Column, Validity, dense_framework
-from quire.columns._columns import Columns, DocumentColumn, DocumentsColumn, Remainder
+from quire.columns._columns import Columns, DocumentColumn, DocumentsColumn, ExtraState
 from quire.columns._objects import ObjectColumn
 from quire.columns._tensor import RaggedColumn, ScalarColumn, TensorColumn
 from quire.errors import ColumnError, TensorError
@@ -61,7 +61,7 @@ def stack(schema: Schema, documents: Sequence[Any], options: StackOptions, where
     for field in schema.fields:
         path = f"{where or schema.name}.{field.name}"
         columns[field.name] = stack_values(field, gather(rows, field.name, path, validity), options, path)
-    return Columns(schema, columns, len(rows), validity, remainders_of(schema, documents))
+    return Columns(schema, columns, len(rows), validity, collect_extra_states(schema, documents))
 
 
 def _no_document(schema: Schema, documents: Sequence[Any], where: str) -> ColumnError:
@@ -108,19 +108,19 @@ def validity_of(values: Sequence[Any]) -> Validity:
 _extra = attrgetter("__pydantic_extra__")
 
 
-def remainders_of(schema: Schema, documents: Sequence[Any]) -> list[Remainder | None] | None:
+def collect_extra_states(schema: Schema, documents: Sequence[Any]) -> list[ExtraState | None] | None:
     """What the documents hold beyond the schema; None where they cannot hold more."""
     types = set(map(type, documents))
     if not schema.keeps_more and types <= {schema.document_type, type(None)}:
         present = documents if type(None) not in types else [item for item in documents if item is not None]
         if not any(map(_extra, present)):  # what was read with unknown='keep'
             return None
-    return [None if document is None else _remainder(schema, document) for document in documents]
+    return [None if document is None else _extra_state(schema, document) for document in documents]
 
 
-def _remainder(schema: Schema, document: Any) -> Remainder:
+def _extra_state(schema: Schema, document: Any) -> ExtraState:
     more = {name: value for name, value in document.__dict__.items() if name not in schema.by_name}
-    return Remainder(type(document), more, document.__pydantic_extra__, document.__pydantic_private__)
+    return ExtraState(type(document), more, document.__pydantic_extra__, document.__pydantic_private__)
 
 
 def _stack_scalars(field: Field, values: list[Any], options: StackOptions, path: str) -> Column:
@@ -138,7 +138,7 @@ def _stack_scalars(field: Field, values: list[Any], options: StackOptions, path:
 
 
 def _stack_arrays(field: Field, values: list[Any], options: StackOptions, path: str) -> Column:
-    if not set(map(type, values)) <= {field.type, type(None)} or any_attributes(field.type, values):
+    if not set(map(type, values)) <= {field.type, type(None)} or have_own_attributes(field.type, values):
         return ObjectColumn(field, values)  # arrays with a class or with attributes of their own
     sizes = [0 if array is None else len(array._documents) for array in values]
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
@@ -147,7 +147,7 @@ def _stack_arrays(field: Field, values: list[Any], options: StackOptions, path: 
     return DocumentsColumn(field, flat, offsets, validity_of(values))
 
 
-def any_attributes(array_type: type[Any], arrays: list[Any]) -> bool:
+def have_own_attributes(array_type: type[Any], arrays: list[Any]) -> bool:
     """Whether an array has attributes of its own, which a subclass may bring."""
     return bool(array_type.__dictoffset__) and any(array is not None and array.__dict__ for array in arrays)
 

@@ -20,9 +20,9 @@ from quire.columns import (
     StackOptions,
     TensorColumn,
     Validity,
-    any_attributes,
+    collect_extra_states,
     gather,
-    remainders_of,
+    have_own_attributes,
     stack_values,
     validity_of,
 )
@@ -56,7 +56,7 @@ def tensors_column(field: Field, values: list[Any], arena: Arena) -> Column | No
 
 def _arrays_column(field: Field, values: list[Any], options: StackOptions, path: str, where: Where) -> Column:
     """The column of arrays, whose documents may hold something else than their class says."""
-    if not set(map(type, values)) <= {field.type, type(None)} or any_attributes(field.type, values):
+    if not set(map(type, values)) <= {field.type, type(None)} or have_own_attributes(field.type, values):
         return ObjectColumn(field, values)
     arrays = [[] if array is None else array._documents for array in values]
     sizes = np.fromiter(map(len, arrays), np.int64, len(arrays))
@@ -98,8 +98,8 @@ def loose_stack(schema: Schema, documents: list[Any], options: StackOptions, pat
         field.name: column_of(field, gather(rows, field.name, path, validity), options, f"{path}.{field.name}", where)
         for field in schema.fields
     }
-    remainders = remainders_of(schema, documents)
-    return Columns(with_fields(schema, made.values()), made, len(rows), validity, remainders)
+    extra_states = collect_extra_states(schema, documents)
+    return Columns(with_fields(schema, made.values()), made, len(rows), validity, extra_states)
 
 
 def with_fields(schema: Schema, columns: Iterable[Column]) -> Schema:

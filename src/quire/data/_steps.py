@@ -135,7 +135,7 @@ def _inside(columns: Columns, step: Step, path: FieldPath, rows: NDArray[np.int6
         made = _deep(column, step, tuple(rest), rows, run)
     changed = {**columns.columns, name: made}
     schema = columns.schema if made.field is column.field else with_fields(columns.schema, changed.values())
-    return Columns(schema, changed, columns.length, columns.validity, columns.remainders)
+    return Columns(schema, changed, columns.length, columns.validity, columns.extra_states)
 
 
 def _array_field(field: Field, flat: Columns) -> Field:
@@ -260,7 +260,7 @@ def _called_batched(step: Step, column: Any, run: Run) -> Any:
 def _own(columns: Columns) -> Columns:
     """The columns with objects of their own: those of a batch are the source's, and functions may change them."""
     made = {name: _own_column(column) for name, column in columns.columns.items()}
-    return replace(columns, columns=made, remainders=copy.deepcopy(columns.remainders))
+    return replace(columns, columns=made, extra_states=copy.deepcopy(columns.extra_states))
 
 
 def _own_column(column: Column) -> Column:

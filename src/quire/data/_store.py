@@ -46,7 +46,7 @@ def default_framework() -> str:
 def stored(columns: Columns, framework: str) -> Columns:
     """Columns as a dataset holds them."""
     made = {name: _stored_column(column, framework) for name, column in columns.columns.items()}
-    return Columns(columns.schema, made, len(columns), columns.validity, columns.remainders)
+    return Columns(columns.schema, made, len(columns), columns.validity, columns.extra_states)
 
 
 def _stored_column(column: Column, framework: str) -> Column:
@@ -225,7 +225,9 @@ class LaterColumns(Columns):
         made = object.__new__(cls)
         made.schema, made.length, made._wanted = columns.schema, len(indices), (columns, indices, arenas, plan)
         made.validity = None if columns.validity is None else columns.validity[indices]
-        made.remainders = None if columns.remainders is None else [columns.remainders[i] for i in indices.tolist()]
+        made.extra_states = (
+            None if columns.extra_states is None else [columns.extra_states[i] for i in indices.tolist()]
+        )
         return made
 
     def __getattr__(self, name: str) -> Any:
@@ -249,9 +251,9 @@ def gathered(columns: Columns, indices: NDArray[np.int64], arenas: Arenas, plan:
             made[name] = _gathered_tensors(column, indices, arena)
         else:
             made[name] = column.take(indices)
-    remainders = None if columns.remainders is None else [columns.remainders[i] for i in indices.tolist()]
+    extra_states = None if columns.extra_states is None else [columns.extra_states[i] for i in indices.tolist()]
     validity = None if columns.validity is None else columns.validity[indices]
-    return Columns(columns.schema, made, len(indices), validity, remainders)
+    return Columns(columns.schema, made, len(indices), validity, extra_states)
 
 
 def _gathered_tensors(column: TensorColumn, indices: NDArray[np.int64], arena: Arena) -> TensorColumn:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from quire.columns import Column, Columns, StackOptions, TensorColumn, gather, remainders_of, stack_values
+from quire.columns import Column, Columns, StackOptions, TensorColumn, collect_extra_states, gather, stack_values
 from quire.columns._columns import _SETTERS
 from quire.schema import Schema
 from quire.storage._layout import Layout
@@ -98,4 +98,4 @@ def stack_around(schema: Schema, documents: list[Any], tensors: Tensors) -> Colu
             columns[field.name] = TensorColumn(field, tensors[field.name], numpy)
         else:
             columns[field.name] = stack_values(field, gather(rows, field.name, path, None), _RAGGED, path)
-    return Columns(schema, columns, len(rows), None, remainders_of(schema, documents))
+    return Columns(schema, columns, len(rows), None, collect_extra_states(schema, documents))

@@ -98,16 +98,16 @@ def _inside(form: Form) -> pa.Field:
 
 def encode_fields(forms: Sequence[Form], columns: Columns, path: str) -> list[pa.Array]:
     """The arrays of all fields; columns that lack one, or hold more, are an error."""
-    _refuse_remainders(columns, path)
+    _refuse_extra_states(columns, path)
     for form in forms:
         if form.field.name not in columns.columns:
             raise form.fail("the batch has no column for it.")
     return [form.encode(columns.columns[form.field.name]) for form in forms]
 
 
-def _refuse_remainders(columns: Columns, path: str) -> None:
+def _refuse_extra_states(columns: Columns, path: str) -> None:
     """Rows that hold more than the schema would lose it."""
-    for row, more in enumerate(columns.remainders or ()):
+    for row, more in enumerate(columns.extra_states or ()):
         if more is None:
             continue
         if more.document_type is not columns.schema.document_type:
