@@ -14,5 +14,7 @@ from quire.array._order import batches as batches
 from quire.array._order import whole_number as whole_number
 from quire.array._rows import bind as bind
 from quire.array._rows import html as html
+from quire.array._wire import array_from_message as array_from_message
+from quire.array._wire import batch_from_message as batch_from_message
 
 __all__ = ["BatchList", "DocumentArray", "DocumentBatch", "Found", "NestedColumn"]

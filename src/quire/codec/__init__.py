@@ -39,20 +39,27 @@ from quire.codec._files import (
 from quire.codec._flat import Leaf, leaves
 from quire.codec._json import TensorForm, from_dict, rows_from_json, to_json
 from quire.codec._match import check_exact
-from quire.codec._messages import from_message, to_message
+from quire.codec._messages import from_message, generated, to_message
 from quire.codec._ndjson import iter_ndjson, to_ndjson
-from quire.codec._proto_text import proto_schema
+from quire.codec._proto_names import camel
+from quire.codec._proto_plan import ProtoPlan
+from quire.codec._proto_schema import plan_service
+from quire.codec._proto_text import check_package, proto_schema, write_proto
 from quire.codec._single import value_from_message, value_message
 from quire.codec._suffixes import from_suffixes
 from quire.codec._text_files import text_lines
-from quire.codec._typed import from_typed, to_typed
+from quire.codec._typed import file_descriptor, from_typed, to_typed
 from quire.codec._unions import check_values, has_ambiguous_union
+from quire.codec._wire import DELIMITED, VARINT, delimited, fields, read_text, uint
 
 __all__ = [
     "COMPRESSIONS",
+    "DELIMITED",
+    "VARINT",
     "CsvOptions",
     "Header",
     "Leaf",
+    "ProtoPlan",
     "Purse",
     "ReadOptions",
     "Reading",
@@ -62,25 +69,31 @@ __all__ = [
     "array_message",
     "block_columns",
     "block_documents",
+    "camel",
     "check_asked",
     "check_exact",
+    "check_package",
     "check_protocol",
     "check_values",
     "columns_from_message",
     "columns_message",
     "columns_stream",
     "compression_of",
+    "delimited",
     "document_from_bytes",
     "document_from_message",
     "document_message",
     "documents_from_message",
     "dumped",
+    "fields",
+    "file_descriptor",
     "find",
     "from_base64",
     "from_dict",
     "from_message",
     "from_suffixes",
     "from_typed",
+    "generated",
     "has_ambiguous_union",
     "is_batch",
     "is_stream",
@@ -90,9 +103,11 @@ __all__ = [
     "loaded",
     "memory_starts_stream",
     "message_type_name",
+    "plan_service",
     "proto_schema",
     "read_index",
     "read_options",
+    "read_text",
     "rows_from_json",
     "rows_message",
     "segments_of",
@@ -105,9 +120,11 @@ __all__ = [
     "to_message",
     "to_ndjson",
     "to_typed",
+    "uint",
     "unpickle",
     "value_from_message",
     "value_message",
     "write_csv",
     "write_parts",
+    "write_proto",
 ]

@@ -11,8 +11,7 @@ from typing import Any
 from quire import _class_registry
 from quire._class_registry import class_name
 from quire.array import DocumentArray, DocumentBatch
-from quire.codec import ReadOptions
-from quire.codec._wire import DELIMITED, fields, read_text
+from quire.codec import DELIMITED, ReadOptions, fields, read_text
 from quire.document import BaseDocument
 from quire.errors import DecodeError, DocumentTypeError, PathError, SchemaError, did_you_mean
 from quire.schema import Field, FieldKind

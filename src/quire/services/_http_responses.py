@@ -11,9 +11,7 @@ from fastapi import Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from quire.array import DocumentArray
-from quire.array._wire import _stream
-from quire.codec._json import to_json
+from quire import codec
 from quire.files import in_pieces
 from quire.services._payloads import Side
 
@@ -128,10 +126,10 @@ def _rows(gives: Side, values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _line(row: Any) -> bytes:
-    return (to_json(row, None, "lists", check=False) + "\n").encode()
+    return (codec.to_json(row, None, "lists", check=False) + "\n").encode()
 
 
 def _file(gives: Side, rows: Iterable[Any]) -> Iterator[bytes]:
-    array_type: Any = DocumentArray[gives.document_type]  # type: ignore[name-defined]
-    parts = _stream(array_type, rows, None, None, allow_pickle=False, checksums=True, workers=1)
+    schema = gives.document_type.document_schema()
+    parts = codec.stream(rows, schema, None, None, allow_pickle=False, checksums=True, workers=1)
     return map(bytes, in_pieces(chain.from_iterable(parts)))

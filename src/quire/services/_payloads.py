@@ -8,10 +8,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from quire import codec
 from quire._protocols import is_array_type, is_document_type
-from quire.array import DocumentArray, DocumentBatch
-from quire.array._wire import array_from_message, batch_from_message
-from quire.codec import ReadOptions
-from quire.codec._wire import DELIMITED, VARINT, delimited, fields, uint
+from quire.array import DocumentArray, DocumentBatch, array_from_message, batch_from_message
+from quire.codec import DELIMITED, VARINT, ReadOptions, delimited, fields, uint
 from quire.errors import ColumnError, DecodeError, DocumentTypeError, EncodeError, SchemaError
 from quire.services._limits import Account, Allowance
 

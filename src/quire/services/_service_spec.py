@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire._optional import require
-from quire.codec._messages import generated
-from quire.codec._proto_names import camel
-from quire.codec._proto_plan import ProtoPlan
-from quire.codec._proto_schema import plan_service
-from quire.codec._proto_text import check_package, write_proto
-from quire.codec._typed import file_descriptor
-from quire.codec._wire import delimited
+from quire.codec import (
+    ProtoPlan,
+    camel,
+    check_package,
+    delimited,
+    file_descriptor,
+    generated,
+    plan_service,
+    write_proto,
+)
 from quire.errors import SchemaError
 from quire.services._description import describe_service
 from quire.services._endpoints import Endpoint, endpoints_of, service_name, typed_endpoint
