@@ -42,7 +42,9 @@ def cold(folder: Path) -> None:
 def test_every_row_comes_from_files_that_were_not_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[tuple[Any, Any]]()
     read_ahead = _memory.read_ahead
-    monkeypatch.setattr("quire.storage._tensors.read_ahead", lambda *runs: (asked.append(runs), read_ahead(*runs)))
+    monkeypatch.setattr(
+        "quire.storage._tensor_codecs.read_ahead", lambda *runs: (asked.append(runs), read_ahead(*runs))
+    )
     cold(folder)
     dataset = StreamingDataset[Page](folder, batch_size=64, memory_bytes=8 << 20)
     assert 1 < ROWS / (dataset.order.block * dataset.order.window) < 10, "several windows"
@@ -63,7 +65,7 @@ def test_runs_that_cross_record_batches_are_read_whole(folder: Path, monkeypatch
         for start, size in zip(addresses.tolist(), sizes.tolist(), strict=True):
             pages.update(range(start, start + size, WIDTH))
 
-    monkeypatch.setattr("quire.storage._tensors.read_ahead", note)
+    monkeypatch.setattr("quire.storage._tensor_codecs.read_ahead", note)
     dataset.read_ahead(np.array([0, 120, 2_000]), np.array([10, 140, 2_010]))
     data = dataset.layout.forms[2]
     rows = dataset._located(np.r_[0:10, 120:140, 2_000:2_010])

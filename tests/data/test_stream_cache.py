@@ -16,7 +16,7 @@ from quire import BaseDocument
 from quire.data import StreamingDataset
 from quire.errors import OptionError
 from quire.storage import ReadOptions, Split, write_dataset
-from quire.storage._shards import ShardReader
+from quire.storage._shard_reader import ShardReader
 from quire.typing import NdArray, float32
 from tests.data.streams import Sample, flat, numbers, streamed, together, written
 

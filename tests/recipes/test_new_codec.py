@@ -88,7 +88,7 @@ def test_damage_inside_of_a_compression_is_an_error_of_ours() -> None:
 def test_a_format_of_others_becomes_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from quire.storage import import_dataset
     from quire.storage.importers import _import
-    from quire.storage.importers._reading import ImportOptions, Reading, made_documents
+    from quire.storage.importers._source import ImportOptions, Reading, made_documents
 
     def read_points(source: Any, schema: type[Any] | None, options: ImportOptions) -> Reading:
         lines = Path(source).read_text().splitlines()

@@ -153,9 +153,11 @@ def test_batches_for_training_are_of_the_framework() -> None:
 
 @pytest.mark.needs("pyarrow")
 def test_shards_on_disk_give_the_framework_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from quire.storage import _tensors, open_dataset, write_dataset
+    from quire.storage import _tensor_codecs, open_dataset, write_dataset
 
-    monkeypatch.setattr(_tensors, "FRAMEWORKS", tuple(_registry._MODULES))  # as when quire is imported with the line
+    monkeypatch.setattr(
+        _tensor_codecs, "FRAMEWORKS", tuple(_registry._MODULES)
+    )  # as when quire is imported with the line
     docs = rows(5)
     write_dataset(docs, tmp_path / "rows")
     assert open_dataset(tmp_path / "rows", Row).read().unstack().identical(docs)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quire import BaseDocument, DocumentArray
 from quire.columns import Columns, StackOptions, stack
 from quire.storage._layout import Layout
-from quire.storage._rows import Rows
+from quire.storage._row_locations import Rows
 from quire.typing import NdArray, float32, uint8
 from tests.strategies import Branch, Color, Leaf, Tree, any_shapes, arrays, plain_values, seeds, tensors
 

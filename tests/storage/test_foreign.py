@@ -320,8 +320,8 @@ def test_large_row_groups_are_read_in_parts(tmp_path: Path) -> None:
 
 
 def test_a_made_class_of_another_process_is_not_taken_for_one_of_the_same_name() -> None:
-    from quire.storage._infer import class_from_arrow, loaded_class
     from quire.storage._layout import CLASS_KEY
+    from quire.storage._schema_conversion import class_from_arrow, loaded_class
 
     schema = pa.schema([pa.field("x", pa.int64()), pa.field("y", pa.string())])
     made = class_from_arrow(schema, "Made")

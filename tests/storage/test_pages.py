@@ -13,9 +13,9 @@ import pytest
 from quire import BaseDocument, DocumentArray
 from quire.errors import ShardError
 from quire.storage import open_dataset, write_dataset
-from quire.storage._briefs import Count, Head, TensorHead
 from quire.storage._memory import let_go
 from quire.storage._pages import Pages
+from quire.storage._previews import Count, Head, TensorHead
 from quire.typing import NdArray
 
 pytestmark = pytest.mark.needs("pyarrow")

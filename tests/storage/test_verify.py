@@ -38,6 +38,7 @@ from quire.storage import (
     write_dataset,
 )
 from quire.storage import _dataset as storage_dataset
+from quire.storage._arrow_codec import BinaryForm
 from quire.storage._block_table import (
     _TRAILER,
     BlockTable,
@@ -47,10 +48,9 @@ from quire.storage._block_table import (
     read_message_layout,
     reads_from,
 )
-from quire.storage._form import BinaryForm
 from quire.storage._manifest import decode_line, encode_line
 from quire.storage._pages import Pages
-from quire.storage._shards import read_table
+from quire.storage._shard_reader import read_table
 from quire.storage._verification import BlockCheck
 from quire.typing import NdArray, uint8
 from tests.codec.ways import exact

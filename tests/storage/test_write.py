@@ -24,7 +24,7 @@ from quire.errors import (
 )
 from quire.files import open_folder
 from quire.storage import DatasetWriter, WriteOptions, open_dataset, write_dataset
-from quire.storage._shards import block_rows
+from quire.storage._shard_reader import block_rows
 from quire.typing import NdArray, float32
 from tests.codec.ways import exact
 from tests.storage.shelf import Meta, Photo, photo, photos

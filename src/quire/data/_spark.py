@@ -21,7 +21,7 @@ from quire.data._tensorflow import Wanted
 from quire.document import BaseDocument
 from quire.errors import OptionError, StorageError
 from quire.files import scheme_of
-from quire.storage._infer import class_from_arrow
+from quire.storage._schema_conversion import class_from_arrow
 
 DocT = TypeVar("DocT", bound=BaseDocument)
 

@@ -16,7 +16,7 @@ from quire.document import BaseDocument
 from quire.errors import OptionError, SchemaError, did_you_mean
 from quire.files import RemoteOptions, open_folder, scheme_of
 from quire.storage._manifest import plain_files
-from quire.storage._shards import arrow_schema_of
+from quire.storage._shard_reader import arrow_schema_of
 
 Floats = Literal["float32", "float64"]
 _SHORT = {"float32": "float", "float64": "double"}

@@ -11,7 +11,7 @@ from quire.data._epoch import RowOrder, choose_block
 from quire.data._stream_options import StreamOptions
 from quire.errors import OptionError
 from quire.storage import StoredDataset
-from quire.storage._shards import Parts, shard_errors
+from quire.storage._shard_reader import Parts, shard_errors
 
 MiB = 1 << 20
 

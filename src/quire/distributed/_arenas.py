@@ -17,7 +17,7 @@ from quire.columns._columns import _SETTERS
 from quire.schema import Schema
 from quire.storage._layout import Layout
 from quire.storage._memory import _reused
-from quire.storage._tensors import TensorForm
+from quire.storage._tensor_codecs import TensorForm
 from quire.tensors import get_framework
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from quire.storage._write import rows_within
+from quire.storage._dataset_writer import rows_within
 
 CHUNK_BYTES = 16 << 20
 """About so many bytes of a partition are in the hands of a function at a time."""

@@ -16,11 +16,9 @@ from quire.distributed._arenas import Tensors, stack_around
 from quire.document import BaseDocument
 from quire.errors import DecodeError, OptionError
 from quire.schema import FieldKind, parse_path
-from quire.storage._foreign import conform_fields
-from quire.storage._infer import class_from_arrow, loaded_class
-from quire.storage._layout import CLASS_KEY, Layout
-from quire.storage._rows import Rows
-from quire.storage._select import Paths, chosen_paths
+from quire.storage._layout import CLASS_KEY, Layout, Paths, chosen_paths
+from quire.storage._row_locations import Rows
+from quire.storage._schema_conversion import class_from_arrow, conform_fields, loaded_class
 
 _RAGGED = StackOptions(shapes="ragged")
 _inferred: dict[tuple[bytes, str], type[Any]] = {}

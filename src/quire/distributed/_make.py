@@ -18,7 +18,7 @@ from quire.distributed._row_stages import AppendKeys, Conform
 from quire.document import BaseDocument
 from quire.errors import OptionError, SchemaError
 from quire.schema import FieldKind, parse_path
-from quire.storage._write import _typed, columns_in
+from quire.storage._dataset_writer import _typed, columns_in
 
 Grouping = Literal["none", "whole", "broken"]
 """Whether partitions hold all rows with equal keys, as after `partition_by`, and so go to functions as a whole.

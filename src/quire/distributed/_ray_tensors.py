@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from quire.errors import OptionError
-from quire.storage._form import DETAILS, EXTENSION
+from quire.storage._arrow_codec import DETAILS, EXTENSION
 
 _SHAPE = pa.list_(pa.field("item", pa.int64(), nullable=False))
 _RAGGED = pa.struct([pa.field("data", pa.binary()), pa.field("shape", _SHAPE)])

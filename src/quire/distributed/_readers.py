@@ -29,10 +29,10 @@ from quire.errors import DecodeError, OptionError, StorageError, StorageNotFound
 from quire.files import Folder, RemoteOptions, guess_type, shown
 from quire.storage import ReadOptions, Shard, ShardCache
 from quire.storage._dataset import shards_in, split_file
-from quire.storage._foreign import refuse_unknown_columns
 from quire.storage._manifest import SUFFIXES
-from quire.storage._shards import ShardReader, arrow_schema_of, block_rows, counted, partitions, shard_errors
-from quire.storage.importers._reading import local_file
+from quire.storage._schema_conversion import refuse_unknown_columns
+from quire.storage._shard_reader import ShardReader, arrow_schema_of, block_rows, counted, partitions, shard_errors
+from quire.storage.importers._source import local_file
 
 _FOOTERS = 16
 _CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz")

@@ -13,8 +13,16 @@ import pyarrow as pa
 
 from quire._optional import require
 from quire.errors import DecodeError
-from quire.storage._carried import FIELD_KEY, carried_schema, carrier, changed, field_from_text, field_to_text, is_list
-from quire.storage._form import mark_of
+from quire.storage._arrow_codec import mark_of
+from quire.storage._spark_types import (
+    FIELD_KEY,
+    carried_schema,
+    carrier,
+    changed,
+    field_from_text,
+    field_to_text,
+    is_list,
+)
 
 TENSOR_KEY = "tensor"
 __all__ = ["arrow_schema", "carried_schema", "from_spark", "spark_schema", "to_spark"]

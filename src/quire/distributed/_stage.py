@@ -27,7 +27,7 @@ from quire.distributed._layouts import DocumentLayout
 from quire.distributed._nulls import null_document
 from quire.document import BaseDocument
 from quire.errors import DocumentTypeError, OptionError, PartitionError
-from quire.storage._write import rows_within
+from quire.storage._dataset_writer import rows_within
 from quire.tensors import describe
 
 OnError = Literal["raise", "skip", "null"]

@@ -23,10 +23,10 @@ from quire.distributed._stage import PartitionStage
 from quire.errors import OptionError
 from quire.files import Folder, open_folder
 from quire.storage import Shard, WriteOptions
+from quire.storage._dataset_writer import DatasetWriter, _check_counted, _earlier, _replace_all
 from quire.storage._layout import Layout
 from quire.storage._manifest import Log, Manifest, encode_line
-from quire.storage._sink import parquet_packing
-from quire.storage._write import DatasetWriter, _check_counted, _earlier, _replace_all
+from quire.storage._shard_writer import parquet_packing
 
 REPORTS = pa.schema([pa.field("shards", pa.string(), nullable=False)])
 

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from quire.columns import ColumnStatistics
 from quire.storage import _needs as _needs
-from quire.storage._briefs import Count as Count
-from quire.storage._briefs import Head as Head
-from quire.storage._briefs import TensorHead as TensorHead
 from quire.storage._cache import ShardCache
 from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset
-from quire.storage._in_hand import load_parquet, save_parquet
-from quire.storage._in_hand import save_shard as save_shard
+from quire.storage._dataset_writer import DatasetWriter, WriteOptions, write_dataset
 from quire.storage._manifest import Shard
-from quire.storage._null_counts import null_counts as null_counts
 from quire.storage._pages import Pages as Pages
-from quire.storage._shards import Parts as Parts
-from quire.storage._shards import shard_errors as shard_errors
+from quire.storage._parquet_io import load_parquet, save_parquet
+from quire.storage._parquet_io import save_shard as save_shard
+from quire.storage._previews import Count as Count
+from quire.storage._previews import Head as Head
+from quire.storage._previews import TensorHead as TensorHead
+from quire.storage._shard_reader import Parts as Parts
+from quire.storage._shard_reader import shard_errors as shard_errors
 from quire.storage._statistics import column_statistics
-from quire.storage._tensors import has_mixed_tensors
+from quire.storage._statistics import null_counts as null_counts
+from quire.storage._tensor_codecs import has_mixed_tensors
 from quire.storage._verification import Verify as Verify
 from quire.storage._where import Split, Where
-from quire.storage._write import DatasetWriter, WriteOptions, write_dataset
 
 if TYPE_CHECKING:
     from quire.storage._huggingface import write_huggingface as write_huggingface

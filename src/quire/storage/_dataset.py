@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 import numpy as np
+import pyarrow as pa
 
 from quire._extra_fields import Extra, check_extra
 from quire._parametrize import ParametrizedMeta
@@ -27,23 +28,22 @@ from quire.files import Folder, RemoteOptions, open_folder, shown
 from quire.schema import parse_path
 from quire.storage._block_table import Pieces, count_regions
 from quire.storage._cache import ShardCache
-from quire.storage._foreign import refuse_unknown_columns
-from quire.storage._infer import class_of
-from quire.storage._layout import Layout, layout_fingerprint
+from quire.storage._layout import CLASS_KEY, Layout, chosen_paths, layout_fingerprint
 from quire.storage._locks import no_fork
 from quire.storage._manifest import SUFFIXES, Shard, plain_files, read_manifest
-from quire.storage._rows import Rows
-from quire.storage._select import chosen_paths
-from quire.storage._shards import (
+from quire.storage._range_index import Starts
+from quire.storage._row_locations import Rows
+from quire.storage._schema_conversion import class_from_arrow, loaded_class, refuse_unknown_columns
+from quire.storage._shard_reader import (
     Block,
     ShardReader,
     SpoiledCopyError,
     arrow_schema_of,
     counted,
+    partitions,
     shard_errors,
     stored_nulls,
 )
-from quire.storage._starts import Starts
 from quire.storage._verification import VerifiedBlocks, Verify, check_verify
 from quire.storage._where import Where, matching_rows
 from quire.tensors import Framework, describe
@@ -436,6 +436,20 @@ def shards_in(folder: Folder, file: str | None, options: ReadOptions) -> Sequenc
         return [Shard(file, -1, folder.size(file))]
     found = read_manifest(folder, options.remote)
     return found.shards if found.logs else plain_files(folder)
+
+
+def class_of(folder: Folder, shards: Sequence[Shard]) -> type[Any]:
+    """The class of the first shard: loaded, or made."""
+    if not shards:
+        raise StorageError(
+            f"{shown(folder.url)}: no shard is whole that could tell the class. Pass it: schema=Student."
+        )
+    schema = arrow_schema_of(folder, shards[0])
+    for key, value in partitions(shards[0].name).items():
+        if key not in schema.names:
+            schema = schema.append(pa.field(key, pa.int64() if isinstance(value, int) else pa.string()))
+    name = (schema.metadata or {}).get(CLASS_KEY, b"").decode()
+    return loaded_class(schema) or class_from_arrow(schema, name.rpartition(":")[2].rpartition(".")[2] or "Row")
 
 
 def split_file(url: str | os.PathLike[str], remote: RemoteOptions) -> tuple[Folder, str | None]:

@@ -20,8 +20,8 @@ from quire._protocols import is_array_type, is_document_type
 from quire.codec._json import to_json
 from quire.errors import EncodeError
 from quire.schema import Field, FieldKind, Schema
-from quire.storage._form import NumberForm
-from quire.storage._nested import has_list_form
+from quire.storage._arrow_codec import NumberForm
+from quire.storage._nested_codecs import has_list_form
 from quire.tensors import framework_of
 
 _ROWS = 1000

@@ -7,6 +7,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from enum import Flag
 from functools import cached_property
 from typing import Any, Literal
@@ -20,9 +21,19 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 from quire._class_registry import class_name
 from quire.columns import Columns
 from quire.errors import OptionError, SchemaError
-from quire.schema import Field, FieldKind, Schema
-from quire.storage._form import Form, MomentForm, NumberForm
-from quire.storage._nested import (
+from quire.schema import Field, FieldKind, FieldPath, Schema, parse_path
+from quire.storage._arrow_codec import (
+    BytesForm,
+    DatetimeForm,
+    EnumForm,
+    Form,
+    MomentForm,
+    NamedForm,
+    NumberForm,
+    TextForm,
+    ValueForm,
+)
+from quire.storage._nested_codecs import (
     PLACEHOLDER,
     DocumentForm,
     DocumentsForm,
@@ -31,10 +42,8 @@ from quire.storage._nested import (
     has_list_form,
     placeholder,
 )
-from quire.storage._objects import BytesForm, DatetimeForm, EnumForm, NamedForm, TextForm, ValueForm
-from quire.storage._rows import Addresses, Rows
-from quire.storage._select import Paths, chosen_schema, paths_below
-from quire.storage._tensors import ComplexForm, RaggedForm, TensorForm
+from quire.storage._row_locations import Addresses, Rows
+from quire.storage._tensor_codecs import ComplexForm, RaggedForm, TensorForm
 
 TensorStorage = Literal["fixed", "binary", "list"]
 """How tensors of one shape are stored: as bytes of one length, as bytes, or as nested lists."""
@@ -238,3 +247,35 @@ def json_schema(schema: Schema) -> str:
 def _described(schema: Any) -> str:
     fields = [(field.name, str(field.type), field.nullable, sorted((field.metadata or {}).items())) for field in schema]
     return repr(fields)
+
+
+Paths = Sequence[FieldPath] | None
+"""The paths of the fields that are read; None for all of them."""
+
+
+def chosen_paths(schema: Schema, columns: Iterable[str] | None) -> Paths:
+    """The paths that users write; one that is not there is an error."""
+    if columns is None:
+        return None
+    if isinstance(columns, str):
+        raise OptionError(f"columns is a list of paths, as in ['image', 'meta.source'], got {columns!r}.")
+    paths = [parse_path(path) for path in columns]
+    if not paths:
+        raise OptionError(f"columns=[] reads nothing: name fields of {schema.name}, or leave it out to read all.")
+    for path in paths:
+        schema.resolve(path)
+    return None if () in paths else paths
+
+
+def chosen_schema(schema: Schema, paths: Paths) -> Schema:
+    """The schema with the fields that paths begin with, in the order of the class."""
+    if paths is None:
+        return schema
+    names = {path[0] for path in paths}
+    return replace(schema, fields=tuple(field for field in schema.fields if field.name in names))
+
+
+def paths_below(name: str, paths: Paths) -> Paths:
+    """What is read of a nested document; all of it where its own path is named."""
+    below = None if paths is None else [path[1:] for path in paths if path[0] == name]
+    return None if below is None or () in below else below

@@ -20,12 +20,12 @@ import pyarrow.parquet as pq
 from quire.array import DocumentBatch
 from quire.columns import Columns, concat_columns
 from quire.schema import FieldPath
-from quire.storage._briefs import brief_columns
 from quire.storage._dataset import StoredDataset
+from quire.storage._layout import chosen_paths
 from quire.storage._memory import let_go
-from quire.storage._rows import Rows
-from quire.storage._select import chosen_paths
-from quire.storage._shards import empty_batch, shard_errors
+from quire.storage._previews import brief_columns
+from quire.storage._row_locations import Rows
+from quire.storage._shard_reader import empty_batch, shard_errors
 from quire.storage._where import Where, matching_rows
 from quire.tensors import get_framework
 

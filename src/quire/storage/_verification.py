@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from quire.errors import DecodeError, OptionError, ShardError
+from quire.storage._arrow_codec import Form
 from quire.storage._block_table import BlockTable, Pieces, count_nodes, digest_function
-from quire.storage._form import Form
 from quire.storage._memory import SharedMemory, read_ahead
-from quire.storage._nested import DocumentForm, DocumentsForm
+from quire.storage._nested_codecs import DocumentForm, DocumentsForm
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -19,14 +19,13 @@ from quire.array import Query, compile_filter, find_column
 from quire.columns import Columns
 from quire.errors import OptionError
 from quire.schema import FieldKind, FieldPath, join_path, parse_path
+from quire.storage._arrow_codec import Form, NumberForm, TextForm
 from quire.storage._block_table import checksum
 from quire.storage._cache import cache_key
-from quire.storage._form import Form, NumberForm
 from quire.storage._layout import Layout, json_schema, layout_fingerprint
 from quire.storage._manifest import Shard
-from quire.storage._nested import DocumentForm
-from quire.storage._objects import TextForm
-from quire.storage._shards import ShardReader
+from quire.storage._nested_codecs import DocumentForm
+from quire.storage._shard_reader import ShardReader
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,7 +18,7 @@ from quire.distributed.estimator._planned import nested
 from quire.document import BaseDocument
 from quire.errors import OptionError
 from quire.storage import StoredDataset, open_dataset
-from quire.storage._infer import findable
+from quire.storage._schema_conversion import findable
 from quire.tensors import DType, Shape
 
 Run = Callable[[Any], list[Outcome]]

@@ -13,11 +13,21 @@ from pydantic import Field as PydanticField
 from quire.array import DocumentBatch
 from quire.errors import DecodeError, OptionError, StorageError
 from quire.files import Folder, open_folder, shown
-from quire.storage._infer import HAS_NULLS
-from quire.storage._infer import _annotation as annotation_of
 from quire.storage._layout import Layout
-from quire.storage.importers._classes import class_name, document_class, field_names, tensor_annotation
-from quire.storage.importers._reading import BATCH_ROWS, ImportOptions, Reading, local_file, made_batch, told
+from quire.storage._schema_conversion import HAS_NULLS
+from quire.storage._schema_conversion import annotation_from_arrow as annotation_of
+from quire.storage.importers._source import (
+    BATCH_ROWS,
+    ImportOptions,
+    Reading,
+    class_name,
+    document_class,
+    field_names,
+    local_file,
+    made_batch,
+    tensor_annotation,
+    told,
+)
 
 INFO, STATE, SPLITS = "dataset_info.json", "state.json", "dataset_dict.json"
 _ENCODED = {"Image", "Audio", "Video", "Pdf"}

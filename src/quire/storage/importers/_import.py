@@ -11,9 +11,9 @@ from quire.display import track
 from quire.errors import OptionError, check_options, did_you_mean
 from quire.files import open_folder, shown
 from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset
-from quire.storage._write import DatasetWriter, WriteOptions, rows_of
+from quire.storage._dataset_writer import DatasetWriter, WriteOptions, rows_of
 from quire.storage.importers import _huggingface, _mds, _petastorm, _webdataset
-from quire.storage.importers._reading import ImportOptions, Reading
+from quire.storage.importers._source import ImportOptions, Reading
 
 ImportFormat = Literal["petastorm", "mds", "webdataset", "huggingface"]
 Importer = Callable[[Any, type[Any] | None, ImportOptions], Reading]

@@ -17,8 +17,17 @@ from quire.array import DocumentBatch
 from quire.errors import DecodeError, OptionError, StorageError
 from quire.files import Folder, open_folder, shown
 from quire.storage._layout import Layout
-from quire.storage.importers._classes import document_class, field_names, tensor_annotation
-from quire.storage.importers._reading import BATCH_ROWS, ImportOptions, Reading, local_file, made_batch, told
+from quire.storage.importers._source import (
+    BATCH_ROWS,
+    ImportOptions,
+    Reading,
+    document_class,
+    field_names,
+    local_file,
+    made_batch,
+    tensor_annotation,
+    told,
+)
 from quire.storage.importers._unpickle import Standing, TypeName, load_schema
 
 SCHEMA_KEY = b"dataset-toolkit.unischema.v1"

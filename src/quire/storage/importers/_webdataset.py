@@ -14,9 +14,23 @@ from pydantic_core import from_json as parse_json
 from quire.errors import DecodeError, OptionError, StorageError
 from quire.files import MAX_BYTES, Folder, open_folder, shown
 from quire.schema import Field, FieldKind
-from quire.storage.importers._cells import image_of, in_field, load_image, load_npy, load_npz, tensor_of
-from quire.storage.importers._classes import document_class, field_names, targets, tensor_annotation
-from quire.storage.importers._reading import ImportOptions, Reading, local_file, made_documents, told
+from quire.storage.importers._source import (
+    ImportOptions,
+    Reading,
+    document_class,
+    field_names,
+    image_of,
+    in_field,
+    load_image,
+    load_npy,
+    load_npz,
+    local_file,
+    made_documents,
+    targets,
+    tensor_annotation,
+    tensor_of,
+    told,
+)
 from quire.storage.importers._unpickle import load_value
 
 SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")

@@ -22,9 +22,8 @@ from quire.columns import (
 )
 from quire.errors import DecodeError, EncodeError
 from quire.schema import Field, FieldKind, Schema
-from quire.storage._form import Form, NumberForm, address_of, bitmap
-from quire.storage._objects import BytesForm, TextForm
-from quire.storage._rows import Rows
+from quire.storage._arrow_codec import BytesForm, Form, NumberForm, TextForm, address_of, bitmap
+from quire.storage._row_locations import Rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

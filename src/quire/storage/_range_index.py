@@ -9,6 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+
 _FEW = 8
 """Among so few, a comparison with each is faster than anything else."""
 _MOST_PASSES, _MOST_STEPS = 4, 16

@@ -31,11 +31,11 @@ from quire.errors import (
 )
 from quire.files import Folder, RemoteOptions, open_folder, shown
 from quire.schema import Schema
-from quire.storage._foreign import conform_fields
 from quire.storage._layout import Layout, TensorStorage
 from quire.storage._manifest import LOGS, SUFFIXES, Log, Manifest, Shard, read_manifest, strays, write_index, writer_of
-from quire.storage._shards import arrow_schema_of, recovered
-from quire.storage._sink import Format, ShardFile, parquet_packing
+from quire.storage._schema_conversion import conform_fields
+from quire.storage._shard_reader import arrow_schema_of, recovered
+from quire.storage._shard_writer import Format, ShardFile, parquet_packing
 from quire.tensors import describe
 
 DocT = TypeVar("DocT", bound=BaseDocument)

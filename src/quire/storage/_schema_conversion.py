@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+from pydantic import ConfigDict, create_model
+from pydantic.fields import FieldInfo
 
+from quire import _parametrize
+from quire._class_registry import find
 from quire._extra_fields import Extra, extra_rule
+from quire.array import DocumentArray
 from quire.codec import check_exact
 from quire.columns import Column, ObjectColumn, ScalarColumn, StackOptions, Validity, stack_values, validate_values
+from quire.document import BaseDocument, field_name
 from quire.errors import DecodeError, QuireError, StorageError, TensorError, did_you_mean
 from quire.media import decode_image
 from quire.schema import Field, FieldKind, Schema
-from quire.storage._form import Form, NumberForm, mark_of
+from quire.storage._arrow_codec import Form, NumberForm, mark_of
 from quire.storage._layout import CLASS_KEY
-from quire.storage._nested import DocumentForm, DocumentsForm
-from quire.tensors import cast_numbers, common_dtype, format_shape, get_framework
+from quire.storage._nested_codecs import PLACEHOLDER, DocumentForm, DocumentsForm
+from quire.tensors import DType, Shape, cast_numbers, common_dtype, format_shape, get_framework
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
 
 Arrays = list[pa.Array]
 _RAGGED = StackOptions(shapes="ragged")
@@ -405,3 +414,126 @@ def _from_bytes(field: Field, row: bytes, dtype: np.dtype[Any] | None, path: str
 def _compute() -> Any:
     """Arrow's functions, which take longer to import than quire's own files need to be opened."""
     return import_module("pyarrow.compute")
+
+
+_SIMPLE: tuple[tuple[Any, Any], ...] = (
+    (pa.types.is_boolean, bool),
+    (pa.types.is_integer, int),
+    (pa.types.is_floating, float),
+    (pa.types.is_string, str),
+    (pa.types.is_large_string, str),
+    (pa.types.is_binary, bytes),
+    (pa.types.is_large_binary, bytes),
+    (pa.types.is_fixed_size_binary, bytes),
+    (pa.types.is_date, date),
+    (pa.types.is_timestamp, datetime),
+    (pa.types.is_time, time),
+    (pa.types.is_duration, timedelta),
+    (pa.types.is_decimal, Decimal),
+)
+HAS_NULLS = {b"quire.has_nulls": b"true"}
+"""The metadata of an Arrow field whose data is known to have nulls: a list of such items is no tensor."""
+
+
+class Row(BaseDocument):
+    """A row of another writer, which has no id unless it says so."""
+
+    id: ClassVar[None] = None  # type: ignore[assignment,misc]
+
+
+def loaded_class(schema: Any) -> type[Any] | None:
+    """The class that an Arrow schema names, if it is loaded.
+
+    Classes that were made at run time have names of their own process only: in another process, the same name may be
+    that of a class with other fields, which is not meant.
+    """
+    name = (schema.metadata or {}).get(CLASS_KEY, b"").decode()
+    found = find(name, None) if name else None
+    if found is None or found.__module__ != _parametrize.__name__:
+        return found
+    columns = {info.alias or field for field, info in found.model_fields.items()}
+    return found if columns - {"id"} == set(schema.names) - {"id", PLACEHOLDER.name} else None
+
+
+def class_from_arrow(schema: Any, name: str, base: type[Any] | None = None) -> type[Any]:
+    """A document class with a field for each of an Arrow schema; a name that no field can have becomes an alias.
+
+    It has an id if the schema has one, or the base does.
+    """
+    fields: dict[str, Any] = {}
+    for field in schema:
+        if field.name == PLACEHOLDER.name:
+            continue
+        annotation = annotation_from_arrow(field, f"{name}_{field.name}")
+        own = field_name(field.name, fields)
+        details: dict[str, Any] = {} if own == field.name else {"alias": field.name}
+        default = FieldInfo(default=None, **details) if field.nullable else FieldInfo(**details)
+        fields[own] = (annotation | None if field.nullable else annotation, default)
+    config = ConfigDict(populate_by_name=True, protected_namespaces=())
+    base = base or (BaseDocument if "id" in fields else Row)
+    made: type[Any] = create_model(name, __base__=base, **fields)
+    made.model_config = {**made.model_config, **config}
+    made.model_rebuild(force=True)
+    return findable(made)
+
+
+def findable(made: type[Any]) -> type[Any]:
+    """A class that was made, so that pickle finds it again: in this process, and in those that are forked from it."""
+    made.__module__, made.__qualname__ = _parametrize.__name__, _parametrize.publish(made.__name__)
+    _parametrize.register(made)
+    return made
+
+
+def annotation_from_arrow(field: pa.Field, name: str) -> Any:
+    arrow_type = field.type.storage_type if isinstance(field.type, pa.ExtensionType) else field.type
+    kind, details = mark_of(field) or ("", None)
+    if kind in ("quire.tensor", "quire.ragged_tensor"):
+        return _tensor_annotation(details)
+    if kind == "quire.value":
+        return Any
+    if isinstance(field.type, pa.FixedShapeTensorType):
+        return Annotated[np.ndarray, Shape(*field.type.shape), DType(_dtype_name(field.type.value_type))]
+    return _plain_annotation(arrow_type, name)
+
+
+def _plain_annotation(arrow_type: pa.DataType, name: str) -> Any:
+    if pa.types.is_dictionary(arrow_type):
+        return _plain_annotation(arrow_type.value_type, name)
+    if pa.types.is_struct(arrow_type):
+        fields = [arrow_type.field(i) for i in range(arrow_type.num_fields)]
+        return datetime if [f.name for f in fields] == ["at", "zone"] else class_from_arrow(fields, name)
+    if pa.types.is_map(arrow_type):
+        return dict[_plain_annotation(arrow_type.key_type, name), Any]  # type: ignore[misc]
+    if _is_list(arrow_type):
+        return _list_annotation(arrow_type, name)
+    return next((tp for test, tp in _SIMPLE if test(arrow_type)), Any)
+
+
+def _list_annotation(arrow_type: pa.DataType, name: str) -> Any:
+    """Documents, a tensor of numbers, or a list of something else."""
+    if pa.types.is_struct(arrow_type.value_type):
+        return DocumentArray[_plain_annotation(arrow_type.value_type, name)]  # type: ignore[misc]
+    inner, sizes = arrow_type, []
+    while _is_list(inner):
+        if inner.value_field.metadata == HAS_NULLS:
+            item = arrow_type.value_field
+            annotation = annotation_from_arrow(item, name)
+            return list[annotation | None if item.metadata == HAS_NULLS else annotation]  # type: ignore[misc]
+        sizes.append(inner.list_size if pa.types.is_fixed_size_list(inner) else ...)
+        inner = inner.value_type
+    if not (pa.types.is_integer(inner) or pa.types.is_floating(inner) or pa.types.is_boolean(inner)):
+        return list[_plain_annotation(arrow_type.value_type, name)]  # type: ignore[misc]
+    if ... in sizes:
+        return Annotated[np.ndarray, DType(_dtype_name(inner))]
+    return Annotated[np.ndarray, Shape(*sizes), DType(_dtype_name(inner))]
+
+
+def _dtype_name(arrow_type: pa.DataType) -> str:
+    return str(np.dtype(arrow_type.to_pandas_dtype()).name)
+
+
+def _tensor_annotation(details: Any) -> Any:
+    shape, dtype = details.get("shape"), details.get("dtype")
+    if shape is None:
+        return np.ndarray if dtype is None else Annotated[np.ndarray, DType(dtype)]
+    return Annotated[np.ndarray, Shape(*shape), DType(dtype)]

@@ -14,11 +14,21 @@ from quire.codec._tensors import plain_array
 from quire.columns import Column, ObjectColumn, RaggedColumn, TensorColumn, Validity, validity_of
 from quire.errors import CodecError, DecodeError, TensorError
 from quire.schema import Field, FieldKind
-from quire.storage._form import DETAILS, EXTENSION, Form, address_of, bitmap, cleared, masked
+from quire.storage._arrow_codec import (
+    DETAILS,
+    EXTENSION,
+    BytesForm,
+    Form,
+    TextForm,
+    ValueForm,
+    address_of,
+    bitmap,
+    cleared,
+    masked,
+)
 from quire.storage._memory import read_ahead
-from quire.storage._nested import ListForm
-from quire.storage._objects import BytesForm, TextForm, ValueForm
-from quire.storage._rows import Rows
+from quire.storage._nested_codecs import ListForm
+from quire.storage._row_locations import Rows
 from quire.tensors import (
     FRAMEWORKS,
     Framework,
@@ -31,6 +41,7 @@ from quire.tensors import (
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
 
 _LARGE = 2048
 

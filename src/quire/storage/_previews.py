@@ -10,14 +10,14 @@ import numpy as np
 
 from quire.columns import Validity
 from quire.schema import FieldPath
-from quire.storage._form import BinaryForm, Form, masked
-from quire.storage._nested import DocumentForm, DocumentsForm, ListForm
-from quire.storage._objects import BytesForm, TextForm, ValueForm
-from quire.storage._rows import Rows
-from quire.storage._tensors import ComplexForm, RaggedForm, TensorForm
+from quire.storage._arrow_codec import BinaryForm, BytesForm, Form, TextForm, ValueForm, masked
+from quire.storage._nested_codecs import DocumentForm, DocumentsForm, ListForm
+from quire.storage._row_locations import Rows
+from quire.storage._tensor_codecs import ComplexForm, RaggedForm, TensorForm
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
 
 _VECTOR = 4096
 """Tensors of so many elements are shown with their values."""

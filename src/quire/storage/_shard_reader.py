@@ -20,6 +20,7 @@ from quire.columns import Columns
 from quire.errors import DecodeError, ShardError, StorageError, StorageNotFoundError
 from quire.files import Folder, shown
 from quire.schema import Schema
+from quire.storage._arrow_codec import Form
 from quire.storage._block_table import (
     BlockTable,
     checksum,
@@ -30,16 +31,15 @@ from quire.storage._block_table import (
     reads_from,
 )
 from quire.storage._cache import ShardCache, cache_key
-from quire.storage._carried import told_batch, told_schema
-from quire.storage._foreign import conform_fields, fits, stored_names
-from quire.storage._form import Form
 from quire.storage._layout import FINGERPRINT_KEY, Layout, json_schema, layout_fingerprint
 from quire.storage._manifest import Shard
 from quire.storage._memory import at_random, map_file, read_ahead
-from quire.storage._nested import DocumentForm
-from quire.storage._rows import Rows
-from quire.storage._sink import BlockFile
-from quire.storage._tensors import TensorForm
+from quire.storage._nested_codecs import DocumentForm
+from quire.storage._row_locations import Rows
+from quire.storage._schema_conversion import conform_fields, fits, stored_names
+from quire.storage._shard_writer import BlockFile
+from quire.storage._spark_types import told_batch, told_schema
+from quire.storage._tensor_codecs import TensorForm
 from quire.storage._verification import BlockCheck, Verify, layout_nodes
 
 _ROWS, _BYTES = 8192, 16 << 20

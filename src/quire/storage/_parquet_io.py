@@ -9,9 +9,9 @@ from quire.document import BaseDocument
 from quire.errors import OptionError, check_options
 from quire.files import open_folder
 from quire.storage._dataset import open_dataset
+from quire.storage._dataset_writer import WriteOptions, columns_in, rows_within, write_dataset
 from quire.storage._layout import Layout
-from quire.storage._sink import ShardFile, parquet_packing
-from quire.storage._write import WriteOptions, columns_in, rows_within, write_dataset
+from quire.storage._shard_writer import ShardFile, parquet_packing
 
 
 def save_parquet(data: Any, document_type: type[Any], path: str | os.PathLike[str], **more: Any) -> None:
