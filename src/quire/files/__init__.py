@@ -1,17 +1,26 @@
 """Files: opened by path or given as objects, read by address, and written so that a crash leaves the old or the new."""
 
-from quire.files._data_uris import data_uri_type, read_data_uri, to_data_uri
 from quire.files._fetch import RETRIES, Fetching, allowed_schemes, fetch
 from quire.files._find import Patterns, find_files, thin_out
 from quire.files._folder import Entry, Folder
-from quire.files._limits import MAX_BYTES, TIMEOUT, Limits, shown, too_large
 from quire.files._open import Source, Target, open_source, open_target
-from quire.files._receive import receive
 from quire.files._remote import open_folder
 from quire.files._retry import RemoteOptions
 from quire.files._seekable import open_seekable
-from quire.files._send import Kept, Pieces, in_pieces, send
-from quire.files._uris import guess_type, read_uri, scheme_of
+from quire.files._transfer import Kept, Pieces, in_pieces, receive, send
+from quire.files._uris import (
+    MAX_BYTES,
+    TIMEOUT,
+    Limits,
+    data_uri_type,
+    guess_type,
+    read_data_uri,
+    read_uri,
+    scheme_of,
+    shown,
+    to_data_uri,
+    too_large,
+)
 
 __all__ = [
     "MAX_BYTES",

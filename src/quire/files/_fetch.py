@@ -10,11 +10,10 @@ from functools import partial
 from typing import Any
 
 from quire.errors import OptionError, StorageError, StorageNotFoundError, UriError, UriNotFoundError, UriTimeoutError
-from quire.files._limits import MAX_BYTES, TIMEOUT, Limits, shown, too_large
 from quire.files._remote import RemoteFolder
 from quire.files._retry import _FIRST_PAUSE, _LONGEST_PAUSE, _PASSING_STATUS, RemoteOptions, _chance
-from quire.files._send import place_of
-from quire.files._uris import read_uri, scheme_of
+from quire.files._transfer import place_of
+from quire.files._uris import MAX_BYTES, TIMEOUT, Limits, read_uri, scheme_of, shown, too_large
 
 RETRIES = 2
 """How often a download that failed is tried again, unless told otherwise."""

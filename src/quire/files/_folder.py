@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from quire.errors import OptionError, StorageError, StorageNotFoundError
-from quire.files._limits import shown
 from quire.files._open import _sync_folder, open_target
+from quire.files._uris import shown
 
 if sys.platform != "win32":
     import fcntl

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from quire._installation import install_command
 from quire.errors import MissingDependencyError, OptionError, StorageError, StorageNotFoundError
-from quire.files._limits import shown
+from quire.files._uris import shown
 
 T = TypeVar("T")
 

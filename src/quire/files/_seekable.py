@@ -13,12 +13,10 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from typing_extensions import Unpack
 
 from quire.errors import StorageError, UriError, UriNotFoundError
-from quire.files._data_uris import read_data_uri
 from quire.files._fetch import FOREVER, RETRIES, Fetching, allowed_schemes, is_plain, may_pass
-from quire.files._fsspec import Connection, require_fsspec
-from quire.files._limits import MAX_BYTES, TIMEOUT, shown, too_large
-from quire.files._send import place_of
-from quire.files._uris import local_path, scheme_of
+from quire.files._remote import Connection, require_fsspec
+from quire.files._transfer import place_of
+from quire.files._uris import MAX_BYTES, TIMEOUT, local_path, read_data_uri, scheme_of, shown, too_large
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse

@@ -1,20 +1,87 @@
-"""The bytes behind an address: a path, file://, http(s):// or data:, within limits of size and time."""
+"""Addresses: schemes, local paths, media types, data URIs, and the bytes behind an address."""
 
 from __future__ import annotations
 
+import binascii
 import importlib
 import os
 import re
 import stat
+from base64 import b64decode, b64encode
 from functools import cache
 from mimetypes import MimeTypes
 from pathlib import Path
 from typing import IO
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote_from_bytes, unquote, unquote_to_bytes, urlsplit
+
+from typing_extensions import TypedDict
 
 from quire.errors import UriError, UriNotFoundError
-from quire.files._data_uris import data_uri_type, read_data_uri
-from quire.files._limits import MAX_BYTES, TIMEOUT, shown, too_large
+
+MAX_BYTES = 1 << 30
+"""The most that is read from one address, unless told otherwise: 1 GiB."""
+TIMEOUT = 60.0
+"""The seconds that a download may take, unless told otherwise."""
+
+_PASSWORD = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://)[^/?#]*@")
+
+
+class Limits(TypedDict, total=False):
+    """What reading from an address may take: `timeout` in seconds (None for any), and `max_bytes`."""
+
+    timeout: float | None
+    max_bytes: int
+
+
+def shown(uri: str) -> str:
+    """An address as messages show it: without a password, and a long one is cut."""
+    plain = _PASSWORD.sub(r"\1...@", uri)
+    return plain if len(plain) <= 200 else f"{plain[:80]}... ({len(uri):,} characters)"
+
+
+def too_large(uri: str, found: str, max_bytes: int) -> UriError:
+    """The error of an address that holds more than may be read."""
+    return UriError(f"{shown(uri)}: {found}, and the limit is {max_bytes:,} bytes. Pass a larger max_bytes to read it.")
+
+
+def to_data_uri(content: bytes, mime_type: str, *, charset: str | None = None, base64: bool = False) -> str:
+    """Bytes as a data URI, in base64 or with percent signs."""
+    head = mime_type if charset is None else f"{mime_type};charset={charset}"
+    if base64:
+        return f"data:{head};base64,{b64encode(content).decode()}"
+    return f"data:{head},{quote_from_bytes(content)}"
+
+
+def read_data_uri(uri: str, max_bytes: int) -> bytes:
+    """The bytes in a data URI."""
+    head, data = _parts(uri)
+    content = unquote_to_bytes(data)
+    if head.lower().endswith(";base64"):
+        content = _from_base64(uri, content)
+    if len(content) > max_bytes:
+        raise too_large(uri, f"the data has {len(content):,} bytes", max_bytes)
+    return content
+
+
+def data_uri_type(uri: str) -> str:
+    """The media type that a data URI tells; text/plain if it tells none."""
+    return _parts(uri)[0].partition(";")[0].strip().lower() or "text/plain"
+
+
+def _parts(uri: str) -> tuple[str, str]:
+    head, comma, data = uri[len("data:") :].partition(",")
+    if not comma:
+        raise UriError(f"{shown(uri)}: a data URI has a comma before its data: data:text/plain,hello.")
+    return head.rstrip(), data
+
+
+def _from_base64(uri: str, data: bytes) -> bytes:
+    packed = b"".join(data.split())
+    try:
+        return b64decode(packed + b"=" * (-len(packed) % 4), validate=True)
+    except binascii.Error as error:
+        raise UriError(f"{shown(uri)}: the data is not base64 ({error}).") from error
+
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")  # of two letters and more: C:\ is a drive
 _DRIVE = re.compile(r"/[A-Za-z]:")

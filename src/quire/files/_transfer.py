@@ -1,4 +1,4 @@
-"""Files written to any address while they are made: all of a file is there in the end, or nothing."""
+"""Upload and download of one file while it is produced or read."""
 
 from __future__ import annotations
 
@@ -6,22 +6,80 @@ import importlib
 import os
 import tempfile
 import threading
+import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
-from quire.errors import StorageError
+from quire.errors import StorageError, StorageNotFoundError
 from quire.files._folder import LocalFolder
-from quire.files._fsspec import Connection, require_fsspec
-from quire.files._handover import GivenUpError, Handover
-from quire.files._limits import shown
-from quire.files._remote import _LAST_WORDS, _OBJECT_STORES
+from quire.files._remote import _LAST_WORDS, _OBJECT_STORES, Connection, RemoteFolder, require_fsspec
 from quire.files._retry import _SLOWEST, Errand, RemoteOptions, too_slow
-from quire.files._uris import local_path, scheme_of
+from quire.files._uris import local_path, scheme_of, shown
+
+
+class GivenUpError(Exception):
+    """The other side has given up, and wants no more or has no more."""
+
+
+class Handover:
+    """Pieces of bytes, in order; no more than `room` bytes, or one piece, wait to be taken."""
+
+    def __init__(self, room: int) -> None:
+        self._room, self._size = room, 0
+        self._pieces: deque[Any] = deque()
+        self._changed = threading.Condition()
+        self._ended = self._given_up = False
+        self._error: BaseException | None = None
+
+    def put(self, piece: Any, seconds: float | None = None) -> None:
+        """Hand over a piece, as soon as there is room; if there is none in time, the other side hangs."""
+        until = None if seconds is None else time.monotonic() + seconds
+        with self._changed:
+            while self._pieces and self._size + len(piece) > self._room and not self._given_up:
+                left = None if until is None else until - time.monotonic()
+                if left is not None and seconds is not None and left <= 0:
+                    raise too_slow(seconds)
+                self._changed.wait(left)
+            if self._given_up:
+                raise GivenUpError
+            self._pieces.append(piece)
+            self._size += len(piece)
+            self._changed.notify_all()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """There are no more pieces; with an error, it is raised behind the last."""
+        with self._changed:
+            self._ended, self._error = True, error
+            self._changed.notify_all()
+
+    def give_up(self) -> None:
+        """Leave: whoever hands over or takes is told so, and what waits is forgotten."""
+        with self._changed:
+            self._given_up = True
+            self._pieces.clear()
+            self._changed.notify_all()
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pieces or self._ended or self._given_up)
+                if self._given_up:
+                    raise GivenUpError
+                if not self._pieces:
+                    break
+                piece = self._pieces.popleft()
+                self._size -= len(piece)
+                self._changed.notify_all()
+            yield piece
+        if self._error is not None:
+            raise self._error
+
 
 Pieces = Generator[Any, None, None]
 Way = Callable[[Iterable[Any]], None]
@@ -188,7 +246,7 @@ def local_file(url: str) -> Path:
 
 def web(url: str, options: RemoteOptions) -> Any:
     """Requests to an address of http, whose modules take as long to import as all of quire."""
-    return importlib.import_module("quire.files._web").Web(url, options)
+    return importlib.import_module("quire.files._http").Web(url, options)
 
 
 def _way_to(url: str, options: RemoteOptions) -> tuple[Way, RemoteOptions]:
@@ -239,3 +297,76 @@ def _to_part(connection: Connection, name: str, seconds: float, pieces: Iterable
         with suppress(Exception):
             connection.within(_LAST_WORDS).ask("rm_file", attempt.path(part))
         raise
+
+
+_AHEAD = 32 << 20
+"""The bytes that are read ahead, at most, or one part of a file."""
+
+
+@contextmanager
+def receive(url: str, options: RemoteOptions) -> Iterator[IO[bytes]]:
+    """The file at an address. What is far is read in a thread, ahead of the reader, who cannot seek in it."""
+    if is_local(url):
+        with _open_local(url) as file:
+            yield file
+        return
+    handover = Handover(_AHEAD)
+    receiver = threading.Thread(target=_run, args=(url, options, handover), daemon=True, name="quire-receive")
+    receiver.start()
+    try:
+        yield cast("IO[bytes]", _Reader(iter(handover)))
+    finally:
+        handover.give_up()
+        receiver.join(_LAST_WORDS)
+
+
+def _open_local(url: str) -> IO[bytes]:
+    path = local_file(url)
+    try:
+        return path.open("rb")
+    except FileNotFoundError as error:
+        raise StorageNotFoundError(f"{path}: there is no such file.") from error
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}.") from error
+
+
+def _run(url: str, options: RemoteOptions, handover: Handover) -> None:
+    error: BaseException | None = None
+    try:
+        with closing(_pieces(url, options)) as pieces:
+            for piece in pieces:
+                handover.put(piece)
+    except GivenUpError:
+        pass
+    except BaseException as found:  # noqa: BLE001 - it is raised where the file is read
+        error = found
+    handover.end(error)
+
+
+def _pieces(url: str, options: RemoteOptions) -> Any:
+    if scheme_of(url) in ("http", "https"):
+        return web(url, options).get()
+    place = place_of(url)
+    return RemoteFolder(place.folder, options).parts(place.name)
+
+
+class _Reader:
+    """Pieces as a file that is read from the start to the end."""
+
+    def __init__(self, pieces: Iterator[Any]) -> None:
+        self._pieces, self._rest = pieces, memoryview(b"")
+
+    def read(self, size: int = -1) -> bytes:
+        """So many bytes, or fewer at the end; all of them, unless told how many."""
+        parts: list[Any] = []
+        missing = size if size >= 0 else 1 << 62
+        while missing:
+            if not self._rest:
+                with suppress(StopIteration):
+                    self._rest = memoryview(next(self._pieces))
+            if not self._rest:
+                break
+            part, self._rest = self._rest[:missing], self._rest[missing:]
+            parts.append(part)
+            missing -= len(part)
+        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
