@@ -67,7 +67,7 @@ def test_runs_that_cross_record_batches_are_read_whole(folder: Path, monkeypatch
 
     monkeypatch.setattr("quire.storage._tensor_codecs.read_ahead", note)
     dataset.read_ahead(np.array([0, 120, 2_000]), np.array([10, 140, 2_010]))
-    data = dataset.layout.forms[2]
+    data = dataset.layout.codecs[2]
     rows = dataset._located(np.r_[0:10, 120:140, 2_000:2_010])
     assert pages == set((rows.part(data.first + 1) + rows.places * WIDTH).tolist())
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.distributed._chain import Chain
-from quire.distributed._spark_types import arrow_schema, carried_schema, from_spark, spark_schema, to_spark
+from quire.distributed._spark_types import arrow_schema, spark_arrow_schema, from_spark, spark_schema, to_spark
 from quire.distributed._spark_work import Work
 from quire.errors import DecodeError
 
@@ -68,7 +68,7 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
 @given(batches(), st.integers(0, 6), st.integers(0, 6))
 def test_every_type_comes_back(batch: pa.RecordBatch, start: int, length: int) -> None:
     part = batch.slice(min(start, len(batch)), length)
-    carried = to_spark(part, carried_schema(batch.schema))
+    carried = to_spark(part, spark_arrow_schema(batch.schema))
     carried.validate(full=True)
     back = from_spark(carried, batch.schema)
     back.validate(full=True)
@@ -105,7 +105,7 @@ def test_tensors_are_not_copied() -> None:
     batch = pa.RecordBatch.from_arrays(
         [pa.Array.from_buffers(pa.binary(4), 10, [None, data])], schema=pa.schema([TENSOR])
     )
-    carried = to_spark(batch, carried_schema(batch.schema))
+    carried = to_spark(batch, spark_arrow_schema(batch.schema))
     assert carried.column(0).buffers()[2].address == data.address
     assert from_spark(carried, batch.schema).column(0).buffers()[1].address == data.address
 
@@ -125,14 +125,14 @@ def test_a_column_that_is_not_there_is_an_error() -> None:
 def test_moments_with_a_zone_are_the_same_moments() -> None:
     moments = pa.array([datetime(2024, 5, 1, 12, tzinfo=timezone.utc)], pa.timestamp("ms", "Europe/Paris"))
     batch = pa.RecordBatch.from_arrays([moments], names=["at"])
-    carried = to_spark(batch, carried_schema(batch.schema))
+    carried = to_spark(batch, spark_arrow_schema(batch.schema))
     assert carried.column(0).type == pa.timestamp("us", "UTC")
     assert from_spark(carried, batch.schema).equals(batch)
 
 
 def test_times_are_numbers() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([time(0, 0, 1), None], pa.time64("us"))], names=["at"])
-    assert to_spark(batch, carried_schema(batch.schema)).column(0).to_pylist() == [1_000_000, None]
+    assert to_spark(batch, spark_arrow_schema(batch.schema)).column(0).to_pylist() == [1_000_000, None]
 
 
 def test_work_freezes_imported_objects_for_the_garbage_collector() -> None:

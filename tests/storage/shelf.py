@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quire import BaseDocument, DocumentArray
 from quire.columns import Columns, StackOptions, stack
 from quire.storage._layout import Layout
-from quire.storage._row_locations import Rows
+from quire.storage._row_locations import RowLocations
 from quire.typing import NdArray, float32, uint8
 from tests.strategies import Branch, Color, Leaf, Tree, any_shapes, arrays, plain_values, seeds, tensors
 
@@ -125,4 +125,4 @@ def gathered(layout: Layout, batches: list[pa.RecordBatch], rows: list[int]) -> 
     for batch in batches:
         addresses.add(layout.locate(batch), batch)
     chosen = np.array([places[row] for row in rows], np.int64).reshape(-1, 2)
-    return layout.gather(Rows(addresses, chosen[:, 0].copy(), chosen[:, 1].copy())).documents()
+    return layout.gather(RowLocations(addresses, chosen[:, 0].copy(), chosen[:, 1].copy())).documents()

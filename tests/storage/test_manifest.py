@@ -19,8 +19,8 @@ from quire.storage._manifest import (
     _log_names,
     decode_line,
     encode_line,
+    list_plain_files,
     logs_folder,
-    plain_files,
     read_manifest,
     strays,
     write_index,
@@ -372,13 +372,13 @@ def test_lines_of_format_1_that_are_no_objects_are_left_out(folder: Folder) -> N
 def test_plain_files_are_shards_of_unknown_rows(tmp_path: Path, folder: Folder) -> None:
     for name, size in (("b.parquet", 3), ("a.arrow", 2), ("c.txt", 1)):
         (tmp_path / name).write_bytes(bytes(size))
-    assert plain_files(folder) == [Shard("a.arrow", -1, 2), Shard("b.parquet", -1, 3)]
+    assert list_plain_files(folder) == [Shard("a.arrow", -1, 2), Shard("b.parquet", -1, 3)]
 
 
 def test_a_folder_without_files_is_no_dataset(tmp_path: Path, folder: Folder) -> None:
     (tmp_path / "c.txt").touch()
     with pytest.raises(StorageNotFoundError, match="no file that ends with .parquet or .arrow"):
-        plain_files(folder)
+        list_plain_files(folder)
 
 
 def test_strays_are_grouped_by_their_writer(tmp_path: Path, folder: Folder) -> None:

@@ -13,9 +13,9 @@ import pytest
 from quire import BaseDocument, DocumentArray
 from quire.errors import ShardError
 from quire.storage import open_dataset, write_dataset
-from quire.storage._memory import let_go
+from quire.storage._memory import drop_mapped_pages
 from quire.storage._pages import Pages
-from quire.storage._previews import Count, Head, TensorHead
+from quire.storage._previews import BytesPreview, ItemCount, TensorPreview
 from quire.typing import NdArray
 
 pytestmark = pytest.mark.needs("pyarrow")
@@ -126,15 +126,15 @@ def test_a_brief_row_tells_sizes_and_beginnings(stored: Any, pages: Pages) -> No
 
 def check_brief(brief: dict[tuple[str, ...], Any], page: Page, head: int) -> None:
     text = page.text.encode()
-    assert brief["text",] == Head(text[:head], len(text))
-    assert brief["blob",] == (None if page.blob is None else Head(page.blob[:head], len(page.blob)))
+    assert brief["text",] == BytesPreview(text[:head], len(text))
+    assert brief["blob",] == (None if page.blob is None else BytesPreview(page.blob[:head], len(page.blob)))
     assert (brief["number",], brief["score",]) == (page.number, page.score)
-    assert brief["image",] == TensorHead((8, 8, 3), "uint8")
+    assert brief["image",] == TensorPreview((8, 8, 3), "uint8")
     assert brief["vector",].values.tolist() == page.vector.tolist()
-    assert brief["authors",] == Count(len(page.authors))
-    assert brief["tags",] == (Count(len(page.tags)) if len(page.tags) > 64 else page.tags)
+    assert brief["authors",] == ItemCount(len(page.authors))
+    assert brief["tags",] == (ItemCount(len(page.tags)) if len(page.tags) > 64 else page.tags)
     name = None if page.author is None or page.author.name is None else page.author.name.encode()
-    assert brief["author", "name"] == (None if name is None else Head(name[:head], len(name)))
+    assert brief["author", "name"] == (None if name is None else BytesPreview(name[:head], len(name)))
     if page.samples is None:
         assert brief["samples",] is None
     else:
@@ -220,7 +220,7 @@ def test_what_is_let_go_of_leaves_memory_and_can_be_read_again(tmp_path: Path) -
     pages = Pages(open_dataset(tmp_path / "rows", Page))
     before = list(pages.take(np.arange(400)))
     assert in_memory(tmp_path) > 0
-    let_go()
+    drop_mapped_pages()
     assert in_memory(tmp_path) == 0
     assert list(pages.take(np.arange(400))) == before
     assert in_memory(tmp_path) > 0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.storage._range_index import Starts
+from quire.storage._range_index import RangeIndex
 from tests.strategies import laws
 
 pytestmark = pytest.mark.needs("pyarrow")
@@ -21,7 +21,7 @@ any_lengths = st.lists(st.integers(0, 5) | st.integers(0, 3000), min_size=1, max
 def test_a_row_is_in_the_last_range_that_begins_before_it(lengths: list[int], seed: int, count: int) -> None:
     starts, end = np.cumsum([0, *lengths[:-1]]), sum(lengths)
     rows = np.random.default_rng(seed).integers(0, end, count)
-    ranges = Starts(starts, end)
+    ranges = RangeIndex(starts, end)
     expected = np.searchsorted(starts, rows, side="right") - 1
     assert np.array_equal(ranges.find(rows), expected)
     assert np.array_equal(ranges.find(rows[:1]), expected[:1])
@@ -31,7 +31,7 @@ def test_a_row_is_in_the_last_range_that_begins_before_it(lengths: list[int], se
 
 def test_ranges_of_like_lengths_have_a_table() -> None:
     lengths = [2000] * 40 + [3] + [2000] * 40 + [7]
-    ranges = Starts(np.cumsum([0, *lengths[:-1]]), sum(lengths))
+    ranges = RangeIndex(np.cumsum([0, *lengths[:-1]]), sum(lengths))
     ranges.find(np.arange(5))
     assert ranges._table is None  # a few rows do not pay for it
     ranges.find(np.arange(sum(lengths)))
@@ -44,6 +44,6 @@ def test_ranges_of_like_lengths_have_a_table() -> None:
     "lengths", [[1_000_000, *[1] * 40], [*[1] * 40, 10_000, *[5000] * 60]], ids=["steps", "starts"]
 )
 def test_ranges_of_unlike_lengths_have_none(lengths: list[int]) -> None:
-    ranges = Starts(np.cumsum([0, *lengths[:-1]]), sum(lengths))
+    ranges = RangeIndex(np.cumsum([0, *lengths[:-1]]), sum(lengths))
     ranges.find(np.arange(sum(lengths)))
     assert ranges._table is None

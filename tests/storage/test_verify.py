@@ -31,14 +31,14 @@ from quire.storage import (
     StoredDataset,
     _block_table,
     _memory,
-    _rows,
-    _tensors,
+    _row_locations,
+    _tensor_codecs,
     column_statistics,
     open_dataset,
     write_dataset,
 )
 from quire.storage import _dataset as storage_dataset
-from quire.storage._arrow_codec import BinaryForm
+from quire.storage._arrow_codec import BinaryCodec
 from quire.storage._block_table import (
     _TRAILER,
     BlockTable,
@@ -398,9 +398,9 @@ def test_worker_processes_share_the_pieces_that_were_verified(samples: Path) -> 
 
 def test_pieces_are_asked_for_all_at_once(samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(_rows, "read_ahead", lambda addresses, _: asked.append(len(addresses)))
+    monkeypatch.setattr(_row_locations, "read_ahead", lambda addresses, _: asked.append(len(addresses)))
     monkeypatch.setattr(storage_dataset, "_LARGE", 1)
-    monkeypatch.setattr(_tensors, "_LARGE", 1)
+    monkeypatch.setattr(_tensor_codecs, "_LARGE", 1)
     dataset = open_dataset(samples, Sample, columns=["maybe", "number"])
     for _ in range(2):
         assert dataset[[3, 50, 150]].number.tolist() == [3, 50, 150]
@@ -467,7 +467,7 @@ def test_text_that_is_not_utf8_is_a_shard_error_when_it_is_read(tmp_path: Path, 
 
 
 def test_a_row_that_begins_in_the_middle_of_a_character_is_found() -> None:
-    form = BinaryForm(Row.document_schema().fields[2], "Row.s", pa.string())
+    form = BinaryCodec(Row.document_schema().fields[2], "Row.s", pa.string())
     content, cut = "aéb".encode(), np.array([0, 2, 4])
     with pytest.raises(Exception, match="not UTF-8"):
         form.check_utf8(content, cut, None)
@@ -476,7 +476,7 @@ def test_a_row_that_begins_in_the_middle_of_a_character_is_found() -> None:
 
 
 def test_text_that_is_not_utf8_is_not_written() -> None:
-    form = BinaryForm(Row.document_schema().fields[2], "Row.s", pa.string())
+    form = BinaryCodec(Row.document_schema().fields[2], "Row.s", pa.string())
     with pytest.raises(EncodeError, match="Row.s.*UTF-8"):
         form.from_packed(b"\xff", np.array([0, 1]), None)
 

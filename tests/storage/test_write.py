@@ -24,7 +24,7 @@ from quire.errors import (
 )
 from quire.files import open_folder
 from quire.storage import DatasetWriter, WriteOptions, open_dataset, write_dataset
-from quire.storage._shard_reader import block_rows
+from quire.storage._shard_reader import read_block_rows
 from quire.typing import NdArray, float32
 from tests.codec.ways import exact
 from tests.storage.shelf import Meta, Photo, photo, photos
@@ -138,7 +138,7 @@ def test_row_groups_and_shards_have_about_the_size_that_is_asked_for(tmp_path: P
     sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
     assert all((2 << 20) <= size <= (5 << 20) for size in sizes)
     assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [
-        *block_rows(open_folder(tmp_path), shards[0])
+        *read_block_rows(open_folder(tmp_path), shards[0])
     ]
     assert shards[0].blocks == metadata.num_row_groups
 
@@ -148,7 +148,7 @@ def test_one_large_batch_is_cut_into_row_groups(tmp_path: Path) -> None:
     write_dataset(batch, tmp_path, group_bytes=1 << 18, shard_bytes=2 << 20)
     shards = open_dataset(tmp_path, Wide).shards
     assert len(shards) == 3
-    assert all(max(block_rows(open_folder(tmp_path), shard)) <= 256 for shard in shards)
+    assert all(max(read_block_rows(open_folder(tmp_path), shard)) <= 256 for shard in shards)
 
 
 def test_the_log_tells_rows_bytes_and_checksums(tmp_path: Path) -> None:

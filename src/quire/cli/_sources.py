@@ -178,7 +178,7 @@ def _column_compression(dataset: StoredDataset[Any]) -> dict[str, Any]:
     for shard in chosen:
         with (
             storage.shard_errors(dataset.folder, shard),
-            arrow.PythonFile(storage.Parts(dataset.folder, shard), "r") as file,
+            arrow.PythonFile(storage.RangeReader(dataset.folder, shard), "r") as file,
         ):
             metadata = parquet.read_metadata(file)
         for number in range(metadata.num_row_groups):

@@ -15,9 +15,7 @@ import numpy as np
 from quire.columns import Column, Columns, StackOptions, TensorColumn, collect_extra_states, gather, stack_values
 from quire.columns._columns import _SETTERS
 from quire.schema import Schema
-from quire.storage._layout import Layout
-from quire.storage._memory import _reused
-from quire.storage._tensor_codecs import TensorForm
+from quire.storage import Layout, TensorCodec, take_buffer
 from quire.tensors import get_framework
 
 if TYPE_CHECKING:
@@ -33,7 +31,7 @@ class Arena:
     """Room for the large tensors of so many bytes of documents, and how many are in it."""
 
     def __init__(self, layout: Layout, size: int) -> None:
-        self._forms = [form for form in layout.forms if type(form) is TensorForm and form.is_large]
+        self._forms = [form for form in layout.codecs if type(form) is TensorCodec and form.is_large]
         self._rows = max(1, size // max(1, sum(form.width for form in self._forms)))
         self._type = layout.schema.document_type
         self._data: dict[str, NDArray[Any]] = {}
@@ -73,8 +71,8 @@ class Arena:
         self._used += 1
         return made
 
-    def _room(self, form: TensorForm) -> NDArray[Any]:
-        found: NDArray[Any] = _reused(self._rows * form.width).view(form.dtype)
+    def _room(self, form: TensorCodec) -> NDArray[Any]:
+        found: NDArray[Any] = take_buffer(self._rows * form.width).view(form.dtype)
         return found.reshape(self._rows, *form.shape)
 
     def columns(self) -> Tensors:
@@ -84,7 +82,7 @@ class Arena:
         return found
 
 
-def _fits(form: TensorForm, value: Any) -> bool:
+def _fits(form: TensorCodec, value: Any) -> bool:
     return type(value) is np.ndarray and value.dtype == form.dtype and value.shape == form.shape
 
 

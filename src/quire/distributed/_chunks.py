@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from quire.storage._dataset_writer import rows_within
+from quire.storage import count_rows_within
 
 CHUNK_BYTES = 16 << 20
 """About so many bytes of a partition are in the hands of a function at a time."""
@@ -60,7 +60,7 @@ def by_multiples(batches: Iterable[pa.RecordBatch], size: int, most: int = CHUNK
     waiting: list[pa.RecordBatch] = []
     held = 0
     for batch in batches:
-        start, several = 0, max(1, rows_within(batch, most) // size) * size
+        start, several = 0, max(1, count_rows_within(batch, most) // size) * size
         while start < len(batch):
             part = batch.slice(start, size - held if held else several)
             part = part if held else part.slice(0, len(part) // size * size or len(part))
@@ -96,7 +96,7 @@ def span(batches: Iterable[pa.RecordBatch], start: int, stop: int) -> Iterator[p
 def _cut(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
     if not len(batch):
         return
-    rows = rows_within(batch, size)
+    rows = count_rows_within(batch, size)
     for start in range(0, len(batch), rows):
         yield batch.slice(start, rows)
 

@@ -16,9 +16,16 @@ from quire.distributed._arenas import Tensors, stack_around
 from quire.document import BaseDocument
 from quire.errors import DecodeError, OptionError
 from quire.schema import FieldKind, parse_path
-from quire.storage._layout import CLASS_KEY, Layout, Paths, chosen_paths
-from quire.storage._row_locations import Rows
-from quire.storage._schema_conversion import class_from_arrow, conform_fields, loaded_class
+from quire.storage import (
+    CLASS_KEY,
+    Layout,
+    Paths,
+    RowLocations,
+    class_from_arrow,
+    conform_fields,
+    loaded_class,
+    resolve_columns,
+)
 
 _RAGGED = StackOptions(shapes="ragged")
 _inferred: dict[tuple[bytes, str], type[Any]] = {}
@@ -58,7 +65,7 @@ class DocumentLayout:
 
     def chosen(self, columns: Iterable[str]) -> DocumentLayout:
         """Some of the fields, by their paths."""
-        paths = chosen_paths(self.layout.schema, columns)
+        paths = resolve_columns(self.layout.schema, columns)
         return DocumentLayout(self.document_type, paths, self.origin)
 
     def checked(self, path: str) -> DocumentLayout:
@@ -85,11 +92,11 @@ class DocumentLayout:
         sizes = [min(rows, len(batch) - start) for start in range(0, len(batch), rows)]
         return self.layout.gather_parts(self._located(batch), sizes)
 
-    def _located(self, batch: pa.RecordBatch) -> Rows:
+    def _located(self, batch: pa.RecordBatch) -> RowLocations:
         batch = self.conformed(batch)
         addresses = self.layout.addresses()
         addresses.add(self.layout.locate(batch), batch)
-        return Rows(addresses, np.zeros(len(batch), np.int64), np.arange(len(batch), dtype=np.int64))
+        return RowLocations(addresses, np.zeros(len(batch), np.int64), np.arange(len(batch), dtype=np.int64))
 
     def batch(self, columns: Columns) -> DocumentBatch[Any]:
         """Columns as users see them."""
@@ -130,7 +137,7 @@ def conformed(target: DocumentLayout, batch: pa.RecordBatch) -> pa.RecordBatch:
         twice = next(name for name in names if names.count(name) > 1)
         raise DecodeError(f"the data has two columns {twice!r}. Give one of them another name.")
     found = dict(zip(names, zip(batch.schema, batch.columns, strict=True), strict=True))
-    arrays = conform_fields(target.layout.forms, found, target.layout.schema, None, len(batch))
+    arrays = conform_fields(target.layout.codecs, found, target.layout.schema, None, len(batch))
     return target.layout.batch(arrays, len(batch))
 
 

@@ -18,7 +18,7 @@ from quire.distributed._row_stages import AppendKeys, Conform
 from quire.document import BaseDocument
 from quire.errors import OptionError, SchemaError
 from quire.schema import FieldKind, parse_path
-from quire.storage._dataset_writer import _typed, columns_in
+from quire.storage import iter_columns, resolve_document_type
 
 Grouping = Literal["none", "whole", "broken"]
 """Whether partitions hold all rows with equal keys, as after `partition_by`, and so go to functions as a whole.
@@ -57,9 +57,9 @@ def check_partitions(partitions: int | None) -> int | None:
 
 def from_documents(engine: Engine, documents: Any, schema: type[Any] | None, partitions: int | None) -> Rows:
     """Documents, batches, or what a generator gives of them, in partitions of one size."""
-    items, document_type = _typed(documents, schema)
+    items, document_type = resolve_document_type(documents, schema)
     layout = DocumentLayout(document_type)
-    columns = columns_in(items, layout.layout.schema, CHUNK_BYTES)
+    columns = iter_columns(items, layout.layout.schema, CHUNK_BYTES)
     batches = list(by_bytes(layout.layout.encode(part) for part in columns))
     parts = evenly(batches, check_partitions(partitions) or engine.workers)
     return Rows(engine, engine.from_batches(parts, layout.fields), layout, sum(map(len, batches)))

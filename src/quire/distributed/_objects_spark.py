@@ -21,7 +21,7 @@ from quire.distributed._contract import Frame
 from quire.distributed._objects import ALL, Exchanged, Mapped, Native, Node, ObjectEngine, Source, Zipped, fused
 from quire.distributed._spark import SparkEngine, SparkFrame
 from quire.distributed._spark_job import bounded, unwrapped
-from quire.distributed._spark_types import arrow_schema, carried_schema, from_spark
+from quire.distributed._spark_types import arrow_schema, spark_arrow_schema, from_spark
 from quire.distributed._steps import Chain, Count, Failure, Merge, Pair, Step
 
 _PIECE = 32 << 20
@@ -67,7 +67,7 @@ class SparkObjects(ObjectEngine):
         if isinstance(node, Source):
             return node.held.where(only)
         if isinstance(node, Native):
-            frames = _Frames(carried_schema(arrow_schema(node.native.schema)), node.schema)
+            frames = _Frames(spark_arrow_schema(arrow_schema(node.native.schema)), node.schema)
             return node.native.mapInArrow(lambda batches: frames(batches), _TYPES)  # noqa: PLW0108 - it asks for a function
         if isinstance(node, Exchanged):
             return self._exchanged(node, only)

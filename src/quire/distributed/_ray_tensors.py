@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from quire.errors import OptionError
-from quire.storage._arrow_codec import DETAILS, EXTENSION
+from quire.storage import EXTENSION_METADATA, EXTENSION_NAME
 
 _SHAPE = pa.list_(pa.field("item", pa.int64(), nullable=False))
 _RAGGED = pa.struct([pa.field("data", pa.binary()), pa.field("shape", _SHAPE)])
@@ -55,10 +55,10 @@ def _plain_field(field: pa.Field) -> pa.Field:
         return field
     dtype = _dtype(arrow_type)
     if kind == "ragged":
-        marks = {EXTENSION: "quire.ragged_tensor", DETAILS: json.dumps({"dtype": dtype.name})}
+        marks = {EXTENSION_NAME: "quire.ragged_tensor", EXTENSION_METADATA: json.dumps({"dtype": dtype.name})}
         return pa.field(field.name, _RAGGED, nullable=field.nullable, metadata=marks)
     shape = list(arrow_type.shape)
-    marks = {EXTENSION: "quire.tensor", DETAILS: json.dumps({"dtype": dtype.name, "shape": shape})}
+    marks = {EXTENSION_NAME: "quire.tensor", EXTENSION_METADATA: json.dumps({"dtype": dtype.name, "shape": shape})}
     width = dtype.itemsize * math.prod(shape)
     return pa.field(field.name, pa.binary(width), nullable=field.nullable, metadata=marks)
 

@@ -27,12 +27,22 @@ from quire.distributed._text_pieces import PieceOfFile, TextPiece, pieces_of
 from quire.documents import Document, address_field, content_field
 from quire.errors import DecodeError, OptionError, StorageError, StorageNotFoundError
 from quire.files import Folder, RemoteOptions, guess_type, shown
-from quire.storage import ReadOptions, Shard, ShardCache
-from quire.storage._dataset import shards_in, split_file
-from quire.storage._manifest import SUFFIXES
-from quire.storage._schema_conversion import refuse_unknown_columns
-from quire.storage._shard_reader import ShardReader, arrow_schema_of, block_rows, counted, partitions, shard_errors
-from quire.storage.importers._source import local_file
+from quire.storage import (
+    SUFFIXES,
+    ReadOptions,
+    Shard,
+    ShardCache,
+    ShardReader,
+    count_rows,
+    list_shards,
+    local_file,
+    partition_values,
+    read_arrow_schema,
+    read_block_rows,
+    refuse_unknown_columns,
+    shard_errors,
+    split_file,
+)
 
 _FOOTERS = 16
 _CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
@@ -65,7 +75,7 @@ class Planned(NamedTuple):
     """What is to be read: by which stage, in how many partitions, of what class, and how many rows there are."""
 
     stage: PartitionStage
-    partitions: int
+    partition_values: int
     layout: DocumentLayout
     rows: int | None = None
 
@@ -113,7 +123,7 @@ class ReadShards(PartitionStage):
     def _read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         reader = ShardReader(piece.folder, self.target.layout, ShardCache(max_bytes=1))  # nothing is kept in it
         url, row = piece.folder.join(piece.shard.name), piece.first
-        lacks_ids = self.target.has_text_id and "id" not in partitions(piece.shard.name)
+        lacks_ids = self.target.has_text_id and "id" not in partition_values(piece.shard.name)
         with shard_errors(piece.folder, piece.shard):
             for batch in reader.raw(piece.shard, piece.groups):
                 ids = row_ids(url, row, len(batch)) if lacks_ids and "id" not in batch.schema.names else None
@@ -140,8 +150,8 @@ def _no_rows(paths: Paths) -> OptionError:
 
 def _schema_of(folder: Folder, shard: Shard) -> pa.Schema:
     """The Arrow schema of a shard, with the columns that its folders tell."""
-    schema = arrow_schema_of(folder, shard)
-    for key, value in partitions(shard.name).items():
+    schema = read_arrow_schema(folder, shard)
+    for key, value in partition_values(shard.name).items():
         if key not in schema.names:
             schema = schema.append(pa.field(key, pa.int64() if isinstance(value, int) else pa.string()))
     return schema
@@ -156,7 +166,7 @@ def plan_parquet(
     paths: Paths,
     schema: type[Any] | None,
     columns: Iterable[str] | None,
-    partitions: int | None,
+    partition_values: int | None,
     workers: int,
     options: FileOptions,
 ) -> Planned:
@@ -173,14 +183,16 @@ def plan_parquet(
     if "forbid" in (extra, layout.document_type.__quire_extra__):
         for folder, shard in shards:
             where = shown(folder.join(shard.name))
-            refuse_unknown_columns(layout.document_type.document_schema(), arrow_schema_of(folder, shard), extra, where)
+            refuse_unknown_columns(
+                layout.document_type.document_schema(), read_arrow_schema(folder, shard), extra, where
+            )
     layout = layout if columns is None else layout.chosen(columns)
     pieces = [
         Piece(folder, shard, range(group, group + 1), sum(shard.groups[:group]))
         for folder, shard in shards
         for group in range(len(shard.groups))
     ]
-    parts = [_merged(part) for part in dealt(pieces, [piece.size for piece in pieces], partitions, workers)]
+    parts = [_merged(part) for part in dealt(pieces, [piece.size for piece in pieces], partition_values, workers)]
     return Planned(ReadShards(parts, layout), len(parts), layout, rows)
 
 
@@ -189,7 +201,7 @@ def _stored(paths: Paths, remote: RemoteOptions, *, allow_empty: bool) -> list[t
     if isinstance(paths, (str, os.PathLike)) and not is_pattern(paths):
         folder, name = split_file(paths, remote)
         try:
-            return [(folder, shard) for shard in shards_in(folder, name, ReadOptions(remote=remote))]
+            return [(folder, shard) for shard in list_shards(folder, name, ReadOptions(remote=remote))]
         except StorageNotFoundError:
             if allow_empty:
                 return []
@@ -201,8 +213,8 @@ def _stored(paths: Paths, remote: RemoteOptions, *, allow_empty: bool) -> list[t
 def _grouped(folder: Folder, shard: Shard) -> Shard:
     """A shard with the rows of its row groups, from its block table or its footer."""
     if shard.table is not None:
-        return replace(shard, groups=block_rows(folder, shard))
-    return shard if shard.groups or not shard.rows else counted(folder, replace(shard, rows=-1))
+        return replace(shard, groups=read_block_rows(folder, shard))
+    return shard if shard.groups or not shard.rows else count_rows(folder, replace(shard, rows=-1))
 
 
 def _merged(pieces: Sequence[Piece]) -> list[Piece]:
@@ -300,7 +312,7 @@ def plan_files(
     kind: Literal["csv", "json", "binary"],
     paths: Paths,
     schema: type[Any] | None,
-    partitions: int | None,
+    partition_values: int | None,
     workers: int,
     options: FileOptions,
 ) -> Planned:
@@ -316,8 +328,8 @@ def plan_files(
         if schema is None and not files:
             raise _no_class()
         layout = DocumentLayout(schema) if schema else _inferred(kind, files[0], options)
-    pieces = [piece for file in files for piece in _pieces(kind, file, files, partitions or workers, options)]
-    parts = dealt(pieces, [piece.size for piece in pieces], partitions, workers)
+    pieces = [piece for file in files for piece in _pieces(kind, file, files, partition_values or workers, options)]
+    parts = dealt(pieces, [piece.size for piece in pieces], partition_values, workers)
     return Planned(
         ReadFiles(kind, parts, layout, options), len(parts), layout, len(files) if kind == "binary" else None
     )

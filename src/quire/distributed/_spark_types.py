@@ -13,19 +13,19 @@ import pyarrow as pa
 
 from quire._optional import require
 from quire.errors import DecodeError
-from quire.storage._arrow_codec import mark_of
-from quire.storage._spark_types import (
-    FIELD_KEY,
-    carried_schema,
-    carrier,
-    changed,
+from quire.storage import (
+    SPARK_FIELD_KEY,
+    convert_array,
     field_from_text,
     field_to_text,
-    is_list,
+    is_list_type,
+    read_extension,
+    spark_arrow_schema,
+    spark_type,
 )
 
 TENSOR_KEY = "tensor"
-__all__ = ["arrow_schema", "carried_schema", "from_spark", "spark_schema", "to_spark"]
+__all__ = ["arrow_schema", "from_spark", "spark_arrow_schema", "spark_schema", "to_spark"]
 
 
 # --- arrays
@@ -33,7 +33,7 @@ __all__ = ["arrow_schema", "carried_schema", "from_spark", "spark_schema", "to_s
 
 def to_spark(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """A record batch as Spark takes it; `schema` is that of the carriers. Tensors are not copied."""
-    arrays = [changed(array, field.type) for array, field in zip(batch.columns, schema, strict=True)]
+    arrays = [convert_array(array, field.type) for array, field in zip(batch.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -53,7 +53,7 @@ def _place(schema: pa.Schema, name: str) -> int:
 def restored(array: pa.Array, field: pa.Field) -> pa.Array:
     """The array of a field, from that of its carrier."""
     try:
-        return changed(array, field.type)
+        return convert_array(array, field.type)
     except (pa.ArrowException, ValueError) as error:
         raise DecodeError(f"{field.name}: Spark has {array.type}, which is no {field.type}: {error}") from error
 
@@ -68,8 +68,8 @@ def spark_schema(schema: pa.Schema) -> Any:
 
 
 def _spark_field(types: Any, field: pa.Field, *, nullable: bool = True) -> Any:
-    metadata: dict[str, Any] = {FIELD_KEY: field_to_text(field)}
-    mark = mark_of(field)
+    metadata: dict[str, Any] = {SPARK_FIELD_KEY: field_to_text(field)}
+    mark = read_extension(field)
     if mark and mark[0] == "quire.tensor":
         metadata[TENSOR_KEY] = mark[1]
     return types.StructField(field.name, _spark_type(types, field.type), nullable, metadata)
@@ -79,10 +79,10 @@ def _spark_type(types: Any, arrow_type: pa.DataType) -> Any:
     if pa.types.is_struct(arrow_type):
         inner = [arrow_type.field(i) for i in range(arrow_type.num_fields)]
         return types.StructType([_spark_field(types, field) for field in inner])
-    if is_list(arrow_type):
+    if is_list_type(arrow_type):
         return types.ArrayType(_spark_type(types, arrow_type.value_type))
     pandas: Any = require("pyspark.sql.pandas.types", extra="spark", needed_for="engine='spark'")
-    return pandas.from_arrow_type(carrier(arrow_type), True)  # noqa: FBT003 - timestamps without a zone are kept so
+    return pandas.from_arrow_type(spark_type(arrow_type), True)  # noqa: FBT003 - timestamps without a zone are kept so
 
 
 def arrow_schema(schema: Any) -> pa.Schema:
@@ -92,7 +92,7 @@ def arrow_schema(schema: Any) -> pa.Schema:
 
 def _arrow_field(field: Any) -> pa.Field:
     pandas: Any = require("pyspark.sql.pandas.types", extra="spark", needed_for="engine='spark'")
-    told = (field.metadata or {}).get(FIELD_KEY)
+    told = (field.metadata or {}).get(SPARK_FIELD_KEY)
     if told is not None:
         found = field_from_text(told).with_name(field.name)
         types: Any = require("pyspark.sql.types", extra="spark", needed_for="engine='spark'")

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from quire._optional import require
 from quire.distributed._chain import Chain, in_parts, told
-from quire.distributed._spark_types import carried_schema, from_spark, to_spark
+from quire.distributed._spark_types import spark_arrow_schema, from_spark, to_spark
 
 Takes = Literal["numbers", "packs", "columns"]
 """What a source has: the numbers of partitions, packs with such numbers, or columns."""
@@ -70,7 +70,7 @@ class Work:
         elif self.gives == "packs":
             yield from self._packs(part, in_parts(batches, PACK_BYTES))
         else:
-            carried = carried_schema(self.chain.schema)
+            carried = spark_arrow_schema(self.chain.schema)
             yield from (to_spark(batch, carried) for batch in in_parts(batches, PACK_BYTES))
 
     def _packs(self, part: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

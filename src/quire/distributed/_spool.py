@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from quire.storage._memory import map_file
+from quire.storage import map_file
 
 IN_MEMORY = 32 << 20
 """The most bytes of one partition that wait in memory."""

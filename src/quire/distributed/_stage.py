@@ -27,7 +27,7 @@ from quire.distributed._layouts import DocumentLayout
 from quire.distributed._nulls import null_document
 from quire.document import BaseDocument
 from quire.errors import DocumentTypeError, OptionError, PartitionError
-from quire.storage._dataset_writer import rows_within
+from quire.storage import count_rows_within
 from quire.tensors import describe
 
 OnError = Literal["raise", "skip", "null"]
@@ -170,7 +170,7 @@ class MapChunks(PartitionStage):
         if batch.document_type is not self.target.document_type:
             raise wrong_type(self.target, batch)
         made = self.target.layout.encode(batch._columns)
-        rows = rows_within(made, CHUNK_BYTES)
+        rows = count_rows_within(made, CHUNK_BYTES)
         return [made.slice(start, rows) for start in range(0, len(made), rows)]
 
     def _one_by_one(self, function: Any, sources: Sources) -> Iterator[Given]:

@@ -22,11 +22,19 @@ from quire.distributed._layouts import DocumentLayout
 from quire.distributed._stage import PartitionStage
 from quire.errors import OptionError
 from quire.files import Folder, open_folder
-from quire.storage import Shard, WriteOptions
-from quire.storage._dataset_writer import DatasetWriter, _check_counted, _earlier, _replace_all
-from quire.storage._layout import Layout
-from quire.storage._manifest import Log, Manifest, encode_line
-from quire.storage._shard_writer import parquet_packing
+from quire.storage import (
+    DatasetWriter,
+    Layout,
+    Log,
+    Manifest,
+    Shard,
+    WriteOptions,
+    confirm_append,
+    encode_line,
+    parquet_options,
+    prepare_target,
+    replace_dataset,
+)
 
 REPORTS = pa.schema([pa.field("shards", pa.string(), nullable=False)])
 
@@ -51,7 +59,7 @@ class _AttemptWriter(DatasetWriter[Any]):
 
     def __init__(self, folder: Folder, layout: Layout, options: WriteOptions, attempt: _Attempt) -> None:
         self.options, self.layout, self.folder = options, layout, folder
-        self._packing = parquet_packing(layout, options.compression or {})
+        self._parquet_options = parquet_options(layout, options.compression or {})
         self._log, self._old = attempt, Manifest((), ())
         self._shard, self._waiting, self._bytes = None, [], 0
 
@@ -110,7 +118,7 @@ def write_frame(engine: Engine, frame: Frame[Any], layout: DocumentLayout, url: 
         )
     folder = open_folder(url, options.remote)
     log = Log.create(folder, replaces=options.mode == "overwrite")
-    _earlier(folder, options, log)
+    prepare_target(folder, options, log)
     job = log.name.partition("-")[0]
     try:
         reports = engine.collect(engine.run(frame, WriteShards(layout, folder.url, job, options)))
@@ -148,7 +156,7 @@ def _commit(folder: Folder, log: Log, shards: Iterable[Shard], options: WriteOpt
     """Let the files count, all at once."""
     log.lines.extend(encode_line(shard.to_dict()) for shard in shards)
     if log.replaces:
-        _replace_all(folder, log, options.remote)
+        replace_dataset(folder, log, options.remote)
     else:
         log.publish(None)
-        _check_counted(folder, log, options.remote)
+        confirm_append(folder, log, options.remote)

@@ -7,20 +7,64 @@ from typing import TYPE_CHECKING, Any
 
 from quire.columns import ColumnStatistics
 from quire.storage import _needs as _needs
+from quire.storage._arrow_codec import EXTENSION_METADATA as EXTENSION_METADATA
+from quire.storage._arrow_codec import EXTENSION_NAME as EXTENSION_NAME
+from quire.storage._arrow_codec import read_extension as read_extension
 from quire.storage._cache import ShardCache
 from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset
+from quire.storage._dataset import list_shards as list_shards
+from quire.storage._dataset import split_file as split_file
 from quire.storage._dataset_writer import DatasetWriter, WriteOptions, write_dataset
+from quire.storage._dataset_writer import confirm_append as confirm_append
+from quire.storage._dataset_writer import count_rows_within as count_rows_within
+from quire.storage._dataset_writer import iter_columns as iter_columns
+from quire.storage._dataset_writer import prepare_target as prepare_target
+from quire.storage._dataset_writer import replace_dataset as replace_dataset
+from quire.storage._dataset_writer import resolve_document_type as resolve_document_type
+from quire.storage._layout import CLASS_KEY as CLASS_KEY
+from quire.storage._layout import Layout as Layout
+from quire.storage._layout import Paths as Paths
+from quire.storage._layout import resolve_columns as resolve_columns
+from quire.storage._locks import lock_file as lock_file
+from quire.storage._manifest import SUFFIXES as SUFFIXES
+from quire.storage._manifest import Log as Log
+from quire.storage._manifest import Manifest as Manifest
 from quire.storage._manifest import Shard
+from quire.storage._manifest import encode_line as encode_line
+from quire.storage._manifest import list_plain_files as list_plain_files
+from quire.storage._memory import map_file as map_file
+from quire.storage._memory import take_buffer as take_buffer
 from quire.storage._pages import Pages as Pages
 from quire.storage._parquet_io import load_parquet, save_parquet
 from quire.storage._parquet_io import save_shard as save_shard
-from quire.storage._previews import Count as Count
-from quire.storage._previews import Head as Head
-from quire.storage._previews import TensorHead as TensorHead
-from quire.storage._shard_reader import Parts as Parts
+from quire.storage._previews import BytesPreview as BytesPreview
+from quire.storage._previews import ItemCount as ItemCount
+from quire.storage._previews import TensorPreview as TensorPreview
+from quire.storage._row_locations import RowLocations as RowLocations
+from quire.storage._schema_conversion import class_from_arrow as class_from_arrow
+from quire.storage._schema_conversion import conform_fields as conform_fields
+from quire.storage._schema_conversion import loaded_class as loaded_class
+from quire.storage._schema_conversion import refuse_unknown_columns as refuse_unknown_columns
+from quire.storage._schema_conversion import register_class as register_class
+from quire.storage._shard_reader import RangeReader as RangeReader
+from quire.storage._shard_reader import ShardReader as ShardReader
+from quire.storage._shard_reader import count_rows as count_rows
+from quire.storage._shard_reader import local_file as local_file
+from quire.storage._shard_reader import partition_values as partition_values
+from quire.storage._shard_reader import read_arrow_schema as read_arrow_schema
+from quire.storage._shard_reader import read_block_rows as read_block_rows
 from quire.storage._shard_reader import shard_errors as shard_errors
+from quire.storage._shard_writer import parquet_options as parquet_options
+from quire.storage._spark_types import SPARK_FIELD_KEY as SPARK_FIELD_KEY
+from quire.storage._spark_types import convert_array as convert_array
+from quire.storage._spark_types import field_from_text as field_from_text
+from quire.storage._spark_types import field_to_text as field_to_text
+from quire.storage._spark_types import is_list_type as is_list_type
+from quire.storage._spark_types import spark_arrow_schema as spark_arrow_schema
+from quire.storage._spark_types import spark_type as spark_type
 from quire.storage._statistics import column_statistics
 from quire.storage._statistics import null_counts as null_counts
+from quire.storage._tensor_codecs import TensorCodec as TensorCodec
 from quire.storage._tensor_codecs import has_mixed_tensors
 from quire.storage._verification import Verify as Verify
 from quire.storage._where import Split, Where

@@ -15,21 +15,21 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import numpy as np
 import pyarrow as pa
 
-from quire import codec
+from quire import codec as wire
 from quire.columns import Column, ObjectColumn, PackedColumn, ScalarColumn, Validity, pack, validate_values, validity_of
 from quire.errors import CodecError, ColumnError, DecodeError, EncodeError
 from quire.schema import Field, FieldKind, Schema
-from quire.storage._row_locations import Rows
+from quire.storage._row_locations import RowLocations
 from quire.tensors import get_framework
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-EXTENSION, DETAILS = "ARROW:extension:name", "ARROW:extension:metadata"
+EXTENSION_NAME, EXTENSION_METADATA = "ARROW:extension:name", "ARROW:extension:metadata"
 
 
-class Form(ABC):
+class ArrowCodec(ABC):
     """How one field lies in Arrow data: its Arrow type, columns to arrays, and rows of arrays to columns.
 
     Rows are found by the addresses of the parts of arrays (`locate`); `first` is the number of the first part of this
@@ -48,7 +48,7 @@ class Form(ABC):
         """The column as an Arrow array, without a copy where memory can be shared."""
 
     @abstractmethod
-    def gather(self, rows: Rows) -> Column:
+    def gather(self, rows: RowLocations) -> Column:
         """The column of rows, copied."""
 
     @abstractmethod
@@ -56,7 +56,7 @@ class Form(ABC):
         """The parts of an array behind its validity, without those of its children."""
 
     @property
-    def children(self) -> Sequence[Form]:
+    def children(self) -> Sequence[ArrowCodec]:
         """The forms inside this one."""
         return ()
 
@@ -79,13 +79,13 @@ class Form(ABC):
         nullable = self.field.nullable or self.field.kind is FieldKind.ANY  # which None is one of
         return pa.field(self.field.name, self.type, nullable=nullable, metadata=self.metadata)
 
-    needs_mark: ClassVar = False
+    needs_extension: ClassVar = False
     """Whether data of the same Arrow type that is not marked as this form is something else."""
 
-    def is_form_of(self, field: pa.Field) -> bool:
+    def can_read(self, field: pa.Field) -> bool:
         """Whether the data of an Arrow field can be read as it is: it has the type and no mark of another form."""
-        mark, own = mark_of(field), mark_of(self.arrow_field())
-        return bool(field.type == self.type) and (mark == own or (mark is None and not self.needs_mark))
+        mark, own = read_extension(field), read_extension(self.arrow_field())
+        return bool(field.type == self.type) and (mark == own or (mark is None and not self.needs_extension))
 
     def place(self, first: int) -> int:
         """Give parts their numbers, from this one on; the next free one is told."""
@@ -118,14 +118,14 @@ class Form(ABC):
         return EncodeError(f"{self.path}: {why}")
 
 
-def mark_of(field: pa.Field) -> tuple[str, Any] | None:
+def read_extension(field: pa.Field) -> tuple[str, Any] | None:
     """What a field says of itself beside its type: the name of its form, and what that knows."""
     metadata = field.metadata or {}
-    name = metadata.get(EXTENSION.encode(), b"").decode("utf-8", "replace")
+    name = metadata.get(EXTENSION_NAME.encode(), b"").decode("utf-8", "replace")
     if not name.startswith("quire."):
         return None
     try:
-        return name, json.loads(metadata.get(DETAILS.encode(), b"null"))
+        return name, json.loads(metadata.get(EXTENSION_METADATA.encode(), b"null"))
     except ValueError as error:
         raise DecodeError(f"{field.name}: what the data says of it is no JSON.") from error
 
@@ -140,19 +140,19 @@ def _bit_address(array: pa.Array) -> int:
     return 0 if bits is None or not array.null_count else address_of(bits) * 8 + array.offset
 
 
-def bitmap(validity: Validity) -> pa.Buffer | None:
+def validity_bitmap(validity: Validity) -> pa.Buffer | None:
     """Validity as Arrow has it."""
     return None if validity is None else pa.py_buffer(np.packbits(validity, bitorder="little"))
 
 
-def masked(values: list[Any], validity: Validity) -> list[Any]:
+def mask_missing(values: list[Any], validity: Validity) -> list[Any]:
     """The values, with None in rows that have none."""
     if validity is None:
         return values
     return [value if valid else None for value, valid in zip(values, validity.tolist(), strict=True)]
 
 
-def cleared(data: NDArray[Any], there: Validity) -> None:
+def clear_missing(data: NDArray[Any], there: Validity) -> None:
     """Zeros for what is not there: in its place, a file may have anything."""
     if there is not None:
         data[~there] = 0
@@ -168,7 +168,7 @@ def _first(values: list[Any], arrow_type: pa.DataType) -> str:
     return ""
 
 
-class NumberForm(Form):
+class NumberCodec(ArrowCodec):
     """Numbers: int64, float64, or bits."""
 
     __slots__ = ()
@@ -200,13 +200,13 @@ class NumberForm(Form):
     def own_data(self) -> list[tuple[int, int]]:
         return [] if self.field.type is bool else [(self.first + 1, 8)]
 
-    def gather(self, rows: Rows) -> Column:
+    def gather(self, rows: RowLocations) -> Column:
         if self.field.type is bool:
             data: NDArray[Any] = rows.bits(self.first + 1)
         else:
             data = rows.fixed(self.first + 1, 8).view(self.types[self.field.type][1])[:, 0]
         framework, there = rows.framework or get_framework("numpy"), rows.validity(self.first)
-        cleared(data, there)
+        clear_missing(data, there)
         return ScalarColumn(self.field, framework.from_numpy(data), framework, there)
 
 
@@ -231,7 +231,7 @@ def _uuids(data: NDArray[np.uint8]) -> list[Any]:
     return [UUID(bytes=whole[at : at + 16]) for at in range(0, len(whole), 16)]
 
 
-class MomentForm(Form):
+class FixedWidthCodec(ArrowCodec):
     """Dates, times, durations and UUIDs: a few bytes each, and objects for those who read them."""
 
     __slots__ = ("_read", "_width")
@@ -263,18 +263,18 @@ class MomentForm(Form):
     def own_data(self) -> list[tuple[int, int]]:
         return [(self.first + 1, self._width)]
 
-    def gather(self, rows: Rows) -> Column:
+    def gather(self, rows: RowLocations) -> Column:
         data = rows.fixed(self.first + 1, self._width)
         there = rows.validity(self.first)
         if there is not None:
             data[~there] = 0  # whatever lies there
         try:
-            return ObjectColumn(self.field, masked(self._read(data), there))
+            return ObjectColumn(self.field, mask_missing(self._read(data), there))
         except (ValueError, OverflowError) as error:
             raise DecodeError(f"{self.path}: a number in the data is no {self.field}: {error}.") from error
 
 
-class BinaryForm(Form):
+class BinaryCodec(ArrowCodec):
     """Rows of any number of bytes: texts, blobs, and what is written as such."""
 
     __slots__ = ()
@@ -319,7 +319,7 @@ class BinaryForm(Form):
                 self.check_utf8(data, offsets, validity)
             except DecodeError as error:
                 raise EncodeError(str(error)) from error
-        buffers = [bitmap(validity), pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
+        buffers = [validity_bitmap(validity), pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
         return pa.Array.from_buffers(self.type, len(offsets) - 1, buffers)
 
     def check_utf8(self, data: Any, offsets: NDArray[np.int64], validity: Validity) -> None:
@@ -352,10 +352,10 @@ class BinaryForm(Form):
     def own_data(self) -> list[tuple[int, int]]:
         return [(self.first + 3, 0)]
 
-    def gather(self, rows: Rows) -> Column:
+    def gather(self, rows: RowLocations) -> Column:
         return self.read(self.packed(rows))
 
-    def packed(self, rows: Rows) -> PackedColumn:
+    def packed(self, rows: RowLocations) -> PackedColumn:
         """The texts or bytes of rows."""
         try:
             data, offsets = rows.texts(self.first + 1)
@@ -367,7 +367,7 @@ class BinaryForm(Form):
         return PackedColumn.from_offsets(self.field, data, offsets, validity)
 
 
-class TextForm(BinaryForm):
+class TextCodec(BinaryCodec):
     """Texts; subclasses of `str` are made again when they are read."""
 
     __slots__ = ()
@@ -381,7 +381,7 @@ class TextForm(BinaryForm):
         return ObjectColumn(self.field, [None if text is None else self.field.type(text) for text in column.values()])
 
 
-class BytesForm(BinaryForm):
+class BytesCodec(BinaryCodec):
     """Blobs, and encoded media."""
 
     __slots__ = ()
@@ -390,7 +390,7 @@ class BytesForm(BinaryForm):
         super().__init__(field, path, pa.binary())
 
 
-class NamedForm(BinaryForm):
+class AsTextCodec(BinaryCodec):
     """Paths and decimals by their text."""
 
     __slots__ = ("_read", "_write")
@@ -412,15 +412,15 @@ class NamedForm(BinaryForm):
             raise DecodeError(f"{self.path}: a text in the data is no {self.field}: {error}.") from error
 
 
-class EnumForm(NamedForm):
+class EnumCodec(AsTextCodec):
     """Members of enums: their names, so that other writers' texts, which are values, are told apart by the mark."""
 
     __slots__ = ()
-    needs_mark = True
+    needs_extension = True
 
     @property
     def metadata(self) -> dict[str, str]:
-        return {EXTENSION: "quire.enum"}
+        return {EXTENSION_NAME: "quire.enum"}
 
 
 def _as_text(field: Field) -> tuple[Callable[[Any], str], Callable[[str], Any]]:
@@ -429,14 +429,14 @@ def _as_text(field: Field) -> tuple[Callable[[Any], str], Callable[[str], Any]]:
     return str, Decimal if field.kind is FieldKind.DECIMAL else field.type
 
 
-class ValueForm(BinaryForm):
+class MessageCodec(BinaryCodec):
     """Whatever has no columns of its own, each value a message of quire's wire format.
 
     A message tells what was written, and not for which type: what is read is checked against the class of today.
     """
 
     __slots__ = ("_schema",)
-    needs_mark = True
+    needs_extension = True
 
     def __init__(self, field: Field, path: str, schema: Schema) -> None:
         super().__init__(field, path, pa.binary())
@@ -444,21 +444,21 @@ class ValueForm(BinaryForm):
 
     @property
     def metadata(self) -> dict[str, str]:
-        return {EXTENSION: "quire.value"}
+        return {EXTENSION_NAME: "quire.value"}
 
     def written(self, values: list[Any], validity: Validity) -> list[bytes]:
         try:
-            if codec.has_ambiguous_union(self.field):
-                codec.check_values(self._schema, self.field, values, allow_pickle=False)
-            return [b"" if value is None else codec.value_message(value) for value in values]
+            if wire.has_ambiguous_union(self.field):
+                wire.check_values(self._schema, self.field, values, allow_pickle=False)
+            return [b"" if value is None else wire.value_message(value) for value in values]
         except CodecError as error:
             raise self.fail(error) from error
 
     def read(self, column: PackedColumn) -> Column:
-        options = codec.ReadOptions(types=_enums_of(self.field))
+        options = wire.ReadOptions(types=_enums_of(self.field))
         try:
             values = [
-                None if data is None else codec.value_from_message(data, self.field, options)
+                None if data is None else wire.value_from_message(data, self.field, options)
                 for data in self._blobs(column)
             ]
         except CodecError as error:
@@ -506,7 +506,7 @@ def _enums_of(field: Field) -> list[type[Any]]:
     return own + [enum for item in field.items for enum in _enums_of(item)]
 
 
-class DatetimeForm(Form):
+class DatetimeCodec(ArrowCodec):
     """Moments as the clock on the wall showed them, and the zone of that clock; naive ones have none."""
 
     __slots__ = ("_zone",)
@@ -515,10 +515,10 @@ class DatetimeForm(Form):
     def __init__(self, field: Field, path: str) -> None:
         fields = [pa.field("at", pa.timestamp("us"), nullable=False), pa.field("zone", pa.string())]
         super().__init__(field, path, pa.struct(fields))
-        self._zone = TextForm(Field("zone", FieldKind.TEXT, str, nullable=True), f"{path}.zone")
+        self._zone = TextCodec(Field("zone", FieldKind.TEXT, str, nullable=True), f"{path}.zone")
 
     @property
-    def children(self) -> tuple[Form, ...]:
+    def children(self) -> tuple[ArrowCodec, ...]:
         return (self._zone,)
 
     def child_arrays(self, array: pa.Array) -> list[pa.Array]:
@@ -538,7 +538,7 @@ class DatetimeForm(Form):
         at = np.array(wall, "datetime64[us]").astype(np.int64)
         zone = self._zone.encode(ObjectColumn(self._zone.field, [self._zone_of(value) for value in values]))
         moments = pa.Array.from_buffers(pa.timestamp("us"), len(at), [None, pa.py_buffer(at)])
-        return pa.Array.from_buffers(self.type, len(at), [bitmap(validity)], children=[moments, zone])
+        return pa.Array.from_buffers(self.type, len(at), [validity_bitmap(validity)], children=[moments, zone])
 
     def _zone_of(self, value: datetime | None) -> str | None:
         """The zone's name and fold, or the offset."""
@@ -551,7 +551,7 @@ class DatetimeForm(Form):
         wall = value.replace(tzinfo=None).isoformat()
         return "UTC" if value.tzinfo is timezone.utc else value.isoformat()[len(wall) :]
 
-    def gather(self, rows: Rows) -> Column:
+    def gather(self, rows: RowLocations) -> Column:
         there = rows.validity(self.first)
         at = rows.fixed(self.first + 1, 8).view("datetime64[us]")[:, 0]
         if there is not None:
@@ -560,7 +560,7 @@ class DatetimeForm(Form):
             found = list(map(_in_zone, at.tolist(), self._zone.gather(rows).values()))
         except (ValueError, TypeError, OverflowError, ZoneInfoNotFoundError) as error:
             raise DecodeError(f"{self.path}: a moment in the data is no {self.field}: {error}.") from error
-        return ObjectColumn(self.field, masked(found, there))
+        return ObjectColumn(self.field, mask_missing(found, there))
 
 
 _START = datetime(1970, 1, 1)  # noqa: DTZ001 - the wall's, as all others here

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from quire.errors import OptionError, StorageError
-from quire.storage._locks import locked
+from quire.storage._locks import lock_file
 
 Make = Callable[[Path], None]
 """Writes the file for a key to the path that it is given."""
@@ -167,7 +167,7 @@ class ShardCache:
                 if busy is None:
                     part.replace(path)
                     return
-            with locked(self._lock_path(busy)):
+            with lock_file(self._lock_path(busy)):
                 continue  # who is about to open that file has it now
 
     def _make_room(self, size: int) -> str | None:
@@ -189,7 +189,7 @@ class ShardCache:
 
     def _remove(self, held: _Held) -> bool:
         """Remove a file unless someone is about to open it."""
-        with locked(self._lock_path(held.key), wait=False) as mine:
+        with lock_file(self._lock_path(held.key), wait=False) as mine:
             if mine:
                 self._path(held.key).unlink(missing_ok=True)
             return mine
@@ -198,7 +198,7 @@ class ShardCache:
         """Remove what killed makers left."""
         matches = (_LEFT.fullmatch(name) for name in os.listdir(self.folder))  # noqa: PTH208 - names are enough
         for key in {match[1] for match in matches if match}:
-            with locked(self._lock_path(key), wait=False) as mine:
+            with lock_file(self._lock_path(key), wait=False) as mine:
                 if mine:
                     self._drop(key)
 
@@ -226,12 +226,12 @@ class ShardCache:
     @contextmanager
     def _lock(self, key: str) -> Iterator[None]:
         self._make_folder()  # someone may have removed it
-        with locked(self._lock_path(key)):
+        with lock_file(self._lock_path(key)):
             yield
 
     @contextmanager
     def _room(self) -> Iterator[None]:
-        with locked(self.folder / "room.lock"):
+        with lock_file(self.folder / "room.lock"):
             yield
 
     def _make_folder(self) -> None:

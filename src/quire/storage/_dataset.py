@@ -28,21 +28,21 @@ from quire.files import Folder, RemoteOptions, open_folder, shown
 from quire.schema import parse_path
 from quire.storage._block_table import Pieces, count_regions
 from quire.storage._cache import ShardCache
-from quire.storage._layout import CLASS_KEY, Layout, chosen_paths, layout_fingerprint
+from quire.storage._layout import CLASS_KEY, Layout, layout_fingerprint, resolve_columns
 from quire.storage._locks import no_fork
-from quire.storage._manifest import SUFFIXES, Shard, plain_files, read_manifest
-from quire.storage._range_index import Starts
-from quire.storage._row_locations import Rows
+from quire.storage._manifest import SUFFIXES, Shard, list_plain_files, read_manifest
+from quire.storage._range_index import RangeIndex
+from quire.storage._row_locations import RowLocations
 from quire.storage._schema_conversion import class_from_arrow, loaded_class, refuse_unknown_columns
 from quire.storage._shard_reader import (
     Block,
     ShardReader,
     SpoiledCopyError,
-    arrow_schema_of,
-    counted,
-    partitions,
+    count_rows,
+    partition_values,
+    read_arrow_schema,
+    read_null_count,
     shard_errors,
-    stored_nulls,
 )
 from quire.storage._verification import VerifiedBlocks, Verify, check_verify
 from quire.storage._where import Where, matching_rows
@@ -105,7 +105,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         self.options = replace(options or ReadOptions(), **more)
         self.folder, self._file = split_file(url, self.options.remote)
         schema = self.document_type.document_schema()
-        self._paths = chosen_paths(schema, columns)
+        self._paths = resolve_columns(schema, columns)
         self.layout = Layout(schema, paths=self._paths)
         self.schema = self.layout.schema
         self.shards: tuple[Shard, ...] = _shards_in(self)
@@ -158,7 +158,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         found.framework = framework
         return self._gather_located(found, [*map(len, parts)], rows)
 
-    def _gather_located(self, found: Rows, sizes: Sequence[int], rows: NDArray[np.int64]) -> Iterator[Columns]:
+    def _gather_located(self, found: RowLocations, sizes: Sequence[int], rows: NDArray[np.int64]) -> Iterator[Columns]:
         """Gather rows whose shards are open; what goes wrong names the shard."""
         try:
             yield from self.layout.gather_parts(found, sizes)
@@ -183,7 +183,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         """
         if self.rows is not None or not self.is_mapped or self.nbytes < _LARGE * len(self.shards) or not len(begins):
             return
-        self.reader.at_random, self._addresses.asked = True, self.layout.read_ahead_parts
+        self.reader.advise_random, self._addresses.asked = True, self.layout.read_ahead_parts
         with self._lock:
             first, last = self._located(begins), self._located(ends - 1)
         lengths = np.append(self._batch_starts[1:], self._virtual) - self._batch_starts
@@ -191,17 +191,17 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         self.layout.read_ahead(first, counts)
         across = np.flatnonzero(first.batches != last.batches)
         if len(across):
-            rest = Rows(self._addresses, last.batches[across], np.zeros(len(across), np.int64))
+            rest = RowLocations(self._addresses, last.batches[across], np.zeros(len(across), np.int64))
             self.layout.read_ahead(rest, last.places[across] + 1)
 
-    def _located(self, rows: NDArray[np.int64]) -> Rows:
+    def _located(self, rows: NDArray[np.int64]) -> RowLocations:
         """Where the rows are; the shards that they are in are opened."""
         shards = self._shard_starts.find(rows)
         if (self._opened[shards] < 0).any():
             self._open_shards(np.unique(shards))
         virtual = self._opened[shards] + rows - self.starts[shards]
         batches = self._batches_at.find(virtual)
-        return Rows(self._addresses, batches, virtual - self._batch_starts[batches])
+        return RowLocations(self._addresses, batches, virtual - self._batch_starts[batches])
 
     def _open_shards(self, shards: NDArray[np.int64]) -> None:
         if self._addresses.count + len(shards) > _MOST_OPEN or self._cached > self.reader.cache.max_bytes:
@@ -221,7 +221,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
                     self._virtual += len(block.batch)
         finally:
             self._batch_starts = np.concatenate(starts)  # those before one that cannot be read are open
-            self._batches_at = Starts(self._batch_starts, self._virtual)
+            self._batches_at = RangeIndex(self._batch_starts, self._virtual)
 
     def _close_shards(self, rows: NDArray[np.int64]) -> None:
         """Let the shards of rows be opened again when they are needed: damaged copies were removed from the cache."""
@@ -254,15 +254,15 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
 
     def _start(self, verified: VerifiedBlocks | None) -> None:
         self._lock = threading.RLock()
-        self._shard_starts = Starts(self.starts[:-1], int(self.starts[-1]))
+        self._shard_starts = RangeIndex(self.starts[:-1], int(self.starts[-1]))
         sizes = [shard.blocks if self._can_map(shard) and shard.table else _SLOTS for shard in self.shards]
         self._slots: NDArray[np.int64] = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         regions = [
             count_regions(shard.table[1]) if self._can_map(shard) and shard.table else 0 for shard in self.shards
         ]
         self._piece_flags: NDArray[np.int64] = np.cumsum([1, *regions], dtype=np.int64)
-        self._data_parts = [part for form in self.layout.forms for part in form.data_parts()]
-        shape = int(self._slots[-1]), len(self.layout.forms), sum(regions)
+        self._data_parts = [part for codec in self.layout.codecs for part in codec.data_parts()]
+        shape = int(self._slots[-1]), len(self.layout.codecs), sum(regions)
         self._verified = verified or VerifiedBlocks(*shape)
         self._forget()
         _alive.add(self)
@@ -274,11 +274,11 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         """Close all shards; rows that are being gathered keep theirs."""
         self._addresses = self.layout.addresses()
         self._addresses.remember(self._verified.pieces, keep=self.options.verify != "always")
-        if self.reader.at_random:
+        if self.reader.advise_random:
             self._addresses.asked = self.layout.read_ahead_parts
         self._opened = np.full(len(self.shards), -1, np.int64)
         self._batch_starts, self._virtual = np.zeros(0, np.int64), 0
-        self._batches_at = Starts(self._batch_starts, 0)
+        self._batches_at = RangeIndex(self._batch_starts, 0)
         self._cached = 0  # the bytes of copies in the cache that are open
 
     def _stored(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -353,7 +353,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         if self.rows is not None:
             return None
         whole = layout_fingerprint(self.document_type.document_schema())
-        counts = [stored_nulls(self.folder, shard, path) if shard.layout == whole else None for shard in self.shards]
+        counts = [read_null_count(self.folder, shard, path) if shard.layout == whole else None for shard in self.shards]
         return None if None in counts else sum(count for count in counts if count is not None)
 
     # --- display
@@ -423,19 +423,19 @@ def _rows(dataset: StoredDataset[Any], where: Where | None) -> NDArray[np.int64]
 def _shards_in(dataset: StoredDataset[Any]) -> tuple[Shard, ...]:
     """The shards that have rows."""
     folder = dataset.folder
-    shards = shards_in(folder, dataset._file, dataset.options)
+    shards = list_shards(folder, dataset._file, dataset.options)
     if any(shard.rows < 0 for shard in shards):
         with ThreadPoolExecutor(_FOOTERS) as pool:
-            shards = list(pool.map(lambda shard: counted(folder, shard), shards))
+            shards = list(pool.map(lambda shard: count_rows(folder, shard), shards))
     return tuple(shard for shard in shards if shard.rows)
 
 
-def shards_in(folder: Folder, file: str | None, options: ReadOptions) -> Sequence[Shard]:
+def list_shards(folder: Folder, file: str | None, options: ReadOptions) -> Sequence[Shard]:
     """The shards that the logs tell of, or else the plain files of the folder; or the one file that was asked for."""
     if file is not None:
         return [Shard(file, -1, folder.size(file))]
     found = read_manifest(folder, options.remote)
-    return found.shards if found.logs else plain_files(folder)
+    return found.shards if found.logs else list_plain_files(folder)
 
 
 def class_of(folder: Folder, shards: Sequence[Shard]) -> type[Any]:
@@ -444,8 +444,8 @@ def class_of(folder: Folder, shards: Sequence[Shard]) -> type[Any]:
         raise StorageError(
             f"{shown(folder.url)}: no shard is whole that could tell the class. Pass it: schema=Student."
         )
-    schema = arrow_schema_of(folder, shards[0])
-    for key, value in partitions(shards[0].name).items():
+    schema = read_arrow_schema(folder, shards[0])
+    for key, value in partition_values(shards[0].name).items():
         if key not in schema.names:
             schema = schema.append(pa.field(key, pa.int64() if isinstance(value, int) else pa.string()))
     name = (schema.metadata or {}).get(CLASS_KEY, b"").decode()
@@ -491,12 +491,12 @@ def open_dataset(
         raise SchemaError(f"open_dataset: schema takes a document class, got {describe(document_type)}.")
     if document_type is None:
         folder, file = split_file(url, options.remote)
-        document_type = class_of(folder, shards_in(folder, file, options))
+        document_type = class_of(folder, list_shards(folder, file, options))
     dataset = StoredDataset[document_type](url, columns, where, options)
     check_extra(extra)
     if "forbid" in (extra, document_type.__quire_extra__):
         for shard in dataset.shards:
-            columns_of_shard = arrow_schema_of(dataset.folder, shard)
+            columns_of_shard = read_arrow_schema(dataset.folder, shard)
             name = shown(dataset.folder.join(shard.name))
             refuse_unknown_columns(document_type.document_schema(), columns_of_shard, extra, name)
     return dataset

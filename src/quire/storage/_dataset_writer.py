@@ -32,10 +32,20 @@ from quire.errors import (
 from quire.files import Folder, RemoteOptions, open_folder, shown
 from quire.schema import Schema
 from quire.storage._layout import Layout, TensorStorage
-from quire.storage._manifest import LOGS, SUFFIXES, Log, Manifest, Shard, read_manifest, strays, write_index, writer_of
+from quire.storage._manifest import (
+    LOGS,
+    SUFFIXES,
+    Log,
+    Manifest,
+    Shard,
+    find_strays,
+    read_manifest,
+    write_index,
+    writer_name,
+)
 from quire.storage._schema_conversion import conform_fields
-from quire.storage._shard_reader import arrow_schema_of, recovered
-from quire.storage._shard_writer import Format, ShardFile, parquet_packing
+from quire.storage._shard_reader import read_arrow_schema, recover_shard
+from quire.storage._shard_writer import Format, ShardFile, parquet_options
 from quire.tensors import describe
 
 DocT = TypeVar("DocT", bound=BaseDocument)
@@ -93,11 +103,11 @@ class DatasetWriter(Generic[DocT]):
         check_options("write_dataset", more, WriteOptions.__dataclass_fields__)
         self.options = replace(options or WriteOptions(), **more)
         self.layout = Layout(schema.document_schema(), self.options.tensor_storage)
-        self._packing = parquet_packing(self.layout, self.options.compression or {})
+        self._parquet_options = parquet_options(self.layout, self.options.compression or {})
         self.folder: Folder = open_folder(url, self.options.remote)
         _check_no_file(self.folder)
         self._log = Log.create(self.folder, replaces=self.options.mode == "overwrite")
-        self._old = _earlier(self.folder, self.options, self._log)
+        self._old = prepare_target(self.folder, self.options, self._log)
         if self.options.mode == "append" and self._old.shards:
             _check_goes_with(self.folder, self._old.shards[-1], self.layout)
         self._shard: ShardFile | None = None
@@ -112,11 +122,11 @@ class DatasetWriter(Generic[DocT]):
     def write(self, data: DocumentBatch[DocT] | Iterable[DocT]) -> None:
         """Take documents, or a batch of them."""
         items = [data] if isinstance(data, DocumentBatch) else data
-        for columns in columns_in(items, self.layout.schema, self.options.group_bytes):
+        for columns in iter_columns(items, self.layout.schema, self.options.group_bytes):
             self._take(self.layout.encode(columns))
 
     def _take(self, batch: pa.RecordBatch) -> None:
-        rows = rows_within(batch, self.options.group_bytes)
+        rows = count_rows_within(batch, self.options.group_bytes)
         for start in range(0, len(batch), rows):
             self._group(batch.slice(start, rows))
 
@@ -143,7 +153,7 @@ class DatasetWriter(Generic[DocT]):
         if self._shard is None:
             self._log.begin()
             name = self._log.shard_name(len(self._log.lines), SUFFIXES[self.options.format])
-            self._shard = ShardFile(self.folder, name, self.layout, self._packing, durable=self.options.durable)
+            self._shard = ShardFile(self.folder, name, self.layout, self._parquet_options, durable=self.options.durable)
         return self._shard
 
     def _commit(self) -> None:
@@ -158,9 +168,9 @@ class DatasetWriter(Generic[DocT]):
             self._open_shard()  # without rows, so that the dataset is there, and tells of its class
         self._commit()
         if self._log.replaces:
-            _replace_all(self.folder, self._log, self.options.remote)
+            replace_dataset(self.folder, self._log, self.options.remote)
         elif self._log.lines:
-            _check_counted(self.folder, self._log, self.options.remote)
+            confirm_append(self.folder, self._log, self.options.remote)
 
     def __enter__(self) -> Self:
         return self
@@ -190,10 +200,10 @@ def _check_no_file(folder: Folder) -> None:
         )
 
 
-def _earlier(folder: Folder, options: WriteOptions, log: Log) -> Manifest:
+def prepare_target(folder: Folder, options: WriteOptions, log: Log) -> Manifest:
     """What there is already, if the mode goes with it."""
     old = read_manifest(folder, options.remote)
-    found = strays(folder, old)
+    found = find_strays(folder, old)
     if options.mode == "create" and (old.shards or found.keys() - {""}):
         raise StorageError(
             f"{shown(folder.url)}: there is a dataset already. Pass mode='append' to add to it, 'resume' to go on with "
@@ -210,12 +220,12 @@ def _earlier(folder: Folder, options: WriteOptions, log: Log) -> Manifest:
 def _check_goes_with(folder: Folder, shard: Shard, layout: Layout) -> None:
     """Whether the class that is to be appended could read what is there; else no class could read both."""
     try:
-        fields = arrow_schema_of(folder, shard)
+        fields = read_arrow_schema(folder, shard)
     except ShardError:
         return  # verify() tells of a damaged shard, and new ones are none the worse for it
     found = {field.name: (field, pa.array([], field.type)) for field in fields}
     try:
-        conform_fields(layout.forms, found, layout.schema, None, 0)
+        conform_fields(layout.codecs, found, layout.schema, None, 0)
     except DecodeError as error:
         raise StorageError(
             f"{shown(folder.url)}: {layout.schema.name} does not go with the documents that are there. {error} Append "
@@ -225,7 +235,7 @@ def _check_goes_with(folder: Folder, shard: Shard, layout: Layout) -> None:
 
 def _resumed(folder: Folder, old: Manifest, found: Mapping[str, list[Shard]], log: Log) -> Manifest:
     """With the shards that are whole, and whose writer was killed before it could say so."""
-    writers = {writer_of(name) for name in old.logs}
+    writers = {writer_name(name) for name in old.logs}
     shards = list(old.shards)
     for writer in sorted(found):
         if writer not in writers:
@@ -234,13 +244,13 @@ def _resumed(folder: Folder, old: Manifest, found: Mapping[str, list[Shard]], lo
                 "broken off. Pass mode='overwrite' to do so from the beginning."
             )
         for stray in found[writer]:
-            shards.append(recovered(folder, stray))
+            shards.append(recover_shard(folder, stray))
             log.begin()
             log.add(shards[-1])
     return replace(old, shards=tuple(shards))
 
 
-def _replace_all(folder: Folder, log: Log, remote: RemoteOptions) -> None:
+def replace_dataset(folder: Folder, log: Log, remote: RemoteOptions) -> None:
     """Let the log take the place of all others, and remove what they told of."""
     now = read_manifest(folder, remote)
     names = {entry.name for entry in folder.list(tuple(SUFFIXES.values()))}
@@ -252,16 +262,18 @@ def _replace_all(folder: Folder, log: Log, remote: RemoteOptions) -> None:
     log.publish(logs)
     after = read_manifest(folder, remote)
     write_index(folder, after)
-    left = [shard.name for writer, shards in strays(folder, after).items() if writer < log.name for shard in shards]
+    left = [
+        shard.name for writer, shards in find_strays(folder, after).items() if writer < log.name for shard in shards
+    ]
     for name in (*(shard.name for shard in now.shards), *now.old_shards, *left):
         folder.delete(name)
     for name in logs:
         folder.delete(f"{LOGS}/{name}")
 
 
-def _check_counted(folder: Folder, log: Log, remote: RemoteOptions) -> None:
+def confirm_append(folder: Folder, log: Log, remote: RemoteOptions) -> None:
     now = read_manifest(folder, remote)
-    if log.name not in map(writer_of, now.logs):
+    if log.name not in map(writer_name, now.logs):
         raise StorageError(
             f"{shown(folder.url)}: another writer has overwritten the dataset meanwhile, and what was written here is "
             "no part of it. Write it again."
@@ -269,13 +281,13 @@ def _check_counted(folder: Folder, log: Log, remote: RemoteOptions) -> None:
     write_index(folder, now)
 
 
-def rows_within(batch: pa.RecordBatch, size: int) -> int:
+def count_rows_within(batch: pa.RecordBatch, size: int) -> int:
     """How many rows of a batch make about so many bytes."""
     total = batch.nbytes
     return len(batch) or 1 if total <= size * 3 // 2 else max(1, len(batch) * size // total)
 
 
-def columns_in(items: Iterable[Any], schema: Schema, block_bytes: int) -> Iterator[Columns]:
+def iter_columns(items: Iterable[Any], schema: Schema, block_bytes: int) -> Iterator[Columns]:
     """The columns of documents, mappings and batches as they come; documents in blocks of about so many bytes."""
     options = StackOptions(shapes="ragged")
 
@@ -327,7 +339,7 @@ def write_dataset(
     shard_bytes, ... With 'resume', as many documents are passed over as the dataset has already: so a job that was
     broken off goes on where it was, if it gives the same documents again.
     """
-    items, document_type = _typed(data, schema)
+    items, document_type = resolve_document_type(data, schema)
     with DatasetWriter(url, document_type, options, **more) as writer:
         if writer.options.mode == "resume":
             items = _rest(items, writer.rows_before)
@@ -346,7 +358,7 @@ def _total(data: Any) -> int | None:
     return len(data) if isinstance(data, Sized) else None
 
 
-def _typed(data: Any, schema: type[Any] | None) -> tuple[Iterable[Any], type[Any]]:
+def resolve_document_type(data: Any, schema: type[Any] | None) -> tuple[Iterable[Any], type[Any]]:
     if schema is not None and not is_document_type(schema):
         raise OptionError(f"schema: expected a document class, as schema=Student, got {schema!r}.")
     known = schema or getattr(type(data), "document_type", None)

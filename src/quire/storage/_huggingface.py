@@ -20,8 +20,8 @@ from quire._protocols import is_array_type, is_document_type
 from quire.codec._json import to_json
 from quire.errors import EncodeError
 from quire.schema import Field, FieldKind, Schema
-from quire.storage._arrow_codec import NumberForm
-from quire.storage._nested_codecs import has_list_form
+from quire.storage._arrow_codec import NumberCodec
+from quire.storage._nested_codecs import has_list_codec
 from quire.tensors import framework_of
 
 _ROWS = 1000
@@ -31,7 +31,7 @@ _PLAIN = {FieldKind.TEXT: (pa.string(), str), FieldKind.BYTES: (pa.binary(), byt
 _ITEMS = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string(), bytes: pa.binary()}
 
 
-class _Form(NamedTuple):
+class _FeatureCodec(NamedTuple):
     """How a field lies in Arrow there: its type, what Hugging Face calls it, and values as Arrow takes them."""
 
     type: pa.DataType
@@ -49,16 +49,16 @@ def write_huggingface(document_type: type[Any], documents: Iterable[Any], folder
         raise EncodeError(f"{schema.name} has no fields, and a table without columns has no rows.")
     rows = iter(documents)
     first = list(islice(rows, _ROWS))
-    forms = {field.name: _form(field, _column(first, field.name)) for field in schema.fields}
-    features = {name: form.feature for name, form in forms.items()}
+    codecs = {field.name: _field_codec(field, _column(first, field.name)) for field in schema.fields}
+    features = {name: codec.feature for name, codec in codecs.items()}
     arrow_schema = pa.schema(
-        [pa.field(name, form.type) for name, form in forms.items()],
+        [pa.field(name, codec.type) for name, codec in codecs.items()],
         {"huggingface": json.dumps({"info": {"features": features}})},
     )
     name, total = "data-00000-of-00001.arrow", 0
     with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, arrow_schema) as writer:
         for block in _blocks(first, rows):
-            writer.write_batch(_batch(block, forms, arrow_schema, total))
+            writer.write_batch(_batch(block, codecs, arrow_schema, total))
             total += len(block)
     _write_json(folder / "dataset_info.json", {"features": features, "citation": "", "description": "", "license": ""})
     _write_json(folder / "state.json", {**_STATE, "_data_files": [{"filename": name}]})
@@ -90,43 +90,45 @@ def _column(documents: Sequence[Any], name: str) -> list[Any]:
     return [value for document in documents if (value := document.__dict__.get(name)) is not None]
 
 
-def _batch(block: list[Any], forms: dict[str, _Form], schema: pa.Schema, first: int) -> pa.RecordBatch:
+def _batch(block: list[Any], codecs: dict[str, _FeatureCodec], schema: pa.Schema, first: int) -> pa.RecordBatch:
     arrays = []
-    for name, form in forms.items():
-        values = [_value(form, document.__dict__.get(name)) for document in block]
+    for name, codec in codecs.items():
+        values = [_value(codec, document.__dict__.get(name)) for document in block]
         try:
-            arrays.append(pa.array(values, form.type))
+            arrays.append(pa.array(values, codec.type))
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise EncodeError(f"rows {first} to {first + len(block) - 1}, {name}: {error}") from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _value(form: _Form, value: Any) -> Any:
-    return None if value is None else form.value(value)
+def _value(codec: _FeatureCodec, value: Any) -> Any:
+    return None if value is None else codec.value(value)
 
 
-def _form(field: Field, sample: list[Any]) -> _Form:
+def _field_codec(field: Field, sample: list[Any]) -> _FeatureCodec:
     """The form of a field; of tensors, what the first rows have."""
     kind = field.kind
-    if kind is FieldKind.SCALAR and field.type in NumberForm.types:
-        arrow_type = NumberForm.types[field.type][0]
-        return _Form(arrow_type, _named(arrow_type), field.type)
+    if kind is FieldKind.SCALAR and field.type in NumberCodec.types:
+        arrow_type = NumberCodec.types[field.type][0]
+        return _FeatureCodec(arrow_type, _named(arrow_type), field.type)
     if kind in _PLAIN:
         arrow_type, value = _PLAIN[kind]
-        return _Form(arrow_type, _named(arrow_type), value)
+        return _FeatureCodec(arrow_type, _named(arrow_type), value)
     if kind in _MOMENTS:
-        return _Form(_MOMENTS[kind], _named(_MOMENTS[kind]), _without_zone)
+        return _FeatureCodec(_MOMENTS[kind], _named(_MOMENTS[kind]), _without_zone)
     if kind is FieldKind.DATETIME:
         return _datetime(field, sample)
     if kind is FieldKind.TENSOR:
         return _tensor(sample)
-    if has_list_form(field):
+    if has_list_codec(field):
         arrow_type = _ITEMS[field.items[0].type]
-        return _Form(pa.list_(arrow_type), [_named(arrow_type)], list)
+        return _FeatureCodec(pa.list_(arrow_type), [_named(arrow_type)], list)
     if kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS) and not field.recursive:
         return _documents(field, sample)
     text = pa.string()
-    return _Form(text, _named(text), _name if kind in (FieldKind.ENUM, FieldKind.DECIMAL, FieldKind.PATH) else _json)
+    return _FeatureCodec(
+        text, _named(text), _name if kind in (FieldKind.ENUM, FieldKind.DECIMAL, FieldKind.PATH) else _json
+    )
 
 
 def _named(arrow_type: pa.DataType) -> dict[str, str]:
@@ -134,14 +136,14 @@ def _named(arrow_type: pa.DataType) -> dict[str, str]:
     return {"dtype": known.get(str(arrow_type), str(arrow_type)), "_type": "Value"}
 
 
-def _datetime(field: Field, sample: list[Any]) -> _Form:
+def _datetime(field: Field, sample: list[Any]) -> _FeatureCodec:
     """Times with a zone are in UTC, and those without stay without; a column has one kind, as the first rows have it.
 
     Where the first rows have both, times are texts.
     """
     zoned = {value.utcoffset() is not None for value in sample}
     if len(zoned) > 1:
-        return _Form(pa.string(), _named(pa.string()), datetime.isoformat)
+        return _FeatureCodec(pa.string(), _named(pa.string()), datetime.isoformat)
     has_zone = zoned == {True}
     arrow_type = pa.timestamp("us", "UTC" if has_zone else None)
 
@@ -154,7 +156,7 @@ def _datetime(field: Field, sample: list[Any]) -> _Form:
             )
         return value
 
-    return _Form(arrow_type, _named(arrow_type), value_of)
+    return _FeatureCodec(arrow_type, _named(arrow_type), value_of)
 
 
 def _name(value: Any) -> str:
@@ -196,17 +198,17 @@ def _jsonable(value: Any) -> Any:
     return str(value)
 
 
-def _tensor(sample: list[Any]) -> _Form:
+def _tensor(sample: list[Any]) -> _FeatureCodec:
     arrays = [_numpy(value) for value in sample]
     depths, dtypes = {array.ndim for array in arrays}, {array.dtype for array in arrays}
     if len(depths) > 1 or len(dtypes) > 1:
-        return _Form(pa.string(), _named(pa.string()), lambda value: json.dumps(_numpy(value).tolist()))
+        return _FeatureCodec(pa.string(), _named(pa.string()), lambda value: json.dumps(_numpy(value).tolist()))
     depth, dtype = (depths or {1}).pop(), (dtypes or {np.dtype(np.float32)}).pop()
     arrow_type = pa.from_numpy_dtype(dtype)
     feature: Any = _named(arrow_type)
     for _ in range(depth):
         arrow_type, feature = pa.list_(arrow_type), [feature]
-    return _Form(arrow_type, feature, lambda value: _numpy(value).tolist())
+    return _FeatureCodec(arrow_type, feature, lambda value: _numpy(value).tolist())
 
 
 def _numpy(value: Any) -> np.ndarray[Any, Any]:
@@ -217,19 +219,21 @@ def _numpy(value: Any) -> np.ndarray[Any, Any]:
     return array if array.dtype.kind in "biuf" else array.astype(np.float32)
 
 
-def _documents(field: Field, sample: list[Any]) -> _Form:
+def _documents(field: Field, sample: list[Any]) -> _FeatureCodec:
     inner: Schema = field.document_type.document_schema()
     if not inner.fields:
         raise EncodeError(f"{field.name}: {inner.name} has no fields, and Hugging Face has no documents without them.")
     many = field.kind is FieldKind.DOCUMENTS
     found = [document for value in sample for document in value] if many else sample
-    forms = {part.name: _form(part, _column(found, part.name)) for part in inner.fields}
-    arrow_type = pa.struct([pa.field(name, form.type) for name, form in forms.items()])
-    feature = {name: form.feature for name, form in forms.items()}
+    codecs = {part.name: _field_codec(part, _column(found, part.name)) for part in inner.fields}
+    arrow_type = pa.struct([pa.field(name, codec.type) for name, codec in codecs.items()])
+    feature = {name: codec.feature for name, codec in codecs.items()}
 
     def one(document: Any) -> dict[str, Any]:
-        return {name: _value(form, document.__dict__.get(name)) for name, form in forms.items()}
+        return {name: _value(codec, document.__dict__.get(name)) for name, codec in codecs.items()}
 
     if many:
-        return _Form(pa.list_(arrow_type), [feature], lambda documents: [one(document) for document in documents])
-    return _Form(arrow_type, feature, one)
+        return _FeatureCodec(
+            pa.list_(arrow_type), [feature], lambda documents: [one(document) for document in documents]
+        )
+    return _FeatureCodec(arrow_type, feature, one)

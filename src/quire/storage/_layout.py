@@ -23,27 +23,27 @@ from quire.columns import Columns
 from quire.errors import OptionError, SchemaError
 from quire.schema import Field, FieldKind, FieldPath, Schema, parse_path
 from quire.storage._arrow_codec import (
-    BytesForm,
-    DatetimeForm,
-    EnumForm,
-    Form,
-    MomentForm,
-    NamedForm,
-    NumberForm,
-    TextForm,
-    ValueForm,
+    ArrowCodec,
+    AsTextCodec,
+    BytesCodec,
+    DatetimeCodec,
+    EnumCodec,
+    FixedWidthCodec,
+    MessageCodec,
+    NumberCodec,
+    TextCodec,
 )
 from quire.storage._nested_codecs import (
     PLACEHOLDER,
-    DocumentForm,
-    DocumentsForm,
-    ListForm,
+    DocumentCodec,
+    DocumentsCodec,
+    ListCodec,
     encode_fields,
-    has_list_form,
+    has_list_codec,
     placeholder,
 )
-from quire.storage._row_locations import Addresses, Rows
-from quire.storage._tensor_codecs import ComplexForm, RaggedForm, TensorForm
+from quire.storage._row_locations import AddressTable, RowLocations
+from quire.storage._tensor_codecs import ComplexCodec, RaggedTensorCodec, TensorCodec
 
 TensorStorage = Literal["fixed", "binary", "list"]
 """How tensors of one shape are stored: as bytes of one length, as bytes, or as nested lists."""
@@ -51,8 +51,8 @@ SCHEMA_KEY, FINGERPRINT_KEY, CLASS_KEY = b"quire.json_schema", b"quire.fingerpri
 FORMAT_KEY, CLASSES_KEY, ENUMS_KEY = b"quire.format", b"quire.classes", b"quire.enums"
 _LISTED = re.compile(r"bool|u?int\d+|float(16|32|64)")
 """The dtypes that lists can have."""
-_MOMENTS = MomentForm.types
-_NAMED = {FieldKind.ENUM: EnumForm, FieldKind.DECIMAL: NamedForm, FieldKind.PATH: NamedForm}
+_MOMENTS = FixedWidthCodec.types
+_NAMED = {FieldKind.ENUM: EnumCodec, FieldKind.DECIMAL: AsTextCodec, FieldKind.PATH: AsTextCodec}
 
 
 class Layout:
@@ -63,12 +63,12 @@ class Layout:
             raise OptionError(f"tensor_storage={tensor_storage!r}: use 'fixed', 'binary' or 'list'.")
         if schema.is_open:
             raise SchemaError("a dataset needs the documents' class: schema=Student.")
-        self.schema = chosen_schema(schema, paths)
-        self.forms = _forms(self.schema, schema.name, tensor_storage, paths)
-        self.fields = pa.schema([form.arrow_field() for form in self.forms] or [PLACEHOLDER])
+        self.schema = select_fields(schema, paths)
+        self.codecs = _field_codecs(self.schema, schema.name, tensor_storage, paths)
+        self.fields = pa.schema([codec.arrow_field() for codec in self.codecs] or [PLACEHOLDER])
         self.parts = 0
-        for form in self.forms:
-            self.parts = form.place(self.parts)
+        for codec in self.codecs:
+            self.parts = codec.place(self.parts)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -83,122 +83,124 @@ class Layout:
             FINGERPRINT_KEY: self.fingerprint.encode(),
             SCHEMA_KEY: json_schema(self.schema).encode(),
             FORMAT_KEY: b"2",
-            CLASSES_KEY: json.dumps(dict(_nested_classes(self.forms, ()))).encode(),
+            CLASSES_KEY: json.dumps(dict(_nested_classes(self.codecs, ()))).encode(),
             ENUMS_KEY: json.dumps(dict(_enums(self.schema.fields, ()))).encode(),
         }
         return self.fields.with_metadata(metadata)
 
     def encode(self, columns: Columns) -> pa.RecordBatch:
         """The columns as a record batch."""
-        return self.batch(encode_fields(self.forms, columns, self.schema.name), len(columns))
+        return self.batch(encode_fields(self.codecs, columns, self.schema.name), len(columns))
 
     def batch(self, arrays: Sequence[pa.Array], rows: int) -> pa.RecordBatch:
         """A record batch of the arrays of all forms; one without any has a column that keeps the number of rows."""
         return pa.RecordBatch.from_arrays(list(arrays) or [placeholder(rows)], schema=self.fields)
 
-    def addresses(self) -> Addresses:
+    def addresses(self) -> AddressTable:
         """A table for the addresses of record batches of this layout."""
-        return Addresses(self.parts)
+        return AddressTable(self.parts)
 
     def locate(self, batch: pa.RecordBatch) -> list[int]:
         """The parts of a record batch."""
-        arrays = batch.columns if self.forms else ()
-        return [part for form, array in zip(self.forms, arrays, strict=True) for part in form.locate(array)]
+        arrays = batch.columns if self.codecs else ()
+        return [part for codec, array in zip(self.codecs, arrays, strict=True) for part in codec.locate(array)]
 
-    def read_ahead(self, rows: Rows, counts: NDArray[np.int64]) -> None:
+    def read_ahead(self, rows: RowLocations, counts: NDArray[np.int64]) -> None:
         """Let the system read the large columns of `counts` rows from each of these on."""
-        for form in self.forms:
-            if form.is_large and isinstance(form, TensorForm):
-                form.read_ahead(rows, counts)
+        for codec in self.codecs:
+            if codec.is_large and isinstance(codec, TensorCodec):
+                codec.read_ahead(rows, counts)
 
     @cached_property
     def read_ahead_parts(self) -> frozenset[int]:
         """The parts that `read_ahead` reads."""
-        return frozenset(form.first + 1 for form in self.forms if form.is_large and isinstance(form, TensorForm))
+        return frozenset(codec.first + 1 for codec in self.codecs if codec.is_large and isinstance(codec, TensorCodec))
 
-    def gather(self, rows: Rows) -> Columns:
+    def gather(self, rows: RowLocations) -> Columns:
         """The columns of rows, copied; their checksums are verified first, where that is due."""
         rows.verify()
-        made = {form.field.name: form.gather(rows) for form in self.forms}
+        made = {codec.field.name: codec.gather(rows) for codec in self.codecs}
         return Columns(self.schema, made, len(rows))
 
-    def gather_parts(self, rows: Rows, sizes: Sequence[int]) -> Iterator[Columns]:
+    def gather_parts(self, rows: RowLocations, sizes: Sequence[int]) -> Iterator[Columns]:
         """The columns of parts of rows, of these sizes: the small columns of all of them are gathered at once."""
         rows.verify()
-        small = {form.field.name: form.gather(rows) for form in self.forms if not form.is_large}
+        small = {codec.field.name: codec.gather(rows) for codec in self.codecs if not codec.is_large}
         start = 0
         for size in sizes:
             span = slice(start, start + size)
             start, own = start + size, rows.slice(span)
             made = {
-                form.field.name: small[form.field.name].slice(span) if form.field.name in small else form.gather(own)
-                for form in self.forms
+                codec.field.name: small[codec.field.name].slice(span)
+                if codec.field.name in small
+                else codec.gather(own)
+                for codec in self.codecs
             }
             yield Columns(self.schema, made, size)
 
 
-def _forms(schema: Schema, path: str, storage: str, paths: Paths) -> Sequence[Form]:
+def _field_codecs(schema: Schema, path: str, storage: str, paths: Paths) -> Sequence[ArrowCodec]:
     made = []
     for field in schema.fields:
-        form = _form(field, f"{path}.{field.name}", storage, paths_below(field.name, paths))
-        made.append(ValueForm(field, f"{path}.{field.name}", schema) if form is None else form)
+        codec = _field_codec(field, f"{path}.{field.name}", storage, paths_below(field.name, paths))
+        made.append(MessageCodec(field, f"{path}.{field.name}", schema) if codec is None else codec)
     return made
 
 
-def _form(field: Field, path: str, storage: str, paths: Paths) -> Form | None:
+def _field_codec(field: Field, path: str, storage: str, paths: Paths) -> ArrowCodec | None:
     """The form of a field; None where it has no columns of its own."""
     kind = field.kind
     if kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS) and not field.recursive:
-        return _document_form(field, path, storage, paths)
+        return _document_codec(field, path, storage, paths)
     if kind is FieldKind.TENSOR:
-        return _tensor_form(field, path, storage)
-    if kind is FieldKind.SCALAR and field.type in NumberForm.types:
-        return NumberForm(field, path)
+        return _tensor_codec(field, path, storage)
+    if kind is FieldKind.SCALAR and field.type in NumberCodec.types:
+        return NumberCodec(field, path)
     if kind is FieldKind.SCALAR and field.type is complex:
-        return ComplexForm(field, path)
+        return ComplexCodec(field, path)
     if kind is FieldKind.TEXT:
-        return TextForm(field, path)
+        return TextCodec(field, path)
     if kind is FieldKind.BYTES and (field.type is bytes or field.wrapper):
-        return BytesForm(field, path)
+        return BytesCodec(field, path)
     if kind in _MOMENTS:
-        return MomentForm(field, path)
+        return FixedWidthCodec(field, path)
     if kind is FieldKind.DATETIME:
-        return DatetimeForm(field, path)
+        return DatetimeCodec(field, path)
     if kind in _NAMED and not (kind is FieldKind.ENUM and issubclass(field.type, Flag)):
         return _NAMED[kind](field, path)
-    return ListForm(field, path) if has_list_form(field) else None
+    return ListCodec(field, path) if has_list_codec(field) else None
 
 
-def _document_form(field: Field, path: str, storage: str, paths: Paths) -> Form:
-    schema = chosen_schema(field.document_type.document_schema(), paths)
-    forms = _forms(schema, path, storage, paths)
+def _document_codec(field: Field, path: str, storage: str, paths: Paths) -> ArrowCodec:
+    schema = select_fields(field.document_type.document_schema(), paths)
+    codecs = _field_codecs(schema, path, storage, paths)
     if field.kind is FieldKind.DOCUMENT:
-        return DocumentForm(field, path, schema, forms)
+        return DocumentCodec(field, path, schema, codecs)
     one = Field("item", FieldKind.DOCUMENT, field.document_type)
-    return DocumentsForm(field, path, DocumentForm(one, path, schema, forms))
+    return DocumentsCodec(field, path, DocumentCodec(one, path, schema, codecs))
 
 
-def _tensor_form(field: Field, path: str, storage: str) -> Form | None:
+def _tensor_codec(field: Field, path: str, storage: str) -> ArrowCodec | None:
     spec = field.spec
     if spec.dtype == "string":
         return None
     if spec.dtype is None or spec.fixed_shape is None:
-        return RaggedForm(field, path)
+        return RaggedTensorCodec(field, path)
     if 0 in spec.fixed_shape:
-        return RaggedForm(field, path)
+        return RaggedTensorCodec(field, path)
     if storage == "list" and not _LISTED.fullmatch(spec.dtype):
         storage = "fixed"  # lists have no short floats and no complex numbers
-    return TensorForm(field, path, spec.dtype, spec.fixed_shape, storage)
+    return TensorCodec(field, path, spec.dtype, spec.fixed_shape, storage)
 
 
-def _nested_classes(forms: Sequence[Form], above: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _nested_classes(codecs: Sequence[ArrowCodec], above: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """The classes of documents inside documents, by path."""
-    for form in forms:
-        path = (*above, form.field.name)
-        document = form.item if isinstance(form, DocumentsForm) else form
-        if isinstance(document, DocumentForm):
+    for codec in codecs:
+        path = (*above, codec.field.name)
+        document = codec.item if isinstance(codec, DocumentsCodec) else codec
+        if isinstance(document, DocumentCodec):
             yield ".".join(path), class_name(document.field.document_type)
-            yield from _nested_classes(document.forms, path)
+            yield from _nested_classes(document.codecs, path)
 
 
 def _enums(fields: Iterable[Field], above: tuple[str, ...], seen: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -253,7 +255,7 @@ Paths = Sequence[FieldPath] | None
 """The paths of the fields that are read; None for all of them."""
 
 
-def chosen_paths(schema: Schema, columns: Iterable[str] | None) -> Paths:
+def resolve_columns(schema: Schema, columns: Iterable[str] | None) -> Paths:
     """The paths that users write; one that is not there is an error."""
     if columns is None:
         return None
@@ -267,7 +269,7 @@ def chosen_paths(schema: Schema, columns: Iterable[str] | None) -> Paths:
     return None if () in paths else paths
 
 
-def chosen_schema(schema: Schema, paths: Paths) -> Schema:
+def select_fields(schema: Schema, paths: Paths) -> Schema:
     """The schema with the fields that paths begin with, in the order of the class."""
     if paths is None:
         return schema

@@ -24,7 +24,7 @@ _opening = threading.Lock()
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+def lock_file(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Hold the lock; whether it is held, which without `wait` may not be. Its file is removed by who held it."""
     handle = _acquire(path, wait=wait)
     try:

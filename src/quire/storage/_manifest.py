@@ -150,14 +150,14 @@ class Manifest:
     """The names of shards that only those tell of."""
 
 
-def logs_folder(url: str, options: RemoteOptions | None = None) -> Folder:
+def open_logs(url: str, options: RemoteOptions | None = None) -> Folder:
     """Where the logs of a dataset are."""
     return open_folder(f"{url.rstrip('/')}/{LOGS}", options)
 
 
 def read_manifest(folder: Folder, options: RemoteOptions | None = None) -> Manifest:
     """The shards that count."""
-    logs = logs_folder(folder.url, options)
+    logs = open_logs(folder.url, options)
     for attempt in range(_ATTEMPTS):
         try:
             contents = {name: list(_lines(logs, name)) for name in _log_names(logs)}
@@ -273,7 +273,7 @@ def _shard(line: dict[str, Any], where: str) -> Shard:
         raise StorageError(f"{where}: a line of the log does not tell of a shard.") from error
 
 
-def plain_files(folder: Folder) -> list[Shard]:
+def list_plain_files(folder: Folder) -> list[Shard]:
     """The shards of a folder that no writer of quire made: its Parquet or Arrow files. Their rows are not known yet."""
     found = folder.list(tuple(SUFFIXES.values()))
     if not found:
@@ -284,7 +284,7 @@ def plain_files(folder: Folder) -> list[Shard]:
     return [Shard(entry.name, -1, entry.size) for entry in found]
 
 
-def strays(folder: Folder, manifest: Manifest) -> dict[str, list[Shard]]:
+def find_strays(folder: Folder, manifest: Manifest) -> dict[str, list[Shard]]:
     """Whole files of writers that were killed before they counted, by the name of the writer; '' for others' files."""
     known = {shard.name for shard in manifest.shards} | set(manifest.old_shards)
     found: dict[str, list[Shard]] = {}
@@ -295,6 +295,6 @@ def strays(folder: Folder, manifest: Manifest) -> dict[str, list[Shard]]:
     return found
 
 
-def writer_of(log: str) -> str:
+def writer_name(log: str) -> str:
     """The name of the writer of a log, which the names of its shards begin with."""
     return log.removesuffix(".jsonl").removesuffix(".v2")

@@ -65,7 +65,7 @@ def fetch(addresses: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
     if width < _WIDE:
         found: NDArray[np.uint8] = _window(width)[addresses - _LOWEST].view(np.uint8).reshape(count, width)
         return found
-    rows = _reused(count * width)
+    rows = take_buffer(count * width)
     fetch_into(rows, addresses, width)
     return rows.reshape(count, width)
 
@@ -106,10 +106,10 @@ def _aligned(size: int) -> tuple[bytearray, int]:
     return memory, -np.frombuffer(memory, np.uint8).ctypes.data % _LINE
 
 
-_reused = _Reuse().take
+take_buffer = _Reuse().take
 
 
-def fetch_texts(
+def fetch_ranges(
     addresses: NDArray[np.int64], sizes: NDArray[np.int64], room: NDArray[np.int64], before: NDArray[np.int64]
 ) -> bytes:
     """The bytes of runs of any size, one behind the other.
@@ -163,7 +163,7 @@ class _Mapping:
     def __init__(self, address: int, size: int) -> None:
         self._address, self._size, self._unmap = address, size, _libc().munmap
 
-    def let_go(self) -> None:
+    def drop_mapped_pages(self) -> None:
         """Take the pages out of this process."""
         _libc().madvise(self._address, self._size, mmap.MADV_DONTNEED)
 
@@ -211,7 +211,7 @@ _mapped: weakref.WeakSet[_Mapping] = weakref.WeakSet()
 _mapped_lock = threading.Lock()
 
 
-def let_go() -> None:
+def drop_mapped_pages() -> None:
     """Take all pages of mapped files out of this process; who looks at one gets it again, as a rule without the disk.
 
     A look at one byte can map two megabytes around it, which count as memory of the process until it lets go of them.
@@ -220,7 +220,7 @@ def let_go() -> None:
         with _mapped_lock:
             mappings = list(_mapped)
         for mapping in mappings:
-            mapping.let_go()
+            mapping.drop_mapped_pages()
 
 
 # --- what is read ahead
@@ -232,7 +232,7 @@ def read_ahead(addresses: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
     Left to itself it reads around every page that is missing, on some machines many megabytes, which a process with
     little memory has to let go of again before it comes to them.
     """
-    if not hasattr(mmap, "MADV_WILLNEED") or _are_there(addresses):
+    if not hasattr(mmap, "MADV_WILLNEED") or _are_resident(addresses):
         return
     libc, page = _libc(), mmap.PAGESIZE
     starts = addresses // page * page
@@ -240,7 +240,7 @@ def read_ahead(addresses: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
         libc.madvise(start, size, mmap.MADV_WILLNEED)
 
 
-def _are_there(addresses: NDArray[np.int64]) -> bool:
+def _are_resident(addresses: NDArray[np.int64]) -> bool:
     """Whether the first pages of some of the runs are in memory, as where a dataset was read before."""
     some = addresses[:: max(1, len(addresses) // _SAMPLE)] // mmap.PAGESIZE * mmap.PAGESIZE
     answer = ctypes.create_string_buffer(1)
@@ -250,7 +250,7 @@ def _are_there(addresses: NDArray[np.int64]) -> bool:
 _SAMPLE = 32
 
 
-def at_random(buffer: pa.Buffer, *, on: bool = True) -> pa.Buffer:
+def advise_random(buffer: pa.Buffer, *, on: bool = True) -> pa.Buffer:
     """Mapped memory that is read in any order: around what is missing, nothing else is read. Or as usual again."""
     if buffer.size and hasattr(mmap, "MADV_RANDOM"):
         _libc().madvise(buffer.address, buffer.size, mmap.MADV_RANDOM if on else mmap.MADV_NORMAL)

@@ -22,8 +22,8 @@ from quire.columns import (
 )
 from quire.errors import DecodeError, EncodeError
 from quire.schema import Field, FieldKind, Schema
-from quire.storage._arrow_codec import BytesForm, Form, NumberForm, TextForm, address_of, bitmap
-from quire.storage._row_locations import Rows
+from quire.storage._arrow_codec import ArrowCodec, BytesCodec, NumberCodec, TextCodec, address_of, validity_bitmap
+from quire.storage._row_locations import RowLocations
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,28 +38,28 @@ def placeholder(rows: int) -> pa.Array:
     return pa.array(np.zeros(rows, np.bool_))
 
 
-class DocumentForm(Form):
+class DocumentCodec(ArrowCodec):
     """A nested document: a struct of its fields."""
 
-    __slots__ = ("forms", "schema")
+    __slots__ = ("codecs", "schema")
     own_parts = 1
 
-    def __init__(self, field: Field, path: str, schema: Schema, forms: Sequence[Form]) -> None:
-        self.schema, self.forms = schema, forms
-        super().__init__(field, path, pa.struct([_inside(form) for form in forms] or [PLACEHOLDER]))
+    def __init__(self, field: Field, path: str, schema: Schema, codecs: Sequence[ArrowCodec]) -> None:
+        self.schema, self.codecs = schema, codecs
+        super().__init__(field, path, pa.struct([_inside(codec) for codec in codecs] or [PLACEHOLDER]))
 
     @property
-    def children(self) -> Sequence[Form]:
-        return self.forms
+    def children(self) -> Sequence[ArrowCodec]:
+        return self.codecs
 
     @property
     def is_narrow(self) -> bool:
         """Whether not all of a document is read."""
-        inner = [form for form in self.forms if isinstance(form, DocumentForm)]
-        return len(self.forms) < len(self.field.document_type.model_fields) or any(form.is_narrow for form in inner)
+        inner = [codec for codec in self.codecs if isinstance(codec, DocumentCodec)]
+        return len(self.codecs) < len(self.field.document_type.model_fields) or any(codec.is_narrow for codec in inner)
 
     def child_arrays(self, array: pa.Array) -> list[pa.Array]:
-        return [array.field(form.field.name) for form in self.forms]
+        return [array.field(codec.field.name) for codec in self.codecs]
 
     def locate_own(self, array: pa.Array) -> list[int]:
         return []
@@ -70,38 +70,38 @@ class DocumentForm(Form):
 
     def encode_columns(self, columns: Columns) -> pa.Array:
         """The array of all rows of the columns."""
-        arrays = encode_fields(self.forms, columns, self.path)
+        arrays = encode_fields(self.codecs, columns, self.path)
         return self.array(arrays, len(columns), columns.validity)
 
     def array(self, arrays: Sequence[pa.Array], rows: int, validity: Validity) -> pa.Array:
         """The array of documents, from those of their fields."""
         children = list(arrays) or [placeholder(rows)]
-        return pa.Array.from_buffers(self.type, rows, [bitmap(validity)], children=children)
+        return pa.Array.from_buffers(self.type, rows, [validity_bitmap(validity)], children=children)
 
     def _stacked(self, documents: list[Any]) -> Columns:
         return stack(self.schema, documents, StackOptions(shapes="ragged"), self.path)
 
-    def gather(self, rows: Rows) -> DocumentColumn:
+    def gather(self, rows: RowLocations) -> DocumentColumn:
         return DocumentColumn(self.field, self.gather_columns(rows))
 
-    def gather_columns(self, rows: Rows) -> Columns:
+    def gather_columns(self, rows: RowLocations) -> Columns:
         """The columns of the documents of rows."""
-        made = {form.field.name: form.gather(rows) for form in self.forms}
+        made = {codec.field.name: codec.gather(rows) for codec in self.codecs}
         return Columns(self.schema, made, len(rows), rows.validity(self.first))
 
 
-def _inside(form: Form) -> pa.Field:
+def _inside(codec: ArrowCodec) -> pa.Field:
     """A field of a nested document; where there is none, its fields have no values."""
-    return form.arrow_field().with_nullable(True)  # noqa: FBT003 - pyarrow's signature
+    return codec.arrow_field().with_nullable(True)  # noqa: FBT003 - pyarrow's signature
 
 
-def encode_fields(forms: Sequence[Form], columns: Columns, path: str) -> list[pa.Array]:
+def encode_fields(codecs: Sequence[ArrowCodec], columns: Columns, path: str) -> list[pa.Array]:
     """The arrays of all fields; columns that lack one, or hold more, are an error."""
     _refuse_extra_states(columns, path)
-    for form in forms:
-        if form.field.name not in columns.columns:
-            raise form.fail("the batch has no column for it.")
-    return [form.encode(columns.columns[form.field.name]) for form in forms]
+    for codec in codecs:
+        if codec.field.name not in columns.columns:
+            raise codec.fail("the batch has no column for it.")
+    return [codec.encode(columns.columns[codec.field.name]) for codec in codecs]
 
 
 def _refuse_extra_states(columns: Columns, path: str) -> None:
@@ -119,18 +119,18 @@ def _refuse_extra_states(columns: Columns, path: str) -> None:
             raise EncodeError(f"{path}, row {row}: {columns.schema.name} has no fields for {names}; declare them.")
 
 
-class _Lists(Form):
+class _OffsetsCodec(ArrowCodec):
     """Rows of any number of items: offsets, and the items of all rows one behind the other."""
 
     __slots__ = ("item",)
     own_parts = 3  # validity, offsets, how many items there are
 
-    def __init__(self, field: Field, path: str, item: Form, item_field: pa.Field) -> None:
+    def __init__(self, field: Field, path: str, item: ArrowCodec, item_field: pa.Field) -> None:
         self.item = item
         super().__init__(field, path, pa.list_(item_field))
 
     @property
-    def children(self) -> tuple[Form, ...]:
+    def children(self) -> tuple[ArrowCodec, ...]:
         return (self.item,)
 
     def child_arrays(self, array: pa.Array) -> list[pa.Array]:
@@ -143,10 +143,10 @@ class _Lists(Form):
         """The array of lists."""
         if offsets[-1] >= 1 << 31:
             raise self.fail("one record batch would hold 2,147,483,648 items or more; write fewer rows at a time.")
-        buffers = [bitmap(validity), pa.py_buffer(offsets.astype(np.int32))]
+        buffers = [validity_bitmap(validity), pa.py_buffer(offsets.astype(np.int32))]
         return pa.Array.from_buffers(self.type, len(offsets) - 1, buffers, children=[items])
 
-    def inside(self, rows: Rows) -> tuple[Rows, NDArray[np.int64]]:
+    def inside(self, rows: RowLocations) -> tuple[RowLocations, NDArray[np.int64]]:
         """The items of the rows, and where those of each begin and end."""
         try:
             starts, sizes = rows.content(self.first + 1)
@@ -155,13 +155,13 @@ class _Lists(Form):
         return rows.spread(starts, sizes), np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
 
 
-class DocumentsForm(_Lists):
+class DocumentsCodec(_OffsetsCodec):
     """Arrays of documents: a list of structs."""
 
     __slots__ = ()
-    item: DocumentForm
+    item: DocumentCodec
 
-    def __init__(self, field: Field, path: str, item: DocumentForm) -> None:
+    def __init__(self, field: Field, path: str, item: DocumentCodec) -> None:
         super().__init__(field, path, item, pa.field("item", item.type, nullable=False))
 
     def encode(self, column: Column) -> pa.Array:
@@ -173,23 +173,23 @@ class DocumentsForm(_Lists):
         documents = ObjectColumn(self.item.field, list(chain.from_iterable(arrays)))
         return self.array(self.item.encode(documents), offsets, validity_of(column.values()))
 
-    def gather(self, rows: Rows) -> DocumentsColumn:
+    def gather(self, rows: RowLocations) -> DocumentsColumn:
         inner, offsets = self.inside(rows)
         return DocumentsColumn(self.field, self.item.gather_columns(inner), offsets, rows.validity(self.first))
 
 
-_ITEMS: dict[FieldKind, Any] = {FieldKind.SCALAR: NumberForm, FieldKind.TEXT: TextForm, FieldKind.BYTES: BytesForm}
+_ITEMS: dict[FieldKind, Any] = {FieldKind.SCALAR: NumberCodec, FieldKind.TEXT: TextCodec, FieldKind.BYTES: BytesCodec}
 
 
-class ListForm(_Lists):
+class ListCodec(_OffsetsCodec):
     """Lists of numbers, texts or blobs."""
 
     __slots__ = ()
 
     def __init__(self, field: Field, path: str) -> None:
         item = field.items[0]
-        form = _ITEMS[item.kind](item, f"{path}[]")
-        super().__init__(field, path, form, pa.field("item", form.type, nullable=item.nullable))
+        codec = _ITEMS[item.kind](item, f"{path}[]")
+        super().__init__(field, path, codec, pa.field("item", codec.type, nullable=item.nullable))
 
     def encode(self, column: Column) -> pa.Array:
         values = column.values()
@@ -197,7 +197,7 @@ class ListForm(_Lists):
         items = self.item.encode(ObjectColumn(self.item.field, list(chain.from_iterable(lists))))
         return self.array(items, _offsets(lists), validity_of(values))
 
-    def gather(self, rows: Rows) -> ObjectColumn:
+    def gather(self, rows: RowLocations) -> ObjectColumn:
         inner, offsets = self.inside(rows)
         items, there = self.item.gather(inner).values(), rows.validity(self.first)
         lists: list[Any] = [items[a:b] for a, b in pairwise(offsets.tolist())]
@@ -211,7 +211,7 @@ def _offsets(lists: Sequence[Any]) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
 
 
-def has_list_form(field: Field) -> bool:
+def has_list_codec(field: Field) -> bool:
     """Whether a field is a list whose items have columns of their own."""
     if field.kind is not FieldKind.LIST or field.type is not list or len(field.items) != 1:
         return False

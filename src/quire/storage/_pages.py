@@ -21,10 +21,10 @@ from quire.array import DocumentBatch
 from quire.columns import Columns, concat_columns
 from quire.schema import FieldPath
 from quire.storage._dataset import StoredDataset
-from quire.storage._layout import chosen_paths
-from quire.storage._memory import let_go
-from quire.storage._previews import brief_columns
-from quire.storage._row_locations import Rows
+from quire.storage._layout import resolve_columns
+from quire.storage._memory import drop_mapped_pages
+from quire.storage._previews import preview_columns
+from quire.storage._row_locations import RowLocations
 from quire.storage._shard_reader import empty_batch, shard_errors
 from quire.storage._where import Where, matching_rows
 from quire.tensors import get_framework
@@ -87,7 +87,7 @@ class Pages:
         for some in self._at_once(rows):
             located = self._located(some)
             located.verify()
-            parts.append(brief_columns(self.dataset.layout.forms, located, head))
+            parts.append(preview_columns(self.dataset.layout.codecs, located, head))
         return {path: [value for part in parts for value in part[path]] for path in parts[0]}
 
     def matching(self, where: Where) -> NDArray[np.int64]:
@@ -103,7 +103,7 @@ class Pages:
         if self.dataset.rows is not None or self.dataset.is_mapped:
             for start in range(0, len(self), rows):
                 yield start, self.columns(np.arange(start, min(start + rows, len(self))))
-            let_go()  # what was looked at from end to end is not what is looked at next
+            drop_mapped_pages()  # what was looked at from end to end is not what is looked at next
             return
         if not all(map(self._is_read_alone, range(len(self.dataset.shards)))):
             parts = self.dataset._read_parts()
@@ -128,19 +128,19 @@ class Pages:
     def _let_go(self) -> None:
         """What was looked at once would stay in memory, column by column."""
         if _mapped_bytes() - self._least > _MAPPED:
-            let_go()
+            drop_mapped_pages()
 
     def _at_once(self, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """The rows that are gathered at a time: all of them, unless they lie apart in mapped files."""
-        forms = len(self.dataset.layout.forms)
-        if not self.dataset.is_mapped or (np.count_nonzero(np.diff(rows) != 1) + 1) * forms <= _APART:
+        codecs = len(self.dataset.layout.codecs)
+        if not self.dataset.is_mapped or (np.count_nonzero(np.diff(rows) != 1) + 1) * codecs <= _APART:
             return [rows]
-        size = max(1, _APART // max(1, forms))
+        size = max(1, _APART // max(1, codecs))
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
     # --- where rows lie
 
-    def _located(self, rows: NDArray[np.int64]) -> Rows:
+    def _located(self, rows: NDArray[np.int64]) -> RowLocations:
         self._let_go()
         dataset = self.dataset
         stored = dataset._stored(rows)
@@ -151,7 +151,7 @@ class Pages:
         found.framework = get_framework("numpy")
         return found
 
-    def _in_groups(self, rows: NDArray[np.int64]) -> Rows | None:
+    def _in_groups(self, rows: NDArray[np.int64]) -> RowLocations | None:
         """The rows in row groups that are read alone; None where they are to be found otherwise."""
         dataset = self.dataset
         shards = dataset._shard_starts.find(rows)
@@ -172,7 +172,7 @@ class Pages:
         for shard_number, group in keys.T.tolist():
             batch = self._group(shard_number, group)
             addresses.add(dataset.layout.locate(batch), batch)
-        return Rows(addresses, batches.reshape(-1), places)
+        return RowLocations(addresses, batches.reshape(-1), places)
 
     def _is_read_alone(self, number: int) -> bool:
         dataset, shard = self.dataset, self.dataset.shards[number]
@@ -185,7 +185,7 @@ class Pages:
     def _group_rows(self, number: int) -> tuple[int, ...]:
         """The rows of each row group of a shard, kept."""
         if number not in self._rows:
-            self._rows[number] = self.dataset.reader.block_rows(self.dataset.shards[number])
+            self._rows[number] = self.dataset.reader.read_block_rows(self.dataset.shards[number])
         return self._rows[number]
 
     def _groups(self) -> Iterator[pa.RecordBatch]:
@@ -211,7 +211,7 @@ class Pages:
     def _read(self, number: int, group: int) -> pa.RecordBatch:
         """A row group in the layout of the class, in one read of its bytes: a mapped file is read around each fault."""
         reader, shard = self.dataset.reader, self.dataset.shards[number]
-        with shard_errors(reader.folder, shard), reader._local(shard) as path:
+        with shard_errors(reader.folder, shard), reader.local_file(shard) as path:
             with pq.ParquetFile(path, metadata=self._footer(number, path), pre_buffer=True) as file:
                 reader.check_row_group(path, shard, file, group)
                 names = reader._wanted(file.schema_arrow)
@@ -249,7 +249,7 @@ _STATM = Path("/proc/self/statm")
 def narrowed(dataset: StoredDataset[Any], columns: Iterable[str]) -> StoredDataset[Any]:
     """The same rows of the same shards, with some of the columns."""
     state: Mapping[str, Any] = dataset.__getstate__()
-    paths = chosen_paths(dataset.document_type.document_schema(), columns)
+    paths = resolve_columns(dataset.document_type.document_schema(), columns)
     made: StoredDataset[Any] = object.__new__(type(dataset))
     made.__setstate__({**state, "_paths": paths, "verified": None})  # which is of other columns
     return made

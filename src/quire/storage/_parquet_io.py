@@ -9,9 +9,9 @@ from quire.document import BaseDocument
 from quire.errors import OptionError, check_options
 from quire.files import open_folder
 from quire.storage._dataset import open_dataset
-from quire.storage._dataset_writer import WriteOptions, columns_in, rows_within, write_dataset
+from quire.storage._dataset_writer import WriteOptions, count_rows_within, iter_columns, write_dataset
 from quire.storage._layout import Layout
-from quire.storage._shard_writer import ShardFile, parquet_packing
+from quire.storage._shard_writer import ShardFile, parquet_options
 
 
 def save_parquet(data: Any, document_type: type[Any], path: str | os.PathLike[str], **more: Any) -> None:
@@ -30,7 +30,7 @@ def save_shard(data: Any, document_type: type[Any], path: str | os.PathLike[str]
     """Write documents, batches, or what a generator gives of them, to one plain file of Parquet or Arrow."""
     parent, slash, name = os.fspath(path).rpartition("/")
     layout = Layout(document_type.document_schema(), options.tensor_storage)
-    packing = parquet_packing(layout, options.compression or {})
+    packing = parquet_options(layout, options.compression or {})
     file = ShardFile(open_folder(parent + slash or ".", options.remote), name, layout, packing)
     try:
         _write_all(file, layout, data, options.group_bytes)
@@ -42,9 +42,9 @@ def save_shard(data: Any, document_type: type[Any], path: str | os.PathLike[str]
 
 def _write_all(file: ShardFile, layout: Layout, data: Any, group_bytes: int) -> None:
     items = [data] if hasattr(data, "_columns") else data
-    for columns in columns_in(items, layout.schema, group_bytes):
+    for columns in iter_columns(items, layout.schema, group_bytes):
         batch = layout.encode(columns)
-        rows = rows_within(batch, group_bytes)
+        rows = count_rows_within(batch, group_bytes)
         for start in range(0, len(batch), rows):
             file.write(batch.slice(start, rows))
 

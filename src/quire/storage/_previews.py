@@ -10,10 +10,10 @@ import numpy as np
 
 from quire.columns import Validity
 from quire.schema import FieldPath
-from quire.storage._arrow_codec import BinaryForm, BytesForm, Form, TextForm, ValueForm, masked
-from quire.storage._nested_codecs import DocumentForm, DocumentsForm, ListForm
-from quire.storage._row_locations import Rows
-from quire.storage._tensor_codecs import ComplexForm, RaggedForm, TensorForm
+from quire.storage._arrow_codec import ArrowCodec, BinaryCodec, BytesCodec, MessageCodec, TextCodec, mask_missing
+from quire.storage._nested_codecs import DocumentCodec, DocumentsCodec, ListCodec
+from quire.storage._row_locations import RowLocations
+from quire.storage._tensor_codecs import ComplexCodec, RaggedTensorCodec, TensorCodec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,20 +27,20 @@ _MESSAGE = 1 << 14
 """Values without a column of their own are, up to so many bytes."""
 
 
-class Head(NamedTuple):
+class BytesPreview(NamedTuple):
     """The beginning of a text or a blob, and how many bytes it has."""
 
     content: bytes
     size: int
 
 
-class Count(NamedTuple):
+class ItemCount(NamedTuple):
     """How many items, or documents, there are."""
 
     items: int
 
 
-class TensorHead(NamedTuple):
+class TensorPreview(NamedTuple):
     """The shape and dtype of a tensor, and the tensor itself if it is a small vector."""
 
     shape: tuple[int, ...]
@@ -48,21 +48,21 @@ class TensorHead(NamedTuple):
     values: NDArray[Any] | None = None
 
 
-def brief_columns(forms: Sequence[Form], rows: Rows, head: int) -> dict[FieldPath, list[Any]]:
+def preview_columns(codecs: Sequence[ArrowCodec], rows: RowLocations, head: int) -> dict[FieldPath, list[Any]]:
     """The values of each column of the rows, nested ones by their path: values, or one of the classes above."""
-    return dict(_briefs(forms, rows, head, (), None))
+    return dict(_preview_fields(codecs, rows, head, (), None))
 
 
-def _briefs(
-    forms: Sequence[Form], rows: Rows, head: int, above: FieldPath, there: Validity
+def _preview_fields(
+    codecs: Sequence[ArrowCodec], rows: RowLocations, head: int, above: FieldPath, there: Validity
 ) -> Iterator[tuple[FieldPath, list[Any]]]:
-    for form in forms:
-        path = (*above, form.field.name)
-        own = _both(there, rows.validity(form.first))
-        if isinstance(form, DocumentForm):
-            yield from _briefs(form.forms, rows, head, path, own)
+    for codec in codecs:
+        path = (*above, codec.field.name)
+        own = _both(there, rows.validity(codec.first))
+        if isinstance(codec, DocumentCodec):
+            yield from _preview_fields(codec.codecs, rows, head, path, own)
         else:
-            yield path, masked(_brief(form, rows, head), own)
+            yield path, mask_missing(_preview_field(codec, rows, head), own)
 
 
 def _both(first: Validity, second: Validity) -> Validity:
@@ -71,59 +71,59 @@ def _both(first: Validity, second: Validity) -> Validity:
     return first & second
 
 
-def _brief(form: Form, rows: Rows, head: int) -> list[Any]:
-    if isinstance(form, (TextForm, BytesForm)):
-        return _heads(form, rows, head)
-    if isinstance(form, TensorForm) and not isinstance(form, ComplexForm):
-        return _tensors(form, rows)
-    if isinstance(form, RaggedForm):
-        return _ragged(form, rows)
-    if isinstance(form, DocumentsForm):
-        return [Count(size) for size in rows.content(form.first + 1)[1].tolist()]
-    if isinstance(form, (ListForm, ValueForm)):
-        return _if_small(form, rows)
-    return form.gather(rows).values()
+def _preview_field(codec: ArrowCodec, rows: RowLocations, head: int) -> list[Any]:
+    if isinstance(codec, (TextCodec, BytesCodec)):
+        return _heads(codec, rows, head)
+    if isinstance(codec, TensorCodec) and not isinstance(codec, ComplexCodec):
+        return _tensors(codec, rows)
+    if isinstance(codec, RaggedTensorCodec):
+        return _ragged(codec, rows)
+    if isinstance(codec, DocumentsCodec):
+        return [ItemCount(size) for size in rows.content(codec.first + 1)[1].tolist()]
+    if isinstance(codec, (ListCodec, MessageCodec)):
+        return _if_small(codec, rows)
+    return codec.gather(rows).values()
 
 
-def _heads(form: BinaryForm, rows: Rows, head: int) -> list[Any]:
-    starts, sizes = rows.content(form.first + 1)
+def _heads(codec: BinaryCodec, rows: RowLocations, head: int) -> list[Any]:
+    starts, sizes = rows.content(codec.first + 1)
     short = np.minimum(sizes, head)
-    data = rows.bytes_at(form.first + 1, starts, short)
+    data = rows.bytes_at(codec.first + 1, starts, short)
     ends = np.cumsum(short).tolist()
     cut = [data[a:b] for a, b in zip([0, *ends], ends, strict=False)]
-    return [Head(content, size) for content, size in zip(cut, sizes.tolist(), strict=True)]
+    return [BytesPreview(content, size) for content, size in zip(cut, sizes.tolist(), strict=True)]
 
 
-def _tensors(form: TensorForm, rows: Rows) -> list[Any]:
-    name = form.dtype.name
-    if len(form.shape) != 1 or prod(form.shape) > _VECTOR:
-        return [TensorHead(form.shape, name)] * len(rows)
-    data = rows.fixed(form.first + 1, form.width).view(form.dtype)
-    return [TensorHead(form.shape, name, row) for row in data]
+def _tensors(codec: TensorCodec, rows: RowLocations) -> list[Any]:
+    name = codec.dtype.name
+    if len(codec.shape) != 1 or prod(codec.shape) > _VECTOR:
+        return [TensorPreview(codec.shape, name)] * len(rows)
+    data = rows.fixed(codec.first + 1, codec.width).view(codec.dtype)
+    return [TensorPreview(codec.shape, name, row) for row in data]
 
 
-def _ragged(form: RaggedForm, rows: Rows) -> list[Any]:
-    shapes = [tuple(shape or ()) for shape in form._shape.gather(rows).values()]
-    names = form._names.get("dtype")
-    dtypes = [form._dtype or ""] * len(rows) if names is None else names.gather(rows).values()
-    made = [TensorHead(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+def _ragged(codec: RaggedTensorCodec, rows: RowLocations) -> list[Any]:
+    shapes = [tuple(shape or ()) for shape in codec._shape.gather(rows).values()]
+    names = codec._names.get("dtype")
+    dtypes = [codec._dtype or ""] * len(rows) if names is None else names.gather(rows).values()
+    made = [TensorPreview(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
     vectors = [i for i, shape in enumerate(shapes) if len(shape) == 1 and 0 < shape[0] <= _VECTOR]
     if vectors:
         picked = np.array(vectors)
-        some = Rows(rows.addresses, rows.batches[picked], rows.places[picked], rows.framework)
-        for i, value in zip(vectors, form.gather(some).values(), strict=True):
+        some = RowLocations(rows.addresses, rows.batches[picked], rows.places[picked], rows.framework)
+        for i, value in zip(vectors, codec.gather(some).values(), strict=True):
             if value is not None:
                 made[i] = made[i]._replace(values=np.asarray(value))
     return made
 
 
-def _if_small(form: ListForm | ValueForm, rows: Rows) -> list[Any]:
+def _if_small(codec: ListCodec | MessageCodec, rows: RowLocations) -> list[Any]:
     """The values of the rows whose content is small; of the others, how much there is."""
-    sizes = rows.content(form.first + 1)[1]
-    is_list = isinstance(form, ListForm)
+    sizes = rows.content(codec.first + 1)[1]
+    is_list = isinstance(codec, ListCodec)
     small = np.flatnonzero(sizes <= (_ITEMS if is_list else _MESSAGE))
-    values: list[Any] = [Count(size) if is_list else Head(b"", size) for size in sizes.tolist()]
-    some = Rows(rows.addresses, rows.batches[small], rows.places[small], rows.framework)
-    for i, value in zip(small.tolist(), form.gather(some).values() if len(small) else [], strict=True):
+    values: list[Any] = [ItemCount(size) if is_list else BytesPreview(b"", size) for size in sizes.tolist()]
+    some = RowLocations(rows.addresses, rows.batches[small], rows.places[small], rows.framework)
+    for i, value in zip(small.tolist(), codec.gather(some).values() if len(small) else [], strict=True):
         values[i] = value
     return values

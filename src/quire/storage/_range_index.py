@@ -16,7 +16,7 @@ _MOST_PASSES, _MOST_STEPS = 4, 16
 """A table is of use while ranges are of like lengths: so few starts are within a step, so few steps are in a range."""
 
 
-class Starts:
+class RangeIndex:
     """The rows that ranges begin with, and the row behind the last one.
 
     A search takes a branch for every bit of the answer, and the processor guesses half of them wrong. So rows are

@@ -10,7 +10,7 @@ import numpy as np
 from quire.columns import Validity
 from quire.errors import DecodeError
 from quire.storage._block_table import Pieces
-from quire.storage._memory import fetch, fetch_texts, read_ahead
+from quire.storage._memory import fetch, fetch_ranges, read_ahead
 from quire.tensors import Framework
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Check(Protocol):
         """The address and the bytes of a piece."""
 
 
-class Addresses:
+class AddressTable:
     """A row for each part of a record batch (a buffer's address, or its size), a column for each record batch.
 
     A record batch may come with a check, which runs when its rows are first gathered. No lock is needed: `count` grows
@@ -173,7 +173,7 @@ class Addresses:
         return found
 
 
-class Rows:
+class RowLocations:
     """Rows of a table: the record batch of each, its place there, and the framework of the tensors to make of them.
 
     Without a framework, tensors are of that which their field is typed with.
@@ -183,7 +183,7 @@ class Rows:
 
     def __init__(
         self,
-        addresses: Addresses,
+        addresses: AddressTable,
         batches: NDArray[np.int64],
         places: NDArray[np.int64],
         framework: Framework | None = None,
@@ -197,9 +197,9 @@ class Rows:
         """Verify what is about to be gathered: some of the columns of the layout, by their number, or all."""
         self.addresses.verify(self.batches, columns)
 
-    def slice(self, rows: slice) -> Rows:
+    def slice(self, rows: slice) -> RowLocations:
         """A run of the rows."""
-        return Rows(self.addresses, self.batches[rows], self.places[rows], self.framework)
+        return RowLocations(self.addresses, self.batches[rows], self.places[rows], self.framework)
 
     def part(self, part: int) -> NDArray[np.int64]:
         """One part of the record batch of each row."""
@@ -229,7 +229,7 @@ class Rows:
         there = np.ones(len(self), np.bool_)
         marked = np.flatnonzero(self.part(part))
         if len(marked):
-            some = Rows(self.addresses, self.batches[marked], self.places[marked])
+            some = RowLocations(self.addresses, self.batches[marked], self.places[marked])
             there[marked] = some.bits(part)
         return None if there.all() else there
 
@@ -254,10 +254,10 @@ class Rows:
     def bytes_at(self, part: int, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> bytes:
         """The bytes of all rows, concatenated: of the content of each, `sizes` bytes from `starts` on."""
         self.addresses.verify_pieces(part + 2, self.batches, starts, sizes)
-        return fetch_texts(self.part(part + 2) + starts, sizes, self.part(part + 1) - starts, starts)
+        return fetch_ranges(self.part(part + 2) + starts, sizes, self.part(part + 1) - starts, starts)
 
-    def spread(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> Rows:
+    def spread(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> RowLocations:
         """The elements of lists: row i has so many of them from its start on."""
         before = np.cumsum(sizes) - sizes
         places = np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()), dtype=np.int64)
-        return Rows(self.addresses, np.repeat(self.batches, sizes), places, self.framework)
+        return RowLocations(self.addresses, np.repeat(self.batches, sizes), places, self.framework)

@@ -23,9 +23,9 @@ from quire.document import BaseDocument, field_name
 from quire.errors import DecodeError, QuireError, StorageError, TensorError, did_you_mean
 from quire.media import decode_image
 from quire.schema import Field, FieldKind, Schema
-from quire.storage._arrow_codec import Form, NumberForm, mark_of
+from quire.storage._arrow_codec import ArrowCodec, NumberCodec, read_extension
 from quire.storage._layout import CLASS_KEY
-from quire.storage._nested_codecs import PLACEHOLDER, DocumentForm, DocumentsForm
+from quire.storage._nested_codecs import PLACEHOLDER, DocumentCodec, DocumentsCodec
 from quire.tensors import DType, Shape, cast_numbers, common_dtype, format_shape, get_framework
 
 if TYPE_CHECKING:
@@ -64,67 +64,67 @@ def _refuse_unknown(schema: Schema, fields: Iterable[pa.Field], extra: Extra, wh
             _refuse_unknown(inner, kind, extra, where, f"{before}{column.name}.")
 
 
-def conform(form: Form, array: pa.Array, field: pa.Field, schema: Schema) -> pa.Array:
+def conform(codec: ArrowCodec, array: pa.Array, field: pa.Field, schema: Schema) -> pa.Array:
     """The array of an Arrow field in the form that the field of the class has; an error says what it is instead."""
     if pa.types.is_null(array.type):
-        return pa.nulls(len(array), form.type)
-    if _is_embedded(form, array.type):
-        array = _embedded(array, form.path)
+        return pa.nulls(len(array), codec.type)
+    if _is_embedded(codec, array.type):
+        array = _embedded(array, codec.path)
         field = field.with_type(array.type)
-    if isinstance(form, DocumentForm) and pa.types.is_struct(array.type):
-        return _struct(form, array)
-    if isinstance(form, DocumentsForm) and _is_list(array.type):
-        items = conform(form.item, _flattened(array), array.type.value_field, schema)
+    if isinstance(codec, DocumentCodec) and pa.types.is_struct(array.type):
+        return _struct(codec, array)
+    if isinstance(codec, DocumentsCodec) and _is_list(array.type):
+        items = conform(codec.item, _flattened(array), array.type.value_field, schema)
         if items.null_count:
-            raise DecodeError(f"{form.path}: a document in an array is null.")
-        return form.array(items, _offsets(array), _validity(array))
-    if form.is_form_of(field):
+            raise DecodeError(f"{codec.path}: a document in an array is null.")
+        return codec.array(items, _offsets(array), _validity(array))
+    if codec.can_read(field):
         return array
     try:
-        return form.encode(_column(form, array, field, schema))
+        return codec.encode(_column(codec, array, field, schema))
     except (QuireError, pa.ArrowException, ValueError, KeyError, TypeError, OverflowError) as error:
         raise DecodeError(
-            f"{form.path}: the data has {_told(field, array)}, the field is {form.field}: {error}"
+            f"{codec.path}: the data has {_told(field, array)}, the field is {codec.field}: {error}"
         ) from error
 
 
 def _told(field: pa.Field, array: pa.Array) -> str:
     """What the data has, in the words of schemas where it was written by quire."""
-    _, details = mark_of(field) or ("", None)
+    _, details = read_extension(field) or ("", None)
     if not isinstance(details, dict) or not isinstance(details.get("shape"), list):
         return str(array.type)
     return f"tensors of {details.get('dtype')} {format_shape(tuple(details['shape']))}"
 
 
-def fits(form: Form, field: pa.Field) -> bool:
+def fits(codec: ArrowCodec, field: pa.Field) -> bool:
     """Whether the data of an Arrow field can be read as it is."""
-    if field.nullable and not form.field.nullable and form.field.kind is not FieldKind.ANY:
+    if field.nullable and not codec.field.nullable and codec.field.kind is not FieldKind.ANY:
         return False  # whether it has nulls, someone must look
-    return _has_form(form, field)
+    return _has_form(codec, field)
 
 
-def _has_form(form: Form, field: pa.Field) -> bool:
+def _has_form(codec: ArrowCodec, field: pa.Field) -> bool:
     arrow_type = field.type
-    if isinstance(form, DocumentForm):
+    if isinstance(codec, DocumentCodec):
         return pa.types.is_struct(arrow_type) and all(
             (at := arrow_type.get_field_index(child.field.name)) >= 0 and _has_form(child, arrow_type.field(at))
-            for child in form.forms
+            for child in codec.codecs
         )
-    if isinstance(form, DocumentsForm):
-        return pa.types.is_list(arrow_type) and _has_form(form.item, arrow_type.value_field)
-    return form.is_form_of(field)
+    if isinstance(codec, DocumentsCodec):
+        return pa.types.is_list(arrow_type) and _has_form(codec.item, arrow_type.value_field)
+    return codec.can_read(field)
 
 
 _EMBEDDED = {"bytes", "path"}
 """How Hugging Face's libraries keep an encoded file: its content, and the path that it had."""
 
 
-def _is_embedded(form: Form, arrow_type: pa.DataType) -> bool:
+def _is_embedded(codec: ArrowCodec, arrow_type: pa.DataType) -> bool:
     """Whether the data has encoded files where the field has bytes, a tensor, or a document that is made of bytes."""
-    if not pa.types.is_struct(arrow_type) or isinstance(form, DocumentsForm):
+    if not pa.types.is_struct(arrow_type) or isinstance(codec, DocumentsCodec):
         return False
     names = {arrow_type.field(place).name for place in range(arrow_type.num_fields)}
-    known = isinstance(form, DocumentForm) and names & set(form.schema.accepted)
+    known = isinstance(codec, DocumentCodec) and names & set(codec.schema.accepted)
     return "bytes" in names and names <= _EMBEDDED and not known
 
 
@@ -140,21 +140,23 @@ Found = Mapping[str, tuple[pa.Field, pa.Array]]
 """Arrays by their names in the data, with their Arrow fields."""
 
 
-def conform_fields(forms: Sequence[Form], found: Found, schema: Schema, present: Validity, length: int) -> Arrays:
+def conform_fields(
+    codecs: Sequence[ArrowCodec], found: Found, schema: Schema, present: Validity, length: int
+) -> Arrays:
     """The arrays of forms, from those that the data has by name; what it has not takes its default.
 
     `present` tells which rows are documents at all; there, a field that is not optional must have a value.
     """
     names = stored_names(schema, found)
     made = []
-    for form in forms:
-        if form.field.name not in names:
-            made.append(_default(form, schema, length))
+    for codec in codecs:
+        if codec.field.name not in names:
+            made.append(_default(codec, schema, length))
             continue
-        field, array = found[names[form.field.name]]
+        field, array = found[names[codec.field.name]]
         array = _plain_array(array)
-        made.append(conform(form, array, field.with_type(array.type), schema))
-        _check_values(form, made[-1], present)
+        made.append(conform(codec, array, field.with_type(array.type), schema))
+        _check_values(codec, made[-1], present)
     return made
 
 
@@ -172,37 +174,39 @@ def stored_names(schema: Schema, found: Iterable[str]) -> dict[str, str]:
     return names | {field.name: field.name for field in schema.fields if field.name in there}
 
 
-def _check_values(form: Form, array: pa.Array, present: Validity) -> None:
-    if form.field.nullable or form.field.kind is FieldKind.ANY or not array.null_count:
+def _check_values(codec: ArrowCodec, array: pa.Array, present: Validity) -> None:
+    if codec.field.nullable or codec.field.kind is FieldKind.ANY or not array.null_count:
         return
     missing = np.asarray(array.is_null())
     if present is not None:
         missing &= present
     if missing.any():
         row = int(np.flatnonzero(missing)[0])
-        raise DecodeError(f"{form.path}: row {row} of the record batch has no value, and the field is not optional.")
+        raise DecodeError(f"{codec.path}: row {row} of the record batch has no value, and the field is not optional.")
 
 
-def _default(form: Form, schema: Schema, length: int) -> pa.Array:
-    field = form.field
+def _default(codec: ArrowCodec, schema: Schema, length: int) -> pa.Array:
+    field = codec.field
     if field.required:
-        raise DecodeError(f"{form.path}: the data does not hold it, and it has no default.")
+        raise DecodeError(f"{codec.path}: the data does not hold it, and it has no default.")
     info = schema.document_type.model_fields[field.name]
     try:
         values = [info.get_default(call_default_factory=True, validated_data={}) for _ in range(length)]
-        values = validate_values(schema, field, values, form.path, None, "ignore")
-        return form.encode(stack_values(field, values, _RAGGED, form.path))
+        values = validate_values(schema, field, values, codec.path, None, "ignore")
+        return codec.encode(stack_values(field, values, _RAGGED, codec.path))
     except (QuireError, KeyError, TypeError) as error:
-        raise DecodeError(f"{form.path}: the data does not hold it, and its default cannot be made: {error}") from error
+        raise DecodeError(
+            f"{codec.path}: the data does not hold it, and its default cannot be made: {error}"
+        ) from error
 
 
-def _struct(form: DocumentForm, array: pa.Array) -> pa.Array:
+def _struct(codec: DocumentCodec, array: pa.Array) -> pa.Array:
     fields = [array.type.field(i) for i in range(array.type.num_fields)]
     parts = array.flatten() if array.null_count else [array.field(i) for i in range(len(fields))]
     found = {field.name: (field, part) for field, part in zip(fields, parts, strict=True)}  # null where none is there
     present = _validity(array)
-    arrays = conform_fields(form.forms, found, form.schema, present, len(array))
-    return form.array(arrays, len(array), present)
+    arrays = conform_fields(codec.codecs, found, codec.schema, present, len(array))
+    return codec.array(arrays, len(array), present)
 
 
 def _validity(array: pa.Array) -> Validity:
@@ -228,14 +232,14 @@ def _offsets(array: pa.Array) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
 
 
-def _column(form: Form, array: pa.Array, stored: pa.Field, schema: Schema) -> Column:
-    field, mark = form.field, (mark_of(stored) or ("",))[0]
+def _column(codec: ArrowCodec, array: pa.Array, stored: pa.Field, schema: Schema) -> Column:
+    field, mark = codec.field, (read_extension(stored) or ("",))[0]
     if mark not in (_FROM_TENSORS if field.kind is FieldKind.TENSOR else ("", "quire.enum")):
         raise DecodeError("what was written so can be read as nothing else.")
-    if isinstance(form, NumberForm) and field.kind is FieldKind.SCALAR:
+    if isinstance(codec, NumberCodec) and field.kind is FieldKind.SCALAR:
         return _numbers(field, array)
     if field.kind is FieldKind.TENSOR:
-        return stack_values(field, _tensors(form, array, stored), _RAGGED, form.path)
+        return stack_values(field, _tensors(codec, array, stored), _RAGGED, codec.path)
     if field.kind in (FieldKind.TEXT, FieldKind.BYTES) and field.type in (str, bytes):
         if not _is_text(array.type):
             raise DecodeError("values are not turned into texts.")
@@ -244,8 +248,8 @@ def _column(form: Form, array: pa.Array, stored: pa.Field, schema: Schema) -> Co
     values = _objects(array)
     for value in values:
         _refuse_rounding(field, value)
-    values = validate_values(schema, field, values, form.path, np.asarray(array.is_valid()), "ignore")
-    return stack_values(field, values, _RAGGED, form.path)
+    values = validate_values(schema, field, values, codec.path, np.asarray(array.is_valid()), "ignore")
+    return stack_values(field, values, _RAGGED, codec.path)
 
 
 def _refuse_rounding(field: Field, value: Any) -> None:
@@ -290,7 +294,7 @@ def _numbers(field: Field, array: pa.Array) -> Column:
     kind = "b" if pa.types.is_boolean(array.type) else _kind(array.type)
     if kind not in _WIDER[field.type]:
         raise DecodeError("a number of another kind is no wider one.")
-    target, dtype = NumberForm.types[field.type]
+    target, dtype = NumberCodec.types[field.type]
     cast = array.cast(target)  # safely: what does not fit is an error
     data: NDArray[Any] = np.asarray(cast.fill_null(False if field.type is bool else 0)).astype(dtype)
     return ScalarColumn(field, data, get_framework("numpy"), _validity(array))
@@ -305,17 +309,17 @@ def _kind(arrow_type: pa.DataType) -> str:
 # --- tensors
 
 
-def _tensors(form: Form, array: pa.Array, stored: pa.Field) -> list[Any]:
+def _tensors(codec: ArrowCodec, array: pa.Array, stored: pa.Field) -> list[Any]:
     """The tensors of lists of numbers, of bytes, of images in bytes, or of another dtype."""
-    field = form.field
+    field = codec.field
     dtype = None if field.spec.dtype is None else common_dtype(field.spec.dtype)
     framework = field.type.framework or get_framework("numpy")
-    rows = _arrays(form, array, stored, dtype)
+    rows = _arrays(codec, array, stored, dtype)
     return [None if row is None else framework.from_numpy(_as_dtype(row, dtype)) for row in rows]
 
 
-def _arrays(form: Form, array: pa.Array, stored: pa.Field, dtype: np.dtype[Any] | None) -> list[Any]:
-    name, details = mark_of(stored) or ("", {})
+def _arrays(codec: ArrowCodec, array: pa.Array, stored: pa.Field, dtype: np.dtype[Any] | None) -> list[Any]:
+    name, details = read_extension(stored) or ("", {})
     written = details.get("dtype") if isinstance(details, dict) else None
     if name and dtype is not None and written is not None and common_dtype(written) != dtype:
         raise TensorError(f"the tensors were written as {written}.")
@@ -324,10 +328,10 @@ def _arrays(form: Form, array: pa.Array, stored: pa.Field, dtype: np.dtype[Any] 
     if name == "quire.tensor":
         return [None if row is None else _elements(row, details) for row in array.to_pylist()]
     if name == "quire.ragged_tensor" or _is_ragged(array.type):
-        known = details or {"dtype": form.field.spec.dtype}
+        known = details or {"dtype": codec.field.spec.dtype}
         return [None if row is None else _elements(row["data"], {**known, **row}) for row in array.to_pylist()]
     if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type) or _is_fixed_binary(array.type):
-        return [None if row is None else _from_bytes(form.field, row, dtype, form.path) for row in array.to_pylist()]
+        return [None if row is None else _from_bytes(codec.field, row, dtype, codec.path) for row in array.to_pylist()]
     return _from_lists(array)
 
 
@@ -474,10 +478,10 @@ def class_from_arrow(schema: Any, name: str, base: type[Any] | None = None) -> t
     made: type[Any] = create_model(name, __base__=base, **fields)
     made.model_config = {**made.model_config, **config}
     made.model_rebuild(force=True)
-    return findable(made)
+    return register_class(made)
 
 
-def findable(made: type[Any]) -> type[Any]:
+def register_class(made: type[Any]) -> type[Any]:
     """A class that was made, so that pickle finds it again: in this process, and in those that are forked from it."""
     made.__module__, made.__qualname__ = _parametrize.__name__, _parametrize.publish(made.__name__)
     _parametrize.register(made)
@@ -486,7 +490,7 @@ def findable(made: type[Any]) -> type[Any]:
 
 def annotation_from_arrow(field: pa.Field, name: str) -> Any:
     arrow_type = field.type.storage_type if isinstance(field.type, pa.ExtensionType) else field.type
-    kind, details = mark_of(field) or ("", None)
+    kind, details = read_extension(field) or ("", None)
     if kind in ("quire.tensor", "quire.ragged_tensor"):
         return _tensor_annotation(details)
     if kind == "quire.value":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from quire.columns import Columns
 from quire.errors import DecodeError, ShardError, StorageError, StorageNotFoundError
 from quire.files import Folder, shown
 from quire.schema import Schema
-from quire.storage._arrow_codec import Form
+from quire.storage._arrow_codec import ArrowCodec
 from quire.storage._block_table import (
     BlockTable,
     checksum,
@@ -33,13 +33,13 @@ from quire.storage._block_table import (
 from quire.storage._cache import ShardCache, cache_key
 from quire.storage._layout import FINGERPRINT_KEY, Layout, json_schema, layout_fingerprint
 from quire.storage._manifest import Shard
-from quire.storage._memory import at_random, map_file, read_ahead
-from quire.storage._nested_codecs import DocumentForm
-from quire.storage._row_locations import Rows
+from quire.storage._memory import advise_random, map_file, read_ahead
+from quire.storage._nested_codecs import DocumentCodec
+from quire.storage._row_locations import RowLocations
 from quire.storage._schema_conversion import conform_fields, fits, stored_names
 from quire.storage._shard_writer import BlockFile
-from quire.storage._spark_types import told_batch, told_schema
-from quire.storage._tensor_codecs import TensorForm
+from quire.storage._spark_types import restore_batch, restore_schema
+from quire.storage._tensor_codecs import TensorCodec
 from quire.storage._verification import BlockCheck, Verify, layout_nodes
 
 _ROWS, _BYTES = 8192, 16 << 20
@@ -63,7 +63,7 @@ class ShardReader:
 
     def __init__(self, folder: Folder, layout: Layout, cache: ShardCache, verify: Verify = "first_touch") -> None:
         self.folder, self.layout, self.cache, self.verify = folder, layout, cache, verify
-        self.at_random = False
+        self.advise_random = False
 
     def open(self, shard: Shard) -> list[Block]:
         """The record batches of a shard, mapped into memory. Their metadata is verified here, their columns later."""
@@ -83,7 +83,7 @@ class ShardReader:
         table = self._checked_table(buffer, shard)
         if table is None and self.verify == "always":
             self._check_whole(buffer, shard)
-        reader = pa.ipc.open_file(at_random(buffer) if self.at_random else buffer)
+        reader = pa.ipc.open_file(advise_random(buffer) if self.advise_random else buffer)
         if not self._in_layout(reader.schema):
             return None
         return self._selected(reader, buffer, table, lambda why: self._altered(shard, why))
@@ -120,12 +120,12 @@ class ShardReader:
         missing, the system reads up to several megabytes, depending on the disk: for all of the metadata, that can be
         all of the file.
         """
-        at_random(content)
+        advise_random(content)
         try:
             yield
         finally:
-            if not self.at_random:
-                at_random(content, on=False)
+            if not self.advise_random:
+                advise_random(content, on=False)
 
     def _check_whole(self, content: pa.Buffer, shard: Shard) -> None:
         """Compare a file of format 1 with its only checksum."""
@@ -133,14 +133,14 @@ class ShardReader:
             raise self._altered(shard, "its checksum is another one")
 
     def _in_layout(self, schema: pa.Schema) -> bool:
-        places = [(form, schema.get_all_field_indices(form.field.name)) for form in self.layout.forms]
-        return all(len(found) == 1 and fits(form, schema.field(found[0])) for form, found in places)
+        places = [(codec, schema.get_all_field_indices(codec.field.name)) for codec in self.layout.codecs]
+        return all(len(found) == 1 and fits(codec, schema.field(found[0])) for codec, found in places)
 
     def _selected(
         self, reader: Any, content: pa.Buffer, table: BlockTable | None, fail: Callable[[str], ShardError]
     ) -> list[Block]:
-        names = [form.field.name for form in self.layout.forms]
-        nodes = [] if table is None else layout_nodes(self.layout.forms, reader.schema)
+        names = [codec.field.name for codec in self.layout.codecs]
+        nodes = [] if table is None else layout_nodes(self.layout.codecs, reader.schema)
         blocks = []
         for number in range(reader.num_record_batches):
             batch = _select(reader.get_batch(number), names)
@@ -211,7 +211,7 @@ class ShardReader:
 
     def raw(self, shard: Shard, groups: Sequence[int] | None = None) -> Iterator[pa.RecordBatch]:
         """The record batches of a shard as they are; or those of some of its row groups."""
-        with shard_errors(self.folder, shard), self._local(shard) as path:
+        with shard_errors(self.folder, shard), self.local_file(shard) as path:
             yield from self._batches(path, shard, groups)
 
     def _batches(self, path: Path, shard: Shard, groups: Sequence[int] | None = None) -> Iterator[pa.RecordBatch]:
@@ -231,7 +231,7 @@ class ShardReader:
             self._check_whole(buffer, shard)
         reader = pa.ipc.open_file(buffer)
         checked = self._in_layout(reader.schema)  # then each row is looked at when it is gathered
-        names = [form.field.name for form in self.layout.forms] if checked else reader.schema.names
+        names = [codec.field.name for codec in self.layout.codecs] if checked else reader.schema.names
         nodes = None if table is None else self._nodes(reader.schema, checked=checked)
         for number in range(reader.num_record_batches) if groups is None else groups:
             if table is not None and nodes is not None:
@@ -244,7 +244,7 @@ class ShardReader:
     def _nodes(self, schema: pa.Schema, *, checked: bool) -> list[list[int]]:
         """The field nodes to verify: those that the layout reads, or all where the file is in another layout."""
         if checked:
-            return layout_nodes(self.layout.forms, schema)
+            return layout_nodes(self.layout.codecs, schema)
         return [list(range(sum(count_nodes(field.type) for field in schema)))]
 
     def _parquet(self, path: Path, shard: Shard, groups: Iterable[int] | None = None) -> pq.ParquetFile:
@@ -287,7 +287,7 @@ class ShardReader:
 
     def groups(self, shard: Shard, wanted: Callable[[Any], bool]) -> Iterator[tuple[int, Columns]]:
         """The row groups of a Parquet shard whose metadata are wanted: the number of the first row, and the columns."""
-        with shard_errors(self.folder, shard), self._local(shard) as path:
+        with shard_errors(self.folder, shard), self.local_file(shard) as path:
             file = self._parquet(path, shard, ())
             numbers = [i for i in range(file.num_row_groups) if wanted(file.metadata.row_group(i))]
             file = self._parquet(path, shard, numbers)
@@ -299,44 +299,34 @@ class ShardReader:
                     yield start, self.columns(self.conformed(batch, shard))
                     start += len(batch)
 
-    def block_rows(self, shard: Shard) -> tuple[int, ...]:
+    def read_block_rows(self, shard: Shard) -> tuple[int, ...]:
         """The rows of each row group, or record batch."""
-        return block_rows(self.folder, shard)
+        return read_block_rows(self.folder, shard)
 
     def columns(self, batch: pa.RecordBatch) -> Columns:
         """The columns of a record batch in the layout of the class, copied."""
         addresses = self.layout.addresses()
         addresses.add(self.layout.locate(batch), batch)
         rows = np.arange(len(batch), dtype=np.int64)
-        return self.layout.gather(Rows(addresses, np.zeros(len(batch), np.int64), rows))
+        return self.layout.gather(RowLocations(addresses, np.zeros(len(batch), np.int64), rows))
 
     def _wanted(self, schema: pa.Schema) -> list[str]:
         """The columns of a Parquet file that the layout asks for, under any name that the class accepts."""
-        return list(_columns_of(self.layout.forms, self.layout.schema, schema, ""))
+        return list(_columns_of(self.layout.codecs, self.layout.schema, schema, ""))
 
     def conformed(self, batch: pa.RecordBatch, shard: Shard) -> pa.RecordBatch:
         """A record batch in the layout of the class."""
-        batch = told_batch(batch)
+        batch = restore_batch(batch)
         found = dict(zip(batch.schema.names, zip(batch.schema, batch.columns, strict=True), strict=True))
-        for name, value in partitions(shard.name).items():
+        for name, value in partition_values(shard.name).items():
             array = pa.repeat(value, len(batch))
             found.setdefault(name, (pa.field(name, array.type), array))
-        arrays = conform_fields(self.layout.forms, found, self.layout.schema, None, len(batch))
+        arrays = conform_fields(self.layout.codecs, found, self.layout.schema, None, len(batch))
         return self.layout.batch(arrays, len(batch))
 
-    @contextmanager
-    def _local(self, shard: Shard) -> Iterator[Path]:
-        """The shard as a local file; a remote one is there for as long as it is needed."""
-        path = self.folder.local_path(shard.name)
-        if path is not None:
-            if not path.exists():
-                raise StorageNotFoundError(f"{path}: there is no such file.")
-            yield path
-            return
-        with tempfile.TemporaryDirectory(prefix=".fetched-", dir=self.cache.folder) as folder:
-            target = Path(folder, "shard")
-            self.folder.fetch(shard.name, target)
-            yield target
+    def local_file(self, shard: Shard) -> AbstractContextManager[Path]:
+        """Yield the path of a shard on this machine; a remote one is fetched next to the files of the cache."""
+        return local_file(self.folder, shard.name, self.cache.folder)
 
     def _check_size(self, shard: Shard, size: int) -> None:
         if size != shard.bytes:
@@ -354,7 +344,7 @@ class ShardReader:
     def check(self, shard: Shard) -> None:
         """Read all of a shard, and compare its size, checksums and rows."""
         whole = ShardReader(self.folder, self.layout, self.cache, "first_touch")
-        with shard_errors(self.folder, shard), self._local(shard) as path:
+        with shard_errors(self.folder, shard), self.local_file(shard) as path:
             buffer = self._buffer(path, shard)
             table = whole._checked_table(buffer, shard)
             if table is None:
@@ -394,13 +384,13 @@ def read_table(folder: Folder, shard: Shard) -> BlockTable | None:
         return parse_table(_table_bytes(memoryview(folder.read_range(shard.name, start, start + size)), shard))
 
 
-def block_rows(folder: Folder, shard: Shard) -> tuple[int, ...]:
+def read_block_rows(folder: Folder, shard: Shard) -> tuple[int, ...]:
     """The rows of each row group, or record batch, of a shard."""
     table = read_table(folder, shard)
     return shard.groups if table is None else table.rows
 
 
-def stored_nulls(folder: Folder, shard: Shard, path: str) -> int | None:
+def read_null_count(folder: Folder, shard: Shard, path: str) -> int | None:
     """The nulls of a column of a shard that quire wrote, from its metadata; None if that does not say.
 
     A column of nested documents counts only where none of the documents around it is missing: in Arrow data, values
@@ -412,7 +402,7 @@ def stored_nulls(folder: Folder, shard: Shard, path: str) -> int | None:
         sums = np.where((table.nulls < 0).any(axis=0), -1, table.nulls.sum(axis=0)).tolist()
         counts = dict(zip(table.names, sums, strict=True))
     elif shard.format == "parquet":
-        with shard_errors(folder, shard), pa.PythonFile(Parts(folder, shard), "r") as file:
+        with shard_errors(folder, shard), pa.PythonFile(RangeReader(folder, shard), "r") as file:
             counts = _footer_nulls(pq.read_metadata(file))
     else:
         return None
@@ -445,28 +435,30 @@ def _select(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
 def _rows_at_once(metadata: pq.FileMetaData, layout: Layout) -> int:
     """How many rows of a Parquet file are read at a time: about so many bytes, whatever its row groups are."""
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    tensors = sum(form.width for form in layout.forms if isinstance(form, TensorForm))  # a page may hold one many times
+    tensors = sum(
+        codec.width for codec in layout.codecs if isinstance(codec, TensorCodec)
+    )  # a page may hold one many times
     widest: int = max([tensors, *(group.total_byte_size // max(group.num_rows, 1) for group in groups)])
     return max(1, min(_ROWS, _BYTES // max(widest, 1)))
 
 
-def _columns_of(forms: Sequence[Form], schema: Schema, fields: Any, before: str) -> Iterator[str]:
+def _columns_of(codecs: Sequence[ArrowCodec], schema: Schema, fields: Any, before: str) -> Iterator[str]:
     """The columns that hold what forms ask for; of nested documents, only the parts that are read."""
     found = {field.name: field.type for field in fields}
     names = stored_names(schema, found)
-    for form in forms:
-        name = names.get(form.field.name)
+    for codec in codecs:
+        name = names.get(codec.field.name)
         if name is None:
             continue
         inner = found[name]
         parts: list[str] = []
-        if isinstance(form, DocumentForm) and pa.types.is_struct(inner) and form.is_narrow:
+        if isinstance(codec, DocumentCodec) and pa.types.is_struct(inner) and codec.is_narrow:
             children = [inner.field(i) for i in range(inner.num_fields)]
-            parts = list(_columns_of(form.forms, form.schema, children, f"{before}{name}."))
+            parts = list(_columns_of(codec.codecs, codec.schema, children, f"{before}{name}."))
         yield from parts or [f"{before}{name}"]
 
 
-def partitions(name: str) -> dict[str, int | str | None]:
+def partition_values(name: str) -> dict[str, int | str | None]:
     """The columns that the folders of a file tell, as Spark and Hive name them: 'year=2024/lang=en/part-0.parquet'."""
     parts = [part.partition("=") for part in name.split("/")[:-1] if "=" in part]
     return {unquote(key): _partition_value(unquote(value)) for key, _, value in parts}
@@ -476,6 +468,24 @@ def _partition_value(text: str) -> int | str | None:
     if text == "__HIVE_DEFAULT_PARTITION__":
         return None
     return int(text) if re.fullmatch(r"-?\d{1,18}", text) else text
+
+
+@contextmanager
+def local_file(folder: Folder, name: str, fetch_into: Path | None = None) -> Iterator[Path]:
+    """Yield the path of a file of a folder on this machine; a remote file is fetched, and removed afterwards.
+
+    `fetch_into` is the folder that it is fetched into; by default, that of the system for temporary files.
+    """
+    path = folder.local_path(name)
+    if path is not None:
+        if not path.exists():
+            raise StorageNotFoundError(f"{path}: there is no such file.")
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix=".fetched-", dir=fetch_into) as place:
+        target = Path(place, "file")
+        folder.fetch(name, target)
+        yield target
 
 
 @contextmanager
@@ -499,11 +509,11 @@ def shard_errors(folder: Folder, shard: Shard) -> Iterator[None]:
         raise ShardError(f"{name}: {error.strerror or error}") from error
 
 
-def counted(folder: Folder, shard: Shard) -> Shard:
+def count_rows(folder: Folder, shard: Shard) -> Shard:
     """A shard of another writer with its rows, which its footer tells."""
     if shard.rows >= 0:
         return shard
-    with shard_errors(folder, shard), pa.PythonFile(Parts(folder, shard), "r") as file:
+    with shard_errors(folder, shard), pa.PythonFile(RangeReader(folder, shard), "r") as file:
         if shard.format == "parquet":
             metadata = pq.read_metadata(file)
             groups = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
@@ -521,10 +531,10 @@ def _stamp(folder: Folder, shard: Shard) -> str:
     return f"{checksum(folder.read_range(shard.name, max(0, shard.bytes - _TAIL), shard.bytes)):016x}"
 
 
-def recovered(folder: Folder, shard: Shard) -> Shard:
+def recover_shard(folder: Folder, shard: Shard) -> Shard:
     """A whole file whose writer was killed before it could log it, with everything that a log says of a shard."""
-    counted_shard = counted(folder, shard)
-    metadata = arrow_schema_of(folder, shard).metadata or {}
+    counted_shard = count_rows(folder, shard)
+    metadata = read_arrow_schema(folder, shard).metadata or {}
     found = replace(counted_shard, layout=metadata.get(FINGERPRINT_KEY, b"").decode(), stamp="")
     with shard_errors(folder, shard):
         place = find_table(partial(folder.read_range, shard.name), shard.bytes, shard.format)
@@ -538,7 +548,7 @@ def recovered(folder: Folder, shard: Shard) -> Shard:
     return replace(found, xxh3=f"{checksum(table):016x}", table=place, blocks=blocks, groups=())
 
 
-def arrow_schema_of(folder: Folder, shard: Shard) -> pa.Schema:
+def read_arrow_schema(folder: Folder, shard: Shard) -> pa.Schema:
     """The Arrow schema in the footer of a shard."""
     with shard_errors(folder, shard):
         if shard.table is not None:
@@ -548,11 +558,11 @@ def arrow_schema_of(folder: Folder, shard: Shard) -> pa.Schema:
                 parse_table(_table_bytes(tail[:size], shard)).check_footer(tail, start)
             except DecodeError as error:
                 raise ShardError(f"{shown(folder.join(shard.name))}: the shard was altered: {error}.") from error
-        with pa.PythonFile(Parts(folder, shard), "r") as file:
-            return told_schema(pq.read_schema(file)) if shard.format == "parquet" else pa.ipc.open_file(file).schema
+        with pa.PythonFile(RangeReader(folder, shard), "r") as file:
+            return restore_schema(pq.read_schema(file)) if shard.format == "parquet" else pa.ipc.open_file(file).schema
 
 
-class Parts:
+class RangeReader:
     """A file of a folder that is read in parts, for its footer."""
 
     closed = False

@@ -14,7 +14,7 @@ from quire.errors import StorageError
 from quire.files import Folder, shown
 from quire.schema import parse_path
 from quire.storage import _block_table
-from quire.storage._arrow_codec import mark_of
+from quire.storage._arrow_codec import read_extension
 from quire.storage._block_table import (
     MessageLayout,
     TableBuilder,
@@ -34,7 +34,7 @@ Packing = Mapping[str, Any]
 """How the columns of Parquet files are packed, as pyarrow takes it."""
 
 
-class _Sink:
+class _ChecksummingFile:
     """The file that pyarrow writes to: it notes the checksums of what is written.
 
     Each write is a region of the block table, which suits Parquet: pages are written one by one. While `collect` is
@@ -100,21 +100,21 @@ class BlockFile:
         self._kind, self._schema = kind, schema
         if kind == "parquet":
             self.table = TableBuilder(())
-            self._sink = _Sink(file, self.table)
-            self._writer: Any = pq.ParquetWriter(self._sink, schema, **(packing or {}))
+            self._output = _ChecksummingFile(file, self.table)
+            self._writer: Any = pq.ParquetWriter(self._output, schema, **(packing or {}))
         else:
             nodes = [node for field in schema for node in _arrow_nodes(field, field.name)]
             self._buffer_counts = [_count_buffers(arrow_type) for _, arrow_type in nodes]
             self._widths = [_row_width(arrow_type) for _, arrow_type in nodes]
             self.table = TableBuilder([name for name, _ in nodes])
-            self._sink = _Sink(file, self.table)
-            self._writer = AlignedWriter(self._sink, schema)
+            self._output = _ChecksummingFile(file, self.table)
+            self._writer = AlignedWriter(self._output, schema)
         self._nulls: list[dict[str, int]] = []
 
     @property
     def size(self) -> int:
         """The bytes written so far."""
-        return self._sink.size
+        return self._output.size
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write a row group, or a record batch."""
@@ -125,8 +125,8 @@ class BlockFile:
                 {name: column.null_count for name, column in zip(batch.schema.names, batch.columns, strict=True)}
             )
             return
-        start = self._sink.size
-        with self._sink.collect() as parts:
+        start = self._output.size
+        with self._output.collect() as parts:
             self._writer.write_batch(batch)
         self._add_message(start, parts)
 
@@ -173,21 +173,21 @@ class BlockFile:
 
     def close(self) -> tuple[int, int, int]:
         """Write the table and the footer: the offset, length and checksum of the table."""
-        with self._sink.collect(hold=True) as parts:
+        with self._output.collect(hold=True) as parts:
             self._writer.close()
         content = b"".join(parts)
         at = footer_start(reads_from(memoryview(content)), len(content), self._kind)
         rest, footer = content[:at], content[at:]
         if self._kind == "parquet":
             self._add_row_groups(footer)
-        self._sink.write(rest)
-        if -self._sink.size % 8:
-            self._sink.write(bytes(-self._sink.size % 8))
-        offset = self._sink.size
+        self._output.write(rest)
+        if -self._output.size % 8:
+            self._output.write(bytes(-self._output.size % 8))
+        offset = self._output.size
         table = self.table.encode(offset, footer)
-        with self._sink.collect():
-            self._sink.write(table)
-            self._sink.write(footer)
+        with self._output.collect():
+            self._output.write(table)
+            self._output.write(footer)
         return offset, len(table), checksum(table)
 
     def abandon(self) -> None:
@@ -330,11 +330,13 @@ class ShardFile:
             raise StorageError(f"{self._where}: the shard cannot be written: {error.strerror or error}.") from error
 
 
-def parquet_packing(layout: Layout, compression: Mapping[str, str]) -> Packing:
+def parquet_options(layout: Layout, compression: Mapping[str, str]) -> Packing:
     """Tensors as they are, which is what makes them fast, and the rest with zstd; or what is said of a field."""
     leaves = [leaf for field in layout.fields for leaf in _leaves(field, (field.name,))]
     blobs = {path for path, field in leaves if _is_blob(field)}
-    packed = {path: "none" if (mark_of(field) or ("",))[0] == "quire.tensor" else "zstd" for path, field in leaves}
+    packed = {
+        path: "none" if (read_extension(field) or ("",))[0] == "quire.tensor" else "zstd" for path, field in leaves
+    }
     for chosen, how in sorted(compression.items()):  # what is said of a part comes after what is said of all
         layout.schema.resolve(parse_path(chosen))
         packed |= {path: how for path in packed if f"{path}.".startswith(f"{chosen}.")}

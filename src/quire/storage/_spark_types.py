@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pyarrow as pa
 
-FIELD_KEY = "quire.arrow"
+SPARK_FIELD_KEY = "quire.arrow"
 """Under this name, the metadata of a field of Spark has the Arrow field that it carries."""
 _SPARK = b"org.apache.spark.sql.parquet.row.metadata"
 _types = pa.types
@@ -30,7 +30,7 @@ _WIDER = {
 """Types that others hold without loss, and that are cast."""
 
 
-def carrier(arrow_type: pa.DataType) -> pa.DataType:
+def spark_type(arrow_type: pa.DataType) -> pa.DataType:
     """The Arrow type that Spark takes for another."""
     if _types.is_fixed_size_binary(arrow_type):
         return pa.binary()
@@ -39,35 +39,37 @@ def carrier(arrow_type: pa.DataType) -> pa.DataType:
     if _types.is_timestamp(arrow_type):
         return pa.timestamp("us", "UTC" if arrow_type.tz else None)
     if _types.is_struct(arrow_type):
-        return pa.struct([carried_field(arrow_type.field(i)) for i in range(arrow_type.num_fields)])
-    if is_list(arrow_type):
-        return pa.list_(carried_field(arrow_type.value_field))
+        return pa.struct([spark_field(arrow_type.field(i)) for i in range(arrow_type.num_fields)])
+    if is_list_type(arrow_type):
+        return pa.list_(spark_field(arrow_type.value_field))
     if isinstance(arrow_type, pa.BaseExtensionType):
-        return carrier(arrow_type.storage_type)
+        return spark_type(arrow_type.storage_type)
     if _types.is_dictionary(arrow_type):
-        return carrier(arrow_type.value_type)
+        return spark_type(arrow_type.value_type)
     return _WIDER.get(arrow_type, arrow_type)
 
 
-def carried_field(field: pa.Field) -> pa.Field:
+def spark_field(field: pa.Field) -> pa.Field:
     """A field as Spark has it: it may always be null."""
-    return pa.field(field.name, carrier(field.type))
+    return pa.field(field.name, spark_type(field.type))
 
 
-def carried_schema(schema: pa.Schema) -> pa.Schema:
+def spark_arrow_schema(schema: pa.Schema) -> pa.Schema:
     """The columns as Spark has them."""
-    return pa.schema([carried_field(field) for field in schema])
+    return pa.schema([spark_field(field) for field in schema])
 
 
-def is_list(arrow_type: pa.DataType) -> bool:
+def is_list_type(arrow_type: pa.DataType) -> bool:
     """Whether it is one of the kinds of lists."""
-    return bool(_types.is_list(arrow_type) or _types.is_large_list(arrow_type) or _types.is_fixed_size_list(arrow_type))
+    return bool(
+        _types.is_list(arrow_type) or _types.is_large_list(arrow_type) or _types.is_fixed_size_list(arrow_type)
+    )
 
 
 # --- arrays
 
 
-def changed(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+def convert_array(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     """An array in another type that holds the same: between a type and its carrier, both ways."""
     found = array.type
     if found == wanted:
@@ -126,7 +128,7 @@ def _struct(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     places = [array.type.get_field_index(field.name) for field in fields]
     if -1 in places:
         raise ValueError(f"there is no {fields[places.index(-1)].name!r} in it")
-    inner = [changed(array.field(place), field.type) for place, field in zip(places, fields, strict=True)]
+    inner = [convert_array(array.field(place), field.type) for place, field in zip(places, fields, strict=True)]
     if not inner:
         return array
     return pa.Array.from_buffers(wanted, len(array), [_bits(array)], children=inner)
@@ -136,7 +138,7 @@ def _list(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     if not (_types.is_list(array.type) and _types.is_list(wanted)):
         return _other_list(array, wanted)
     validity, offsets = array.buffers()[:2]
-    items = changed(array.values, wanted.value_type)
+    items = convert_array(array.values, wanted.value_type)
     return pa.Array.from_buffers(wanted, len(array), [validity, offsets], -1, array.offset, children=[items])
 
 
@@ -146,11 +148,11 @@ def _other_list(array: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _storage(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    return changed(array.storage, wanted)
+    return convert_array(array.storage, wanted)
 
 
 def _extended(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    return wanted.wrap_array(changed(array, wanted.storage_type))
+    return wanted.wrap_array(convert_array(array, wanted.storage_type))
 
 
 def _is_plain(arrow_type: pa.DataType) -> bool:
@@ -173,7 +175,7 @@ _CHANGES: list[_Change] = [
     (lambda a, b: _is_bytes(a) and _types.is_fixed_size_binary(b), _fixed),
     (lambda a, b: (_is_moment(a) and _is_plain(b)) or (_is_plain(a) and _is_moment(b)), _numbers),
     (lambda a, b: _types.is_struct(a) and _types.is_struct(b), _struct),
-    (lambda a, b: is_list(a) and is_list(b), _list),
+    (lambda a, b: is_list_type(a) and is_list_type(b), _list),
 ]
 
 
@@ -190,7 +192,7 @@ def field_from_text(text: str) -> pa.Field:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))).field(0)
 
 
-def told_schema(schema: pa.Schema) -> pa.Schema:
+def restore_schema(schema: pa.Schema) -> pa.Schema:
     """The columns as they were before Spark carried them, where its file tells it; else as they are."""
     told = _told(schema.metadata)
     if not told:
@@ -198,12 +200,12 @@ def told_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([_restored_field(field, told.get(field.name)) for field in schema], schema.metadata)
 
 
-def told_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+def restore_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     """A record batch in the columns of `told_schema`."""
-    schema = told_schema(batch.schema)
+    schema = restore_schema(batch.schema)
     if schema is batch.schema:
         return batch
-    arrays = [changed(array, field.type) for array, field in zip(batch.columns, schema, strict=True)]
+    arrays = [convert_array(array, field.type) for array, field in zip(batch.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -212,7 +214,11 @@ def _told(metadata: Mapping[bytes, bytes] | None) -> dict[str, pa.Field]:
         return {}
     try:
         fields = json.loads(metadata[_SPARK])["fields"]
-        texts = {field["name"]: field["metadata"][FIELD_KEY] for field in fields if FIELD_KEY in field["metadata"]}
+        texts = {
+            field["name"]: field["metadata"][SPARK_FIELD_KEY]
+            for field in fields
+            if SPARK_FIELD_KEY in field["metadata"]
+        }
         return {name: field_from_text(text) for name, text in texts.items()}
     except (ValueError, KeyError, TypeError, AttributeError, pa.ArrowException):
         return {}  # some other tool's
@@ -222,7 +228,7 @@ def _restored_field(field: pa.Field, told: pa.Field | None) -> pa.Field:
     if told is None:
         return field
     try:
-        changed(pa.array([], field.type), told.type)
+        convert_array(pa.array([], field.type), told.type)
     except (ValueError, pa.ArrowException):
         return field  # only a part of it was read, or it was made anew
     return told.with_name(field.name).with_nullable(True)  # noqa: FBT003 - pyarrow's signature

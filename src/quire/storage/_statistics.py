@@ -16,7 +16,7 @@ from quire.errors import DecodeError, OptionError, StorageError
 from quire.schema import FieldKind, FieldPath, Schema, join_path
 from quire.storage._block_table import BlockTable
 from quire.storage._dataset import StoredDataset
-from quire.storage._layout import Layout, Paths, chosen_paths
+from quire.storage._layout import Layout, Paths, resolve_columns
 from quire.storage._manifest import Shard
 from quire.storage._shard_reader import ShardReader, read_table
 from quire.tensors import get_framework
@@ -47,7 +47,7 @@ def column_statistics(
     """
     if rows < 1 or bins < 1:
         raise OptionError(f"rows and bins are at least 1, got rows={rows}, bins={bins}.")
-    paths = chosen_paths(dataset.schema, columns)
+    paths = resolve_columns(dataset.schema, columns)
     found = Statistics(paths, seed)
     for part in _parts(dataset, _sampled(dataset, rows, seed), paths):
         found.add(part)
@@ -92,15 +92,17 @@ def _gathered(dataset: StoredDataset[Any], rows: NDArray[np.int64], paths: Paths
     with dataset._lock:
         found = dataset._located(dataset._stored(rows))
     found.framework = get_framework("numpy")
-    chosen = [number for number, form in enumerate(dataset.layout.forms) if names is None or form.field.name in names]
+    chosen = [
+        number for number, codec in enumerate(dataset.layout.codecs) if names is None or codec.field.name in names
+    ]
     found.verify(chosen)
-    forms = [dataset.layout.forms[number] for number in chosen]
-    return Columns(dataset.schema, {form.field.name: form.gather(found) for form in forms}, len(rows))
+    codecs = [dataset.layout.codecs[number] for number in chosen]
+    return Columns(dataset.schema, {codec.field.name: codec.gather(found) for codec in codecs}, len(rows))
 
 
 def _read(reader: ShardReader, shard: Shard, rows: NDArray[np.int64]) -> Iterator[Columns]:
     """The columns of rows of a shard; only the row groups that they are in are read, a part at a time."""
-    sizes = np.array(reader.block_rows(shard) or (shard.rows,), np.int64)
+    sizes = np.array(reader.read_block_rows(shard) or (shard.rows,), np.int64)
     ends = np.cumsum(sizes)
     inside = np.searchsorted(ends, rows, side="right")
     groups = np.unique(inside)

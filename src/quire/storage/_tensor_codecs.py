@@ -15,20 +15,20 @@ from quire.columns import Column, ObjectColumn, RaggedColumn, TensorColumn, Vali
 from quire.errors import CodecError, DecodeError, TensorError
 from quire.schema import Field, FieldKind
 from quire.storage._arrow_codec import (
-    DETAILS,
-    EXTENSION,
-    BytesForm,
-    Form,
-    TextForm,
-    ValueForm,
+    EXTENSION_METADATA,
+    EXTENSION_NAME,
+    ArrowCodec,
+    BytesCodec,
+    MessageCodec,
+    TextCodec,
     address_of,
-    bitmap,
-    cleared,
-    masked,
+    clear_missing,
+    mask_missing,
+    validity_bitmap,
 )
 from quire.storage._memory import read_ahead
-from quire.storage._nested_codecs import ListForm
-from quire.storage._row_locations import Rows
+from quire.storage._nested_codecs import ListCodec
+from quire.storage._row_locations import RowLocations
 from quire.tensors import (
     FRAMEWORKS,
     Framework,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _LARGE = 2048
 
 
-class TensorForm(Form):
+class TensorCodec(ArrowCodec):
     """Tensors of one dtype and shape; complex numbers too, which are tensors without an axis."""
 
     __slots__ = ("dtype", "shape", "storage", "width")
@@ -61,7 +61,7 @@ class TensorForm(Form):
         if self.storage == "list":
             return None
         details = {"dtype": self.dtype.name, "shape": list(self.shape)}
-        return {EXTENSION: "quire.tensor", DETAILS: json.dumps(details)}
+        return {EXTENSION_NAME: "quire.tensor", EXTENSION_METADATA: json.dumps(details)}
 
     @property
     def is_large(self) -> bool:
@@ -73,8 +73,8 @@ class TensorForm(Form):
             return _lists(data, self.type, validity)
         if self.storage == "binary":
             offsets = np.arange(len(data) + 1, dtype=np.int64) * self.width
-            return BytesForm(self.field, self.path).from_packed(data.reshape(-1).view(np.uint8), offsets, validity)
-        return pa.Array.from_buffers(self.type, len(data), [bitmap(validity), pa.py_buffer(data)])
+            return BytesCodec(self.field, self.path).from_packed(data.reshape(-1).view(np.uint8), offsets, validity)
+        return pa.Array.from_buffers(self.type, len(data), [validity_bitmap(validity), pa.py_buffer(data)])
 
     def _rows_of(self, column: Column) -> tuple[NDArray[Any], Validity]:
         """The elements of all rows, one behind the other."""
@@ -109,15 +109,15 @@ class TensorForm(Form):
     def own_data(self) -> list[tuple[int, int]]:
         return [(self.first + 1, self.width)]
 
-    def gather(self, rows: Rows) -> Column:
+    def gather(self, rows: RowLocations) -> Column:
         framework = rows.framework or _declared(self.field) or get_framework("numpy")
         data = rows.fixed(self.first + 1, self.width)
         there = rows.validity(self.first)
-        cleared(data, there)
+        clear_missing(data, there)
         array = data.view(self.dtype).reshape(len(rows), *self.shape) if self.width else self._empty(len(rows))
         return TensorColumn(self.field, framework.from_numpy(array), framework, there)
 
-    def read_ahead(self, rows: Rows, counts: NDArray[np.int64]) -> None:
+    def read_ahead(self, rows: RowLocations, counts: NDArray[np.int64]) -> None:
         """Let the system read `counts` rows from each of these on."""
         read_ahead(*rows.spans(self.first + 1, self.width, counts))
 
@@ -125,7 +125,7 @@ class TensorForm(Form):
         return np.zeros((count, *self.shape), self.dtype)
 
 
-class ComplexForm(TensorForm):
+class ComplexCodec(TensorCodec):
     """Complex numbers."""
 
     __slots__ = ()
@@ -133,15 +133,15 @@ class ComplexForm(TensorForm):
     def __init__(self, field: Field, path: str) -> None:
         super().__init__(field, path, "complex128", ())
 
-    def gather(self, rows: Rows) -> Column:
+    def gather(self, rows: RowLocations) -> Column:
         data = rows.fixed(self.first + 1, self.width).view(self.dtype)[:, 0]
-        return ObjectColumn(self.field, masked(data.tolist(), rows.validity(self.first)))
+        return ObjectColumn(self.field, mask_missing(data.tolist(), rows.validity(self.first)))
 
     def encode(self, column: Column) -> pa.Array:
         values = column.values()
         validity = validity_of(values)
         data = np.array([0 if value is None else value for value in values], np.complex128)
-        return pa.Array.from_buffers(self.type, len(values), [bitmap(validity), pa.py_buffer(data)])
+        return pa.Array.from_buffers(self.type, len(values), [validity_bitmap(validity), pa.py_buffer(data)])
 
 
 def _stored_type(dtype: np.dtype[Any], shape: tuple[int, ...], width: int, storage: str) -> pa.DataType:
@@ -165,15 +165,15 @@ def _lists(array: NDArray[Any], arrow_type: pa.DataType, validity: Validity) -> 
         made = pa.Array.from_buffers(level, len(made) // level.list_size, [None], children=[made])
     if len(types) == 1:
         return pa.array(array, arrow_type, mask=None if validity is None else ~validity)
-    return pa.Array.from_buffers(arrow_type, len(array), [bitmap(validity)], children=[made])
+    return pa.Array.from_buffers(arrow_type, len(array), [validity_bitmap(validity)], children=[made])
 
 
-def _dense_framework(form: Form, row: int, value: Any) -> Framework:
+def _dense_framework(codec: ArrowCodec, row: int, value: Any) -> Framework:
     framework = framework_of(value)
     if framework is None:
-        raise form.fail(f"row {row}: a {type(value).__name__} is no tensor.")
+        raise codec.fail(f"row {row}: a {type(value).__name__} is no tensor.")
     if framework.is_sparse(value):
-        raise form.fail(f"row {row}: sparse tensors have no column here; store them dense, or in a dict.")
+        raise codec.fail(f"row {row}: sparse tensors have no column here; store them dense, or in a dict.")
     return framework
 
 
@@ -182,29 +182,29 @@ def _declared(field: Field) -> Framework | None:
     return framework
 
 
-class RaggedForm(Form):
+class RaggedTensorCodec(ArrowCodec):
     """Tensors of any shape; where the field does not say them, each row tells its dtype and framework too."""
 
     __slots__ = ("_data", "_dtype", "_names", "_shape")
     own_parts = 1
 
     def __init__(self, field: Field, path: str) -> None:
-        self._data = BytesForm(Field("data", FieldKind.BYTES, bytes), f"{path}.data")
+        self._data = BytesCodec(Field("data", FieldKind.BYTES, bytes), f"{path}.data")
         item = Field("item", FieldKind.SCALAR, int)
-        self._shape = ListForm(Field("shape", FieldKind.LIST, list, items=(item,)), f"{path}.shape")
+        self._shape = ListCodec(Field("shape", FieldKind.LIST, list, items=(item,)), f"{path}.shape")
         self._dtype = field.spec.dtype
         more = ["dtype"] if self._dtype is None else []
         more += ["framework"] if field.type.framework is None else []
-        self._names = {name: TextForm(Field(name, FieldKind.TEXT, str), f"{path}.{name}") for name in more}
-        forms = [self._data, self._shape, *self._names.values()]
-        super().__init__(field, path, pa.struct([pa.field(form.field.name, form.type) for form in forms]))
+        self._names = {name: TextCodec(Field(name, FieldKind.TEXT, str), f"{path}.{name}") for name in more}
+        codecs = [self._data, self._shape, *self._names.values()]
+        super().__init__(field, path, pa.struct([pa.field(codec.field.name, codec.type) for codec in codecs]))
 
     @property
     def metadata(self) -> dict[str, str]:
-        return {EXTENSION: "quire.ragged_tensor", DETAILS: json.dumps({"dtype": self._dtype})}
+        return {EXTENSION_NAME: "quire.ragged_tensor", EXTENSION_METADATA: json.dumps({"dtype": self._dtype})}
 
     @property
-    def children(self) -> tuple[Form, ...]:
+    def children(self) -> tuple[ArrowCodec, ...]:
         return (self._data, self._shape, *self._names.values())
 
     @property
@@ -222,11 +222,11 @@ class RaggedForm(Form):
         shapes, data, offsets, names = self._parts(column)
         inner: list[Column] = [
             ObjectColumn(self._shape.field, [list(shape) for shape in shapes]),
-            *(ObjectColumn(form.field, names[name]) for name, form in self._names.items()),
+            *(ObjectColumn(codec.field, names[name]) for name, codec in self._names.items()),
         ]
-        arrays = [form.encode(part) for form, part in zip(self.children[1:], inner, strict=True)]
+        arrays = [codec.encode(part) for codec, part in zip(self.children[1:], inner, strict=True)]
         content = self._data.from_packed(data, offsets, None)
-        marks = None if validity.all() else bitmap(validity)
+        marks = None if validity.all() else validity_bitmap(validity)
         return pa.Array.from_buffers(self.type, len(shapes), [marks], children=[content, *arrays])
 
     def _parts(self, column: Column) -> tuple[list[Any], Any, NDArray[np.int64], dict[str, list[str]]]:
@@ -256,10 +256,10 @@ class RaggedForm(Form):
         except (TensorError, CodecError, RuntimeError) as error:
             raise self.fail(f"row {row}: {error}") from error
 
-    def gather(self, rows: Rows) -> Column:
+    def gather(self, rows: RowLocations) -> Column:
         packed = self._data.packed(rows)
         shapes = [tuple(shape or ()) for shape in self._shape.gather(rows).values()]
-        names = {name: form.gather(rows).values() for name, form in self._names.items()}
+        names = {name: codec.gather(rows).values() for name, codec in self._names.items()}
         there = rows.validity(self.first)
         frameworks: Any = names.get("framework")
         dtypes: Any = names.get("dtype")
@@ -312,6 +312,8 @@ class RaggedForm(Form):
         return found
 
 
-def has_mixed_tensors(forms: Sequence[Form]) -> bool:
+def has_mixed_tensors(codecs: Sequence[ArrowCodec]) -> bool:
     """Whether tensors may come in another framework than was asked for: those that say themselves what they are of."""
-    return any(isinstance(form, (RaggedForm, ValueForm)) or has_mixed_tensors(form.children) for form in forms)
+    return any(
+        isinstance(codec, (RaggedTensorCodec, MessageCodec)) or has_mixed_tensors(codec.children) for codec in codecs
+    )

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from quire.errors import DecodeError, OptionError, ShardError
-from quire.storage._arrow_codec import Form
+from quire.storage._arrow_codec import ArrowCodec
 from quire.storage._block_table import BlockTable, Pieces, count_nodes, digest_function
 from quire.storage._memory import SharedMemory, read_ahead
-from quire.storage._nested_codecs import DocumentForm, DocumentsForm
+from quire.storage._nested_codecs import DocumentCodec, DocumentsCodec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -147,26 +147,26 @@ class BlockCheck:
             raise self._fail(str(error)) from error
 
 
-def layout_nodes(forms: Sequence[Form], schema: pa.Schema) -> list[list[int]]:
+def layout_nodes(codecs: Sequence[ArrowCodec], schema: pa.Schema) -> list[list[int]]:
     """The field nodes of an Arrow file that each form of a layout reads."""
     fields = list(schema)
-    return [_nodes_of(form, *_find(form, fields, 0)) for form in forms]
+    return [_nodes_of(codec, *_find(codec, fields, 0)) for codec in codecs]
 
 
-def _find(form: Form, fields: Sequence[pa.Field], first: int) -> tuple[pa.DataType, int]:
+def _find(codec: ArrowCodec, fields: Sequence[pa.Field], first: int) -> tuple[pa.DataType, int]:
     """The type of the field of a form, and the number of its first node."""
     for field in fields:
-        if field.name == form.field.name:
+        if field.name == codec.field.name:
             return field.type, first
         first += count_nodes(field.type)
-    raise DecodeError(f"{form.path}: the file has no column for it")
+    raise DecodeError(f"{codec.path}: the file has no column for it")
 
 
-def _nodes_of(form: Form, arrow_type: pa.DataType, first: int) -> list[int]:
-    if isinstance(form, DocumentsForm):
-        return [first, *_nodes_of(form.item, arrow_type.value_type, first + 1)]
-    if isinstance(form, DocumentForm):
+def _nodes_of(codec: ArrowCodec, arrow_type: pa.DataType, first: int) -> list[int]:
+    if isinstance(codec, DocumentsCodec):
+        return [first, *_nodes_of(codec.item, arrow_type.value_type, first + 1)]
+    if isinstance(codec, DocumentCodec):
         children = [arrow_type.field(i) for i in range(arrow_type.num_fields)]
-        inner = [_nodes_of(child, *_find(child, children, first + 1)) for child in form.forms]
+        inner = [_nodes_of(child, *_find(child, children, first + 1)) for child in codec.codecs]
         return [first, *(node for nodes in inner for node in nodes)]
     return list(range(first, first + count_nodes(arrow_type)))

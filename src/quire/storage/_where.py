@@ -19,12 +19,12 @@ from quire.array import Query, compile_filter, find_column
 from quire.columns import Columns
 from quire.errors import OptionError
 from quire.schema import FieldKind, FieldPath, join_path, parse_path
-from quire.storage._arrow_codec import Form, NumberForm, TextForm
+from quire.storage._arrow_codec import ArrowCodec, NumberCodec, TextCodec
 from quire.storage._block_table import checksum
 from quire.storage._cache import cache_key
 from quire.storage._layout import Layout, json_schema, layout_fingerprint
 from quire.storage._manifest import Shard
-from quire.storage._nested_codecs import DocumentForm
+from quire.storage._nested_codecs import DocumentCodec
 from quire.storage._shard_reader import ShardReader
 
 if TYPE_CHECKING:
@@ -172,13 +172,13 @@ def _bounds(query: Query, layout: Layout) -> list[Bound]:
 
 def _is_ordered(layout: Layout, path: FieldPath) -> bool:
     """Whether values at a path are stored as they are, so that their order is that of the file."""
-    forms: Sequence[Form] = layout.forms
-    found: Form | None = None
+    codecs: Sequence[ArrowCodec] = layout.codecs
+    found: ArrowCodec | None = None
     for name in path:
-        found = next((form for form in forms if form.field.name == name), None)
-        forms = found.forms if isinstance(found, DocumentForm) else ()
-    plain = isinstance(found, TextForm) and found.field.type is str
-    return plain or isinstance(found, NumberForm) or (found is not None and found.field.kind is FieldKind.DATE)
+        found = next((codec for codec in codecs if codec.field.name == name), None)
+        codecs = found.codecs if isinstance(found, DocumentCodec) else ()
+    plain = isinstance(found, TextCodec) and found.field.type is str
+    return plain or isinstance(found, NumberCodec) or (found is not None and found.field.kind is FieldKind.DATE)
 
 
 def _may_match(group: pq.RowGroupMetaData, bounds: Sequence[Bound]) -> bool:

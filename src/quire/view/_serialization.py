@@ -16,7 +16,7 @@ import numpy as np
 
 from quire._protocols import is_array_type, is_document_type
 from quire.schema import Field, FieldKind, FieldPath, Schema, join_path
-from quire.storage import Count, Head, TensorHead
+from quire.storage import BytesPreview, ItemCount, TensorPreview
 from quire.tensors import framework_of
 from quire.view._media_types import data_uri_family, detect_media_type, sample_rate_field, tensor_display
 from quire.view._row_order import SORTABLE
@@ -104,16 +104,16 @@ _HEAD_BYTES = 64
 
 def preview_cell(value: Any, *, is_text: bool, is_audio: bool = False) -> Json:
     """Return the cell of what `Pages.brief` returns for a value."""
-    if isinstance(value, Head):
+    if isinstance(value, BytesPreview):
         if not is_text:
             return bytes_cell(value.content, value.size)
         text = value.content.decode("utf-8", "ignore")
         if data_uri_family(text) is not None:
             return _data_uri_cell(text, value.size)
         return text if value.size <= len(value.content) else {"t": "text", "v": text, "n": value.size}
-    if isinstance(value, TensorHead):
+    if isinstance(value, TensorPreview):
         return _dense_tensor_cell(value.shape, value.dtype, value.values, is_audio=is_audio)
-    if isinstance(value, Count):
+    if isinstance(value, ItemCount):
         return {"t": "docs", "n": value.items}
     return value_cell(value)
 

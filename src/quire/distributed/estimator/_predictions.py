@@ -17,8 +17,7 @@ from quire.distributed.estimator._job import Outcome
 from quire.distributed.estimator._planned import nested
 from quire.document import BaseDocument
 from quire.errors import OptionError
-from quire.storage import StoredDataset, open_dataset
-from quire.storage._schema_conversion import findable
+from quire.storage import StoredDataset, open_dataset, register_class
 from quire.tensors import DType, Shape
 
 Run = Callable[[Any], list[Outcome]]
@@ -75,7 +74,7 @@ def with_outputs(batch: DocumentBatch[Any], outputs: Any, name: str) -> Document
     """A batch with the outputs for its rows as one more column; several outputs are several."""
     found = named_outputs(outputs, name)
     made = with_fields(batch.document_type, tuple((key, annotation_of(array)) for key, array in found.items()))
-    return with_columns(batch, found, findable(made))
+    return with_columns(batch, found, register_class(made))
 
 
 def with_columns(batch: DocumentBatch[Any], found: Mapping[str, Any], made: type[Any]) -> DocumentBatch[Any]:

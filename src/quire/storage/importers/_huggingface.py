@@ -16,17 +16,17 @@ from quire.files import Folder, open_folder, shown
 from quire.storage._layout import Layout
 from quire.storage._schema_conversion import HAS_NULLS
 from quire.storage._schema_conversion import annotation_from_arrow as annotation_of
+from quire.storage._shard_reader import local_file
 from quire.storage.importers._source import (
     BATCH_ROWS,
+    ForeignDataset,
     ImportOptions,
-    Reading,
     class_name,
+    conform_batch_to,
     document_class,
     field_names,
-    local_file,
-    made_batch,
+    name_errors,
     tensor_annotation,
-    told,
 )
 
 INFO, STATE, SPLITS = "dataset_info.json", "state.json", "dataset_dict.json"
@@ -41,7 +41,7 @@ class _Part(NamedTuple):
     batch: pa.RecordBatch
 
 
-def read_huggingface(source: Any, schema: type[Any] | None, options: ImportOptions) -> Reading:
+def read_huggingface(source: Any, schema: type[Any] | None, options: ImportOptions) -> ForeignDataset:
     """A dataset or one of its splits."""
     opened: _Saved | _Open = (
         _Saved(source, options) if isinstance(source, (str, os.PathLike)) else _Open(source, options)
@@ -51,9 +51,9 @@ def read_huggingface(source: Any, schema: type[Any] | None, options: ImportOptio
 
     def rows(first: int) -> Iterator[DocumentBatch[Any]]:
         for where, batch in opened.parts(first):
-            yield made_batch(layout, _columns(batch, opened.features, where), len(batch), where, options.extra)
+            yield conform_batch_to(layout, _columns(batch, opened.features, where), len(batch), where, options.extra)
 
-    return Reading(document_type, rows, opened.total)
+    return ForeignDataset(document_type, rows, opened.total)
 
 
 class _Saved:
@@ -71,7 +71,7 @@ class _Saved:
             raise StorageError(
                 f"{where}: no such file. save_to_disk() makes it; open_dataset() reads Parquet as it is."
             )
-        with told(self.folder.url):
+        with name_errors(self.folder.url):
             state = json.loads(self.folder.read(f"{self.prefix}{STATE}"))
             self.files = [f"{self.prefix}{file['filename']}" for file in state["_data_files"]]
             self.features: dict[str, Any] = json.loads(self.folder.read(f"{self.prefix}{INFO}"))["features"] or {}
@@ -84,7 +84,7 @@ class _Saved:
         """The rows from that one on."""
         for name in self.files:
             where = self.folder.join(name)
-            with told(where), local_file(self.folder, name) as path, pa.memory_map(str(path)) as file:
+            with name_errors(where), local_file(self.folder, name) as path, pa.memory_map(str(path)) as file:
                 for batch in pa.ipc.open_stream(file):
                     left = batch.slice(min(first, len(batch)))
                     first -= len(batch) - len(left)
@@ -123,7 +123,7 @@ def _check_split(split: str | None, splits: list[str], where: str) -> None:
 
 
 def _columns(batch: pa.RecordBatch, features: Mapping[str, Any], where: str) -> dict[str, pa.Array]:
-    with told(where):
+    with name_errors(where):
         found = zip(batch.schema.names, batch.columns, strict=True)
         return {name: _plain(array, features.get(name), name) for name, array in found}
 

@@ -13,10 +13,10 @@ from quire.files import open_folder, shown
 from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset
 from quire.storage._dataset_writer import DatasetWriter, WriteOptions, rows_of
 from quire.storage.importers import _huggingface, _mds, _petastorm, _webdataset
-from quire.storage.importers._source import ImportOptions, Reading
+from quire.storage.importers._source import ForeignDataset, ImportOptions
 
 ImportFormat = Literal["petastorm", "mds", "webdataset", "huggingface"]
-Importer = Callable[[Any, type[Any] | None, ImportOptions], Reading]
+Importer = Callable[[Any, type[Any] | None, ImportOptions], ForeignDataset]
 
 IMPORTERS: Mapping[str, Importer] = {
     "petastorm": _petastorm.read_petastorm,

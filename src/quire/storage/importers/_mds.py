@@ -18,18 +18,18 @@ from quire.errors import DecodeError, OptionError, StorageError
 from quire.files import Folder, open_folder, shown
 from quire.media import encode_pillow, import_pillow
 from quire.schema import Field, FieldKind
+from quire.storage._shard_reader import local_file
 from quire.storage.importers._source import (
+    ForeignDataset,
     ImportOptions,
-    Reading,
+    decode_image_tensor,
     document_class,
     field_names,
-    image_of,
-    in_field,
-    local_file,
-    made_documents,
-    targets,
+    match_fields,
+    name_errors,
     tensor_annotation,
-    told,
+    to_field_tensor,
+    validate_rows,
 )
 from quire.storage.importers._unpickle import load_value
 
@@ -52,7 +52,7 @@ class _Shard:
     compression: str | None
 
 
-def read_mds(source: Any, schema: type[Any] | None, options: ImportOptions) -> Reading:
+def read_mds(source: Any, schema: type[Any] | None, options: ImportOptions) -> ForeignDataset:
     """An MDS dataset, or one of its splits."""
     folder = open_folder(source, options.remote)
     prefix = f"{options.split}/" if options.split else ""
@@ -62,7 +62,7 @@ def read_mds(source: Any, schema: type[Any] | None, options: ImportOptions) -> R
     names = field_names(column.name for column in columns)
     made = {names[column.name]: annotation_of(column, options) for column in columns}
     document_type = schema or document_class(options.name or "Row", made)
-    wanted = targets(document_type, names, options.extra)
+    wanted = match_fields(document_type, names, options.extra)
 
     def row(shard: _Shard, content: bytes, where: str) -> dict[str, Any]:
         found = _split(shard, content)
@@ -75,10 +75,10 @@ def read_mds(source: Any, schema: type[Any] | None, options: ImportOptions) -> R
                 places = (
                     (where, partial(row, shard, content, where)) for where, content in _contents(folder, shard, first)
                 )
-                yield from made_documents(document_type, places, options.extra)
+                yield from validate_rows(document_type, places, options.extra)
             first = max(0, first - shard.rows)
 
-    return Reading(document_type, rows, sum(shard.rows for shard in shards))
+    return ForeignDataset(document_type, rows, sum(shard.rows for shard in shards))
 
 
 def _check_pickles(folder: Folder, columns: tuple[Encoding, ...], options: ImportOptions) -> None:
@@ -93,7 +93,7 @@ def _check_pickles(folder: Folder, columns: tuple[Encoding, ...], options: Impor
 def _index(folder: Folder, name: str, prefix: str) -> list[_Shard]:
     if not folder.exists(name):
         raise StorageError(f"{shown(folder.join(name))}: there is no such file. Of several splits, pass split=...")
-    with told(folder.join(name)):
+    with name_errors(folder.join(name)):
         return [_shard(told_of, prefix) for told_of in json.loads(folder.read(name))["shards"]]
 
 
@@ -111,7 +111,7 @@ def _shard(about: dict[str, Any], prefix: str) -> _Shard:
 def _contents(folder: Folder, shard: _Shard, first: int) -> Iterator[tuple[str, bytes]]:
     """The bytes of rows, each with its place."""
     where = folder.join(shard.name)
-    with told(where), local_file(folder, shard.name) as path:
+    with name_errors(where), local_file(folder, shard.name) as path:
         data: Any = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
         if shard.compression is not None:
             data = np.frombuffer(_unpacked(shard, data), np.uint8)
@@ -201,14 +201,14 @@ def value_of(column: Encoding, content: bytes, field: Field, where: str) -> Any:
     """A value of a column, as the field wants it."""
     kind = column.kind
     if kind == "ndarray":
-        return in_field(_array(column, content), field)
+        return to_field_tensor(_array(column, content), field)
     if kind in _NUMBERS:
         return np.frombuffer(content, np.dtype(kind).newbyteorder("<"))[0].item()
     if kind in _LISTS:
         return _parts(kind, content)
     if kind in _IMAGES:
         encoded = _as_png(content) if kind == "pil" else content
-        return image_of(encoded, field, where) if field.kind is FieldKind.TENSOR else encoded
+        return decode_image_tensor(encoded, field, where) if field.kind is FieldKind.TENSOR else encoded
     if kind == "str_int" and field.kind is FieldKind.TEXT:
         return content.decode()  # a number of any length
     return _READ[kind][1](content)

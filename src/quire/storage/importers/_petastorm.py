@@ -17,16 +17,16 @@ from quire.array import DocumentBatch
 from quire.errors import DecodeError, OptionError, StorageError
 from quire.files import Folder, open_folder, shown
 from quire.storage._layout import Layout
+from quire.storage._shard_reader import local_file
 from quire.storage.importers._source import (
     BATCH_ROWS,
+    ForeignDataset,
     ImportOptions,
-    Reading,
+    conform_batch_to,
     document_class,
     field_names,
-    local_file,
-    made_batch,
+    name_errors,
     tensor_annotation,
-    told,
 )
 from quire.storage.importers._unpickle import Standing, TypeName, load_schema
 
@@ -46,7 +46,7 @@ _SPARK: dict[str, Any] = {
 _TEXTS = {"str_", "unicode_", "string_", "bytes_", "str", "unicode"}
 
 
-def read_petastorm(source: Any, schema: type[Any] | None, options: ImportOptions) -> Reading:
+def read_petastorm(source: Any, schema: type[Any] | None, options: ImportOptions) -> ForeignDataset:
     """A Petastorm dataset; its own schema makes the class where none is given, and only then is the pickle read."""
     folder = open_folder(source, options.remote)
     files = [entry.name for entry in folder.list((".parquet",))]
@@ -61,23 +61,23 @@ def read_petastorm(source: Any, schema: type[Any] | None, options: ImportOptions
                 yield from _batches(folder, name, layout, first, options.extra)
             first = max(0, first - count)
 
-    return Reading(layout.schema.document_type, rows, sum(counts))
+    return ForeignDataset(layout.schema.document_type, rows, sum(counts))
 
 
 def _count(folder: Folder, name: str) -> int:
-    with told(folder.join(name)), local_file(folder, name) as path:
+    with name_errors(folder.join(name)), local_file(folder, name) as path:
         return int(pq.read_metadata(path).num_rows)
 
 
 def _batches(folder: Folder, name: str, layout: Layout, first: int, extra: Extra) -> Iterator[DocumentBatch[Any]]:
     where = folder.join(name)
-    with told(where), local_file(folder, name) as path:
+    with name_errors(where), local_file(folder, name) as path:
         file = pq.ParquetFile(path, memory_map=True)
         for batch in file.iter_batches(BATCH_ROWS):
             left = batch.slice(min(first, len(batch)))
             first -= len(batch) - len(left)
             if len(left):
-                yield made_batch(layout, _arrays(left, name), len(left), where, extra)
+                yield conform_batch_to(layout, _arrays(left, name), len(left), where, extra)
 
 
 def _arrays(batch: pa.RecordBatch, name: str) -> dict[str, pa.Array]:
@@ -99,7 +99,7 @@ def _class_in(folder: Folder, options: ImportOptions) -> type[Any]:
         raise StorageError(
             f"{shown(where)}: no such file, so this is no Petastorm dataset. open_dataset() reads any Parquet."
         )
-    with told(where):
+    with name_errors(where):
         metadata = pq.read_schema(io.BytesIO(folder.read(METADATA))).metadata or {}
     if SCHEMA_KEY not in metadata:
         raise DecodeError(f"{shown(where)}: it holds no schema of Petastorm ({SCHEMA_KEY.decode()}). Pass schema=...")
@@ -108,7 +108,7 @@ def _class_in(folder: Folder, options: ImportOptions) -> type[Any]:
             f"{shown(where)}: the schema is pickled. Pass allow_pickle=True to read it (no class or function that it "
             "names is run), or schema=... to leave it unread."
         )
-    with told(where):
+    with name_errors(where):
         return _class_of(load_schema(metadata[SCHEMA_KEY]), options)
 
 

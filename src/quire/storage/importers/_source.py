@@ -5,12 +5,10 @@ from __future__ import annotations
 import io
 import keyword
 import re
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -21,14 +19,14 @@ from quire._extra_fields import Extra, check_extra, document_validator, extra_ru
 from quire.array import DocumentBatch
 from quire.columns import StackOptions, stack_values
 from quire.document import BaseDocument
-from quire.errors import DecodeError, OptionError, QuireError, StorageNotFoundError, did_you_mean
-from quire.files import Folder, RemoteOptions, shown
+from quire.errors import DecodeError, OptionError, QuireError, did_you_mean
+from quire.files import RemoteOptions, shown
 from quire.media import open_image
 from quire.schema import Field, FieldKind
-from quire.storage._arrow_codec import Form
+from quire.storage._arrow_codec import ArrowCodec
 from quire.storage._layout import Layout
-from quire.storage._row_locations import Rows
-from quire.storage._schema_conversion import Row, conform_fields, findable
+from quire.storage._row_locations import RowLocations
+from quire.storage._schema_conversion import Row, conform_fields, register_class
 from quire.tensors import DType, Shape, cast_numbers, common_dtype, get_framework
 
 if TYPE_CHECKING:
@@ -65,7 +63,7 @@ class ImportOptions:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ForeignDataset:
     """A foreign dataset: the class of its documents, its documents and batches from a row on, and how many there are.
 
     Rows that come before the first one that is asked for are passed over without being decoded.
@@ -77,22 +75,7 @@ class Reading:
 
 
 @contextmanager
-def local_file(folder: Folder, name: str) -> Iterator[Path]:
-    """A file of a folder on this machine; a remote one is there for as long as it is needed."""
-    path = folder.local_path(name)
-    if path is not None:
-        if not path.exists():
-            raise StorageNotFoundError(f"{path}: there is no such file.")
-        yield path
-        return
-    with tempfile.TemporaryDirectory(prefix="quire-import-") as place:
-        target = Path(place, "file")
-        folder.fetch(name, target)
-        yield target
-
-
-@contextmanager
-def told(where: str) -> Iterator[None]:
+def name_errors(where: str) -> Iterator[None]:
     """Whatever is wrong with foreign data names its place."""
     try:
         yield
@@ -110,46 +93,46 @@ def told(where: str) -> Iterator[None]:
         raise DecodeError(f"{shown(where)}: {type(error).__name__}: {error}") from error
 
 
-def made_documents(document_type: type[Any], rows: Iterator[tuple[str, Any]], extra: Extra) -> Iterator[Any]:
+def validate_rows(document_type: type[Any], rows: Iterator[tuple[str, Any]], extra: Extra) -> Iterator[Any]:
     """The documents of rows, each with its place, which an error tells; a row is a mapping, or makes one."""
     for where, row in rows:
-        with told(where):
+        with name_errors(where):
             values = row() if callable(row) else row
             document = document_validator(document_type, extra).validate_python(values)
         yield document
 
 
-def made_batch(
+def conform_batch_to(
     layout: Layout, columns: Mapping[str, pa.Array], length: int, where: str, extra: Extra
 ) -> DocumentBatch[Any]:
     """A batch of arrays by the names of columns, of whatever Arrow type can be told as that of the field.
 
     Bytes in a field for tensors are arrays that numpy saved, or images.
     """
-    forms = {form.field.name: form for form in layout.forms}
-    with told(where):
-        wanted = targets(layout.schema.document_type, columns, extra)
-        found = {key: _decoded(forms[field.name], columns[name], where) for name, (key, field) in wanted.items()}
+    codecs = {codec.field.name: codec for codec in layout.codecs}
+    with name_errors(where):
+        wanted = match_fields(layout.schema.document_type, columns, extra)
+        found = {key: _decoded(codecs[field.name], columns[name], where) for name, (key, field) in wanted.items()}
         told_types = {name: (pa.field(name, array.type), array) for name, array in found.items()}
-        arrays = conform_fields(layout.forms, told_types, layout.schema, None, length)
+        arrays = conform_fields(layout.codecs, told_types, layout.schema, None, length)
         batch = pa.RecordBatch.from_arrays(arrays, schema=layout.fields)
         addresses = layout.addresses()
         addresses.add(layout.locate(batch), batch)
-        rows = Rows(addresses, np.zeros(length, np.int64), np.arange(length, dtype=np.int64))
+        rows = RowLocations(addresses, np.zeros(length, np.int64), np.arange(length, dtype=np.int64))
         made: Any = DocumentBatch[layout.schema.document_type]  # type: ignore[name-defined]
         return made._wrap(layout.gather(rows))  # type: ignore[no-any-return]
 
 
-def _decoded(form: Form, array: pa.Array, where: str) -> pa.Array:
+def _decoded(codec: ArrowCodec, array: pa.Array, where: str) -> pa.Array:
     """A column of encoded tensors as they are stored here; of a text that a number was written as, the number."""
-    field = form.field
+    field = codec.field
     if field.kind is FieldKind.SCALAR and pa.types.is_string(array.type):
-        return array.cast(form.type)
+        return array.cast(codec.type)
     if field.kind is not FieldKind.TENSOR or not pa.types.is_binary(array.type):
         return array
     path = f"{where}: {field.name}"
-    tensors = [None if cell is None else tensor_of(cell, field, path) for cell in array.to_pylist()]
-    return form.encode(stack_values(field, tensors, StackOptions(shapes="ragged"), field.name))
+    tensors = [None if cell is None else decode_tensor(cell, field, path) for cell in array.to_pylist()]
+    return codec.encode(stack_values(field, tensors, StackOptions(shapes="ragged"), field.name))
 
 
 def document_class(name: str, fields: Mapping[str, Any]) -> type[Any]:
@@ -157,7 +140,7 @@ def document_class(name: str, fields: Mapping[str, Any]) -> type[Any]:
     base = BaseDocument if "id" in fields else Row
     given = {field: (annotation, None if _takes_none(annotation) else ...) for field, annotation in fields.items()}
     made: type[Any] = create_model(class_name(name), __base__=base, **given)  # type: ignore[call-overload]
-    return findable(made)
+    return register_class(made)
 
 
 def _takes_none(annotation: Any) -> bool:
@@ -185,7 +168,7 @@ def field_names(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def targets(document_type: type[Any], names: Iterable[str], extra: Extra) -> dict[str, tuple[str, Field]]:
+def match_fields(document_type: type[Any], names: Iterable[str], extra: Extra) -> dict[str, tuple[str, Field]]:
     """The columns that a class has a field for, by their own names: the name that the class knows, and the field."""
     accepted = document_type.document_schema().accepted
     found = {}
@@ -242,21 +225,21 @@ def _pixels(image: Any) -> NDArray[Any]:
     return np.array(image.convert("RGBA" if "transparency" in image.info else "RGB"))
 
 
-def tensor_of(content: bytes, field: Field, where: str) -> Any:
+def decode_tensor(content: bytes, field: Field, where: str) -> Any:
     """A tensor of the field's framework: of an array that numpy saved, or of an image."""
     if content.startswith(b"\x93NUMPY"):
-        return in_field(load_npy(content), field)
+        return to_field_tensor(load_npy(content), field)
     if content.startswith(b"PK"):
-        return in_field(next(iter(load_npz(content).values())), field)
-    return image_of(content, field, where)
+        return to_field_tensor(next(iter(load_npz(content).values())), field)
+    return decode_image_tensor(content, field, where)
 
 
-def image_of(content: bytes, field: Field, where: str) -> Any:
+def decode_image_tensor(content: bytes, field: Field, where: str) -> Any:
     """A tensor of an image: gray or coloured, channels behind or in front, whatever fits the field."""
     pixels = load_image(content, where)
     dtype = field.spec.dtype or pixels.dtype.name
     fitting = (found for found in _readings(pixels) if field.spec.fits(found.shape, dtype))
-    return in_field(next(fitting, pixels), field)
+    return to_field_tensor(next(fitting, pixels), field)
 
 
 def _readings(pixels: NDArray[Any]) -> Iterator[NDArray[Any]]:
@@ -271,7 +254,7 @@ def _readings(pixels: NDArray[Any]) -> Iterator[NDArray[Any]]:
         yield from _readings(np.ascontiguousarray(pixels[:, :, :3]))
 
 
-def in_field(array: NDArray[Any], field: Field) -> Any:
+def to_field_tensor(array: NDArray[Any], field: Field) -> Any:
     """An array as the field has it: of its framework, and of its dtype if no number changes by that."""
     framework = field.type.framework or get_framework("numpy")
     if field.spec.dtype not in (None, "string"):

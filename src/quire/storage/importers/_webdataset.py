@@ -14,22 +14,22 @@ from pydantic_core import from_json as parse_json
 from quire.errors import DecodeError, OptionError, StorageError
 from quire.files import MAX_BYTES, Folder, open_folder, shown
 from quire.schema import Field, FieldKind
+from quire.storage._shard_reader import local_file
 from quire.storage.importers._source import (
+    ForeignDataset,
     ImportOptions,
-    Reading,
+    decode_image_tensor,
+    decode_tensor,
     document_class,
     field_names,
-    image_of,
-    in_field,
     load_image,
     load_npy,
     load_npz,
-    local_file,
-    made_documents,
-    targets,
+    match_fields,
+    name_errors,
     tensor_annotation,
-    tensor_of,
-    told,
+    to_field_tensor,
+    validate_rows,
 )
 from quire.storage.importers._unpickle import load_value
 
@@ -46,7 +46,7 @@ _PICKLES = {"pyd", "pickle", "pkl"}
 Sample = tuple[str, dict[str, bytes]]
 
 
-def read_webdataset(source: Any, schema: type[Any] | None, options: ImportOptions) -> Reading:
+def read_webdataset(source: Any, schema: type[Any] | None, options: ImportOptions) -> ForeignDataset:
     """The tar files of a folder, in the order of their names."""
     folder = open_folder(source, options.remote)
     files = [entry.name for entry in folder.list(SUFFIXES)]
@@ -59,15 +59,15 @@ def read_webdataset(source: Any, schema: type[Any] | None, options: ImportOption
             (where, partial(_row, document_type, where, files, options, closed=schema is None))
             for where, files in islice(_samples(folder, files), first, None)
         )
-        yield from made_documents(document_type, places, options.extra)
+        yield from validate_rows(document_type, places, options.extra)
 
-    return Reading(document_type, rows)
+    return ForeignDataset(document_type, rows)
 
 
 def _row(
     document_type: type[Any], where: str, files: dict[str, bytes], options: ImportOptions, *, closed: bool
 ) -> dict[str, Any]:
-    wanted = targets(document_type, files, options.extra)
+    wanted = match_fields(document_type, files, options.extra)
     if closed and len(wanted) < len(files):
         more = ", ".join(sorted(files.keys() - wanted.keys()))
         raise DecodeError(f"{more}: not among the files of the first {_SAMPLES} samples. Pass schema=...")
@@ -81,7 +81,7 @@ def _samples(folder: Folder, files: list[str]) -> Iterator[Sample]:
     """The files of each sample by what is behind the first dot of their names, with the sample's place."""
     for name in files:
         where = folder.join(name)
-        with told(where), local_file(folder, name) as path, path.open("rb") as opened:
+        with name_errors(where), local_file(folder, name) as path, path.open("rb") as opened:
             for key, found in _grouped(opened):
                 yield f"{where}, sample {key!r}", {KEY: key.encode(), **found}
 
@@ -129,8 +129,12 @@ def _value(name: str, content: bytes, field: Field, where: str, options: ImportO
         return content
     if field.kind is FieldKind.TENSOR:
         if kind in ("npy", "npz"):
-            return tensor_of(content, field, where)
-        return image_of(content, field, where) if kind in _IMAGES else in_field(_plain(name, content, options), field)
+            return decode_tensor(content, field, where)
+        return (
+            decode_image_tensor(content, field, where)
+            if kind in _IMAGES
+            else to_field_tensor(_plain(name, content, options), field)
+        )
     return _plain(name, content, options)
 
 
@@ -166,7 +170,7 @@ def _inferred(samples: Iterator[Sample], options: ImportOptions) -> type[Any]:
     for where, files in samples:
         number += 1
         for name, content in files.items():
-            with told(f"{where}: {name}"):
+            with name_errors(f"{where}: {name}"):
                 annotation = _annotation(name, content, options, where)
             seen[name] = annotation if name not in seen else _both(seen[name], annotation)
             found[name] = found.get(name, 0) + 1
