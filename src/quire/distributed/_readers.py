@@ -75,7 +75,7 @@ class Planned(NamedTuple):
     """What is to be read: by which stage, in how many partitions, of what class, and how many rows there are."""
 
     stage: PartitionStage
-    partition_values: int
+    partitions: int
     layout: DocumentLayout
     rows: int | None = None
 
@@ -166,7 +166,7 @@ def plan_parquet(
     paths: Paths,
     schema: type[Any] | None,
     columns: Iterable[str] | None,
-    partition_values: int | None,
+    partitions: int | None,
     workers: int,
     options: FileOptions,
 ) -> Planned:
@@ -192,7 +192,7 @@ def plan_parquet(
         for folder, shard in shards
         for group in range(len(shard.groups))
     ]
-    parts = [_merged(part) for part in dealt(pieces, [piece.size for piece in pieces], partition_values, workers)]
+    parts = [_merged(part) for part in dealt(pieces, [piece.size for piece in pieces], partitions, workers)]
     return Planned(ReadShards(parts, layout), len(parts), layout, rows)
 
 
@@ -312,7 +312,7 @@ def plan_files(
     kind: Literal["csv", "json", "binary"],
     paths: Paths,
     schema: type[Any] | None,
-    partition_values: int | None,
+    partitions: int | None,
     workers: int,
     options: FileOptions,
 ) -> Planned:
@@ -328,8 +328,8 @@ def plan_files(
         if schema is None and not files:
             raise _no_class()
         layout = DocumentLayout(schema) if schema else _inferred(kind, files[0], options)
-    pieces = [piece for file in files for piece in _pieces(kind, file, files, partition_values or workers, options)]
-    parts = dealt(pieces, [piece.size for piece in pieces], partition_values, workers)
+    pieces = [piece for file in files for piece in _pieces(kind, file, files, partitions or workers, options)]
+    parts = dealt(pieces, [piece.size for piece in pieces], partitions, workers)
     return Planned(
         ReadFiles(kind, parts, layout, options), len(parts), layout, len(files) if kind == "binary" else None
     )
