@@ -12,7 +12,7 @@ import torch
 
 from quire import DocumentBatch, Text
 from quire.data import MultiModalDataset, batched
-from quire.data._plan import Step
+from quire.data._preprocessing import Step
 from quire.errors import FunctionError
 from tests.data.students import Paper, Student, Thesis, add_to, double_all, incomplete_students, student, students
 

@@ -225,7 +225,7 @@ def test_files_are_removed_at_the_end_of_the_process(tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "from quire.data import _spark\n"
-        "from quire.data._spark_frame import Written\n"
+        "from quire.data._spark import Written\n"
         "import pyarrow as pa, os\n"
         "os.mkdir(sys.argv[1])\n"
         "made = _spark.SparkConverter(Written(sys.argv[1], 0, pa.schema([('x', pa.int64())])))\n"

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from quire.data import MixedDataset, _mixing
+from quire.data._epoch_registry import Worker
 from quire.data._mixing import MixedState, _cumulative_weights
-from quire.data._passes import Worker
 from quire.errors import OptionError
 from tests.data.streams import flat, numbers, opened, streamed, together, written
 

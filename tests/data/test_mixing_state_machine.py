@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from quire.data import MixedDataset, StreamingDataset, _mixing
-from quire.data._passes import Worker
+from quire.data._epoch_registry import Worker
 from tests.data.streams import flat, numbers, opened, streamed, together, written
 
 pytestmark = pytest.mark.needs("pyarrow", "fsspec", "xxhash")

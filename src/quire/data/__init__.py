@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from quire.data._dataset import MultiModalDataset
-from quire.data._plan import batched
+from quire.data._preprocessing import batched
 
 if TYPE_CHECKING:
     from quire.data._measure import measure as measure

@@ -23,9 +23,9 @@ from quire.columns import (
     TensorMap,
     stack,
 )
-from quire.data._kinds import Where, loose_stack
+from quire.data._column_store import converted, default_framework
+from quire.data._infer_column import Where, loose_stack
 from quire.data._missing import MissingPolicy
-from quire.data._store import converted, default_framework
 from quire.document import BaseDocument
 from quire.errors import DocumentTypeError, FunctionError, MissingValueError, OptionError
 from quire.schema import STORED

@@ -14,11 +14,7 @@ from quire.array import DocumentArray, DocumentBatch, batches, bind, resolve_ind
 from quire.columns import Columns, ShapePolicy, StackOptions, stack
 from quire.data._arena import Arena
 from quire.data._collate import Collate, check_output, in_framework, known_to_default_collate, validated_as
-from quire.data._handover import send_quickly, shared_arena
-from quire.data._missing import Missing, MissingPolicy
-from quire.data._plan import Preprocessing, Step, plan_steps
-from quire.data._steps import Run, in_shape, run_steps
-from quire.data._store import (
+from quire.data._column_store import (
     Arenas,
     converted,
     default_framework,
@@ -28,7 +24,10 @@ from quire.data._store import (
     plan_gathering,
     stored,
 )
-from quire.data._tensorflow import Wanted, tensorflow_dataset
+from quire.data._frameworks import Wanted, tensorflow_dataset
+from quire.data._missing import Missing, MissingPolicy
+from quire.data._preprocessing import Preprocessing, Run, Step, in_shape, plan_steps, run_steps
+from quire.data._shm_transport import send_quickly, shared_arena
 from quire.document import BaseDocument
 from quire.errors import DocumentTypeError, OptionError, SchemaError
 from quire.tensors import describe

@@ -13,13 +13,11 @@ from quire.array import DocumentBatch
 from quire.columns import Columns
 from quire.data._arena import Arena
 from quire.data._collate import check_output, validated_as
-from quire.data._handover import send_quickly
-from quire.data._missing import MissingPolicy
-from quire.data._missing_stored import check_stored
-from quire.data._passes import Passes
-from quire.data._plan import Preprocessing, plan_steps
-from quire.data._steps import Run, in_shape, run_steps
-from quire.data._store import converted, in_worker
+from quire.data._column_store import converted, in_worker
+from quire.data._epoch_registry import Passes
+from quire.data._missing import MissingPolicy, check_stored
+from quire.data._preprocessing import Preprocessing, Run, in_shape, plan_steps, run_steps
+from quire.data._shm_transport import send_quickly
 from quire.data._stream_options import StreamOptions
 from quire.errors import DecodeError, OptionError, ShardError
 from quire.files import shown
@@ -51,7 +49,7 @@ class Fetch:
         self._steps = plan_steps(stored.schema, preprocessing)
         self._missing = MissingPolicy.plan(options.missing, stored.schema, self._steps, output, options.shapes)
         check_stored(self._missing, stored)
-        self._has_mixed = has_mixed_tensors(stored.layout.forms)
+        self._has_mixed = has_mixed_tensors(stored.layout.codecs)
         self._arena = Arena()
         self._bad: frozenset[int] = frozenset()
         self._together = 1  # so many rows are skipped as one

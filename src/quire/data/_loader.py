@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from quire.array import DocumentBatch
 from quire.columns import Columns, DocumentColumn, DocumentsColumn, PackedColumn, RaggedColumn, TensorColumn
-from quire.data._group import Group
-from quire.data._passes import new_mark
+from quire.data._epoch import Group
+from quire.data._epoch_registry import new_mark
 from quire.document import BaseDocument
 from quire.errors import OptionError
 

@@ -11,10 +11,9 @@ import numpy as np
 
 from quire.array import DocumentBatch
 from quire.data._bijection import _hash, _mixed, _number, key_of
-from quire.data._group import Group
-from quire.data._passes import Pass, Passes, Worker, known_to_torch, new_mark, this_worker
-from quire.data._stream_state import StreamState
-from quire.data._streaming import StreamingDataset
+from quire.data._epoch import Group
+from quire.data._epoch_registry import Pass, Passes, Worker, known_to_torch, new_mark, this_worker
+from quire.data._streaming import StreamingDataset, StreamState
 from quire.errors import OptionError
 
 Stop = Literal["first", "all"]

@@ -1,22 +1,24 @@
-"""How a dataset is streamed."""
+"""The options of a StreamingDataset, and the row order that follows from them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any, Literal
 
+import pyarrow.parquet as pq
 from typing_extensions import TypedDict
 
 from quire._optional import is_loaded, require
 from quire.array import whole_number
 from quire.columns import ShapePolicy, StackOptions
-from quire.data._epoch import Last, Shuffle
+from quire.data._column_store import default_framework
+from quire.data._epoch import Last, RowOrder, Shuffle, choose_block
 from quire.data._missing import Missing, MissingOptions
-from quire.data._store import default_framework
 from quire.errors import OptionError, check_options
-from quire.storage import ReadOptions, Verify, Where
+from quire.storage import RangeReader, ReadOptions, StoredDataset, Verify, Where, shard_errors
 
 OnError = Literal["raise", "skip", "replace"]
 MiB = 1 << 20
@@ -134,3 +136,62 @@ def _launched() -> tuple[int, int]:
             f"the environment says RANK={rank!r} and WORLD_SIZE={world_size!r}: both are numbers, or neither is there. "
             "Pass rank and world_size."
         ) from error
+
+
+MiB = 1 << 20
+
+
+def order_of(stored: StoredDataset[Any], options: StreamOptions) -> RowOrder:
+    """The order of the rows; one that the cache is too small for is an error."""
+    rows = len(stored)
+    if stored.is_mapped or options.shuffle is False or not stored.shards:
+        block, window = choose_block(rows, row_bytes(stored), options.memory_bytes)
+    else:
+        needed, room = int(stored.nbytes * _growth(stored)), stored.reader.cache.max_bytes
+        if needed <= room:
+            block, window = choose_block(rows, row_bytes(stored), options.memory_bytes)
+        elif options.shuffle == "global":
+            raise _too_small(needed, room)
+        else:
+            block, window = _by_shards(rows, len(stored.shards), needed, room)
+    window = min(window, max(1, -(-rows // block)))  # all of them; more make no other order, and no other state
+    return RowOrder(rows, options.seed, options.shuffle, block, window)
+
+
+def row_bytes(stored: StoredDataset[Any]) -> float:
+    """About the bytes of a row in the shards."""
+    return stored.nbytes / max(int(stored.starts[-1]), 1)
+
+
+def fingerprint(stored: StoredDataset[Any]) -> str:
+    """What tells a dataset from another: the content of its shards, where it is known, and which rows are meant."""
+    digest = blake2b("\n".join(f"{s.rows} {s.xxh3 or s.name}" for s in stored.shards).encode(), digest_size=8)
+    if stored.rows is not None:
+        digest.update(stored.rows.tobytes())
+    return digest.hexdigest()
+
+
+def _by_shards(rows: int, shards: int, needed: int, room: int) -> tuple[int, int]:
+    """A unit is about a shard, and the cache has room for two windows: while one is left, the next is entered.
+
+    So each shard is fetched or written anew about once an epoch.
+    """
+    return max(1, -(-rows // shards)), max(1, room * shards // (2 * needed))
+
+
+def _growth(stored: StoredDataset[Any]) -> float:
+    """How much larger shards are in the cache than they are in the dataset: as the first one tells."""
+    first = stored.shards[0]
+    if first.format != "parquet":
+        return 1.0
+    with shard_errors(stored.folder, first):
+        metadata = pq.read_metadata(RangeReader(stored.folder, first))
+    plain: int = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+    return max(1.0, plain / max(first.bytes, 1))
+
+
+def _too_small(needed: int, room: int) -> OptionError:
+    return OptionError(
+        f"shuffle='global' needs all shards at hand, and the cache holds {room:,} bytes of about {needed:,}. "
+        "Use shuffle='block', or pass storage=ReadOptions(cache_bytes=...)."
+    )

@@ -11,9 +11,9 @@ import numpy as np
 
 from quire.array import DocumentBatch, find_column, resolve_index
 from quire.data._epoch import RowOrder
+from quire.data._epoch_registry import Passes, known_to_torch
 from quire.data._fetch import Fetch
 from quire.data._loader import Loader
-from quire.data._passes import Passes, known_to_torch
 from quire.document import BaseDocument
 from quire.errors import OptionError
 from quire.storage import StoredDataset

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from quire._optional import require
-from quire.data._spark_frame import _is_vector, _prepared
+from quire.data._spark import _is_vector, _prepared
 from quire.distributed._chain import Chain, Selection, Union, in_parts
 from quire.distributed._contract import Frame, Stage
 from quire.distributed._spark_job import bounded, driver_frame, unwrapped

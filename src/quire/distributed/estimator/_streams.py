@@ -11,7 +11,7 @@ import numpy as np
 
 from quire.data import StreamingDataset
 from quire.data._epoch import Slice
-from quire.data._passes import Pass
+from quire.data._epoch_registry import Pass
 from quire.distributed.estimator._items import Item, Position, Reading
 from quire.distributed.estimator._planned import rows_in
 from quire.distributed.estimator._world import World

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire._optional import is_installed, is_loaded, require
-from quire.storage._locks import locked
+from quire.storage import lock_file
 
 _NEW = 0
 """The mark of a pass that has not begun."""
@@ -70,7 +70,7 @@ class Passes:
 
     def set(self, start: Pass) -> None:
         """Say where the next pass begins."""
-        with locked(self._path("lock")):
+        with lock_file(self._path("lock")):
             self._write(Record(start))
 
     def last(self) -> Record:
@@ -91,7 +91,7 @@ class Passes:
         that is seeded alike gives those of another pass the same mark.
         """
         turn = self._turn(mark, worker)
-        with locked(self._path("lock")):
+        with lock_file(self._path("lock")):
             record = self.last()
             if record.mark == mark and worker not in record.begun:
                 if turn >= record.turn:  # else it is late: the others are in a later pass by now
@@ -113,7 +113,7 @@ class Passes:
     def resume(self, start: Pass, mark: int, worker: int, workers: int) -> None:
         """Say that a worker goes on in a pass that it began in another process."""
         turn = self._turn(mark, worker)
-        with locked(self._path("lock")):
+        with lock_file(self._path("lock")):
             record = self.last()
             same = record.mark == mark and worker not in record.begun
             begun = [*record.begun, worker] if same else [worker]
@@ -121,14 +121,14 @@ class Passes:
 
     def reach(self, mark: int, epoch: int) -> None:
         """Say that a pass without an end has come to an epoch."""
-        with locked(self._path("lock")):
+        with lock_file(self._path("lock")):
             record = self.last()
             if record.mark == mark:
                 self._write(replace(record, reached=max(record.reached, epoch)))
 
     def end(self, mark: int) -> None:
         """Say that the pass is over."""
-        with locked(self._path("lock")):
+        with lock_file(self._path("lock")):
             record = self.last()
             if record.mark == mark:
                 self._write(replace(record, is_over=True))

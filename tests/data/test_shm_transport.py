@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from quire import BaseDocument, DocumentBatch
-from quire.data import MultiModalDataset, _handover
+from quire.data import MultiModalDataset, _shm_transport
 from quire.errors import FunctionError, PickleError
 from quire.typing import TorchTensor
 
@@ -60,7 +60,7 @@ def check(batch: Any) -> None:
 def nothing_is_left() -> Any:
     yield
     gc.collect()
-    _handover._mapped.clear()
+    _shm_transport._mapped.clear()
 
 
 # --- batches
@@ -228,9 +228,9 @@ def test_a_child_that_is_forked_keeps_what_it_saw() -> None:
 
 def test_a_batch_of_a_worker_that_is_gone_is_an_error() -> None:
     with pytest.raises(FunctionError, match="a batch of worker 4194303 is lost"):
-        _handover._located(4194303, "token", 1, 3, (torch.float32, 0, (1,), (1,)))
+        _shm_transport._located(4194303, "token", 1, 3, (torch.float32, 0, (1,), (1,)))
     with pytest.raises(FunctionError, match="is lost"):  # the number of another process, or of another file
-        _handover._located(os.getpid(), "token", 1, 0, (torch.float32, 0, (1,), (1,)))
+        _shm_transport._located(os.getpid(), "token", 1, 0, (torch.float32, 0, (1,), (1,)))
 
 
 def test_pieces_of_workers_that_ended_are_forgotten() -> None:
@@ -239,6 +239,6 @@ def test_pieces_of_workers_that_ended_are_forgotten() -> None:
             check(batch)
     del batch
     deadline = time.monotonic() + 10
-    while len({key[0] for key in _handover._mapped}) > 2 and time.monotonic() < deadline:
-        _handover._forget_the_dead()
-    assert len({key[0] for key in _handover._mapped}) <= 2
+    while len({key[0] for key in _shm_transport._mapped}) > 2 and time.monotonic() < deadline:
+        _shm_transport._forget_the_dead()
+    assert len({key[0] for key in _shm_transport._mapped}) <= 2
