@@ -92,7 +92,7 @@ def ray_nodes() -> Iterator[tuple[Any, Callable[[], None]]]:
     quickly = {"period_ms": 1000, "timeout_ms": 1000, "initial_delay_ms": 1000, "failure_threshold": 3}
     os.environ |= {f"RAY_health_check_{name}": f"{value}" for name, value in quickly.items()}
     from quire.distributed import engine
-    from quire.distributed._ray_session import loopback
+    from quire.distributed._ray import loopback
 
     size = {"num_cpus": 1, "object_store_memory": 100 << 20}
     with loopback() as ray:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from quire import BaseDocument, DocumentArray
-from quire.distributed._layouts import DocumentLayout
+from quire.distributed._encoding import DocumentLayout
 from quire.errors import PartitionError
 from quire.typing import AnyTensor, NdArray, bfloat16, float16, float32, uint8
 

@@ -10,11 +10,9 @@ import pytest
 
 from quire import BaseDocument
 from quire.distributed import PartitionError
-from quire.distributed._arenas import Arena
-from quire.distributed._calls import Call
-from quire.distributed._chunks import BLOCK_BYTES
-from quire.distributed._layouts import DocumentLayout
-from quire.distributed._stage import MapRows, OnError
+from quire.distributed._batches import BLOCK_BYTES
+from quire.distributed._encoding import DocumentLayout, OnError, TensorBuffer
+from quire.distributed._stages import MapRows, UserFunction
 from quire.typing import NdArray, uint8
 
 pytestmark = pytest.mark.needs("pyarrow", "cloudpickle")
@@ -34,7 +32,7 @@ def plate(number: int, **more: object) -> Plate:
 
 
 def mapped(function: object, plates: list[Plate], on_error: OnError = "raise") -> Iterator[Plate]:
-    stage = MapRows(Call(function), PLATES, PLATES, on_error)  # type: ignore[arg-type]
+    stage = MapRows(UserFunction(function), PLATES, PLATES, on_error)  # type: ignore[arg-type]
     for batch in stage(0, iter([PLATES.encode(plates)])):
         assert batch.nbytes <= 2 * BLOCK_BYTES
         yield from PLATES.array(PLATES.decode(batch))
@@ -92,7 +90,7 @@ def test_one_bad_tensor_among_good_ones_is_the_one_that_is_told(on_error: OnErro
 
 
 def test_a_document_is_not_changed_by_what_becomes_of_it() -> None:
-    arena, document = Arena(PLATES.layout, BLOCK_BYTES), plate(3, depth=np.ones((64, 64), np.uint8))
+    arena, document = TensorBuffer(PLATES.layout, BLOCK_BYTES), plate(3, depth=np.ones((64, 64), np.uint8))
     image = document.image
     other = arena.taken(document)
     assert document.image is image

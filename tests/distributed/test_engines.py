@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from quire.distributed._contract import Frame
+from quire.distributed._engine import Frame
 from quire.errors import PartitionError
 from tests.distributed.stages import LAYOUT, Broken, Failing, Made, Plus, Same, everything, numbers, partitions
 

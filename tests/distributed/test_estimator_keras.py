@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from quire import DocumentArray
 from quire.data import StreamingDataset
-from quire.distributed.estimator._columns import Chosen
-from quire.distributed.estimator._keras_side import KerasSide
-from quire.distributed.estimator._world import Seat, World
+from quire.distributed.estimator._options import ColumnSelection
+from quire.distributed.estimator._ranks import RankInfo, World
+from quire.distributed.estimator._tensorflow import KerasBackend
 from quire.distributed.tf.estimator import Estimator
 from quire.errors import OptionError, PickleError, StorageNotFoundError
 from tests.distributed.trainings import WEIGHTS, Point, points, written
@@ -179,11 +179,11 @@ class SumOfRows(keras.metrics.Mean):
 def test_metrics_whose_states_may_not_be_sums_are_refused_by_several_workers() -> None:
     model = linear()
     model.compile(optimizer="sgd", loss="mse", metrics=[Largest(), keras.metrics.AUC(), "mae"])
-    KerasSide(model, World(), Chosen())
+    KerasBackend(model, World(), ColumnSelection())
     with pytest.raises(OptionError, match=r"largest is of the class Largest.*additive_state = True"):
-        KerasSide(model, World(Seat(0, 2)), Chosen())
+        KerasBackend(model, World(RankInfo(0, 2)), ColumnSelection())
     model.compile(optimizer="sgd", loss="mse", metrics=[SumOfRows(), keras.metrics.AUC()])
-    KerasSide(model, World(Seat(0, 2)), Chosen())
+    KerasBackend(model, World(RankInfo(0, 2)), ColumnSelection())
 
 
 def test_two_columns_are_two_inputs() -> None:

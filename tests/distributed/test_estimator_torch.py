@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 from quire import DocumentArray
 from quire.data import MultiModalDataset, StreamingDataset
 from quire.distributed.estimator import Callback, Estimator
-from quire.distributed.estimator._columns import Chosen
-from quire.distributed.estimator._world import Seat, World
+from quire.distributed.estimator._options import ColumnSelection
+from quire.distributed.estimator._ranks import RankInfo, World
 from quire.errors import ColumnError, OptionError, StorageError, StorageNotFoundError
 from quire.storage import open_dataset
 from tests.distributed.trainings import (
@@ -449,7 +449,7 @@ def test_a_state_that_cannot_be_kept_or_joined_is_refused() -> None:
         regression_with(metrics=[LargestError()], checkpoint_every=2)
     recipe: Any = regression_with(metrics=[LargestError()])._recipe
     with pytest.raises(OptionError, match="largesterror keeps a state.*those of 2 ranks"):
-        recipe.side(Seat(0, 2), World(Seat(0, 2)), Chosen())
+        recipe.side(RankInfo(0, 2), World(RankInfo(0, 2)), ColumnSelection())
 
 
 def regression_with(**options: Any) -> Estimator:

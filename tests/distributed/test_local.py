@@ -18,9 +18,8 @@ import pytest
 
 from quire import DocumentArray
 from quire.distributed import DocumentShards, PartitionError, engine
-from quire.distributed._lanes import in_lanes
-from quire.distributed._parts import KeyPlaces
-from quire.distributed._spool import IN_MEMORY, held
+from quire.distributed._partitions import MAX_PARTITION_BYTES, KeyPartitioner, hold_batches
+from quire.distributed._prefetch import prefetch
 from quire.errors import OptionError
 from tests.distributed.goods import Good, dearer, goods
 
@@ -53,7 +52,7 @@ def test_few_bytes_are_made_ahead_of_the_consumer() -> None:
             made[number] += 1
             yield batch(number, 128)  # 1 KiB
 
-    found = in_lanes([lambda: source(0), lambda: source(1)], 2, ahead=8 << 10)
+    found = prefetch([lambda: source(0), lambda: source(1)], 2, ahead=8 << 10)
     assert next(found).column("n")[0].as_py() == 0
     for _ in range(1000):
         threading.Event().wait(0.001)
@@ -74,7 +73,7 @@ def test_the_first_error_ends_all_of_it() -> None:
         raise ValueError("no more")
 
     with pytest.raises(ValueError, match="no more"):
-        list(in_lanes([endless, failing], 2))
+        list(prefetch([endless, failing], 2))
 
 
 def test_an_error_does_not_wait_for_the_other_partitions() -> None:
@@ -216,8 +215,7 @@ import resource
 import numpy as np
 import pyarrow as pa
 from quire.distributed import DocumentShards
-from quire.distributed._contract import Frame
-from quire.distributed._layouts import DocumentLayout
+from quire.distributed._encoding import DocumentLayout
 from quire.distributed import engine
 from quire.distributed._make import Rows
 from tests.distributed.goods import Vector
@@ -244,18 +242,18 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_what_waits_is_in_files_where_it_is_much() -> None:
-    large = pa.record_batch({"n": pa.array(range(IN_MEMORY // 8), pa.int64())})
+    large = pa.record_batch({"n": pa.array(range(MAX_PARTITION_BYTES // 8), pa.int64())})
     before = pa.total_allocated_bytes()
-    found = held(iter([large.slice(0, 100), large, large]), large.schema)
+    found = hold_batches(iter([large.slice(0, 100), large, large]), large.schema)
     assert pa.total_allocated_bytes() - before < 1 << 20
     assert [len(one) for one in found] == [100, len(large), len(large)]
     assert found[2].equals(large)
-    assert held([large.slice(7, 2)], large.schema)[0].get_total_buffer_size() < 1000
+    assert hold_batches([large.slice(7, 2)], large.schema)[0].get_total_buffer_size() < 1000
 
 
 def test_many_small_partitions_share_one_budget_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is small enough for memory; all of them together are not."""
-    monkeypatch.setattr("quire.distributed._spool.ALL_IN_MEMORY", 2 << 20)
+    monkeypatch.setattr("quire.distributed._partitions.MAX_EXCHANGE_BYTES", 2 << 20)
 
     class Numbers:
         schema, stateful = pa.schema([("n", pa.int64())]), False
@@ -273,7 +271,7 @@ def test_many_small_partitions_share_one_budget_of_memory(monkeypatch: pytest.Mo
 
 
 def test_keys_of_any_kind_find_their_partition() -> None:
-    places = KeyPlaces(("a", "b"), 5)
+    places = KeyPartitioner(("a", "b"), 5)
     one = pa.record_batch({"a": [1.0, 0.0, None, -0.0, None], "b": ["x", "y", "z", "y", "z"]})
     found = places(one).tolist()
     assert found[1] == found[3]

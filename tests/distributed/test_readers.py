@@ -17,7 +17,7 @@ import pytest
 
 from quire import BaseDocument, Document, DocumentArray
 from quire.distributed import DocumentShards, PartitionError
-from quire.distributed._sources import PARTITION_BYTES, dealt, find_sources
+from quire.distributed._sources import PARTITION_BYTES, assign_to_partitions, find_files
 from quire.errors import OptionError, SchemaError, StorageError, StorageNotFoundError
 from quire.files import RemoteOptions
 from quire.storage import write_dataset
@@ -254,17 +254,17 @@ def test_patterns(tmp_path: Path, pattern: str, expected: list[str]) -> None:
     for name in ("a.csv", "b.csv", "c/d.csv", "c/e/f.csv", "abc.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
-    found = find_sources(f"{tmp_path}/{pattern}", (), RemoteOptions())
+    found = find_files(f"{tmp_path}/{pattern}", (), RemoteOptions())
     assert [file.url.removeprefix(f"{tmp_path}/") for file in found] == expected
 
 
 def test_units_are_dealt_out_in_order_by_their_size() -> None:
-    assert dealt("abcd", [1, 1, 1, 1], 2, 9) == [["a", "b"], ["c", "d"]]
-    assert dealt("abcd", [9, 1, 1, 1], 2, 9) == [["a"], ["b", "c", "d"]]
-    assert dealt("ab", [0, 0], None, 9) == [["a"], ["b"]]
-    assert dealt("ab", [1, 1], 4, 1) == [[], ["a"], [], ["b"]]
-    assert len(dealt(range(100), [PARTITION_BYTES] * 100, None, 2)) == 100
-    assert len(dealt(range(100), [1] * 100, None, 2)) == 2
+    assert assign_to_partitions("abcd", [1, 1, 1, 1], 2, 9) == [["a", "b"], ["c", "d"]]
+    assert assign_to_partitions("abcd", [9, 1, 1, 1], 2, 9) == [["a"], ["b", "c", "d"]]
+    assert assign_to_partitions("ab", [0, 0], None, 9) == [["a"], ["b"]]
+    assert assign_to_partitions("ab", [1, 1], 4, 1) == [[], ["a"], [], ["b"]]
+    assert len(assign_to_partitions(range(100), [PARTITION_BYTES] * 100, None, 2)) == 100
+    assert len(assign_to_partitions(range(100), [1] * 100, None, 2)) == 2
 
 
 class Quiet(SimpleHTTPRequestHandler):

@@ -29,7 +29,7 @@ def test_what_is_started_listens_on_loopback_only(start_engine: Any, name: str) 
 
 def test_a_ray_that_runs_is_used_and_left_alone(start_engine: Any) -> None:
     from quire.distributed import engine
-    from quire.distributed._ray_session import ray_session
+    from quire.distributed._ray import ray_session
 
     first = start_engine("ray")
     assert first.workers == 2
@@ -43,7 +43,7 @@ def test_a_ray_that_runs_is_used_and_left_alone(start_engine: Any) -> None:
 
 def test_a_session_of_spark_that_is_active_is_used_and_left_alone(start_engine: Any) -> None:
     from quire.distributed import engine
-    from quire.distributed._spark_session import is_open, spark_session
+    from quire.distributed._spark import is_open, spark_session
 
     first = start_engine("spark")
     session = spark_session(master="local[7]")

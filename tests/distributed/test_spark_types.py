@@ -12,9 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.distributed._chain import Chain
-from quire.distributed._spark_types import arrow_schema, spark_arrow_schema, from_spark, spark_schema, to_spark
-from quire.distributed._spark_work import Work
+from quire.distributed._engine import StageChain
+from quire.distributed._spark_transport import (
+    SparkWork,
+    arrow_schema,
+    from_spark,
+    spark_arrow_schema,
+    spark_schema,
+    to_spark,
+)
 from quire.errors import DecodeError
 
 pytestmark = [pytest.mark.needs("pyarrow", "pyspark"), pytest.mark.filterwarnings("ignore")]
@@ -137,7 +143,7 @@ def test_times_are_numbers() -> None:
 
 def test_work_freezes_imported_objects_for_the_garbage_collector() -> None:
     """Spark runs the garbage collector after every task, which would take longer than many tasks."""
-    work, before = Work(Chain(pa.schema([])), "packs", "packs"), gc.get_freeze_count()
+    work, before = SparkWork(StageChain(pa.schema([])), "packs", "packs"), gc.get_freeze_count()
     try:
         assert list(work(iter(()))) == []
         frozen = gc.get_freeze_count()

@@ -19,12 +19,16 @@ from hypothesis import strategies as st
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.distributed import DocumentShards, PartitionError
-from quire.distributed._calls import Call
-from quire.distributed._chunks import CHUNK_BYTES, by_bytes, by_multiples, by_rows, evenly
+from quire.distributed._batches import (
+    CHUNK_BYTES,
+    rebatch_by_bytes,
+    rebatch_by_multiples,
+    rebatch_by_rows,
+    split_evenly,
+)
+from quire.distributed._encoding import DocumentLayout, check_nullable, layout_from_arrow
 from quire.distributed._failures import error_from_text, error_to_text, partition_error
-from quire.distributed._layouts import DocumentLayout, layout_from_arrow
-from quire.distributed._nulls import check_nulls
-from quire.distributed._stage import MapChunks, MapRows
+from quire.distributed._stages import MapChunks, MapRows, UserFunction
 from quire.errors import DocumentTypeError, EncodeError, OptionError
 from tests.distributed.goods import Counting, Good, Rated, Vector, dearer, good, goods, in_columns, rated, twice
 from tests.strategies import laws
@@ -47,7 +51,7 @@ def numbers(batches: Iterable[pa.RecordBatch]) -> list[int]:
 @laws
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(8, 200))
 def test_chunks_by_bytes_have_all_rows_in_order(sizes: list[int], size: int) -> None:
-    chunks = list(by_bytes(batches_of(sizes), size))
+    chunks = list(rebatch_by_bytes(batches_of(sizes), size))
     assert numbers(chunks) == list(range(sum(sizes)))
     assert all(0 < chunk.nbytes <= max(8, size * 3 // 2) for chunk in chunks)
 
@@ -55,7 +59,7 @@ def test_chunks_by_bytes_have_all_rows_in_order(sizes: list[int], size: int) -> 
 @laws
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 25))
 def test_chunks_by_rows_have_so_many(sizes: list[int], size: int) -> None:
-    chunks = list(by_rows(batches_of(sizes), size))
+    chunks = list(rebatch_by_rows(batches_of(sizes), size))
     assert numbers(chunks) == list(range(sum(sizes)))
     assert all(len(chunk) == size for chunk in chunks[:-1])
     assert all(0 < len(chunk) <= size for chunk in chunks)
@@ -64,7 +68,7 @@ def test_chunks_by_rows_have_so_many(sizes: list[int], size: int) -> None:
 @laws
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 25), st.integers(8, 400))
 def test_chunks_of_several_batches_can_be_cut_into_them(sizes: list[int], size: int, most: int) -> None:
-    chunks = list(by_multiples(batches_of(sizes), size, most))
+    chunks = list(rebatch_by_multiples(batches_of(sizes), size, most))
     assert numbers(chunks) == list(range(sum(sizes)))
     assert all(chunk.num_rows % size == 0 for chunk in chunks[:-1])
     assert all(0 < chunk.nbytes <= max(8 * size, most * 3 // 2) for chunk in chunks)
@@ -84,7 +88,7 @@ def test_a_function_gets_batches_of_so_many_rows(sizes: list[int], rows: int) ->
     for size in filter(None, sizes):
         given_to.append(layout.encode(list(goods(first + size))[first:]))
         first += size
-    made = list(MapChunks(Call(seen), layout, layout, rows=rows, columns=True)(0, iter(given_to)))
+    made = list(MapChunks(UserFunction(seen), layout, layout, rows=rows, columns=True)(0, iter(given_to)))
     documents = [document for batch in made for document in layout.array(layout.decode(batch))]
     assert [document.id for document in documents] == [document.id for document in goods(first)]
     assert [document.price for document in documents] == [2 * document.price for document in goods(first)]
@@ -94,7 +98,7 @@ def test_a_function_gets_batches_of_so_many_rows(sizes: list[int], rows: int) ->
 @laws
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 9))
 def test_partitions_differ_by_one_row_at_most(sizes: list[int], parts: int) -> None:
-    made = evenly(batches_of(sizes), parts)
+    made = split_evenly(batches_of(sizes), parts)
     assert len(made) == parts
     assert numbers(batch for part in made for batch in part) == list(range(sum(sizes)))
     lengths = [sum(map(len, part)) for part in made]
@@ -102,7 +106,7 @@ def test_partitions_differ_by_one_row_at_most(sizes: list[int], parts: int) -> N
 
 
 def test_small_batches_are_joined() -> None:
-    assert len(list(by_bytes(batches_of([1] * 1000)))) == 1
+    assert len(list(rebatch_by_bytes(batches_of([1] * 1000)))) == 1
 
 
 def test_what_functions_give_is_cut_into_chunks() -> None:
@@ -114,9 +118,9 @@ def test_what_functions_give_is_cut_into_chunks() -> None:
         return [Vector(data=np.zeros(65536, np.float32)) for _ in documents]
 
     stages = [
-        MapRows(Call(lambda document: grown([document])[0]), source, target),
-        MapChunks(Call(grown), source, target),
-        MapChunks(Call(lambda rows: DocumentBatch[Vector](grown(rows))), source, target, columns=True),
+        MapRows(UserFunction(lambda document: grown([document])[0]), source, target),
+        MapChunks(UserFunction(grown), source, target),
+        MapChunks(UserFunction(lambda rows: DocumentBatch[Vector](grown(rows))), source, target, columns=True),
     ]
     for stage in stages:
         made = list(stage(0, iter([batch])))
@@ -142,7 +146,7 @@ def test_what_functions_give_is_cut_into_chunks() -> None:
     ids=["document", "batch", "iterator", "partial", "class", "lambda", "builtin"],
 )
 def test_an_annotation_tells_what_a_function_gives(function: Any, expected: Any) -> None:
-    assert Call(function).returns() is expected
+    assert UserFunction(function).returns() is expected
 
 
 def test_annotations_that_tell_nothing_are_passed_over() -> None:
@@ -155,14 +159,14 @@ def test_annotations_that_tell_nothing_are_passed_over() -> None:
     def third(documents: Any) -> Missing:  # type: ignore[name-defined]
         return documents
 
-    assert [Call(function).returns() for function in (first, second, third)] == [None, None, None]
+    assert [UserFunction(function).returns() for function in (first, second, third)] == [None, None, None]
 
 
 def test_a_class_that_cannot_be_called_is_refused() -> None:
     with pytest.raises(OptionError, match=r"Maker.*__call__"):
-        Call(type("Maker", (), {}))
+        UserFunction(type("Maker", (), {}))
     with pytest.raises(OptionError, match="a function or a class is needed, got 3"):
-        Call(3)  # type: ignore[arg-type]
+        UserFunction(3)  # type: ignore[arg-type]
 
 
 def test_what_a_function_gives_is_checked() -> None:
@@ -215,7 +219,7 @@ def test_null_needs_fields_that_can_be_none() -> None:
     shards = DocumentShards[Good].from_documents(goods(3))
     with pytest.raises(OptionError, match=r"Needy\.weight cannot be None, and Good has no such field"):
         shards.map(lambda d: d, schema=Needy, on_error="null")
-    check_nulls(DocumentLayout(Rated), DocumentLayout(Good))
+    check_nullable(DocumentLayout(Rated), DocumentLayout(Good))
     found = shards.map(_failing, on_error="null").collect()
     assert [(d.price, d.remark, d.maker.town) for d in found] == [
         (0, None, "Bath"),
@@ -250,7 +254,7 @@ def test_errors_pass_as_text_and_as_pickles() -> None:
 
 def test_a_stage_travels_to_a_process_that_knows_nothing() -> None:
     layout = layout_from_arrow(pa.schema([pa.field("first name", pa.string()), pa.field("size", pa.int64())]))
-    stage = MapRows(Call(lambda document: document), layout, layout)
+    stage = MapRows(UserFunction(lambda document: document), layout, layout)
     batch = layout.encode([layout.document_type(first_name="Ada", size=3)], ["a"])
     code = (
         "import sys, pickle; stage, batch = pickle.loads(sys.stdin.buffer.read())\n"

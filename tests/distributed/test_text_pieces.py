@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from quire import BaseDocument
 from quire.distributed import DocumentShards, PartitionError, _text_pieces
-from quire.distributed._sources import FileRef, find_sources
-from quire.distributed._text_pieces import TextPiece, pieces_of
+from quire.distributed._sources import FileRef, TextPiece, find_files, split_text_file
 from quire.files import RemoteOptions
 from tests.strategies import laws
 
@@ -39,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def file_of(place: Path, name: str, content: str, encoding: str = "utf-8") -> FileRef:
     (place / name).write_bytes(content.encode(encoding))
-    return find_sources(place / name, (), RemoteOptions())[0]
+    return find_files(place / name, (), RemoteOptions())[0]
 
 
 def read(kind: str, path: Path, parts: int, **more: Any) -> list[tuple[str, str, int]]:
@@ -78,7 +77,7 @@ def test_lines_of_json_in_pieces_are_all_of_them(place: Path, towns: list[str], 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=30), st.integers(1, 50))
 def test_pieces_end_with_lines_and_have_all_bytes(place: Path, sizes: list[int], size: int) -> None:
     content = "".join("x" * length + "\n" for length in [3, *sizes])
-    pieces = pieces_of("csv", file_of(place, "x.csv", content), size, "utf-8")
+    pieces = split_text_file("csv", file_of(place, "x.csv", content), size, "utf-8")
     spans = [(piece.start, piece.start + piece.size) for piece in pieces]
     assert "".join(content[start:stop] for start, stop in spans) == content
     assert all(content[stop - 1] == "\n" for _, stop in spans)
@@ -120,7 +119,7 @@ def test_some_files_stay_whole(place: Path, why: str) -> None:
     name, content, encoding = WHOLE[why]
     kind: Any = "csv" if name.endswith(".csv") else "json"
     file = file_of(place, name, content, encoding)
-    assert pieces_of(kind, file, 10, encoding) == [TextPiece(file)]
+    assert split_text_file(kind, file, 10, encoding) == [TextPiece(file)]
     more = {"encoding": encoding} if kind == "csv" else {}
     assert len(read(kind, place / name, 3, **more)) >= 20
     assert read(kind, place / name, 3, **more) == read(kind, place / name, 1, **more)
@@ -128,6 +127,6 @@ def test_some_files_stay_whole(place: Path, why: str) -> None:
 
 def test_a_packed_file_stays_whole(place: Path) -> None:
     (place / "p.csv.gz").write_bytes(gzip.compress(b"town,people\n" + b"Ely,2\n" * 50))
-    file = find_sources(place / "p.csv.gz", (), RemoteOptions())[0]
-    assert pieces_of("csv", file, 10, "utf-8") == [TextPiece(file)]
+    file = find_files(place / "p.csv.gz", (), RemoteOptions())[0]
+    assert split_text_file("csv", file, 10, "utf-8") == [TextPiece(file)]
     assert len(read("csv", place / "p.csv.gz", 3)) == 50

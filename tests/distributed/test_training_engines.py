@@ -164,7 +164,7 @@ def test_shards_are_trained_and_predicted_on(name: str, start_engine: Callable[[
 
 def test_a_frame_of_spark_is_trained_and_predicted_on(start_engine: Callable[[str], Any]) -> None:
     start_engine("spark")
-    from quire.distributed._spark_session import spark_session
+    from quire.distributed._spark import spark_session
 
     rows = [(point.number, point.x.tolist(), point.y) for point in points(ROWS)]
     frame = spark_session().createDataFrame(rows, "number int, x array<float>, y double")
@@ -181,7 +181,7 @@ def test_a_dataset_of_ray_is_trained_and_predicted_on(start_engine: Callable[[st
     import pyarrow as pa
     import ray.data
 
-    from quire.distributed._ray_session import ray_session
+    from quire.distributed._ray import ray_session
 
     ray_session()
     made = points(ROWS)

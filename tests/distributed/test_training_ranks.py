@@ -19,12 +19,18 @@ from torch.utils.data import DataLoader
 from quire import DocumentArray
 from quire.data import StreamingDataset
 from quire.distributed.estimator import Estimator
-from quire.distributed.estimator._attempts import is_lost
-from quire.distributed.estimator._items import Item, in_step, item_of
-from quire.distributed.estimator._planned import PlannedFeed, Reading, Rows
-from quire.distributed.estimator._shipping import read_job, write_job
-from quire.distributed.estimator._sources import IterableSource, source_of
-from quire.distributed.estimator._world import Seat, World
+from quire.distributed.estimator._feeds import (
+    FeedOptions,
+    IndexedData,
+    IndexedFeed,
+    RankBatch,
+    synchronize_steps,
+    to_rank_batch,
+)
+from quire.distributed.estimator._job import read_job, write_job
+from quire.distributed.estimator._launch import is_lost
+from quire.distributed.estimator._ranks import RankInfo, World
+from quire.distributed.estimator._sources import IterableSource, rank_source
 from quire.errors import FunctionError, OptionError, PickleError
 from tests.distributed.trainings import (
     CallsOut,
@@ -65,7 +71,9 @@ def test_ranks_share_rows_by_number(rows: int, size: int, last: Any) -> None:
     steps = set()
     totals: list[list[int | None]] = []
     for rank in range(size):
-        feed = PlannedFeed(Rows(Numbers(rows)), World(Seat(rank, size)), Reading(batch_size=3, last=last))
+        feed = IndexedFeed(
+            IndexedData(Numbers(rows)), World(RankInfo(rank, size)), FeedOptions(batch_size=3, last=last)
+        )
         items = list(feed.items(0))
         steps.add(len(items))
         assert len(items) == feed.steps(0)
@@ -85,11 +93,11 @@ def test_ranks_share_rows_by_number(rows: int, size: int, last: Any) -> None:
 
 
 def test_a_position_is_good_for_another_number_of_ranks() -> None:
-    first = PlannedFeed(Rows(Numbers(ROWS)), World(), Reading(batch_size=4))
+    first = IndexedFeed(IndexedData(Numbers(ROWS)), World(), FeedOptions(batch_size=4))
     items = list(first.items(3))
     seen = [number for item in items[:2] for number in item.content[0].tolist()]
     for rank in range(3):
-        share = PlannedFeed(Rows(Numbers(ROWS)), World(Seat(rank, 3)), Reading(batch_size=2))
+        share = IndexedFeed(IndexedData(Numbers(ROWS)), World(RankInfo(rank, 3)), FeedOptions(batch_size=2))
         for item in share.items(3, items[1].position):
             seen += item.content[0].tolist()
     assert sorted(seen) == list(range(ROWS))
@@ -99,7 +107,7 @@ class Two(World):
     """Two ranks, of which the other one says what it is told to."""
 
     def __init__(self, *others: list[float]) -> None:
-        super().__init__(Seat(0, 2))
+        super().__init__(RankInfo(0, 2))
         self.others = list(others)
 
     def sum(self, values: Any) -> Any:
@@ -107,44 +115,44 @@ class Two(World):
 
 
 def batches(*rows: int) -> Any:
-    return iter([item_of((torch.arange(n),)) for n in rows])
+    return iter([to_rank_batch((torch.arange(n),)) for n in rows])
 
 
 def test_a_rank_without_more_batches_takes_part_without_rows() -> None:
-    feed = source_of([(torch.arange(3),)], Reading()).open(World(), Reading())
+    feed = rank_source([(torch.arange(3),)], FeedOptions()).open(World(), FeedOptions())
     world = Two([4, 1], [0, 77], [2, 1], [0, 0])
-    found = list(in_step(batches(4), feed, world, "keep"))
+    found = list(synchronize_steps(batches(4), feed, world, "keep"))
     assert [(item.rows, item.total) for item in found] == [(4, 8), (0, 2)]
     assert found[1].real is not None
     assert not found[1].real.any()
     world = Two([4, 1], [0, 77], [2, 1])
-    assert len(list(in_step(batches(4), feed, world, "drop"))) == 1
+    assert len(list(synchronize_steps(batches(4), feed, world, "drop"))) == 1
 
 
 def test_ranks_without_data_or_with_the_same_are_errors() -> None:
-    feed = source_of([(torch.arange(3),)], Reading()).open(World(), Reading())
+    feed = rank_source([(torch.arange(3),)], FeedOptions()).open(World(), FeedOptions())
     with pytest.raises(OptionError, match="1 of 2 ranks have no data at all"):
-        list(in_step(batches(4), feed, Two([0, 0]), "keep"))
-    item: Item = next(batches(4))
-    from quire.distributed.estimator._items import _digest
+        list(synchronize_steps(batches(4), feed, Two([0, 0]), "keep"))
+    item: RankBatch = next(batches(4))
+    from quire.distributed.estimator._feeds import _digest
 
     with pytest.raises(OptionError, match="the first batches of 2 ranks are the same"):
-        list(in_step(batches(4), feed, Two([4, 1], [0, _digest(item.content)]), "keep"))
+        list(synchronize_steps(batches(4), feed, Two([4, 1], [0, _digest(item.content)]), "keep"))
 
 
 def test_a_relative_path_is_that_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of Ray have a working directory of their own."""
     written(tmp_path / "rows", ROWS)
     monkeypatch.chdir(tmp_path)
-    source = pickle.loads(pickle.dumps(source_of("rows", Reading(batch_size=5))))
+    source = pickle.loads(pickle.dumps(rank_source("rows", FeedOptions(batch_size=5))))
     monkeypatch.chdir("/")
     assert source.url == str(tmp_path / "rows")
-    assert source.open(World(), Reading(batch_size=5)).steps(0) == ROWS // 5
+    assert source.open(World(), FeedOptions(batch_size=5)).steps(0) == ROWS // 5
 
 
 def test_iterables_are_refused_by_several_ranks() -> None:
     with pytest.raises(OptionError, match=r"creator\(rank, world_size, config\)"):
-        IterableSource([1]).open(World(Seat(0, 2)), Reading())
+        IterableSource([1]).open(World(RankInfo(0, 2)), FeedOptions())
 
 
 def test_large_arrays_of_a_job_are_mapped(tmp_path: Path) -> None:
@@ -270,7 +278,7 @@ def test_a_connection_error_of_a_callback_is_no_lost_rank(tmp_path: Path) -> Non
 
 @pytest.mark.needs("pyspark")
 def test_the_error_about_a_lost_rank_of_spark_names_rank_and_exit_code() -> None:
-    from quire.distributed.estimator._spark_ranks import describe_loss
+    from quire.distributed.estimator._launch import describe_loss
 
     report = (
         "Job aborted.\n  File 'x.py'\nRuntimeError: rank 1 was lost: its process ended with -9\n\nDriver stacktrace"

@@ -18,9 +18,15 @@ from hypothesis import strategies as st
 
 from quire import BaseDocument, DocumentArray
 from quire.distributed import PartitionError, XShards, engine
-from quire.distributed._keys import targets, unique
-from quire.distributed._nests import divided, fresh, joined, length_of
-from quire.distributed._steps import CutByRows, Failure
+from quire.distributed._object_steps import Failure, SplitByRowsStep
+from quire.distributed._row_containers import (
+    assign_partitions,
+    concat_rows,
+    copy_value,
+    count_rows,
+    split_rows,
+    unique_values,
+)
 from quire.errors import ColumnError, OptionError, PathError
 from tests.strategies import laws
 
@@ -85,9 +91,9 @@ KINDS = sorted(kinds(1))
 @pytest.mark.parametrize("rows", [1, 5, 12])
 def test_what_is_divided_and_joined_is_what_it_was(kind: str, rows: int) -> None:
     data = kinds(rows)[kind]
-    parts = divided(data, 4)
-    assert [length_of(part) for part in parts] == [rows * (i + 1) // 4 - rows * i // 4 for i in range(4)]
-    assert equal(joined(parts), data)
+    parts = split_rows(data, 4)
+    assert [count_rows(part) for part in parts] == [rows * (i + 1) // 4 - rows * i // 4 for i in range(4)]
+    assert equal(concat_rows(parts), data)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -101,10 +107,10 @@ def test_rows_are_counted_and_not_keys_or_columns(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [0, 1, 2])
 def test_empty_partitions_do_no_harm(kind: str, rows: int) -> None:
-    data = kinds(rows)[kind] if rows else divided(kinds(1)[kind], 2)[0]
+    data = kinds(rows)[kind] if rows else split_rows(kinds(1)[kind], 2)[0]
     shards = XShards.partition(data, 4)
     assert len(shards) == rows
-    assert equal(joined(shards.repartition(3).repartition(1).collect()), data)
+    assert equal(concat_rows(shards.repartition(3).repartition(1).collect()), data)
     assert equal(shards.head(), data)
 
 
@@ -129,13 +135,13 @@ def test_columns_of_different_lengths_are_told_by_name() -> None:
     with pytest.raises(ColumnError, match="'x': 3, 'y': 4"):
         XShards.partition({"x": np.zeros(3), "y": np.zeros(4)})
     with pytest.raises(ColumnError, match=r"rows in \['x'\] and none in \['epoch'\]"):
-        length_of({"x": np.zeros(3), "epoch": 3})
+        count_rows({"x": np.zeros(3), "epoch": 3})
     with pytest.raises(ColumnError, match="a str has none"):
         XShards.partition("text")
     with pytest.raises(ColumnError, match="DataFrame and ndarray"):
-        joined([pd.DataFrame({"a": [1]}), np.zeros(1)])
+        concat_rows([pd.DataFrame({"a": [1]}), np.zeros(1)])
     with pytest.raises(ColumnError, match="rows of one shape"):
-        joined([np.zeros((1, 2)), np.zeros((1, 3))])
+        concat_rows([np.zeros((1, 2)), np.zeros((1, 3))])
 
 
 def test_by_default_there_is_a_partition_for_each_worker_and_no_empty_one() -> None:
@@ -200,18 +206,18 @@ def test_equal_keys_of_different_types_come_together() -> None:
     for group in same:
         forms = [np.fromiter([value], object, 1) for value in group]
         forms += [np.asarray([value]) for value in group if isinstance(value, (int, float, np.generic))]
-        assert len({int(targets({"k": form}, ["k"], 1 << 62)[0]) for form in forms}) == 1, group
+        assert len({int(assign_partitions({"k": form}, ["k"], 1 << 62)[0]) for form in forms}) == 1, group
     differ = [0, 1, -1, 2, 0.5, -0.5, "", "1", "a", b"a", 1e300, 1 << 70, dt.date(2024, 1, 1), (1, 2), None]
-    found = targets({"k": np.fromiter(differ, object, len(differ))}, ["k"], 1 << 62)
+    found = assign_partitions({"k": np.fromiter(differ, object, len(differ))}, ["k"], 1 << 62)
     assert len(set(found.tolist())) == len(differ)
 
 
 def test_places_of_keys_are_the_same_in_every_version() -> None:
     """Files that were partitioned by one process are joined by another."""
     keys = {"n": np.arange(8), "t": np.array(list("abcdefgh"), object)}
-    assert targets(keys, ["n"], 4).tolist() == PLACES["n"]
-    assert targets(keys, ["t"], 4).tolist() == PLACES["t"]
-    assert targets(keys, ["n", "t"], 4).tolist() == PLACES["both"]
+    assert assign_partitions(keys, ["n"], 4).tolist() == PLACES["n"]
+    assert assign_partitions(keys, ["t"], 4).tolist() == PLACES["t"]
+    assert assign_partitions(keys, ["n", "t"], 4).tolist() == PLACES["both"]
 
 
 PLACES = {"n": [0, 1, 2, 0, 0, 0, 0, 0], "t": [0, 0, 0, 0, 1, 1, 0, 0], "both": [2, 2, 0, 2, 1, 2, 0, 3]}
@@ -236,7 +242,7 @@ def test_unique_values_come_once_and_in_order() -> None:
     assert shards["n"].unique().tolist() == [3, 1, 2]
     assert np.array_equal(shards["x"].unique(), [1.5, np.nan], equal_nan=True)
     assert XShards.partition({"a": np.array([2, 2, 1])}, 3)["a"].unique().tolist() == [2, 1]
-    assert unique(["b", "a", "b"]).tolist() == ["b", "a"]
+    assert unique_values(["b", "a", "b"]).tolist() == ["b", "a"]
 
 
 # --- functions
@@ -259,21 +265,21 @@ def test_a_function_may_change_what_it_is_given() -> None:
     shards = XShards.partition(given, 2).transform_shard(spoil)
     first, again = shards.collect(), shards.collect()
     assert all(map(pd.DataFrame.equals, first, again))
-    assert joined(first)["items"].tolist() == [[1, 0], [2, 0], [3, 0], [4, 0]]
+    assert concat_rows(first)["items"].tolist() == [[1, 0], [2, 0], [3, 0], [4, 0]]
     assert given["value"].tolist() == [1, 2, 3, 4]
     assert given["items"].tolist() == [[1], [2], [3], [4]]
     arrays = XShards.partition(array, 2).transform_shard(spoil_array)
-    assert joined(arrays.repartition(1).collect()).tolist() == [10, 11, 12, 13]
+    assert concat_rows(arrays.repartition(1).collect()).tolist() == [10, 11, 12, 13]
     kept = XShards.partition(array, 2).cache()
     kept.collect()[0][:] = -1
     kept.transform_shard(spoil_array).collect()
-    assert joined(kept.collect()).tolist() == array.tolist() == [0, 1, 2, 3]
+    assert concat_rows(kept.collect()).tolist() == array.tolist() == [0, 1, 2, 3]
 
 
 def test_copies_are_deep_and_what_cannot_be_copied_is_shared() -> None:
     lock = threading.Lock()
     given = {"a": [np.zeros(2), {"b": [1]}], "lock": lock, "o": np.array([[1], "x"], object)}
-    made = fresh(given)
+    made = copy_value(given)
     made["a"][0][:] = 1
     made["a"][1]["b"].append(2)
     made["o"][0].append(2)
@@ -301,7 +307,7 @@ class Scaled:
 def test_of_a_class_each_worker_makes_one() -> None:
     Scaled.made.clear()
     shards = XShards.partition(np.arange(12), 6, engine=engine("local", num_workers=2))
-    assert joined(shards.transform_shard(Scaled, 2, plus=1).collect()).tolist() == list(range(1, 25, 2))
+    assert concat_rows(shards.transform_shard(Scaled, 2, plus=1).collect()).tolist() == list(range(1, 25, 2))
     assert 1 <= len(Scaled.made) <= 2
     assert sum(scaled.calls for scaled in Scaled.made) == 6
     assert shards.transform_shard(Scaled(3)).first().tolist() == [0, 3]
@@ -314,7 +320,7 @@ def test_arguments_go_to_the_function() -> None:
         return part * factor + plus
 
     shards = XShards.partition(np.arange(4), 2).transform_shard(scaled, 10, plus=1)
-    assert joined(shards.collect()).tolist() == [1, 11, 21, 31]
+    assert concat_rows(shards.collect()).tolist() == [1, 11, 21, 31]
     with pytest.raises(OptionError, match="function"):
         shards.transform_shard("scaled")  # type: ignore[arg-type]
 
@@ -340,7 +346,7 @@ def test_an_error_names_the_partition_and_the_function() -> None:
 
 def test_functions_that_give_other_rows_each_time_are_found_out() -> None:
     """Engines that keep nothing make the rows once to count them, and again to move them."""
-    made = CutByRows({0: 3, 1: 2}, outputs=2)(1, [[1, 2, 3]])
+    made = SplitByRowsStep({0: 3, 1: 2}, outputs=2)(1, [[1, 2, 3]])
     assert len(made) == 2
     assert all(isinstance(piece, Failure) for piece in made)
     assert "had 2 rows when they were counted, and has 3 now" in made[0].message
@@ -393,7 +399,7 @@ def test_a_stream_of_partitions_runs_a_few_ahead() -> None:
 def test_split_and_zip_are_each_others_way_back() -> None:
     shards = XShards.partition((np.arange(5), np.arange(5) * 2.0), 2)
     one, other = shards.split()
-    assert joined(other.collect()).tolist() == [0, 2, 4, 6, 8]
+    assert concat_rows(other.collect()).tolist() == [0, 2, 4, 6, 8]
     assert all(map(equal, one.zip(other).collect(), shards.collect()))
     assert len(one.zip(other)) == 5
     with pytest.raises(OptionError, match="2 and 3: use repartition"):
@@ -412,10 +418,10 @@ def test_select_and_sample_work_on_frames_and_dicts() -> None:
         assert list(shards.select(["c", "a"]).first()) == ["c", "a"]
         assert list(shards.select("b").first()) == ["b"]
         half = shards.sample(0.5, random_state=3)
-        found = joined(half.collect())["a"].tolist()
+        found = concat_rows(half.collect())["a"].tolist()
         assert 20 < len(found) < 80
-        assert found == sorted(set(found)) == joined(half.collect())["a"].tolist()
-        assert found != joined(shards.sample(0.5, random_state=4).collect())["a"].tolist()
+        assert found == sorted(set(found)) == concat_rows(half.collect())["a"].tolist()
+        assert found != concat_rows(shards.sample(0.5, random_state=4).collect())["a"].tolist()
         assert len(shards.sample(0)) == 0
         assert len(shards.sample(1)) == 100
         with pytest.raises(PartitionError, match="has no"):
@@ -456,14 +462,16 @@ def test_calls_of_orca_that_are_not_here_tell_what_to_do(name: str) -> None:
 
 def test_every_table_becomes_a_data_frame() -> None:
     wanted = [0, 1, 2]
-    assert joined(XShards.partition(words(3), 2).as_pandas().collect())["number"].tolist() == wanted
-    assert joined(XShards.partition(words(3).stack(), 2).as_pandas().collect())["number"].tolist() == wanted
+    assert concat_rows(XShards.partition(words(3), 2).as_pandas().collect())["number"].tolist() == wanted
+    assert concat_rows(XShards.partition(words(3).stack(), 2).as_pandas().collect())["number"].tolist() == wanted
     for data in ({"a": np.arange(3)}, {"a": torch.arange(3)}, pa.table({"a": [0, 1, 2]}), [{"a": i} for i in range(3)]):
-        assert joined(XShards.partition(data, 2).as_pandas().collect())["a"].tolist() == wanted
-    images = joined(XShards.partition({"a": np.ones((3, 2))}, 2).as_pandas().collect())
+        assert concat_rows(XShards.partition(data, 2).as_pandas().collect())["a"].tolist() == wanted
+    images = concat_rows(XShards.partition({"a": np.ones((3, 2))}, 2).as_pandas().collect())
     assert [cell.tolist() for cell in images["a"]] == [[1, 1]] * 3
-    assert joined(XShards.partition(pd.Series([0, 1, 2], name="a"), 2).as_pandas().collect())["a"].tolist() == wanted
-    assert joined(XShards.partition(np.arange(3), 2).as_pandas().collect())[0].tolist() == wanted
+    assert (
+        concat_rows(XShards.partition(pd.Series([0, 1, 2], name="a"), 2).as_pandas().collect())["a"].tolist() == wanted
+    )
+    assert concat_rows(XShards.partition(np.arange(3), 2).as_pandas().collect())[0].tolist() == wanted
     with pytest.raises(PartitionError, match="a set cannot be made a data frame"):
         XShards.from_objects([{1}]).as_pandas().first()
 

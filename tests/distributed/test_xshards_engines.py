@@ -13,7 +13,7 @@ import pytest
 
 from quire import BaseDocument, DocumentArray
 from quire.distributed import DocumentShards, PartitionError, XShards
-from quire.distributed._nests import joined
+from quire.distributed._row_containers import concat_rows
 from quire.errors import OptionError
 from quire.typing import NdArray, float16, uint8
 
@@ -41,7 +41,7 @@ def test_arrays_in_partitions_are_transformed_and_counted(engine: Any) -> None:
     shards = XShards.partition([images, labels], 3, engine=engine).transform_shard(in_place, 2, plus=1)
     assert shards.num_partitions() == 3
     assert len(shards) == 10
-    whole = joined(shards.collect())
+    whole = concat_rows(shards.collect())
     assert whole["x"].dtype == np.float32
     assert np.array_equal(whole["x"], images * 2 + 1)
     assert whole["y"].tolist() == list(range(100, 110))
@@ -60,8 +60,8 @@ def test_rows_move_in_the_same_way_on_every_engine(engine: Any) -> None:
     evened = moved.repartition(7)
     assert evened.num_partitions() == 7
     assert [len(part) for part in evened.collect()] == [2, 3, 3, 3, 3, 3, 3]
-    pd.testing.assert_frame_equal(joined(evened.take(4)), joined(here).iloc[:11])
-    assert moved["row"].unique().tolist() == joined(here)["row"].tolist()
+    pd.testing.assert_frame_equal(concat_rows(evened.take(4)), concat_rows(here).iloc[:11])
+    assert moved["row"].unique().tolist() == concat_rows(here)["row"].tolist()
 
 
 def test_empty_partitions_are_harmless(engine: Any) -> None:
@@ -133,14 +133,14 @@ def test_a_result_that_cannot_travel_is_an_error(start_engine: Callable[[str], A
 def test_cached_objects_are_made_once(engine: Any) -> None:
     drawn = XShards.partition(np.arange(4), 2, engine=engine)
     shards = drawn.transform_shard(lambda part: np.random.default_rng().random(len(part)))
-    assert not np.array_equal(joined(shards.collect()), joined(shards.collect()))
+    assert not np.array_equal(concat_rows(shards.collect()), concat_rows(shards.collect()))
     assert shards.cache().is_cached()
-    first = joined(shards.collect())
-    assert np.array_equal(joined(shards.repartition(1).collect()), first)
+    first = concat_rows(shards.collect())
+    assert np.array_equal(concat_rows(shards.repartition(1).collect()), first)
     one, other = shards.zip(shards.transform_shard(np.negative)).split()
-    assert np.array_equal(joined(one.collect()), -joined(other.collect()))
+    assert np.array_equal(concat_rows(one.collect()), -concat_rows(other.collect()))
     assert not shards.uncache().is_cached()
-    assert not np.array_equal(joined(shards.collect()), first)
+    assert not np.array_equal(concat_rows(shards.collect()), first)
 
 
 def test_any_object_is_a_partition(engine: Any) -> None:
@@ -159,10 +159,12 @@ def test_the_engines_own_rows_and_back(engine: Any) -> None:
     else:
         native = native.sort_values("row", ascending=False)
     back = XShards.from_native(native, engine=engine)
-    assert joined(back.collect())["row"].tolist() == list(range(9, -1, -1))
+    assert concat_rows(back.collect())["row"].tolist() == list(range(9, -1, -1))
     assert len(back) == 10
     assert back.num_partitions() >= 1
-    assert joined(back.repartition(3).select("value").collect())["value"].tolist() == [i / 2 for i in range(9, -1, -1)]
+    assert concat_rows(back.repartition(3).select("value").collect())["value"].tolist() == [
+        i / 2 for i in range(9, -1, -1)
+    ]
 
 
 def test_shards_of_two_engines_do_not_go_together(start_engine: Callable[[str], Any]) -> None:
@@ -180,7 +182,7 @@ def test_large_objects_go_in_pieces(start_engine: Callable[[str], Any], monkeypa
     data = np.random.default_rng(0).random(1000)
     shards = XShards.partition(data, 2, engine=start_engine("spark"))
     assert shards._node.held.count() == 10  # type: ignore[attr-defined]
-    assert np.array_equal(joined(shards.transform_shard(np.negative).collect()), -data)
+    assert np.array_equal(concat_rows(shards.transform_shard(np.negative).collect()), -data)
 
 
 def test_frames_and_dicts_become_documents(engine: Any) -> None:
@@ -218,11 +220,11 @@ def test_documents_come_back_as_arrays(engine: Any) -> None:
     shards = XShards.from_documents(DocumentShards[Photo].from_documents(photos, num_partitions=3, engine=engine))
     assert shards.num_partitions() == 3
     assert len(shards) == 7
-    whole = joined(shards.collect())
+    whole = concat_rows(shards.collect())
     assert isinstance(whole, DocumentArray[Photo])
     assert list(whole) == photos
     assert whole[5].pixels.dtype == np.uint8
     assert whole[5].vector.dtype == np.float16
     sums = shards.transform_shard(lambda part: int(sum(photo.pixels.sum() for photo in part))).collect()
     assert sum(sums) == 4 * sum(range(7))
-    assert joined(shards.as_pandas().collect())["id"].tolist() == [str(i) for i in range(7)]
+    assert concat_rows(shards.as_pandas().collect())["id"].tolist() == [str(i) for i in range(7)]

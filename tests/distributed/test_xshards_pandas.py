@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from quire.distributed import PartitionError, XShards
-from quire.distributed._nests import joined
+from quire.distributed._row_containers import concat_rows
 from quire.distributed.pandas import read_csv, read_json, read_parquet
 from quire.errors import OptionError, StorageNotFoundError
 
@@ -54,7 +54,7 @@ def test_a_folder_a_pattern_and_a_list_of_files_are_read(tmp_path: Path, kind: s
     shards = READERS[kind](given)
     assert shards.num_partitions() == 3
     assert len(shards) == 10
-    pd.testing.assert_frame_equal(joined(shards.collect()).reset_index(drop=True), table(10))
+    pd.testing.assert_frame_equal(concat_rows(shards.collect()).reset_index(drop=True), table(10))
 
 
 @pytest.mark.parametrize("kind", READERS)
@@ -69,7 +69,7 @@ def test_small_files_go_together(tmp_path: Path) -> None:
     write("csv", tmp_path, rows=20, files=10)
     shards = read_csv(tmp_path, num_shards=2)
     assert [len(part) for part in shards.collect()] == [10, 10]
-    assert joined(shards.collect())["value"].tolist() == list(range(20))
+    assert concat_rows(shards.collect())["value"].tolist() == list(range(20))
 
 
 def test_files_of_different_sizes_leave_no_partition_empty(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_remote_folders_and_patterns(kind: str) -> None:
     place = f"memory://xshards-{kind}"
     write(kind, place)
     for path in (place, f"{place}/*.{ENDINGS[kind]}", f"{place}/part-1.{ENDINGS[kind]}"):
-        whole = joined(READERS[kind](path).collect())["value"].tolist()
+        whole = concat_rows(READERS[kind](path).collect())["value"].tolist()
         assert whole == ([4, 5, 6] if "part-1" in path else list(range(10)))
     fsspec.filesystem("memory").rm(f"/xshards-{kind}", recursive=True)
 
@@ -106,7 +106,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 def test_a_file_behind_a_url_is_read(tmp_path: Path, server: str) -> None:
     write("csv", tmp_path)
     shards = read_csv([f"{server}/part-0.csv", f"{server}/part-2.csv"])
-    assert joined(shards.collect())["value"].tolist() == [0, 1, 2, 3, 7, 8, 9]
+    assert concat_rows(shards.collect())["value"].tolist() == [0, 1, 2, 3, 7, 8, 9]
 
 
 def test_the_options_of_pandas_are_taken(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_the_options_of_pandas_are_taken(tmp_path: Path) -> None:
 
 def test_folders_of_a_partitioned_table_are_columns(tmp_path: Path) -> None:
     table(9).assign(year=2024).to_parquet(tmp_path / "t", partition_cols=["year", "location"])
-    whole = joined(read_parquet(tmp_path / "t").collect())
+    whole = concat_rows(read_parquet(tmp_path / "t").collect())
     assert whole["year"].tolist() == [2024] * 9
     assert {place: set(rows["value"]) for place, rows in whole.groupby("location")} == {
         f"l{i}": {i, i + 3, i + 6} for i in range(3)
@@ -166,8 +166,8 @@ def test_the_program_that_users_of_orca_know(engine: Any, tmp_path: Path) -> Non
 
     assert isinstance(location_list, np.ndarray)
     assert location_list.tolist() == ["l0", "l1", "l2"]
-    assert joined(train_shards.collect())["value"].tolist() == [-i for i in range(60)]
-    assert joined(shard.collect())["value"].tolist() == list(range(60))
+    assert concat_rows(train_shards.collect())["value"].tolist() == [-i for i in range(60)]
+    assert concat_rows(shard.collect())["value"].tolist() == list(range(60))
     by_place = shard.partition_by(cols="location", num_partitions=4)
     homes = [set(part["location"]) for part in by_place.collect()]
     assert len(homes) == 4
@@ -210,11 +210,11 @@ def test_the_snippets_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.Monk
     first, *others = SNIPPETS.split("---")
     names: dict[str, Any] = {}
     exec(first, names)
-    whole = joined(names["train_shards"].collect())
+    whole = concat_rows(names["train_shards"].collect())
     assert np.array_equal(whole["x"], names["train_images"])
     assert np.array_equal(whole["y"], np.zeros(20))
     assert len(names["train_shards"]) == 20
     for snippet in others:
         exec(snippet, names)
-    assert joined(names["train_shards"].collect())["value"].tolist() == [-i for i in range(10)]
+    assert concat_rows(names["train_shards"].collect())["value"].tolist() == [-i for i in range(10)]
     assert names["location_list"].tolist() == ["l0", "l1", "l2"]

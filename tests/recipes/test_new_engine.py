@@ -14,7 +14,7 @@ import pytest
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.distributed import DocumentShards
-from quire.distributed._contract import Frame, Stage
+from quire.distributed._engine import Frame, Stage
 from quire.errors import PartitionError
 from quire.storage import open_dataset
 from quire.typing import NdArray, float32

@@ -108,7 +108,7 @@ def test_data_creator_functions() -> None:
 @pytest.mark.needs("pyspark")
 def test_a_frame_of_spark(tmp_path: Path) -> None:
     from quire.distributed import engine
-    from quire.distributed._spark_session import spark_session
+    from quire.distributed._spark import spark_session
     from quire.distributed.tf.estimator import Estimator
 
     started = engine("spark", master="local[1]", **{"spark.sql.shuffle.partitions": "1"})

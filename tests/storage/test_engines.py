@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from quire import BaseDocument
-from quire.distributed._ray_session import ray_session
+from quire.distributed._ray import ray_session
 from quire.storage import open_dataset, write_dataset
 from quire.typing import NdArray, float32
 from tests.storage.shelf import Photo, photos

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 from quire.errors import PartitionError
 
 if TYPE_CHECKING:
-    from quire.distributed._contract import Engine, Frame, Stage
-    from quire.distributed._engines import engine
+    from quire.distributed._engine import Engine, Frame, Stage, engine
     from quire.distributed._shards import DocumentShards
-    from quire.distributed._torch_distributor import torch_distributor
+    from quire.distributed._spark import torch_distributor
     from quire.distributed.estimator import Estimator
     from quire.distributed.xshards import XShards
 
@@ -27,13 +26,13 @@ __all__ = [
 
 _HOMES = {
     "DocumentShards": "_shards",
-    "Engine": "_contract",
+    "Engine": "_engine",
     "Estimator": "estimator",
-    "Frame": "_contract",
-    "Stage": "_contract",
+    "Frame": "_engine",
+    "Stage": "_engine",
     "XShards": "xshards",
-    "engine": "_engines",
-    "torch_distributor": "_torch_distributor",
+    "engine": "_engine",
+    "torch_distributor": "_spark",
 }
 """Where names are that need pyarrow, an engine or a framework, which are extras."""
 
@@ -41,5 +40,5 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    importlib.import_module("quire.distributed._needs")
+    importlib.import_module("quire.distributed._require_pyarrow")
     return getattr(importlib.import_module(f"quire.distributed.{_HOMES[name]}"), name)

@@ -9,12 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from quire.array import DocumentBatch
-from quire.distributed._calls import Call
-from quire.distributed._chunks import CHUNK_BYTES, by_bytes, evenly
-from quire.distributed._contract import Engine, Frame
-from quire.distributed._engines import engine_of
-from quire.distributed._layouts import DocumentLayout, layout_from_arrow
-from quire.distributed._row_stages import AppendKeys, Conform
+from quire.distributed._batches import CHUNK_BYTES, rebatch_by_bytes, split_evenly
+from quire.distributed._encoding import DocumentLayout, layout_from_arrow
+from quire.distributed._engine import Engine, Frame, engine_of
+from quire.distributed._stages import AppendKeys, ConformRows, UserFunction
 from quire.document import BaseDocument
 from quire.errors import OptionError, SchemaError
 from quire.schema import FieldKind, parse_path
@@ -60,8 +58,8 @@ def from_documents(engine: Engine, documents: Any, schema: type[Any] | None, par
     items, document_type = resolve_document_type(documents, schema)
     layout = DocumentLayout(document_type)
     columns = iter_columns(items, layout.layout.schema, CHUNK_BYTES)
-    batches = list(by_bytes(layout.layout.encode(part) for part in columns))
-    parts = evenly(batches, check_partitions(partitions) or engine.workers)
+    batches = list(rebatch_by_bytes(layout.layout.encode(part) for part in columns))
+    parts = split_evenly(batches, check_partitions(partitions) or engine.workers)
     return Rows(engine, engine.from_batches(parts, layout.fields), layout, sum(map(len, batches)))
 
 
@@ -99,7 +97,7 @@ def from_native(engine: Engine | None, native: Any, schema: type[Any] | None) ->
     frame = engine.from_native(native)
     layout = layout_from_arrow(frame.schema, schema)
     if not frame.schema.equals(layout.fields, check_metadata=True):
-        frame = engine.run(frame, Conform(layout))
+        frame = engine.run(frame, ConformRows(layout))
     return Rows(engine, frame, layout)
 
 
@@ -109,7 +107,7 @@ def moved(rows: Rows, engine: Engine) -> Rows:
         return rows
     if engine.name == rows.engine.name == "local":
         return rows._replace(engine=engine)
-    parts = evenly(list(rows.engine.iter_batches(rows.frame)), rows.engine.num_partitions(rows.frame))
+    parts = split_evenly(list(rows.engine.iter_batches(rows.frame)), rows.engine.num_partitions(rows.frame))
     return rows._replace(engine=engine, frame=engine.from_batches(parts, rows.layout.fields))
 
 
@@ -119,9 +117,7 @@ def first_rows(rows: Rows, number: int) -> list[pa.RecordBatch]:
 
 
 # --- what a function gives
-
-
-def target_of(rows: Rows, call: Call, schema: type[Any] | None) -> DocumentLayout:
+def target_of(rows: Rows, call: UserFunction, schema: type[Any] | None) -> DocumentLayout:
     """Return the layout of the documents that a function returns: `schema`, its annotation, or the class of the shards.
 
     Nothing runs here. A function without an annotation that returns another class is an error of the job, which asks
@@ -135,8 +131,6 @@ def target_of(rows: Rows, call: Call, schema: type[Any] | None) -> DocumentLayou
 
 
 # --- keys
-
-
 def partition_by(rows: Rows, columns: str | Iterable[str], partitions: int) -> Rows:
     """Move rows that are equal in some fields into one partition. Keys may be fields of nested documents."""
     paths = key_paths(rows.layout, columns)

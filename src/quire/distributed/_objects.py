@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,15 +11,26 @@ from typing import Any
 
 import pyarrow as pa
 
-from quire.distributed._contract import Engine, Frame
+from quire.distributed._engine import Engine, Frame, engine_of
+from quire.distributed._engine import engine as get_engine
 from quire.distributed._local import LocalEngine
-from quire.distributed._nests import fresh
-from quire.distributed._parts import Held, Part
-from quire.distributed._steps import Chain, Count, CutByKeys, CutByRows, Failure, Merge, Pair, Stage, Step
-from quire.errors import FunctionError, PartitionError
+from quire.distributed._object_steps import (
+    ConcatStep,
+    CountStep,
+    Failure,
+    PairStep,
+    SplitByKeysStep,
+    SplitByRowsStep,
+    Step,
+    Transform,
+    TransformStep,
+)
+from quire.distributed._partitions import InMemoryPartition, LazyTable, Partition
+from quire.distributed._row_containers import copy_value, is_pandas
+from quire.errors import FunctionError, OptionError, PartitionError
 from quire.parallel import MapOptions, ordered_map, run_map
 
-ALL = slice(None)
+ALL_PARTITIONS = slice(None)
 
 
 @dataclass(eq=False)
@@ -31,7 +43,7 @@ class Node:
 
 
 @dataclass(eq=False)
-class Source(Node):
+class HeldNode(Node):
     """Objects that the engine holds."""
 
     held: Any
@@ -39,7 +51,7 @@ class Source(Node):
 
 
 @dataclass(eq=False)
-class Native(Node):
+class NativeNode(Node):
     """The engine's own collection of rows: partitions are data frames, or Arrow tables if their schema is known."""
 
     native: Any
@@ -50,15 +62,15 @@ class Native(Node):
 
 
 @dataclass(eq=False)
-class Mapped(Node):
+class MapNode(Node):
     """What a stage makes of each object."""
 
     parent: Node
-    stage: Stage
+    stage: Transform
 
 
 @dataclass(eq=False)
-class Exchanged(Node):
+class ExchangeNode(Node):
     """The rows in other partitions: by keys, or evenly."""
 
     parent: Node
@@ -67,20 +79,20 @@ class Exchanged(Node):
 
     def cut(self, counts: dict[int, int]) -> Step:
         """What a partition gives to each of the others."""
-        return CutByRows(counts, self.parts) if self.names is None else CutByKeys(self.names, self.parts)
+        return SplitByRowsStep(counts, self.parts) if self.names is None else SplitByKeysStep(self.names, self.parts)
 
 
 @dataclass(eq=False)
-class Zipped(Node):
+class ZipNode(Node):
     """The objects of two plans in pairs."""
 
     nodes: tuple[Node, Node]
 
 
-def fused(node: Node) -> tuple[Node, tuple[Stage, ...]]:
+def fuse_maps(node: Node) -> tuple[Node, tuple[Transform, ...]]:
     """The last node whose objects must be there, and the stages from it to this one."""
-    stages: list[Stage] = []
-    while isinstance(node, Mapped) and not node.cached:
+    stages: list[Transform] = []
+    while isinstance(node, MapNode) and not node.cached:
         stages.append(node.stage)
         node = node.parent
     return node, tuple(reversed(stages))
@@ -96,11 +108,11 @@ class ObjectEngine(ABC):
     """How many partitions are worked on at a time."""
 
     @abstractmethod
-    def hold(self, values: Sequence[Any]) -> Source:
+    def hold(self, values: Sequence[Any]) -> HeldNode:
         """Objects that the driver has, one a partition."""
 
     @abstractmethod
-    def values(self, node: Node, wanted: slice = ALL) -> Iterator[Any]:
+    def values(self, node: Node, wanted: slice = ALL_PARTITIONS) -> Iterator[Any]:
         """The objects of all partitions, or of some of them, in order; the caller may change them."""
 
     @abstractmethod
@@ -143,54 +155,54 @@ class TaskEngine(ObjectEngine):
         """The objects behind handles; a failure is raised."""
 
     @abstractmethod
-    def opened(self, node: Native) -> list[Any]:
+    def opened(self, node: NativeNode) -> list[Any]:
         """Handles of what is in the engine's own collection."""
 
-    def values(self, node: Node, wanted: slice = ALL) -> Iterator[Any]:
+    def values(self, node: Node, wanted: slice = ALL_PARTITIONS) -> Iterator[Any]:
         """The objects of the partitions, in order."""
         return self.get(self._handles(node, wanted))
 
     def counts(self, node: Node) -> list[int]:
         """The number of rows in each partition."""
-        return list(self.get(self._run_each(Count(), self._handles(node))))
+        return list(self.get(self._run_each(CountStep(), self._handles(node))))
 
     def num_partitions(self, node: Node) -> int:
         """The number of partitions."""
-        if isinstance(node, (Source, Exchanged)):
+        if isinstance(node, (HeldNode, ExchangeNode)):
             return node.parts
-        if isinstance(node, Native):
+        if isinstance(node, NativeNode):
             return len(self._kept(node))
-        return self.num_partitions(node.parent if isinstance(node, Mapped) else node.nodes[0])  # type: ignore[attr-defined]
+        return self.num_partitions(node.parent if isinstance(node, MapNode) else node.nodes[0])  # type: ignore[attr-defined]
 
     def forget(self, node: Node) -> None:
         """Let go of the handles."""
         with node.lock:
             node.kept = None
 
-    def _run_each(self, step: Step, handles: Iterable[Any], wanted: slice = ALL) -> Iterator[Any]:
+    def _run_each(self, step: Step, handles: Iterable[Any], wanted: slice = ALL_PARTITIONS) -> Iterator[Any]:
         return self.run(step, ((place, (handle,)) for place, handle in enumerate(handles, wanted.start or 0)))
 
-    def _handles(self, node: Node, wanted: slice = ALL) -> Iterator[Any]:
+    def _handles(self, node: Node, wanted: slice = ALL_PARTITIONS) -> Iterator[Any]:
         if node.cached:
             return iter(self._kept(node)[wanted])
         return self._made(node, wanted)
 
     def _made(self, node: Node, wanted: slice) -> Iterator[Any]:
-        if isinstance(node, Source):
+        if isinstance(node, HeldNode):
             return iter(node.held[wanted])
-        if isinstance(node, Exchanged):
+        if isinstance(node, ExchangeNode):
             return self._exchanged(node, wanted)
-        if isinstance(node, Zipped):
+        if isinstance(node, ZipNode):
             pairs = zip(*(self._handles(side, wanted) for side in node.nodes), strict=True)
-            return self.run(Pair(), enumerate(pairs, wanted.start or 0))
-        assert isinstance(node, Mapped)
-        base, stages = fused(node.parent)
-        return self._run_each(Chain((*stages, node.stage), self.copies), self._handles(base, wanted), wanted)
+            return self.run(PairStep(), enumerate(pairs, wanted.start or 0))
+        assert isinstance(node, MapNode)
+        base, stages = fuse_maps(node.parent)
+        return self._run_each(TransformStep((*stages, node.stage), self.copies), self._handles(base, wanted), wanted)
 
     def _kept(self, node: Node) -> list[Any]:
         with node.lock:
             if node.kept is None:
-                made = self.opened(node) if isinstance(node, Native) else list(self._made(node, ALL))
+                made = self.opened(node) if isinstance(node, NativeNode) else list(self._made(node, ALL_PARTITIONS))
                 node.kept = self._checked(made)
             kept: list[Any] = node.kept
             return kept
@@ -199,11 +211,11 @@ class TaskEngine(ObjectEngine):
         """Handles to keep: an error is raised now, so that what is kept is whole, where that costs nothing."""
         return handles
 
-    def _exchanged(self, node: Exchanged, wanted: slice) -> Iterator[Any]:
+    def _exchanged(self, node: ExchangeNode, wanted: slice) -> Iterator[Any]:
         held = list(self._handles(node.parent))
-        counted = list(self.get(self._run_each(Count(), held))) if node.names is None else []
+        counted = list(self.get(self._run_each(CountStep(), held))) if node.names is None else []
         pieces = list(self._run_each(node.cut(dict(enumerate(counted))), held))
-        return self.run(Merge(), ((part, [piece[part] for piece in pieces]) for part in range(node.parts)[wanted]))
+        return self.run(ConcatStep(), ((part, [piece[part] for piece in pieces]) for part in range(node.parts)[wanted]))
 
 
 class LocalObjects(TaskEngine):
@@ -216,20 +228,22 @@ class LocalObjects(TaskEngine):
         self.engine, self.workers, self._backend = engine, engine.workers, engine.backend
         self.copies = self._backend == "thread"
 
-    def hold(self, values: Sequence[Any]) -> Source:
+    def hold(self, values: Sequence[Any]) -> HeldNode:
         """The objects themselves."""
-        return Source(list(values), len(values))
+        return HeldNode(list(values), len(values))
 
     def run(self, step: Step, tasks: Iterable[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
         """Results as they come, in order; few are made ahead."""
-        if self._backend == "thread" or not isinstance(step, Chain):  # other steps take less time than the way there
+        if self._backend == "thread" or not isinstance(
+            step, TransformStep
+        ):  # other steps take less time than the way there
             return ordered_map(lambda task: step(*task), tasks, self.workers)
         return self._in_processes(step, tasks)
 
     def _in_processes(self, step: Step, tasks: Iterable[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
         options = MapOptions(pool=self.engine._processes(), item_name="partition")
         try:
-            yield from run_map(_Task(step), tasks, options)
+            yield from run_map(_StepTask(step), tasks, options)
         except PartitionError:
             raise
         except FunctionError as error:
@@ -242,48 +256,48 @@ class LocalObjects(TaskEngine):
                 raise handle.raised()
             yield handle
 
-    def values(self, node: Node, wanted: slice = ALL) -> Iterator[Any]:
+    def values(self, node: Node, wanted: slice = ALL_PARTITIONS) -> Iterator[Any]:
         """The objects of the partitions; copies, unless they were made just now."""
         found = super().values(node, wanted)
-        return found if isinstance(node, Mapped) and not node.cached else map(fresh, found)
+        return found if isinstance(node, MapNode) and not node.cached else map(copy_value, found)
 
     def _checked(self, handles: list[Any]) -> list[Any]:
         return list(self.get(handles))
 
-    def opened(self, node: Native) -> list[Any]:
+    def opened(self, node: NativeNode) -> list[Any]:
         """A frame is one partition."""
         return [node.native]
 
     def native(self, node: Node) -> Any:
         """One data frame with all rows."""
-        return Merge().work(0, list(self.values(node)))
+        return ConcatStep().work(0, list(self.values(node)))
 
     def from_frame(self, frame: Frame[Any]) -> Node:
         """Partitions that are opened where they are worked on."""
-        return self.hold([Opened(part, frame.schema) for part in frame.native])
+        return self.hold([LazyTable(part, frame.schema) for part in frame.native])
 
     def arrow_frame(self, node: Node, schema: pa.Schema) -> Frame[Any]:
         """A frame that is made partition by partition."""
-        plan = _settled(node)
-        return Frame(tuple(_TablePart(self, plan, part) for part in range(self.num_partitions(node))), schema)
+        plan = _cache_exchanges(node)
+        return Frame(tuple(_TablePartition(self, plan, part) for part in range(self.num_partitions(node))), schema)
 
 
-def _settled(node: Node) -> Node:
+def _cache_exchanges(node: Node) -> Node:
     """The same plan for single partitions: rows are exchanged once for all of them."""
-    if node.cached or isinstance(node, Source):
+    if node.cached or isinstance(node, HeldNode):
         return node
-    if isinstance(node, Mapped):
-        return Mapped(_settled(node.parent), node.stage)
-    if isinstance(node, Zipped):
-        return Zipped((_settled(node.nodes[0]), _settled(node.nodes[1])))
-    assert isinstance(node, Exchanged)
-    made = Exchanged(node.parent, node.parts, node.names)
+    if isinstance(node, MapNode):
+        return MapNode(_cache_exchanges(node.parent), node.stage)
+    if isinstance(node, ZipNode):
+        return ZipNode((_cache_exchanges(node.nodes[0]), _cache_exchanges(node.nodes[1])))
+    assert isinstance(node, ExchangeNode)
+    made = ExchangeNode(node.parent, node.parts, node.names)
     made.cached = True
     return made
 
 
 @dataclass(frozen=True)
-class _TablePart(Part):
+class _TablePartition(Partition):
     """A partition of a plan whose objects are Arrow tables."""
 
     objects: LocalObjects
@@ -295,34 +309,38 @@ class _TablePart(Part):
         for table in self.objects.values(self.node, slice(self.number, self.number + 1)):
             yield from table.to_batches()
 
-    def settled(self) -> Part:
+    def settled(self) -> Partition:
         """Plans stay in this process."""
-        return Held(list(self.batches()))
+        return InMemoryPartition(list(self.batches()))
 
 
 @dataclass
-class Opened:
-    """A partition of a frame that is yet to be read."""
-
-    part: Part
-    schema: pa.Schema
-
-    def table(self) -> pa.Table:
-        """Its rows."""
-        return pa.Table.from_batches(self.part.batches(), self.schema)
-
-    def __deepcopy__(self, _: Any) -> Opened:
-        return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"part": self.part.settled(), "schema": self.schema}
-
-
-@dataclass
-class _Task:
+class _StepTask:
     """A step as a function of one argument."""
 
     step: Step
 
     def __call__(self, task: tuple[int, Sequence[Any]]) -> Any:
         return self.step(*task)
+
+
+_OBJECT_ENGINES = {
+    "local": "_objects:LocalObjects",
+    "ray": "_ray:RayObjects",
+    "spark": "_spark_objects:SparkObjects",
+}
+
+
+def object_engine(engine: str | Engine) -> ObjectEngine:
+    """The engine for objects that goes with another."""
+    found = get_engine(engine)
+    if found.name not in _OBJECT_ENGINES:
+        raise OptionError(f"engine={found.name!r} carries record batches alone: use DocumentShards, or another engine.")
+    module, _, cls = _OBJECT_ENGINES[found.name].partition(":")
+    made: ObjectEngine = getattr(importlib.import_module(f"quire.distributed.{module}"), cls)(found)
+    return made
+
+
+def engine_of_rows(native: Any) -> Engine:
+    """The engine whose own collection of rows this is."""
+    return get_engine("local") if is_pandas(native) else engine_of(native)

@@ -12,8 +12,10 @@ import pyarrow as pa
 from quire.errors import OptionError
 from quire.storage import EXTENSION_METADATA, EXTENSION_NAME
 
-_SHAPE = pa.list_(pa.field("item", pa.int64(), nullable=False))
-_RAGGED = pa.struct([pa.field("data", pa.binary()), pa.field("shape", _SHAPE)])
+_SHAPE_TYPE = pa.list_(pa.field("item", pa.int64(), nullable=False))
+
+
+_RAGGED_TYPE = pa.struct([pa.field("data", pa.binary()), pa.field("shape", _SHAPE_TYPE)])
 
 
 def arrow_schema(dataset: Any) -> pa.Schema:
@@ -24,22 +26,22 @@ def arrow_schema(dataset: Any) -> pa.Schema:
         raise OptionError("the dataset of Ray has no rows, and says nothing of its columns.")
     if not isinstance(base, pa.Schema):  # blocks of pandas
         base = dataset.limit(1).take_batch(1, batch_format="pyarrow").schema
-    return pa.schema([_plain_field(field) for field in base])
+    return pa.schema([_convert_field(field) for field in base])
 
 
-def plain_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def convert_tensors(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """A record batch with its tensors as a schema of `arrow_schema` has them; of one shape, no byte is copied.
 
     Where shapes differ in the dataset, a block may have one nevertheless.
     """
-    if not any(_kind(field.type) for field in batch.schema):
+    if not any(_tensor_kind(field.type) for field in batch.schema):
         return batch
-    fields = [schema.field(field.name) if _kind(field.type) else field for field in batch.schema]
-    arrays = [_plain_array(array, field.type) for array, field in zip(batch.columns, fields, strict=True)]
+    fields = [schema.field(field.name) if _tensor_kind(field.type) else field for field in batch.schema]
+    arrays = [_convert_array(array, field.type) for array, field in zip(batch.columns, fields, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def _kind(arrow_type: pa.DataType) -> str:
+def _tensor_kind(arrow_type: pa.DataType) -> str:
     """'fixed' and 'ragged' for tensors, '' for all else."""
     if isinstance(arrow_type, pa.FixedShapeTensorType):
         return "" if arrow_type.permutation else "fixed"
@@ -49,14 +51,14 @@ def _kind(arrow_type: pa.DataType) -> str:
     return "ragged" if name.startswith("ray.data.arrow_variable_shaped_tensor") else ""
 
 
-def _plain_field(field: pa.Field) -> pa.Field:
-    kind, arrow_type = _kind(field.type), field.type
+def _convert_field(field: pa.Field) -> pa.Field:
+    kind, arrow_type = _tensor_kind(field.type), field.type
     if not kind:
         return field
     dtype = _dtype(arrow_type)
     if kind == "ragged":
         marks = {EXTENSION_NAME: "quire.ragged_tensor", EXTENSION_METADATA: json.dumps({"dtype": dtype.name})}
-        return pa.field(field.name, _RAGGED, nullable=field.nullable, metadata=marks)
+        return pa.field(field.name, _RAGGED_TYPE, nullable=field.nullable, metadata=marks)
     shape = list(arrow_type.shape)
     marks = {EXTENSION_NAME: "quire.tensor", EXTENSION_METADATA: json.dumps({"dtype": dtype.name, "shape": shape})}
     width = dtype.itemsize * math.prod(shape)
@@ -70,24 +72,24 @@ def _dtype(arrow_type: Any) -> np.dtype[Any]:
     return made
 
 
-def _plain_array(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    kind = _kind(array.type)
+def _convert_array(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    kind = _tensor_kind(array.type)
     if not kind:
         return array
     if kind == "ragged":
-        return _ragged(array.storage, _dtype(array.type))
+        return _convert_ragged(array.storage, _dtype(array.type))
     if pa.types.is_struct(wanted):
-        return _as_ragged(array, wanted)
+        return _fixed_to_ragged(array, wanted)
     storage, size = array.storage, math.prod(array.type.shape)
     if storage.null_count:
         rows = [None if row is None else np.asarray(row, _dtype(array.type)).tobytes() for row in storage.to_pylist()]
         return pa.array(rows, wanted)
-    first = storage.offset * size if pa.types.is_fixed_size_list(storage.type) else _first(storage)
-    values = _numbers(storage.values.slice(first, len(storage) * size))
+    first = storage.offset * size if pa.types.is_fixed_size_list(storage.type) else _first_offset(storage)
+    values = _to_numpy(storage.values.slice(first, len(storage) * size))
     return pa.Array.from_buffers(wanted, len(storage), [None, pa.py_buffer(values)])
 
 
-def _as_ragged(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+def _fixed_to_ragged(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Tensors of one shape among others."""
     dtype, shape = _dtype(array.type), list(array.type.shape)
     rows = [
@@ -97,21 +99,21 @@ def _as_ragged(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     return pa.array(rows, wanted)
 
 
-def _first(lists: pa.Array) -> int:
+def _first_offset(lists: pa.Array) -> int:
     """Where the items of the first list begin."""
     return lists.offsets[0].as_py() if len(lists) else 0
 
 
-def _numbers(values: pa.Array) -> Any:
+def _to_numpy(values: pa.Array) -> Any:
     """The elements as numpy has them; bits become bytes."""
     return np.ascontiguousarray(values.to_numpy(zero_copy_only=False))
 
 
-def _ragged(storage: pa.Array, dtype: np.dtype[Any]) -> pa.Array:
+def _convert_ragged(storage: pa.Array, dtype: np.dtype[Any]) -> pa.Array:
     rows = [
         None
         if row is None
         else {"data": np.asarray(row["data"], dtype).tobytes(), "shape": [int(size) for size in row["shape"]]}
         for row in storage.to_pylist()
     ]
-    return pa.array(rows, _RAGGED)
+    return pa.array(rows, _RAGGED_TYPE)

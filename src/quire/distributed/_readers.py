@@ -20,10 +20,19 @@ from quire._extra_fields import Extra, check_extra
 from quire.codec._csv import CsvOptions, iter_csv
 from quire.codec._json import rows_from_json
 from quire.codec._ndjson import iter_ndjson
-from quire.distributed._layouts import DocumentLayout, layout_from_arrow
-from quire.distributed._sources import PARTITION_BYTES, FileRef, Paths, dealt, find_sources, is_pattern
-from quire.distributed._stage import Encoder, Given, PartitionStage
-from quire.distributed._text_pieces import PieceOfFile, TextPiece, pieces_of
+from quire.distributed._encoding import DocumentLayout, Encoder, RowResult, layout_from_arrow
+from quire.distributed._sources import (
+    PARTITION_BYTES,
+    FileRef,
+    Paths,
+    PieceReader,
+    TextPiece,
+    assign_to_partitions,
+    find_files,
+    is_pattern,
+    split_text_file,
+)
+from quire.distributed._stages import PartitionStage
 from quire.documents import Document, address_field, content_field
 from quire.errors import DecodeError, OptionError, StorageError, StorageNotFoundError
 from quire.files import Folder, RemoteOptions, guess_type, shown
@@ -44,12 +53,22 @@ from quire.storage import (
     split_file,
 )
 
-_FOOTERS = 16
-_CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
-_JSON = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz")
-_MOST_NAMED = 4  # paths in one message
-_LARGE = 1 << 16  # bytes of a file that has rows in any case
-_INFERRED_BYTES = 1 << 20
+_FOOTER_THREADS = 16
+
+
+_CSV_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+
+
+_JSON_SUFFIXES = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz")
+
+
+_MAX_NAMED = 4  # paths in one message
+
+
+_LARGE_BYTES = 1 << 16  # bytes of a file that has rows in any case
+
+
+_INFERENCE_BYTES = 1 << 20
 """So much of a file is looked at to tell what a class is to be like."""
 
 
@@ -71,7 +90,7 @@ class FileOptions:
         return CsvOptions(self.delimiter, encoding=self.encoding)
 
 
-class Planned(NamedTuple):
+class ReadPlan(NamedTuple):
     """What is to be read: by which stage, in how many partitions, of what class, and how many rows there are."""
 
     stage: PartitionStage
@@ -86,9 +105,7 @@ def row_ids(url: str, first: int, rows: int) -> list[str]:
 
 
 # --- Parquet and Arrow
-
-
-class Piece(NamedTuple):
+class ShardPiece(NamedTuple):
     """Some row groups of a shard, and the number of the first row."""
 
     folder: Folder
@@ -107,7 +124,7 @@ class Piece(NamedTuple):
 class ReadShards(PartitionStage):
     """The rows of Parquet and Arrow files."""
 
-    pieces: Sequence[Sequence[Piece]]
+    pieces: Sequence[Sequence[ShardPiece]]
     target: DocumentLayout
 
     @property
@@ -120,7 +137,7 @@ class ReadShards(PartitionStage):
         for piece in self.pieces[partition]:
             yield from self._read(piece)
 
-    def _read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+    def _read(self, piece: ShardPiece) -> Iterator[pa.RecordBatch]:
         reader = ShardReader(piece.folder, self.target.layout, ShardCache(max_bytes=1))  # nothing is kept in it
         url, row = piece.folder.join(piece.shard.name), piece.first
         lacks_ids = self.target.has_text_id and "id" not in partition_values(piece.shard.name)
@@ -128,27 +145,27 @@ class ReadShards(PartitionStage):
             for batch in reader.raw(piece.shard, piece.groups):
                 ids = row_ids(url, row, len(batch)) if lacks_ids and "id" not in batch.schema.names else None
                 row += len(batch)
-                yield reader.conformed(batch if ids is None else _with_ids(batch, ids), piece.shard)
+                yield reader.conformed(batch if ids is None else _add_ids(batch, ids), piece.shard)
 
 
-def _first(shards: Sequence[tuple[Folder, Shard]]) -> tuple[Folder, Shard]:
+def _first_shard(shards: Sequence[tuple[Folder, Shard]]) -> tuple[Folder, Shard]:
     if not shards:
-        raise _no_class()
+        raise _no_class_error()
     return shards[0]
 
 
-def _no_class() -> StorageError:
+def _no_class_error() -> StorageError:
     return StorageError("there is no file that could tell the class of the documents. Pass schema=...")
 
 
-def _no_rows(paths: Paths) -> OptionError:
+def _no_rows_error(paths: Paths) -> OptionError:
     places = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    named = ", ".join(shown(os.fspath(path)) for path in places[:_MOST_NAMED])
-    more = f" and {len(places) - _MOST_NAMED} more" if len(places) > _MOST_NAMED else ""
+    named = ", ".join(shown(os.fspath(path)) for path in places[:_MAX_NAMED])
+    more = f" and {len(places) - _MAX_NAMED} more" if len(places) > _MAX_NAMED else ""
     return OptionError(f"{named}{more}: there are no rows to read. Pass allow_empty=True if there may be none.")
 
 
-def _schema_of(folder: Folder, shard: Shard) -> pa.Schema:
+def _schema_with_partitions(folder: Folder, shard: Shard) -> pa.Schema:
     """The Arrow schema of a shard, with the columns that its folders tell."""
     schema = read_arrow_schema(folder, shard)
     for key, value in partition_values(shard.name).items():
@@ -157,7 +174,7 @@ def _schema_of(folder: Folder, shard: Shard) -> pa.Schema:
     return schema
 
 
-def _with_ids(batch: pa.RecordBatch, ids: list[str]) -> pa.RecordBatch:
+def _add_ids(batch: pa.RecordBatch, ids: list[str]) -> pa.RecordBatch:
     schema = batch.schema.append(pa.field("id", pa.string(), nullable=False))
     return pa.RecordBatch.from_arrays([*batch.columns, pa.array(ids, pa.string())], schema=schema)
 
@@ -169,17 +186,17 @@ def plan_parquet(
     partitions: int | None,
     workers: int,
     options: FileOptions,
-) -> Planned:
+) -> ReadPlan:
     """Parquet or Arrow files, or a dataset, in pieces of whole row groups."""
     extra = options.extra
     check_extra(extra)
-    found = _stored(paths, options.remote, allow_empty=options.allow_empty)
-    with ThreadPoolExecutor(_FOOTERS) as pool:
-        shards = list(pool.map(lambda item: (item[0], _grouped(*item)), found))
+    found = _find_shards(paths, options.remote, allow_empty=options.allow_empty)
+    with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
+        shards = list(pool.map(lambda item: (item[0], _load_groups(*item)), found))
     rows = sum(shard.rows for _, shard in shards)
     if not rows and not options.allow_empty:
-        raise _no_rows(paths)
-    layout = DocumentLayout(schema) if schema else layout_from_arrow(_schema_of(*_first(shards)))
+        raise _no_rows_error(paths)
+    layout = DocumentLayout(schema) if schema else layout_from_arrow(_schema_with_partitions(*_first_shard(shards)))
     if "forbid" in (extra, layout.document_type.__quire_extra__):
         for folder, shard in shards:
             where = shown(folder.join(shard.name))
@@ -188,15 +205,18 @@ def plan_parquet(
             )
     layout = layout if columns is None else layout.chosen(columns)
     pieces = [
-        Piece(folder, shard, range(group, group + 1), sum(shard.groups[:group]))
+        ShardPiece(folder, shard, range(group, group + 1), sum(shard.groups[:group]))
         for folder, shard in shards
         for group in range(len(shard.groups))
     ]
-    parts = [_merged(part) for part in dealt(pieces, [piece.size for piece in pieces], partitions, workers)]
-    return Planned(ReadShards(parts, layout), len(parts), layout, rows)
+    parts = [
+        _merge_pieces(part)
+        for part in assign_to_partitions(pieces, [piece.size for piece in pieces], partitions, workers)
+    ]
+    return ReadPlan(ReadShards(parts, layout), len(parts), layout, rows)
 
 
-def _stored(paths: Paths, remote: RemoteOptions, *, allow_empty: bool) -> list[tuple[Folder, Shard]]:
+def _find_shards(paths: Paths, remote: RemoteOptions, *, allow_empty: bool) -> list[tuple[Folder, Shard]]:
     """The shards of a dataset that quire wrote, or files."""
     if isinstance(paths, (str, os.PathLike)) and not is_pattern(paths):
         folder, name = split_file(paths, remote)
@@ -206,20 +226,20 @@ def _stored(paths: Paths, remote: RemoteOptions, *, allow_empty: bool) -> list[t
             if allow_empty:
                 return []
             raise
-    files = find_sources(paths, tuple(SUFFIXES.values()), remote, allow_empty=allow_empty)
+    files = find_files(paths, tuple(SUFFIXES.values()), remote, allow_empty=allow_empty)
     return [(file.folder, Shard(file.name, -1, file.size)) for file in files]
 
 
-def _grouped(folder: Folder, shard: Shard) -> Shard:
+def _load_groups(folder: Folder, shard: Shard) -> Shard:
     """A shard with the rows of its row groups, from its block table or its footer."""
     if shard.table is not None:
         return replace(shard, groups=read_block_rows(folder, shard))
     return shard if shard.groups or not shard.rows else count_rows(folder, replace(shard, rows=-1))
 
 
-def _merged(pieces: Sequence[Piece]) -> list[Piece]:
+def _merge_pieces(pieces: Sequence[ShardPiece]) -> list[ShardPiece]:
     """Neighbours as one, so that a file is opened once."""
-    made: list[Piece] = []
+    made: list[ShardPiece] = []
     for piece in pieces:
         last = made[-1] if made else None
         if last is not None and last.shard is piece.shard and last.groups.stop == piece.groups.start:
@@ -230,8 +250,6 @@ def _merged(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 # --- files of text, and files as they are
-
-
 @dataclass(frozen=True)
 class ReadFiles(PartitionStage):
     """The documents in files of text (`kind` 'csv' or 'json'), or a document for each file ('binary')."""
@@ -250,25 +268,25 @@ class ReadFiles(PartitionStage):
         """The documents of the files of the partition."""
         return Encoder(self.target, self.target, partition, "raise").encode(self._given(self.files[partition]))
 
-    def _given(self, parts: Sequence[TextPiece]) -> Iterator[Given]:
+    def _given(self, parts: Sequence[TextPiece]) -> Iterator[RowResult]:
         row = 0
         for part in parts:
             for number, document in enumerate(self._documents(part), part.rows):
-                yield Given(document, row, row_ids(part.file.url, number, 1)[0])
+                yield RowResult(document, row, row_ids(part.file.url, number, 1)[0])
                 row += 1
 
     def _documents(self, part: TextPiece) -> Iterator[Any]:
         if self.kind == "binary":
             yield self._whole(part.file)
             return
-        with opened(part.file) as source:
-            lines: Any = source if part.stop is None else PieceOfFile(part, source)
-            if self.options.allow_empty and not first_byte(source):
+        with open_file(part.file) as source:
+            lines: Any = source if part.stop is None else PieceReader(part, source)
+            if self.options.allow_empty and not peek_byte(source):
                 return
             if self.kind == "csv":
-                how = csv_options(part.file, self.options)
+                how = csv_options_for(part.file, self.options)
                 yield from iter_csv(self.target.document_type, lines, how, self.options.extra)
-            elif part.stop is None and first_byte(source) == b"[":
+            elif part.stop is None and peek_byte(source) == b"[":
                 yield from rows_from_json(self.target.document_type, source.read(), extra=self.options.extra)
             else:
                 yield from iter_ndjson(self.target.document_type, lines, extra=self.options.extra)
@@ -282,14 +300,14 @@ class ReadFiles(PartitionStage):
         return self.target.document_type(**row)
 
 
-def csv_options(file: FileRef, options: FileOptions) -> CsvOptions:
+def csv_options_for(file: FileRef, options: FileOptions) -> CsvOptions:
     """How a table is laid out; .tsv tells its delimiter."""
     tabs = options.delimiter is None and file.name.removesuffix(".gz").endswith(".tsv")
     return CsvOptions("\t", encoding=options.encoding) if tabs else options.csv
 
 
 @contextmanager
-def opened(file: FileRef) -> Iterator[IO[bytes]]:
+def open_file(file: FileRef) -> Iterator[IO[bytes]]:
     """The content of a file; what ends with .gz is unpacked."""
     with local_file(file.folder, file.name) as path:
         if file.name.endswith(".gz"):
@@ -300,7 +318,7 @@ def opened(file: FileRef) -> Iterator[IO[bytes]]:
                 yield plain
 
 
-def first_byte(source: IO[bytes]) -> bytes:
+def peek_byte(source: IO[bytes]) -> bytes:
     """The first byte that is no space; the file is then at its beginning again."""
     while (byte := source.read(1)).isspace():
         pass
@@ -315,73 +333,73 @@ def plan_files(
     partitions: int | None,
     workers: int,
     options: FileOptions,
-) -> Planned:
+) -> ReadPlan:
     """Files, or pieces of large ones, as many to a partition as make its size."""
-    suffixes = {"csv": _CSV, "json": _JSON, "binary": ()}[kind]
-    files = find_sources(paths, suffixes, options.remote, allow_empty=options.allow_empty)
+    suffixes = {"csv": _CSV_SUFFIXES, "json": _JSON_SUFFIXES, "binary": ()}[kind]
+    files = find_files(paths, suffixes, options.remote, allow_empty=options.allow_empty)
     if kind != "binary" and not options.allow_empty and not any(_has_rows(kind, file, options) for file in files):
-        raise _no_rows(paths)
+        raise _no_rows_error(paths)
     if kind == "binary":
         layout = DocumentLayout(schema or Document)
         content_field(layout.document_type.document_schema(), "rb")
     else:
         if schema is None and not files:
-            raise _no_class()
-        layout = DocumentLayout(schema) if schema else _inferred(kind, files[0], options)
-    pieces = [piece for file in files for piece in _pieces(kind, file, files, partitions or workers, options)]
-    parts = dealt(pieces, [piece.size for piece in pieces], partitions, workers)
-    return Planned(
+            raise _no_class_error()
+        layout = DocumentLayout(schema) if schema else _infer_layout(kind, files[0], options)
+    pieces = [piece for file in files for piece in _split_file(kind, file, files, partitions or workers, options)]
+    parts = assign_to_partitions(pieces, [piece.size for piece in pieces], partitions, workers)
+    return ReadPlan(
         ReadFiles(kind, parts, layout, options), len(parts), layout, len(files) if kind == "binary" else None
     )
 
 
 def _has_rows(kind: Literal["csv", "json"], file: FileRef, options: FileOptions) -> bool:
     """Whether a text file has a row. Of the files only small ones are opened, up to the first that has one."""
-    if file.size > _LARGE:
+    if file.size > _LARGE_BYTES:
         return True
-    with opened(file) as source:
-        content = source.read(_LARGE + 1)
+    with open_file(file) as source:
+        content = source.read(_LARGE_BYTES + 1)
     text = content.decode(options.encoding, errors="replace")
-    if len(content) > _LARGE:  # it was compressed
+    if len(content) > _LARGE_BYTES:  # it was compressed
         return True
     if kind == "json":
         return "".join(text.split()) not in ("", "[]")
     return sum(not line.isspace() for line in text.splitlines() if line) > 1  # the first has the names of columns
 
 
-def _pieces(
+def _split_file(
     kind: Literal["csv", "json", "binary"], file: FileRef, files: Sequence[FileRef], parts: int, options: FileOptions
 ) -> list[TextPiece]:
     """A file, or pieces of it if it is large: as many of all files as there are to be partitions."""
     if kind == "binary":
         return [TextPiece(file)]
     size = min(PARTITION_BYTES, sum(file.size for file in files) // parts + 1)
-    return pieces_of(kind, file, size, options.encoding)
+    return split_text_file(kind, file, size, options.encoding)
 
 
-def _inferred(kind: str, file: FileRef, options: FileOptions) -> DocumentLayout:
+def _infer_layout(kind: str, file: FileRef, options: FileOptions) -> DocumentLayout:
     """The layout of a class that is made from the beginning of a file."""
     try:
-        with opened(file) as source:
+        with open_file(file) as source:
             if kind == "csv":
-                return _class_of_csv(source, csv_options(file, options))
-            content = source.read() if first_byte(source) == b"[" else b"".join(source.readlines(_INFERRED_BYTES))
-        return layout_from_arrow(_json_schema(content))
+                return _infer_csv_layout(source, csv_options_for(file, options))
+            content = source.read() if peek_byte(source) == b"[" else b"".join(source.readlines(_INFERENCE_BYTES))
+        return layout_from_arrow(_infer_json_schema(content))
     except (pa.ArrowException, ValueError) as error:
         raise DecodeError(f"{shown(file.url)}: no class can be made from it: {error}. Pass schema=...") from error
 
 
-def _class_of_csv(source: IO[bytes], options: CsvOptions) -> DocumentLayout:
+def _infer_csv_layout(source: IO[bytes], options: CsvOptions) -> DocumentLayout:
     if options.encoding.replace("-", "").lower() != "utf8":
         raise OptionError("to make a class from a table, it must be in utf-8. Pass schema=...")
     parse = pa.csv.ParseOptions(delimiter=options.delimiter or ",", newlines_in_values=True)
     convert = pa.csv.ConvertOptions(strings_can_be_null=True)
-    reading = pa.csv.ReadOptions(block_size=_INFERRED_BYTES)
+    reading = pa.csv.ReadOptions(block_size=_INFERENCE_BYTES)
     with pa.csv.open_csv(source, reading, parse, convert) as reader:
         return layout_from_arrow(reader.schema)
 
 
-def _json_schema(content: bytes) -> pa.Schema:
+def _infer_json_schema(content: bytes) -> pa.Schema:
     if content.lstrip()[:1] == b"[":
         return pa.Table.from_pylist(parse_json(content)).schema
     return pa.json.read_json(pa.BufferReader(content)).schema

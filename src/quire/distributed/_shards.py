@@ -17,16 +17,22 @@ from quire.array import DocumentArray, DocumentBatch
 from quire.array._filter import compile_filter
 from quire.array._rows import bind
 from quire.distributed import _make
-from quire.distributed._calls import Call
-from quire.distributed._chunks import by_bytes, by_rows
-from quire.distributed._contract import Engine
-from quire.distributed._engines import engine as engine_by_name
+from quire.distributed._batches import rebatch_by_bytes, rebatch_by_rows
+from quire.distributed._encoding import OnError, check_nullable
+from quire.distributed._engine import Engine
+from quire.distributed._engine import engine as engine_by_name
 from quire.distributed._make import Rows
-from quire.distributed._nulls import check_nulls
-from quire.distributed._readers import FileOptions, Planned, plan_files, plan_parquet
-from quire.distributed._row_stages import Conform, Distinct, DrawRows, FilterRows
+from quire.distributed._readers import FileOptions, ReadPlan, plan_files, plan_parquet
 from quire.distributed._sources import Paths
-from quire.distributed._stage import MapChunks, MapRows, OnError
+from quire.distributed._stages import (
+    ConformRows,
+    DistinctValues,
+    FilterRows,
+    MapChunks,
+    MapRows,
+    SampleRows,
+    UserFunction,
+)
 from quire.distributed._write import write_frame
 from quire.document import BaseDocument
 from quire.errors import OptionError, RowIndexError, SchemaError, check_options
@@ -181,7 +187,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         return cls._read(made, plan_files(kind, path, known, partitions, made.workers, options))
 
     @classmethod
-    def _read(cls, engine: Engine, plan: Planned) -> DocumentShards[DocT]:
+    def _read(cls, engine: Engine, plan: ReadPlan) -> DocumentShards[DocT]:
         return cls._of(Rows(engine, engine.from_stage(plan.stage, plan.partitions), plan.layout, plan.rows))
 
     @classmethod
@@ -242,7 +248,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         they are what its instances are made with, one in each worker. A function that returns documents of another
         class says so by its return annotation or by `schema`; with neither, they are of the class of these shards.
         """
-        return self._chunks(Call(func, args, kwargs), "array", None, on_error, schema)
+        return self._chunks(UserFunction(func, args, kwargs), "array", None, on_error, schema)
 
     def map(
         self,
@@ -260,7 +266,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         On a row for which the function fails, `on_error` is 'raise', 'skip', or 'null': a document whose fields are
         None where they can be, and as they were else.
         """
-        call = Call(func, args, kwargs)
+        call = UserFunction(func, args, kwargs)
         target = _make.target_of(self._rows, call, schema)
         return self._run(
             MapRows(call, self._rows.layout, target, self._checked(on_error, target)), keeps_rows=on_error != "skip"
@@ -282,10 +288,10 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         """
         if batch_size is not None and batch_size < 1:
             raise OptionError(f"batch_size={batch_size}: at least one row is needed.")
-        return self._chunks(Call(func, args, kwargs), "batch", batch_size, on_error, schema)
+        return self._chunks(UserFunction(func, args, kwargs), "batch", batch_size, on_error, schema)
 
     def _chunks(
-        self, call: Call, form: str, size: int | None, on_error: OnError, schema: type[Any] | None
+        self, call: UserFunction, form: str, size: int | None, on_error: OnError, schema: type[Any] | None
     ) -> DocumentShards[Any]:
         target = _make.target_of(self._rows, call, schema)
         checked = self._checked(on_error, target)
@@ -314,7 +320,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
 
         Where a function fails and `on_error` is not 'raise', there is no document.
         """
-        wanted = query if isinstance(query, Mapping) else Call(query, args, kwargs)
+        wanted = query if isinstance(query, Mapping) else UserFunction(query, args, kwargs)
         compile_filter(query, self._rows.layout.layout.schema)  # complains of what it does not know
         return self._run(FilterRows(wanted, self._rows.layout, self._checked(on_error, None)))  # type: ignore[return-value]
 
@@ -322,7 +328,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         if on_error not in ("raise", "skip", "null"):
             raise OptionError(f"on_error={on_error!r}: use 'raise', 'skip' or 'null'.")
         if on_error == "null" and target is not None:
-            check_nulls(target, self._rows.layout)
+            check_nullable(target, self._rows.layout)
         return on_error
 
     def _run(self, stage: Any, *, keeps_rows: bool = False) -> DocumentShards[Any]:
@@ -338,7 +344,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         if all(rows.layout.fields.field(field.name).equals(field, check_metadata=True) for field in target.fields):
             made = rows.kept(self.engine.select(rows.frame, target.fields.names))
             return self._of(made._replace(layout=target))  # type: ignore[return-value]
-        return self._run(Conform(target), keeps_rows=True)  # type: ignore[return-value]
+        return self._run(ConformRows(target), keeps_rows=True)  # type: ignore[return-value]
 
     def repartition(self, num_partitions: int) -> Self:
         """The documents in so many partitions of about one size."""
@@ -381,7 +387,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         layout = self._rows.layout
         if by == "id" and "id" not in layout.layout.schema.by_name:
             raise SchemaError(f"{layout.document_type.__name__} has no id here: say by= which field is to be hashed.")
-        return self._run(DrawRows(layout.checked(by), by, seed, low, high))  # type: ignore[return-value]
+        return self._run(SampleRows(layout.checked(by), by, seed, low, high))  # type: ignore[return-value]
 
     def union(self, *others: DocumentShards[DocT]) -> Self:
         """The documents of these shards, and of others of the same class on the same engine."""
@@ -410,7 +416,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
 
     def unique(self, col: str) -> list[Any]:
         """The values of a field, each once, in order."""
-        stage = Distinct(_make.comparable(self._rows.layout.checked(col), col), col)
+        stage = DistinctValues(_make.comparable(self._rows.layout.checked(col), col), col)
         found = self.engine.collect(self.engine.run(self._rows.frame, stage))
         return _make.sorted_values(dict.fromkeys(value for batch in found for value in stage.values(batch)))
 
@@ -436,7 +442,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
     def iter_batches(self, batch_size: int | None = None) -> Iterator[DocumentBatch[DocT]]:
         """All documents as batches of so many, by default of about 16 MiB; few of them are held at a time."""
         found = self.engine.iter_batches(self._rows.frame)
-        cut = by_bytes(found) if batch_size is None else by_rows(found, batch_size)
+        cut = rebatch_by_bytes(found) if batch_size is None else rebatch_by_rows(found, batch_size)
         return (self._rows.layout.batch(self._rows.layout.decode(batch)) for batch in cut)
 
     def __iter__(self) -> Iterator[DocT]:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import re
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
+from pathlib import Path
+from typing import IO, Literal, NamedTuple, TypeVar
 
 from quire.errors import OptionError, StorageNotFoundError
 from quire.files import Folder, RemoteOptions, open_folder, shown
 
 T = TypeVar("T")
+
+
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 """A file, a folder or a pattern, at a path or an address; or several of them."""
+
+
 PARTITION_BYTES = 64 << 20
 """A partition has about so many bytes, if nobody says how many there are to be."""
-_WILD = re.compile(r"[*?\[]")
+
+
+_WILDCARD = re.compile(r"[*?\[]")
+
+
 _TOKENS = re.compile(r"\*\*/|\*\*|\*|\?|\[!?[^\]]*\]|[^*?\[]+|\[")
 
 
@@ -32,7 +44,7 @@ class FileRef(NamedTuple):
         return self.folder.join(self.name)
 
 
-def find_sources(
+def find_files(
     paths: Paths, suffixes: Sequence[str], remote: RemoteOptions, *, allow_empty: bool | None = None
 ) -> list[FileRef]:
     """Return the files at paths, in folders and of patterns, in the order of their names.
@@ -45,14 +57,14 @@ def find_sources(
     files: list[FileRef] = []
     for source in sources:
         path = os.fspath(source)
-        matches = _find(path, tuple(suffixes), remote)
+        matches = _find_files(path, tuple(suffixes), remote)
         if not matches and not allow_empty:
-            raise no_files(path, hint=allow_empty is not None)
+            raise no_files_error(path, hint=allow_empty is not None)
         files.extend(matches)
     return files
 
 
-def no_files(path: str | os.PathLike[str], *, hint: bool) -> StorageNotFoundError:
+def no_files_error(path: str | os.PathLike[str], *, hint: bool) -> StorageNotFoundError:
     """The error for a path or a pattern at which there is nothing to read."""
     place = shown(os.fspath(path))
     cause = (
@@ -65,17 +77,17 @@ def no_files(path: str | os.PathLike[str], *, hint: bool) -> StorageNotFoundErro
 
 def is_pattern(path: str | os.PathLike[str]) -> bool:
     """Whether a path has parts that stand for others."""
-    return _WILD.search(os.fspath(path)) is not None
+    return _WILDCARD.search(os.fspath(path)) is not None
 
 
-def _find(path: str, suffixes: tuple[str, ...], remote: RemoteOptions) -> list[FileRef]:
+def _find_files(path: str, suffixes: tuple[str, ...], remote: RemoteOptions) -> list[FileRef]:
     if is_pattern(path):
-        return _matching(path, remote)
+        return _match_pattern(path, remote)
     folder = open_folder(path, remote)
-    return _file_at(path, remote) or [FileRef(folder, *entry) for entry in folder.list(suffixes)]
+    return _find_file(path, remote) or [FileRef(folder, *entry) for entry in folder.list(suffixes)]
 
 
-def _file_at(path: str, remote: RemoteOptions) -> list[FileRef]:
+def _find_file(path: str, remote: RemoteOptions) -> list[FileRef]:
     folder = open_folder(path, remote)
     parent, _, name = folder.url.rpartition("/")
     if not name or parent.endswith(":/"):
@@ -84,26 +96,28 @@ def _file_at(path: str, remote: RemoteOptions) -> list[FileRef]:
     return [FileRef(outside, name, outside.size(name))] if outside.exists(name) else []
 
 
-def _matching(pattern: str, remote: RemoteOptions) -> list[FileRef]:
+def _match_pattern(pattern: str, remote: RemoteOptions) -> list[FileRef]:
     """The files that match a pattern of the shell's kind; ** stands for any number of folders."""
     whole = open_folder(pattern, remote).url if "://" not in pattern else pattern
-    place = whole.rindex("/", 0, _WILD.search(whole).start()) + 1  # type: ignore[union-attr]
-    folder, wanted = open_folder(whole[:place], remote), re.compile(_regex(whole[place:]))
+    place = whole.rindex("/", 0, _WILDCARD.search(whole).start()) + 1  # type: ignore[union-attr]
+    folder, wanted = open_folder(whole[:place], remote), re.compile(_pattern_to_regex(whole[place:]))
     return [FileRef(folder, *entry) for entry in folder.list() if wanted.fullmatch(entry.name)]
 
 
-def _regex(pattern: str) -> str:
+def _pattern_to_regex(pattern: str) -> str:
     made = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    return "".join(made.get(part) or _literal(part) for part in _TOKENS.findall(pattern))
+    return "".join(made.get(part) or _translate_literal(part) for part in _TOKENS.findall(pattern))
 
 
-def _literal(part: str) -> str:
+def _translate_literal(part: str) -> str:
     if part.startswith("[") and len(part) > 1:
         return f"[^{re.escape(part[2:-1])}]" if part[1] == "!" else f"[{part[1:-1]}]"
     return re.escape(part)
 
 
-def dealt(units: Sequence[T], sizes: Sequence[int], partitions: int | None, workers: int) -> list[list[T]]:
+def assign_to_partitions(
+    units: Sequence[T], sizes: Sequence[int], partitions: int | None, workers: int
+) -> list[list[T]]:
     """Units in their order in so many partitions of about one size; by default as many as are worth it."""
     if partitions is not None and partitions < 1:
         raise OptionError(f"num_partitions={partitions}: at least one is needed.")
@@ -116,3 +130,105 @@ def dealt(units: Sequence[T], sizes: Sequence[int], partitions: int | None, work
         made[min((2 * before + weight) * parts // (2 * total), parts - 1)].append(unit)
         before += weight
     return made
+
+
+MIN_PIECE_BYTES = 4 << 20
+"""Smaller pieces are not worth it."""
+
+
+_LINE_SAFE_ENCODINGS = ("utf-8", "utf-8-sig", "ascii", "iso8859-1", "cp1252")
+"""In which a byte of 10 is the end of a line, and nothing else."""
+
+
+class TextPiece(NamedTuple):
+    """The lines of a file from one byte to another; without an end, the whole file."""
+
+    file: FileRef
+    start: int = 0
+    stop: int | None = None
+    lines: int = 0
+    """How many there are before it."""
+    rows: int = 0
+    """How many rows are before it."""
+    head: bytes = b""
+    """The names of the columns, where they are not in it."""
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self.file.size if self.stop is None else self.stop - self.start
+
+
+class PieceReader:
+    """The lines of a piece as those of a file: behind the names of columns, lines that are not read are empty."""
+
+    def __init__(self, piece: TextPiece, source: IO[bytes]) -> None:
+        self._piece, self._source, self.name = piece, source, getattr(source, "name", None)
+
+    def __iter__(self) -> Iterator[bytes]:
+        piece, source = self._piece, self._source
+        head = piece.head.splitlines(keepends=True)
+        yield from head
+        yield from repeat(b"\n", piece.lines - len(head))
+        source.seek(piece.start)
+        left = piece.size
+        while left > 0 and (line := source.readline()):
+            left -= len(line)
+            yield line
+
+
+class _Cut(NamedTuple):
+    """The end of a line: where it is, and what is before it."""
+
+    place: int
+    lines: int
+    rows: int
+
+
+def split_text_file(kind: Literal["csv", "json"], file: FileRef, size: int, encoding: str) -> list[TextPiece]:
+    """A file in pieces of about so many bytes; it stays whole where it must be read from the beginning."""
+    whole, size = [TextPiece(file)], max(size, MIN_PIECE_BYTES)
+    path = file.folder.local_path(file.name)
+    plain = codecs.lookup(encoding).name in _LINE_SAFE_ENCODINGS and not file.name.endswith(".gz")
+    if path is None or not plain or file.size < 2 * size:
+        return whole
+    with path.open("rb") as source:
+        if kind == "json" and source.read(1024).lstrip()[:1] != b"{":
+            return whole
+    head = _read_header(path) if kind == "csv" else b""
+    cuts = _find_cuts(path, size, kind, head)
+    if cuts is None:
+        return whole
+    ends = [*(cut.place for cut in cuts[1:]), file.size]
+    return [
+        TextPiece(file, cut.place, end, cut.lines, cut.rows, head if cut.place else b"")
+        for cut, end in zip(cuts, ends, strict=True)
+    ]
+
+
+def _read_header(path: Path) -> bytes:
+    """The line with the names of columns, and the empty ones before it."""
+    found = io.BytesIO()
+    with path.open("rb") as source:
+        for line in source:
+            found.write(line)
+            if line.strip(b"\r\n"):
+                break
+    return found.getvalue()
+
+
+def _find_cuts(path: Path, size: int, kind: str, head: bytes) -> list[_Cut] | None:
+    """Where pieces begin; None where the end of a line may be one inside quotation marks."""
+    place, rows, cuts = 0, -1 if kind == "csv" else 0, [_Cut(0, 0, 0)]
+    with path.open("rb") as source:
+        for number, line in enumerate(source):
+            if place - cuts[-1].place >= size and place >= len(head):
+                cuts.append(_Cut(place, number, rows))
+            place += len(line)
+            if kind == "csv":
+                rows += line not in (b"\n", b"\r\n")
+                if line.count(b'"') % 2:
+                    return None
+            else:
+                rows += not line.isspace()
+    return cuts

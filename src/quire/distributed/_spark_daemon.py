@@ -7,9 +7,10 @@ import gc
 import pyarrow as pa
 from pyspark.daemon import manager
 
-from quire.distributed import _row_stages, _spark_work, _write
+from quire.distributed import _spark_transport, _stages, _write
 
-_IMPORTED = (pa, _row_stages, _spark_work, _write)
+_IMPORTED = (pa, _spark_transport, _stages, _write)
+
 
 if __name__ == "__main__":
     gc.freeze()  # none of it is garbage, which workers look for behind every task

@@ -16,10 +16,10 @@ from typing import Any
 import pyarrow as pa
 
 from quire.columns import Columns
-from quire.distributed._chunks import by_bytes
-from quire.distributed._contract import Engine, Frame
-from quire.distributed._layouts import DocumentLayout
-from quire.distributed._stage import PartitionStage
+from quire.distributed._batches import rebatch_by_bytes
+from quire.distributed._encoding import DocumentLayout
+from quire.distributed._engine import Engine, Frame
+from quire.distributed._stages import PartitionStage
 from quire.errors import OptionError
 from quire.files import Folder, open_folder
 from quire.storage import (
@@ -91,7 +91,7 @@ class WriteShards(PartitionStage):
         if self.options.tensor_storage != "fixed":
             target = Layout(self.source.document_type.document_schema(), self.options.tensor_storage, self.source.paths)
         with _AttemptWriter(self._folder, target, self.options, attempt) as writer:
-            for batch in by_bytes(batches):
+            for batch in rebatch_by_bytes(batches):
                 writer.take(batch if target is self.source.layout else target.encode(self._columns(batch)))
         yield pa.record_batch([pa.array([f"[{','.join(attempt.lines)}]"])], schema=REPORTS)
 
@@ -122,7 +122,7 @@ def write_frame(engine: Engine, frame: Frame[Any], layout: DocumentLayout, url: 
     job = log.name.partition("-")[0]
     try:
         reports = engine.collect(engine.run(frame, WriteShards(layout, folder.url, job, options)))
-        shards = _reported(reports) or [_empty(folder, layout, options, job)]
+        shards = _parse_reports(reports) or [_write_empty_shard(folder, layout, options, job)]
     except BaseException:
         _remove_attempts(folder, job, ())
         raise
@@ -130,13 +130,13 @@ def write_frame(engine: Engine, frame: Frame[Any], layout: DocumentLayout, url: 
     _commit(folder, log, shards, options)
 
 
-def _reported(reports: Iterable[pa.RecordBatch]) -> list[Shard]:
+def _parse_reports(reports: Iterable[pa.RecordBatch]) -> list[Shard]:
     """The files of all partitions, which reports come in the order of."""
     lines = [line for batch in reports for text in batch.column("shards").to_pylist() for line in json.loads(text)]
     return [Shard.from_dict(line) for line in lines]
 
 
-def _empty(folder: Folder, layout: DocumentLayout, options: WriteOptions, job: str) -> Shard:
+def _write_empty_shard(folder: Folder, layout: DocumentLayout, options: WriteOptions, job: str) -> Shard:
     """A file without rows, so that the dataset is there, and tells of its class."""
     attempt = _Attempt(folder, attempt_name(job, 0))
     with _AttemptWriter(folder, layout.layout, options, attempt) as writer:

@@ -8,27 +8,33 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-import quire.distributed._needs  # noqa: F401 - says what is missing
+import quire.distributed._require_pyarrow  # noqa: F401 - says what is missing
 from quire._optional import require
-from quire.distributed._nests import joined
-from quire.distributed._sources import Paths, dealt, find_sources
+from quire.distributed._row_containers import concat_rows
+from quire.distributed._sources import Paths, assign_to_partitions, find_files
 from quire.distributed.xshards import XShards
 from quire.errors import DecodeError, OptionError
 from quire.files import RemoteOptions, scheme_of, shown
 from quire.parallel import summary_of
 
 if TYPE_CHECKING:
-    from quire.distributed._contract import Engine
+    from quire.distributed._engine import Engine
+
 
 __all__ = ["read_csv", "read_json", "read_parquet"]
+
 
 _SUFFIXES = {
     "csv": (".csv", ".csv.gz", ".csv.bz2", ".csv.zst", ".csv.xz", ".csv.zip", ".tsv", ".txt"),
     "json": (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".json.bz2", ".json.zst"),
     "parquet": (".parquet", ".parq", ".pq"),
 }
-_NOTHING = "__HIVE_DEFAULT_PARTITION__"
-_REFUSED = {"chunksize", "iterator"}
+
+
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+
+_REFUSED_OPTIONS = {"chunksize", "iterator"}
 
 
 def read_csv(
@@ -78,26 +84,26 @@ def read_parquet(
 
 
 def _read(kind: str, paths: Any, num_shards: int | None, engine: Any, how: Mapping[str, Any]) -> XShards:
-    refused = sorted(_REFUSED & how.keys())
+    refused = sorted(_REFUSED_OPTIONS & how.keys())
     if refused:
         raise OptionError(
             f"read_{kind}({refused[0]}=...): partitions are whole frames; use num_shards= for smaller ones."
         )
     require("pandas", extra="pandas", needed_for=f"read_{kind}()")
     remote = RemoteOptions(storage_options=how.get("storage_options") or {})
-    files = _files(kind, paths, remote)
-    together = dealt(files, [file.size for file in files], num_shards, 1)
+    files = _list_files(kind, paths, remote)
+    together = assign_to_partitions(files, [file.size for file in files], num_shards, 1)
     parts = together if num_shards is not None and all(together) else [[file] for file in files]
     shards = XShards.from_objects(parts, engine=engine).transform_shard(read_files, kind, dict(how))
     return shards if num_shards in (None, len(parts)) else shards.repartition(num_shards)
 
 
-def read_files(files: list[File], kind: str, how: Mapping[str, Any]) -> Any:
+def read_files(files: list[SourceFile], kind: str, how: Mapping[str, Any]) -> Any:
     """The rows of some files in one data frame."""
-    return joined([_frame(file, kind, how) for file in files])
+    return concat_rows([_read_frame(file, kind, how) for file in files])
 
 
-def _frame(file: File, kind: str, how: Mapping[str, Any]) -> Any:
+def _read_frame(file: SourceFile, kind: str, how: Mapping[str, Any]) -> Any:
     pandas: Any = require("pandas", extra="pandas", needed_for=f"read_{kind}()")
     options = dict(how)
     if kind == "json" and (".jsonl" in file.url or ".ndjson" in file.url):
@@ -116,7 +122,7 @@ def _frame(file: File, kind: str, how: Mapping[str, Any]) -> Any:
 
 
 @dataclass
-class File:
+class SourceFile:
     """A file, and what its folders tell of its rows: 'year=2024/part-0.parquet'."""
 
     url: str
@@ -125,11 +131,9 @@ class File:
 
 
 # --- which files there are
-
-
-def _files(kind: str, paths: Paths, remote: RemoteOptions) -> list[File]:
+def _list_files(kind: str, paths: Paths, remote: RemoteOptions) -> list[SourceFile]:
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    found = [file for path in given for file in _found(kind, os.fspath(path), remote)]
+    found = [file for path in given for file in _find_source_files(kind, os.fspath(path), remote)]
     if not found:
         raise OptionError(f"read_{kind}([]): at least one file is needed.")
     for key in {key for file in found for key in file.folders}:
@@ -137,19 +141,19 @@ def _files(kind: str, paths: Paths, remote: RemoteOptions) -> list[File]:
     return found
 
 
-def _found(kind: str, path: str, remote: RemoteOptions) -> list[File]:
+def _find_source_files(kind: str, path: str, remote: RemoteOptions) -> list[SourceFile]:
     if scheme_of(path) in ("http", "https"):  # which have no folders, and which pandas reads by itself
-        return [File(path, {}, 1)]
-    found = find_sources(path, _SUFFIXES[kind], remote)
-    return [File(file.url, _folders(file.name), file.size) for file in found]
+        return [SourceFile(path, {}, 1)]
+    found = find_files(path, _SUFFIXES[kind], remote)
+    return [SourceFile(file.url, _partition_values(file.name), file.size) for file in found]
 
 
-def _folders(name: str) -> dict[str, Any]:
+def _partition_values(name: str) -> dict[str, Any]:
     pairs = [part.partition("=") for part in name.split("/")[:-1] if "=" in part]
-    return {key: None if value == _NOTHING else unquote(value) for key, _, value in pairs}
+    return {key: None if value == _NULL_PARTITION else unquote(value) for key, _, value in pairs}
 
 
-def _type_folders(key: str, files: list[File]) -> None:
+def _type_folders(key: str, files: list[SourceFile]) -> None:
     """A column of folders is integers if all of its values look so."""
     if all(str(file.folders[key]).isdecimal() for file in files):
         for file in files:

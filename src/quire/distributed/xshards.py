@@ -5,24 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import quire.distributed._needs  # noqa: F401 - says what is missing
-from quire.distributed._convert import AsArray, AsPandas, AsTable, Select
-from quire.distributed._engines import engine as get_engine
-from quire.distributed._keys import unique
+import quire.distributed._require_pyarrow  # noqa: F401 - says what is missing
+from quire.distributed._engine import engine as get_engine
 from quire.distributed._make import Rows
-from quire.distributed._nests import divided, joined, length_of, rows_of
-from quire.distributed._object_engines import engine_of_rows, object_engine
-from quire.distributed._objects import Exchanged, Mapped, Native, Node, ObjectEngine, Zipped
+from quire.distributed._object_steps import (
+    GetItem,
+    PickItem,
+    SampleTransform,
+    SelectColumns,
+    ToDocuments,
+    ToPandas,
+    ToTable,
+    Transform,
+    make_transform,
+)
+from quire.distributed._objects import (
+    ExchangeNode,
+    MapNode,
+    NativeNode,
+    Node,
+    ObjectEngine,
+    ZipNode,
+    engine_of_rows,
+    object_engine,
+)
+from quire.distributed._row_containers import concat_rows, count_rows, split_rows, take_rows, unique_values
 from quire.distributed._shards import DocumentShards
-from quire.distributed._steps import Item, Key, Sample, Stage, stage_of
 from quire.errors import OptionError, PathError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from quire.distributed._contract import Engine
+    from quire.distributed._engine import Engine
 
-_ELSEWHERE = {
+
+_ORCA_ALTERNATIVES = {
     "assembleFeatureLabelCols": "pass feature_cols= and label_cols= to Estimator.fit()",
     "concat_to_pdf": "pandas.concat(shards.collect())",
     "deduplicates": "shards.partition_by(cols).transform_shard(lambda frame: frame.drop_duplicates(cols))",
@@ -67,9 +84,11 @@ class XShards:
         """
         objects = object_engine(engine)
         parts = (
-            max(1, min(objects.workers, length_of(data))) if num_shards is None else _number("num_shards", num_shards)
+            max(1, min(objects.workers, count_rows(data)))
+            if num_shards is None
+            else _check_partitions("num_shards", num_shards)
         )
-        return cls(objects.hold(divided(data, parts)), objects)
+        return cls(objects.hold(split_rows(data, parts)), objects)
 
     @classmethod
     def from_objects(cls, values: Sequence[Any], *, engine: str | Engine = "local") -> XShards:
@@ -83,14 +102,14 @@ class XShards:
     def from_documents(cls, shards: DocumentShards[Any]) -> XShards:
         """The documents of shards, an array of them a partition, on the same engine."""
         objects = object_engine(shards.engine)
-        return cls(objects.from_frame(shards._rows.frame), objects)._then(AsArray(shards._rows.layout))
+        return cls(objects.from_frame(shards._rows.frame), objects)._then(ToDocuments(shards._rows.layout))
 
     @classmethod
     def from_native(cls, native: Any, *, engine: str | Engine | None = None) -> XShards:
         """The engine's own rows as data frames: a Dataset of Ray, a DataFrame of Spark, a data frame of pandas."""
         found = engine_of_rows(native) if engine is None else get_engine(engine)
         objects = object_engine(found)
-        return cls(objects.hold([native]) if objects.name == "local" else Native(native), objects)
+        return cls(objects.hold([native]) if objects.name == "local" else NativeNode(native), objects)
 
     # --- from shards to shards
 
@@ -99,37 +118,39 @@ class XShards:
 
         Of a class whose objects can be called, each worker makes one with the arguments, and keeps it.
         """
-        return self._then(stage_of(func, args, kwargs))
+        return self._then(make_transform(func, args, kwargs))
 
     def __getitem__(self, key: Any) -> XShards:
         """A column of each data frame, or an item of each dict."""
-        return self._then(Key(key))
+        return self._then(GetItem(key))
 
     def select(self, cols: str | Sequence[str]) -> XShards:
         """Some of the columns of data frames, or of dicts of columns."""
-        return self._then(Select(_names(cols)))
+        return self._then(SelectColumns(_check_names(cols)))
 
     def sample(self, frac: float, *, random_state: int = 0) -> XShards:
         """Some of the rows, each with the same chance; the same ones on every engine."""
         if not 0 <= frac <= 1:
             raise OptionError(f"sample(frac={frac}): a fraction is between 0 and 1.")
-        return self._then(Sample(frac, random_state))
+        return self._then(SampleTransform(frac, random_state))
 
     def repartition(self, num_partitions: int) -> XShards:
         """The same rows in so many partitions, whose sizes differ by one at most. Their order is kept."""
-        return XShards(Exchanged(self._node, _number("num_partitions", num_partitions)), self._engine)
+        return XShards(ExchangeNode(self._node, _check_partitions("num_partitions", num_partitions)), self._engine)
 
     def partition_by(self, cols: str | Sequence[str], num_partitions: int | None = None) -> XShards:
         """New shards, in which rows that are equal in these columns are in one partition. Missing values are equal."""
-        parts = self.num_partitions() if num_partitions is None else _number("num_partitions", num_partitions)
-        return XShards(Exchanged(self._node, parts, _names(cols)), self._engine)
+        parts = self.num_partitions() if num_partitions is None else _check_partitions("num_partitions", num_partitions)
+        return XShards(ExchangeNode(self._node, parts, _check_names(cols)), self._engine)
 
     def split(self) -> list[XShards]:
         """Shards for each item of the objects, which are lists or tuples of one length: that of the first."""
         first = self.first()
         if not isinstance(first, (list, tuple)):
-            raise OptionError(f"split() is for partitions that are lists or tuples, and the first is a {_kind(first)}.")
-        return [self._then(Item(place, len(first))) for place in range(len(first))]
+            raise OptionError(
+                f"split() is for partitions that are lists or tuples, and the first is a {_type_name(first)}."
+            )
+        return [self._then(PickItem(place, len(first))) for place in range(len(first))]
 
     def zip(self, other: XShards) -> XShards:
         """Pairs of the objects of both, which have the same number of partitions on the same engine."""
@@ -138,10 +159,10 @@ class XShards:
         numbers = self.num_partitions(), other.num_partitions()
         if numbers[0] != numbers[1]:
             raise OptionError(f"zip() needs as many partitions, got {numbers[0]} and {numbers[1]}: use repartition().")
-        return XShards(Zipped((self._node, other._node)), self._engine)
+        return XShards(ZipNode((self._node, other._node)), self._engine)
 
-    def _then(self, stage: Stage) -> XShards:
-        return XShards(Mapped(self._node, stage), self._engine)
+    def _then(self, stage: Transform) -> XShards:
+        return XShards(MapNode(self._node, stage), self._engine)
 
     # --- what is kept
 
@@ -152,7 +173,7 @@ class XShards:
 
     def uncache(self) -> XShards:
         """Let go of what was kept."""
-        self._node.cached = isinstance(self._node, Native)
+        self._node.cached = isinstance(self._node, NativeNode)
         self._engine.forget(self._node)
         return self
 
@@ -183,14 +204,14 @@ class XShards:
         parts, stop = self.num_partitions(), 1
         while True:
             found = self.take(stop)
-            if stop >= parts or sum(map(length_of, found)) >= n:
-                return rows_of(joined(found), slice(0, n))
+            if stop >= parts or sum(map(count_rows, found)) >= n:
+                return take_rows(concat_rows(found), slice(0, n))
             stop = min(4 * stop, parts)
 
     def unique(self) -> NDArray[Any]:
         """Each value of a column once, `shards['location'].unique()`, in the order in which they come."""
-        found = self._then(stage_of(unique)).collect()
-        return unique(joined(found))
+        found = self._then(make_transform(unique_values)).collect()
+        return unique_values(concat_rows(found))
 
     def num_partitions(self) -> int:
         """The number of partitions, the empty ones too."""
@@ -208,11 +229,11 @@ class XShards:
 
     def as_pandas(self) -> XShards:
         """The objects as data frames: of documents, dicts of columns, lists of dicts, Arrow tables, arrays."""
-        return self._then(AsPandas())
+        return self._then(ToPandas())
 
     def as_documents(self, document_type: type[Any]) -> DocumentShards[Any]:
         """Documents of a class: of data frames, dicts of columns, lists of dicts, Arrow tables, arrays of documents."""
-        stage = AsTable(document_type)
+        stage = ToTable(document_type)
         frame = self._engine.arrow_frame(self._then(stage)._node, stage.layout.fields)
         return DocumentShards._of(Rows(self._engine.engine, frame, stage.layout))
 
@@ -230,25 +251,25 @@ class XShards:
         return self._engine.engine
 
     def __getattr__(self, name: str) -> Any:
-        told = f" Instead: {_ELSEWHERE[name]}." if name in _ELSEWHERE else ""
+        told = f" Instead: {_ORCA_ALTERNATIVES[name]}." if name in _ORCA_ALTERNATIVES else ""
         raise PathError(f"XShards has no {name!r}.{told}")
 
     def __repr__(self) -> str:
         return f"XShards(engine={self._engine.name!r})"
 
 
-def _number(name: str, value: int) -> int:
+def _check_partitions(name: str, value: int) -> int:
     if value < 1:
         raise OptionError(f"{name}={value}: at least one partition is needed.")
     return value
 
 
-def _names(cols: str | Sequence[str]) -> tuple[str, ...]:
+def _check_names(cols: str | Sequence[str]) -> tuple[str, ...]:
     names = (cols,) if isinstance(cols, str) else tuple(cols)
     if not names:
         raise OptionError("cols=[]: at least one column is needed.")
     return names
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return type(value).__name__

@@ -1,6 +1,6 @@
 """Training on one process, several, Ray and Spark."""
 
-from quire.distributed.estimator import _needs as _needs
+import quire.distributed._require_pyarrow  # noqa: F401 - raises if it is missing
 from quire.distributed.estimator._callbacks import Callback
 from quire.distributed.estimator._estimator import Estimator
 

@@ -17,28 +17,26 @@ from typing_extensions import Unpack
 
 from quire._optional import require
 from quire.data._missing import MissingOptions
-from quire.distributed._contract import Engine
-from quire.distributed.estimator import _checkpoints
-from quire.distributed.estimator._columns import Chosen, Names
-from quire.distributed.estimator._engine_data import source_for
-from quire.distributed.estimator._items import Reading
+from quire.distributed._engine import Engine
+from quire.distributed.estimator._callbacks import show_progress
+from quire.distributed.estimator._feeds import FeedOptions, Source
 from quire.distributed.estimator._job import Job, Outcome, Recipe
 from quire.distributed.estimator._launch import launch
-from quire.distributed.estimator._loop import run_rank
 from quire.distributed.estimator._options import (
-    Evaluating,
-    Fitting,
-    Options,
-    TorchWorking,
-    Working,
-    batch_size_of,
+    ColumnSelection,
+    EstimatorKeywords,
+    EstimatorOptions,
+    EvaluateKeywords,
+    FitKeywords,
+    Names,
+    TorchEstimatorKeywords,
     engine_name,
+    worker_batch_size,
 )
-from quire.distributed.estimator._predictions import predicted
-from quire.distributed.estimator._progress import shown_progress
-from quire.distributed.estimator._shard_predictions import Predicting, is_of_engine, predicted_shards
-from quire.distributed.estimator._sources import Source
-from quire.distributed.estimator._world import Seat
+from quire.distributed.estimator._predictions import PredictionSpec, is_of_engine, predict_rows, predict_shards
+from quire.distributed.estimator._ranks import RankInfo
+from quire.distributed.estimator._sources import make_source
+from quire.distributed.estimator._training import latest_checkpoint, run_rank
 from quire.errors import OptionError, check_options
 
 
@@ -50,11 +48,11 @@ class Estimator:
     take the same number of steps.
     """
 
-    def __init__(self, recipe: Recipe, options: Options, engine: str | Engine = "local") -> None:
+    def __init__(self, recipe: Recipe, options: EstimatorOptions, engine: str | Engine = "local") -> None:
         self._recipe, self.options, self._engine = recipe, options, engine
         self.history: list[dict[str, Any]] = []
         self._steps = self._epochs = 0
-        self._folder = _folder(self, options)
+        self._folder = _make_folder(self, options)
 
     @staticmethod
     def from_torch(
@@ -66,7 +64,7 @@ class Estimator:
         engine: str | Engine = "local",
         workers: int = 1,
         scheduler: Any = None,
-        **working: Unpack[TorchWorking],
+        **working: Unpack[TorchEstimatorKeywords],
     ) -> Estimator:
         """An Estimator of a model of torch.
 
@@ -75,11 +73,11 @@ class Estimator:
         functions of outputs and labels that are means over rows, or objects with a state, as of torchmetrics.
         Schedulers take a step after each epoch, or after each batch with `scheduler_interval='step'`.
         """
-        torch: Any = require(f"{__package__}._torch_recipe", extra="torch", needed_for="Estimator.from_torch()")
-        check_options("Estimator.from_torch", working, TorchWorking.__annotations__)
+        torch: Any = require(f"{__package__}._torch", extra="torch", needed_for="Estimator.from_torch()")
+        check_options("Estimator.from_torch", working, TorchEstimatorKeywords.__annotations__)
         more: dict[str, Any] = dict(working)
         interval = more.pop("scheduler_interval", None)
-        made = Options(engine_name(engine), workers, **more)
+        made = EstimatorOptions(engine_name(engine), workers, **more)
         recipe = torch.TorchRecipe(model, optimizer, loss, metrics, scheduler, interval, made.config, made.seed)
         if made.checkpoint_every is not None and recipe.has_stateful_metrics:
             raise OptionError(
@@ -97,17 +95,17 @@ class Estimator:
         metrics: Any = None,
         engine: str | Engine = "local",
         workers: int = 1,
-        **working: Unpack[Working],
+        **working: Unpack[EstimatorKeywords],
     ) -> Estimator:
         """An Estimator of a compiled model of Keras, or of a function that makes one on the worker.
 
         `compile_args` are the keywords of `model.compile`, or a function of the config that gives them, for models that
         are not compiled.
         """
-        keras: Any = require(f"{__package__}._keras_recipe", extra="tensorflow", needed_for="Estimator.from_keras()")
+        keras: Any = require(f"{__package__}._tensorflow", extra="tensorflow", needed_for="Estimator.from_keras()")
         given = model_creator if keras_model is None else keras_model
-        check_options("Estimator.from_keras", working, Working.__annotations__)
-        made = Options(engine_name(engine), workers, **working)
+        check_options("Estimator.from_keras", working, EstimatorKeywords.__annotations__)
+        made = EstimatorOptions(engine_name(engine), workers, **working)
         recipe = keras.KerasRecipe(given, compile_args, metrics, made.config, made.seed)
         return Estimator(recipe, made, engine)
 
@@ -120,7 +118,7 @@ class Estimator:
         batch_size: int | None = None,
         feature_cols: Names = None,
         label_cols: Names = None,
-        **more: Unpack[Fitting],
+        **more: Unpack[FitKeywords],
     ) -> list[dict[str, Any]]:
         """Train for so many more epochs: the means of each, a dict an epoch.
 
@@ -129,17 +127,17 @@ class Estimator:
         DocumentShards, a DataFrame of Spark, a Dataset of Ray, a DocumentArray, or arrays. `feature_cols` are the
         columns that the model is given, one argument each, and `label_cols` those that the loss is.
         """
-        check_options("Estimator.fit", more, Fitting.__annotations__)
+        check_options("Estimator.fit", more, FitKeywords.__annotations__)
         if epochs < 1:
             raise OptionError(f"epochs={epochs}: at least 1.")
         resume, first = more.get("resume", False), self._epochs
-        job = self._job("fit", data, self._reading(batch_size, more), _chosen(feature_cols, label_cols, more))
+        job = self._job("fit", data, self._reading(batch_size, more), _select_columns(feature_cols, label_cols, more))
         job.callbacks, job.max_steps = tuple(more.get("callbacks") or ()), more.get("max_steps")
         job.validation = self._validation(more.get("validation_data"), job.reading)
         job.epochs, job.steps_before = range(first, epochs if resume else first + epochs), self._steps
         job.folder, job.resume = self._checkpoints(), resume
         job.checkpoint_every, job.run = self.options.checkpoint_every, uuid.uuid4().hex
-        with shown_progress(job, self._folder, more.get("progress")):
+        with show_progress(job, self._folder, more.get("progress")):
             outcome = self._run(job, self.options.workers)[0]
         return self._fitted(outcome)
 
@@ -157,11 +155,11 @@ class Estimator:
         batch_size: int | None = None,
         feature_cols: Names = None,
         label_cols: Names = None,
-        **more: Unpack[Evaluating],
+        **more: Unpack[EvaluateKeywords],
     ) -> dict[str, float]:
         """The means of the loss and the metrics over all rows, each of which counts once."""
-        check_options("Estimator.evaluate", more, Evaluating.__annotations__)
-        chosen = _chosen(feature_cols, label_cols, more)
+        check_options("Estimator.evaluate", more, EvaluateKeywords.__annotations__)
+        chosen = _select_columns(feature_cols, label_cols, more)
         job = self._job("evaluate", data, self._reading(batch_size, more), chosen)
         job.max_steps = more.get("num_steps")
         return self._run(job, self.options.workers)[0].logs
@@ -177,40 +175,40 @@ class Estimator:
 
         Documents, shards and frames are given back with them as one more column; of all else they are arrays.
         """
-        chosen = Chosen.of(feature_cols, None)
+        chosen = ColumnSelection.of(feature_cols, None)
         if is_of_engine(data):
-            return predicted_shards(data, Predicting(self._recipe, chosen, output_col, batch_size))
-        return predicted(data, partial(self._predict, batch_size=batch_size, chosen=chosen), output_col)
+            return predict_shards(data, PredictionSpec(self._recipe, chosen, output_col, batch_size))
+        return predict_rows(data, partial(self._predict, batch_size=batch_size, chosen=chosen), output_col)
 
-    def _predict(self, data: Any, batch_size: int | None, chosen: Chosen) -> list[Outcome]:
+    def _predict(self, data: Any, batch_size: int | None, chosen: ColumnSelection) -> list[Outcome]:
         job = self._job("predict", data, self._reading(batch_size, {}), chosen)
         return self._run(job, self.options.workers)
 
     # --- jobs
 
-    def _reading(self, batch_size: int | None, more: Any) -> Reading:
-        size = batch_size_of(batch_size, more.get("global_batch_size"), self.options.workers)
+    def _reading(self, batch_size: int | None, more: Any) -> FeedOptions:
+        size = worker_batch_size(batch_size, more.get("global_batch_size"), self.options.workers)
         options = self.options
         last, shuffle = more.get("last", "keep"), more.get("shuffle")
         missing = MissingOptions.of(more.get("missing", "raise"))
-        return Reading(size, last, shuffle, options.seed, self._recipe.framework, options.config, missing)
+        return FeedOptions(size, last, shuffle, options.seed, self._recipe.framework, options.config, missing)
 
-    def _job(self, task: Any, data: Any, reading: Reading, chosen: Chosen) -> Job:
+    def _job(self, task: Any, data: Any, reading: FeedOptions, chosen: ColumnSelection) -> Job:
         missing = replace(reading.missing, only=chosen.paths)
         if task == "predict":  # the model gets the error when it reads a column with missing values
             missing = MissingOptions("read")
         reading = replace(reading, missing=missing)
         return Job(task, self._recipe, self._source(data, reading), reading, chosen)
 
-    def _source(self, data: Any, reading: Reading) -> Source:
-        return source_for(data, reading, self._folder)
+    def _source(self, data: Any, reading: FeedOptions) -> Source:
+        return make_source(data, reading, self._folder)
 
-    def _validation(self, data: Any, reading: Reading) -> Source | None:
+    def _validation(self, data: Any, reading: FeedOptions) -> Source | None:
         return None if data is None else self._source(data, replace(reading, shuffle=False))
 
     def _run(self, job: Job, workers: int) -> list[Outcome]:
         if self.options.engine == "local" and workers == 1:
-            return [run_rank(job, Seat())]
+            return [run_rank(job, RankInfo())]
         if not isinstance(self._engine, str):
             _ = self._engine.workers  # it runs now, with the options that it was made with
         return launch(job, self.options, self._folder)
@@ -237,17 +235,17 @@ class Estimator:
     @staticmethod
     def latest_checkpoint(folder: str | os.PathLike[str]) -> str | None:
         """The last checkpoint in a folder; None if there is none."""
-        return _checkpoints.latest_checkpoint(folder)
+        return latest_checkpoint(folder)
 
     def __repr__(self) -> str:
         return f"<Estimator on {self.options.engine} with {self.options.workers} workers>"
 
 
-def _chosen(feature_cols: Names, label_cols: Names, more: Any) -> Chosen:
-    return Chosen.of(feature_cols, label_cols, more.get("labels_cols"))
+def _select_columns(feature_cols: Names, label_cols: Names, more: Any) -> ColumnSelection:
+    return ColumnSelection.of(feature_cols, label_cols, more.get("labels_cols"))
 
 
-def _folder(owner: Estimator, options: Options) -> Path:
+def _make_folder(owner: Estimator, options: EstimatorOptions) -> Path:
     """The folder of an Estimator: the one that is given, or one that is removed with it."""
     if options.model_dir is not None:
         made = Path(options.model_dir).absolute()

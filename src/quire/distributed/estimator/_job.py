@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import io
+import json
+import mmap
+import pickle
+import struct
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from quire.distributed.estimator._columns import Chosen
-from quire.distributed.estimator._items import Item, Reading
-from quire.distributed.estimator._sources import Source
-from quire.distributed.estimator._world import Floats, Seat, World
+from quire._optional import is_loaded, require
+from quire.distributed.estimator._feeds import FeedOptions, RankBatch, Source
+from quire.distributed.estimator._options import ColumnSelection
+from quire.distributed.estimator._ranks import Floats, RankInfo, World
+from quire.errors import PickleError, StorageNotFoundError
 
 Task = Literal["fit", "evaluate", "predict"]
 
 
-class Side(Protocol):
+class Backend(Protocol):
     """A framework's side of a training, on one rank."""
 
     model: Any
@@ -25,15 +32,15 @@ class Side(Protocol):
         """Begin an epoch, or an evaluation: nothing is counted yet."""
         ...
 
-    def train(self, item: Item) -> float:
+    def train(self, item: RankBatch) -> float:
         """One step; the loss of this rank's rows."""
         ...
 
-    def evaluate(self, item: Item) -> None:
+    def evaluate(self, item: RankBatch) -> None:
         """Count the loss and the metrics of a batch."""
         ...
 
-    def predict(self, item: Item) -> Any:
+    def predict(self, item: RankBatch) -> Any:
         """The output for the rows of a batch that count, as numpy arrays."""
         ...
 
@@ -59,11 +66,11 @@ class Recipe(Protocol):
 
     framework: str
 
-    def world(self, seat: Seat) -> World:
+    def world(self, seat: RankInfo) -> World:
         """Join the other ranks."""
         ...
 
-    def side(self, seat: Seat, world: World, chosen: Chosen) -> Side:
+    def side(self, seat: RankInfo, world: World, chosen: ColumnSelection) -> Backend:
         """The framework's side on a rank."""
         ...
 
@@ -83,7 +90,7 @@ class Recipe(Protocol):
         """Read the weights from a file, or from a checkpoint."""
         ...
 
-    def packed(self, side: Side) -> bytes:
+    def packed(self, side: Backend) -> bytes:
         """The state of a side, for `adopt`."""
         ...
 
@@ -95,8 +102,8 @@ class Job:
     task: Task
     recipe: Recipe
     data: Source
-    reading: Reading
-    chosen: Chosen = field(default_factory=Chosen)
+    reading: FeedOptions
+    chosen: ColumnSelection = field(default_factory=ColumnSelection)
     validation: Source | None = None
     callbacks: Sequence[Any] = ()
     epochs: range = range(1)
@@ -120,3 +127,91 @@ class Outcome:
     """For each batch, the places of its rows in the data, if they are known, and the output for them."""
     state: bytes | None = None
     steps: int = 0
+
+
+_PART_HEADER = struct.Struct("<QQ")
+
+
+_ALIGN = 64
+
+
+_MIN_BUFFER_BYTES = 1 << 12
+"""Tensors of fewer bytes are not worth a buffer of their own."""
+
+
+def write_job(job: Any, path: Path) -> None:
+    """Write a job; functions and classes that cannot be imported go along by value."""
+    cloudpickle: Any = require("cloudpickle", extra="process", needed_for="sending a training to other processes")
+    buffers: list[pickle.PickleBuffer] = []
+    file = io.BytesIO()
+    try:
+        _make_pickler(cloudpickle)(file, 5, buffer_callback=buffers.append).dump(job)
+    except (TypeError, pickle.PicklingError, AttributeError) as error:
+        raise PickleError(
+            f"the model or the data cannot be sent to other processes: {error}. Pass a function that makes it there: "
+            "model=lambda config: Net(), data=lambda config: DataLoader(...)."
+        ) from error
+    import_paths_file(path).write_text(json.dumps([entry or str(Path.cwd()) for entry in sys.path]))
+    with path.open("wb") as target:
+        _write_part(target, file.getvalue())
+        for buffer in buffers:
+            _write_part(target, buffer.raw())
+
+
+def import_paths_file(job: Path) -> Path:
+    """The file beside a job that tells where the driver imports from."""
+    return job.with_suffix(".paths")
+
+
+def _make_pickler(cloudpickle: Any) -> Any:
+    """Cloudpickle, with torch's tensors as buffers."""
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, value: Any) -> Any:
+            found = _reduce_tensor(value)
+            return super().reducer_override(value) if found is None else found
+
+    return Pickler
+
+
+def _reduce_tensor(value: Any) -> Any:
+    if not is_loaded("torch"):
+        return None
+    torch: Any = require("torch", extra="torch", needed_for="a tensor")
+    plain = type(value) is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu"
+    if not plain or value.requires_grad or value.nbytes < _MIN_BUFFER_BYTES or value.is_conj() or value.is_neg():
+        return None
+    try:
+        return torch.from_numpy, (value.contiguous().numpy(),)
+    except TypeError:  # numpy has no such type
+        return None
+
+
+def _write_part(target: Any, data: Any) -> None:
+    target.write(_PART_HEADER.pack(memoryview(data).nbytes, 0))
+    target.write(b"\0" * (-target.tell() % _ALIGN))
+    target.write(data)
+
+
+def read_job(path: Path) -> Any:
+    """The job again. Its arrays can be written to: what is written stays in this process."""
+    try:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except FileNotFoundError as error:
+        raise StorageNotFoundError(
+            f"{path}: the job cannot be seen from here. Pass model_dir, a folder that all machines of the cluster see."
+        ) from error
+    first, *buffers = _split_parts(memoryview(mapped))
+    return pickle.loads(first, buffers=buffers)  # noqa: S301 - written by this very program
+
+
+def _split_parts(whole: memoryview) -> list[memoryview]:
+    found, at = [], 0
+    while at < len(whole):
+        size, _ = _PART_HEADER.unpack_from(whole, at)
+        at += _PART_HEADER.size
+        at += -at % _ALIGN
+        found.append(whole[at : at + size])
+        at += size
+    return found

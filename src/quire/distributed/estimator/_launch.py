@@ -1,45 +1,421 @@
-"""Jobs on ranks of an engine: written once, and launched until no rank is lost."""
+"""What became of ranks: what each brings home, what went wrong on it, or that it was lost."""
 
 from __future__ import annotations
 
-import importlib
+import json
+import logging
+import os
+import pickle
+import re
 import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quire.distributed.estimator._attempts import with_restarts
-from quire.distributed.estimator._job import Job, Outcome
-from quire.distributed.estimator._launcher import Launch
-from quire.distributed.estimator._options import Options
-from quire.distributed.estimator._shipping import write_job
+import pyarrow as pa
+
+from quire._optional import require
+from quire.distributed._ray import ray_session
+from quire.distributed._spark import spark_session
+from quire.distributed.estimator._job import Job, Outcome, import_paths_file, read_job, write_job
+from quire.distributed.estimator._options import EstimatorOptions
+from quire.distributed.estimator._ranks import RankInfo
+from quire.distributed.estimator._training import run_rank
+from quire.errors import FunctionError, OptionError, QuireError
+
+_log = logging.getLogger("quire.distributed")
+
+
+_COMMUNICATION_MODULES = ("torch.distributed", "torch.nn.parallel", "torch.autograd", "torch._tensor", "tensorflow")
+"""Modules whose calls of native code talk to other ranks; a step's gradients are exchanged within `backward`."""
+
+
+_LOST_CONNECTION_TEXTS = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "address already in use",
+    "eaddrinuse",
+    "collective ops is aborted",
+    "socket closed",
+    "heartbeat",
+    "gloo",
+)
+"""How gloo and TensorFlow describe a lost connection: they raise a RuntimeError, or an error that says no more."""
+
+
+class LostRanksError(Exception):
+    """A rank is gone: killed, or cut off from the others. Another attempt may fare better."""
+
+
+class RemoteTraceback(Exception):  # noqa: N818 - it is text, as that of concurrent.futures
+    """The traceback of an error in another process."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The folder in which the ranks of one attempt leave what they have to say."""
+
+    folder: Path
+
+    def keep(self, rank: int, outcome: Outcome) -> None:
+        """Bring home what a rank made."""
+        _write_whole(self.folder / f"outcome-{rank}", pickle.dumps(outcome, 5))
+
+    def keep_error(self, rank: int, error: BaseException) -> None:
+        """Bring home what went wrong on a rank."""
+        text = "".join(traceback.format_exception(error))
+        try:
+            content = pickle.dumps((error, text))
+            pickle.loads(content)  # noqa: S301 - our own
+        except Exception:  # noqa: BLE001 - any class may fail in its own way
+            content = pickle.dumps((None, text))
+        _write_whole(self.folder / f"error-{rank}", content)
+
+    def outcomes(self, size: int) -> list[Outcome]:
+        """What all ranks made."""
+        return [pickle.loads((self.folder / f"outcome-{rank}").read_bytes()) for rank in range(size)]  # noqa: S301
+
+    @property
+    def has_error(self) -> bool:
+        """Whether something went wrong on a rank, and was not that another one is gone."""
+        return any(self.folder.glob("error-*"))
+
+    def raise_error(self) -> None:
+        """Raise what a rank raised; errors of quire as they are."""
+        for path in sorted(self.folder.glob("error-*")):
+            error, text = pickle.loads(path.read_bytes())  # noqa: S301 - our own ranks wrote it
+            remote, rank = RemoteTraceback(text), path.name.rpartition("-")[2]
+            if isinstance(error, QuireError):
+                raise error from remote
+            last = text.strip().splitlines()[-1]
+            made = FunctionError(f"rank {rank} failed: {last}")
+            if error is None:
+                raise made from remote
+            error.__cause__ = remote
+            raise made from error
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """A file that is whole or not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_bytes(content)
+    new.replace(path)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error only says that another rank is gone.
+
+    That is an error which the communication of a framework itself has raised: its innermost frame is theirs. What is
+    raised by code of the user (a callback, a model, a pipeline), or by a library that it calls, is an error of that
+    code, whatever it says.
+    """
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    origin = "" if traceback is None else str(traceback.tb_frame.f_globals.get("__name__", ""))
+    if isinstance(error, QuireError) or not origin.startswith(_COMMUNICATION_MODULES):
+        return False
+    name, text = type(error).__name__, str(error).lower()
+    if name in ("DistNetworkError", "DistStoreError", "DistBackendError"):
+        return True
+    if name == "UnknownError" and "collective ops" not in text:
+        return False  # TensorFlow wraps errors of Python functions in a pipeline in it
+    return any(words in text for words in _LOST_CONNECTION_TEXTS)
+
+
+def with_restarts(launch: Callable[[Attempt], list[Outcome]], folder: Path, restarts: int) -> list[Outcome]:
+    """Launch ranks, and do it again when some of them are lost: they go on from the last checkpoint."""
+    for number in range(restarts + 1):
+        attempt = Attempt(folder / f"attempt-{number}")
+        attempt.folder.mkdir(parents=True)
+        try:
+            return launch(attempt)
+        except LostRanksError as lost_rank_error:
+            attempt.raise_error()
+            if number == restarts:
+                raise FunctionError(
+                    f"{lost_rank_error} This was attempt {number + 1}: max_restarts={restarts}."
+                ) from lost_rank_error
+            _log.warning("%s Training goes on from the last checkpoint.", lost_rank_error)
+        finally:
+            shutil.rmtree(attempt.folder, ignore_errors=True)
+    raise AssertionError
+
+
+def lost_rank_error(rank: Any, why: str) -> LostRanksError:
+    """The error about a rank that is gone."""
+    return LostRanksError(f"rank {rank} was lost: {why}.")
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """So many ranks, for a job in a file. `restarts` are left to an engine that starts lost ranks itself."""
+
+    job: Path
+    size: int
+    framework: str
+    restarts: int
+    shared: bool = True
+    """Whether the user has said where the files of a training are, so that all machines see them."""
+
+
+_RANK_MODULE = "quire.distributed.estimator._rank_process"
+
+
+FAILED, LOST = 1, 75
+"""What it ends with when something was raised, and when only another rank is gone."""
+
+
+def start_rank(job: Path, attempt: Path, seat: RankInfo) -> subprocess.Popen[bytes]:
+    """Start a rank; its environment tells the ranks as launchers do."""
+    host, _, port = seat.addresses[0].rpartition(":")
+    cores = max(1, (os.cpu_count() or 1) // seat.size)
+    environment = {
+        "OMP_NUM_THREADS": str(cores),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(_import_paths(job)),
+        "RANK": str(seat.rank),
+        "WORLD_SIZE": str(seat.size),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+    }
+    command = [sys.executable, "-m", _RANK_MODULE, str(job), str(attempt), str(seat.rank), ",".join(seat.addresses)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)  # noqa: S603 - ourselves
+
+
+def _import_paths(job: Path) -> list[str]:
+    """Where this process imports from, and then the driver, whose functions and classes the job may name."""
+    mine = [entry or str(Path.cwd()) for entry in sys.path]
+    return list(dict.fromkeys([*mine, *json.loads(import_paths_file(job).read_text())]))
+
+
+_GRACE_SECONDS = 20.0
+"""So many seconds the other ranks have to end by themselves when one has failed."""
+
+
+def launch_local(launch: LaunchSpec, attempt: Attempt) -> list[Outcome]:
+    """Start so many ranks, and wait for what they make."""
+    size = launch.size
+    addresses = free_addresses("127.0.0.1", size)
+    ranks = [start_rank(launch.job, attempt.folder, RankInfo(rank, size, addresses)) for rank in range(size)]
+    try:
+        wait_for_ranks(ranks, attempt)
+    finally:
+        for process in ranks:
+            end_process(process)
+    return attempt.outcomes(size)
+
+
+def free_addresses(host: str, number: int) -> tuple[str, ...]:
+    """So many ports that are free now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(closing(socket.socket())) for _ in range(number)]
+        for one in sockets:
+            one.bind((host, 0))
+        return tuple(f"{host}:{one.getsockname()[1]}" for one in sockets)
+
+
+def wait_for_ranks(ranks: list[subprocess.Popen[bytes]], attempt: Attempt) -> None:
+    """Wait until all ranks are done. The first that fails is waited for, and the others are ended."""
+    while True:
+        codes = [process.poll() for process in ranks]
+        failed = [(rank, code) for rank, code in enumerate(codes) if code]
+        if failed:
+            raise _find_lost_rank(ranks, failed, attempt)
+        if None not in codes:
+            return
+        time.sleep(0.02)
+
+
+def _find_lost_rank(
+    ranks: list[subprocess.Popen[bytes]], failed: list[tuple[int, int]], attempt: Attempt
+) -> LostRanksError:
+    """What happened: of a rank that was killed, and of others that miss it, the one that was killed is told of."""
+    attempt.raise_error()
+    until = time.monotonic() + (_GRACE_SECONDS if all(code > FAILED for _, code in failed) else 0.0)
+    while time.monotonic() < until and any(process.poll() is None for process in ranks):
+        time.sleep(0.02)
+        attempt.raise_error()
+    codes = [(rank, process.poll()) for rank, process in enumerate(ranks)]
+    killed = [(rank, code) for rank, code in codes if code is not None and code < 0]
+    rank, code = (killed or failed)[0]
+    return lost_rank_error(rank, f"killed by {_signal_name(-code)}" if code < 0 else f"its process ended with {code}")
+
+
+def _signal_name(number: int) -> str:
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """End a rank that is still there."""
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    if process.stdin is not None:
+        with suppress(OSError):
+            process.stdin.close()
+
+
+_MAX_RAY_STARTS = 4
+"""Ray waits a minute for room for all workers, and then so many times more; left to itself it would not end."""
+
+
+def launch_ray(launch: LaunchSpec, attempt: Attempt) -> list[Outcome]:
+    """Run so many workers of Ray Train, and wait for what they make."""
+    ray = ray_session()
+    _check_ray_room(ray, launch)
+    told = {"job": str(launch.job), "attempt": str(attempt.folder)}
+    trainer = _make_trainer(ray, launch, told, attempt.folder / "ray")
+    try:
+        trainer.fit()
+    except Exception as error:
+        attempt.raise_error()
+        if type(getattr(error, "controller_failure", None)).__name__ == "WorkerGroupStartupTimeoutError":
+            raise FunctionError(
+                f"Ray had no room for workers={launch.size} for minutes: other work holds its cores. Wait for it, or "
+                "use fewer workers."
+            ) from error
+        raise lost_rank_error("of Ray", f"{type(error).__name__}: {error}") from error
+    attempt.raise_error()
+    return attempt.outcomes(launch.size)
+
+
+def _check_ray_room(ray: Any, launch: LaunchSpec) -> None:
+    """Ray would wait for more machines for ever, and other machines do not see a folder of here."""
+    cores = int(ray.cluster_resources().get("CPU", 0))
+    if cores < launch.size:
+        raise OptionError(f"workers={launch.size}, and Ray has {cores} cores: use fewer workers, or a larger cluster.")
+    machines = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    if len(machines) > 1 and not launch.shared:
+        raise OptionError(f"Ray runs on {len(machines)} machines: pass model_dir=..., a folder that all of them see.")
+
+
+def _make_trainer(ray: Any, launch: LaunchSpec, told: dict[str, str], storage: Path) -> Any:
+    train: Any = require("ray.train", extra="ray", needed_for="engine='ray'")
+    loopback = ray.util.get_node_ip_address().startswith("127.")
+    run = train.RunConfig(
+        storage_path=str(storage),
+        failure_config=train.FailureConfig(max_failures=launch.restarts, controller_failure_limit=_MAX_RAY_STARTS),
+        worker_runtime_env={"env_vars": {"GLOO_SOCKET_IFNAME": "lo"}} if loopback else None,
+        logging_config=train.LoggingConfig(log_level="ERROR"),
+    )
+    scaling = train.ScalingConfig(num_workers=launch.size)
+    if launch.framework == "torch":
+        torch: Any = require("ray.train.torch", extra="ray", needed_for="engine='ray'")
+        return torch.TorchTrainer(ray_rank, train_loop_config=told, scaling_config=scaling, run_config=run)
+    tensorflow: Any = require("ray.train.tensorflow", extra="ray", needed_for="engine='ray'")
+    return tensorflow.TensorflowTrainer(ray_rank, train_loop_config=told, scaling_config=scaling, run_config=run)
+
+
+def ray_rank(told: dict[str, str]) -> None:
+    """A worker's part. What its own code raises ends the training; when a worker is lost, Ray starts all again."""
+    train: Any = require("ray.train", extra="ray", needed_for="engine='ray'")
+    context, attempt = train.get_context(), Attempt(Path(told["attempt"]))
+    if attempt.has_error:
+        return
+    seat = RankInfo(context.get_world_rank(), context.get_world_size(), joined=True)
+    try:
+        attempt.keep(seat.rank, run_rank(read_job(Path(told["job"])), seat))
+    except Exception as error:
+        if not is_lost(error):
+            attempt.keep_error(seat.rank, error)
+        raise
+
+
+def launch_spark(launch: LaunchSpec, attempt: Attempt) -> list[Outcome]:
+    """Run a barrier stage of so many tasks, and wait for what they make."""
+    session = spark_session()
+    _check_spark_room(session, launch)
+    work = partial(spark_rank, job=str(launch.job), attempt=str(attempt.folder))
+    try:
+        session.range(0, launch.size, 1, launch.size).mapInArrow(work, "rank long", barrier=True).collect()
+    except Exception as error:
+        attempt.raise_error()
+        raise describe_loss(error) from error
+    return attempt.outcomes(launch.size)
+
+
+def _check_spark_room(session: Any, launch: LaunchSpec) -> None:
+    """Spark would wait ten minutes for room for all tasks, and executors elsewhere do not see a folder of here."""
+    context: Any = None
+    with suppress(Exception):  # Spark Connect has none
+        context = session.sparkContext
+    if context is None:
+        return
+    if not launch.shared and not context.master.startswith("local"):
+        raise OptionError(f"Spark runs on {context.master}: pass model_dir=..., a folder that all of its machines see.")
+    slots = context.defaultParallelism
+    if slots < launch.size:
+        raise OptionError(f"workers={launch.size}, and Spark has room for {slots} tasks at a time: use fewer workers.")
+
+
+def describe_loss(error: Exception) -> LostRanksError:
+    """Return the error about a task of Spark that failed: with the message of `spark_rank`, if its traceback has it."""
+    ended = re.search(r"rank (\d+) was lost: (its process ended with -?\d+)", str(error))
+    if ended is not None:
+        return lost_rank_error(ended[1], ended[2])
+    return lost_rank_error("of Spark", f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+
+
+def spark_rank(batches: Iterator[pa.RecordBatch], job: str, attempt: str) -> Iterator[pa.RecordBatch]:
+    """A task's part: it starts a process for the rank, and lives as long as that."""
+    for _ in batches:
+        pass
+    pyspark: Any = require("pyspark", extra="spark", needed_for="engine='spark'")
+    context = pyspark.BarrierTaskContext.get()
+    rank, tasks = context.partitionId(), context.getTaskInfos()
+    host = tasks[rank].address.rpartition(":")[0] or tasks[rank].address
+    addresses = tuple(context.allGather(free_addresses(host, 1)[0]))
+    process = start_rank(Path(job), Path(attempt), RankInfo(rank, len(addresses), addresses))
+    try:
+        while process.poll() is None:
+            time.sleep(0.02)
+    finally:
+        end_process(process)
+    if process.returncode:
+        raise RuntimeError(f"rank {rank} was lost: its process ended with {process.returncode}")
+    yield pa.RecordBatch.from_arrays([pa.array([rank], pa.int64())], names=["rank"])
+
 
 _LAUNCHERS = {
-    "local": "_local_ranks:launch_local",
-    "ray": "_ray_ranks:launch_ray",
-    "spark": "_spark_ranks:launch_spark",
+    "local": launch_local,
+    "ray": launch_ray,
+    "spark": launch_spark,
 }
-_STARTS_AGAIN = {"ray"}
+
+
+_RESTARTING_ENGINES = {"ray"}
 """Engines that start lost ranks themselves."""
 
 
-def launch(job: Job, options: Options, folder: Path) -> list[Outcome]:
+def launch(job: Job, options: EstimatorOptions, folder: Path) -> list[Outcome]:
     """What every rank makes of a job."""
     work = folder / f".job-{uuid.uuid4().hex}"
     work.mkdir(parents=True)
     restarts = options.max_restarts if job.task == "fit" else 1
     try:
         write_job(job, work / "job")
-        told = Launch(work / "job", options.workers, job.recipe.framework, restarts, options.model_dir is not None)
-        again = 0 if options.engine in _STARTS_AGAIN else restarts
-        return with_restarts(partial(_launcher(options.engine), told), work, again)
+        told = LaunchSpec(work / "job", options.workers, job.recipe.framework, restarts, options.model_dir is not None)
+        again = 0 if options.engine in _RESTARTING_ENGINES else restarts
+        return with_restarts(partial(_LAUNCHERS[options.engine], told), work, again)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-def _launcher(engine: str) -> Callable[..., Any]:
-    module, _, name = _LAUNCHERS[engine].partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(f"{__package__}.{module}"), name)
-    return found

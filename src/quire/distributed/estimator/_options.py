@@ -1,23 +1,94 @@
-"""How an Estimator works, and how a call of it does."""
+"""What of a batch the model is given, and what its output is compared with."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
+from quire.array import DocumentBatch
 from quire.data._epoch import Last
 from quire.data._missing import Missing
-from quire.distributed.estimator._columns import Names
-from quire.errors import OptionError, did_you_mean
+from quire.errors import ColumnError, MissingValueError, OptionError, did_you_mean
+
+Names = str | Sequence[str] | None
+
+
+def to_names(given: Names) -> tuple[str, ...] | None:
+    """One name or several."""
+    return (given,) if isinstance(given, str) else None if given is None else tuple(given)
+
+
+@dataclass(frozen=True)
+class ColumnSelection:
+    """The columns that are features, and those that are labels. Without them a batch is what it is.
+
+    A pair is features and labels, a dict with 'x' and 'y' as well; documents go to the model and to the loss as they
+    are.
+    """
+
+    features: tuple[str, ...] | None = None
+    labels: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, feature_cols: Names, label_cols: Names, labels_cols: Names = None) -> ColumnSelection:
+        """As they are named in `fit`; `labels_cols` is another spelling."""
+        if label_cols is not None and labels_cols is not None:
+            raise OptionError("label_cols and labels_cols are the same: pass one of them.")
+        labels = to_names(label_cols if labels_cols is None else labels_cols)
+        if labels is not None and feature_cols is None:
+            raise OptionError(f"label_cols={list(labels)} without feature_cols: say which columns the model is given.")
+        return cls(to_names(feature_cols), labels)
+
+    @property
+    def paths(self) -> tuple[str, ...] | None:
+        """All columns that are read; None where the whole batch is given to the model."""
+        return None if self.features is None else (*self.features, *(self.labels or ()))
+
+    def split(self, content: Any) -> tuple[tuple[Any, ...], Any]:
+        """The arguments of the model, and the labels."""
+        if self.features is None:
+            return _split_whole(content)
+        arguments = tuple(batch_column(content, name) for name in self.features)
+        labels = tuple(batch_column(content, name) for name in self.labels or ())
+        return arguments, labels[0] if len(labels) == 1 else labels or None
+
+
+def batch_column(content: Any, name: str) -> Any:
+    """A column of a batch by its name; of a document's batch, by its path."""
+    if isinstance(content, (DocumentBatch, Mapping)):
+        if isinstance(content, Mapping) and name not in content:
+            raise ColumnError(f"{name!r}: the batch has no such column. {did_you_mean(name, map(str, content))}")
+        found = content[name]
+        if found is None and isinstance(content, DocumentBatch):
+            raise MissingValueError(f"{content.schema.name}.{name}: no row of the batch has a value.")
+        return found
+    raise OptionError(
+        f"feature_cols and label_cols are for documents, frames and dicts; the batches are {type(content).__name__}."
+    )
+
+
+def _split_whole(content: Any) -> tuple[tuple[Any, ...], Any]:
+    if isinstance(content, DocumentBatch):
+        return (content,), content
+    if isinstance(content, Mapping) and "x" in content:
+        return _to_arguments(content["x"]), content.get("y")
+    if isinstance(content, (tuple, list)) and 0 < len(content) <= 2:
+        return _to_arguments(content[0]), content[1] if len(content) == 2 else None
+    return _to_arguments(content), None
+
+
+def _to_arguments(features: Any) -> tuple[Any, ...]:
+    return tuple(features) if isinstance(features, (tuple, list)) else (features,)
+
 
 ENGINES = ("local", "ray", "spark")
 
 
-class Working(TypedDict, total=False):
+class EstimatorKeywords(TypedDict, total=False):
     """More keywords of `Estimator.from_torch` and `Estimator.from_keras`.
 
     config: what creators are called with.
@@ -36,7 +107,7 @@ class Working(TypedDict, total=False):
     seed: int
 
 
-class TorchWorking(Working, total=False):
+class TorchEstimatorKeywords(EstimatorKeywords, total=False):
     """More keywords of `Estimator.from_torch`.
 
     scheduler_interval: when the scheduler takes its steps: after each 'epoch' (the default), or after each 'step', that
@@ -47,7 +118,7 @@ class TorchWorking(Working, total=False):
 
 
 @dataclass(frozen=True)
-class Options:
+class EstimatorOptions:
     """How an Estimator works; see `Working`."""
 
     engine: str = "local"
@@ -74,7 +145,7 @@ def engine_name(engine: Any) -> str:
     return str(engine if isinstance(engine, str) else getattr(engine, "name", engine))
 
 
-class Fitting(TypedDict, total=False):
+class FitKeywords(TypedDict, total=False):
     """More keywords of `Estimator.fit`.
 
     validation_data: evaluated behind each epoch; its means are `val_loss` and so on.
@@ -103,7 +174,7 @@ class Fitting(TypedDict, total=False):
     missing: Missing
 
 
-class Evaluating(TypedDict, total=False):
+class EvaluateKeywords(TypedDict, total=False):
     """More keywords of `Estimator.evaluate`.
 
     global_batch_size, missing: as of `fit`. num_steps: no more steps than that. labels_cols: the same as `label_cols`.
@@ -115,7 +186,7 @@ class Evaluating(TypedDict, total=False):
     missing: Missing
 
 
-def batch_size_of(batch_size: int | None, global_batch_size: int | None, workers: int) -> int | None:
+def worker_batch_size(batch_size: int | None, global_batch_size: int | None, workers: int) -> int | None:
     """The rows of a step on each worker; None leaves it to the data."""
     if batch_size is not None and global_batch_size is not None:
         raise OptionError("batch_size is that of a worker, global_batch_size that of all together: pass one of them.")

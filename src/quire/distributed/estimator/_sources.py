@@ -3,35 +3,45 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 from quire._optional import is_loaded, require
 from quire.array import DocumentArray, DocumentBatch
-from quire.data import MultiModalDataset, StreamingDataset
-from quire.distributed.estimator._creators import make_data, takes_rank
-from quire.distributed.estimator._items import Feed, Item, Position, Reading, item_of
-from quire.distributed.estimator._planned import DEFAULT_BATCH, Arrays, PlannedFeed, Rows
-from quire.distributed.estimator._streams import StreamFeed
-from quire.distributed.estimator._world import World
+from quire.data import MultiModalDataset, StreamingDataset, from_spark
+from quire.distributed._shards import DocumentShards
+from quire.distributed.estimator._creators import create_data, takes_rank
+from quire.distributed.estimator._feeds import (
+    DEFAULT_BATCH_SIZE,
+    ArrayDataset,
+    CreatorFeed,
+    Feed,
+    FeedOptions,
+    IndexedData,
+    IndexedFeed,
+    IterableFeed,
+    Source,
+    StreamFeed,
+)
+from quire.distributed.estimator._ranks import World
 from quire.errors import OptionError
 from quire.files import open_folder
 from quire.storage import StoredDataset, open_dataset
 
-_DATA = (
+
+def is_generated(document_type: type[Any]) -> bool:
+    """Whether a class was made from columns: other processes make it again."""
+    return document_type.__module__ == "quire._parametrize"
+
+
+_ACCEPTED_DATA = (
     "a DataLoader, a tf.data.Dataset, a function that makes one, a StreamingDataset, the address of a dataset, "
     "DocumentShards, a DataFrame of Spark, a Dataset of Ray, a DocumentArray, or arrays"
 )
-
-
-class Source(Protocol):
-    """Data that can be sent to a rank, and opened there."""
-
-    def open(self, world: World, reading: Reading) -> Feed:
-        """The share of a rank."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ class StreamSource:
 
     dataset: StreamingDataset[Any]
 
-    def open(self, world: World, reading: Reading) -> Feed:
+    def open(self, world: World, reading: FeedOptions) -> Feed:
         """The share of a rank."""
         return StreamFeed(self.dataset, world, reading)
 
@@ -52,7 +62,7 @@ class StoredSource:
     url: Any
     schema: type[Any] | None = None
 
-    def open(self, world: World, reading: Reading) -> Feed:
+    def open(self, world: World, reading: FeedOptions) -> Feed:
         """The share of a rank."""
         stored = self.url if isinstance(self.url, StoredDataset) else open_dataset(self.url, self.schema)
         framework = "torch" if reading.framework == "torch" else "numpy"
@@ -60,7 +70,7 @@ class StoredSource:
         made: Any = StreamingDataset[stored.document_type]  # type: ignore[name-defined]
         dataset = made(
             stored,
-            reading.batch_size or DEFAULT_BATCH,
+            reading.batch_size or DEFAULT_BATCH_SIZE,
             seed=reading.seed,
             framework=framework,
             shuffle=shuffle,
@@ -70,14 +80,14 @@ class StoredSource:
 
 
 @dataclass(frozen=True)
-class RowSource:
+class IndexedSource:
     """A dataset with rows by number."""
 
-    rows: Rows
+    rows: IndexedData
 
-    def open(self, world: World, reading: Reading) -> Feed:
+    def open(self, world: World, reading: FeedOptions) -> Feed:
         """The share of a rank."""
-        return PlannedFeed(self.rows, world, reading)
+        return IndexedFeed(self.rows, world, reading)
 
 
 @dataclass(frozen=True)
@@ -86,18 +96,18 @@ class CreatorSource:
 
     creator: Callable[..., Any]
 
-    def open(self, world: World, reading: Reading) -> Feed:
+    def open(self, world: World, reading: FeedOptions) -> Feed:
         """The share of a rank: the one that it makes, if it is told the rank; else a share of what it makes."""
-        config = {**reading.config, "batch_size": reading.batch_size or DEFAULT_BATCH}
-        make = partial(make_data, self.creator, config, world.rank, world.size)
+        config = {**reading.config, "batch_size": reading.batch_size or DEFAULT_BATCH_SIZE}
+        make = partial(create_data, self.creator, config, world.rank, world.size)
         data = make()
-        made = source_of(_Again(make) if isinstance(data, Iterator) else data, reading)
+        made = rank_source(_Repeat(make) if isinstance(data, Iterator) else data, reading)
         if world.size > 1 and takes_rank(self.creator):
-            return OwnFeed(made.open(World(), reading))
+            return CreatorFeed(made.open(World(), reading))
         return made.open(world, reading)
 
 
-class _Again:
+class _Repeat:
     """What a function that gives an iterator gives, as often as it is asked for."""
 
     def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
@@ -113,7 +123,7 @@ class IterableSource:
 
     batches: Iterable[Any]
 
-    def open(self, world: World, reading: Reading) -> Feed:
+    def open(self, world: World, reading: FeedOptions) -> Feed:
         """All of it on one rank; nobody can tell the shares of several."""
         del reading
         if world.size > 1:
@@ -125,51 +135,8 @@ class IterableSource:
         return IterableFeed(self.batches)
 
 
-class IterableFeed:
-    """Batches one after the other."""
-
-    planned = resumable = False
-
-    def __init__(self, batches: Iterable[Any]) -> None:
-        self.batches = batches
-
-    def steps(self, epoch: int, position: Position | None = None) -> int | None:
-        """The steps of the epoch, if the iterable has a length."""
-        del epoch, position
-        try:
-            return len(self.batches)  # type: ignore[arg-type]
-        except TypeError:
-            return None
-
-    def items(self, epoch: int, position: Position | None = None) -> Iterator[Item]:
-        """The batches of an epoch, from its beginning."""
-        del position
-        if hasattr(self.batches, "set_epoch"):
-            self.batches.set_epoch(epoch)
-        return map(item_of, self.batches)
-
-
-class OwnFeed:
-    """The share that a creator made for its rank: nobody knows how many steps the others have."""
-
-    planned = resumable = False
-
-    def __init__(self, feed: Feed) -> None:
-        self.feed = feed
-
-    def steps(self, epoch: int, position: Position | None = None) -> int | None:
-        """The steps of this rank."""
-        return self.feed.steps(epoch, position)
-
-    def items(self, epoch: int, position: Position | None = None) -> Iterator[Item]:
-        """The batches of this rank."""
-        return (replace(item, total=None, position=None) for item in self.feed.items(epoch, position))
-
-
 # --- which source data is
-
-
-def source_of(data: Any, reading: Reading) -> Source:
+def rank_source(data: Any, reading: FeedOptions) -> Source:
     """The source of data that a rank can open; shards and frames of engines were written out before."""
     plain = isinstance(data, (StoredDataset, str, os.PathLike, DocumentArray, DocumentBatch)) or callable(data)
     if not plain and reading.missing.missing not in ("raise", "read"):
@@ -184,33 +151,33 @@ def source_of(data: Any, reading: Reading) -> Source:
     if isinstance(data, (str, os.PathLike)):
         return StoredSource(open_folder(data).url)  # absolute: a worker has another working directory
     if isinstance(data, (DocumentArray, DocumentBatch)):
-        return _documents(data, reading)
+        return _document_source(data, reading)
     if isinstance(data, MultiModalDataset):
-        return RowSource(Rows(data))
+        return IndexedSource(IndexedData(data))
     if is_loaded("torch.utils.data"):
-        found = _of_torch(data)
+        found = _torch_source(data)
         if found is not None:
             return found
     if is_loaded("tensorflow") and _is_tf_dataset(data):
-        tensorflow: Any = require("quire.distributed.estimator._tf_data", extra="tensorflow", needed_for="tf.data")
+        tensorflow: Any = require("quire.distributed.estimator._tensorflow", extra="tensorflow", needed_for="tf.data")
         return tensorflow.TfSource(data)  # type: ignore[no-any-return]
-    return _of_others(data)
+    return _other_source(data)
 
 
-def _of_others(data: Any) -> Source:
+def _other_source(data: Any) -> Source:
     if _is_arrays(data):
-        return RowSource(Rows(Arrays(data)))
+        return IndexedSource(IndexedData(ArrayDataset(data)))
     if callable(data):
         return CreatorSource(data)
     if isinstance(data, Iterable) and not isinstance(data, (Iterator, Mapping)):
         return IterableSource(data)
-    raise OptionError(f"data is {_DATA}; got a {type(data).__name__}.")
+    raise OptionError(f"data is {_ACCEPTED_DATA}; got a {type(data).__name__}.")
 
 
-def _documents(data: Any, reading: Reading) -> Source:
+def _document_source(data: Any, reading: FeedOptions) -> Source:
     dataset: Any = MultiModalDataset[data.document_type]
     framework = "torch" if reading.framework == "torch" else "numpy"
-    return RowSource(Rows(dataset(data, framework=framework, missing=reading.missing)))
+    return IndexedSource(IndexedData(dataset(data, framework=framework, missing=reading.missing)))
 
 
 def _is_arrays(data: Any) -> bool:
@@ -229,19 +196,19 @@ def _is_tf_dataset(data: Any) -> bool:
     return isinstance(data, tensorflow.data.Dataset)
 
 
-def _of_torch(data: Any) -> Source | None:
+def _torch_source(data: Any) -> Source | None:
     """The source of a DataLoader, or of a dataset of torch."""
     torch_data: Any = require("torch.utils.data", extra="torch", needed_for="a DataLoader")
     if isinstance(data, torch_data.DataLoader):
-        return _of_loader(data, torch_data)
+        return _loader_source(data, torch_data)
     if isinstance(data, torch_data.IterableDataset):
         return IterableSource(torch_data.DataLoader(data, batch_size=None))
     if isinstance(data, torch_data.Dataset) and hasattr(data, "__getitem__"):
-        return RowSource(Rows(data, loading={"collate_fn": torch_data.default_collate}))
+        return IndexedSource(IndexedData(data, loading={"collate_fn": torch_data.default_collate}))
     return None
 
 
-def _of_loader(loader: Any, torch_data: Any) -> Source:
+def _loader_source(loader: Any, torch_data: Any) -> Source:
     dataset = loader.dataset
     if isinstance(dataset, StreamingDataset):
         return StreamSource(dataset)
@@ -252,19 +219,19 @@ def _of_loader(loader: Any, torch_data: Any) -> Source:
     known = type(loader.sampler) in (torch_data.SequentialSampler, torch_data.RandomSampler)
     plain = known and not getattr(loader.sampler, "replacement", False)
     plain = plain and len(loader.sampler) == len(dataset)
-    return RowSource(
-        Rows(
+    return IndexedSource(
+        IndexedData(
             dataset,
             loader.batch_size,
             shuffle=isinstance(loader.sampler, torch_data.RandomSampler),
             drop_last=loader.drop_last,
             sampler=None if plain else loader.sampler,
-            loading=_loading(loader),
+            loading=_loader_keywords(loader),
         )
     )
 
 
-def _loading(loader: Any) -> dict[str, Any]:
+def _loader_keywords(loader: Any) -> dict[str, Any]:
     """The keywords of a DataLoader that have nothing to do with which rows there are."""
     found = {
         "collate_fn": loader.collate_fn,
@@ -280,3 +247,46 @@ def _loading(loader: Any) -> dict[str, Any]:
 def _start_method(loader: Any) -> str | None:
     context = loader.multiprocessing_context
     return None if context is None else context.get_start_method()
+
+
+@dataclass(frozen=True)
+class FrameSource:
+    """A frame of Spark that lies in a folder as Parquet."""
+
+    converter: Any
+
+    def open(self, world: World, reading: FeedOptions) -> Feed:
+        """The share of a rank."""
+        framework = "torch" if reading.framework == "torch" else "numpy"
+        shuffle = "block" if reading.shuffle is not False else False
+        size = reading.batch_size or DEFAULT_BATCH_SIZE
+        dataset = self.converter.dataset(
+            size, seed=reading.seed, framework=framework, shuffle=shuffle, missing=reading.missing
+        )
+        return StreamFeed(dataset, world, reading)
+
+
+def make_source(data: Any, reading: FeedOptions, folder: Path) -> Source:
+    """The source of data; what belongs to an engine is written to a folder first, by that engine."""
+    if is_spark_frame(data):
+        return FrameSource(from_spark(data, cache=folder / "frames"))
+    if is_ray_dataset(data):
+        data = DocumentShards.from_ray(data)
+    if isinstance(data, DocumentShards):
+        return _write_shards(data, folder / f"shards-{uuid.uuid4().hex}")
+    return rank_source(data, reading)
+
+
+def _write_shards(shards: DocumentShards[Any], folder: Path) -> Source:
+    shards.write_dataset(folder, format="arrow")
+    return StoredSource(str(folder), None if is_generated(shards.document_type) else shards.document_type)
+
+
+def is_spark_frame(data: Any) -> bool:
+    """Whether it is a DataFrame of Spark."""
+    return type(data).__module__.startswith("pyspark.sql") and hasattr(data, "mapInArrow")
+
+
+def is_ray_dataset(data: Any) -> bool:
+    """Whether it is a Dataset of Ray."""
+    return type(data).__module__.startswith("ray.data") and hasattr(data, "iter_batches")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -11,14 +12,32 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from quire.distributed._calls import Call
-from quire.distributed._chain import RemoteError
-from quire.distributed._failures import error_to_text
-from quire.distributed._keys import column_of, targets
-from quire.distributed._nests import check_rows, fresh, is_table, is_untyped, joined, length_of, rows_of
+from quire._optional import require
+from quire.array import DocumentArray, DocumentBatch
+from quire.distributed._encoding import DocumentLayout
+from quire.distributed._failures import RemoteError, error_to_text
+from quire.distributed._partitions import LazyTable
+from quire.distributed._ray_tensors import convert_tensors
+from quire.distributed._readers import row_ids
+from quire.distributed._row_containers import (
+    assign_partitions,
+    check_rows,
+    concat_rows,
+    copy_value,
+    count_rows,
+    get_column,
+    is_arrow,
+    is_pandas,
+    is_untyped,
+    take_rows,
+)
+from quire.distributed._stages import UserFunction
+from quire.document import BaseDocument
 from quire.errors import ColumnError, PartitionError
 from quire.parallel import WorkerTraceback, dump_value, load_value, summary_of
+from quire.tensors import framework_of_type
 
 
 @dataclass
@@ -60,9 +79,7 @@ class Failure:
 
 
 # --- what is done to one object
-
-
-class Stage(ABC):
+class Transform(ABC):
     """From the object of a partition to another."""
 
     name: str
@@ -73,10 +90,10 @@ class Stage(ABC):
 
 
 @dataclass
-class Apply(Stage):
+class ApplyFunction(Transform):
     """The user's function."""
 
-    call: Call
+    call: UserFunction
 
     def __post_init__(self) -> None:
         function = getattr(self.call.function, "func", self.call.function)
@@ -86,18 +103,18 @@ class Apply(Stage):
         return self.call.ready()(value)
 
 
-def stage_of(function: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Apply:
+def make_transform(function: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> ApplyFunction:
     """The stage of a function, an object that can be called, or a class of such, one of which a worker makes.
 
     A class whose objects cannot be called, such as `list`, is a function that makes them.
     """
     if isinstance(function, type) and not any("__call__" in base.__dict__ for base in function.__mro__):
         function = partial(function)
-    return Apply(Call(function, args, kwargs or {}))
+    return ApplyFunction(UserFunction(function, args, kwargs or {}))
 
 
 @dataclass
-class Key(Stage):
+class GetItem(Transform):
     """A column or item of the object, by its key."""
 
     key: Any
@@ -106,11 +123,11 @@ class Key(Stage):
         self.name = f"[{self.key!r}]"
 
     def __call__(self, _: int, value: Any, /) -> Any:
-        return value if is_untyped(value) else column_of(value, self.key)
+        return value if is_untyped(value) else get_column(value, self.key)
 
 
 @dataclass
-class Item(Stage):
+class PickItem(Transform):
     """One of so many items of a list or tuple."""
 
     place: int
@@ -125,7 +142,7 @@ class Item(Stage):
 
 
 @dataclass
-class Sample(Stage):
+class SampleTransform(Transform):
     """Some of the rows, drawn for each partition from one seed."""
 
     fraction: float
@@ -134,12 +151,10 @@ class Sample(Stage):
 
     def __call__(self, partition: int, value: Any, /) -> Any:
         chance = np.random.default_rng((self.seed, partition))
-        return rows_of(value, np.flatnonzero(chance.random(check_rows(value, self.name)) < self.fraction))
+        return take_rows(value, np.flatnonzero(chance.random(check_rows(value, self.name)) < self.fraction))
 
 
 # --- what a task does, with the objects of one partition or of several
-
-
 class Step(ABC):
     """What a task does. `outputs` is how many objects it gives; 0 is one that is not in a list."""
 
@@ -163,15 +178,15 @@ class Step(ABC):
 
 
 @dataclass
-class Chain(Step):
+class TransformStep(Step):
     """Stages one after the other. With `copies`, the first gets an object of its own, to do with as it likes."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[Transform, ...]
     copies: bool
     name = "copying"
 
     def work(self, partition: int, values: Sequence[Any], /) -> Any:
-        value = fresh(values[0]) if self.copies else values[0]
+        value = copy_value(values[0]) if self.copies else values[0]
         for stage in self.stages:
             try:
                 value = stage(partition, value)
@@ -180,16 +195,16 @@ class Chain(Step):
         return value
 
 
-class Count(Step):
+class CountStep(Step):
     """The number of rows."""
 
     name = "len()"
 
     def work(self, _: int, values: Sequence[Any], /) -> int:
-        return length_of(values[0])
+        return count_rows(values[0])
 
 
-class Pair(Step):
+class PairStep(Step):
     """The objects of two partitions as one."""
 
     name = "zip()"
@@ -198,17 +213,17 @@ class Pair(Step):
         return tuple(values)
 
 
-class Merge(Step):
+class ConcatStep(Step):
     """The rows of all objects in one."""
 
     name = "joining rows"
 
     def work(self, _: int, values: Sequence[Any], /) -> Any:
-        return joined(values)
+        return concat_rows(values)
 
 
 @dataclass
-class CutByRows(Step):
+class SplitByRowsStep(Step):
     """The object in pieces, so that the rows of all partitions are divided evenly and keep their order."""
 
     counts: Mapping[int, int]
@@ -224,16 +239,16 @@ class CutByRows(Step):
             )
         total, start = sum(self.counts.values()), sum(n for p, n in self.counts.items() if p < partition)
         ends = [min(max(total * part // self.outputs - start, 0), length) for part in range(self.outputs + 1)]
-        return [_own_rows(values[0], a, b) for a, b in pairwise(ends)]
+        return [_copy_rows(values[0], a, b) for a, b in pairwise(ends)]
 
 
-def _own_rows(value: Any, start: int, stop: int) -> Any:
+def _copy_rows(value: Any, start: int, stop: int) -> Any:
     """Rows in a run; a slice of an Arrow table would take all of the table along."""
-    return rows_of(value, np.arange(start, stop)) if is_table(value) else rows_of(value, slice(start, stop))
+    return take_rows(value, np.arange(start, stop)) if is_arrow(value) else take_rows(value, slice(start, stop))
 
 
 @dataclass
-class CutByKeys(Step):
+class SplitByKeysStep(Step):
     """The object in pieces, so that rows with equal keys come together."""
 
     names: tuple[Any, ...]
@@ -244,11 +259,11 @@ class CutByKeys(Step):
         check_rows(values[0], self.name)
         if is_untyped(values[0]):
             return [values[0]] * self.outputs
-        where = targets(values[0], self.names, self.outputs)
-        return [rows_of(values[0], np.flatnonzero(where == part)) for part in range(self.outputs)]
+        where = assign_partitions(values[0], self.names, self.outputs)
+        return [take_rows(values[0], np.flatnonzero(where == part)) for part in range(self.outputs)]
 
 
-class Raise(Step):
+class RaiseStep(Step):
     """The object itself; a failure is raised, where the engine's own calls come next."""
 
     name = "native"
@@ -260,3 +275,108 @@ class Raise(Step):
 
     def work(self, _: int, values: Sequence[Any], /) -> Any:
         return values[0]
+
+
+@dataclass
+class SelectColumns(Transform):
+    """Some columns."""
+
+    names: tuple[str, ...]
+    name = "select()"
+
+    def __call__(self, _: int, value: Any, /) -> Any:
+        if isinstance(value, dict) and value:
+            return {name: get_column(value, name) for name in self.names}
+        if is_untyped(value):
+            return value
+        return get_column(value, list(self.names))
+
+
+class ToPandas(Transform):
+    """The object as a data frame."""
+
+    name = "as_pandas()"
+
+    def __call__(self, _: int, value: Any, /) -> Any:
+        pandas: Any = require("pandas", extra="pandas", needed_for="as_pandas()")
+        if is_pandas(value):
+            return value if isinstance(value, pandas.DataFrame) else value.to_frame()
+        if is_arrow(value):
+            return value.to_pandas()
+        if isinstance(value, list) and value and isinstance(value[0], BaseDocument):
+            document_type: Any = type(value[0])
+            value = DocumentArray[document_type](value)
+        if isinstance(value, (DocumentArray, DocumentBatch)):
+            return value.to_dataframe()
+        if isinstance(value, dict):
+            return pandas.DataFrame({key: _to_cells(item) for key, item in value.items()})
+        if isinstance(value, list) or framework_of_type(type(value)) is not None:
+            return pandas.DataFrame(value)
+        raise ColumnError(f"a {type(value).__name__} cannot be made a data frame.")
+
+
+def _to_cells(column: Any) -> Any:
+    """A column of a data frame: rows that are arrays themselves are one cell each."""
+    framework = framework_of_type(type(column))
+    if framework is None:
+        return column
+    array = framework.to_numpy(column)
+    return array if array.ndim == 1 else list(array)
+
+
+@dataclass
+class ToDocuments(Transform):
+    """The documents of a class in an Arrow table."""
+
+    layout: DocumentLayout
+    name = "from_documents()"
+
+    def __call__(self, _: int, value: Any, /) -> Any:
+        table = value.table() if isinstance(value, LazyTable) else value
+        plain = [convert_tensors(batch, self.layout.fields) for batch in table.to_batches() if len(batch)]
+        made = [self.layout.array(self.layout.decode(batch)) for batch in plain]
+        document_type: Any = self.layout.document_type
+        return concat_rows(made or [DocumentArray[document_type]()])
+
+
+class ToTable(Transform):
+    """The object as an Arrow table of documents of a class."""
+
+    name = "as_documents()"
+
+    def __init__(self, document_type: type[Any]) -> None:
+        self.layout = DocumentLayout(document_type)
+        self._token = os.urandom(8).hex()
+
+    def __call__(self, partition: int, value: Any, /) -> pa.Table:
+        if is_arrow(value):
+            table = value if isinstance(value, pa.Table) else pa.Table.from_batches([value])
+            batches = [self.layout.conformed(batch) for batch in table.to_batches()]
+        else:
+            batches = [self._batch(partition, value)]
+        return pa.Table.from_batches(batches, self.layout.fields)
+
+    def _batch(self, partition: int, value: Any) -> pa.RecordBatch:
+        documents = list(self._documents(value))
+        ids = self._ids(partition, value, documents) if self.layout.has_text_id else None
+        return self.layout.encode(documents, ids)
+
+    def _documents(self, value: Any) -> Any:
+        document_type: Any = self.layout.document_type
+        if isinstance(value, dict) and value:
+            return DocumentBatch[document_type].from_columns(value).unstack()
+        if is_pandas(value):
+            return DocumentArray[document_type].from_dataframe(value)
+        if isinstance(value, DocumentBatch):
+            value = value.unstack()
+        elif not isinstance(value, (list, tuple, dict, DocumentArray)):
+            raise ColumnError(f"a {type(value).__name__} cannot be made documents: they have named fields.")
+        return DocumentArray[document_type](value)
+
+    def _ids(self, partition: int, value: Any, documents: list[Any]) -> list[str]:
+        """Rows without ids get some that stay the same, however often they are made."""
+        made = row_ids(f"{self._token}/{partition}", 0, len(documents))
+        if isinstance(value, dict) or is_pandas(value):
+            return [document.id for document in documents] if "id" in value else made
+        given = [not isinstance(row, Mapping) or "id" in row for row in value]
+        return [row.id if own else other for row, own, other in zip(documents, given, made, strict=True)]

@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankInfo:
     """One rank's place: its number, how many there are, and where each of them can be reached ('host:port').
 
     `joined` says that the engine has connected the ranks already.
@@ -27,8 +27,8 @@ class Seat:
 class World:
     """The ranks together. This one is a process alone; frameworks bring the others."""
 
-    def __init__(self, seat: Seat | None = None) -> None:
-        seat = seat or Seat()
+    def __init__(self, seat: RankInfo | None = None) -> None:
+        seat = seat or RankInfo()
         self.rank, self.size = seat.rank, seat.size
 
     def sum(self, values: Any) -> Floats:

@@ -15,8 +15,12 @@ from typing import TypeVar
 import pyarrow as pa
 
 T = TypeVar("T")
-Source = Callable[[], Iterator[pa.RecordBatch]]
-AHEAD_BYTES = 64 << 20
+
+
+BatchSource = Callable[[], Iterator[pa.RecordBatch]]
+
+
+PREFETCH_BYTES = 64 << 20
 """So many bytes of record batches wait for the consumer at most, beside one for each thread."""
 
 
@@ -40,24 +44,24 @@ def until_stopped(items: Iterable[T]) -> Iterator[T]:
 
     Loops that call functions of the user go over this. In threads that nobody stops it costs nothing.
     """
-    return iter(items) if _thread.stop is None else _checked(items, _thread.stop)
+    return iter(items) if _thread.stop is None else _check_each(items, _thread.stop)
 
 
-def _checked(items: Iterable[T], stop: threading.Event) -> Iterator[T]:
+def _check_each(items: Iterable[T], stop: threading.Event) -> Iterator[T]:
     for item in items:
         if stop.is_set():
             raise Stopped
         yield item
 
 
-def in_lanes(sources: Sequence[Source], workers: int, ahead: int = AHEAD_BYTES) -> Iterator[pa.RecordBatch]:
+def prefetch(sources: Sequence[BatchSource], workers: int, ahead: int = PREFETCH_BYTES) -> Iterator[pa.RecordBatch]:
     """The record batches of all sources, in order. The first error of any of them is raised at once."""
     workers = min(workers, len(sources))
     if workers < 2:
         for source in sources:
             yield from source()
         return
-    lanes = _Lanes(sources, ahead // workers)
+    lanes = _Prefetcher(sources, ahead // workers)
     threads = [threading.Thread(target=lanes.serve, daemon=True) for _ in range(workers)]
     for thread in threads:
         thread.start()
@@ -76,7 +80,7 @@ def in_lanes(sources: Sequence[Source], workers: int, ahead: int = AHEAD_BYTES) 
         thread.join()
 
 
-class _Lane:
+class _Queue:
     """What waits of one source."""
 
     def __init__(self) -> None:
@@ -85,12 +89,12 @@ class _Lane:
         self.ended = False
 
 
-class _Lanes:
+class _Prefetcher:
     """The sources in their order; threads take the next one that nobody has begun."""
 
-    def __init__(self, sources: Sequence[Source], most: int) -> None:
+    def __init__(self, sources: Sequence[BatchSource], most: int) -> None:
         self._sources, self._most = sources, most
-        self._lanes = [_Lane() for _ in sources]
+        self._lanes = [_Queue() for _ in sources]
         self._next = 0
         self._error: BaseException | None = None
         self._closed = False
@@ -117,7 +121,7 @@ class _Lanes:
             self._next += 1
             return self._next - 1
 
-    def _fill(self, batches: Iterator[pa.RecordBatch], lane: _Lane) -> None:
+    def _fill(self, batches: Iterator[pa.RecordBatch], lane: _Queue) -> None:
         for batch in batches:
             size = batch.nbytes
             with self._changed:
@@ -153,7 +157,7 @@ class _Lanes:
             while (batch := self._from(lane)) is not None:
                 yield batch
 
-    def _from(self, lane: _Lane) -> pa.RecordBatch | None:
+    def _from(self, lane: _Queue) -> pa.RecordBatch | None:
         stop = _thread.stop  # of the consumer, which may be a thread of other lanes
         with self._changed:
             while not (lane.waiting or lane.ended or self._error):

@@ -1,24 +1,82 @@
-"""Training with Keras on TensorFlow: the step by a tape, the metrics, the weights, and the ranks.
-
-The `fit` of Keras 3 does not run on several workers. Here each worker has the whole model, gradients are summed over
-the workers, and every worker takes the same step.
-"""
+"""Pipelines of tf.data as the data of a training."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
-from collections.abc import Mapping
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from quire.distributed.estimator._columns import Chosen
-from quire.distributed.estimator._items import Item
-from quire.distributed.estimator._world import Floats, Seat, World
-from quire.errors import OptionError
+from quire.distributed.estimator._creators import create
+from quire.distributed.estimator._feeds import DEFAULT_BATCH_SIZE, Feed, FeedOptions, Position, RankBatch, to_rank_batch
+from quire.distributed.estimator._options import ColumnSelection
+from quire.distributed.estimator._ranks import Floats, RankInfo, World
+from quire.errors import OptionError, PickleError, StorageError, StorageNotFoundError
+
+
+@dataclass(frozen=True)
+class TfSource:
+    """A pipeline of this process. Other processes make theirs with a creator."""
+
+    dataset: Any
+
+    def open(self, world: World, reading: FeedOptions) -> Feed:
+        """The share of a rank."""
+        return TfFeed(self.dataset, world, reading)
+
+    def __reduce__(self) -> Any:
+        raise PickleError(
+            "a tf.data.Dataset lives in the process that made it, and cannot be sent to workers. Pass a function that "
+            "makes it there: est.fit(lambda config: tf.data.Dataset...); generators and py_function then work, too."
+        )
+
+
+class TfFeed:
+    """A rank's share of a pipeline: every so-manieth of its elements, which are rows or batches."""
+
+    planned = resumable = False
+
+    def __init__(self, dataset: Any, world: World, reading: FeedOptions) -> None:
+        if world.size > 1:
+            if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+                raise OptionError("the pipeline never ends: leave out repeat(), fit() counts epochs.")
+            dataset = dataset.shard(world.size, world.rank)
+        if is_unbatched(dataset.element_spec):
+            size = reading.batch_size or DEFAULT_BATCH_SIZE
+            dataset = dataset.batch(size, drop_remainder=reading.last == "drop")
+        self.dataset = dataset
+
+    def steps(self, epoch: int, position: Position | None = None) -> int | None:
+        """The steps of the epoch, if they are known."""
+        del epoch, position
+        found = int(self.dataset.cardinality())
+        return found if found >= 0 else None
+
+    def items(self, epoch: int, position: Position | None = None) -> Iterator[RankBatch]:
+        """The batches of an epoch, from its beginning."""
+        del epoch, position
+        for content in self.dataset:
+            item = to_rank_batch(content)
+            item.real = np.ones(item.rows, np.bool_)
+            yield item
+
+
+def is_unbatched(spec: Any) -> bool:
+    """Whether elements are rows: one of their tensors has no axis, or none has one of unknown or common length."""
+    shapes = [tuple(leaf.shape) for leaf in tf.nest.flatten(spec) if leaf.shape.rank is not None]
+    if not shapes:
+        return False
+    if any(not shape for shape in shapes):
+        return True
+    return len({shape[0] for shape in shapes}) > 1
+
 
 WEIGHTS = "weights.npz"
 
@@ -26,7 +84,7 @@ WEIGHTS = "weights.npz"
 class TensorFlowWorld(World):
     """Ranks of a TensorFlow cluster. They sum tensors; variables are each rank's own."""
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: RankInfo) -> None:
         super().__init__(seat)
         if not seat.joined:
             task = {"type": "worker", "index": seat.rank}
@@ -51,7 +109,7 @@ class TensorFlowWorld(World):
         return self._strategy.run(inside, args=(tensors,))
 
 
-class KerasSide:
+class KerasBackend:
     """The steps of a training with Keras on one rank.
 
     A rank's loss counts by its rows, so that the gradient is that of the mean over all rows of a step.
@@ -59,7 +117,7 @@ class KerasSide:
 
     framework = "tensorflow"
 
-    def __init__(self, model: Any, world: World, chosen: Chosen) -> None:
+    def __init__(self, model: Any, world: World, chosen: ColumnSelection) -> None:
         self.model, self.world, self.chosen = model, world, chosen
         self._rows = self._loss = 0.0
         self._step = tf.function(self._train_step, reduce_retracing=True)
@@ -113,7 +171,7 @@ class KerasSide:
         for metric in self._metrics():
             metric.reset_state()
 
-    def train(self, item: Item) -> float:
+    def train(self, item: RankBatch) -> float:
         """One step: the loss of this rank's rows."""
         self._check_step("train_step")
         if getattr(self.model, "optimizer", None) is None:
@@ -124,13 +182,13 @@ class KerasSide:
         weight = tf.constant(item.rows / max(item.total or item.rows, 1), tf.float32)
         return self._count(self._step(x, y, self._real(item), weight), item)
 
-    def evaluate(self, item: Item) -> None:
+    def evaluate(self, item: RankBatch) -> None:
         """Count the loss and the metrics of a batch."""
         self._check_step("test_step")
         x, y = self._split(item)
         self._count(self._test(x, y, self._real(item)) if item.rows else 0.0, item)
 
-    def predict(self, item: Item) -> Any:
+    def predict(self, item: RankBatch) -> Any:
         """The output for the rows of a batch that count."""
         self._check_step("predict_step")
         x, _ = self._split(item)
@@ -181,7 +239,7 @@ class KerasSide:
 
     # --- batches
 
-    def _split(self, item: Item) -> tuple[Any, Any]:
+    def _split(self, item: RankBatch) -> tuple[Any, Any]:
         arguments, labels = self.chosen.split(item.content)
         given = [self._tensors(argument) for argument in arguments]
         return given[0] if len(given) == 1 else given, self._tensors(labels)
@@ -202,14 +260,14 @@ class KerasSide:
             )
         return tf.convert_to_tensor(array)
 
-    def _real(self, item: Item) -> Any:
+    def _real(self, item: RankBatch) -> Any:
         if item.real is not None:
             return tf.constant(item.real)
         return tf.ones([len(item.places)] if item.places is not None else [item.rows], tf.bool)
 
     # --- what was counted
 
-    def _count(self, loss: Any, item: Item) -> float:
+    def _count(self, loss: Any, item: RankBatch) -> float:
         value = float(loss)
         self._rows += item.rows
         self._loss += value * item.rows
@@ -264,10 +322,10 @@ class KerasSide:
     def load(self, folder: Path) -> None:
         """Take the state from a folder."""
         with np.load(folder / WEIGHTS, allow_pickle=False) as found:
-            restore(self.model, dict(found))
+            restore_model(self.model, dict(found))
 
 
-def restore(model: Any, state: Mapping[str, Any]) -> None:
+def restore_model(model: Any, state: Mapping[str, Any]) -> None:
     """Give a model, and its optimizer, the state that others had."""
     weights = [state[f"model-{place}"] for place in range(sum(name.startswith("model-") for name in state))]
     if weights:
@@ -283,3 +341,125 @@ def restore(model: Any, state: Mapping[str, Any]) -> None:
             optimizer.build(model.trainable_variables)
         for variable, value in zip(optimizer.variables, kept, strict=True):
             variable.assign(value)
+
+
+keras: Any = tf.keras
+
+
+@dataclass
+class KerasRecipe:
+    """A model, or a function of the config that makes one on the rank, and how to compile it."""
+
+    module: Any
+    compile_args: Any = None
+    metrics: Any = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    state: bytes | None = None
+    framework = "tensorflow"
+
+    def __post_init__(self) -> None:
+        if keras.backend.backend() != "tensorflow":
+            raise OptionError(f"Keras runs on {keras.backend.backend()}: from_keras() needs KERAS_BACKEND=tensorflow.")
+        if not callable(self.module):
+            raise OptionError(f"keras_model is a model of Keras, or pass model_creator; got {self.module!r}.")
+        self._model: Any = self.module if isinstance(self.module, keras.Model) else None
+        if self._model is not None:
+            self._compile(self._model)
+
+    def model(self) -> Any:
+        """The model of this process; made once."""
+        if self._model is None:
+            keras.utils.set_random_seed(self.seed)  # so that all ranks make the same
+            self._model = create(self.module, self.config)
+            self._compile(self._model)
+            if self.state is not None:
+                restore_model(self._model, _load_state(self.state))
+        return self._model
+
+    def _compile(self, model: Any) -> None:
+        given = self.compile_args
+        arguments = {} if given is None else dict(given if isinstance(given, Mapping) else create(given, self.config))
+        if self.metrics is not None:
+            arguments["metrics"] = self.metrics
+        if arguments:
+            model.compile(**arguments)
+
+    def world(self, seat: RankInfo) -> World:
+        """Join the other ranks; all draw the same numbers, so that pipelines that shuffle do it alike."""
+        world = TensorFlowWorld(seat)
+        keras.utils.set_random_seed(self.seed)
+        return world
+
+    def side(self, seat: RankInfo, world: World, chosen: ColumnSelection) -> KerasBackend:
+        """The steps on a rank."""
+        del seat
+        return KerasBackend(self.model(), world, chosen)
+
+    def packed(self, side: Any) -> bytes:
+        """The state of a side."""
+        return _dump_state(side.state())
+
+    def adopt(self, state: bytes) -> None:
+        """Take over the state that ranks have trained."""
+        self.state = state
+        if self._model is not None and not self._model.built:
+            return
+        restore_model(self.model(), _load_state(state))
+
+    def save(self, path: Path) -> None:
+        """Write the whole model to a .keras file, or its weights to a .weights.h5 file."""
+        if path.name.endswith(".weights.h5"):
+            self.model().save_weights(path)
+        elif path.suffix == ".keras":
+            self.model().save(path)
+        else:
+            raise OptionError(f"{path}: a model of Keras is saved to a .keras file, its weights to a .weights.h5 file.")
+
+    def load(self, path: Path) -> None:
+        """Read a file of `save`, or a checkpoint."""
+        file = path / WEIGHTS if path.is_dir() else path
+        if not file.exists():
+            raise StorageNotFoundError(f"{file}: nothing is there.")
+        try:
+            self._load(path)
+        except (OSError, ValueError, KeyError) as error:
+            raise StorageError(f"{file}: these are no weights that Keras can read: {error}") from error
+        self.state = _dump_state(KerasBackend(self.model(), World(), ColumnSelection()).state())
+
+    def _load(self, path: Path) -> None:
+        if path.is_dir():
+            with np.load(path / WEIGHTS, allow_pickle=False) as found:
+                restore_model(self.model(), dict(found))
+        elif path.suffix == ".keras":
+            found = keras.models.load_model(path)
+            restore_model(self.model(), KerasBackend(found, World(), ColumnSelection()).state())
+        else:
+            self.model().load_weights(path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The model as bytes: TensorFlow must know the other ranks before it makes the first variable."""
+        if not isinstance(self.module, keras.Model):
+            return {**self.__dict__, "_model": None}
+        return {**self.__dict__, "_model": None, "module": _PickledModel(pickle.dumps(self.module))}
+
+
+class _PickledModel:
+    """A model on its way to a rank: made when it is asked for."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+    def __call__(self) -> Any:
+        return pickle.loads(self.content)  # noqa: S301 - written by this very program
+
+
+def _dump_state(state: Mapping[str, Any]) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **state)
+    return file.getvalue()
+
+
+def _load_state(state: bytes) -> dict[str, Any]:
+    with np.load(io.BytesIO(state), allow_pickle=False) as found:
+        return dict(found)

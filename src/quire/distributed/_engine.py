@@ -20,16 +20,17 @@ The laws of a frame, which tests/distributed holds every engine to:
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
-NativeT = TypeVar("NativeT")
+from quire.errors import OptionError, check_options, did_you_mean
 
-MOST_BYTES = 1 << 30
-"""Offsets of Arrow's binary and text have 31 bits: batches stay well below."""
+NativeT = TypeVar("NativeT")
 
 
 @dataclass(frozen=True)
@@ -160,3 +161,117 @@ class Engine(Protocol):
     def close(self) -> None:
         """End what the engine itself has started (workers, a session); what it was attached to goes on."""
         ...
+
+
+@dataclass(frozen=True)
+class StageChain:
+    """Stages, and the schema of what goes into the first of them."""
+
+    takes: pa.Schema
+    stages: tuple[Stage, ...] = ()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of what the last stage gives."""
+        return self.stages[-1].schema if self.stages else self.takes
+
+    @property
+    def stateful(self) -> bool:
+        """Whether one of them is."""
+        return any(stage.stateful for stage in self.stages)
+
+    def then(self, stage: Stage) -> StageChain:
+        """The same, and one more."""
+        return StageChain(self.takes, (*self.stages, stage))
+
+    def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What comes out at the end; batches without rows are left out."""
+        for stage in self.stages:
+            batches = stage(partition, batches)
+        return (batch for batch in batches if len(batch))
+
+
+class SelectStage:
+    """A stage that gives some of the columns."""
+
+    stateful = False
+
+    def __init__(self, schema: pa.Schema, names: Sequence[str]) -> None:
+        self.names = list(names)
+        self.schema = pa.schema([schema.field(name) for name in names], schema.metadata)
+
+    def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        """The columns of each batch."""
+        return (batch.select(self.names) for batch in batches)
+
+
+class UnionStage:
+    """A stage that makes partitions of nothing as others do: first those of one, then those of the next."""
+
+    def __init__(self, chains: Sequence[StageChain], counts: Sequence[int]) -> None:
+        self._chains, self._counts = list(chains), list(counts)
+        self.schema: pa.Schema = chains[0].schema
+        self.stateful = any(chain.stateful for chain in chains)
+
+    def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The partition of the one that has it, by its number there."""
+        for chain, count in zip(self._chains, self._counts, strict=True):
+            if partition < count:
+                return chain(partition, batches)
+            partition -= count
+        raise IndexError(f"there is no partition {partition}")
+
+
+ENGINES = {
+    "local": "quire.distributed._local:LocalEngine",
+    "ray": "quire.distributed._ray:RayEngine",
+    "spark": "quire.distributed._spark:SparkEngine",
+}
+"""The class of each engine; its fields are the options of `engine`."""
+
+
+_ENGINE_OF_PACKAGE = {"pyarrow": "local", "pyspark": "spark", "ray": "ray"}
+"""Whose objects the frames of an engine are."""
+
+
+_default_engines: dict[str, Engine] = {}
+
+
+def engine(name: str | Engine = "local", **options: Any) -> Engine:
+    """An engine by its name, or the engine that is given.
+
+    Without options it is always the same one. `options` are the engine's own: `engine("local", backend="process")`,
+    `engine("ray", num_cpus=2)`, `engine("spark", master="local[2]")`.
+    """
+    if not isinstance(name, str):
+        if options:
+            raise OptionError(f"options are for an engine that is made by its name, got {name!r}.")
+        return name
+    if name not in ENGINES:
+        raise OptionError(f"engine={name!r}: there is no such engine. {did_you_mean(name, ENGINES)}")
+    if options:
+        return _create_engine(name, options)
+    if name not in _default_engines:
+        _default_engines[name] = _create_engine(name, {})
+    return _default_engines[name]
+
+
+def _create_engine(name: str, options: dict[str, Any]) -> Engine:
+    module, _, cls = ENGINES[name].partition(":")
+    engine_type = getattr(importlib.import_module(module), cls)
+    parameters = inspect.signature(engine_type).parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        check_options(f"engine({name!r})", options, [parameter.name for parameter in parameters])
+    made: Engine = engine_type(**options)
+    return made
+
+
+def engine_of(native: Any) -> Engine:
+    """The engine whose own object this is."""
+    package = type(native).__module__.partition(".")[0]
+    if package not in _ENGINE_OF_PACKAGE:
+        raise OptionError(
+            f"a {type(native).__name__} is of no engine: pass a Ray Dataset, a Spark DataFrame or an Arrow table, or "
+            "say engine=."
+        )
+    return engine(_ENGINE_OF_PACKAGE[package])

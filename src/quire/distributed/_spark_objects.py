@@ -17,17 +17,30 @@ from typing import Any
 import pyarrow as pa
 
 from quire._optional import require
-from quire.distributed._contract import Frame
-from quire.distributed._objects import ALL, Exchanged, Mapped, Native, Node, ObjectEngine, Source, Zipped, fused
-from quire.distributed._spark import SparkEngine, SparkFrame
-from quire.distributed._spark_job import bounded, unwrapped
-from quire.distributed._spark_types import arrow_schema, spark_arrow_schema, from_spark
-from quire.distributed._steps import Chain, Count, Failure, Merge, Pair, Step
+from quire.distributed._engine import Frame
+from quire.distributed._object_steps import ConcatStep, CountStep, Failure, PairStep, Step, TransformStep
+from quire.distributed._objects import (
+    ALL_PARTITIONS,
+    ExchangeNode,
+    HeldNode,
+    MapNode,
+    NativeNode,
+    Node,
+    ObjectEngine,
+    ZipNode,
+    fuse_maps,
+)
+from quire.distributed._spark import SparkEngine, SparkFrame, limit_batches, translate_errors
+from quire.distributed._spark_transport import arrow_schema, from_spark, spark_arrow_schema
 
-_PIECE = 32 << 20
+_PIECE_BYTES = 32 << 20
 """The bytes in a row, at most."""
-SCHEMA = pa.schema([("part", pa.int32()), ("source", pa.int32()), ("seq", pa.int32()), ("data", pa.binary())])
-_TYPES = "part int, source int, seq int, data binary"
+
+
+PIECE_SCHEMA = pa.schema([("part", pa.int32()), ("source", pa.int32()), ("seq", pa.int32()), ("data", pa.binary())])
+
+
+_SPARK_TYPES = "part int, source int, seq int, data binary"
 
 
 class SparkObjects(ObjectEngine):
@@ -43,15 +56,15 @@ class SparkObjects(ObjectEngine):
 
     # --- plans as frames
 
-    def hold(self, values: Sequence[Any]) -> Source:
+    def hold(self, values: Sequence[Any]) -> HeldNode:
         """The objects in a frame."""
-        batches = [batch for part, value in enumerate(values) for batch in _rows(part, part, value)]
+        batches = [batch for part, value in enumerate(values) for batch in _to_rows(part, part, value)]
         if hasattr(self._spark.range(0), "toArrow"):
-            frame = self._spark.createDataFrame(pa.Table.from_batches(batches, SCHEMA), _TYPES)
+            frame = self._spark.createDataFrame(pa.Table.from_batches(batches, PIECE_SCHEMA), _SPARK_TYPES)
         else:  # before Spark 4
             rows = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
-            frame = self._spark.createDataFrame(rows, _TYPES)
-        return Source(_placed(frame, len(values)), len(values))
+            frame = self._spark.createDataFrame(rows, _SPARK_TYPES)
+        return HeldNode(_repartition(frame, len(values)), len(values))
 
     def _frame(self, node: Node, only: str = "true") -> Any:
         """The frame of a plan, or of some of its partitions."""
@@ -60,48 +73,48 @@ class SparkObjects(ObjectEngine):
         with node.lock:
             if node.kept is None:
                 node.kept = self._made(node, "true").persist()
-                weakref.finalize(node, _let_go, node.kept).atexit = False
+                weakref.finalize(node, _unpersist, node.kept).atexit = False
             return node.kept.where(only)
 
     def _made(self, node: Node, only: str) -> Any:
-        if isinstance(node, Source):
+        if isinstance(node, HeldNode):
             return node.held.where(only)
-        if isinstance(node, Native):
-            frames = _Frames(spark_arrow_schema(arrow_schema(node.native.schema)), node.schema)
-            return node.native.mapInArrow(lambda batches: frames(batches), _TYPES)  # noqa: PLW0108 - it asks for a function
-        if isinstance(node, Exchanged):
+        if isinstance(node, NativeNode):
+            frames = _ToObjects(spark_arrow_schema(arrow_schema(node.native.schema)), node.schema)
+            return node.native.mapInArrow(lambda batches: frames(batches), _SPARK_TYPES)  # noqa: PLW0108 - it asks for a function
+        if isinstance(node, ExchangeNode):
             return self._exchanged(node, only)
-        if isinstance(node, Zipped):
+        if isinstance(node, ZipNode):
             return self._zipped(node, only)
-        assert isinstance(node, Mapped)
-        base, stages = fused(node.parent)
-        return _run(self._frame(base, only), Chain((*stages, node.stage), copies=False))
+        assert isinstance(node, MapNode)
+        base, stages = fuse_maps(node.parent)
+        return _run_step(self._frame(base, only), TransformStep((*stages, node.stage), copies=False))
 
-    def _exchanged(self, node: Exchanged, only: str) -> Any:
+    def _exchanged(self, node: ExchangeNode, only: str) -> Any:
         frame = self._frame(node.parent)
-        counts = dict(self._got(_run(frame, Count()))) if node.names is None else {}
-        return _run(_placed(_run(frame, node.cut(counts)).where(only), node.parts), Merge())
+        counts = dict(self._got(_run_step(frame, CountStep()))) if node.names is None else {}
+        return _run_step(_repartition(_run_step(frame, node.cut(counts)).where(only), node.parts), ConcatStep())
 
-    def _zipped(self, node: Zipped, only: str) -> Any:
+    def _zipped(self, node: ZipNode, only: str) -> Any:
         functions: Any = require("pyspark.sql.functions", extra="spark", needed_for="engine='spark'")
         sides = [
-            self._frame(side, only).withColumn("source", functions.lit(place)).select(*SCHEMA.names)
+            self._frame(side, only).withColumn("source", functions.lit(place)).select(*PIECE_SCHEMA.names)
             for place, side in enumerate(node.nodes)
         ]
-        return _run(_placed(sides[0].union(sides[1]), self.num_partitions(node)), Pair())
+        return _run_step(_repartition(sides[0].union(sides[1]), self.num_partitions(node)), PairStep())
 
     # --- what runs
 
-    def values(self, node: Node, wanted: slice = ALL) -> Iterator[Any]:
+    def values(self, node: Node, wanted: slice = ALL_PARTITIONS) -> Iterator[Any]:
         """The objects of the partitions, in order."""
         only = "true" if wanted.stop is None else f"part >= {wanted.start or 0} and part < {wanted.stop}"
         return (value for _, value in self._got(self._frame(node, only)))
 
     def _got(self, frame: Any) -> list[tuple[int, Any]]:
         """The objects in a frame with their partitions; a failure is raised."""
-        with unwrapped(), bounded(frame.sparkSession, SCHEMA):
-            batches = frame.toArrow().to_batches() if hasattr(frame, "toArrow") else [_batch(frame.collect())]
-        found = [(part, values[0]) for part, values in _gathered(batches)]
+        with translate_errors(), limit_batches(frame.sparkSession, PIECE_SCHEMA):
+            batches = frame.toArrow().to_batches() if hasattr(frame, "toArrow") else [_rows_to_batch(frame.collect())]
+        found = [(part, values[0]) for part, values in _collect_objects(batches)]
         for _, value in found:
             if isinstance(value, Failure):
                 raise value.raised()
@@ -109,15 +122,15 @@ class SparkObjects(ObjectEngine):
 
     def counts(self, node: Node) -> list[int]:
         """The number of rows in each partition."""
-        return [count for _, count in self._got(_run(self._frame(node), Count()))]
+        return [count for _, count in self._got(_run_step(self._frame(node), CountStep()))]
 
     def num_partitions(self, node: Node) -> int:
         """The number of partitions."""
-        if isinstance(node, (Source, Exchanged)):
+        if isinstance(node, (HeldNode, ExchangeNode)):
             return node.parts
-        if isinstance(node, Native):
+        if isinstance(node, NativeNode):
             return int(self._frame(node).select("part").distinct().count())
-        return self.num_partitions(node.parent if isinstance(node, Mapped) else node.nodes[0])  # type: ignore[attr-defined]
+        return self.num_partitions(node.parent if isinstance(node, MapNode) else node.nodes[0])  # type: ignore[attr-defined]
 
     def forget(self, node: Node) -> None:
         """Let Spark let go of the frame."""
@@ -138,54 +151,52 @@ class SparkObjects(ObjectEngine):
 
     def from_frame(self, frame: Frame[Any]) -> Node:
         """The partitions of its DataFrame."""
-        return Native(frame.native, frame.schema)
+        return NativeNode(frame.native, frame.schema)
 
     def arrow_frame(self, node: Node, schema: pa.Schema) -> SparkFrame:
         """A frame of a DataFrame with the rows of the tables, or data frames."""
-        rows = self.engine._columns(self._frame(node), SCHEMA, self.num_partitions(node))
-        return self.engine.run(rows, _Tables(schema))
+        rows = self.engine._columns(self._frame(node), PIECE_SCHEMA, self.num_partitions(node))
+        return self.engine.run(rows, _ToRows(schema))
 
 
 # --- rows
-
-
-def _let_go(frame: Any) -> None:
+def _unpersist(frame: Any) -> None:
     """What nobody can ask for any more is not kept; Spark may be gone by then."""
     with contextlib.suppress(Exception):
         frame.unpersist()
 
 
-def _placed(frame: Any, parts: int) -> Any:
+def _repartition(frame: Any, parts: int) -> Any:
     """The rows of partition i in partition i of Spark; before Spark 4.1, all of them in one at least."""
     if hasattr(frame, "repartitionById"):
         return frame.repartitionById(parts, "part")
     return frame.repartition(parts, "part")
 
 
-def _rows(part: int, source: int, value: Any) -> Iterator[pa.RecordBatch]:
+def _to_rows(part: int, source: int, value: Any) -> Iterator[pa.RecordBatch]:
     cloudpickle: Any = require("pyspark.cloudpickle", extra="spark", needed_for="engine='spark'")
     data = memoryview(cloudpickle.dumps(value, 5))
-    for seq, start in enumerate(range(0, len(data), _PIECE)):
-        columns = [[part], [source], [seq], [data[start : start + _PIECE]]]
-        arrays = [pa.array(column, kind) for column, kind in zip(columns, SCHEMA.types, strict=True)]
-        yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+    for seq, start in enumerate(range(0, len(data), _PIECE_BYTES)):
+        columns = [[part], [source], [seq], [data[start : start + _PIECE_BYTES]]]
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, PIECE_SCHEMA.types, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=PIECE_SCHEMA)
 
 
-def _batch(rows: Iterable[Any]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([row.asDict() for row in rows], SCHEMA)
+def _rows_to_batch(rows: Iterable[Any]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([row.asDict() for row in rows], PIECE_SCHEMA)
 
 
-def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, list[Any]]]:
+def _collect_objects(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, list[Any]]]:
     """The partitions in rows, in order, each with its objects by source."""
     pieces: dict[int, list[tuple[int, int, Any]]] = defaultdict(list)
     for batch in batches:
         for part, source, seq, data in zip(*(column for column in batch.columns), strict=True):
             pieces[part.as_py()].append((source.as_py(), seq.as_py(), data.as_buffer()))
     for part in sorted(pieces):
-        yield part, _values(sorted(pieces.pop(part), key=lambda piece: piece[:2]))
+        yield part, _load_objects(sorted(pieces.pop(part), key=lambda piece: piece[:2]))
 
 
-def _values(pieces: list[tuple[int, int, Any]]) -> list[Any]:
+def _load_objects(pieces: list[tuple[int, int, Any]]) -> list[Any]:
     by_source: dict[int, list[Any]] = defaultdict(list)
     for source, _, data in pieces:
         by_source[source].append(data)
@@ -193,33 +204,33 @@ def _values(pieces: list[tuple[int, int, Any]]) -> list[Any]:
 
 
 @dataclass
-class _Task:
+class _StepTask:
     """A step as a function of the rows of a partition."""
 
     step: Step
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for part, values in _gathered(batches):
+        for part, values in _collect_objects(batches):
             made = self.step(part, values)
             for target, value in enumerate(made) if self.step.outputs else [(part, made)]:
-                yield from _sent(target, part, value)
+                yield from _send_result(target, part, value)
 
 
-def _sent(target: int, part: int, value: Any) -> list[pa.RecordBatch]:
+def _send_result(target: int, part: int, value: Any) -> list[pa.RecordBatch]:
     """The rows of a result; of a failure, if it cannot be pickled."""
     try:
-        return list(_rows(target, part, value))
+        return list(_to_rows(target, part, value))
     except Exception as error:  # noqa: BLE001 - pickling runs code of the values
-        return list(_rows(target, part, Failure.of(part, "its result cannot be sent", error)))
+        return list(_to_rows(target, part, Failure.of(part, "its result cannot be sent", error)))
 
 
-def _run(frame: Any, step: Step) -> Any:
-    task = _Task(step)
-    return frame.mapInArrow(lambda batches: task(batches), _TYPES)  # noqa: PLW0108 - Spark asks for a function
+def _run_step(frame: Any, step: Step) -> Any:
+    task = _StepTask(step)
+    return frame.mapInArrow(lambda batches: task(batches), _SPARK_TYPES)  # noqa: PLW0108 - Spark asks for a function
 
 
 @dataclass
-class _Frames:
+class _ToObjects:
     """The rows of a partition of any DataFrame as one data frame of pandas, or as an Arrow table as it was."""
 
     schema: pa.Schema
@@ -230,21 +241,23 @@ class _Frames:
         part = pyspark.TaskContext.get().partitionId()
         held = list(batches)
         if self.tables is not None:
-            yield from _rows(part, part, pa.Table.from_batches([from_spark(b, self.tables) for b in held], self.tables))
+            yield from _to_rows(
+                part, part, pa.Table.from_batches([from_spark(b, self.tables) for b in held], self.tables)
+            )
         else:
             table = pa.Table.from_batches(held) if held else self.schema.empty_table()
-            yield from _rows(part, part, table.to_pandas())
+            yield from _to_rows(part, part, table.to_pandas())
 
 
 @dataclass
-class _Tables:
+class _ToRows:
     """A stage that makes the rows of data frames or Arrow tables of those that hold their pieces."""
 
     schema: pa.Schema
     stateful = False
 
     def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
-        for _, values in _gathered(batches):
+        for _, values in _collect_objects(batches):
             if isinstance(values[0], Failure):
                 raise values[0].raised()
             yield from self._table(values[0]).to_batches()

@@ -1,0 +1,382 @@
+"""Rows of plain Python objects: how many there are, some of them, and several objects as one.
+
+An object has rows if it is an array, a frame, a table, an array of documents, a list, or a dict of such. A list or
+tuple of arrays is columns, `[images, labels]`; a list of anything else, dicts included, is rows. All else is one thing
+without rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from hashlib import blake2b
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quire._optional import is_loaded, require
+from quire.array import DocumentArray, DocumentBatch
+from quire.errors import ColumnError, PathError, did_you_mean
+from quire.tensors import framework_of_type
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+_PLAIN = (int, float, complex, bool, str, bytes, type(None))
+
+
+def is_pandas(value: Any) -> bool:
+    """Whether it is a data frame, a series or an index of pandas."""
+    if not is_loaded("pandas"):
+        return False
+    pandas: Any = require("pandas", extra="pandas", needed_for="a data frame")
+    return isinstance(value, (pandas.DataFrame, pandas.Series, pandas.Index))
+
+
+def is_arrow(value: Any) -> bool:
+    """Whether it is a table or a record batch of Arrow."""
+    if not is_loaded("pyarrow"):
+        return False
+    arrow: Any = require("pyarrow", extra="parquet", needed_for="an Arrow table")
+    return isinstance(value, (arrow.Table, arrow.RecordBatch))
+
+
+def _is_tensor(value: Any) -> bool:
+    return framework_of_type(type(value)) is not None and len(value.shape) > 0
+
+
+def _is_array(value: Any) -> bool:
+    return _is_tensor(value) or is_pandas(value) or is_arrow(value) or isinstance(value, (DocumentArray, DocumentBatch))
+
+
+def _is_columns(value: Any) -> bool:
+    """Whether a list, tuple or dict is a nest of columns."""
+    if isinstance(value, dict):
+        return bool(value) and all(
+            _is_array(v) or isinstance(v, (list, tuple)) or _is_columns(v) for v in value.values()
+        )
+    if not isinstance(value, (list, tuple)) or not value:
+        return False
+    return all(_is_array(v) or _is_columns(v) for v in value) and not all(isinstance(v, dict) for v in value)
+
+
+def has_rows(value: Any) -> bool:
+    """Whether the object can be divided."""
+    return _is_array(value) or isinstance(value, (list, tuple)) or _is_columns(value) or is_untyped(value)
+
+
+# --- how many
+def count_rows(value: Any) -> int:
+    """The number of rows; an object without rows counts as one."""
+    if isinstance(value, dict) and not _is_columns(value):
+        return _count_mixed_rows(value)
+    if _is_columns(value):
+        return _count_column_rows(value)
+    if isinstance(value, (list, tuple)) or _is_array(value):
+        return int(value.num_rows) if is_arrow(value) else len(value)
+    return 1
+
+
+def _count_mixed_rows(value: dict[Any, Any]) -> int:
+    rows = [key for key, item in value.items() if _is_array(item) or _is_columns(item)]
+    if rows:
+        others = [key for key, item in value.items() if key not in rows and not isinstance(item, (list, tuple))]
+        raise ColumnError(f"a dict has rows in {rows} and none in {others}: how many rows it has cannot be told.")
+    return 1 if value else 0
+
+
+def _count_column_rows(value: Any) -> int:
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    lengths = {key: count_rows(item) for key, item in items}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{key!r}: {length:,}" for key, length in lengths.items())
+        raise ColumnError(f"columns of one object have different numbers of rows: {told}.")
+    return next(iter(lengths.values()))
+
+
+def check_rows(value: Any, doing: str) -> int:
+    """The number of rows of an object that is to be divided; ColumnError if it has none."""
+    if not has_rows(value):
+        raise ColumnError(
+            f"{doing} needs rows, and a {type(value).__name__} has none. Arrays, frames, lists, dicts of arrays and "
+            "arrays of documents have."
+        )
+    return count_rows(value)
+
+
+# --- some of them
+def take_rows(value: Any, where: slice | NDArray[np.int64]) -> Any:
+    """Rows by position. They may share memory with the object."""
+    if _is_columns(value) or type(value) is dict:
+        return map_items(lambda item: take_rows(item, where), value)
+    if is_pandas(value):
+        return value.iloc[where] if hasattr(value, "iloc") else value[where]
+    if is_arrow(value):
+        return value.slice(where.start, where.stop - where.start) if isinstance(where, slice) else value.take(where)
+    if isinstance(where, slice) or isinstance(value, (DocumentArray, DocumentBatch)):
+        return value[where]
+    framework = framework_of_type(type(value))
+    if framework is not None:
+        return framework.take(value, where)
+    return type(value)([value[i] for i in where.tolist()])
+
+
+def map_items(function: Callable[[Any], Any], value: Any) -> Any:
+    """A list, tuple or dict of the same kind with each of its items changed."""
+    if isinstance(value, dict):
+        return {key: function(item) for key, item in value.items()}
+    return _rebuild(value, [function(item) for item in value])
+
+
+def _rebuild(value: Any, items: list[Any]) -> Any:
+    if isinstance(value, tuple):
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return items
+
+
+def split_rows(value: Any, parts: int) -> list[Any]:
+    """The object in so many parts, one behind the other, whose sizes differ by one at most."""
+    total = check_rows(value, "partition()")
+    ends = [total * part // parts for part in range(parts + 1)]
+    return [take_rows(value, slice(start, stop)) for start, stop in pairwise(ends)]
+
+
+# --- several as one
+def concat_rows(values: Sequence[Any]) -> Any:
+    """The rows of all, one behind the other. What is empty says nothing, unless all is."""
+    full = [value for value in values if check_rows(value, "joining partitions")]
+    if len(full) < 2:
+        return full[0] if full else _pick_empty(values)
+    first = full[0]
+    kinds = {_container_kind(value): value for value in full}
+    if len(kinds) > 1:
+        told = " and ".join(type(value).__name__ for value in kinds.values())
+        raise ColumnError(f"partitions of one kind can be joined, and these hold {told}.")
+    if _is_columns(first):
+        return _concat_columns(full)
+    if isinstance(first, (list, tuple)) and not isinstance(first, DocumentArray):
+        return type(first)([item for value in full for item in value])
+    return _concat_arrays(full)
+
+
+def _pick_empty(values: Sequence[Any]) -> Any:
+    """The one that tells most of what there would be."""
+    return next((value for value in values if not is_untyped(value)), values[0])
+
+
+def is_untyped(value: Any) -> bool:
+    """Whether it is empty, and does not tell what would be in it."""
+    return type(value) in (list, tuple, dict) and len(value) == 0
+
+
+def _container_kind(value: Any) -> Any:
+    if _is_columns(value):
+        return type(value), tuple(value) if isinstance(value, dict) else len(value)
+    framework = framework_of_type(type(value))
+    return type(value) if framework is None else framework.name
+
+
+def _concat_columns(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, dict):
+        return {key: concat_rows([value[key] for value in values]) for key in first}
+    return _rebuild(first, [concat_rows([value[place] for value in values]) for place in range(len(first))])
+
+
+def _concat_arrays(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if is_pandas(first):
+        pandas: Any = require("pandas", extra="pandas", needed_for="a data frame")
+        return pandas.concat(values) if hasattr(first, "iloc") else first.append(list(values[1:]))
+    if is_arrow(first):
+        arrow: Any = require("pyarrow", extra="parquet", needed_for="an Arrow table")
+        tables = [v if isinstance(v, arrow.Table) else arrow.Table.from_batches([v]) for v in values]
+        return arrow.concat_tables(tables)
+    if isinstance(first, DocumentBatch):
+        return type(first).concat(values)
+    if isinstance(first, DocumentArray):
+        return type(first)(document for value in values for document in value)
+    return _concat_tensors(values)
+
+
+def _concat_tensors(values: Sequence[Any]) -> Any:
+    framework = framework_of_type(type(values[0]))
+    assert framework is not None
+    shapes = {framework.shape(value)[1:] for value in values}
+    if len(shapes) > 1:
+        raise ColumnError(f"rows of one shape can be joined, and these have {' and '.join(map(str, shapes))}.")
+    return np.concatenate(values) if framework.name == "numpy" else framework.concat(values)
+
+
+# --- copies
+def copy_value(value: Any) -> Any:
+    """A copy that can be changed, and changes nothing else."""
+    if isinstance(value, _PLAIN) or is_arrow(value):
+        return value
+    if type(value) in (list, dict) or isinstance(value, tuple):
+        return map_items(copy_value, value)
+    if is_pandas(value):
+        return _copy_frame(value)
+    if type(value) is np.ndarray and value.dtype.hasobject is False:
+        return value.copy()
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # noqa: BLE001 - locks, files and their like cannot be copied, and are shared
+        return value
+
+
+def _copy_frame(value: Any) -> Any:
+    made = value.copy()
+    if hasattr(made, "columns"):
+        for place in range(made.shape[1]):
+            if made.dtypes.iloc[place] == "object" and _holds_mutable(made.iloc[:, place]):
+                made.isetitem(place, made.iloc[:, place].map(copy_value))
+        return made
+    return made.map(copy_value) if made.dtype == "object" and _holds_mutable(made) else made
+
+
+def _holds_mutable(items: Iterable[Any]) -> bool:
+    return any(not isinstance(item, _PLAIN) for item in items)
+
+
+_MISSING_HASH = 0x9E3779B97F4A7C15
+
+
+_TIME_SALT, _FRACTION_SALT = 0x5851F42D4C957F2D, 0x2545F4914F6CDD1D
+
+
+_INT64_LIMIT = float(1 << 63)
+
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+
+
+def get_column(value: Any, name: Any) -> Any:
+    """A column of a frame, a dict or an array of documents; PathError if there is none."""
+    try:
+        return value[name]
+    except (KeyError, IndexError, TypeError) as error:
+        known = (
+            [str(key) for key in value] if isinstance(value, dict) else list(map(str, getattr(value, "columns", ())))
+        )
+        raise PathError(f"a {type(value).__name__} has no {name!r}. {did_you_mean(str(name), known)}") from error
+
+
+def assign_partitions(value: Any, names: Sequence[Any], parts: int) -> NDArray[np.int64]:
+    """The partition of each row, by what it has in the columns."""
+    mixed: NDArray[np.uint64] | None = None
+    for name in names:
+        hashes = _hash_array(key_array(get_column(value, name)))
+        mixed = hashes if mixed is None else _mix_bits(mixed ^ (hashes << np.uint64(1)))
+    assert mixed is not None
+    found: NDArray[np.int64] = (mixed % np.uint64(parts)).astype(np.int64)
+    return found
+
+
+def key_array(column: Any) -> NDArray[Any]:
+    """A column as one axis of numpy."""
+    column = [] if is_untyped(column) else column
+    array = np.asarray(column.to_numpy() if hasattr(column, "to_numpy") else column)
+    if array.ndim == 1:
+        return array
+    if array.ndim == 0 or not isinstance(column, (list, tuple)):
+        raise ColumnError(f"a key is one value a row, and this column has rows of shape {array.shape[1:]}.")
+    return np.fromiter(column, np.object_, len(column))
+
+
+def unique_values(column: Any) -> NDArray[Any]:
+    """Each value once, in the order in which they come. Missing values are one."""
+    array = key_array(column)
+    if array.dtype != object:
+        _, first = np.unique(array, return_index=True)
+        return array[np.sort(first)]
+    seen: dict[Any, Any] = {}
+    for item in array.tolist():
+        seen.setdefault(None if _is_missing(item) else item, item)
+    return np.fromiter(seen.values(), np.object_, len(seen))
+
+
+# --- numbers for values
+def _mix_bits(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Bits that depend on all bits (the finaliser of splitmix64)."""
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: NDArray[np.uint64] = bits ^ (bits >> np.uint64(31))
+    return mixed
+
+
+def _hash_array(array: NDArray[Any]) -> NDArray[np.uint64]:
+    kind = array.dtype.kind
+    if kind in "iub":
+        return _mix_bits(array.astype(np.int64).view(np.uint64))
+    if kind == "f":
+        return _hash_floats(array.astype(np.float64))
+    if kind in "Mm":
+        return _hash_times(array)
+    return _hash_objects(array.tolist())
+
+
+def _hash_floats(array: NDArray[np.float64]) -> NDArray[np.uint64]:
+    with np.errstate(invalid="ignore"):
+        whole = (np.floor(array) == array) & (np.abs(array) < _INT64_LIMIT)
+    integers = np.where(whole, array, 0).astype(np.int64).view(np.uint64)
+    bits = np.where(whole, integers, array.view(np.uint64) ^ np.uint64(_FRACTION_SALT))
+    return np.where(np.isnan(array), np.uint64(_MISSING_HASH), _mix_bits(bits))
+
+
+def _hash_times(array: NDArray[Any]) -> NDArray[np.uint64]:
+    nanoseconds = array.astype(f"{array.dtype.kind}8[ns]").view(np.int64).view(np.uint64)
+    return np.where(np.isnat(array), np.uint64(_MISSING_HASH), _mix_bits(nanoseconds ^ np.uint64(_TIME_SALT)))
+
+
+def _hash_objects(items: list[Any]) -> NDArray[np.uint64]:
+    known: dict[Any, int] = {}
+    found = np.empty(len(items), np.uint64)
+    for place, item in enumerate(items):
+        try:
+            number = known.get(item)
+        except TypeError:
+            raise ColumnError(
+                f"a key is text, a number or a time, got a {type(item).__name__} in row {place}."
+            ) from None
+        if number is None:
+            number = known[item] = _hash_object(item)
+        found[place] = number
+    return found
+
+
+def _hash_object(item: Any) -> int:
+    if _is_missing(item):
+        return _MISSING_HASH
+    if isinstance(item, (float, np.number, np.bool_, np.datetime64)) or (
+        isinstance(item, int) and abs(item) < _INT64_LIMIT
+    ):
+        return int(_hash_array(np.asarray([item]))[0])
+    if isinstance(item, dt.datetime):
+        return int(_hash_times(np.asarray([_to_nanoseconds(item)], "M8[ns]"))[0])
+    if isinstance(item, (str, bytes)):
+        data = b"s" + item.encode("utf-8", "surrogatepass") if isinstance(item, str) else b"b" + item
+    elif getattr(type(item), "__repr__", None) is object.__repr__:
+        raise ColumnError(f"a key is text, a number or a time, got a {type(item).__name__}.")
+    else:
+        data = repr(item.normalize() if isinstance(item, Decimal) else item).encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+
+
+def _to_nanoseconds(moment: dt.datetime) -> int:
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=dt.timezone.utc)
+    return (aware - _EPOCH) // dt.timedelta(microseconds=1) * 1000 + getattr(moment, "nanosecond", 0)
+
+
+def _is_missing(item: Any) -> bool:
+    """None, NaN, NaT and pandas' NA, which is not equal to anything, nor unequal."""
+    if item is None:
+        return True
+    try:
+        return bool(item != item)
+    except (TypeError, ValueError):
+        return type(item).__name__ == "NAType"
