@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import threading
 import weakref
 from contextlib import suppress
 from functools import cache
@@ -19,6 +18,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
+
+from quire._fork import ForkSafeLock
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -208,7 +209,7 @@ class SharedMemory:
 
 _MAP_FIXED, _CHUNK = 0x10, 1 << 16
 _mapped: weakref.WeakSet[_Mapping] = weakref.WeakSet()
-_mapped_lock = threading.Lock()
+_mapped_lock = ForkSafeLock()
 
 
 def drop_mapped_pages() -> None:

@@ -7,7 +7,6 @@ of rows needs a row group or two: those are read alone, and the last of them kep
 from __future__ import annotations
 
 import mmap
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from quire._fork import ForkSafeLock
 from quire.array import DocumentBatch
 from quire.columns import Columns, concat_columns
 from quire.schema import FieldPath
@@ -56,7 +56,7 @@ class Pages:
         self._kept: OrderedDict[tuple[tuple[str, ...], int, int], pa.RecordBatch] = OrderedDict()
         self._rows: dict[int, tuple[int, ...]] = {}
         self._footers: OrderedDict[int, tuple[int, pq.FileMetaData]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._narrow: dict[tuple[str, ...], Pages] = {}
 
     def __len__(self) -> int:
@@ -66,9 +66,10 @@ class Pages:
         """The same rows with some of their columns."""
         with self._lock:
             if columns not in self._narrow:
-                made = self._narrow[columns] = Pages(narrowed(self.dataset, columns))
-                made._columns, made._least = columns, self._least
-                made._kept, made._lock = self._kept, self._lock  # which are for all of them
+                pages = Pages(narrowed(self.dataset, columns))
+                pages._columns, pages._least = columns, self._least
+                pages._kept, pages._lock = self._kept, self._lock  # shared by all narrowed pages
+                self._narrow[columns] = pages
             return self._narrow[columns]
 
     def take(self, rows: NDArray[np.int64]) -> DocumentBatch[Any]:
