@@ -217,7 +217,17 @@ def tests(session: nox.Session) -> None:
     install_java(session)
     environment = {**install_chromium(session), **provide_libgomp(session)}
     allowed = ("--allow-missing",) if missing else ()
-    session.run(*ALL, *allowed, *session.posargs, env=environment)
+    runs = [session.posargs] if session.posargs else [["-m", "not cluster"], ["-m", "cluster"]]
+    failures = []
+    for (
+        arguments
+    ) in runs:  # threads of Ray, Spark and gRPC live on, and tests of DataLoaders fork: see tests/conftest.py
+        try:
+            session.run(*ALL, *allowed, *arguments, env=environment)
+        except nox.command.CommandFailed as failure:
+            failures.append(failure)
+    if failures:
+        raise failures[0]
     if missing:
         session.warn(f"without a wheel for Python {session.python or platform.python_version()}: {', '.join(missing)}")
 

@@ -9,15 +9,23 @@ the core alone.
 A missing program, which pip cannot install, is no failure, except in CI: the summary counts the tests that were not run
 and shows the command that enables them. `--allow-missing` treats modules likewise: nox passes it if an optional package
 has no wheel for this Python.
+
+Tests that need Ray, Spark or gRPC are marked `cluster`: these libraries start threads that live as long as the process,
+and a process with such threads should not fork. `nox -s tests` runs them in processes of their own.
 """
 
 from __future__ import annotations
 
 import ast
+import faulthandler
 import logging
+import multiprocessing
 import os
 import re
 import shutil
+import signal
+import tempfile
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -34,7 +42,9 @@ from tests.programs import chromium_command, find_chromium, has_java, java_comma
 settings.register_profile("quire", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("quire")
 
+_CLUSTER = {"ray", "pyspark", "grpc", "node:@grpc/grpc-js"}
 _left_out = pytest.StashKey[dict[str, list[str]]]()
+_stacks = pytest.StashKey[Any]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,6 +54,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_left_out] = {}
+    config.addinivalue_line("markers", "cluster: uses Ray, Spark or gRPC, whose threads outlive the test")
+    _register_stack_dumps(config)
     if not _core_alone(config) and find_spec("paddle") and find_spec("tensorflow"):
         _import_paddle()
 
@@ -75,7 +87,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
+# Before the built-in hook, which evaluates `-m`.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not _CLUSTER.isdisjoint(module for marker in item.iter_markers("needs") for module in marker.args):
+            item.add_marker("cluster")
     random = [item.nodeid for item in items if re.search(r"id='[0-9a-f]{32}'|\b[0-9a-f]{32},", item.nodeid)]
     if random:
         raise pytest.UsageError(f"{random[0]}: the ids of documents differ in every process of xdist: leave out ids=")
@@ -104,9 +121,48 @@ def _missing_program(needed: list[str]) -> str | None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     report: Any = yield
+    if call.excinfo is not None and "from pytest-timeout" in str(call.excinfo.value):
+        report.sections.append(("Stacks of child processes", _dump_stacks_of_children(item.config)))
     return _refuse_skip(report, item.config)
+
+
+# A test that times out often waits for a process that it forked. pytest-timeout shows the threads of the test process
+# only, so every process writes its stacks to a file that forked children inherit, when it receives SIGUSR1.
+
+
+def _register_stack_dumps(config: pytest.Config) -> None:
+    if hasattr(faulthandler, "register"):
+        config.stash[_stacks] = file = tempfile.TemporaryFile(prefix="quire-stacks-")  # noqa: SIM115 - for all tests
+        os.set_inheritable(file.fileno(), False)
+        faulthandler.register(signal.SIGUSR1, file, all_threads=True)
+
+
+def _dump_stacks_of_children(config: pytest.Config) -> str:
+    file = config.stash.get(_stacks, None)
+    children = [child for child in multiprocessing.active_children() if child.pid and _catches_sigusr1(child.pid)]
+    if file is None or not children:
+        return "no forked child process is alive"
+    file.seek(0)
+    file.truncate()
+    for child in children:
+        os.write(file.fileno(), f"--- {child.name}, process {child.pid}\n".encode())
+        os.kill(child.pid, signal.SIGUSR1)
+        time.sleep(0.5)  # each writes at the position that all of them share
+    file.seek(0)
+    lines = str(file.read(), "utf-8", "replace").splitlines()
+    return "\n".join(line for line in lines if not re.search(r"/(pluggy|_pytest|xdist|execnet)/", line))
+
+
+def _catches_sigusr1(pid: int) -> bool:
+    """Spawned processes do not: the signal would end them."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    mask = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+    return mask is not None and bool(int(mask[1], 16) >> (signal.SIGUSR1 - 1) & 1)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -50,8 +50,11 @@ def run(block: str, path: Path | str, namespace: dict[str, object]) -> None:
 
 def page_parameter(path: Path) -> object:
     """The page's path, marked with what the page needs."""
-    needs = needs_of(blocks_of(path.read_text()))
+    blocks = blocks_of(path.read_text())
+    needs = needs_of(blocks)
     marks = [pytest.mark.needs(*needs)] if needs else []
+    if any("quire.distributed" in block or "quire.services" in block for block in blocks):
+        marks.append(pytest.mark.cluster)
     return pytest.param(path, marks=marks, id=path.relative_to(ROOT).as_posix())
 
 
