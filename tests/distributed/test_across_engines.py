@@ -152,9 +152,9 @@ def test_vectors_of_spark_are_tensors(start_engine: Start) -> None:
 
 
 def test_spark_gives_batches_of_so_many_bytes(start_engine: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    from quire.distributed import _spark_job
+    from quire.distributed import _spark
 
-    monkeypatch.setattr(_spark_job, "_BYTES", 1 << 20)
+    monkeypatch.setattr(_spark, "_BATCH_BYTES", 1 << 20)
     engine = start_engine("spark")
     frame = engine.session.range(0, 64, 1, 2).selectExpr("id", "CAST(repeat('x', 262144) AS binary) AS data")
     found = engine.collect(engine.run(engine.from_native(frame), Sizes()))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire import BaseDocument
-from quire.distributed import DocumentShards, PartitionError, _text_pieces
+from quire.distributed import DocumentShards, PartitionError, _sources
 from quire.distributed._sources import FileRef, TextPiece, find_files, split_text_file
 from quire.files import RemoteOptions
 from tests.strategies import laws
@@ -26,9 +26,9 @@ class Line(BaseDocument):
 
 @pytest.fixture(autouse=True, scope="module")
 def _small_pieces() -> Any:
-    before, _text_pieces.PIECE_BYTES = _text_pieces.PIECE_BYTES, 1
+    before, _sources.MIN_PIECE_BYTES = _sources.MIN_PIECE_BYTES, 1
     yield
-    _text_pieces.PIECE_BYTES = before
+    _sources.MIN_PIECE_BYTES = before
 
 
 @pytest.fixture(scope="module")

@@ -176,9 +176,9 @@ def test_shards_of_two_engines_do_not_go_together(start_engine: Callable[[str], 
 
 def test_large_objects_go_in_pieces(start_engine: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """No cell of Spark takes 2 GiB."""
-    from quire.distributed import _objects_spark
+    from quire.distributed import _spark_objects
 
-    monkeypatch.setattr(_objects_spark, "_PIECE", 1000)
+    monkeypatch.setattr(_spark_objects, "_PIECE_BYTES", 1000)
     data = np.random.default_rng(0).random(1000)
     shards = XShards.partition(data, 2, engine=start_engine("spark"))
     assert shards._node.held.count() == 10  # type: ignore[attr-defined]
