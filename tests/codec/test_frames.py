@@ -211,7 +211,7 @@ def test_no_document_is_built_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> No
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("a document was built")
 
-    monkeypatch.setattr("quire.columns._columns._make_plain", refuse)
+    monkeypatch.setattr("quire.columns._columns._make_plain_documents", refuse)
     for document_type in (Row, Leaf):
         monkeypatch.setattr(document_type, "model_validate", refuse)
         monkeypatch.setattr(document_type, "__init__", refuse)

@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
-from quire.columns import _tallies
-from quire.columns._moments import seconds
-from quire.columns._statistics import Statistics
+from quire.columns import _statistics
+from quire.columns._statistics import Statistics, to_seconds
 from quire.errors import OptionError, PathError
 from quire.storage import _statistics as sampling
 from quire.storage import column_statistics, open_dataset, write_dataset
@@ -91,7 +90,7 @@ def _numbers(found: Any, values: Any, bins: int) -> None:
     if not len(finite):
         assert (found.minimum, found.maximum, found.mean, found.deviation) == (None, None, None, None)
         return
-    assert (seconds(found.minimum), seconds(found.maximum)) == (finite.min(), finite.max())
+    assert (to_seconds(found.minimum), to_seconds(found.maximum)) == (finite.min(), finite.max())
     with np.errstate(over="ignore", invalid="ignore"):
         scale = max(abs(finite.min()), abs(finite.max()))
         np.testing.assert_allclose(found.mean, finite.mean(), rtol=1e-9, atol=1e-9 * scale)
@@ -250,9 +249,9 @@ def test_of_large_rows_fewer_are_read(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_memory_does_not_grow_with_what_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_tallies, "_MOST_NUMBERS", 1000)
-    monkeypatch.setattr(_tallies, "_MOST_VALUES", 1000)
-    numbers, values = _tallies.NumberTally(), _tallies.ValueTally()
+    monkeypatch.setattr(_statistics, "_MAX_NUMBERS", 1000)
+    monkeypatch.setattr(_statistics, "_MAX_VALUES", 1000)
+    numbers, values = _statistics.NumberTally(), _statistics.ValueTally()
     tracemalloc.start()
     for start in range(200):
         part = np.arange(start * 1000, start * 1000 + 1000)
@@ -265,13 +264,13 @@ def test_memory_does_not_grow_with_what_is_looked_at(monkeypatch: pytest.MonkeyP
     np.testing.assert_allclose((numbers.mean, numbers.deviation), (99_999.5, np.arange(200_000).std()))
     found = numbers.histogram(4)
     assert found is not None
-    assert min(found[1]) / max(found[1]) > 0.5  # which of the numbers are kept depends on no order
+    assert min(found.counts) / max(found.counts) > 0.5  # which of the numbers are kept depends on no order
     assert values.distinct is None
     assert values.top(1) == ((7, 601),)
 
 
 def test_long_texts_are_told_apart_and_cut() -> None:
-    values = _tallies.ValueTally()
+    values = _statistics.ValueTally()
     values.add_texts(["x" * 300, "x" * 301, "x" * 301, "y"])
     assert values.distinct == 3
     assert values.top(1) == (("x" * 200 + "…", 2),)

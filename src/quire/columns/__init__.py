@@ -1,9 +1,20 @@
-"""Documents as columns: how rows are stacked, and what can be done with columns without making documents."""
+"""Documents as columns: stacking rows, and reading, taking, filling and measuring columns without documents."""
 
-from quire.columns._column import Column, TensorMap, Validity, dense_framework
-from quire.columns._columns import Columns, DocumentColumn, DocumentsColumn, ExtraState
-from quire.columns._concat import concat_columns
-from quire.columns._make import default_column, make_column, validate_values
+from quire.columns._column import (
+    Column,
+    LentColumn,
+    ObjectColumn,
+    PackedColumn,
+    RaggedColumn,
+    ScalarColumn,
+    TensorColumn,
+    TensorMap,
+    Validity,
+    dense_framework,
+    pack,
+    wrap_rows,
+)
+from quire.columns._columns import MODEL_SETTERS, Columns, DocumentColumn, DocumentsColumn, ExtraState
 from quire.columns._missing import (
     MissingValues,
     check_fill,
@@ -12,21 +23,24 @@ from quire.columns._missing import (
     numeric_paths,
     present_rows,
 )
-from quire.columns._objects import ObjectColumn, PackedColumn, pack
 from quire.columns._stack import (
     ShapePolicy,
     StackOptions,
     collect_extra_states,
+    concat_columns,
+    default_column,
     gather,
     have_own_attributes,
+    make_column,
     stack,
     stack_values,
+    validate_values,
     validity_of,
 )
 from quire.columns._statistics import ColumnStatistics, Histogram, Statistics
-from quire.columns._tensor import LentColumn, RaggedColumn, ScalarColumn, TensorColumn, wrap_rows
 
 __all__ = [
+    "MODEL_SETTERS",
     "Column",
     "ColumnStatistics",
     "Columns",

@@ -1,9 +1,9 @@
-"""All columns of a number of documents, and columns of nested documents."""
+"""All columns of a number of documents, and the columns of nested documents."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import compress, pairwise, repeat
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -13,8 +13,7 @@ from pydantic import BaseModel
 from typing_extensions import Self
 
 from quire._protocols import MODEL_SLOTS
-from quire.columns._column import Column, TensorMap, Validity
-from quire.columns._tensor import spread
+from quire.columns._column import Column, TensorMap, Validity, element_positions
 from quire.errors import ColumnError, TensorError
 from quire.schema import Field, Schema
 from quire.tensors import Framework
@@ -22,12 +21,12 @@ from quire.tensors import Framework
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# A model's parts are set past its validation: the descriptors themselves are the fastest way.
-_SETTERS = tuple(BaseModel.__dict__[slot].__set__ for slot in MODEL_SLOTS)
+MODEL_SETTERS = tuple(BaseModel.__dict__[slot].__set__ for slot in MODEL_SLOTS)
+"""Set the state of a pydantic model without validation. Calling the slot descriptors is the fastest way to do that."""
 
 
 class ExtraState(NamedTuple):
-    """What a document holds beyond the fields of the schema that it was stacked with."""
+    """The state of a document beyond the fields of the schema: of a subclass, extra fields, private attributes."""
 
     document_type: type[Any]
     fields: dict[str, Any]
@@ -39,8 +38,8 @@ class ExtraState(NamedTuple):
 class Columns:
     """The columns of a number of documents, by field name.
 
-    `validity` is False in rows that stand for no document at all (a nested document that is None). `extra_states` holds
-    what documents of subclasses have beyond the schema.
+    `validity` is False in rows without a document (a nested document that is None). `extra_states` has, for each row,
+    the state that the columns do not hold; None if no document has any.
     """
 
     schema: Schema
@@ -49,53 +48,57 @@ class Columns:
     validity: Validity = None
     extra_states: list[ExtraState | None] | None = None
     is_deferred: ClassVar[bool] = False
-    """Whether the columns are gathered only when somebody looks at them."""
+    """Whether the columns are gathered when they are first read."""
 
     def __len__(self) -> int:
         return self.length
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        packed = self.map_tensors(lambda framework, value: (framework, framework.to_pickle(value)))
-        return _restore, packed._arguments()
+        portable = self.map_tensors(lambda framework, value: (framework, framework.to_pickle(value)))
+        return _restore, portable._restore_arguments()
 
-    def _arguments(self) -> tuple[Any, ...]:
+    def _restore_arguments(self) -> tuple[Any, ...]:
         parts = {name: (type(column), column.payload()) for name, column in self.columns.items()}
         own = self.schema.document_type.document_schema() is self.schema
         fields = None if own else self.schema.fields
         return self.schema.document_type, fields, parts, self.length, self.validity, self.extra_states
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Columns:
-        def remember(framework: Framework, value: Any) -> tuple[Framework, Any]:
+        def copy_tensor(framework: Framework, value: Any) -> tuple[Framework, Any]:
             if id(value) not in memo:
                 memo[id(value)] = framework.copy_alone(value, memo)
             return framework, memo[id(value)]
 
-        self.map_tensors(remember)  # first, because copy.deepcopy refuses tensors that are part of a gradient graph
-        return _restore(*copy.deepcopy(self._arguments(), memo))
+        self.map_tensors(copy_tensor)  # first, because copy.deepcopy refuses tensors that are part of a gradient graph
+        return _restore(*copy.deepcopy(self._restore_arguments(), memo))
 
-    def take(self, indices: NDArray[np.int64]) -> Columns:
-        """Rows by position, copied."""
-        extra_states = None if self.extra_states is None else [self.extra_states[i] for i in indices.tolist()]
-        return Columns(
-            self.schema,
-            {name: column.take(indices) for name, column in self.columns.items()},
-            len(indices),
-            None if self.validity is None else self.validity[indices],
-            extra_states,
-        )
+    # --- the tree of columns
 
-    def slice(self, rows: slice) -> Columns:
-        """A run of rows, sharing memory."""
-        return Columns(
-            self.schema,
-            {name: column.slice(rows) for name, column in self.columns.items()},
-            len(range(*rows.indices(self.length))),
-            None if self.validity is None else self.validity[rows],
-            None if self.extra_states is None else self.extra_states[rows],
-        )
+    @property
+    def nbytes(self) -> int:
+        """The approximate size of all values in memory."""
+        return sum(column.nbytes for column in self.columns.values())
+
+    @property
+    def frameworks(self) -> set[Framework]:
+        """The frameworks of the tensors and numbers that are held as arrays, including those of nested documents."""
+        return {framework for column in self.columns.values() for framework in column.frameworks}
+
+    def leaves(self) -> Iterator[Column]:
+        """Yield the columns without nested columns, depth first."""
+        for column in self.columns.values():
+            if column.children:
+                for child in column.children:
+                    yield from child.leaves()
+            else:
+                yield column
+
+    def map_leaves(self, change: Callable[[Column], Column]) -> Columns:
+        """Return the columns with every leaf changed, including those of nested documents."""
+        return replace(self, columns={name: column.map_leaves(change) for name, column in self.columns.items()})
 
     def map_tensors(self, change: TensorMap) -> Columns:
-        """The columns with every tensor in them changed."""
+        """Return the columns with every tensor in them changed."""
         changed = {}
         for name, column in self.columns.items():
             try:
@@ -104,26 +107,50 @@ class Columns:
                 raise ColumnError(f"{self.schema.name}.{name}: {error}") from error
         return replace(self, columns=changed)
 
+    # --- rows
+
+    def take(self, indices: NDArray[np.int64]) -> Columns:
+        """Copy rows by position."""
+        return Columns(
+            self.schema,
+            {name: column.take(indices) for name, column in self.columns.items()},
+            len(indices),
+            None if self.validity is None else self.validity[indices],
+            None if self.extra_states is None else [self.extra_states[i] for i in indices.tolist()],
+        )
+
+    def slice(self, rows: slice) -> Columns:
+        """Return a range of rows that shares memory with the columns."""
+        return Columns(
+            self.schema,
+            {name: column.slice(rows) for name, column in self.columns.items()},
+            len(range(*rows.indices(self.length))),
+            None if self.validity is None else self.validity[rows],
+            None if self.extra_states is None else self.extra_states[rows],
+        )
+
     def set_column(self, column: Column) -> None:
-        """Put another column in the place of a field's."""
+        """Replace the column of a field."""
         name = column.field.name
         if len(column) != self.length:
             raise ColumnError(f"{self.schema.name}.{name}: the batch has {self.length} rows, got {len(column)} values.")
         self.columns[name] = column
 
+    # --- documents
+
     def document(self, index: int) -> Any:
-        """One row as a document."""
+        """Return one row as a document; None if the row has none."""
         if self.validity is not None and not self.validity[index]:
             return None
         row = {name: column.value(index) for name, column in self.columns.items()}
         return next(self._make([row], self.extra_states and [self.extra_states[index]]))
 
     def documents(self) -> list[Any]:
-        """All rows as documents, which share memory with the columns; None where a row stands for none."""
+        """Return all rows as documents, which share memory with the columns; None for rows without a document."""
         return list(self.iter_documents(self.length or 1))
 
     def iter_documents(self, chunk: int = 1024) -> Iterator[Any]:
-        """The rows as documents, made a chunk at a time."""
+        """Yield the rows as documents, made `chunk` rows at a time."""
         for start in range(0, self.length, chunk):
             part = self if chunk >= self.length else self.slice(slice(start, start + chunk))
             if part.validity is None:
@@ -131,8 +158,8 @@ class Columns:
             else:
                 valid = part.validity.tolist()
                 extra_states = part.extra_states and list(compress(part.extra_states, valid))
-                made = part._make(compress(part._rows(), valid), extra_states)
-                yield from (next(made) if there else None for there in valid)
+                documents = part._make(compress(part._rows(), valid), extra_states)
+                yield from (next(documents) if is_valid else None for is_valid in valid)
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         if not self.columns:
@@ -140,13 +167,13 @@ class Columns:
         values = zip(*(column.values() for column in self.columns.values()), strict=True)
         return map(dict, map(zip, repeat(tuple(self.columns)), values))
 
-    def _make(self, rows: Any, extra_states: list[ExtraState | None] | None) -> Iterator[Any]:
-        """Documents without validation: the values come from documents that were validated."""
+    def _make(self, rows: Iterable[dict[str, Any]], extra_states: list[ExtraState | None] | None) -> Iterator[Any]:
+        """Make documents without validation: the values come from documents that were validated."""
         if extra_states is not None:
-            return map(_make_one, repeat(self.schema), rows, extra_states)
+            return map(_make_document, repeat(self.schema), rows, extra_states)
         if self.schema.keeps_more:
-            return map(_make_one, repeat(self.schema), rows, repeat(None))
-        return _make_plain(self.schema.document_type, rows, set(self.columns))
+            return map(_make_document, repeat(self.schema), rows, repeat(None))
+        return _make_plain_documents(self.schema.document_type, rows, set(self.columns))
 
 
 def _restore(
@@ -163,23 +190,23 @@ def _restore(
     return Columns(schema, columns, length, *rest)
 
 
-def _make_plain(document_type: type[Any], rows: Any, names: set[str]) -> Iterator[Any]:
-    new, (put_dict, put_names, put_extra, put_private) = object.__new__, _SETTERS
+def _make_plain_documents(document_type: type[Any], rows: Iterable[dict[str, Any]], names: set[str]) -> Iterator[Any]:
+    new, (put_dict, put_names, put_extra, put_private) = object.__new__, MODEL_SETTERS
     for row in rows:
         document = new(document_type)
         put_dict(document, row)
-        put_names(document, names)  # shared: it holds every name already, and so never changes
+        put_names(document, names)  # shared by all documents: it has every name already, so nothing is ever added
         put_extra(document, None)
         put_private(document, None)
         yield document
 
 
-def _make_one(schema: Schema, row: dict[str, Any], remainder: ExtraState | None) -> Any:
+def _make_document(schema: Schema, row: dict[str, Any], extra_state: ExtraState | None) -> Any:
     document_type = schema.document_type
     extra: dict[str, Any] | None = {} if document_type.model_config.get("extra") == "allow" else None
     private: dict[str, Any] | None = None
-    if remainder is not None:
-        document_type, more, extra, private = remainder
+    if extra_state is not None:
+        document_type, more, extra, private = extra_state
         row = {**row, **more}
     document = object.__new__(document_type)
     state = (
@@ -188,15 +215,18 @@ def _make_one(schema: Schema, row: dict[str, Any], remainder: ExtraState | None)
         None if extra is None else dict(extra),
         None if private is None else dict(private),
     )
-    for put, value in zip(_SETTERS, state, strict=True):
+    for put, value in zip(MODEL_SETTERS, state, strict=True):
         put(document, value)
     if private is None and document_type.__private_attributes__:
-        document_type.model_post_init(document, None)  # gives private attributes their defaults
+        document_type.model_post_init(document, None)  # sets the defaults of private attributes
     return document
 
 
+# --- nested documents
+
+
 class DocumentColumn(Column):
-    """Nested documents: their own columns, a row a document."""
+    """Nested documents: their own columns, with one row for each row of the column."""
 
     __slots__ = ("columns",)
 
@@ -206,6 +236,13 @@ class DocumentColumn(Column):
 
     def __len__(self) -> int:
         return len(self.columns)
+
+    @property
+    def children(self) -> tuple[Columns, ...]:
+        return (self.columns,)
+
+    def map_children(self, change: Callable[[Columns], Columns]) -> Self:
+        return type(self)(self.field, change(self.columns))
 
     def values(self) -> list[Any]:
         return self.columns.documents()
@@ -219,12 +256,9 @@ class DocumentColumn(Column):
     def slice(self, rows: slice) -> Self:
         return type(self)(self.field, self.columns.slice(rows))
 
-    def map_tensors(self, change: TensorMap) -> Self:
-        return type(self)(self.field, self.columns.map_tensors(change))
-
 
 class DocumentsColumn(Column):
-    """Nested arrays: the columns of all their documents, and where each row's begin and end."""
+    """Arrays of documents: the columns of all their documents (`flat`); row i has offsets[i] to offsets[i + 1]."""
 
     __slots__ = ("flat", "offsets")
 
@@ -235,17 +269,23 @@ class DocumentsColumn(Column):
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    @property
+    def children(self) -> tuple[Columns, ...]:
+        return (self.flat,)
+
+    def map_children(self, change: Callable[[Columns], Columns]) -> Self:
+        return type(self)(self.field, change(self.flat), self.offsets, self.validity)
+
     def values(self) -> list[Any]:
         documents, ends = self.flat.documents(), self.offsets.tolist()
         arrays = [self.field.type._trusted(documents[a:b]) for a, b in pairwise(ends)]
-        return self.masked(arrays)
+        return self.mask_values(arrays)
 
     def take(self, indices: NDArray[np.int64]) -> Self:
         sizes = self.offsets[indices + 1] - self.offsets[indices]
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        return type(self)(
-            self.field, self.flat.take(spread(self.offsets, indices)), offsets, self._validity_of(indices)
-        )
+        flat = self.flat.take(element_positions(self.offsets, indices))
+        return type(self)(self.field, flat, offsets, self._select_validity(indices))
 
     def slice(self, rows: slice) -> Self:
         start, stop, step = rows.indices(len(self))
@@ -253,7 +293,4 @@ class DocumentsColumn(Column):
             return self.take(np.arange(start, stop, step))
         offsets = self.offsets[start : max(start, stop) + 1]
         flat = self.flat.slice(slice(int(offsets[0]), int(offsets[-1])))
-        return type(self)(self.field, flat, offsets - offsets[0], self._validity_of(rows))
-
-    def map_tensors(self, change: TensorMap) -> Self:
-        return type(self)(self.field, self.flat.map_tensors(change), self.offsets, self.validity)
+        return type(self)(self.field, flat, offsets - offsets[0], self._select_validity(rows))

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from quire.columns._column import Column, Validity
-from quire.columns._columns import Columns, DocumentColumn, DocumentsColumn
-from quire.columns._objects import ObjectColumn
+from quire.columns._column import Column, ObjectColumn, RaggedColumn, TensorColumn, Validity
+from quire.columns._columns import Columns, DocumentsColumn
 from quire.columns._stack import ShapePolicy, StackOptions, stack_values
-from quire.columns._tensor import RaggedColumn, TensorColumn
 from quire.errors import ColumnError, PathError, TensorError
 from quire.schema import Field, FieldKind, FieldPath, Schema, join_path
 from quire.tensors import cast_numbers, common_dtype, describe, format_shape, framework_of, get_framework
@@ -71,17 +69,17 @@ def find_missing(
     Nested documents that are gathered on demand are skipped: nothing has changed them since they were checked.
     """
     for name, column in columns.columns.items():
-        here = (*path, name)
-        if isinstance(column, DocumentColumn):
-            if not column.columns.is_deferred:
-                yield from find_missing(column.columns, here, owners)
-        elif isinstance(column, DocumentsColumn):
+        column_path = (*path, name)
+        present = present_rows(column)
+        if present is not None:
+            yield MissingValues(column_path, column, present, owners)
+        child_owners = owners
+        if isinstance(column, DocumentsColumn):
             outer = np.arange(len(column)) if owners is None else owners
-            yield from find_missing(column.flat, here, np.repeat(outer, np.diff(column.offsets)))
-        else:
-            present = present_rows(column)
-            if present is not None:
-                yield MissingValues(here, column, present, owners)
+            child_owners = np.repeat(outer, np.diff(column.offsets))
+        for child in column.children:
+            if not child.is_deferred:
+                yield from find_missing(child, column_path, child_owners)
 
 
 # --- filling
@@ -107,12 +105,9 @@ def _fill_below(columns: Columns, name: str, fills: Mapping[FieldPath, Any], sha
     column = columns.columns[name]
     if () in fills:
         return fill_column(column, fills[()], path, shapes)
-    if isinstance(column, DocumentColumn):
-        return DocumentColumn(column.field, fill_columns(column.columns, fills, shapes))
-    if isinstance(column, DocumentsColumn):
-        flat = fill_columns(column.flat, fills, shapes)
-        return DocumentsColumn(column.field, flat, column.offsets, column.validity)
-    raise PathError(f"{path} holds no columns, so {join_path(next(iter(fills)))!r} cannot be filled inside it.")
+    if not column.children:
+        raise PathError(f"{path} holds no columns, so {join_path(next(iter(fills)))!r} cannot be filled inside it.")
+    return column.map_children(lambda nested: fill_columns(nested, fills, shapes))
 
 
 def fill_column(column: Column, value: Any, path: str, shapes: ShapePolicy = "error") -> Column:
@@ -133,7 +128,7 @@ def fill_column(column: Column, value: Any, path: str, shapes: ShapePolicy = "er
         row_shapes = column.shapes
         if row_shapes is not None:  # a filled row is real up to the padded shape
             row_shapes = np.where(present[:, None], row_shapes, np.array(row_shape, np.int64))
-        return type(column)(column.field, framework.fill_rows(data, ~present, filler), framework, None, row_shapes)
+        return column.with_data(framework.fill_rows(data, ~present, filler), None, row_shapes)
     if column.field.kind is FieldKind.SCALAR:
         return ObjectColumn(column.field, [value if row is None else row for row in column.values()])
     return _fill_objects(column, value, path, shapes)
@@ -142,7 +137,7 @@ def fill_column(column: Column, value: Any, path: str, shapes: ShapePolicy = "er
 def _fill_objects(column: Column, value: Any, path: str, shapes: ShapePolicy) -> Column:
     """Fill tensors without a common shape or dtype, or a column without any tensor: the value must be a tensor."""
     values, spec = column.values(), column.field.spec
-    if isinstance(column, (RaggedColumn, TensorColumn)):  # which may have been converted from the field's framework
+    if isinstance(column, (RaggedColumn, TensorColumn)):  # it may have been converted from the field's framework
         framework = column.framework
         dtype: str | None = framework.dtype(column.flat if isinstance(column, RaggedColumn) else column.data)
     else:
@@ -205,9 +200,9 @@ def _cast(value: Any, dtype: str, path: str) -> NDArray[Any]:
 def numeric_paths(schema: Schema, path: FieldPath = (), *, nullable: bool = False) -> Iterator[FieldPath]:
     """Yield the paths of number and tensor fields that may be missing, themselves or with a document around them."""
     for field in schema.fields:
-        may_miss, here = nullable or field.nullable, (*path, field.name)
+        may_miss, field_path = nullable or field.nullable, (*path, field.name)
         if field.kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS) and not field.recursive:
             outer = may_miss if field.kind is FieldKind.DOCUMENT else False  # the documents of an array are not None
-            yield from numeric_paths(field.document_type.document_schema(), here, nullable=outer)
+            yield from numeric_paths(field.document_type.document_schema(), field_path, nullable=outer)
         elif field.kind in NUMERIC and may_miss:
-            yield here
+            yield field_path

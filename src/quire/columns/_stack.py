@@ -1,20 +1,30 @@
-"""Rows to columns."""
+"""Build columns: from documents (`stack`), from other columns (`concat_columns`), or from input (`make_column`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from quire.columns._column import Column, Validity, dense_framework
+from quire._extra_fields import Extra, build_tolerant_validator
+from quire.columns._column import (
+    Column,
+    LentColumn,
+    ObjectColumn,
+    RaggedColumn,
+    ScalarColumn,
+    TensorColumn,
+    Validity,
+    concat_validity,
+    dense_framework,
+)
 from quire.columns._columns import Columns, DocumentColumn, DocumentsColumn, ExtraState
-from quire.columns._objects import ObjectColumn
-from quire.columns._tensor import RaggedColumn, ScalarColumn, TensorColumn
 from quire.errors import ColumnError, TensorError
-from quire.schema import Field, FieldKind, Schema
+from quire.schema import NAMES_AND_ALIASES, STORED, Field, FieldKind, Schema, field_validator
 from quire.tensors import (
     Framework,
     describe,
@@ -30,14 +40,15 @@ if TYPE_CHECKING:
 
 ShapePolicy = Literal["error", "pad", "ragged"]
 _SCALAR_DTYPES = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
+_SCALAR_KINDS = {bool: "b", int: "iu", float: "f", complex: "c"}
 
 
 @dataclass(frozen=True)
 class StackOptions:
     """How rows become columns.
 
-    `framework` converts every tensor and number column; None keeps each tensor column's framework and makes numbers
-    numpy. `shapes` says what to do with tensors of mixed shapes.
+    `framework` converts every tensor and number column; None keeps the framework of each tensor column and makes
+    number columns numpy. `shapes` is the policy for tensors of mixed shapes.
     """
 
     framework: str | None = None
@@ -51,12 +62,17 @@ class StackOptions:
 
 
 def stack(schema: Schema, documents: Sequence[Any], options: StackOptions, where: str = "") -> Columns:
-    """The columns of documents; a document that is None is a row that is not there."""
+    """Stack documents as columns. A document that is None becomes a row without a document."""
     validity = validity_of(documents)
     try:
         rows = [None if document is None else document.__dict__ for document in documents]
-    except AttributeError:
-        raise _no_document(schema, documents, where) from None
+    except AttributeError:  # not a document, such as a dict that `model_copy(update=...)` has set
+        kinds = (type(None), schema.document_type)
+        row, value = next((row, item) for row, item in enumerate(documents) if not isinstance(item, kinds))
+        raise ColumnError(
+            f"{where or schema.name}, row {row}: expected a {schema.name}, got {describe(value)}; it was set without "
+            "validation."
+        ) from None
     columns = {}
     for field in schema.fields:
         path = f"{where or schema.name}.{field.name}"
@@ -64,18 +80,8 @@ def stack(schema: Schema, documents: Sequence[Any], options: StackOptions, where
     return Columns(schema, columns, len(rows), validity, collect_extra_states(schema, documents))
 
 
-def _no_document(schema: Schema, documents: Sequence[Any], where: str) -> ColumnError:
-    """The error about the first row that is no document, such as a dict that `model_copy(update=...)` has set."""
-    kinds = (type(None), schema.document_type)
-    row, value = next((row, item) for row, item in enumerate(documents) if not isinstance(item, kinds))
-    return ColumnError(
-        f"{where or schema.name}, row {row}: expected a {schema.name}, got {describe(value)}; it was set without "
-        "validation."
-    )
-
-
 def stack_values(field: Field, values: list[Any], options: StackOptions, path: str) -> Column:
-    """The column of one field's values."""
+    """Stack the values of one field as a column."""
     if field.kind is FieldKind.TENSOR:
         return _stack_tensors(field, values, options, path)
     if field.kind is FieldKind.SCALAR:
@@ -88,7 +94,7 @@ def stack_values(field: Field, values: list[Any], options: StackOptions, path: s
 
 
 def gather(rows: list[dict[str, Any] | None], name: str, path: str, validity: Validity) -> list[Any]:
-    """The values of one field; None in rows that are not there."""
+    """Return the values of one field; None in rows without a document."""
     try:
         if validity is None:
             return [row[name] for row in rows]  # type: ignore[index]
@@ -99,28 +105,28 @@ def gather(rows: list[dict[str, Any] | None], name: str, path: str, validity: Va
 
 
 def validity_of(values: Sequence[Any]) -> Validity:
-    """Which values are not None; None where all are not."""
+    """Return for each value whether it is not None; None if no value is None."""
     if type(None) not in set(map(type, values)):
         return None
     return np.fromiter((value is not None for value in values), np.bool_, len(values))
 
 
-_extra = attrgetter("__pydantic_extra__")
+_get_extra = attrgetter("__pydantic_extra__")
 
 
 def collect_extra_states(schema: Schema, documents: Sequence[Any]) -> list[ExtraState | None] | None:
-    """What the documents hold beyond the schema; None where they cannot hold more."""
+    """Return the state of each document beyond the schema; None if no document has any."""
     types = set(map(type, documents))
     if not schema.keeps_more and types <= {schema.document_type, type(None)}:
         present = documents if type(None) not in types else [item for item in documents if item is not None]
-        if not any(map(_extra, present)):  # what was read with unknown='keep'
+        if not any(map(_get_extra, present)):  # set by decoding with unknown='keep'
             return None
     return [None if document is None else _extra_state(schema, document) for document in documents]
 
 
 def _extra_state(schema: Schema, document: Any) -> ExtraState:
-    more = {name: value for name, value in document.__dict__.items() if name not in schema.by_name}
-    return ExtraState(type(document), more, document.__pydantic_extra__, document.__pydantic_private__)
+    fields = {name: value for name, value in document.__dict__.items() if name not in schema.by_name}
+    return ExtraState(type(document), fields, document.__pydantic_extra__, document.__pydantic_private__)
 
 
 def _stack_scalars(field: Field, values: list[Any], options: StackOptions, path: str) -> Column:
@@ -134,12 +140,12 @@ def _stack_scalars(field: Field, values: list[Any], options: StackOptions, path:
     except OverflowError:
         return ObjectColumn(field, values)  # integers beyond 64 bits
     framework = get_framework(options.framework or "numpy")
-    return ScalarColumn(field, _converted(array, framework, path), framework, validity)
+    return ScalarColumn(field, _convert(array, framework, path), framework, validity)
 
 
 def _stack_arrays(field: Field, values: list[Any], options: StackOptions, path: str) -> Column:
     if not set(map(type, values)) <= {field.type, type(None)} or have_own_attributes(field.type, values):
-        return ObjectColumn(field, values)  # arrays with a class or with attributes of their own
+        return ObjectColumn(field, values)  # columns hold neither the subclass nor the attributes of an array
     sizes = [0 if array is None else len(array._documents) for array in values]
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
     documents = [document for array in values if array is not None for document in array._documents]
@@ -148,8 +154,11 @@ def _stack_arrays(field: Field, values: list[Any], options: StackOptions, path: 
 
 
 def have_own_attributes(array_type: type[Any], arrays: list[Any]) -> bool:
-    """Whether an array has attributes of its own, which a subclass may bring."""
+    """Return whether any array has attributes of its own, which arrays of a subclass may have."""
     return bool(array_type.__dictoffset__) and any(array is not None and array.__dict__ for array in arrays)
+
+
+# --- tensors
 
 
 def _stack_tensors(field: Field, values: list[Any], options: StackOptions, path: str) -> Column:
@@ -157,24 +166,25 @@ def _stack_tensors(field: Field, values: list[Any], options: StackOptions, path:
     present = values if validity is None else [value for value in values if value is not None]
     target = None if options.framework is None else get_framework(options.framework)
     if not present:
-        return _no_tensors(field, len(values), target)
+        return _empty_tensor_column(field, len(values), target)
     if target is not None:
-        present = [_converted(value, target, path) for value in present]
-        values = present if validity is None else _spread_over(validity, present, None)
+        present = [_convert(value, target, path) for value in present]
+        values = present if validity is None else _fill_gaps(validity, present, None)
     frameworks = set(map(framework_of_type, set(map(type, present))))
     framework = frameworks.pop()
-    if frameworks or framework is None or any(map(framework.is_sparse, _layouts(framework, present))):
+    if frameworks or framework is None or any(map(framework.is_sparse, _one_of_each_layout(framework, present))):
         return ObjectColumn(field, values)
     if len({value.dtype for value in present}) > 1:
         if field.type.framework is None:
             return ObjectColumn(field, values)
-        raise _mixed(path, [str(value.dtype) for value in present], validity, "dtypes", "Cast them to one dtype.")
+        dtypes = [str(value.dtype) for value in present]
+        raise _mixed_error(path, dtypes, validity, "dtypes", "Cast them to one dtype.")
     column = _stack_dense(_Tensors(field, present, framework, validity, path), options.shapes)
-    return column if column.dtype == present[0].dtype else ObjectColumn(field, values)  # as with other byte orders
+    return column if column.dtype == present[0].dtype else ObjectColumn(field, values)  # numpy changed the byte order
 
 
-def _layouts(framework: Framework, present: list[Any]) -> Iterable[Any]:
-    """Tensors of every layout that there is: one of each where that is told quickly."""
+def _one_of_each_layout(framework: Framework, present: list[Any]) -> Iterable[Any]:
+    """Return a tensor of every layout, if layouts are cheap to compare; else all tensors."""
     if framework.name != "torch":
         return present
     return {(value.layout, value.is_nested): value for value in present}.values()
@@ -182,7 +192,7 @@ def _layouts(framework: Framework, present: list[Any]) -> Iterable[Any]:
 
 @dataclass(frozen=True)
 class _Tensors:
-    """Dense tensors of one framework and dtype on their way into a column."""
+    """Dense tensors of one framework and dtype that become a column."""
 
     field: Field
     present: list[Any]
@@ -197,16 +207,20 @@ def _stack_dense(tensors: _Tensors, policy: ShapePolicy) -> TensorColumn | Ragge
     mixed = len(set(shapes)) > 1
     if mixed and policy == "error":
         hint = "Stack with shapes='pad' or shapes='ragged', or bring them to one shape."
-        raise _mixed(tensors.path, [format_shape(shape) for shape in shapes], validity, "shapes", hint)
+        raise _mixed_error(tensors.path, [format_shape(shape) for shape in shapes], validity, "shapes", hint)
     if mixed and policy == "ragged":
-        return _ragged(tensors, [tuple(shape) for shape in shapes])
-    largest = _largest(shapes, tensors.path) if mixed else tuple(shapes[0])
+        return _stack_ragged(tensors, [tuple(shape) for shape in shapes])
+    largest = _largest_shape(shapes, tensors.path) if mixed else tuple(shapes[0])
     if mixed:
         present = [framework.pad(value, largest) for value in present]
     if validity is not None:
-        zeros = _zeros(framework, largest, present[0])
-        present = _spread_over(validity, present, zeros)
-        shapes = _spread_over(validity, shapes, (0,) * len(largest))
+        like = present[0]
+        if framework.name == "numpy":
+            zeros = np.zeros(largest, like.dtype)  # also for dtypes without a common name: text, records, dates
+        else:
+            zeros = framework.zeros(largest, framework.dtype(like), like=like)
+        present = _fill_gaps(validity, present, zeros)
+        shapes = _fill_gaps(validity, shapes, (0,) * len(largest))
     try:
         data = framework.stack(present)
     except RuntimeError as error:
@@ -214,13 +228,7 @@ def _stack_dense(tensors: _Tensors, policy: ShapePolicy) -> TensorColumn | Ragge
     return TensorColumn(tensors.field, data, framework, validity, np.array(shapes, np.int64) if mixed else None)
 
 
-def _zeros(framework: Framework, shape: tuple[int, ...], like: Any) -> Any:
-    if framework.name == "numpy":
-        return np.zeros(shape, like.dtype)  # also what has no common name: text, records, dates
-    return framework.zeros(shape, framework.dtype(like), like=like)
-
-
-def _largest(shapes: list[tuple[int, ...]], path: str) -> tuple[int, ...]:
+def _largest_shape(shapes: list[tuple[int, ...]], path: str) -> tuple[int, ...]:
     if len({len(shape) for shape in shapes}) > 1:
         raise ColumnError(
             f"{path}: tensors with different numbers of dimensions cannot be padded. Use shapes='ragged'."
@@ -228,16 +236,16 @@ def _largest(shapes: list[tuple[int, ...]], path: str) -> tuple[int, ...]:
     return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
 
 
-def _ragged(tensors: _Tensors, shapes: list[tuple[int, ...]]) -> RaggedColumn:
+def _stack_ragged(tensors: _Tensors, shapes: list[tuple[int, ...]]) -> RaggedColumn:
     framework, validity = tensors.framework, tensors.validity
     flat = framework.concat([framework.reshape(value, (-1,)) for value in tensors.present])
     if validity is not None:
-        shapes = _spread_over(validity, shapes, (0,))
+        shapes = _fill_gaps(validity, shapes, (0,))
     return RaggedColumn(tensors.field, flat, framework, shapes, validity)
 
 
-def _no_tensors(field: Field, length: int, target: Framework | None) -> Column:
-    """A column without a single tensor: of the declared shape as far as it is known."""
+def _empty_tensor_column(field: Field, length: int, target: Framework | None) -> Column:
+    """Return a column in which every row is missing, with the declared shape as far as it is known."""
     framework = target or field.type.framework or get_framework("numpy")
     spec = field.spec
     if length and (spec.fixed_shape is None or spec.dtype is None):
@@ -247,7 +255,7 @@ def _no_tensors(field: Field, length: int, target: Framework | None) -> Column:
     return TensorColumn(field, data, framework, np.zeros(length, np.bool_) if length else None)
 
 
-def _converted(value: Any, target: Framework, path: str) -> Any:
+def _convert(value: Any, target: Framework, path: str) -> Any:
     source = framework_of(value)
     if source is target or source is None or source.is_sparse(value):
         return value
@@ -257,15 +265,208 @@ def _converted(value: Any, target: Framework, path: str) -> Any:
         raise ColumnError(f"{path}: {error}") from error
 
 
-def _spread_over(validity: Any, present: list[Any], filler: Any) -> list[Any]:
-    """The present values at their rows, and the filler in the rows that have none."""
+def _fill_gaps(validity: NDArray[np.bool_], present: Sequence[Any], filler: Any) -> list[Any]:
+    """Return the present values in their rows, and the filler in the other rows."""
     rest = iter(present)
-    return [next(rest) if there else filler for there in validity.tolist()]
+    return [next(rest) if is_valid else filler for is_valid in validity.tolist()]
 
 
-def _mixed(path: str, found: list[str], validity: Validity, what: str, hint: str) -> ColumnError:
-    other = next(i for i, value in enumerate(found) if value != found[0])
-    rows = np.flatnonzero(np.ones(len(found)) if validity is None else validity)
+def _mixed_error(path: str, kinds: list[str], validity: Validity, what: str, hint: str) -> ColumnError:
+    """Return an error that names the first two rows that differ."""
+    other = next(i for i, kind in enumerate(kinds) if kind != kinds[0])
+    rows = np.flatnonzero(np.ones(len(kinds)) if validity is None else validity)
     return ColumnError(
-        f"{path}: mixed {what}: row {rows[0]} has {found[0]}, row {rows[other]} has {found[other]}. {hint}"
+        f"{path}: mixed {what}: row {rows[0]} has {kinds[0]}, row {rows[other]} has {kinds[other]}. {hint}"
     )
+
+
+# --- concatenation
+
+
+def concat_columns(parts: Sequence[Columns], shapes: ShapePolicy = "error") -> Columns:
+    """Concatenate the rows of columns of one schema. `shapes` is the policy for tensors of mixed shapes."""
+    kept = [part for part in parts if len(part)] or list(parts[:1])
+    first = kept[0]
+    if len(kept) == 1:
+        return first.slice(slice(None))  # a copy of the dict: setting a column must not change the part
+    columns = {
+        name: _concat([part.columns[name] for part in kept], shapes, first.schema.name) for name in first.columns
+    }
+    validity = None
+    if any(part.validity is not None for part in kept):
+        validity = np.concatenate([np.ones(len(p), np.bool_) if p.validity is None else p.validity for p in kept])
+    extra_states = None
+    if any(part.extra_states is not None for part in kept):
+        extra_states = [row for part in kept for row in part.extra_states or [None] * len(part)]
+    return Columns(first.schema, columns, sum(map(len, kept)), validity, extra_states)
+
+
+def _concat(columns: list[Any], shapes: ShapePolicy, where: str) -> Column:
+    first: Any = columns[0]
+    kinds = {TensorColumn if isinstance(column, LentColumn) else type(column) for column in columns}
+    if kinds == {DocumentColumn}:
+        return DocumentColumn(first.field, concat_columns([column.columns for column in columns], shapes))
+    if kinds == {DocumentsColumn}:
+        starts = np.cumsum([0] + [int(column.offsets[-1]) for column in columns])
+        parts = [column.offsets[1:] + start for column, start in zip(columns, starts, strict=False)]
+        offsets = np.concatenate([[0], *parts]).astype(np.int64)
+        flat = concat_columns([column.flat for column in columns], shapes)
+        return DocumentsColumn(first.field, flat, offsets, concat_validity(columns))
+    joined: Column | None = first.concat(columns[1:]) if len(kinds) == 1 else None
+    if joined is not None:
+        return joined
+    if any(isinstance(column, RaggedColumn) for column in columns):
+        shapes = "ragged"
+    elif any(isinstance(column, TensorColumn) and column.shapes is not None for column in columns):
+        shapes = "pad"
+    values = [value for column in columns for value in column.values()]
+    return stack_values(first.field, values, StackOptions(shapes=shapes), f"{where}.{first.field.name}")
+
+
+# --- columns from input
+
+
+def make_column(schema: Schema, field: Field, values: Any, shapes: ShapePolicy, rows: Validity = None) -> Column:
+    """Make a column from a tensor whose first axis is the rows, from a column of a batch, or from a sequence of values.
+
+    The values are validated. `rows` is False in rows without a document, which must not have a value.
+    """
+    path = f"{schema.name}.{field.name}"
+    column = _make_whole_column(field, values, path, rows)
+    if column is not None:
+        return column
+    if isinstance(values, Column):
+        shapes = "pad" if isinstance(values, TensorColumn) and values.shapes is not None else shapes
+        values = values.values()
+    if isinstance(values, (str, bytes, Mapping)) or not hasattr(type(values), "__iter__"):
+        raise ColumnError(f"{path}: a column is made from a tensor or a sequence of values, got {describe(values)}.")
+    validated = validate_values(schema, field, list(values), path, rows)
+    return stack_values(field, validated, StackOptions(shapes=shapes), path)
+
+
+def _make_whole_column(field: Field, values: Any, path: str, rows: Validity) -> Column | None:
+    """Make a column from values that have the form of a column; None if they must be validated one by one."""
+    framework = framework_of(values)
+    if framework is not None and field.kind is FieldKind.TENSOR:
+        return _make_tensor_column(field, values, path, rows)
+    if framework is not None and field.kind is FieldKind.SCALAR:
+        return _make_scalar_column(field, values, framework, path, rows)
+    column: Column
+    if isinstance(values, RaggedColumn) and field.kind is FieldKind.TENSOR:
+        column = _make_ragged_column(field, values, path)
+    elif field.kind is FieldKind.DOCUMENT and _is_batch_of(field, values):
+        # slice() copies the dict of columns: setting a column of one batch must not change the other
+        column = DocumentColumn(field, values._columns.slice(slice(None)))
+    elif field.kind is FieldKind.DOCUMENTS and _is_batch_of(field, getattr(values, "flat", None)):
+        nested = values._column
+        column = DocumentsColumn(field, nested.flat.slice(slice(None)), nested.offsets, nested.validity)
+    else:
+        return None
+    if column.validity is not None and not field.nullable:
+        missing = np.flatnonzero(~column.validity & (True if rows is None else rows))
+        if len(missing):
+            raise ColumnError(f"{path}, row {missing[0]}: there is no value, and the field takes no None.")
+    return column
+
+
+def _is_batch_of(field: Field, values: Any) -> bool:
+    """Return whether values are a batch of the documents that a field holds."""
+    columns = getattr(values, "_columns", None)
+    return isinstance(columns, Columns) and columns.schema.document_type is field.document_type and not field.recursive
+
+
+def _make_tensor_column(field: Field, values: Any, path: str, rows: Validity) -> Column:
+    declared = field.type.framework
+    try:
+        values = values if declared is None else to_framework(getattr(values, "tensor", values), declared)
+    except TensorError as error:
+        raise ColumnError(f"{path}: {error}") from error
+    framework = framework_of(values)
+    assert framework is not None
+    shape = framework.shape(values)
+    if framework.is_sparse(values) or not shape or not field.spec.fits(shape[1:], framework.dtype(values)):
+        row = format_shape(shape[1:]) if shape else "none"
+        raise ColumnError(f"{path}: expected rows of {field.spec}, got {describe(values)}, whose rows are {row}.")
+    return TensorColumn(field, values, framework, _validity_for(rows, shape[0]))
+
+
+def _make_ragged_column(field: Field, values: RaggedColumn, path: str) -> Column:
+    dtype = values.framework.dtype(values.flat)
+    for row in np.flatnonzero(values.valid_rows()).tolist():
+        if not field.spec.fits(values.shapes[row], dtype):
+            got = f"{dtype} {format_shape(values.shapes[row])}"
+            raise ColumnError(f"{path}, row {row}: expected {field.spec}, got {got}.")
+    return RaggedColumn(field, values.flat, values.framework, values.shapes, values.validity)
+
+
+def _make_scalar_column(field: Field, values: Any, framework: Framework, path: str, rows: Validity) -> Column:
+    kind = framework.to_numpy(values).dtype.kind if framework.convertible(values) is None else "?"
+    shape = framework.shape(values)
+    if len(shape) != 1 or kind not in _SCALAR_KINDS.get(field.type, ""):
+        raise ColumnError(f"{path}: expected a vector of {field.type.__name__}, got {describe(values)}.")
+    return ScalarColumn(field, values, framework, _validity_for(rows, shape[0]))
+
+
+def _validity_for(rows: Validity, length: int) -> Validity:
+    return rows if rows is not None and len(rows) == length else None  # `set_column` rejects another length
+
+
+def validate_values(  # noqa: PLR0913
+    schema: Schema,
+    field: Field,
+    values: list[Any],
+    path: str,
+    rows: Validity,
+    extra: Extra = "forbid",
+    *,
+    stored: bool = False,
+    by_name: bool = False,
+) -> list[Any]:
+    """Validate the values of a field; rows without a document must be None.
+
+    With `extra='ignore'`, mappings may have more keys than the documents that they become have fields. Decoders pass
+    `stored=True`: the values come from documents, and are not input for them. With `by_name`, mappings may use the
+    names of fields, even for classes that accept only aliases.
+    """
+    positions = list(range(len(values)))
+    if rows is not None and len(rows) == len(values):
+        positions = np.flatnonzero(rows).tolist()
+        for row in np.flatnonzero(~rows).tolist():
+            if values[row] is not None:
+                raise ColumnError(f"{path}, row {row}: there is no document to hold the value; pass None in this row.")
+    try:
+        options = {"context": STORED if stored else None, **(NAMES_AND_ALIASES if by_name else {})}
+        validator = _get_validator(schema, field, extra)
+        validated = validator.validate_python([values[row] for row in positions], **options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ColumnError(f"{path}, row {positions[int(first['loc'][0])]}: {first['msg']}") from error
+    by_position = dict(zip(positions, validated, strict=True))
+    return [by_position.get(row) for row in range(len(values))]
+
+
+def _get_validator(schema: Schema, field: Field, extra: Extra) -> Any:
+    """Return the validator for a list of values of a field; it is built once."""
+    key = "validator", field.name, extra
+    if key not in schema.notes:
+        if field.decodes_input:
+            schema.notes[key] = field_validator(schema.document_type, field.name)
+        else:
+            annotation = schema.document_type.model_fields[field.name].rebuild_annotation()
+            adapter = TypeAdapter(list[annotation], config=ConfigDict(arbitrary_types_allowed=True))  # type: ignore[valid-type]
+            schema.notes[key] = adapter if extra == "forbid" else build_tolerant_validator(adapter.core_schema)
+    return schema.notes[key]
+
+
+def default_column(schema: Schema, field: Field, length: int) -> Column:
+    """Make a column of a field's default."""
+    path = f"{schema.name}.{field.name}"
+    if field.required:
+        raise ColumnError(f"{path} has no default; give a column for it.")
+    info = schema.document_type.model_fields[field.name]
+    if getattr(info, "default_factory_takes_validated_data", False):
+        raise ColumnError(f"{path}: its default is made from other fields; give a column for it.")
+    values = [info.get_default(call_default_factory=True) for _ in range(length)]
+    if framework_of(info.default) is not None or isinstance(info.default, (list, tuple, dict)):
+        values = validate_values(schema, field, values, path, None)  # as documents do with such defaults
+    return stack_values(field, values, StackOptions(), path)
