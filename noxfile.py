@@ -185,6 +185,14 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
+def prose(session: nox.Session) -> None:
+    """Spelling (codespell), and phrases that are hard to read (tools/prose.py)."""
+    session.install(*group("prose"))
+    session.run("codespell", *session.posargs)
+    session.run("python", "tools/prose.py", *session.posargs)
+
+
+@nox.session
 def types(session: nox.Session) -> None:
     """Mypy, strict, on the sources; mypy and pyright on what users write."""
     session.install(*TORCH, "-e", ".[torch,jax]", *group("test", "types"))
