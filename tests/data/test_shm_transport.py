@@ -144,6 +144,16 @@ def test_a_class_that_the_trainer_could_not_find_is_an_error_and_no_hang() -> No
         next(iter(loader(ds, ds.collate_fn, num_workers=1)))
 
 
+def fail_to_send(*_: Any) -> Any:
+    raise OSError("too many open files")
+
+
+def test_an_error_of_the_sending_thread_is_raised_in_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_shm_transport.SharedArena, "prepare", fail_to_send)  # the forked worker inherits it
+    with pytest.raises(FunctionError, match=r"worker \d+ could not send a batch: OSError: too many open files"):
+        next(iter(loader(dataset(), num_workers=1)))
+
+
 # --- other ways to send
 
 
@@ -228,9 +238,9 @@ def test_a_child_that_is_forked_keeps_what_it_saw() -> None:
 
 def test_a_batch_of_a_worker_that_is_gone_is_an_error() -> None:
     with pytest.raises(FunctionError, match="a batch of worker 4194303 is lost"):
-        _shm_transport._located(4194303, "token", 1, 3, (torch.float32, 0, (1,), (1,)))
+        _shm_transport._restore_shared(4194303, "token", 1, 3, (torch.float32, 0, (1,), (1,)))
     with pytest.raises(FunctionError, match="is lost"):  # the number of another process, or of another file
-        _shm_transport._located(os.getpid(), "token", 1, 0, (torch.float32, 0, (1,), (1,)))
+        _shm_transport._restore_shared(os.getpid(), "token", 1, 0, (torch.float32, 0, (1,), (1,)))
 
 
 def test_pieces_of_workers_that_ended_are_forgotten() -> None:
@@ -240,5 +250,5 @@ def test_pieces_of_workers_that_ended_are_forgotten() -> None:
     del batch
     deadline = time.monotonic() + 10
     while len({key[0] for key in _shm_transport._mapped}) > 2 and time.monotonic() < deadline:
-        _shm_transport._forget_the_dead()
+        _shm_transport._drop_pieces_of_ended_workers()
     assert len({key[0] for key in _shm_transport._mapped}) <= 2

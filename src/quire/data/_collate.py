@@ -23,7 +23,7 @@ from quire.columns import (
     TensorMap,
     stack,
 )
-from quire.data._column_store import converted, default_framework
+from quire.data._column_store import convert_columns, default_framework
 from quire.data._infer_column import Where, loose_stack
 from quire.data._missing import MissingPolicy
 from quire.document import BaseDocument
@@ -52,7 +52,7 @@ def collate(document_type: type[Any], data: Any, missing: MissingPolicy | None =
     where = partial(_where, items)
     columns = loose_stack(schema, items, StackOptions(), schema.name, where)
     missing = missing or MissingPolicy("raise")
-    columns = missing.apply(converted(columns, default_framework()), where)
+    columns = missing.apply(convert_columns(columns, default_framework()), where)
     return missing.mark(DocumentBatch[common]._wrap(columns))  # type: ignore[valid-type]
 
 

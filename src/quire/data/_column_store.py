@@ -1,7 +1,8 @@
-"""How a dataset holds its documents: as columns that workers read without copying them.
+"""How a dataset holds its documents in memory, and gathers the rows of a batch.
 
-Texts lie one behind the other in one run of bytes. As Python objects, each would have a count of its users, and a
-forked worker that reads it would copy the page that the count lies in.
+Texts are stored in one buffer, not as Python objects. Each object would have a reference count, and reading it in a
+forked worker would write to the count, so that the system copies the page around it: in time, every worker would copy
+the whole dataset.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from quire.columns import (
     Column,
     Columns,
     DocumentColumn,
-    DocumentsColumn,
     ObjectColumn,
     PackedColumn,
     RaggedColumn,
@@ -39,56 +39,52 @@ if TYPE_CHECKING:
 
 
 def default_framework() -> str:
-    """torch where it is installed, else numpy."""
+    """Return the framework of batches: torch if it is installed, else numpy."""
     return "torch" if is_installed("torch") else "numpy"
 
 
-def stored(columns: Columns, framework: str) -> Columns:
-    """Columns as a dataset holds them."""
-    made = {name: _stored_column(column, framework) for name, column in columns.columns.items()}
-    return Columns(columns.schema, made, len(columns), columns.validity, columns.extra_states)
+def in_worker() -> bool:
+    """Return whether this is a worker process of torch's DataLoader."""
+    if not is_loaded("torch.utils.data"):
+        return False
+    return sys.modules["torch.utils.data"].get_worker_info() is not None
 
 
-def _stored_column(column: Column, framework: str) -> Column:
-    if isinstance(column, DocumentColumn):
-        return DocumentColumn(column.field, stored(column.columns, framework))
-    if isinstance(column, DocumentsColumn):
-        return DocumentsColumn(column.field, stored(column.flat, framework), column.offsets, column.validity)
-    if isinstance(column, (TensorColumn, RaggedColumn)):
-        return _converted(column, framework)
-    if isinstance(column, ObjectColumn) and column.field.kind in (FieldKind.TEXT, FieldKind.BYTES):
-        return _packed(column)
-    return column
+# --- conversion
 
 
-def converted(columns: Columns, framework: str) -> Columns:
-    """The columns with the tensors and numbers of a framework."""
-    made = {name: converted_column(column, framework) for name, column in columns.columns.items()}
-    return replace(columns, columns=made)
+def store_columns(columns: Columns, framework: str) -> Columns:
+    """Convert columns to the form in which a dataset holds them."""
+
+    def store(column: Column) -> Column:
+        if isinstance(column, ObjectColumn) and column.field.kind in (FieldKind.TEXT, FieldKind.BYTES):
+            return _pack_column(column)
+        return _convert_leaf(column, framework)
+
+    return columns.map_leaves(store)
 
 
-def converted_column(column: Column, framework: str) -> Column:
-    """The column with the tensors and numbers of a framework, those of nested documents too."""
-    if isinstance(column, (TensorColumn, RaggedColumn)):
-        return _converted(column, framework)
-    if isinstance(column, DocumentColumn):
-        return DocumentColumn(column.field, converted(column.columns, framework))
-    if isinstance(column, DocumentsColumn):
-        return DocumentsColumn(column.field, converted(column.flat, framework), column.offsets, column.validity)
-    return column
+def convert_columns(columns: Columns, framework: str) -> Columns:
+    """Convert the tensors and numbers of columns to a framework, including those of nested documents."""
+    return columns.map_leaves(lambda column: _convert_leaf(column, framework))
 
 
-def _converted(column: TensorColumn | RaggedColumn, name: str) -> Column:
-    if column.framework.name == name:
+def convert_column(column: Column, framework: str) -> Column:
+    """Convert the tensors and numbers of a column to a framework, including those of nested documents."""
+    return column.map_leaves(lambda leaf: _convert_leaf(leaf, framework))
+
+
+def _convert_leaf(column: Column, framework: str) -> Column:
+    if not isinstance(column, (TensorColumn, RaggedColumn)) or column.framework.name == framework:
         return column
-    target = get_framework(name)
+    target = get_framework(framework)
     try:
         return column.map_tensors(lambda _, value: (target, to_framework(value, target)))
     except TensorError:
-        return column  # what the other framework has not, such as texts and dates, stays
+        return column  # a dtype that the framework does not have, such as texts and dates
 
 
-def _packed(column: ObjectColumn) -> Column:
+def _pack_column(column: ObjectColumn) -> Column:
     items = column.values()
     plain = str if column.field.kind is FieldKind.TEXT else bytes
     if isinstance(column, PackedColumn) or not set(map(type, items)) <= {plain, type(None)}:
@@ -101,68 +97,63 @@ def _packed(column: ObjectColumn) -> Column:
     return PackedColumn.from_offsets(column.field, data, offsets, validity)
 
 
+# --- ragged columns
+
+
 def has_ragged(columns: Columns) -> bool:
-    """Whether a column, or one inside a column, is ragged."""
+    """Return whether a column, or one of nested documents, is ragged; deferred columns never are."""
     for column in columns.columns.values():
-        tp = type(column)
-        if tp is RaggedColumn:
+        if type(column) is RaggedColumn:
             return True
-        inner = column.columns if tp is DocumentColumn else column.flat if tp is DocumentsColumn else None  # type: ignore[attr-defined]
-        if inner is not None and type(inner) is not LaterColumns and has_ragged(inner):
+        if any(not inner.is_deferred and has_ragged(inner) for inner in column.children):
             return True
     return False
 
 
-def settled(columns: Columns, shapes: ShapePolicy) -> Columns:
-    """Columns of a batch whose ragged ones are brought to one shape, as the policy says."""
+def unify_shapes(columns: Columns, shapes: ShapePolicy) -> Columns:
+    """Bring the ragged columns of a batch to one shape each, following the policy."""
     if shapes == "ragged":
         return columns
-    made = {
-        name: settled_column(column, shapes, f"{columns.schema.name}.{name}")
-        for name, column in columns.columns.items()
+    unified = {
+        name: unify_column(column, shapes, f"{columns.schema.name}.{name}") for name, column in columns.columns.items()
     }
-    return replace(columns, columns=made)
+    return replace(columns, columns=unified)
 
 
-def settled_column(column: Column, shapes: ShapePolicy, path: str) -> Column:
-    """The column, ragged no more, as the policy says."""
-    if shapes == "ragged" or isinstance(column, TensorColumn):
+def unify_column(column: Column, shapes: ShapePolicy, path: str) -> Column:
+    """Bring a ragged column to one shape, following the policy; other columns are returned unchanged."""
+    if shapes == "ragged":
         return column
-    if isinstance(column, DocumentColumn):
-        return DocumentColumn(column.field, settled(column.columns, shapes))
-    if isinstance(column, DocumentsColumn):
-        return DocumentsColumn(column.field, settled(column.flat, shapes), column.offsets, column.validity)
     if isinstance(column, RaggedColumn):
         rows = [None if row is None else column.framework.unwrap(row) for row in column.values()]
         return stack_values(column.field, rows, StackOptions(shapes=shapes), path)
-    return column
+    return column.map_children(lambda columns: unify_shapes(columns, shapes))
 
 
 # --- gathering
 
 
 class GatherPlan(NamedTuple):
-    """What is to be known of the columns for each batch, worked out once."""
+    """How the columns of a dataset are gathered for each batch, planned once."""
 
-    passing: frozenset[str]
-    """Columns that functions take row by row, and make anew."""
-    later: frozenset[str]
-    """Nested documents without a tensor, which no function takes: gathered when somebody looks at them."""
-    below: dict[str, GatherPlan]
+    row_by_row: frozenset[str]
+    """Columns that functions read row by row; the results go to a new column."""
+    deferred: frozenset[str]
+    """Nested documents without tensors that no function reads: gathered when the batch is asked for them."""
+    nested: dict[str, GatherPlan]
 
 
 def plan_gathering(columns: Columns, steps: Collection[tuple[FieldPath, bool]]) -> GatherPlan:
-    """The plan for columns of a dataset; the steps are paths, and whether what is there passes."""
-    taken = {path[:1] for path, _ in steps}
-    nested = {name: c.columns for name, c in columns.columns.items() if type(c) is DocumentColumn}
-    later = {name for name, inner in nested.items() if not taken & {(), (name,)} and not _has_tensors(inner)}
-    below = {
-        name: plan_gathering(inner, [(path[1:], passes) for path, passes in steps if path[:1] in ((), (name,))])
+    """Plan the gathering for preprocessing steps: their paths, and whether they read row by row."""
+    first_names = {path[:1] for path, _ in steps}
+    nested = {name: column.columns for name, column in columns.columns.items() if type(column) is DocumentColumn}
+    deferred = {name for name, inner in nested.items() if not first_names & {(), (name,)} and not _has_tensors(inner)}
+    plans = {
+        name: plan_gathering(inner, [(path[1:], by_row) for path, by_row in steps if path[:1] in ((), (name,))])
         for name, inner in nested.items()
     }
-    return GatherPlan(
-        frozenset(path[0] for path, passes in steps if passes and len(path) == 1), frozenset(later), below
-    )
+    row_by_row = frozenset(path[0] for path, by_row in steps if by_row and len(path) == 1)
+    return GatherPlan(row_by_row, frozenset(deferred), plans)
 
 
 def _has_tensors(columns: Columns) -> bool:
@@ -175,21 +166,14 @@ def _has_tensors(columns: Columns) -> bool:
 
 
 class Arenas(NamedTuple):
-    """The memory that a batch is made in, and that of what is only looked at on the way."""
+    """The memory for the columns of a batch, and that for columns which only preprocessing reads."""
 
     batch: Arena
     scratch: Arena
 
 
-def in_worker() -> bool:
-    """Whether this is a worker process of torch's DataLoader."""
-    if not is_loaded("torch.utils.data"):
-        return False
-    return sys.modules["torch.utils.data"].get_worker_info() is not None
-
-
 class PackedRows(PackedColumn):
-    """Some rows of a packed column; where they lie is looked up when somebody looks at them."""
+    """Some rows of a packed column; their offsets are looked up when they are first read."""
 
     __slots__ = ("rows", "source")
 
@@ -200,9 +184,9 @@ class PackedRows(PackedColumn):
     def __getattr__(self, name: str) -> Any:
         if name not in ("starts", "ends"):
             return super().__getattr__(name)
-        found = getattr(self.source, name)[self.rows]
-        setattr(self, name, found)
-        return found
+        offsets = getattr(self.source, name)[self.rows]
+        setattr(self, name, offsets)
+        return offsets
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -212,51 +196,47 @@ class PackedRows(PackedColumn):
         return PackedColumn.restore(field, payload)
 
 
-class LaterColumns(Columns):
-    """Rows of other columns, gathered when somebody looks at them."""
+class DeferredColumns(Columns):
+    """Rows of other columns that are gathered when they are first read."""
 
-    __slots__ = ("_wanted",)
+    __slots__ = ("_arguments",)
     is_deferred = True
-    _wanted: tuple[Columns, NDArray[np.int64], Arenas, GatherPlan]
+    _arguments: tuple[Columns, NDArray[np.int64], Arenas, GatherPlan]
 
     @classmethod
-    def of(cls, columns: Columns, indices: NDArray[np.int64], arenas: Arenas, plan: GatherPlan) -> LaterColumns:
-        """Such rows."""
-        made = object.__new__(cls)
-        made.schema, made.length, made._wanted = columns.schema, len(indices), (columns, indices, arenas, plan)
-        made.validity = None if columns.validity is None else columns.validity[indices]
-        made.extra_states = (
-            None if columns.extra_states is None else [columns.extra_states[i] for i in indices.tolist()]
-        )
-        return made
+    def of(cls, columns: Columns, indices: NDArray[np.int64], arenas: Arenas, plan: GatherPlan) -> DeferredColumns:
+        """Take the arguments of `gather_rows`, and call it when `columns` is read."""
+        deferred = object.__new__(cls)
+        deferred.schema, deferred.length = columns.schema, len(indices)
+        deferred._arguments = (columns, indices, arenas, plan)
+        deferred.validity = None if columns.validity is None else columns.validity[indices]
+        states = columns.extra_states
+        deferred.extra_states = None if states is None else [states[i] for i in indices.tolist()]
+        return deferred
 
     def __getattr__(self, name: str) -> Any:
         if name != "columns":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        self.columns = gathered(*self._wanted).columns
+        self.columns = gather_rows(*self._arguments).columns
         return self.columns
 
 
-def gathered(columns: Columns, indices: NDArray[np.int64], arenas: Arenas, plan: GatherPlan) -> Columns:
-    """Rows by position; torch's tensors lie in memory of the arenas."""
-    made: dict[str, Column] = {}
+def gather_rows(columns: Columns, indices: NDArray[np.int64], arenas: Arenas, plan: GatherPlan) -> Columns:
+    """Copy rows by position; torch's tensors are stored in memory of the arenas."""
+    gathered: dict[str, Column] = {}
     for name, column in columns.columns.items():  # by exact type: this runs for every batch
         if type(column) is PackedColumn:
-            made[name] = PackedRows(column, indices)
+            gathered[name] = PackedRows(column, indices)
         elif type(column) is DocumentColumn:
-            gather = LaterColumns.of if name in plan.later else gathered
-            made[name] = DocumentColumn(column.field, gather(column.columns, indices, arenas, plan.below[name]))
+            gather = DeferredColumns.of if name in plan.deferred else gather_rows
+            gathered[name] = DocumentColumn(column.field, gather(column.columns, indices, arenas, plan.nested[name]))
         elif isinstance(column, TensorColumn) and column.framework.name == "torch":
-            arena = arenas.scratch if name in plan.passing else arenas.batch
-            made[name] = _gathered_tensors(column, indices, arena)
+            arena = arenas.scratch if name in plan.row_by_row else arenas.batch
+            shapes = None if column.shapes is None else column.shapes[indices]
+            validity = None if column.validity is None else column.validity[indices]
+            gathered[name] = column.with_data(arena.take(column.data, indices), validity, shapes)
         else:
-            made[name] = column.take(indices)
+            gathered[name] = column.take(indices)
     extra_states = None if columns.extra_states is None else [columns.extra_states[i] for i in indices.tolist()]
     validity = None if columns.validity is None else columns.validity[indices]
-    return Columns(columns.schema, made, len(indices), validity, extra_states)
-
-
-def _gathered_tensors(column: TensorColumn, indices: NDArray[np.int64], arena: Arena) -> TensorColumn:
-    shapes = None if column.shapes is None else column.shapes[indices]
-    validity = None if column.validity is None else column.validity[indices]
-    return type(column)(column.field, arena.take(column.data, indices), column.framework, validity, shapes)
+    return Columns(columns.schema, gathered, len(indices), validity, extra_states)

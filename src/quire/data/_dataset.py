@@ -16,18 +16,18 @@ from quire.data._arena import Arena
 from quire.data._collate import Collate, check_output, in_framework, known_to_default_collate, validated_as
 from quire.data._column_store import (
     Arenas,
-    converted,
+    convert_columns,
     default_framework,
-    gathered,
+    gather_rows,
     has_ragged,
     in_worker,
     plan_gathering,
-    stored,
+    store_columns,
 )
 from quire.data._frameworks import Wanted, tensorflow_dataset
 from quire.data._missing import Missing, MissingPolicy
 from quire.data._preprocessing import Preprocessing, Run, Step, in_shape, plan_steps, run_steps
-from quire.data._shm_transport import send_quickly, shared_arena
+from quire.data._shm_transport import shared_arena, use_shared_memory
 from quire.document import BaseDocument
 from quire.errors import DocumentTypeError, OptionError, SchemaError
 from quire.tensors import describe
@@ -107,7 +107,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         self._framework, self._shapes, self._output = framework or default_framework(), shapes, output
         StackOptions(self._framework, shapes)  # complains of what it does not know
         check_output(output)
-        self._columns = stored(_columns_of(type(self), documents), self._framework)
+        self._columns = store_columns(_columns_of(type(self), documents), self._framework)
         if not len(self._columns) and not allow_empty:
             raise OptionError(
                 f"{type(self).__name__} has no rows: training on it would do nothing. "
@@ -154,7 +154,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def _batch(self, positions: NDArray[np.int64]) -> DocumentBatch[DocT]:
         arenas = self._arenas()
-        columns = gathered(self._columns, positions, arenas, self._gathering)
+        columns = gather_rows(self._columns, positions, arenas, self._gathering)
         ids, name = columns.columns.get("id"), columns.schema.name
         shows_zeros = self._missing.mode == "mask"
         run = Run(positions, ids, self._shapes, self._framework, name, arenas.batch, shows_zeros)
@@ -162,11 +162,11 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
             columns = in_shape(run_steps(columns, self._steps, run), run)
         if self._output is not None:
             columns = validated_as(self._output, columns, self._shapes, run.where)
-            columns = converted(columns, self._framework)
+            columns = convert_columns(columns, self._framework)
         columns = self._missing.apply(columns, run.where)
         batch_type = DocumentBatch[columns.schema.document_type]  # type: ignore[name-defined]
         if arenas.batch is not self._arena:
-            send_quickly(batch_type)
+            use_shared_memory(batch_type)
         batch: DocumentBatch[DocT] = self._missing.mark(batch_type._wrap(columns))
         return batch
 

@@ -13,11 +13,11 @@ from quire.array import DocumentBatch
 from quire.columns import Columns
 from quire.data._arena import Arena
 from quire.data._collate import check_output, validated_as
-from quire.data._column_store import converted, in_worker
+from quire.data._column_store import convert_columns, in_worker
 from quire.data._epoch_registry import Passes
 from quire.data._missing import MissingPolicy, check_stored
 from quire.data._preprocessing import Preprocessing, Run, in_shape, plan_steps, run_steps
-from quire.data._shm_transport import send_quickly
+from quire.data._shm_transport import use_shared_memory
 from quire.data._stream_options import StreamOptions
 from quire.errors import DecodeError, OptionError, ShardError
 from quire.files import shown
@@ -76,7 +76,7 @@ class Fetch:
         """A batch of the rows of each part; those that are not real, but fill it up, are told by its mask."""
         for columns, (rows, real) in self._gathered(parts):
             if self._target is None or self._has_mixed:
-                columns = converted(columns, self._framework)  # noqa: PLW2901 - the same columns
+                columns = convert_columns(columns, self._framework)  # noqa: PLW2901 - the same columns
             yield self._finished(columns, rows, real)
 
     def _finished(self, columns: Columns, rows: NDArray[np.int64], real: Any) -> DocumentBatch[Any]:
@@ -86,13 +86,13 @@ class Fetch:
         columns = in_shape(run_steps(columns, self._steps, run), run)
         if self._output is not None:
             columns = validated_as(self._output, columns, self._shapes, run.where)
-            columns = converted(columns, self._framework)
+            columns = convert_columns(columns, self._framework)
         columns = self._missing.apply(columns, run.where)
         if real is not None and not real.all():
             columns = replace(columns, validity=real)
         batch_type: Any = DocumentBatch[columns.schema.document_type]  # type: ignore[name-defined]
         if in_worker():
-            send_quickly(batch_type)
+            use_shared_memory(batch_type)
         return self._missing.mark(batch_type._wrap(columns))  # type: ignore[no-any-return]
 
     def _gathered(self, parts: list[Part]) -> Iterator[tuple[Columns, Part]]:

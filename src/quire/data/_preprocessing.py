@@ -24,7 +24,7 @@ from quire.columns import (
     wrap_rows,
 )
 from quire.data._arena import Arena
-from quire.data._column_store import converted, converted_column, has_ragged, settled, settled_column
+from quire.data._column_store import convert_column, convert_columns, has_ragged, unify_column, unify_shapes
 from quire.data._infer_column import column_of, column_of_data, tensors_column, with_fields
 from quire.errors import ColumnError, FunctionError, MissingValueError, PathError, SchemaError
 from quire.schema import Field, FieldKind, FieldPath, Schema, join_path, parse_path
@@ -214,7 +214,7 @@ def in_shape(columns: Columns, run: Run) -> Columns:
     if run.shapes == "ragged" or not has_ragged(columns):
         return columns
     try:
-        return settled(columns, run.shapes)
+        return unify_shapes(columns, run.shapes)
     except ColumnError as error:
         raise ColumnError(f"{run.documents()}: {error}") from error
 
@@ -223,7 +223,7 @@ def _whole(columns: Columns, step: Step, rows: NDArray[np.int64], run: Run) -> C
     """The function runs on the documents, or on the batch of them."""
     schema, own, path = columns.schema, _own(columns), run.path(step)
     if step.is_batched:
-        batch = DocumentBatch[schema.document_type]._wrap(settled(own, run.shapes))  # type: ignore[name-defined]
+        batch = DocumentBatch[schema.document_type]._wrap(unify_shapes(own, run.shapes))  # type: ignore[name-defined]
         if not run.shows_zeros:
             batch._guarded()
         result = _called_batched(step, batch, run)
@@ -234,7 +234,7 @@ def _whole(columns: Columns, step: Step, rows: NDArray[np.int64], run: Run) -> C
         where = functools.partial(run.where_of, rows)
         column = column_of(_document_field(schema), results, _RAGGED, path, where)
     if isinstance(column, DocumentColumn) and column.columns.validity is None:
-        return converted(column.columns, run.framework)
+        return convert_columns(column.columns, run.framework)
     raise FunctionError(f"{step.name} must give documents, or None after changing the document in place.")
 
 
@@ -251,7 +251,7 @@ def _inside(columns: Columns, step: Step, path: FieldPath, rows: NDArray[np.int6
         raise FunctionError(f"{step.name}: an earlier function gave a {columns.schema.name}, which has no {name!r}.")
     column = columns.columns[name]
     if not rest:
-        made = converted_column(_changed(columns, column, step, rows, run), run.framework)
+        made = convert_column(_changed(columns, column, step, rows, run), run.framework)
     elif isinstance(column, DocumentColumn):
         made = DocumentColumn(column.field, _inside(column.columns, step, tuple(rest), rows, run))
     elif isinstance(column, DocumentsColumn):
@@ -287,7 +287,7 @@ def _changed(columns: Columns, column: Column, step: Step, rows: NDArray[np.int6
 
 def _changed_whole(columns: Columns, column: Column, step: Step, run: Run) -> Column:
     """What a batched function makes of a column, which it gets in one shape if the policy asks for that."""
-    column = settled_column(column, run.shapes, run.path(step))
+    column = unify_column(column, run.shapes, run.path(step))
     name, own = column.field.name, columns
     if column is not columns.columns[name]:
         own = replace(columns, columns={**columns.columns, name: column})
@@ -299,7 +299,7 @@ def _changed_whole(columns: Columns, column: Column, step: Step, run: Run) -> Co
     validity = None if whole else column.valid_rows()
     data = given if result is None else result
     if isinstance(column, TensorColumn) and isinstance(data, (list, tuple)) and len(data) == len(column):
-        data = column.masked(list(data))  # what it made of the zeros in rows without a value is no value
+        data = column.mask_values(list(data))  # what it made of the zeros in rows without a value is no value
     return column_of_data(column.field, data, (len(column), validity), _RAGGED, run.path(step))
 
 

@@ -1,8 +1,15 @@
-"""The way of a batch from a worker of a DataLoader to the trainer: in memory that both have mapped, again and again.
+"""Send batches from the workers of a DataLoader to the trainer in shared memory that is reused.
 
-torch gives each tensor new shared memory, whose pages cost many times what it takes to fill them. Here a worker keeps
-its pieces. The first byte of a piece tells whether the trainer has it; when nothing there lies in it any more, the
-trainer says so with the next batch that it takes. Small tensors go through the pipe, with the rest of the batch.
+torch allocates new shared memory for every tensor, whose page faults cost many times what filling it does. Here, a
+worker keeps its pieces of shared memory. A piece is an anonymous file (`memfd_create`) that worker and trainer both
+map. The trainer opens it once, through the worker's table of open files (`/proc/<pid>/fd/<number>`), and keeps the
+mapping.
+
+The first byte of a piece says who owns it: 1 while the trainer has the tensor, 0 while the worker may write. The worker
+sets it when the tensor is pickled. The trainer clears it when nothing there refers to the memory any more, which it
+checks whenever it receives a batch. Tensors below 64 KiB go through the pipe, with the rest of the batch.
+
+Where processes cannot open each other's files, and beyond 64 pieces in a worker, torch sends the tensors its own way.
 """
 
 from __future__ import annotations
@@ -13,210 +20,228 @@ import secrets
 import sys
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from quire.data._arena import LEAST, Arena, Memory, counts_users, is_plain
+from quire.data._arena import MIN_BYTES, Arena, Memory, counts_references, is_plain
 from quire.errors import FunctionError
 from quire.tensors import Framework
 
-_HEAD = 4096  # bytes before the content; the first is 1 while the trainer has the piece
-_MOST = 64  # pieces of a worker, each of which is an open file
+if TYPE_CHECKING:
+    import torch
+
+    from quire.array import DocumentBatch
+
+    Layout = tuple[torch.dtype, int, tuple[int, ...], tuple[int, ...]]
+    """The dtype, offset, shape and strides of a tensor in its memory."""
+
+_HEADER = 4096  # bytes before the content, so that the content begins at a page; the first byte is the owner
+_MAX_PIECES = 64  # of a worker: each is an open file
 
 
 # --- in the worker
 
 
-class Piece(Memory):
-    """Memory that the trainer can map, too, and whether it was sent there since it was filled last."""
+class WorkerPiece(Memory):
+    """Shared memory as the worker has it."""
 
-    __slots__ = ("file", "memory", "number", "sent")
+    __slots__ = ("file", "memory", "number", "was_sent")
 
     def __init__(self, token: str, size: int) -> None:
-        self.number, self.sent = secrets.randbits(48), False
-        self.file = os.memfd_create(_name(token, self.number))
-        os.ftruncate(self.file, _HEAD + size)
-        self.memory = mmap.mmap(self.file, _HEAD + size)
+        self.number, self.was_sent = secrets.randbits(48), False
+        self.file = os.memfd_create(_piece_name(token, self.number))
+        os.ftruncate(self.file, _HEADER + size)
+        self.memory = mmap.mmap(self.file, _HEADER + size)
         super().__init__(lambda: _content(self.memory))
 
-    def is_free(self, size: int) -> bool:
-        """Whether nobody uses it, here or there."""
-        return self.size == size and self.memory[0] == 0 and self.is_unused
+    @property
+    def is_free(self) -> bool:
+        """Whether neither the trainer nor this process uses the memory."""
+        return self.memory[0] == 0 and self.is_unused
+
+    def close(self) -> None:
+        os.close(self.file)
 
 
 class SharedArena(Arena):
-    """The pieces of one worker."""
+    """The pieces of shared memory of one worker.
 
-    __slots__ = ("_most", "_owner", "_pieces_by_address", "_token")
+    No piece is dropped for being old: the trainer finds a piece by its file, and may not have opened it yet.
+    """
+
+    __slots__ = ("_limit", "owner", "token")
 
     def __init__(self) -> None:
         super().__init__()
-        self._owner, self._token = os.getpid(), secrets.token_hex(8)
-        self._most = _MOST if _can_share() else 0
-        self._pieces_by_address: dict[int, Piece] = {}
+        self.owner, self.token = os.getpid(), secrets.token_hex(8)
+        self._limit = _MAX_PIECES if _can_open_files_of_workers() else 0
 
-    def _obtain(self, size: int) -> Memory:
-        pieces = self._pieces_by_address
-        for address, piece in list(pieces.items()):
-            if piece.is_lost:  # torch has moved it, to send it by its own way
-                os.close(pieces.pop(address).file)
-            elif piece.is_free(size) and pieces.pop(address, None) is piece:
-                piece.sent = False
-                return piece
-        if len(pieces) >= self._most:
-            return Memory(lambda: sys.modules["torch"].UntypedStorage._new_shared(size))  # torch's own way
-        return Piece(self._token, size)
+    def _find_free(self, size: int) -> Memory | None:
+        piece = super()._find_free(size)
+        if isinstance(piece, WorkerPiece):
+            piece.was_sent = False
+        return piece
 
-    def _keep(self, piece: Memory) -> None:
-        if isinstance(piece, Piece):
-            self._pieces_by_address[piece.storage.data_ptr()] = piece
+    def _allocate(self, size: int) -> Memory:
+        if len(self._kept) >= self._limit:
+            return Memory(lambda: sys.modules["torch"].UntypedStorage._new_shared(size))
+        return WorkerPiece(self.token, size)
 
-    def handle(self, tensor: Any) -> Any:
-        """What is sent in the place of a tensor: a small one's content, where a large one lies, or the tensor."""
+    def prepare(self, tensor: torch.Tensor) -> Any:
+        """Return what to pickle in place of a tensor: its content, its place in shared memory, or the tensor itself."""
         if not is_plain(tensor) or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
             return tensor
-        if tensor.nbytes < LEAST:
-            return Inline(tensor.contiguous())
-        piece = self._piece_of(tensor)
-        if piece is None or piece.sent:
-            tensor = self._empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
-            piece = self._piece_of(tensor)
-        return tensor if piece is None else Located(self.place, piece, tensor)
-
-    def _piece_of(self, tensor: Any) -> Piece | None:
-        return self._pieces_by_address.get(tensor.untyped_storage().data_ptr())
-
-    @property
-    def place(self) -> tuple[int, str]:
-        """Whose pieces these are."""
-        return self._owner, self._token
+        if tensor.nbytes < MIN_BYTES:
+            return InlineTensor(tensor.contiguous())
+        piece = self._kept.get(tensor.untyped_storage().data_ptr())
+        if piece is None or (isinstance(piece, WorkerPiece) and piece.was_sent):
+            # The tensor is in other memory, or shares its piece with a tensor that was sent before. The trainer gives
+            # a piece back once, so each tensor gets a piece of its own.
+            room = self.empty(tuple(tensor.shape), tensor.dtype)
+            if room is None:
+                return tensor
+            tensor = room.copy_(tensor)
+            piece = self._kept.get(tensor.untyped_storage().data_ptr())
+        return SharedTensor(self, piece, tensor) if isinstance(piece, WorkerPiece) else tensor
 
 
-class Inline:
-    """A small tensor on its way."""
+class InlineTensor:
+    """A small tensor that is pickled with its content."""
 
     __slots__ = ("tensor",)
 
-    def __init__(self, tensor: Any) -> None:
+    def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         torch, tensor = sys.modules["torch"], self.tensor
         start = tensor.storage_offset() * tensor.itemsize
         content = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), start, (tensor.nbytes,))
-        return _inline, (content.numpy().tobytes(), tensor.dtype, tuple(tensor.shape))
+        return _restore_inline, (content.numpy().tobytes(), tensor.dtype, tuple(tensor.shape))
 
 
-class Located:
-    """A tensor on its way, in memory that the trainer has mapped, or will map."""
+class SharedTensor:
+    """A tensor that is pickled as its place in a piece of shared memory; creating it hands the piece over."""
 
     __slots__ = ("content",)
 
-    def __init__(self, place: tuple[int, str], piece: Piece, tensor: Any) -> None:
-        piece.sent, piece.memory[0] = True, 1
+    def __init__(self, arena: SharedArena, piece: WorkerPiece, tensor: torch.Tensor) -> None:
+        piece.was_sent, piece.memory[0] = True, 1
         layout = (tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
-        self.content = (*place, piece.number, piece.file, layout)
+        self.content = (arena.owner, arena.token, piece.number, piece.file, layout)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return _located, self.content
+        return _restore_shared, self.content
 
 
-_worker: SharedArena | None = None
+_worker_arena: SharedArena | None = None
 
 
 def shared_arena() -> SharedArena:
-    """The arena of this worker."""
-    global _worker  # noqa: PLW0603
-    if _worker is None or _worker.place[0] != os.getpid():
-        _worker = SharedArena()
-    return _worker
+    """Return the arena of this worker process."""
+    global _worker_arena  # noqa: PLW0603
+    if _worker_arena is None or _worker_arena.owner != os.getpid():  # a forked child has its own
+        _worker_arena = SharedArena()
+    return _worker_arena
 
 
-def _can_share() -> bool:
-    """Whether processes can open each other's files here, as on Linux those of one user can."""
-    if not (hasattr(os, "memfd_create") and counts_users()):
+def _can_open_files_of_workers() -> bool:
+    """Return whether processes of one user can open each other's files, as on Linux."""
+    if not (hasattr(os, "memfd_create") and counts_references()):
         return False
     theirs, ours = Path(f"/proc/{os.getppid()}/fd"), Path("/proc/self/fd")
     return os.access(theirs, os.R_OK | os.X_OK) and ours.stat().st_uid == os.geteuid()
 
 
-_known: WeakSet[type[Any]] = WeakSet()
+_registered: WeakSet[type[Any]] = WeakSet()
 
 
-def send_quickly(batch_type: type[Any]) -> None:
-    """Let batches of a class go to the trainer in the pieces of this worker."""
-    if batch_type not in _known:
-        ForkingPickler.dumps(batch_type)  # an error here is told; one in the thread that sends is not, and hangs
+def use_shared_memory(batch_type: type[DocumentBatch[Any]]) -> None:
+    """Let batches of a class be sent from this worker in shared memory.
+
+    A class that cannot be pickled raises its error here. Later, the queue of the DataLoader pickles in a thread of its
+    own, which only prints errors, and the trainer would wait for the batch for ever.
+    """
+    if batch_type not in _registered:
+        ForkingPickler.dumps(batch_type)
         ForkingPickler.register(batch_type, _reduce_batch)
-        _known.add(batch_type)
+        _registered.add(batch_type)
 
 
-def _reduce_batch(batch: Any) -> tuple[Any, tuple[Any, ...]]:
-    arena = shared_arena()
-    columns, *rest = batch.__getstate__()
+def _reduce_batch(batch: DocumentBatch[Any]) -> tuple[Any, tuple[Any, ...]]:
+    """Pickle a batch for the trainer; an error is pickled in its place, and raised there."""
+    try:
+        arena = shared_arena()
+        columns, *rest = batch.__getstate__()
 
-    def handled(framework: Framework, tensor: Any) -> tuple[Framework, Any]:
-        return framework, arena.handle(tensor) if framework.name == "torch" else tensor
+        def prepare(framework: Framework, tensor: Any) -> tuple[Framework, Any]:
+            return framework, arena.prepare(tensor) if framework.name == "torch" else tensor
 
-    return _restored, (type(batch), (columns.map_tensors(handled), *rest))
+        return _restore_batch, (type(batch), (columns.map_tensors(prepare), *rest))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the trainer must not wait for the batch
+        return _raise_in_trainer, (os.getpid(), f"{type(error).__name__}: {error}")
+
+
+def _raise_in_trainer(pid: int, error: str) -> Any:
+    raise FunctionError(f"worker {pid} could not send a batch: {error}.")
 
 
 # --- in the trainer
 
 
-class Mapped(Memory):
-    """A piece of a worker, as the trainer has it."""
+class TrainerPiece(Memory):
+    """Shared memory of a worker as the trainer has it."""
 
-    __slots__ = ("memory", "out")
+    __slots__ = ("is_out", "memory")
 
     def __init__(self, pid: int, name: str, file: int) -> None:
         path = Path(f"/proc/{pid}/fd/{file}")
         try:
             with path.open("r+b", buffering=0) as opened:
-                is_it = name in str(path.readlink())
+                is_same_file = name in str(path.readlink())
                 self.memory = mmap.mmap(opened.fileno(), 0)
         except OSError as error:
-            raise _gone(pid) from error
-        if not is_it:
-            raise _gone(pid)
-        self.out = False
+            raise _lost_batch(pid) from error
+        if not is_same_file:  # another process has the pid by now, or another file its number
+            raise _lost_batch(pid)
+        self.is_out = False
         super().__init__(lambda: _content(self.memory))
 
 
-def _gone(pid: int) -> FunctionError:
+def _lost_batch(pid: int) -> FunctionError:
     return FunctionError(
         f"a batch of worker {pid} is lost: the process ended, or its files cannot be opened from here."
     )
 
 
-_mapped: dict[tuple[int, str, int], Mapped] = {}
+_mapped: dict[tuple[int, str, int], TrainerPiece] = {}
+"""The pieces of all workers that the trainer has mapped, by process, token and number."""
 
 
-def _located(pid: int, token: str, number: int, file: int, layout: tuple[Any, ...]) -> Any:
-    torch = sys.modules["torch"]
-    give_back()
+def _restore_shared(pid: int, token: str, number: int, file: int, layout: Layout) -> torch.Tensor:
+    return_unused_pieces()
     key = pid, token, number
     piece = _mapped.get(key)
     if piece is None:
-        _forget_the_dead()
-        piece = _mapped[key] = Mapped(pid, _name(token, number), file)
+        _drop_pieces_of_ended_workers()
+        piece = _mapped[key] = TrainerPiece(pid, _piece_name(token, number), file)
     dtype, offset, shape, stride = layout
-    tensor = torch.empty(0, dtype=dtype).set_(piece.storage, offset, shape, stride)
-    piece.out = True  # after the tensor is there: another thread sees that it is in use
+    tensor: torch.Tensor = sys.modules["torch"].empty(0, dtype=dtype).set_(piece.storage, offset, shape, stride)
+    piece.is_out = True  # only now: another thread that returns pieces sees that this one is in use
     return tensor
 
 
-def give_back() -> None:
-    """Tell the workers which pieces nobody looks at any more."""
+def return_unused_pieces() -> None:
+    """Give the pieces that nothing refers to any more back to their workers."""
     for key, piece in list(_mapped.items()):
-        if piece.out and piece.is_lost:  # by torch moved elsewhere, to be sent on to other processes
+        if piece.is_out and piece.is_lost:  # torch has moved it, to send it on to other processes
             _mapped.pop(key, None)
-        elif piece.out and piece.is_unused:
-            piece.out = False
+        elif piece.is_out and piece.is_unused:
+            piece.is_out = False
             piece.memory[0] = 0
 
 
-def _forget_the_dead() -> None:
+def _drop_pieces_of_ended_workers() -> None:
     for pid in {key[0] for key in list(_mapped)}:
         if not Path(f"/proc/{pid}").exists():
             for key in [key for key in list(_mapped) if key[0] == pid]:
@@ -224,9 +249,10 @@ def _forget_the_dead() -> None:
 
 
 def _before_fork() -> None:
-    """A child will see what lies in the pieces that are out: they are never given back."""
+    # The mappings are shared, so a forked child sees the batches that the trainer holds now, and the trainer does not
+    # know how long the child needs them. These pieces are never given back.
     for key, piece in list(_mapped.items()):
-        if piece.out:
+        if piece.is_out:
             _mapped.pop(key, None)
 
 
@@ -234,23 +260,24 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_child=_mapped.clear)
 
 
-def _inline(content: bytes, dtype: Any, shape: tuple[int, ...]) -> Any:
+def _restore_inline(content: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     torch = sys.modules["torch"]
     if not content:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(content), dtype=dtype).view(shape)
+        return torch.empty(shape, dtype=dtype)  # type: ignore[no-any-return]
+    return torch.frombuffer(bytearray(content), dtype=dtype).view(shape)  # type: ignore[no-any-return]
 
 
-def _restored(batch_type: type[Any], state: tuple[Any, ...]) -> Any:
+def _restore_batch(batch_type: type[DocumentBatch[Any]], state: tuple[Any, ...]) -> DocumentBatch[Any]:
     batch = object.__new__(batch_type)
     batch.__setstate__(state)
     return batch
 
 
-def _content(memory: mmap.mmap) -> Any:
+def _content(memory: mmap.mmap) -> torch.UntypedStorage:
     torch = sys.modules["torch"]
-    return torch.frombuffer(memory, dtype=torch.uint8, offset=_HEAD).untyped_storage()
+    storage: torch.UntypedStorage = torch.frombuffer(memory, dtype=torch.uint8, offset=_HEADER).untyped_storage()
+    return storage
 
 
-def _name(token: str, number: int) -> str:
+def _piece_name(token: str, number: int) -> str:
     return f"quire-{token}-{number}"
