@@ -8,13 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from jaxtyping import Float32
 from typing_extensions import assert_type
 
 from quire import BaseDocument
 from quire.schema import Schema
 from quire.typing import ID, DType, Shape, TorchTensor
 
-pytestmark = pytest.mark.needs("torch")
+pytestmark = pytest.mark.needs("torch", "jaxtyping")
 
 Photo = Annotated[torch.Tensor, Shape(3, 224, 224), DType("float32")]
 
@@ -29,6 +30,7 @@ class Student(BaseDocument):
     thesis: Thesis
     photo: Photo
     mask: TorchTensor | None = None
+    depth: Float32[torch.Tensor, "height width"] | None = None
 
 
 def student() -> Student:
@@ -43,6 +45,7 @@ def test_tensor_fields_have_framework_types() -> None:
     assert_type(ada.thesis.embedding, npt.NDArray[np.float32] | None)
     assert_type(ada.photo, torch.Tensor)
     assert_type(ada.mask, torch.Tensor | None)
+    assert_type(ada.depth, torch.Tensor | None)
     assert_type(ada.photo + 1, torch.Tensor)
 
 

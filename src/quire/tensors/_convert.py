@@ -74,8 +74,15 @@ def _from_list(values: list[Any] | tuple[Any, ...], target: Framework, spec: Ten
         raise TensorError("the list holds something else than numbers")
     if framework is not None or _has_width(first):
         return target.from_numpy(array)
-    dtype = spec.dtype or target.default_dtypes.get(array.dtype.kind, array.dtype.name)
-    return target.from_numpy(cast_numbers(array, common_dtype(dtype)))
+    return target.from_numpy(cast_numbers(array, common_dtype(spec.dtype or _default_dtype(array, target, spec))))
+
+
+def _default_dtype(array: NDArray[Any], target: Framework, spec: TensorSpec) -> str:
+    """Return the framework's dtype for numbers of this kind, or for a wider kind if the spec does not accept it."""
+    own: str = target.default_dtypes.get(array.dtype.kind, array.dtype.name)
+    wider = {"i": "fc", "u": "fc", "f": "c"}.get(array.dtype.kind, "")
+    names = [own, *(target.default_dtypes[kind] for kind in wider)]
+    return next((name for name in names if spec.accepts(name)), names[0])
 
 
 def _first(values: Any) -> Any:

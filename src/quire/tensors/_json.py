@@ -91,11 +91,14 @@ def json_schema(title: str, spec: TensorSpec) -> dict[str, Any]:
         axes |= {"minItems": len(spec.shape), "maxItems": len(spec.shape)}
     if spec.fixed_shape is not None:
         axes["const"] = list(spec.fixed_shape)
+    dtype: dict[str, Any] = {"type": "string"} if spec.dtype is None else {"const": spec.dtype}
+    if spec.dtypes is not None:
+        dtype["enum"] = list(spec.dtypes)
     tensor = {
         "type": "object",
         "properties": {
             "framework": {"type": "string"},
-            "dtype": {"type": "string"} if spec.dtype is None else {"const": spec.dtype},
+            "dtype": dtype,
             "shape": axes,
             "data": {"description": "Nested lists of the values, row by row; or base64 of their bytes."},
             "encoding": {"const": "base64"},

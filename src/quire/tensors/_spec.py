@@ -19,17 +19,21 @@ DTYPES = (
     *("bfloat16", "float16", "float32", "float64", "complex64", "complex128", "string"),
 )
 _SYNONYMS = {"bool_": "bool"}  # the name in numpy 1
+ANY_SIZE = "_"
+"""A dimension of any size. Unlike other names, it may stand for several sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """A pattern for shapes (`None` fits all) and a dtype by its common name (`None` fits all).
 
-    A dimension is a number, a name (equal names are equal sizes) or, once, `...` for any number of dimensions.
+    A dimension is a number, a name (equal names are equal sizes), `'_'` (any size) or, once, `...` for any number of
+    dimensions. Where several dtypes fit, but not all, `dtype` is None and `dtypes` lists them.
     """
 
     shape: tuple[Dimension, ...] | None = None
     dtype: str | None = None
+    dtypes: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         shape = self.shape or ()
@@ -48,7 +52,7 @@ class TensorSpec:
     @property
     def names(self) -> frozenset[str]:
         """The named dimensions."""
-        return frozenset(d for d in self.shape or () if isinstance(d, str))
+        return frozenset(d for d in self.shape or () if isinstance(d, str) and d != ANY_SIZE)
 
     def bind(self, shape: tuple[int, ...], names: dict[str, int]) -> bool:
         """Return whether the shape fits; `names` holds the sizes of named dimensions, and is extended."""
@@ -65,16 +69,26 @@ class TensorSpec:
         if len(shape) != len(pattern):
             return False
         return all(
-            size == (names.setdefault(dimension, size) if isinstance(dimension, str) else dimension)
+            dimension == ANY_SIZE
+            or size == (names.setdefault(dimension, size) if isinstance(dimension, str) else dimension)
             for dimension, size in zip(pattern, shape, strict=True)
         )
 
+    def accepts(self, dtype: str) -> bool:
+        """Return whether tensors may have this dtype."""
+        return self.dtype in (None, dtype) and (self.dtypes is None or dtype in self.dtypes)
+
     def fits(self, shape: tuple[int, ...], dtype: str) -> bool:
         """Return whether a tensor of this shape and dtype matches the spec."""
-        return (self.dtype is None or self.dtype == dtype) and self.bind(shape, {})
+        return self.accepts(dtype) and self.bind(shape, {})
+
+    @property
+    def dtype_text(self) -> str | None:
+        """The dtype as messages and names of types show it: 'float32', 'int8|int16'; None if all fit."""
+        return self.dtype or (None if self.dtypes is None else "|".join(self.dtypes))
 
     def __str__(self) -> str:
-        parts = [self.dtype or "any dtype", "any shape" if self.shape is None else format_shape(self.shape)]
+        parts = [self.dtype_text or "any dtype", "any shape" if self.shape is None else format_shape(self.shape)]
         return " ".join(parts)
 
 

@@ -23,6 +23,7 @@ from quire import _parametrize
 from quire.errors import SchemaError, TensorError
 from quire.tensors._convert import check_source, coerce
 from quire.tensors._framework import Framework
+from quire.tensors._jaxtyping import is_jaxtyping, spec_of_jaxtyping
 from quire.tensors._json import json_schema, tensor_to_json
 from quire.tensors._registry import framework_of, framework_of_type, get_framework
 from quire.tensors._spec import Dimension, TensorSpec, dtype_name, format_shape, looks_like_dtype
@@ -170,7 +171,7 @@ class TensorType(type):
                 return value
             return learn(value)
 
-        if shape is not None:
+        if shape is not None and cls._spec.dtypes is None:
             return fixed_shape
         return any_shape if cls._spec == TensorSpec() else slow
 
@@ -202,7 +203,7 @@ def _serialize(value: Any, info: SerializationInfo) -> dict[str, Any]:
 
 def _create_type(plain: TensorType, spec: TensorSpec) -> TensorType:
     shape = ["()"] if spec.shape == () else ["..." if d is Ellipsis else repr(d) for d in spec.shape or ()]
-    name = f"{plain.__name__}[{', '.join(([spec.dtype] if spec.dtype else []) + shape)}]"
+    name = f"{plain.__name__}[{', '.join(([spec.dtype_text] if spec.dtype_text else []) + shape)}]"
     namespace = {
         "_spec": spec,
         "__module__": _parametrize.__name__,
@@ -340,7 +341,7 @@ class DType(_SpecPart):
         object.__setattr__(self, "name", dtype_name(dtype))
 
     def refine(self, spec: TensorSpec) -> TensorSpec:
-        return replace(spec, dtype=self.name)
+        return replace(spec, dtype=self.name, dtypes=None)
 
 
 def tensor_type_of(annotation: Any, metadata: Iterable[Any] = ()) -> TensorType | None:
@@ -355,10 +356,15 @@ def tensor_type_of(annotation: Any, metadata: Iterable[Any] = ()) -> TensorType 
 def native_tensor_type(annotation: Any) -> TensorType | None:
     """Return the tensor type of a framework's own class.
 
-    torch.Tensor is TorchTensor, NDArray[np.uint8] is NdArray[uint8]. A numpy scalar type that is no dtype of tensors,
-    like np.floating, is ignored.
+    torch.Tensor is TorchTensor, NDArray[np.uint8] is NdArray[uint8], and jaxtyping's Float32[torch.Tensor, "3 h"] is
+    TorchTensor[float32, 3, 'h']. A numpy scalar type that is no dtype of tensors, like np.floating, is ignored.
     """
     annotation = expand_alias(annotation)
+    if is_jaxtyping(annotation):
+        tensor_type = AnyTensor if annotation.array_type is Any else native_tensor_type(annotation.array_type)
+        if tensor_type is None:
+            raise SchemaError(f"{annotation!r}: {annotation.array_type!r} is not a class of tensors.")
+        return tensor_type._with(spec_of_jaxtyping(annotation))
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is np.ndarray:
         scalar = next(iter(get_args(arguments[-1])), None)
