@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
+from datetime import date
 from decimal import Decimal
 from enum import Enum, IntEnum
+from math import inf
 from typing import Any, ClassVar, Literal, Union
 
 import pytest
@@ -22,10 +24,12 @@ from pydantic import (
     SerializeAsAny,
     ValidationError,
     field_serializer,
+    model_serializer,
 )
 
 from quire import BaseDocument, DocumentArray
 from quire.errors import DecodeError, EncodeError
+from quire.tensors import describe
 from tests.codec.test_aliases import FORMS
 from tests.codec.ways import travels
 
@@ -408,6 +412,136 @@ def test_fields_that_are_serialized_as_any_refuse_what_a_subclass_adds(form: str
     for document in (DuckTyped(one=Wider()), DuckTyped(one=Left(), several=[Wider()])):
         with pytest.raises(EncodeError):
             FORMS[form](document)
+
+
+class Extras(BaseDocument, extra="allow"):
+    size: int = Field(0, alias="Size")
+
+
+class DatedExtras(BaseDocument, extra="allow"):
+    __pydantic_extra__: dict[str, date] = Field(init=False)
+
+
+class HoldsExtras(BaseDocument):
+    one: Extras | None = None
+    many: DocumentArray[Extras] = []
+    listed: list[Extras] = []
+    named: dict[str, Extras] = {}
+    unions: list[Extras | int] = []
+
+
+EXTRAS: list[Any] = [
+    inf,
+    (1, 2),
+    {1, 2},
+    date(2026, 1, 2),
+    b"a",
+    b"\xff",
+    {1: "a"},
+    Decimal(1),
+    1j,
+    [(1,)],
+    Left(id="i"),
+]
+
+
+def holders_of(extras: Extras) -> list[tuple[str, BaseDocument]]:
+    """Documents that hold a document with extra fields, each with the path that an error names."""
+    return [
+        ("x", extras),
+        ("one.x", HoldsExtras(one=extras)),
+        ("many.1.x", HoldsExtras(many=[Extras(y=1), extras])),
+        ("listed.0.x", HoldsExtras(listed=[extras])),
+        ("named.k.x", HoldsExtras(named={"k": extras})),
+        ("unions.1.x", HoldsExtras(unions=[1, extras])),
+    ]
+
+
+@pytest.mark.parametrize("form", ["JSON", "array JSON", "NDJSON"])
+@pytest.mark.parametrize("value", EXTRAS)
+def test_extra_fields_that_json_would_change_are_not_written(value: Any, form: str) -> None:
+    for path, document in holders_of(Extras(x=value)):
+        name = path.partition(".")[0]
+        with pytest.raises(EncodeError, match=rf"^{type(document).__name__}(, row 0)?, {name}"):
+            FORMS[form](document)
+
+
+@pytest.mark.parametrize("value", [inf, (1, 2), date(2026, 1, 2)], ids=repr)
+def test_the_error_names_the_extra_field_inside_of_documents(value: Any) -> None:
+    for path, document in holders_of(Extras(x=value)):
+        message = rf"^\w+, {path}: JSON would be read back as .*, and not as {re.escape(describe(value))}. Add a field"
+        with pytest.raises(EncodeError, match=message):
+            document.to_json()
+
+
+@pytest.mark.parametrize("value", [None, 1, 0.5, "a", [1, [None]], {"a": {"b": [True]}}], ids=repr)
+def test_extra_fields_that_json_keeps_are_written(value: Any) -> None:
+    for _, document in holders_of(Extras(x=value)):
+        for form in ("JSON", "array JSON", "NDJSON", "dict"):
+            assert FORMS[form](document).identical(document)
+
+
+@pytest.mark.parametrize("field", ["many", "listed", "named"])
+def test_extra_fields_that_a_cell_would_change_are_not_written_as_csv(field: str) -> None:
+    held = {"k": Extras(x=(1,))} if field == "named" else [Extras(x=(1,))]
+    with pytest.raises(EncodeError, match=rf"^HoldsExtras, row 0, {field}\.\w\.x: CSV would be read back as list"):
+        FORMS["CSV"](HoldsExtras(**{field: held}))
+
+
+def test_documents_in_extra_fields_are_not_written_as_dicts() -> None:
+    for value in (Left(), [Left()], {"a": Record(size=1)}):
+        for _, document in holders_of(Extras(x=value)):
+            with pytest.raises(EncodeError, match="a dict would be read back as"):
+                document.to_dict()
+
+
+@pytest.mark.parametrize("value", [inf, (1, 2), {1, 2}, date(2026, 1, 2), b"a", Decimal(1)], ids=repr)
+def test_dicts_keep_extra_fields_of_every_type(value: Any) -> None:
+    for _, document in holders_of(Extras(x=value)):
+        assert FORMS["dict"](document).identical(document)
+
+
+def test_extra_fields_with_an_annotation_are_read_back_by_it() -> None:
+    document = DatedExtras(x=date(2026, 1, 2))
+    assert DatedExtras.from_json(document.to_json()).identical(document)
+
+
+@pytest.mark.parametrize("form", ["JSON", "dict"])
+def test_extra_fields_with_the_alias_of_a_field_are_not_lost(form: str) -> None:
+    document = Extras(Size=1)
+    document.Size = 2  # type: ignore[attr-defined]
+    with pytest.raises(EncodeError, match=r"^Extras, Size: .* would leave out int 2"):
+        FORMS[form](document)
+
+
+def test_a_class_that_serializes_itself_writes_its_extra_fields_as_it_likes() -> None:
+    class Own(BaseDocument, extra="allow"):
+        @model_serializer
+        def dump(self) -> dict[str, Any]:
+            return {"id": self.id, "x": "own"}
+
+    assert Own.from_json(Own(x=(1,)).to_json()).x == "own"  # type: ignore[attr-defined]
+
+
+class KeptFields(BaseDocument):
+    a: int = 0
+
+
+class HoldsKeptFields(BaseDocument):
+    one: KeptFields
+    many: DocumentArray[KeptFields] = []
+
+
+@pytest.mark.parametrize("form", ["JSON", "array JSON", "NDJSON", "dict"])
+def test_fields_that_a_reader_has_kept_are_not_left_out(form: str) -> None:
+    kept = KeptFields.from_bytes(Wider(a=1).to_bytes(), unknown="keep")
+    assert kept.__pydantic_extra__ == {"b": 2}
+    holder = HoldsKeptFields(one=KeptFields(), many=[kept])
+    for document, path in ((kept, "b"), (HoldsKeptFields(one=kept), "one.b"), (holder, "many.0.b")):
+        with pytest.raises(EncodeError, match=rf", {path}: .* would leave out int 2, because KeptFields has no such"):
+            FORMS[form](document)
+    kept.__pydantic_extra__ = None
+    assert FORMS[form](holder).identical(holder)
 
 
 class Number(IntEnum):

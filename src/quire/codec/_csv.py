@@ -25,7 +25,7 @@ from typing_extensions import Self
 from quire._extra_fields import Extra
 from quire.codec._flat import Gap, Leaf, check_nothing_more, gaps, input_keys, is_spread, leaves, read_header
 from quire.codec._json import from_json, to_json
-from quire.codec._readback import check_read_back, may_change
+from quire.codec._readback import check_read_back
 from quire.codec._text_files import TextSource, TextTarget, source_name, text_lines, text_writer
 from quire.errors import DecodeError, EncodeError
 from quire.schema import Field, FieldKind, FieldPath, Schema
@@ -152,10 +152,8 @@ def _write_rows(schema: Schema, documents: Iterable[Any], file: Any, options: Cs
         where = f", row {row}"
         values = parse_json(to_json(document, None, "lists", where, check=False))
         cells = [column.write(_at(column.leaf.path, values)) for column in columns]
-        changing = may_change(document, "CSV") + _vanishing(schema, table, cells, values)
-        if changing:
-            read = partial(_document, type(document), table, cells, f", line {row + 2}", "forbid")
-            check_read_back(document, changing, read, "CSV", where)
+        read = partial(_document, type(document), table, cells, f", line {row + 2}", "forbid")
+        check_read_back(document, read, "CSV", where, _vanishing(schema, table, cells, values))
         _write(writer, cells, schema, row)
 
 

@@ -17,7 +17,7 @@ from pydantic_core import PydanticSerializationError
 
 from quire._extra_fields import Extra, document_validator, rows_validator
 from quire.codec._errors import decode_error
-from quire.codec._readback import check_read_back, may_change, uncertain_fields
+from quire.codec._readback import check_read_back, uncertain_fields
 from quire.errors import DecodeError, EncodeError, OptionError
 from quire.schema import NAMES_AND_ALIASES, ROUND_TRIP
 from quire.tensors import describe
@@ -43,9 +43,8 @@ def to_json(
     except (PydanticSerializationError, UnicodeError) as error:
         place, reason = _at_fault(document, tensors, error)
         raise EncodeError(f"{type(document).__name__}{where}{place}: {reason}") from error
-    changing = may_change(document, "JSON") if check and fields else []
-    if changing:
-        check_read_back(document, changing, lambda: from_json(type(document), text), "JSON", where)
+    if check:
+        check_read_back(document, lambda: from_json(type(document), text), "JSON", where)
     return text
 
 
@@ -55,7 +54,7 @@ _SEAM = re.compile(r"^(Error serializing to JSON: )?(\w+: )?(Error calling funct
 
 def _at_fault(document: BaseModel, tensors: TensorForm, error: Exception) -> tuple[str, str]:
     """The field that cannot be written, where it is one alone, and why."""
-    for name in type(document).model_fields:
+    for name in (*type(document).model_fields, *(document.__pydantic_extra__ or ())):
         try:
             document.model_dump_json(include={name}, context=_CONTEXTS[tensors], by_alias=False, warnings="error")
         except (PydanticSerializationError, UnicodeError) as found:
@@ -119,9 +118,7 @@ def rows_from_json(document_type: type[Any], text: str | bytes, *, extra: Extra 
 def to_dict(document: BaseModel) -> dict[str, Any]:
     """A document as a dict: nested documents are dicts, arrays lists of dicts, and all else stays what it is."""
     values = document.model_dump(by_alias=False, context=_CONTEXTS["lists"])
-    changing = may_change(document, "a dict")
-    if changing:
-        check_read_back(document, changing, lambda: from_dict(type(document), values), "a dict", "")
+    check_read_back(document, lambda: from_dict(type(document), values), "a dict", "")
     return values
 
 

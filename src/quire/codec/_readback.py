@@ -3,6 +3,7 @@
 These forms carry less information than Python: a tuple in a field of `Any` becomes a list, a secret is hidden, and a
 document in a union is a mapping that another class of the union may accept. Fields whose form is unambiguous are not
 checked. The others are read back and compared when they are written, unless their values show that nothing is lost.
+So are extra fields, which have no type: those of a class with `extra='allow'`, and those kept by `unknown='keep'`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from enum import Enum, Flag
 from pathlib import PurePath
@@ -122,20 +123,77 @@ def _is_certain_class(document_type: type[Any], seen: set[Any]) -> bool:
     return all(field.name in custom or _is_certain(field, seen) for field in fields)
 
 
-def may_change(document: Any, form: TextForm) -> list[Field]:
+def _fields_with_documents(schema: Schema) -> tuple[Field, ...]:
+    """Return the fields that may hold documents, except those that a class serializes itself."""
+    fields: tuple[Field, ...] | None = schema.notes.get("fields with documents")
+    if fields is None:
+        custom = _custom_fields(schema.document_type)
+        fields = tuple(field for field in schema.fields if field.name not in custom and _may_hold_documents(field))
+        schema.notes["fields with documents"] = fields
+    return fields
+
+
+def _may_hold_documents(field: Field) -> bool:
+    return field.kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS) or any(map(_may_hold_documents, field.items))
+
+
+def _may_change(document: Any, form: TextForm) -> list[Field]:
     """Return the fields of a document whose values may be read back as others."""
-    fields = uncertain_fields(type(document).document_schema())
-    if not fields:
-        return []
-    content = document.__dict__
-    if _is_read_by_alias(type(document)):
+    schema = type(document).document_schema()
+    fields, content = uncertain_fields(schema), document.__dict__
+    if fields and _is_read_by_alias(type(document)):
         return list(fields)
-    duck_typed = _duck_typed_fields(type(document).document_schema())
-    return [
+    duck_typed = _duck_typed_fields(schema) if fields else set()
+    changing = [
         field
         for field in fields
         if field.name in content and (field.name in duck_typed or not _is_kept(field, content[field.name], form))
     ]
+    uncertain = {field.name for field in fields}
+    return changing + [
+        field
+        for field in _fields_with_documents(schema)
+        if field.name not in uncertain and _holds_changing_extras(content.get(field.name), form)
+    ]
+
+
+def _extras_may_change(document: Any, form: TextForm) -> bool:
+    """Return whether the extra fields of a document may be read back as others, or not at all."""
+    extras = document.__pydantic_extra__
+    document_type = type(document)
+    if not extras or document_type.__pydantic_decorators__.model_serializers:
+        return False
+    if document_type.model_config.get("extra") != "allow" or _has_typed_extras(document_type):
+        return True
+    accepted = document_type.document_schema().accepted
+    if any(name in accepted for name in extras):
+        return True
+    return any(map(_holds_models, extras.values())) if form == "a dict" else not _is_plain(extras)
+
+
+def _has_typed_extras(document_type: type[Any]) -> bool:
+    """Return whether a class validates its extra fields by an annotation of `__pydantic_extra__`."""
+    classes = document_type.__mro__[: document_type.__mro__.index(BaseModel)]
+    return any("__pydantic_extra__" in vars(cls).get("__annotations__", ()) for cls in classes)
+
+
+def _holds_changing_extras(value: Any, form: TextForm) -> bool:
+    """Return whether a value is or contains a document whose extra fields may be read back as others."""
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        if is_document_type(type(value)):
+            if _extras_may_change(value, form):
+                return True
+            content = value.__dict__
+            pending += [content.get(field.name) for field in _fields_with_documents(type(value).document_schema())]
+        elif is_array_type(type(value)):
+            pending += value._documents
+        elif isinstance(value, Mapping):
+            pending += value.values()
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            pending += value
+    return False
 
 
 def _is_kept(field: Field, value: Any, form: TextForm) -> bool:
@@ -176,8 +234,16 @@ def _holds_models(value: Any) -> bool:
     return isinstance(value, BaseModel) or is_array_type(type(value)) or dataclasses.is_dataclass(value)
 
 
-def check_read_back(document: Any, changing: list[Field], read: Callable[[], Any], form: TextForm, where: str) -> None:
-    """Read back what was written, and raise an error if a field differs from that of the document."""
+def check_read_back(
+    document: Any, read: Callable[[], Any], form: TextForm, where: str, more: Iterable[Field] = ()
+) -> None:
+    """Raise an error if a field of a document would be read back as another value than the document has.
+
+    What was written is read back only if the values of the document may change, or if there are `more` fields to check.
+    """
+    changing = [*_may_change(document, form), *more]
+    if not changing and not _extras_may_change(document, form):
+        return
     owner = f"{type(document).__name__}{where}"
     try:
         again = read()
@@ -186,10 +252,54 @@ def check_read_back(document: Any, changing: list[Field], read: Callable[[], Any
     for field in changing:
         value, other = document.__dict__[field.name], again.__dict__.get(field.name)
         if not is_unchanged(value, other):
-            raise EncodeError(f"{owner}, {field.name}: {_difference(value, other, form)}")
-    if not is_unchanged(document.__pydantic_extra__, again.__pydantic_extra__):  # of names that are read as others
-        difference = _difference(document.__pydantic_extra__, again.__pydantic_extra__, form)
-        raise EncodeError(f"{owner}: its extra fields in {difference}")
+            extra = _changed_extra(value, other, form)
+            place, difference = extra or ("", _difference(value, other, form))
+            raise EncodeError(f"{owner}, {field.name}{place}: {difference}")
+    extras, others = document.__pydantic_extra__ or {}, again.__pydantic_extra__ or {}
+    if not is_unchanged(extras, others):
+        extra = _changed_extra(document, again, form)
+        if extra is not None:
+            raise EncodeError(f"{owner}, {extra[0][1:]}: {extra[1]}")
+        raise EncodeError(f"{owner}: its extra fields in {_difference(extras, others, form)}")  # a field is read as one
+
+
+_ABSENT: Any = object()
+
+
+def _changed_extra(value: Any, other: Any, form: TextForm) -> tuple[str, str] | None:
+    """Find the first extra field inside of a value that is read back as another; return its path and the difference."""
+    if type(value) is not type(other):
+        return None
+    pairs: Iterable[tuple[Any, Any, Any]] = ()
+    if is_document_type(type(value)):
+        extras, others = value.__pydantic_extra__ or {}, other.__pydantic_extra__ or {}
+        for name, item in extras.items():
+            if not is_unchanged(item, others.get(name, _ABSENT)):
+                return f".{name}", _extra_difference(type(value), item, others.get(name, _ABSENT), form)
+        pairs = [(name, value.__dict__.get(name), other.__dict__.get(name)) for name in type(value).model_fields]
+    elif is_array_type(type(value)):
+        return _changed_extra(value._documents, other._documents, form)
+    elif isinstance(value, Mapping):
+        pairs = [(key, item, other.get(key)) for key, item in value.items()]
+    elif isinstance(value, (list, tuple)):
+        pairs = zip(range(len(value)), value, other, strict=False)
+    for key, item, again in pairs:
+        extra = _changed_extra(item, again, form)
+        if extra is not None:
+            return f".{key}{extra[0]}", extra[1]
+    return None
+
+
+def _extra_difference(document_type: type[Any], value: Any, other: Any, form: TextForm) -> str:
+    if other is _ABSENT:
+        return (
+            f"{form} would leave out {describe(value)[:80]}, because {document_type.__name__} has no such field. "
+            "Add a field for it, or write with to_bytes()."
+        )
+    return (
+        f"{form} would be read back as {describe(other)[:80]}, and not as {describe(value)[:80]}. "
+        f"Add a field of this type to {document_type.__name__}, or write with to_bytes()."
+    )
 
 
 def _difference(value: Any, other: Any, form: TextForm) -> str:
