@@ -101,7 +101,7 @@ def test_pictures_of_other_shapes_do_not_fail_each_other() -> None:
 
 
 def test_a_function_that_loses_rows_is_an_error(served: tuple[Batches, Client]) -> None:
-    with pytest.raises(FunctionError, match="short got 2 rows and gave 1"):
+    with pytest.raises(FunctionError, match="short got 2 rows and returned 1"):
         served[1].short(pictures(2))
 
 
@@ -182,5 +182,5 @@ def test_batching_that_has_no_meaning_is_an_error() -> None:
     def one(doc: Picture) -> Picture:
         return doc
 
-    with pytest.raises(SchemaError, match="calls can be put together only where"):
+    with pytest.raises(SchemaError, match="calls can be combined only where"):
         serve(one)

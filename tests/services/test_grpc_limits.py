@@ -171,7 +171,7 @@ def test_health_is_told_while_all_places_are_taken(caplog: pytest.LogCaptureFixt
     with server, Client(server.address) as client, grpc.insecure_channel(server.address) as channel:
         calls = [client.hold.future(pictures(1, start=i)) for i in range(2)]
         assert begun.acquire(timeout=20)
-        refused = "2 calls are in work or wait already"
+        refused = "2 calls are running or waiting already"
         for _ in range(3):
             with pytest.raises(ServiceLimitError, match=refused):
                 client.hold(pictures(1), timeout=20)
@@ -267,7 +267,7 @@ def test_the_asyncio_server_tells_its_health_while_all_places_are_taken() -> Non
                 await asyncio.wait_for(begun.acquire(), 20)
             async with grpc.aio.insecure_channel(server.address) as channel:
                 for _ in range(3):
-                    with pytest.raises(ServiceLimitError, match="2 calls are in work or wait already"):
+                    with pytest.raises(ServiceLimitError, match="2 calls are running or waiting already"):
                         await client.hold(pictures(1))
                     check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
                     assert (await check).status == health_pb2.HealthCheckResponse.SERVING
@@ -410,7 +410,7 @@ def test_the_asyncio_server_says_that_streams_hold_every_place() -> None:
     with served("asyncio", [echo, gallery.running], limits) as address, Client(address) as client:
         assert client.echo(pictures(1)).label == ["0"]
         with open_streams(client, "running", 2), grpc.insecure_channel(address) as channel:
-            with pytest.raises(ServiceLimitError, match="2 calls are in work"):
+            with pytest.raises(ServiceLimitError, match="2 calls are running"):
                 client.echo(pictures(1), timeout=300)
             eventually(lambda: health_of(channel) == health_pb2.HealthCheckResponse.NOT_SERVING)
         with grpc.insecure_channel(address) as channel:

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Body, Depends, FastAPI
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.services import DocumentRoute, Limits
-from quire.services._http_responses import chosen
+from quire.services._http_responses import negotiate
 from quire.typing import NdArray
 from tests.services.web import JSON, PROTOBUF, Answer, Site, running
 
@@ -245,7 +245,7 @@ def test_a_media_type_that_is_not_known_is_told_with_those_that_are(site: Site) 
     found = site.ask("/many", b"<docs/>", Content_Type="text/xml")
     assert (found.status, found.json()["detail"]) == (
         415,
-        f"the body is text/xml; this takes {JSON}, {PROTOBUF}, {FILE}.",
+        f"the body is text/xml; this route takes {JSON}, {PROTOBUF}, {FILE}.",
     )
     assert site.ask("/many", PASSAGES.to_json(), Content_Type="").status == 415
     assert site.ask("/one", b"x", Content_Type=FILE).status == 415
@@ -399,4 +399,4 @@ def test_documents_batches_and_streams_are_described(spec: Any) -> None:
     ids=str,
 )
 def test_the_best_liked_is_chosen(accept: str | None, found: str | None) -> None:
-    assert chosen(accept, [JSON, PROTOBUF]) == found
+    assert negotiate(accept, [JSON, PROTOBUF]) == found

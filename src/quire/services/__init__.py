@@ -1,4 +1,4 @@
-"""Functions on documents as services: over gRPC, and over HTTP.
+"""Functions on documents as services, over gRPC and HTTP.
 
 >>> from quire.services import Client, serve
 >>> with serve(embed) as server, Client(f'localhost:{server.port}') as client:
@@ -36,7 +36,8 @@ __all__ = [
     "service_proto",
 ]
 
-_HOMES = {
+# gRPC and FastAPI are extras, so modules that need them are imported when a name of theirs is used.
+_MODULES = {
     "AsyncClient": "_async_client",
     "AsyncServer": "_async_server",
     "Caller": "_security",
@@ -51,10 +52,9 @@ _HOMES = {
     "serve_async": "_async_server",
     "service_proto": "_service_spec",
 }
-"""Where names are; what needs gRPC or a web framework, which are extras, is imported when it is used."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"quire.services.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"quire.services.{_MODULES[name]}"), name)

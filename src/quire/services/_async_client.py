@@ -10,46 +10,20 @@ from typing import Any
 from typing_extensions import Self
 
 from quire._optional import require
-from quire.services._client import ANSWER_BYTES, Attempts, channel_options, closed, local_endpoints
-from quire.services._description import OPTIONS, Contract, Plan
-from quire.services._errors import error_of_rpc
-from quire.services._limits import Allowance, keep_memory
-from quire.services._payloads import Joiner, parts_of
-from quire.services._security import Tls, token_metadata
-from quire.services._service_spec import DESCRIBE, SERVICE, STREAM
+from quire.services._client import Attempts, BaseClient
+from quire.services._description import CallPlan, Contract
+from quire.services._errors import rpc_to_error
+from quire.services._limits import ResponseAllowance
+from quire.services._payloads import PartJoiner, split_parts
+from quire.services._service_spec import DESCRIBE
 
 grpc: Any = require("grpc", extra="grpc", needed_for="a client of a gRPC service")
-aio: Any = require("grpc.aio", extra="grpc", needed_for="a client of a gRPC service")
 
 
-class AsyncClient:
+class AsyncClient(BaseClient):
     """`Client` for asyncio: `await client.embed(docs)`, and `async for` over streams."""
 
-    def __init__(
-        self,
-        target: str,
-        service: Any = None,
-        *,
-        tls: Tls | None = None,
-        token: str | None = None,
-        timeout: float | None = 60.0,
-        retries: int = 4,
-        max_answer_bytes: int = ANSWER_BYTES,
-    ) -> None:
-        """See `Client`."""
-        keep_memory()
-        options = channel_options(max_answer_bytes)
-        if tls is None:
-            self._channel = aio.insecure_channel(target, options)
-        else:
-            self._channel = aio.secure_channel(target, tls.channel_credentials(), options)
-        self.target, self.timeout, self.retries = target, timeout, retries
-        self.max_answer_bytes = max_answer_bytes
-        self._local = local_endpoints(service)
-        self._metadata = token_metadata(token)
-        self._contract: Contract | None = None
-        self._closed = False
-        self._methods: dict[str, Any] = {}
+    _channels = require("grpc.aio", extra="grpc", needed_for="a client of a gRPC service")
 
     def __getattr__(self, name: str) -> AsyncRemoteFunction:
         if name.startswith("_"):
@@ -57,29 +31,28 @@ class AsyncClient:
         return self[name]
 
     def __getitem__(self, name: str) -> AsyncRemoteFunction:
-        """An endpoint, whatever its name."""
+        """Return an endpoint by name, also one that a method of the client hides."""
         return AsyncRemoteFunction(self, name)
 
     async def endpoints(self) -> dict[str, str]:
-        """The signatures of what can be called, by name."""
-        return {name: told["signature"] for name, told in (await self.contract()).told["endpoints"].items()}
+        """Return the signatures of the endpoints, by name."""
+        return (await self.contract()).signatures
 
     async def contract(self) -> Contract:
-        """What the server tells of itself; asked for once."""
-        if self._closed:
-            raise closed(self.target)
+        """Return the description of the server, which is read once."""
+        self._check_open()
         if self._contract is None:
-            ask = self._method(DESCRIBE, stream=False)
-            told = await self._repeated(
+            describe = self._method(DESCRIBE)
+            description = await self._retry(
                 Attempts(self.retries, self.timeout, repeatable=True),
-                lambda left: ask(b"", timeout=left, metadata=self._metadata),
+                lambda seconds: describe(b"", timeout=seconds, metadata=self._metadata),
                 DESCRIBE,
             )
-            self._contract = Contract(told, self._local)
+            self._contract = Contract(description, self._local_endpoints)
         return self._contract
 
     async def close(self) -> None:
-        """Close the connection; calls that run are cancelled."""
+        """Close the connection; running calls are cancelled."""
         self._closed = True
         await self._channel.close()
 
@@ -91,19 +64,13 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    def _method(self, name: str, *, stream: bool) -> Any:
-        if name not in self._methods:
-            make = self._channel.stream_stream if stream else self._channel.unary_unary
-            self._methods[name] = make(f"/{SERVICE}/{name}")
-        return self._methods[name]
-
-    async def _repeated(self, attempts: Attempts, attempt: Callable[[float | None], Awaitable[Any]], name: str) -> Any:
+    async def _retry(self, attempts: Attempts, attempt: Callable[[float | None], Awaitable[Any]], name: str) -> Any:
         while True:
             try:
-                return await attempt(attempts.left)
-            except grpc.RpcError as error:
-                told = error_of_rpc(error, f"{self.target} {name}")
-            await asyncio.sleep(attempts.pause(told))
+                return await attempt(attempts.seconds_left)
+            except grpc.RpcError as rpc:
+                error = rpc_to_error(rpc, f"{self.target} {name}")
+            await asyncio.sleep(attempts.next_pause(error))
 
 
 class AsyncRemoteFunction:
@@ -113,31 +80,30 @@ class AsyncRemoteFunction:
         self._client, self._name = client, name
 
     async def __call__(self, value: Any, *, timeout: float | None = None) -> Any:
-        """What the function gives; see `Client`. An endpoint that gives a stream gives an async iterator."""
+        """Return what the function returns, or an async iterator if it returns a stream; see `Client`."""
         client, contract = self._client, await self._client.contract()
-        told = contract.endpoint(self._name)
-        if told["takes"]["stream"] or told["gives"]["stream"]:
-            answers = self.stream(value if told["takes"]["stream"] else [value], timeout=timeout)
-            return answers if told["gives"]["stream"] else await anext(answers)
+        endpoint = contract.endpoint(self._name)
+        takes_stream, gives_stream = endpoint["takes"]["stream"], endpoint["gives"]["stream"]
+        if takes_stream or gives_stream:
+            answers = self.stream(value if takes_stream else [value], timeout=timeout)
+            return answers if gives_stream else await anext(answers)
         plan = contract.plan(self._name, value)
-        data = plan.takes.encode(plan.takes.check(value, self._name))
+        data = plan.encode(value)
         attempts = Attempts(client.retries, timeout or client.timeout, plan.idempotent)
-        return await client._repeated(attempts, lambda left: self._once(plan, data, left, contract), self._name)
+        return await client._retry(attempts, lambda seconds: self._call_once(plan, data, seconds, contract), self._name)
 
-    async def _once(self, plan: Plan, data: bytes, left: float | None, contract: Contract) -> Any:
+    async def _call_once(self, plan: CallPlan, data: bytes, timeout: float | None, contract: Contract) -> Any:
         client = self._client
         if len(data) <= contract.max_message_bytes:
-            call = client._method(self._name, stream=False)
-            answer = await call(data, timeout=left, metadata=client._metadata)
+            answer = await client._method(self._name)(data, timeout=timeout, metadata=client._metadata)
         else:
-            call = client._method(self._name + STREAM, stream=True)
-            parts = parts_of(data, contract.max_message_bytes)
-            begun = call(parts, timeout=left, metadata=client._metadata)
+            parts = split_parts(data, contract.max_message_bytes)
+            call = client._method(self._name, stream=True)(parts, timeout=timeout, metadata=client._metadata)
             try:
-                [answer] = [found async for found in _values(begun, client.max_answer_bytes)]
+                [answer] = [joined async for joined in _join_parts(call, client.max_answer_bytes)]
             finally:
-                begun.cancel()
-        return plan.gives.decode(answer, OPTIONS)
+                call.cancel()
+        return plan.output.decode(answer)
 
     async def stream(
         self,
@@ -145,45 +111,45 @@ class AsyncRemoteFunction:
         *,
         timeout: float | None = None,
     ) -> AsyncIterator[Any]:
-        """The answers to a stream of values, in order, as they come; see `Client`."""
+        """Yield the answers to a stream of values, in order, as they arrive; see `Client`."""
         contract, client = await self._client.contract(), self._client
-        source = _as_async(values)
+        source = _iterate_async(values)
         first = await anext(source, None)
         plan = contract.plan(self._name, first)
-        if first is None and not plan.takes.stream:
+        if first is None and not plan.input.stream:
             return
-        faults: list[BaseException] = []
-        sent = self._sent(contract, first, source, faults)
-        call = client._method(self._name + STREAM, stream=True)(sent, timeout=timeout, metadata=client._metadata)
+        errors: list[BaseException] = []  # of the values, of which gRPC reports only that the request failed
+        requests = self._encode_stream(contract, first, source, errors)
+        call = client._method(self._name, stream=True)(requests, timeout=timeout, metadata=client._metadata)
         try:
-            async for data in _values(call, client.max_answer_bytes):
-                yield plan.gives.decode(data, OPTIONS)
+            async for data in _join_parts(call, client.max_answer_bytes):
+                yield plan.output.decode(data)
         except (grpc.RpcError, asyncio.CancelledError) as error:
-            if faults:
-                raise faults[0] from None
+            if errors:
+                raise errors[0] from None
             if isinstance(error, asyncio.CancelledError):
                 raise
-            raise error_of_rpc(error, f"{client.target} {self._name}") from None
+            raise rpc_to_error(error, f"{client.target} {self._name}") from None
         finally:
             call.cancel()
 
-    async def _sent(
-        self, contract: Contract, first: Any, source: AsyncIterator[Any], faults: list[BaseException]
+    async def _encode_stream(
+        self, contract: Contract, first: Any, source: AsyncIterator[Any], errors: list[BaseException]
     ) -> AsyncIterator[bytes]:
         try:
             value = first
             while value is not None:
-                takes = contract.plan(self._name, value).takes
-                for part in parts_of(takes.encode(takes.check(value, self._name)), contract.max_message_bytes):
+                data = contract.plan(self._name, value).encode(value)
+                for part in split_parts(data, contract.max_message_bytes):
                     yield part
                 value = await anext(source, None)
         except Exception as error:
-            faults.append(error)
+            errors.append(error)
             raise
 
 
-async def _as_async(values: Any) -> AsyncIterator[Any]:
-    if hasattr(values, "__aiter__"):
+async def _iterate_async(values: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
+    if isinstance(values, AsyncIterable):
         async for value in values:
             yield value
     else:
@@ -191,9 +157,10 @@ async def _as_async(values: Any) -> AsyncIterator[Any]:
             yield value
 
 
-async def _values(parts: Any, most: int) -> AsyncIterator[bytes]:
-    allowance = Allowance(most)
-    joiner = Joiner(allowance)
+async def _join_parts(parts: AsyncIterable[bytes], max_bytes: int) -> AsyncIterator[bytes]:
+    """Yield the values in a stream of parts, each of at most `max_bytes`."""
+    allowance = ResponseAllowance(max_bytes)
+    joiner = PartJoiner(allowance)
     async for part in parts:
         data = joiner.add(part)
         if data is not None:

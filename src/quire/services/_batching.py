@@ -1,4 +1,4 @@
-"""Dynamic batching: calls that come at about the same time become one call of the function."""
+"""Dynamic batching: concurrent calls of an endpoint become one call of its function."""
 
 from __future__ import annotations
 
@@ -12,58 +12,65 @@ from typing import Any
 from quire.array import DocumentBatch
 from quire.errors import FunctionError, QuireError, ServiceUnavailableError
 from quire.services._endpoints import Endpoint
-from quire.services._errors import function_failed
+from quire.services._errors import function_error
+from quire.services._payloads import Rows
 
-Make = Callable[[], Any]
-"""Reads a caller's rows, each time anew: a function that failed may have changed those it got."""
+ReadRows = Callable[[], Rows]
+"""Reads the rows of a caller, anew each time: a function that failed may have changed the rows it received."""
 
 
 class _Request:
-    __slots__ = ("came", "future", "make", "rows", "value")
+    __slots__ = ("arrival", "future", "read", "rows", "size")
 
-    def __init__(self, make: Make) -> None:
-        self.make = make
-        self.value = make()
-        self.rows = len(self.value)
+    def __init__(self, read: ReadRows) -> None:
+        self.read = read
+        self.rows = read()
+        self.size = len(self.rows)
         self.future: Future[Any] = Future()
-        self.came = time.monotonic()
+        self.arrival = time.monotonic()
 
 
 class Batcher:
-    """The calls of one endpoint that wait for each other."""
+    """Combines the calls of one endpoint, and runs them one batch after the other in a thread of its own.
 
-    def __init__(self, endpoint: Endpoint, call: Callable[[Any], Any]) -> None:
-        """With the endpoint, and what calls its function and waits for it."""
+    A batch starts when `max_batch_size` rows wait, or `max_wait` seconds after the first of them arrived.
+    """
+
+    def __init__(self, endpoint: Endpoint, call: Callable[[Rows], Any]) -> None:
+        """Create a batcher for an endpoint; `call` runs its function and waits for the result."""
         self._endpoint, self._call = endpoint, call
-        self._size, self._wait = endpoint.options.max_batch_size, endpoint.options.max_wait
+        self._max_size, self._max_wait = endpoint.options.max_batch_size, endpoint.options.max_wait
         self._changed = threading.Condition()
         self._waiting: deque[_Request] = deque()
-        self._rows = 0
+        self._waiting_rows = 0
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def submit(self, make: Make) -> Future[Any]:
-        """What the function will make of one caller's rows. They are read here, so that an error is the caller's."""
-        request = _Request(make)
+    def submit(self, read: ReadRows) -> Future[Any]:
+        """Queue the rows of one caller. They are read here, so that bytes that cannot be read are the caller's error.
+
+        The future has the rows that the function returned for this caller.
+        """
+        request = _Request(read)
         with self._changed:
             if self._closed:
-                raise ServiceUnavailableError(f"{self._endpoint.name}: the server is about to stop.")
+                raise ServiceUnavailableError(f"{self._endpoint.name}: the server is stopping.")
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"quire {self._endpoint.name}", daemon=True)
                 self._thread.start()
             self._waiting.append(request)
-            self._rows += request.rows
-            if len(self._waiting) == 1 or self._rows >= self._size:
+            self._waiting_rows += request.size
+            if len(self._waiting) == 1 or self._waiting_rows >= self._max_size:
                 self._changed.notify()
         return request.future
 
     def open(self) -> None:
-        """Take calls again, after `close`."""
+        """Accept calls again, after `close`."""
         with self._changed:
             self._closed = False
 
     def close(self, grace: float) -> None:
-        """Take no more calls; those that wait are worked on, for so many seconds."""
+        """Accept no more calls, and wait up to `grace` seconds for those in the queue."""
         with self._changed:
             self._closed = True
             thread, self._thread = self._thread, None
@@ -72,82 +79,75 @@ class Batcher:
             thread.join(grace)
 
     def _run(self) -> None:
-        while True:
-            requests = self._next()
-            if requests is None:
-                return
-            alive = [request for request in requests if request.future.set_running_or_notify_cancel()]
-            if alive:
-                self._work(alive)
+        while (requests := self._next_batch()) is not None:
+            not_cancelled = [request for request in requests if request.future.set_running_or_notify_cancel()]
+            if not_cancelled:
+                self._process(not_cancelled)
 
-    def _next(self) -> list[_Request] | None:
-        """The requests of the next batch: as many rows as there may be, or as have come when the wait is over."""
+    def _next_batch(self) -> list[_Request] | None:
+        """Wait for the requests of the next batch; None once the batcher is closed and the queue is empty."""
         with self._changed:
             while not self._waiting:
                 if self._closed:
                     return None
                 self._changed.wait()
-            end = self._waiting[0].came + self._wait
-            while self._rows < self._size and not self._closed and (left := end - time.monotonic()) > 0:
+            end = self._waiting[0].arrival + self._max_wait
+            while self._waiting_rows < self._max_size and not self._closed and (left := end - time.monotonic()) > 0:
                 self._changed.wait(left)
-            return self._take()
+            batch = [self._waiting.popleft()]  # even if it alone is larger than a batch
+            size = batch[0].size
+            while self._waiting and size + self._waiting[0].size <= self._max_size:
+                batch.append(self._waiting.popleft())
+                size += batch[-1].size
+            self._waiting_rows -= size
+            return batch
 
-    def _take(self) -> list[_Request]:
-        taken = [self._waiting.popleft()]
-        rows = taken[0].rows
-        while self._waiting and rows + self._waiting[0].rows <= self._size:
-            taken.append(self._waiting.popleft())
-            rows += taken[-1].rows
-        self._rows -= rows
-        return taken
-
-    def _work(self, requests: Sequence[_Request], *, again: bool = False) -> None:
-        """Call the function for all; if that fails, for each half, until who is to blame is alone."""
+    def _process(self, requests: Sequence[_Request], *, again: bool = False) -> None:
+        """Call the function for all requests; if it fails, for each half, until the one at fault is alone."""
         try:
-            values = [request.make() if again else request.value for request in requests]
-            answers = self._answers(requests, values)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, somebody waits for an answer
+            rows = [request.read() if again else request.rows for request in requests]
+            answers = self._answer(requests, rows)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the callers wait for an answer
             if len(requests) > 1:
                 half = len(requests) // 2
-                self._work(requests[:half], again=True)
-                self._work(requests[half:], again=True)
+                self._process(requests[:half], again=True)
+                self._process(requests[half:], again=True)
             else:
-                requests[0].future.set_exception(self._told(error))
+                failure = error if isinstance(error, QuireError) else function_error(self._endpoint.name, error)
+                requests[0].future.set_exception(failure)
             return
         for request, answer in zip(requests, answers, strict=True):
             request.future.set_result(answer)
 
-    def _answers(self, requests: Sequence[_Request], values: Sequence[Any]) -> list[Any]:
-        if len(requests) == 1 and requests[0].rows > self._size:
-            parts = [self._one(values[0][at : at + self._size]) for at in range(0, requests[0].rows, self._size)]
-            return [_merged(parts)]
-        whole = self._one(_merged(values))
+    def _answer(self, requests: Sequence[_Request], rows: Sequence[Rows]) -> list[Any]:
+        """Call the function with the rows of all requests, and split the result by request."""
+        if len(requests) == 1 and requests[0].size > self._max_size:
+            starts = range(0, requests[0].size, self._max_size)
+            return [_concatenate([self._call_checked(rows[0][at : at + self._max_size]) for at in starts])]
+        result = self._call_checked(_concatenate(rows))
         if len(requests) == 1:
-            return [whole]
-        found, at = [], 0
+            return [result]
+        answers, start = [], 0
         for request in requests:
-            found.append(whole[at : at + request.rows])
-            at += request.rows
-        return found
+            answers.append(result[start : start + request.size])
+            start += request.size
+        return answers
 
-    def _one(self, value: Any) -> Any:
+    def _call_checked(self, rows: Rows) -> Rows:
         name = self._endpoint.name
-        answer = self._endpoint.gives.check(self._call(value), f"{name}()")
-        if len(answer) != len(value):
+        result: Rows = self._endpoint.output.convert(self._call(rows), f"{name}()")
+        if len(result) != len(rows):
             raise FunctionError(
-                f"{name} got {len(value)} rows and gave {len(answer)}: with max_batch_size, "
-                "a function must give a row for each row, in order."
+                f"{name} got {len(rows)} rows and returned {len(result)}: with max_batch_size, "
+                "a function must return one row for each row, in order."
             )
-        return answer
-
-    def _told(self, error: BaseException) -> BaseException:
-        return error if isinstance(error, QuireError) else function_failed(self._endpoint.name, error)
+        return result
 
 
-def _merged(values: Sequence[Any]) -> Any:
-    if len(values) == 1:
-        return values[0]
-    cls = type(values[0])
-    if issubclass(cls, DocumentBatch):
-        return cls.concat(values, shapes="ragged")
-    return cls._trusted([document for value in values for document in value._documents])
+def _concatenate(parts: Sequence[Any]) -> Any:
+    if len(parts) == 1:
+        return parts[0]
+    rows_type = type(parts[0])
+    if issubclass(rows_type, DocumentBatch):
+        return rows_type.concat(parts, shapes="ragged")
+    return rows_type._trusted([document for part in parts for document in part._documents])

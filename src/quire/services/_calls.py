@@ -1,4 +1,4 @@
-"""What happens in a call, whichever server it came through: read, check, call the function, write."""
+"""What happens in a call, on either server: decode the request, call the function, encode its result."""
 
 from __future__ import annotations
 
@@ -8,192 +8,190 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Itera
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from quire.codec import ReadOptions
 from quire.errors import QuireError
 from quire.services._batching import Batcher
 from quire.services._endpoints import Endpoint
-from quire.services._errors import FAILURES, REFUSALS, function_failed
-from quire.services._limits import Account, Budget, Limits
-from quire.services._payloads import Joiner, Side, parts_of
+from quire.services._errors import FUNCTION_FAILURES, REFUSALS, function_error
+from quire.services._limits import Limits, RequestAccount, RequestBudget
+from quire.services._payloads import PartJoiner, Payload, split_parts
 
-OPTIONS = ReadOptions(unknown="drop", lend=True)
-"""How requests are read: nothing is unpickled, no class is imported, and values are checked against their fields.
-
-What a function does not look at is not copied.
-"""
-_DONE: Any = object()
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
-"""Runs a coroutine on an event loop, and waits for it in this thread."""
+_END: Any = object()
+RunCoroutine = Callable[[Coroutine[Any, Any, Any]], Any]
+"""Runs a coroutine on an event loop, and waits for its result in the calling thread."""
 
 
 class Calls:
-    """The endpoints of a server at work."""
+    """Runs the calls of a server's endpoints."""
 
-    def __init__(self, endpoints: Mapping[str, Endpoint], limits: Limits, run: Run) -> None:
-        """With the endpoints, and what runs those that are async."""
-        self.limits, self.budget, self._run = limits, Budget(limits), run
-        # Not the event loop's own executor: that has few threads, and each stream that waits for its caller takes one.
+    def __init__(self, endpoints: Mapping[str, Endpoint], limits: Limits, run_coroutine: RunCoroutine) -> None:
+        self.limits, self.budget, self._run_coroutine = limits, RequestBudget(limits), run_coroutine
+        # Not the event loop's own executor: it has few threads, and each stream that waits for its caller takes one.
         self._readers = ThreadPoolExecutor(limits.max_concurrency, "quire reads")
-        self.batchers = {e.name: Batcher(e, self._caller(e)) for e in endpoints.values() if e.batched}
+        self._batchers = {
+            endpoint.name: Batcher(endpoint, self._blocking_function(endpoint))
+            for endpoint in endpoints.values()
+            if endpoint.batched
+        }
 
-    def _caller(self, endpoint: Endpoint) -> Callable[[Any], Any]:
+    def _blocking_function(self, endpoint: Endpoint) -> Callable[[Any], Any]:
+        """Return the endpoint's function, or for a coroutine function one that waits for the result."""
         if not endpoint.is_async:
             return endpoint.function
-        return lambda value: self._run(_contained(endpoint.function(value)))
+        return lambda value: self._run_coroutine(_contain_exit(endpoint.function(value)))
 
-    # --- one value for one value
+    def close(self, grace: float) -> None:
+        """Finish the batches that wait, within `grace` seconds."""
+        for batcher in self._batchers.values():
+            batcher.close(grace)
+        self._readers.shutdown(wait=False)
+
+    # --- unary calls
 
     def submit(self, endpoint: Endpoint, data: bytes) -> Future[Any]:
-        """Let a request wait for others; its answer is a value."""
-        return self.batchers[endpoint.name].submit(lambda: endpoint.takes.receive(data, OPTIONS))
+        """Queue a request of a batched endpoint; the future has the value that answers it."""
+        return self._batchers[endpoint.name].submit(lambda: endpoint.input.decode_request(data))
 
     def answer(self, endpoint: Endpoint, data: bytes) -> bytes:
-        """The answer to a request, in bytes."""
-        return self.encode(endpoint, self._one(endpoint, endpoint.takes.receive(data, OPTIONS)))
-
-    def _one(self, endpoint: Endpoint, value: Any) -> Any:
+        """Return the encoded answer to a request."""
+        value = endpoint.input.decode_request(data)
         try:
-            return self._caller(endpoint)(value)
+            result = self._blocking_function(endpoint)(value)
         except REFUSALS:
             raise
-        except FAILURES as error:
-            raise function_failed(endpoint.name, error) from error
+        except FUNCTION_FAILURES as error:
+            raise function_error(endpoint.name, error) from error
+        return self.encode(endpoint, result)
 
     def encode(self, endpoint: Endpoint, value: Any) -> bytes:
-        """What the function gave, checked, in bytes."""
+        """Encode what the function returned; a value of another type than it declares is the function's failure."""
         try:
-            return endpoint.gives.encode(endpoint.gives.check(value, f"{endpoint.name}()"))
+            return endpoint.output.encode(endpoint.output.convert(value, f"{endpoint.name}()"))
         except QuireError as error:
-            raise function_failed(endpoint.name, error) from error
+            raise function_error(endpoint.name, error) from error
 
     # --- streams
 
     def stream(
-        self, endpoint: Endpoint, messages: Iterable[bytes], account: Account, *, framed: bool
+        self, endpoint: Endpoint, messages: Iterable[bytes], account: RequestAccount, *, framed: bool
     ) -> Generator[bytes, None, None]:
-        """The answers to a stream of requests, in messages; each is made when the one before has been taken."""
-        items = Items(messages, endpoint.takes, account, framed=framed)
-        for value in self._answers(endpoint, items):
+        """Yield the answers to a stream of requests, as messages or (`framed`) as parts of them.
+
+        Each answer is produced when the previous one has been taken, so that a slow caller slows the function down.
+        """
+        for value in self._answer_stream(endpoint, RequestStream(messages, endpoint.input, account, framed=framed)):
             data = self.encode(endpoint, value)
             if framed:
-                yield from parts_of(data, self.limits.max_message_bytes)
+                yield from split_parts(data, self.limits.max_message_bytes)
             else:
                 yield data
 
-    def _answers(self, endpoint: Endpoint, items: Items) -> Iterator[Any]:
-        if endpoint.takes.stream:
-            yield from self._guarded(endpoint, lambda: self._made(endpoint, items), items)
+    def _answer_stream(self, endpoint: Endpoint, requests: RequestStream) -> Iterator[Any]:
+        if endpoint.input.stream:
+            yield from self._call_streaming(endpoint, requests, requests)
             return
-        for data in items.raw():
+        for data in requests.messages():
             if endpoint.batched:
                 yield self.submit(endpoint, data).result()
             else:
-                value = endpoint.takes.receive(data, OPTIONS)
-                yield from self._guarded(endpoint, lambda value=value: self._made(endpoint, value), items)  # type: ignore[misc]
+                yield from self._call_streaming(endpoint, endpoint.input.decode_request(data), requests)
 
-    def _made(self, endpoint: Endpoint, value: Any) -> Iterator[Any]:
-        """Everything that the function gives for a value, or for a stream of values."""
-        if endpoint.is_async and endpoint.takes.stream:
-            value = _AsyncItems(value, self._readers)
-        if not endpoint.gives.stream:
-            return iter([self._caller(endpoint)(value)])
-        if endpoint.is_async:
-            return _stepped(endpoint.function(value), self._run)
-        return iter(endpoint.function(value))
+    def _call_streaming(self, endpoint: Endpoint, argument: Any, requests: RequestStream) -> Iterator[Any]:
+        """Yield everything that the function returns for a value, or for a stream of values.
 
-    def _guarded(self, endpoint: Endpoint, make: Callable[[], Iterator[Any]], items: Items) -> Iterator[Any]:
-        """What the function gives, with its own errors told apart from those of what it reads."""
-        made: Any = ()
+        Errors of the requests, which the function only passes on, are told apart from errors of the function.
+        """
+        results: Any = ()
         try:
-            made = make()
-            yield from made
+            if endpoint.is_async and endpoint.input.stream:
+                argument = _AsyncRequests(argument, self._readers)
+            if not endpoint.output.stream:
+                results = iter([self._blocking_function(endpoint)(argument)])
+            elif endpoint.is_async:
+                results = _iterate_blocking(endpoint.function(argument), self._run_coroutine)
+            else:
+                results = iter(endpoint.function(argument))
+            yield from results
         except REFUSALS:
             raise
-        except FAILURES as error:
-            if items.fault is not None:
-                raise items.fault from None
-            raise function_failed(endpoint.name, error) from error
+        except FUNCTION_FAILURES as error:
+            if requests.error is not None:
+                raise requests.error from None
+            raise function_error(endpoint.name, error) from error
         finally:
-            if hasattr(made, "close"):
-                made.close()
-
-    def close(self, grace: float) -> None:
-        """Finish what waits, within so many seconds."""
-        for batcher in self.batchers.values():
-            batcher.close(grace)
-        self._readers.shutdown(wait=False)
+            if hasattr(results, "close"):
+                results.close()
 
 
-class Items(Iterator[Any]):
-    """The values in a stream of messages, read when they are asked for."""
+class RequestStream(Iterator[Any]):
+    """The values in a stream of messages, decoded when they are asked for."""
 
-    def __init__(self, messages: Iterable[bytes], side: Side, account: Account, *, framed: bool) -> None:
-        self.fault: BaseException | None = None
-        self._side, self._account, self._framed = side, account, framed
-        self._messages = messages
-        self._raw = self.raw()
+    def __init__(self, messages: Iterable[bytes], payload: Payload, account: RequestAccount, *, framed: bool) -> None:
+        self.error: BaseException | None = None
+        self._payload, self._account, self._framed = payload, account, framed
+        self._source = messages
+        self._messages = self.messages()
 
-    def raw(self) -> Iterator[bytes]:
-        """The bytes of each value; those of the one before are no longer counted."""
-        joiner = Joiner(self._account)
-        for message in self._messages:
-            data = joiner.add(message) if self._framed else self._counted(message)
+    def messages(self) -> Iterator[bytes]:
+        """Yield the bytes of each value; those of the previous value are no longer counted then."""
+        joiner = PartJoiner(self._account)
+        for message in self._source:
+            data: bytes | None = message
+            if self._framed:
+                data = joiner.add(message)
+            else:
+                self._account.take(len(message))
             if data is not None:
                 yield data
                 self._account.clear()
         joiner.finish()
 
-    def _counted(self, message: bytes) -> bytes:
-        self._account.take(len(message))
-        return message
-
     def __next__(self) -> Any:
         try:
-            return self._side.receive(next(self._raw), OPTIONS)
+            return self._payload.decode_request(next(self._messages))
         except StopIteration:
             raise
         except BaseException as error:
-            self.fault = error
+            self.error = error
             raise
 
 
-class _AsyncItems(AsyncIterator[Any]):
-    """Values that are read by a thread, for a function that awaits them."""
+class _AsyncRequests(AsyncIterator[Any]):
+    """A request stream that a thread reads, for a coroutine function that awaits its values."""
 
-    def __init__(self, items: Iterator[Any], threads: ThreadPoolExecutor) -> None:
-        self._items, self._threads = items, threads
+    def __init__(self, requests: Iterator[Any], threads: ThreadPoolExecutor) -> None:
+        self._requests, self._threads = requests, threads
 
     async def __anext__(self) -> Any:
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, next, self._items, _DONE)
-        if found is _DONE:
+        value = await asyncio.get_running_loop().run_in_executor(self._threads, next, self._requests, _END)
+        if value is _END:
             raise StopAsyncIteration
-        return found
+        return value
 
 
-async def _contained(work: Coroutine[Any, Any, Any]) -> Any:
-    """What a function gives on an event loop, which would end where the function asks the process to."""
+async def _contain_exit(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Await a coroutine; SystemExit becomes an ordinary error, since it would stop the event loop that runs it."""
     try:
-        return await work
+        return await coroutine
     except SystemExit as error:
         raise RuntimeError(f"it asked the process to end (SystemExit: {error}).") from error
 
 
-def _stepped(source: Any, run: Run) -> Iterator[Any]:
-    """An async iterator, step by step from a thread."""
+def _iterate_blocking(source: AsyncIterator[Any], run_coroutine: RunCoroutine) -> Iterator[Any]:
+    """Iterate over an async iterator from a thread."""
 
     async def step() -> Any:
-        return await anext(source, _DONE)
+        return await anext(source, _END)
 
     try:
-        while (found := run(_contained(step()))) is not _DONE:
-            yield found
+        while (value := run_coroutine(_contain_exit(step()))) is not _END:
+            yield value
     finally:
         if hasattr(source, "aclose"):
-            run(source.aclose())
+            run_coroutine(source.aclose())
 
 
 class LoopThread:
-    """An event loop in a thread of its own, which starts when the first coroutine is to be run."""
+    """An event loop in a thread of its own, which is started for the first coroutine."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -201,7 +199,7 @@ class LoopThread:
         self._thread: threading.Thread | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run it there, and wait for it here."""
+        """Run a coroutine on the loop, and wait for its result."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -210,7 +208,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def close(self) -> None:
-        """End the loop."""
+        """Stop the loop and its thread."""
         if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

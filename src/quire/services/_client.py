@@ -14,82 +14,59 @@ from typing_extensions import Self
 
 from quire._optional import require
 from quire.errors import ServiceError, ServiceLimitError, ServiceTimeoutError, ServiceUnavailableError
-from quire.services._description import OPTIONS, Contract, Plan
-from quire.services._endpoints import Endpoint, endpoints_of
-from quire.services._errors import Status, error_of, error_of_rpc
-from quire.services._limits import Allowance, MiB, keep_memory
-from quire.services._payloads import Joiner, parts_of
+from quire.services._description import CallPlan, Contract
+from quire.services._endpoints import collect_endpoints
+from quire.services._errors import Status, rpc_to_error, status_to_error
+from quire.services._limits import RESPONSE_BYTES, ResponseAllowance, retain_message_memory
+from quire.services._payloads import PartJoiner, split_parts
 from quire.services._security import Tls, token_metadata
-from quire.services._service_spec import DESCRIBE, SERVICE, STREAM
+from quire.services._service_spec import DESCRIBE, SERVICE, STREAM_SUFFIX
 
-_FIRST, _LONGEST = 0.05, 2.0
-_jitter = random.Random()  # noqa: S311 - nothing secret
+grpc: Any = require("grpc", extra="grpc", needed_for="a client of a gRPC service")
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+_jitter = random.Random()  # noqa: S311 - not for secrets
 
 
 @dataclass
 class Attempts:
-    """The attempts of one call: how many are left, and until when."""
+    """The attempts of one call: when to retry it, and how much time is left."""
 
     retries: int
     timeout: float | None
     repeatable: bool
-    made: int = 0
+    retried: int = 0
     started: float = field(default_factory=time.monotonic)
 
     @property
-    def left(self) -> float | None:
-        """The seconds that are left, for gRPC's deadline."""
+    def seconds_left(self) -> float | None:
+        """The seconds until the deadline."""
         return None if self.timeout is None else max(0.001, self.timeout - (time.monotonic() - self.started))
 
-    def pause(self, error: Exception) -> float:
-        """How long to wait before the next attempt; where there is none, the error is raised."""
-        again = isinstance(error, (ServiceUnavailableError, ServiceLimitError)) and _is_passing(error)
-        wait = min(_LONGEST, _FIRST * 2.0**self.made) * _jitter.uniform(0.5, 1.5)
-        out_of_time = self.left is not None and self.left <= wait
-        if not (again and self.repeatable) or self.made >= self.retries or out_of_time:
+    def next_pause(self, error: Exception) -> float:
+        """Return the seconds to wait before the next attempt; raise the error if there is none.
+
+        Pauses double, with a random factor, so that many clients do not come back at the same time.
+        """
+        wait = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**self.retried) * _jitter.uniform(0.5, 1.5)
+        out_of_time = self.seconds_left is not None and self.seconds_left <= wait
+        if not self.repeatable or not _may_pass(error) or self.retried >= self.retries or out_of_time:
             raise error
-        self.made += 1
+        self.retried += 1
         return wait
 
 
-def _is_passing(error: ServiceError) -> bool:
-    """Whether it may go better later: a message that is too large stays too large."""
-    return not (isinstance(error, ServiceLimitError) and ("max_request_bytes" in str(error) or "larger" in str(error)))
+def _may_pass(error: Exception) -> bool:
+    """Return whether a later attempt may succeed: a message that is too large stays too large."""
+    if isinstance(error, ServiceLimitError):
+        return "max_request_bytes" not in str(error) and "larger" not in str(error)
+    return isinstance(error, ServiceUnavailableError)
 
 
-grpc: Any = require("grpc", extra="grpc", needed_for="a client of a gRPC service")
-ANSWER_BYTES = 256 * MiB
+class BaseClient:
+    """What the clients on threads and on asyncio have in common."""
 
-
-def channel_options(max_answer_bytes: int) -> list[tuple[str, int]]:
-    """What gRPC's channels take. A server that was restarted is found again within moments."""
-    return [
-        ("grpc.max_receive_message_length", max_answer_bytes),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 2000),
-        ("grpc.enable_retries", 0),  # repeated here, where it is known which calls may be
-    ]
-
-
-def closed(target: str) -> ServiceError:
-    """What is told to who calls with a client that was closed."""
-    return ServiceError(f"{target}: the client is closed. Call inside of its `with`, or make another one.")
-
-
-def local_endpoints(service: Any) -> dict[str, Endpoint]:
-    """The endpoints that the client's own program knows by their signatures."""
-    return {} if service is None else endpoints_of(service, construct=False)
-
-
-class Client:
-    """The endpoints of a service as methods: `client.embed(docs)` gives what `embed(docs)` gives there.
-
-    The address is 'host:port'. Before the first call of an endpoint, its schema is held against the documents' class.
-    Given the `service` too (the function or class, or one with the same signatures), answers have the types that it
-    says; else they are of the class that the server names, if it is loaded. A client may be used by many threads.
-    """
+    _channels: Any
+    """The module that opens channels: `grpc`, or `grpc.aio`."""
 
     def __init__(
         self,
@@ -100,26 +77,63 @@ class Client:
         token: str | None = None,
         timeout: float | None = 60.0,
         retries: int = 4,
-        max_answer_bytes: int = ANSWER_BYTES,
+        max_answer_bytes: int = RESPONSE_BYTES,
     ) -> None:
-        """With the seconds that a call may take, and how often one that may be repeated is, when the server is away.
+        """Connect to a server at 'host:port', when the first call is made.
 
-        An answer of more than `max_answer_bytes` is an error; of a stream, each of its values may have so many.
+        service: the function or class that is served, or one with the same signatures; answers then have its types.
+        timeout: how many seconds a call may take.
+        retries: how often an idempotent call is repeated while the server is unavailable or overloaded.
+        max_answer_bytes: a larger answer is an error; in a stream, the limit is for each value.
         """
-        keep_memory()
-        options = channel_options(max_answer_bytes)
-        if tls is None:
-            self._channel = grpc.insecure_channel(target, options)
-        else:
-            self._channel = grpc.secure_channel(target, tls.channel_credentials(), options)
-        self.target, self.timeout, self.retries = target, timeout, retries
-        self.max_answer_bytes = max_answer_bytes
-        self._local = local_endpoints(service)
+        retain_message_memory()
+        self.target, self.timeout, self.retries, self.max_answer_bytes = target, timeout, retries, max_answer_bytes
+        self._channel = self._open_channel(tls)
+        self._local_endpoints = {} if service is None else collect_endpoints(service, construct=False)
         self._metadata = token_metadata(token)
         self._lock = threading.Lock()
         self._contract: Contract | None = None
         self._closed = False
         self._methods: dict[str, Any] = {}
+
+    def _open_channel(self, tls: Tls | None) -> Any:
+        options = [
+            ("grpc.max_receive_message_length", self.max_answer_bytes),
+            ("grpc.max_send_message_length", -1),
+            # A server that was restarted is found again within moments.
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 2000),
+            ("grpc.enable_retries", 0),  # the client retries, since it knows which calls are idempotent
+        ]
+        if tls is None:
+            return self._channels.insecure_channel(self.target, options)
+        return self._channels.secure_channel(self.target, tls.channel_credentials(), options)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ServiceError(
+                f"{self.target}: the client is closed. Call it inside its `with`, or create another one."
+            )
+
+    def _method(self, name: str, *, stream: bool = False) -> Any:
+        """Return gRPC's callable of an endpoint."""
+        path = name + STREAM_SUFFIX if stream else name
+        if path not in self._methods:
+            make = self._channel.stream_stream if stream else self._channel.unary_unary
+            self._methods[path] = make(f"/{SERVICE}/{path}")
+        return self._methods[path]
+
+
+class Client(BaseClient):
+    """The endpoints of a service as methods: `client.embed(docs)` returns what `embed(docs)` returns on the server.
+
+    Before the first call of an endpoint, the server's schema is compared with the documents' class. Answers are of the
+    class that was sent where the server has one class for both, else of the class that the server names, if it is
+    loaded. With `service`, they have the types of its signatures. A client may be used by many threads.
+    """
+
+    _channels = grpc
 
     def __getattr__(self, name: str) -> RemoteFunction:
         if name.startswith("_"):
@@ -127,31 +141,30 @@ class Client:
         return self[name]
 
     def __getitem__(self, name: str) -> RemoteFunction:
-        """An endpoint, whatever its name."""
+        """Return an endpoint by name, also one that a method of the client hides."""
         self.contract().endpoint(name)
         return RemoteFunction(self, name)
 
     def endpoints(self) -> dict[str, str]:
-        """The signatures of what can be called, by name."""
-        return {name: told["signature"] for name, told in self.contract().told["endpoints"].items()}
+        """Return the signatures of the endpoints, by name."""
+        return self.contract().signatures
 
     def contract(self) -> Contract:
-        """What the server tells of itself; asked for once."""
-        if self._closed:
-            raise closed(self.target)
+        """Return the description of the server, which is read once."""
+        self._check_open()
         with self._lock:
             if self._contract is None:
-                ask = self._method(DESCRIBE, stream=False)
-                told = self._repeated(
+                describe = self._method(DESCRIBE)
+                description = self._retry(
                     Attempts(self.retries, self.timeout, repeatable=True),
-                    lambda left: ask(b"", timeout=left, metadata=self._metadata),
+                    lambda seconds: describe(b"", timeout=seconds, metadata=self._metadata),
                     DESCRIBE,
                 )
-                self._contract = Contract(told, self._local)
+                self._contract = Contract(description, self._local_endpoints)
             return self._contract
 
     def close(self) -> None:
-        """Close the connection; calls that run are cancelled."""
+        """Close the connection; running calls are cancelled."""
         self._closed = True
         self._channel.close()
 
@@ -161,152 +174,139 @@ class Client:
     def __exit__(self, tp: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def _method(self, name: str, *, stream: bool) -> Any:
-        if name not in self._methods:
-            make = self._channel.stream_stream if stream else self._channel.unary_unary
-            self._methods[name] = make(f"/{SERVICE}/{name}")
-        return self._methods[name]
-
-    def _repeated(self, attempts: Attempts, attempt: Callable[[float | None], Any], name: str) -> Any:
+    def _retry(self, attempts: Attempts, attempt: Callable[[float | None], Any], name: str) -> Any:
         while True:
             try:
-                return attempt(attempts.left)
-            except grpc.RpcError as error:
-                told = error_of_rpc(error, f"{self.target} {name}")
-            time.sleep(attempts.pause(told))
+                return attempt(attempts.seconds_left)
+            except grpc.RpcError as rpc:
+                error = rpc_to_error(rpc, f"{self.target} {name}")
+            time.sleep(attempts.next_pause(error))
 
 
 class RemoteFunction:
-    """An endpoint of a server, to be called like the function that it is."""
+    """An endpoint of a server, to be called like the function that it serves."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client, self._name = client, name
 
     def __call__(self, value: Any, *, timeout: float | None = None) -> Any:
-        """What the function gives: a value, or an iterator of values where it gives a stream.
+        """Return what the function returns: a value, or an iterator of values if it returns a stream.
 
-        Documents that make more than one message go in parts. `timeout` is in seconds, instead of the client's.
+        Documents that do not fit into one message are sent in parts. `timeout` is in seconds, instead of the client's.
         """
         client, contract = self._client, self._client.contract()
-        told = contract.endpoint(self._name)
-        if told["takes"]["stream"] or told["gives"]["stream"]:
-            values = value if told["takes"]["stream"] else [value]
-            answers = self.stream(values, timeout=timeout)
-            return answers if told["gives"]["stream"] else next(answers)
+        endpoint = contract.endpoint(self._name)
+        takes_stream, gives_stream = endpoint["takes"]["stream"], endpoint["gives"]["stream"]
+        if takes_stream or gives_stream:
+            answers = self.stream(value if takes_stream else [value], timeout=timeout)
+            return answers if gives_stream else next(answers)
         plan = contract.plan(self._name, value)
-        data = plan.takes.encode(plan.takes.check(value, self._name))
+        data = plan.encode(value)
         attempts = Attempts(client.retries, timeout or client.timeout, plan.idempotent)
-        return client._repeated(attempts, lambda left: self._once(plan, data, left, contract), self._name)
+        return client._retry(attempts, lambda seconds: self._call_once(plan, data, seconds, contract), self._name)
 
-    def _once(self, plan: Plan, data: bytes, timeout: float | None, contract: Contract) -> Any:
+    def _call_once(self, plan: CallPlan, data: bytes, timeout: float | None, contract: Contract) -> Any:
         client = self._client
         if len(data) <= contract.max_message_bytes:
-            call = client._method(self._name, stream=False)
-            answer = call(data, timeout=timeout, metadata=client._metadata)
+            answer = client._method(self._name)(data, timeout=timeout, metadata=client._metadata)
         else:
-            call = client._method(self._name + STREAM, stream=True)
-            parts = parts_of(data, contract.max_message_bytes)
-            begun = call(parts, timeout=timeout, metadata=client._metadata)
+            parts = split_parts(data, contract.max_message_bytes)
+            call = client._method(self._name, stream=True)(parts, timeout=timeout, metadata=client._metadata)
             try:
-                [answer] = _values(begun, client.max_answer_bytes)
+                [answer] = _join_parts(call, client.max_answer_bytes)
             finally:
-                begun.cancel()
-        return plan.gives.decode(answer, OPTIONS)
+                call.cancel()
+        return plan.output.decode(answer)
 
     def future(self, value: Any, *, timeout: float | None = None) -> Call:
-        """Begin a call of one message, and go on; the answer is asked for later, or the call cancelled."""
-        client, contract = self._client, self._client.contract()
-        plan = contract.plan(self._name, value)
-        data = plan.takes.encode(plan.takes.check(value, self._name))
-        call = client._method(self._name, stream=False)
-        begun = call.future(data, timeout=timeout or client.timeout, metadata=client._metadata)
-        return Call(begun, plan, f"{client.target} {self._name}")
+        """Start a call of one message without waiting; its answer is asked for later, or the call is cancelled."""
+        client = self._client
+        plan = client.contract().plan(self._name, value)
+        method = client._method(self._name)
+        future = method.future(plan.encode(value), timeout=timeout or client.timeout, metadata=client._metadata)
+        return Call(future, plan, f"{client.target} {self._name}")
 
     def stream(self, values: Iterable[Any], *, timeout: float | None = None) -> Iterator[Any]:
-        """The answers to a stream of values, in order, as they come.
+        """Yield the answers to a stream of values, in order, as they arrive.
 
-        Values are taken no faster than the server reads them, and answers made no faster than they are taken. Without
-        a `timeout` a stream may go on for ever. To end early, close the iterator.
+        Values are taken no faster than the server reads them, and answers are produced no faster than they are taken.
+        Without a `timeout` a stream may go on for ever. To end it early, close the iterator.
         """
-        sent = _Sent(self._client.contract(), self._name, values)
-        if not sent.begin():
-            return
         client = self._client
-        call = client._method(self._name + STREAM, stream=True)(sent, timeout=timeout, metadata=client._metadata)
+        requests = _RequestParts(client.contract(), self._name, values)
+        if requests.is_empty and not requests.plan.input.stream:
+            return
+        call = client._method(self._name, stream=True)(requests, timeout=timeout, metadata=client._metadata)
         try:
-            for data in _values(call, client.max_answer_bytes):
-                yield sent.plan.gives.decode(data, OPTIONS)
-        except grpc.RpcError as error:
-            raise sent.fault or error_of_rpc(error, f"{client.target} {self._name}") from None
+            for data in _join_parts(call, client.max_answer_bytes):
+                yield requests.plan.output.decode(data)
+        except grpc.RpcError as rpc:
+            raise requests.error or rpc_to_error(rpc, f"{client.target} {self._name}") from None
         finally:
             call.cancel()
 
 
 class Call:
-    """A call that is under way."""
+    """A running call."""
 
-    def __init__(self, begun: Any, plan: Plan, where: str) -> None:
-        self._begun, self._plan, self._where = begun, plan, where
+    def __init__(self, future: Any, plan: CallPlan, where: str) -> None:
+        self._future, self._plan, self._where = future, plan, where
 
     def result(self, timeout: float | None = None) -> Any:
-        """The answer, when it is there; with a timeout, an error when it is not there by then."""
+        """Wait for the answer; raise ServiceTimeoutError if it does not arrive within `timeout` seconds."""
         try:
-            return self._plan.gives.decode(self._begun.result(timeout), OPTIONS)
+            return self._plan.output.decode(self._future.result(timeout))
         except grpc.FutureCancelledError:
-            raise error_of(Status("CANCELLED", f"{self._where}: the call was cancelled.", ""), self._where) from None
+            status = Status("CANCELLED", f"{self._where}: the call was cancelled.", "")
+            raise status_to_error(status, self._where) from None
         except grpc.FutureTimeoutError:
             raise ServiceTimeoutError(f"{self._where}: no answer within {timeout} s.") from None
-        except grpc.RpcError as error:
-            raise error_of_rpc(error, self._where) from None
+        except grpc.RpcError as rpc:
+            raise rpc_to_error(rpc, self._where) from None
 
     def cancel(self) -> bool:
-        """Give up the call; the server hears of it."""
-        return bool(self._begun.cancel())
+        """Cancel the call, on the server too."""
+        return bool(self._future.cancel())
 
     def done(self) -> bool:
-        """Whether there is an answer, or an error."""
-        return bool(self._begun.done())
+        """Return whether there is an answer or an error."""
+        return bool(self._future.done())
 
 
-class _Sent(Iterator[bytes]):
-    """The parts of the values that are sent, made when gRPC asks for them."""
+class _RequestParts(Iterator[bytes]):
+    """The parts of the values of a stream, encoded when gRPC asks for them.
 
-    plan: Plan
+    The first value is taken at once, since its class decides how the answers are read.
+    """
 
     def __init__(self, contract: Contract, name: str, values: Iterable[Any]) -> None:
-        self.fault: BaseException | None = None
+        self.error: BaseException | None = None
         self._contract, self._name, self._values = contract, name, iter(values)
-        self._parts: Iterator[bytes] = iter(())
-
-    def begin(self) -> bool:
-        """Take the first value, whose class says how the stream is read; False where there is none."""
         first = next(self._values, None)
-        if first is not None:
-            self._parts = self._cut(first)
-        self.plan = self._contract.plan(self._name, first)
-        return first is not None or self.plan.takes.stream
+        self.is_empty = first is None
+        self._parts = iter(()) if self.is_empty else self._encode(first)
+        self.plan = contract.plan(name, first)
 
-    def _cut(self, value: Any) -> Iterator[bytes]:
-        takes = self._contract.plan(self._name, value).takes
-        return parts_of(takes.encode(takes.check(value, self._name)), self._contract.max_message_bytes)
+    def _encode(self, value: Any) -> Iterator[bytes]:
+        data = self._contract.plan(self._name, value).encode(value)
+        return split_parts(data, self._contract.max_message_bytes)
 
     def __next__(self) -> bytes:
         try:
-            while True:
-                part = next(self._parts, None)
-                if part is not None:
-                    return part
-                self._parts = self._cut(next(self._values))
+            while (part := next(self._parts, None)) is None:
+                self._parts = self._encode(next(self._values))
         except StopIteration:
             raise
-        except BaseException as error:
-            self.fault = error
+        except BaseException as error:  # gRPC reports only that the request failed
+            self.error = error
             raise
+        return part
 
 
-def _values(parts: Iterable[bytes], most: int) -> Iterator[bytes]:
-    allowance = Allowance(most)
-    joiner = Joiner(allowance)
+def _join_parts(parts: Iterable[bytes], max_bytes: int) -> Iterator[bytes]:
+    """Yield the values in a stream of parts, each of at most `max_bytes`."""
+    allowance = ResponseAllowance(max_bytes)
+    joiner = PartJoiner(allowance)
     for part in parts:
         data = joiner.add(part)
         if data is not None:

@@ -1,4 +1,8 @@
-"""The description that a server gives of its endpoints, and how a client checks its own classes against it."""
+"""The description that a server gives of its endpoints, and how a client checks its classes against it.
+
+A description is JSON: names, payloads and schemas. A schema is plain data, class by class, so that a client compares
+it with its own classes field by field and names the field that differs. The keys are part of the protocol.
+"""
 
 from __future__ import annotations
 
@@ -8,154 +12,161 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire import _class_registry
-from quire._class_registry import class_name
+from quire._class_registry import class_name, find
 from quire.array import DocumentArray, DocumentBatch
-from quire.codec import DELIMITED, ReadOptions, fields, read_text
+from quire.codec import DELIMITED, fields, read_text
 from quire.document import BaseDocument
 from quire.errors import DecodeError, DocumentTypeError, PathError, SchemaError, did_you_mean
 from quire.schema import Field, FieldKind
 from quire.services._endpoints import Endpoint
 from quire.services._limits import Limits
-from quire.services._payloads import Side
+from quire.services._payloads import Payload
 
-Told = dict[str, Any]
-_NESTED = (FieldKind.DOCUMENT, FieldKind.DOCUMENTS)
+Json = dict[str, Any]
 _NUMBERS = (bool, int, float, complex)
-_LOOSE = ("any", "union", "enum")
-"""Kinds of which only a value tells whether it fits."""
-_WIDER = {"int": ("float", "complex"), "float": ("complex",)}
+_VALUE_DEPENDENT = ("any", "union", "enum")  # kinds of fields for which only a value shows whether it fits
+_WIDER_NUMBERS = {"int": ("float", "complex"), "float": ("complex",)}
 
 
-def describe_service(name: str, endpoints: Mapping[str, Endpoint], limits: Limits) -> Told:
-    """Everything that a client wants to know."""
+# --- servers
+
+
+def describe_service(name: str, endpoints: Mapping[str, Endpoint], limits: Limits) -> Json:
+    """Return everything that a client needs to know about a service."""
     return {
         "version": 1,
         "service": name,
         "max_message_bytes": limits.max_message_bytes,
-        "endpoints": {made.name: _describe_endpoint(made) for made in endpoints.values()},
+        "endpoints": {
+            endpoint.name: {
+                "about": endpoint.summary,
+                "signature": str(endpoint),
+                "takes": _describe_payload(endpoint.input),
+                "gives": _describe_payload(endpoint.output),
+                "idempotent": endpoint.options.idempotent,
+                "max_batch_size": endpoint.options.max_batch_size,
+            }
+            for endpoint in endpoints.values()
+        },
     }
 
 
-def _describe_endpoint(made: Endpoint) -> Told:
-    return {
-        "about": made.about,
-        "signature": str(made),
-        "takes": describe_side(made.takes),
-        "gives": describe_side(made.gives),
-        "idempotent": made.options.idempotent,
-        "max_batch_size": made.options.max_batch_size,
-    }
+def _describe_payload(payload: Payload) -> Json:
+    return {"form": payload.kind, "stream": payload.stream, **describe_schema(payload.document_type)}
 
 
-def describe_side(side: Side) -> Told:
-    """A side's form, stream or not, and its schema."""
-    return {"form": side.form, "stream": side.stream, **describe_schema(side.document_type)}
-
-
-def describe_schema(document_type: Any) -> Told:
-    """The fields of a class and of the classes inside, and a fingerprint that is the same for the same fields."""
-    known: dict[str, Told] = document_type.document_schema().notes
-    if "told" not in known:
-        classes: dict[str, list[Told]] = {}
+def describe_schema(document_type: type[Any]) -> Json:
+    """Return the fields of a class and of nested classes, with a fingerprint that is equal for equal fields."""
+    schema = document_type.document_schema()
+    notes: dict[str, Json] = schema.notes
+    if "description" not in notes:
+        classes: dict[str, list[Json]] = {}
         _describe_class(document_type, classes)
-        root = class_name(document_type)
-        is_open = document_type.document_schema().is_open
-        known["told"] = {"type": root, "open": is_open, "classes": classes, "fingerprint": _fingerprint(classes)}
-    return known["told"]
+        notes["description"] = {
+            "type": class_name(document_type),
+            "open": schema.is_open,
+            "classes": classes,
+            "fingerprint": _fingerprint(classes),
+        }
+    return notes["description"]
 
 
-def _describe_class(document_type: Any, classes: dict[str, list[Told]]) -> None:
+def _describe_class(document_type: type[Any], classes: dict[str, list[Json]]) -> None:
     name = class_name(document_type)
-    if name in classes:
-        return
-    classes[name] = fields = []
-    fields += [_describe_field(field, classes) for field in document_type.document_schema().fields]
+    if name not in classes:
+        classes[name] = described = []  # before its fields, which may be of the same class
+        described += [_describe_field(field, classes) for field in document_type.document_schema().fields]
 
 
-def _describe_field(field: Field, classes: dict[str, list[Told]]) -> Told:
-    told: Told = {"name": field.name, "kind": field.kind.value, "text": str(field)}
-    told |= {"required": field.required, "nullable": field.nullable}
+def _describe_field(field: Field, classes: dict[str, list[Json]]) -> Json:
+    described: Json = {"name": field.name, "kind": field.kind.value, "text": str(field)}
+    described |= {"required": field.required, "nullable": field.nullable}
     if field.kind is FieldKind.TENSOR:
         shape = field.spec.shape
-        told["dtype"] = field.spec.dtype
-        told["shape"] = None if shape is None else ["..." if size is Ellipsis else size for size in shape]
+        described["dtype"] = field.spec.dtype
+        described["shape"] = None if shape is None else ["..." if size is Ellipsis else size for size in shape]
     elif field.kind is FieldKind.SCALAR:
-        told["number"] = next((base.__name__ for base in _NUMBERS if issubclass(field.type, base)), field.type.__name__)
-    elif field.kind in _NESTED:
-        told["class"] = class_name(field.document_type)
+        bases = (base.__name__ for base in _NUMBERS if issubclass(field.type, base))
+        described["number"] = next(bases, field.type.__name__)
+    elif field.kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS):
+        described["class"] = class_name(field.document_type)
         _describe_class(field.document_type, classes)
     elif field.items:
-        told["items"] = [_describe_field(item, classes) for item in field.items]
-    return told
+        described["items"] = [_describe_field(item, classes) for item in field.items]
+    return described
 
 
-def _fingerprint(classes: Mapping[str, list[Told]]) -> str:
-    """Of the fields alone: the classes may have other names in another program."""
+def _fingerprint(classes: Mapping[str, list[Json]]) -> str:
+    """Hash the fields alone: the classes may have other names in another program."""
     numbers = {name: number for number, name in enumerate(classes)}
 
-    def plain(field: Told) -> Told:
+    def without_names(field: Json) -> Json:
         kept = {key: value for key, value in field.items() if key != "text"}
         if "class" in kept:
             kept["class"] = numbers[kept["class"]]
         if "items" in kept:
-            kept["items"] = [plain(item) for item in kept["items"]]
+            kept["items"] = [without_names(item) for item in kept["items"]]
         return kept
 
-    told = json.dumps([[plain(field) for field in fields] for fields in classes.values()], sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    text = json.dumps([[without_names(field) for field in described] for described in classes.values()], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-# --- does it fit
+# --- compatibility of schemas
 
 
-def misfit(writer: Told, reader: Told) -> str | None:
-    """Why documents of one schema cannot be read as those of another, with the field; None where they can."""
+def find_mismatch(writer: Json, reader: Json) -> str | None:
+    """Return why documents of the writer's schema cannot be read with the reader's, or None if they can."""
     if writer["fingerprint"] == reader["fingerprint"] or writer["open"] or reader["open"]:
         return None
-    return _Comparison(writer["classes"], reader["classes"]).classes(writer["type"], reader["type"], "")
+    return _Comparison(writer["classes"], reader["classes"]).compare_classes(writer["type"], reader["type"], "")
 
 
 class _Comparison:
-    def __init__(self, writer: Told, reader: Told) -> None:
-        self._writer, self._reader = writer, reader
-        self._seen: set[tuple[str, str]] = set()
+    """Compares the classes of a writer with those of a reader; each pair once, since classes may be recursive."""
 
-    def classes(self, wrote: str, reads: str, path: str) -> str | None:
-        if (wrote, reads) in self._seen:
+    def __init__(self, writer: Json, reader: Json) -> None:
+        self._writer, self._reader = writer, reader
+        self._compared: set[tuple[str, str]] = set()
+
+    def compare_classes(self, written: str, read: str, path: str) -> str | None:
+        if (written, read) in self._compared:
             return None
-        self._seen.add((wrote, reads))
-        there = {field["name"]: field for field in self._writer[wrote]}
-        here = path or reads.rpartition(":")[2]
-        for field in self._reader[reads]:
-            where = f"{here}.{field['name']}"
-            if field["name"] in there:
-                why = self.fields(there[field["name"]], field, where)
-            else:
-                why = f"{where}: {_text(field)} is required, and is not sent." if field["required"] else None
-            if why is not None:
-                return why
+        self._compared.add((written, read))
+        written_fields = {field["name"]: field for field in self._writer[written]}
+        parent = path or read.rpartition(":")[2]
+        for field in self._reader[read]:
+            where = f"{parent}.{field['name']}"
+            mismatch = None
+            if field["name"] in written_fields:
+                mismatch = self._compare_fields(written_fields[field["name"]], field, where)
+            elif field["required"]:
+                mismatch = f"{where}: {field['text']} is required, and is not sent."
+            if mismatch is not None:
+                return mismatch
         return None
 
-    def fields(self, wrote: Told, reads: Told, where: str) -> str | None:
-        if wrote["kind"] in _LOOSE or reads["kind"] in _LOOSE:
+    def _compare_fields(self, written: Json, read: Json, where: str) -> str | None:
+        if written["kind"] in _VALUE_DEPENDENT or read["kind"] in _VALUE_DEPENDENT:
             return None
-        if wrote["kind"] != reads["kind"] or not _fits(wrote, reads):
-            return f"{where}: {_text(reads)} is read, but {_text(wrote)} is sent."
-        if "class" in wrote:
-            return self.classes(wrote["class"], reads["class"], where)
-        pairs = zip(wrote.get("items", ()), reads.get("items", ()), strict=False)
-        return next((why for pair in pairs if (why := self.fields(*pair, where)) is not None), None)
+        if written["kind"] != read["kind"] or not _is_compatible(written, read):
+            return f"{where}: {read['text']} is read, but {written['text']} is sent."
+        if "class" in written:
+            return self.compare_classes(written["class"], read["class"], where)
+        pairs = zip(written.get("items", ()), read.get("items", ()), strict=False)
+        mismatches = (self._compare_fields(*pair, where) for pair in pairs)
+        return next((mismatch for mismatch in mismatches if mismatch is not None), None)
 
 
-def _fits(wrote: Told, reads: Told) -> bool:
-    if wrote["kind"] == "scalar":
-        return reads["number"] == wrote["number"] or reads["number"] in _WIDER.get(wrote["number"], ())
-    if wrote["kind"] != "tensor":
+def _is_compatible(written: Json, read: Json) -> bool:
+    """Return whether values of a field can be read as another field of the same kind."""
+    if written["kind"] == "scalar":
+        return read["number"] in (written["number"], *_WIDER_NUMBERS.get(written["number"], ()))
+    if written["kind"] != "tensor":
         return True
-    if wrote["dtype"] and reads["dtype"] and wrote["dtype"] != reads["dtype"]:
+    if written["dtype"] and read["dtype"] and written["dtype"] != read["dtype"]:
         return False
-    a, b = wrote["shape"], reads["shape"]
+    a, b = written["shape"], read["shape"]
     if a is None or b is None or "..." in (*a, *b):
         return True
     return len(a) == len(b) and all(
@@ -163,80 +174,88 @@ def _fits(wrote: Told, reads: Told) -> bool:
     )
 
 
-def _text(field: Told) -> str:
-    return str(field["text"])
-
-
-OPTIONS = ReadOptions(unknown="drop", lend=True)
+# --- clients
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How one endpoint is called with documents of one class."""
+class CallPlan:
+    """How an endpoint is called with documents of one class."""
 
     name: str
-    takes: Side
-    gives: Side
+    input: Payload
+    output: Payload
     idempotent: bool
+
+    def encode(self, value: object) -> bytes:
+        """Encode an argument, converted to what the endpoint takes."""
+        return self.input.encode(self.input.convert(value, self.name))
 
 
 class Contract:
-    """A server's description, and what has been checked against it."""
+    """The description of a server, checked against the classes of the client's program."""
 
-    def __init__(self, description: bytes, local: Mapping[str, Endpoint]) -> None:
-        self.told = _read(description)
-        self.max_message_bytes: int = self.told["max_message_bytes"]
-        self._local = local
-        self._plans: dict[tuple[str, Any], Plan] = {}
+    def __init__(self, description: bytes, local_endpoints: Mapping[str, Endpoint]) -> None:
+        self._description = _read_description(description)
+        self.max_message_bytes: int = self._description["max_message_bytes"]
+        self._local_endpoints = local_endpoints
+        self._plans: dict[tuple[str, type[Any]], CallPlan] = {}
 
-    def endpoint(self, name: str) -> Told:
-        """What is told of an endpoint."""
-        known = self.told["endpoints"]
-        if name not in known:
-            raise PathError(f"{self.told['service']} has no endpoint {name!r}. {did_you_mean(name, known)}")
-        found: Told = known[name]
-        return found
+    @property
+    def signatures(self) -> dict[str, str]:
+        """The signatures of the endpoints, by name."""
+        return {name: endpoint["signature"] for name, endpoint in self._description["endpoints"].items()}
 
-    def plan(self, name: str, value: Any) -> Plan:
-        """How to call an endpoint with such a value, once it is known that the classes of both sides fit."""
-        document_type = self._any(name) if value is None else _document_type(value, name)
+    def endpoint(self, name: str) -> Json:
+        """Return the description of an endpoint."""
+        endpoints: dict[str, Json] = self._description["endpoints"]
+        if name not in endpoints:
+            service = self._description["service"]
+            raise PathError(f"{service} has no endpoint {name!r}. {did_you_mean(name, endpoints)}")
+        return endpoints[name]
+
+    def plan(self, name: str, value: object) -> CallPlan:
+        """Return how to call an endpoint with such a value, once the schemas of both sides are known to fit.
+
+        Without a value (an empty stream), the class is the one that the server names, if it is loaded here.
+        """
+        if value is None:
+            document_type: type[Any] = find(self.endpoint(name)["takes"]["type"], None) or BaseDocument
+        else:
+            document_type = _document_type_of(value, name)
         key = name, document_type
         if key not in self._plans:
-            self._plans[key] = self._made(name, document_type)
+            self._plans[key] = self._make_plan(name, document_type)
         return self._plans[key]
 
-    def _any(self, name: str) -> type[Any]:
-        """The class of nothing: the server's own, if it is loaded."""
-        return _class_registry.find(self.endpoint(name)["takes"]["type"], None) or BaseDocument
-
-    def _made(self, name: str, document_type: type[Any]) -> Plan:
-        told = self.endpoint(name)
-        mine = self._local.get(name)
-        if mine is not None and not issubclass(document_type, mine.takes.document_type):
-            expected = mine.takes.document_type.__name__
+    def _make_plan(self, name: str, document_type: type[Any]) -> CallPlan:
+        remote = self.endpoint(name)
+        local = self._local_endpoints.get(name)
+        if local is not None and not issubclass(document_type, local.input.document_type):
+            expected = local.input.document_type.__name__
             raise DocumentTypeError(f"{name}: expected documents of {expected}, got {document_type.__name__}.")
-        why = misfit(describe_schema(document_type), told["takes"])
-        if why is not None:
-            raise SchemaError(f"{name}: {document_type.__name__} does not fit what the service takes. {why}")
-        takes = Side(document_type, told["takes"]["form"], told["takes"]["stream"])
-        gives = mine.gives if mine is not None else self._answer(told, document_type)
-        why = misfit(told["gives"], describe_schema(gives.document_type))
-        if why is not None:
-            raise SchemaError(f"{name}: what the service gives does not fit {gives.document_type.__name__}. {why}")
-        return Plan(name, takes, gives, told["idempotent"])
-
-    def _answer(self, told: Told, sent: type[Any]) -> Side:
-        """The class of the answers: that of what is sent, where the server has one for both; else that of the name."""
-        gives = told["gives"]
-        found = _class_registry.find(gives["type"], None)
-        if gives["type"] == told["takes"]["type"]:
-            found = sent
-        if found is None or found.document_schema().is_open:
-            return Side(BaseDocument, "document" if gives["form"] == "document" else "array", gives["stream"])
-        return Side(found, gives["form"], gives["stream"])
+        mismatch = find_mismatch(describe_schema(document_type), remote["takes"])
+        if mismatch is not None:
+            raise SchemaError(f"{name}: {document_type.__name__} does not fit what the service takes. {mismatch}")
+        output = local.output if local is not None else _choose_output(remote, document_type)
+        mismatch = find_mismatch(remote["gives"], describe_schema(output.document_type))
+        if mismatch is not None:
+            raise SchemaError(
+                f"{name}: what the service returns does not fit {output.document_type.__name__}. {mismatch}"
+            )
+        sent = Payload(document_type, remote["takes"]["form"], remote["takes"]["stream"])
+        return CallPlan(name, sent, output, remote["idempotent"])
 
 
-def _document_type(value: Any, name: str) -> type[Any]:
+def _choose_output(remote: Json, sent: type[Any]) -> Payload:
+    """Return the payload of answers: of the class that is sent where the server has one for both, else of its name."""
+    output = remote["gives"]
+    document_type = sent if output["type"] == remote["takes"]["type"] else find(output["type"], None)
+    if document_type is None or document_type.document_schema().is_open:
+        return Payload(BaseDocument, "document" if output["form"] == "document" else "array", output["stream"])
+    return Payload(document_type, output["form"], output["stream"])
+
+
+def _document_type_of(value: object, name: str) -> type[Any]:
     if isinstance(value, (DocumentArray, DocumentBatch)):
         if not value.document_type.document_schema().is_open or not len(value):
             return value.document_type
@@ -248,12 +267,13 @@ def _document_type(value: Any, name: str) -> type[Any]:
     raise DocumentTypeError(f"{name}: expected a document, an array or a batch, got {type(value).__name__}.")
 
 
-def _read(description: bytes) -> Told:
+def _read_description(message: bytes) -> Json:
+    """Return the JSON in field 1 of a `quire.v1.Description` message."""
     try:
-        for number, kind, start, end in fields(description, 0, len(description)):
-            if number == 1 and kind == DELIMITED:
-                told: Told = json.loads(read_text(description, start, end))
-                return told
+        for number, wire_type, start, end in fields(message, 0, len(message)):
+            if number == 1 and wire_type == DELIMITED:
+                description: Json = json.loads(read_text(message, start, end))
+                return description
     except (ValueError, RecursionError) as error:
-        raise DecodeError(f"the service describes itself in a way that cannot be read: {error}") from error
+        raise DecodeError(f"the description of the service cannot be read: {error}") from error
     raise DecodeError("the service does not describe itself.")

@@ -1,4 +1,4 @@
-"""From a typed function to an endpoint: its name, what it takes and gives, and how it may be called."""
+"""From a typed function to an endpoint: its name, its payloads, and its options."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, get_type_hints, overload
 
 from quire.errors import OptionError, SchemaError, check_options
-from quire.services._payloads import Side, TypedSide, side_of
+from quire.services._payloads import Payload, ProtoPayload, parse_payload
 
 F = TypeVar("F", bound=Callable[..., Any])
-_MARK = "__quire_endpoint__"
+_OPTIONS_ATTRIBUTE = "__quire_endpoint__"
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class EndpointOptions:
         if self.max_wait < 0:
             raise OptionError(f"max_wait={self.max_wait}: use seconds, 0 or more.")
         if self.name is not None and not self.name.isidentifier():
-            raise OptionError(f"name={self.name!r}: an endpoint has the name of a function.")
+            raise OptionError(f"name={self.name!r}: use a name that a Python function could have.")
 
 
 @overload
@@ -41,17 +41,18 @@ def endpoint(
 def endpoint(function: Any = None, **options: Any) -> Any:
     """Mark a function or a method as an endpoint.
 
-    idempotent: a call may be repeated, so clients do so when the server goes away in the middle.
-    max_batch_size: concurrent calls are put together until there are so many rows; 0 for never. The function must then
-        give a row for each row that it got. It is called again with fewer callers' rows when it fails.
+    idempotent: a call may be repeated, so clients retry it when the server becomes unavailable during the call.
+    max_batch_size: concurrent calls are combined into one call of the function with at most this many rows; 0 turns
+        dynamic batching off. The function must then return one row for each row it receives. When it fails, it is
+        called again with the rows of fewer callers.
     max_wait: how many seconds the first call waits for others.
-    name: the endpoint's name, unless it is that of the function.
+    name: the name of the endpoint, by default that of the function.
     """
     check_options("endpoint", options, EndpointOptions.__dataclass_fields__)
-    chosen = EndpointOptions(**options)
+    endpoint_options = EndpointOptions(**options)
 
     def mark(target: Any) -> Any:
-        setattr(target, _MARK, chosen)
+        setattr(target, _OPTIONS_ATTRIBUTE, endpoint_options)
         return target
 
     return mark if function is None else mark(function)
@@ -63,106 +64,117 @@ class Endpoint:
 
     name: str
     function: Callable[..., Any]
-    takes: Side
-    gives: Side
+    input: Payload
+    output: Payload
     options: EndpointOptions = field(default_factory=EndpointOptions)
     is_async: bool = False
-    about: str = ""
+    summary: str = ""
 
     @property
     def is_unary(self) -> bool:
-        """Whether one value makes one value."""
-        return not (self.takes.stream or self.gives.stream)
+        """Whether neither the argument nor the result is a stream."""
+        return not (self.input.stream or self.output.stream)
 
     @property
     def batched(self) -> bool:
-        """Whether concurrent calls are put together."""
+        """Whether concurrent calls are combined."""
         return self.options.max_batch_size > 0
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes or returns documents of any class."""
+        return any(payload.document_type.document_schema().is_open for payload in (self.input, self.output))
+
+    def with_proto_messages(self, previous: str | None) -> Endpoint:
+        """Return the endpoint with the messages of its classes' own `.proto`, numbered as in the previous one."""
+        input_payload, output_payload = (
+            ProtoPayload(payload.document_type, payload.kind, payload.stream, previous)
+            for payload in (self.input, self.output)
+        )
+        return replace(self, input=input_payload, output=output_payload)
+
     def __str__(self) -> str:
-        return f"{self.name}({self.takes}) -> {self.gives}"
+        return f"{self.name}({self.input}) -> {self.output}"
 
 
-def endpoints_of(service: Any, *, construct: bool = True) -> dict[str, Endpoint]:
-    """The endpoints of a function, a class, an object or a list of such, by name.
+def collect_endpoints(service: Any, *, construct: bool = True) -> dict[str, Endpoint]:
+    """Return the endpoints of a function, a class, an object or a list of them, by name.
 
-    With `construct=False` a class is not called, and its endpoints serve for their signatures alone: a client must not
-    load a model in order to know the types.
+    With `construct=False` a class is not called, and its endpoints are only good for their signatures: a client must
+    not load a model to know the types.
     """
-    found: dict[str, Endpoint] = {}
-    for made in _collected(service, construct=construct):
-        if made.name in found:
-            raise SchemaError(f"two endpoints are called {made.name!r}: give one of them a name with @endpoint(name=).")
-        found[made.name] = made
-    if not found:
+    endpoints: dict[str, Endpoint] = {}
+    for found in _iter_endpoints(service, construct=construct):
+        if found.name in endpoints:
+            raise SchemaError(
+                f"two endpoints are called {found.name!r}: give one of them another name with @endpoint(name=)."
+            )
+        endpoints[found.name] = found
+    if not endpoints:
         raise SchemaError(
-            f"{_name_of(service)} has no endpoint: write a public method with types, as "
+            f"{_own_name(service)} has no endpoint: write a public method with types, as "
             "`def embed(self, docs: DocumentArray[Image]) -> DocumentArray[Image]`."
         )
-    return found
+    return endpoints
 
 
 def service_name(service: Any) -> str:
-    """What a service is called: the class, the function, or 'Service' for a list."""
+    """Return the name of a service in CamelCase: that of the class or function, or 'Service' for a list."""
     if isinstance(service, (list, tuple)):
         return service_name(service[0]) if len(service) == 1 else "Service"
-    words = _name_of(service).split("_")
+    words = _own_name(service).split("_")
     return "".join(word[:1].upper() + word[1:] for word in words if word) or "Service"
 
 
-def _name_of(service: Any) -> str:
+def _own_name(service: Any) -> str:
     named = service if inspect.isroutine(service) or isinstance(service, type) else type(service)
     return str(getattr(named, "__name__", "Service"))
 
 
-def _collected(service: Any, *, construct: bool) -> Iterable[Endpoint]:
+def _iter_endpoints(service: Any, *, construct: bool) -> Iterable[Endpoint]:
     if isinstance(service, (list, tuple)):
-        return [made for part in service for made in _collected(part, construct=construct)]
+        return [found for part in service for found in _iter_endpoints(part, construct=construct)]
     if inspect.isroutine(service):
         return [make_endpoint(service)]
     instance = service
     if isinstance(service, type):
         instance = service() if construct else object.__new__(service)
-    # Looked up on the class first, so that no property runs.
+    # Names are looked up on the class first, so that no property runs: an object that was never initialised
+    # (construct=False) has none that work.
     names = [name for name in dir(type(instance)) if not name.startswith("_")]
     methods = [getattr(instance, name) for name in names if inspect.isroutine(getattr(type(instance), name))]
-    found = [make_endpoint(method) for method in methods if _is_meant(method)]
-    if not found and callable(instance) and not isinstance(service, type):
+    endpoints = []
+    for method in methods:
+        try:
+            endpoints.append(make_endpoint(method))
+        except SchemaError:
+            if hasattr(method, _OPTIONS_ATTRIBUTE):
+                raise  # marked as an endpoint, so the types are a mistake; other methods are just not endpoints
+    if not endpoints and callable(instance) and not isinstance(service, type):
         return [make_endpoint(instance)]
-    return found
-
-
-def _is_meant(method: Any) -> bool:
-    """Whether a method is an endpoint: it is marked, or its types say that documents go in and come out."""
-    if hasattr(method, _MARK):
-        return True
-    try:
-        make_endpoint(method)
-    except SchemaError:
-        return False
-    return True
+    return endpoints
 
 
 def make_endpoint(function: Callable[..., Any]) -> Endpoint:
-    """The endpoint of one function, by its signature."""
+    """Return the endpoint of one function, by its signature."""
     called = function if inspect.isroutine(function) else type(function).__call__
-    options: EndpointOptions = getattr(called, _MARK, None) or EndpointOptions()
-    name = options.name or _function_name(function)
-    takes, gives = _sides(function, called, name)
+    options: EndpointOptions = getattr(called, _OPTIONS_ATTRIBUTE, None) or EndpointOptions()
+    name = options.name or str(getattr(function, "__name__", type(function).__name__))
+    if not name.isidentifier():
+        raise SchemaError(f"{name} has no name that can be called: name it with @endpoint(name=...).")
+    input_payload, output_payload = _parse_signature(function, called, name)
     is_async = inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called)
-    made = Endpoint(name, function, takes, gives, options, is_async, (inspect.getdoc(called) or "").partition("\n")[0])
-    _check_batching(made)
+    summary = (inspect.getdoc(called) or "").partition("\n")[0]
+    made = Endpoint(name, function, input_payload, output_payload, options, is_async, summary)
+    if made.batched and (not made.is_unary or "document" in (made.input.kind, made.output.kind)):
+        raise SchemaError(
+            f"{made}: calls can be combined only where an array or a batch is taken and an array or a batch is "
+            "returned. Leave out max_batch_size, or change the types."
+        )
     return made
 
 
-def _function_name(function: Any) -> str:
-    name = str(getattr(function, "__name__", type(function).__name__))
-    if not name.isidentifier():
-        raise SchemaError(f"{name} has no name that can be called: name it with @endpoint(name=...).")
-    return name
-
-
-def _sides(function: Any, called: Any, name: str) -> tuple[Side, Side]:
+def _parse_signature(function: Callable[..., Any], called: Callable[..., Any], name: str) -> tuple[Payload, Payload]:
     try:
         signature = inspect.signature(function)
     except ValueError as error:
@@ -173,36 +185,20 @@ def _sides(function: Any, called: Any, name: str) -> tuple[Side, Side]:
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
     ):
         raise SchemaError(f"{name}: an endpoint takes one argument, the documents; got {signature}.")
-    hints = _hints(called, name)
-    missing = [what for what in (parameters[0].name, "return") if what not in hints]
-    if missing:
-        raise SchemaError(
-            f"{name}: no type for {missing[0]!r}. Write it as `def {name}(docs: DocumentArray[T]) -> DocumentArray[U]`."
-        )
-    return side_of(hints[parameters[0].name], f"{name}({parameters[0].name})"), side_of(hints["return"], f"{name}()")
+    hints = resolve_hints(called, name)
+    argument = parameters[0].name
+    for typed in (argument, "return"):
+        if typed not in hints:
+            raise SchemaError(
+                f"{name}: no type for {typed!r}. Write it as `def {name}(docs: DocumentArray[T]) -> DocumentArray[U]`."
+            )
+    return parse_payload(hints[argument], f"{name}({argument})"), parse_payload(hints["return"], f"{name}()")
 
 
-def _hints(called: Any, name: str) -> dict[str, Any]:
-    known = dict(inspect.getclosurevars(inspect.unwrap(called)).nonlocals) if inspect.isfunction(called) else {}
+def resolve_hints(called: Callable[..., Any], name: str) -> dict[str, Any]:
+    """Return the annotations of a function, with names of its closure resolved too."""
+    nonlocals = dict(inspect.getclosurevars(inspect.unwrap(called)).nonlocals) if inspect.isfunction(called) else {}
     try:
-        return get_type_hints(called, localns=known or None, include_extras=True)
+        return get_type_hints(called, localns=nonlocals or None, include_extras=True)
     except NameError as error:
-        raise SchemaError(f"{name}: a type in its signature is not known: {error}.") from error
-
-
-def _check_batching(made: Endpoint) -> None:
-    if not made.batched:
-        return
-    if not made.is_unary or "document" in (made.takes.form, made.gives.form):
-        raise SchemaError(
-            f"{made}: calls can be put together only where an array or a batch makes an array or a batch. "
-            "Leave out max_batch_size, or change the types."
-        )
-
-
-def typed_endpoint(made: Endpoint, previous: str | None) -> Endpoint:
-    """The endpoint with its messages of the documents' own classes."""
-    takes, gives = (
-        TypedSide(side.document_type, side.form, side.stream, previous) for side in (made.takes, made.gives)
-    )
-    return replace(made, takes=takes, gives=gives)
+        raise SchemaError(f"{name}: a type in its signature is unknown: {error}.") from error

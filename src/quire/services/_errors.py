@@ -1,4 +1,4 @@
-"""Errors across the line: a QuireError becomes a status of gRPC, and a status the same QuireError again."""
+"""Errors across the network: a QuireError becomes a gRPC status, and a status becomes the same QuireError."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from quire.errors import (
     ServiceTimeoutError,
     ServiceUnavailableError,
 )
-from quire.services._limits import answer_too_large
+from quire.services._limits import response_too_large
 
 log = logging.getLogger("quire.services")
-KIND = "quire-error"
-"""The name of the metadata that tells which error it was."""
-FAILURES = (Exception, SystemExit)
-"""What a function may fail with. A function that would end the process ends its call: somebody waits for an answer."""
+ERROR_METADATA = "quire-error"
+"""The key of the trailing metadata that names the class of an error."""
+FUNCTION_FAILURES = (Exception, SystemExit)
+"""What a function may fail with. SystemExit ends the call and not the process, since a caller waits for the answer."""
 REFUSALS = (ServiceError, MissingValueError)
-"""What a function fails with because of what it was called with: the caller gets the error itself.
+"""Errors of a function that are the caller's, who gets the error itself.
 
-A ServiceError is the function's own refusal; a MissingValueError comes from a column that it reads, and the caller left
-empty.
+A ServiceError is raised by the function to refuse a call. A MissingValueError is raised by a column that the function
+reads and the caller left empty.
 """
-_LONGEST = 1500
+_MAX_MESSAGE_LENGTH = 1500
+# What gRPC says about an answer that is larger than the client accepts. Requests are never too large: they are split.
 _TOO_LARGE = re.compile(r"(?<!SERVER: )Received message larger than max \(\d+ vs\. (\d+)\)")
-"""How gRPC tells of an answer that the client does not want; its requests are never too large."""
 _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (ServiceLimitError, "RESOURCE_EXHAUSTED"),
     (ServiceAccessError, "PERMISSION_DENIED"),
@@ -51,7 +51,7 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (FunctionError, "INTERNAL"),
     (CancelledError, "CANCELLED"),
 )
-_LEAVES: dict[str, type[QuireError]] = {
+_ERRORS_BY_CODE: dict[str, type[QuireError]] = {
     "UNAVAILABLE": ServiceUnavailableError,
     "DEADLINE_EXCEEDED": ServiceTimeoutError,
     "RESOURCE_EXHAUSTED": ServiceLimitError,
@@ -59,57 +59,56 @@ _LEAVES: dict[str, type[QuireError]] = {
     "PERMISSION_DENIED": ServiceAccessError,
     "UNIMPLEMENTED": PathError,
 }
-_KINDS = {name: getattr(errors, name) for name in errors.__all__}
+_ERRORS_BY_NAME = {name: getattr(errors, name) for name in errors.__all__}
 
 
 class Status(NamedTuple):
-    """How a call ended: the code, the message, and the name of the error."""
+    """How a call ended: the gRPC code, the message, and the name of the error class."""
 
     code: str
     message: str
-    kind: str
+    error_name: str
 
 
-def status_of(error: BaseException) -> Status:
-    """The status that tells a caller of an error."""
-    for known, code in _CODES:
-        if isinstance(error, known):
-            own = error.code if isinstance(error, ServiceError) and error.code != "UNKNOWN" else code
-            return Status(own, str(error)[:_LONGEST], type(error).__name__)
+def error_to_status(error: BaseException) -> Status:
+    """Return the status that reports an error to a caller; an unexpected error is logged and not shown."""
+    for error_type, code in _CODES:
+        if isinstance(error, error_type):
+            own_code = error.code if isinstance(error, ServiceError) and error.code != "UNKNOWN" else code
+            return Status(own_code, str(error)[:_MAX_MESSAGE_LENGTH], type(error).__name__)
     log.error("a call failed inside the server", exc_info=error)
-    return Status("INTERNAL", "the call failed inside the server, which has logged why.", "ServiceError")
+    return Status("INTERNAL", "the call failed inside the server; the server's log has the reason.", "ServiceError")
 
 
-def error_of(status: Status, where: str) -> QuireError:
-    """The error that a status tells of."""
-    fallback = _LEAVES.get(status.code, ServiceError)
-    leaf = _KINDS.get(status.kind, fallback)
+def status_to_error(status: Status, where: str) -> QuireError:
+    """Return the error that a status reports."""
+    error_type = _ERRORS_BY_NAME.get(status.error_name) or _ERRORS_BY_CODE.get(status.code, ServiceError)
     message = status.message or status.code
-    if message.startswith(where) or leaf is not ServiceUnavailableError:
-        made: QuireError = leaf(message)
-    else:
-        made = leaf(f"{where}: {message}")
-    if isinstance(made, ServiceError):
-        made.code = status.code
-    return made
+    if error_type is ServiceUnavailableError and not message.startswith(where):
+        message = f"{where}: {message}"
+    error: QuireError = error_type(message)
+    if isinstance(error, ServiceError):
+        error.code = status.code
+    return error
 
 
-def function_failed(name: str, error: BaseException) -> FunctionError:
-    """What callers are told of a function that failed: the kind and the message, but not where in the server."""
-    log.warning("%s failed", name, exc_info=error)
-    return FunctionError(f"{name} failed: {type(error).__name__}: {error}")
-
-
-def error_of_rpc(rpc: Any, where: str) -> QuireError:
-    """The error that gRPC's own tells of."""
-    kind = ""
+def rpc_to_error(rpc: Any, where: str) -> QuireError:
+    """Return the error that a `grpc.RpcError` reports."""
+    name = ""
     for key, value in rpc.trailing_metadata() or ():
-        if key == KIND:
-            kind = value if isinstance(value, str) else value.decode(errors="replace")
-    status = Status(rpc.code().name, rpc.details() or "", kind)
-    if status.code == "DEADLINE_EXCEEDED" and not kind:
-        status = Status(status.code, f"{where}: no answer in time. Give it more, as timeout=120 (in seconds).", kind)
+        if key == ERROR_METADATA:
+            name = value if isinstance(value, str) else value.decode(errors="replace")
+    status = Status(rpc.code().name, rpc.details() or "", name)
+    if status.code == "DEADLINE_EXCEEDED" and not name:
+        message = f"{where}: no answer in time. Allow more, as timeout=120 (in seconds)."
+        status = status._replace(message=message)
     too_large = _TOO_LARGE.search(status.message)
     if too_large is not None:
-        status = Status("RESOURCE_EXHAUSTED", str(answer_too_large(int(too_large[1]))), "")
-    return error_of(status, where)
+        status = Status("RESOURCE_EXHAUSTED", str(response_too_large(int(too_large[1]))), "")
+    return status_to_error(status, where)
+
+
+def function_error(name: str, error: BaseException) -> FunctionError:
+    """Log the failure of a function, and return the error for its caller: the kind and message, but no traceback."""
+    log.warning("%s failed", name, exc_info=error)
+    return FunctionError(f"{name} failed: {type(error).__name__}: {error}")

@@ -1,11 +1,11 @@
-"""Documents, arrays and batches as bodies of FastAPI's routes: JSON or protobuf, as the client likes."""
+"""Documents, arrays and batches as bodies and answers of FastAPI's routes, in JSON or protobuf."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from copy import copy
 from functools import partial
@@ -19,61 +19,75 @@ from pydantic_core import PydanticCustomError, PydanticUndefined
 from quire._extra_fields import unknown_field
 from quire._optional import require
 from quire.errors import MissingDependencyError, MissingValueError, QuireError, SchemaError, ServiceLimitError
-from quire.services._endpoints import _hints
-from quire.services._http_responses import FILE, JSON, LINES, PROTOBUF, chosen, media_type
-from quire.services._limits import Account, Budget, Limits
-from quire.services._payloads import Side, guard_missing, side_of
+from quire.services._endpoints import resolve_hints
+from quire.services._limits import Limits, RequestAccount, RequestBudget
+from quire.services._payloads import Payload, guard_missing, parse_payload
 from quire.tensors import describe
 
 require("fastapi", extra="fastapi", needed_for="quire.services over HTTP")
-from fastapi import Body, HTTPException, Request, Response  # noqa: E402 - whether it is there was looked at above
+from fastapi import Body, HTTPException, Request, Response  # noqa: E402 - after the check that it is installed
 from fastapi.dependencies.utils import get_typed_return_annotation, get_typed_signature  # noqa: E402
 from fastapi.exceptions import RequestValidationError  # noqa: E402
 from fastapi.params import Body as BodyInfo  # noqa: E402
 from fastapi.params import Depends  # noqa: E402
 from fastapi.routing import APIRoute  # noqa: E402
 
-from quire.services._http_responses import LinesOf, Wanted, answer, answer_async  # noqa: E402
+from quire.services._http_responses import (  # noqa: E402
+    FILE,
+    JSON,
+    NDJSON,
+    PROTOBUF,
+    NdjsonResponse,
+    ResponseFormat,
+    make_response,
+    make_response_async,
+    negotiate,
+    parse_media_type,
+)
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
-_DONE = "__quire_http__"
-_gates: WeakKeyDictionary[type[Any], Gate] = WeakKeyDictionary()
+_HANDLER_ATTRIBUTE = "__quire_http__"
+_gates: WeakKeyDictionary[type[Any], RequestGate] = WeakKeyDictionary()
 
 
-class Gate:
-    """The requests in work. Those beyond the limit wait, and those beyond the queue are sent away with 503."""
+# --- limits
+
+
+class RequestGate:
+    """Counts the requests of a class of routes: those beyond the limit wait, those beyond the queue get 503."""
 
     def __init__(self, limits: Limits) -> None:
-        self.limits, self._budget, self._inside = limits, Budget(limits), 0
-        self._turns: weakref.WeakKeyDictionary[Any, asyncio.Semaphore] = weakref.WeakKeyDictionary()
+        self.limits, self._budget, self._requests = limits, RequestBudget(limits), 0
+        self._semaphores: WeakKeyDictionary[Any, asyncio.Semaphore] = weakref.WeakKeyDictionary()  # by event loop
 
     @asynccontextmanager
-    async def enter(self) -> AsyncIterator[Account]:
-        """Wait for a turn; what the request takes in memory is told to the account."""
-        if self._inside >= self.limits.max_concurrency + self.limits.max_queue:
-            raise busy(f"{self._inside} requests are in work or wait already")
-        turn = self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.limits.max_concurrency))
-        self._inside += 1
+    async def enter(self) -> AsyncIterator[RequestAccount]:
+        """Wait for a turn; the account counts the bytes of the request."""
+        if self._requests >= self.limits.max_calls:
+            raise _unavailable(f"{self._requests} requests are running or waiting already")
+        loop = asyncio.get_running_loop()
+        semaphore = self._semaphores.setdefault(loop, asyncio.Semaphore(self.limits.max_concurrency))
+        self._requests += 1
         try:
-            async with turn:
+            async with semaphore:
                 with self._budget.account() as account:
                     yield account
         finally:
-            self._inside -= 1
+            self._requests -= 1
 
 
 class LimitedRequest(Request):  # type: ignore[misc]
-    """A request whose body is read up to a limit; `Content-Length` is believed when it says too much."""
+    """A request whose body is read up to a limit, whether or not `Content-Length` announces its size."""
 
-    def __init__(self, request: Request, limits: Limits, account: Account) -> None:
+    def __init__(self, request: Request, limits: Limits, account: RequestAccount) -> None:
         super().__init__(request.scope, request._receive, request._send)
         self._limit, self._account = limits.max_request_bytes, account
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """The body as it comes."""
-        told = self.headers.get("content-length", "")
-        if told.isdigit() and int(told) > self._limit:
-            raise self._too_large(f"{int(told):,} bytes")
+        """Yield the body as it arrives."""
+        announced = self.headers.get("content-length", "")
+        if announced.isdigit() and int(announced) > self._limit:
+            raise self._too_large(f"{int(announced):,} bytes")
         size = 0
         async for part in super().stream():
             size += len(part)
@@ -82,110 +96,151 @@ class LimitedRequest(Request):  # type: ignore[misc]
             try:
                 self._account.take(len(part))
             except ServiceLimitError as error:
-                raise busy(str(error)) from error
+                raise _unavailable(str(error)) from error
             yield part
 
-    def _too_large(self, found: str) -> HTTPException:
-        return HTTPException(413, f"the body has {found}, and the limit is {self._limit:,} bytes.")
+    def _too_large(self, size: str) -> HTTPException:
+        return HTTPException(413, f"the body has {size}, and the limit is {self._limit:,} bytes.")
 
 
-def busy(why: str) -> HTTPException:
-    """The error of a server that has enough to do."""
+def _unavailable(why: str) -> HTTPException:
     return HTTPException(503, f"{why}: try again later.", {"Retry-After": "1"})
+
+
+# --- routes
 
 
 class DocumentRoute(APIRoute):  # type: ignore[misc]
     """A route that speaks JSON and protobuf: `APIRouter(route_class=DocumentRoute)`.
 
-    An argument that is a document, a `DocumentArray[T]` or a `DocumentBatch[T]` is the body. What the function gives is
-    sent as `Accept` asks: `application/json`, or `application/x-protobuf`, which `from_bytes` reads. An iterator of
-    documents is sent while it runs: as lines of JSON, or as the file that `pull_stream` reads. A body may also be such
-    a file (`application/octet-stream`), as `push` sends it.
+    An argument that is a document, a `DocumentArray[T]` or a `DocumentBatch[T]` is the body. The result is sent as
+    `Accept` asks: `application/json`, or `application/x-protobuf`, which `from_bytes` reads. An iterator of documents
+    is sent while it runs: as lines of JSON, or as the file that `pull_stream` reads. A body may also be such a file
+    (`application/octet-stream`), as `push` sends it.
     """
 
     limits: ClassVar[Limits] = Limits()
-    """What is taken on at most: bodies larger than `max_request_bytes` get 413."""
+    """The limits of all routes of the class: bodies larger than `max_request_bytes` get 413."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        self._plan = getattr(endpoint, _DONE, None) or _Plan(endpoint, options.get("response_model"), self.limits)
-        super().__init__(path, self._plan.endpoint, **self._plan.described(options))
-
-    @classmethod
-    def _gate(cls) -> Gate:
-        """The gate before all routes of the class."""
-        return _gates.setdefault(cls, Gate(cls.limits))
+        # FastAPI makes routes anew when a router is included: then the endpoint is a handler already.
+        self._handler = getattr(endpoint, _HANDLER_ATTRIBUTE, None) or _Handler(
+            endpoint, options.get("response_model"), self.limits
+        )
+        super().__init__(path, self._handler.endpoint, **self._handler.add_openapi(options))
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's own, behind the limits and for the media types that are known."""
-        inner, plan, gate = super().get_route_handler(), self._plan, self._gate()
+        """Return FastAPI's own handler, within the limits and for the media types that the route supports."""
+        fastapi_handler, handler = super().get_route_handler(), self._handler
+        gate = _gates.setdefault(type(self), RequestGate(self.limits))
 
         async def handle(request: Request) -> Response:
-            plan.check_accept(request)
-            plan.check_body(request)
+            handler.check_accept(request)
+            handler.check_body(request)
             async with gate.enter() as account:
                 try:
-                    answer: Response = await inner(LimitedRequest(request, gate.limits, account))
+                    response: Response = await fastapi_handler(LimitedRequest(request, gate.limits, account))
                 except RequestValidationError as error:
-                    raise RequestValidationError(plan.explain(error.errors())) from error
-                except MissingValueError as error:  # of a column that the client left empty, and the function reads
+                    raise RequestValidationError(handler.explain(error.errors())) from error
+                except MissingValueError as error:  # of a column that the client left empty and the function reads
                     raise HTTPException(422, str(error)) from error
-            return answer
+            return response
 
         return handle
 
 
-class _Plan:
-    """A function whose documents come from the body and go to the answer."""
+class _Parameter:
+    """A parameter of a route, and what its annotation means."""
+
+    def __init__(self, parameter: inspect.Parameter) -> None:
+        self.name, self.parameter = parameter.name, parameter
+        self.type, self.metadata = _split_annotated(parameter.annotation)
+        markers = [*self.metadata, parameter.default]
+        self.body_info = next((marker for marker in markers if isinstance(marker, BodyInfo)), None)
+        self.payload = _find_payload(self._without_none())
+        is_dependency = any(isinstance(marker, Depends) for marker in markers)
+        self.is_documents = self.payload is not None and not self.payload.stream and not is_dependency
+
+    def _without_none(self) -> Any:
+        if get_origin(self.type) in (Union, UnionType):
+            members = [member for member in get_args(self.type) if member is not type(None)]
+            return members[0] if len(members) == 1 else self.type
+        return self.type
+
+    def as_body(self, decode: Callable[[Any], Any] | None) -> inspect.Parameter:
+        """Return the parameter as FastAPI is to see it: the JSON of documents, after `decode` if there is one."""
+        default = self.parameter.default
+        body: list[Any] = []
+        if not any(isinstance(item, BodyInfo) for item in self.metadata):
+            if isinstance(default, BodyInfo):  # next to `= Body(...)`, FastAPI ignores validators of the annotation
+                moved = copy(default)
+                moved.default = PydanticUndefined
+                body, default = [moved], self.parameter.empty if default.is_required() else default.default
+            else:
+                body = [Body()]
+        validators = [] if decode is None else [BeforeValidator(decode)]
+        parts = (self.type, *self.metadata, *body, *validators)
+        return self.parameter.replace(annotation=Annotated[parts], default=default)
+
+
+class _Handler:
+    """A route's function, with its documents decoded from the body and its result encoded as the answer."""
 
     def __init__(self, function: Callable[..., Any], response_model: Any, limits: Limits) -> None:
         self._max_bytes = limits.max_request_bytes
         self._status = 200
-        given, self._returns = _typed(function)
-        self._gives = _side(response_model) or _side(self._returns)
-        bodies = [parameter.name for parameter in given if _is_body(parameter)]
-        sides = {parameter.name: _body_side(parameter) for parameter in given if parameter.name in bodies}
-        alone = len(bodies) == 1 and not _embeds(given, bodies[0])
-        self._takes = sides[bodies[0]] if alone else None
-        self._document_types = {name: side.document_type for name, side in sides.items() if side is not None}
-        parameters = [self._as_body(each) if each.name in bodies else each for each in given]
-        self.endpoint = self._wrapped(function, parameters) if bodies or self._gives else function
+        parameters, self._returns = _read_signature(function)
+        self._output = _find_payload(response_model) or _find_payload(self._returns)
+        documents = [parameter for parameter in parameters if parameter.is_documents]
+        self._document_types = {
+            parameter.name: parameter.payload.document_type for parameter in documents if parameter.payload is not None
+        }
+        # The documents are the whole body unless it is an object of several values, or of one that is embedded.
+        is_whole_body = len(documents) == 1 and not any(
+            parameter.body_info is not None and (parameter is not documents[0] or parameter.body_info.embed)
+            for parameter in parameters
+        )
+        self._input = documents[0].payload if is_whole_body else None
+        self.endpoint = function
+        if documents or self._output:
+            decode = None if self._input is None else partial(_decode_body, self._input, self._max_bytes)
+            self.endpoint = self._wrap(
+                function,
+                [
+                    parameter.as_body(decode) if parameter.is_documents else parameter.parameter
+                    for parameter in parameters
+                ],
+            )
 
-    def _as_body(self, parameter: inspect.Parameter) -> inspect.Parameter:
-        """The parameter as FastAPI sees it: the JSON of the documents; what is not JSON is decoded before."""
-        kind, more = _apart(parameter.annotation)
-        told, default = _told_of_body(parameter, more)
-        before = [] if self._takes is None else [BeforeValidator(partial(_decoded, self._takes, self._max_bytes))]
-        parts = (kind, *more, *told, *before)
-        return parameter.replace(annotation=Annotated[parts], default=default)
-
-    def _wrapped(self, function: Callable[..., Any], parameters: list[inspect.Parameter]) -> Any:
-        made: Any
+    def _wrap(self, function: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> Any:
+        """Return a function for FastAPI that takes the request too, which has the Accept header."""
+        wrapped: Any
         if inspect.iscoroutinefunction(function):
 
-            async def made(*, quire_request: Request, **values: Any) -> Any:
-                given = await function(**_guarded(values))
-                return await answer_async(self._gives, given, self._wanted(quire_request))
+            async def wrapped(*, quire_request: Request, **values: Any) -> Any:
+                result = await function(**_guard_values(values))
+                return await make_response_async(self._output, result, self._negotiate(quire_request))
 
         else:
 
-            def made(*, quire_request: Request, **values: Any) -> Any:
-                return answer(self._gives, function(**_guarded(values)), self._wanted(quire_request))
+            def wrapped(*, quire_request: Request, **values: Any) -> Any:
+                return make_response(self._output, function(**_guard_values(values)), self._negotiate(quire_request))
 
-        by_name = inspect.Parameter.KEYWORD_ONLY
-        asked = [parameter.replace(kind=by_name) for parameter in parameters]
-        asked.append(inspect.Parameter("quire_request", by_name, annotation=Request))
-        streams = self._gives is not None and self._gives.stream
-        returns = inspect.Signature.empty if streams else self._returns
-        made.__signature__ = inspect.Signature(asked, return_annotation=returns)
+        keyword_only = inspect.Parameter.KEYWORD_ONLY
+        all_parameters = [parameter.replace(kind=keyword_only) for parameter in parameters]
+        all_parameters.append(inspect.Parameter("quire_request", keyword_only, annotation=Request))
+        is_stream = self._output is not None and self._output.stream
+        returns = inspect.Signature.empty if is_stream else self._returns
+        wrapped.__signature__ = inspect.Signature(all_parameters, return_annotation=returns)
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
-            setattr(made, name, getattr(function, name, None))
-        setattr(made, _DONE, self)
-        return made
+            setattr(wrapped, name, getattr(function, name, None))
+        setattr(wrapped, _HANDLER_ATTRIBUTE, self)
+        return wrapped
 
-    def explain(self, errors: Any) -> list[Any]:
-        """What is wrong with a request, with the nearest names for unknown fields.
+    def explain(self, errors: Sequence[Any]) -> list[dict[str, Any]]:
+        """Return FastAPI's errors of a request, with the nearest names for unknown fields.
 
-        The values are left out: they may be large and may have no form in JSON.
+        Values are replaced by descriptions: they may be large, and may not exist in JSON.
         """
         problems = []
         for error in errors:
@@ -193,12 +248,12 @@ class _Plan:
             if "input" in problem:
                 problem["input"] = describe(problem["input"])
             if problem["type"] == "extra_forbidden" and problem["loc"][0] == "body":
-                problem["msg"] = self._unknown_field(list(problem["loc"][1:])) or problem["msg"]
+                problem["msg"] = self._explain_unknown_field(list(problem["loc"][1:])) or problem["msg"]
             problems.append(problem)
         return problems
 
-    def _unknown_field(self, location: list[int | str]) -> str | None:
-        name = str(location.pop(0)) if self._takes is None else next(iter(self._document_types))
+    def _explain_unknown_field(self, location: list[int | str]) -> str | None:
+        name = str(location.pop(0)) if self._input is None else next(iter(self._document_types))
         if name not in self._document_types:
             return None
         if isinstance(location[0], int):  # the row of an array
@@ -207,130 +262,101 @@ class _Plan:
 
     # --- media types
 
-    def body_types(self) -> list[str]:
-        """What a body may be."""
-        if self._takes is None:
+    @property
+    def _body_types(self) -> list[str]:
+        if self._input is None:
             return []
-        return [JSON, PROTOBUF] if self._takes.form == "document" else [JSON, PROTOBUF, FILE]
+        return [JSON, PROTOBUF] if self._input.kind == "document" else [JSON, PROTOBUF, FILE]
 
-    def answer_types(self) -> list[str]:
-        """What an answer may be."""
-        if self._gives is None:
+    @property
+    def _answer_types(self) -> list[str]:
+        if self._output is None:
             return []
-        return [LINES, FILE] if self._gives.stream else [JSON, PROTOBUF]
+        return [NDJSON, FILE] if self._output.stream else [JSON, PROTOBUF]
 
-    def check_body(self, request: Request) -> None:
-        """415 if the body is nothing that is known."""
-        types, headers = self.body_types(), request.headers
-        found = media_type(headers.get("content-type", ""))
-        empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
-        if types and found not in types and not (empty and not found):
-            raise HTTPException(415, f"the body is {found or 'of no type'}; this takes {', '.join(types)}.")
-
-    def check_accept(self, request: Request) -> None:
-        """406 if nothing that can be given is liked."""
-        types = self.answer_types()
-        if types and chosen(request.headers.get("accept"), self._offers()) is None:
-            raise HTTPException(406, f"this gives {', '.join(types)}.")
-
-    def _offers(self) -> list[str]:
-        types = self.answer_types()
+    @property
+    def _acceptable_types(self) -> list[str]:
+        """The media types that an Accept header may name; a client that asks for protobuf gets a stream as a file."""
+        types = self._answer_types
         return [*types, PROTOBUF] if FILE in types else types
 
-    def _wanted(self, request: Request) -> Wanted:
-        found = chosen(request.headers.get("accept"), self._offers() or [JSON]) or JSON
-        return Wanted(FILE if found == PROTOBUF and FILE in self.answer_types() else found, self._status)
+    def check_body(self, request: Request) -> None:
+        """Raise 415 if the body has a media type that the route does not support."""
+        supported, headers = self._body_types, request.headers
+        media_type = parse_media_type(headers.get("content-type", ""))
+        is_empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+        if supported and media_type not in supported and not (is_empty and not media_type):
+            raise HTTPException(
+                415, f"the body is {media_type or 'of no type'}; this route takes {', '.join(supported)}."
+            )
 
-    def described(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The options of the route, with what OpenAPI is to tell of media types."""
+    def check_accept(self, request: Request) -> None:
+        """Raise 406 if the client accepts none of the media types of the answer."""
+        types = self._answer_types
+        if types and negotiate(request.headers.get("accept"), self._acceptable_types) is None:
+            raise HTTPException(406, f"this route returns {', '.join(types)}.")
+
+    def _negotiate(self, request: Request) -> ResponseFormat:
+        media_type = negotiate(request.headers.get("accept"), self._acceptable_types or [JSON]) or JSON
+        if media_type == PROTOBUF and FILE in self._answer_types:
+            media_type = FILE
+        return ResponseFormat(media_type, self._status)
+
+    def add_openapi(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of the route with the media types of bodies and answers for OpenAPI."""
         extra: dict[str, Any] = {}
         self._status = int(options.get("status_code") or 200)
-        if binary := self.body_types()[1:]:
+        if binary := self._body_types[1:]:
             extra["requestBody"] = {"content": dict.fromkeys(binary, _BINARY)}
-        if binary := self.answer_types()[1:]:
+        if binary := self._answer_types[1:]:
             extra["responses"] = {str(self._status): {"content": dict.fromkeys(binary, _BINARY)}}
-        if self._gives is not None and self._gives.stream:
-            options = {**options, "response_model": self._gives.document_type, "response_class": LinesOf}
+        if self._output is not None and self._output.stream:
+            options = {**options, "response_model": self._output.document_type, "response_class": NdjsonResponse}
         if extra:
             options = {**options, "openapi_extra": {**extra, **(options.get("openapi_extra") or {})}}
         return options
 
 
-def _guarded(values: dict[str, Any]) -> dict[str, Any]:
+def _guard_values(values: dict[str, Any]) -> dict[str, Any]:
     return {name: guard_missing(value) for name, value in values.items()}
 
 
-def _decoded(takes: Side, max_bytes: int, value: Any) -> Any:
-    """Bytes of a body as documents, be it a message or a file; what JSON gave is left to pydantic."""
+def _decode_body(payload: Payload, max_bytes: int, value: Any) -> Any:
+    """Decode the bytes of a body, be it a message or a file; values that came from JSON are left to pydantic."""
     if not isinstance(value, bytes):
         return value
     try:
-        return takes.python_type.from_bytes(value, max_bytes=max_bytes)
+        return payload.python_type.from_bytes(value, max_bytes=max_bytes)
     except MissingDependencyError:
         raise
     except QuireError as error:
         raise PydanticCustomError("documents", "{reason}", {"reason": str(error)}) from error
 
 
-def _typed(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], Any]:
-    """The parameters with their types, and the type of what comes out; FastAPI tells, where names are not known."""
+def _read_signature(function: Callable[..., Any]) -> tuple[list[_Parameter], Any]:
+    """Return the parameters and the return type; FastAPI resolves names that are unknown here."""
     try:
-        hints = _hints(function, "the route")
+        hints = resolve_hints(function, "the route")
     except SchemaError:
-        return list(get_typed_signature(function).parameters.values()), get_typed_return_annotation(function)
-    given = inspect.signature(function).parameters.values()
-    typed = [each.replace(annotation=hints.get(each.name, each.annotation)) for each in given]
-    return typed, hints.get("return", inspect.Signature.empty)
+        parameters = list(get_typed_signature(function).parameters.values())
+        returns = get_typed_return_annotation(function)
+    else:
+        signature = inspect.signature(function).parameters.values()
+        parameters = [each.replace(annotation=hints.get(each.name, each.annotation)) for each in signature]
+        returns = hints.get("return", inspect.Signature.empty)
+    return [_Parameter(parameter) for parameter in parameters], returns
 
 
-def _apart(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
-    """An annotation, and what is said beside it."""
+def _split_annotated(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return the type of an annotation, and its metadata if it is `Annotated`."""
     if get_origin(annotation) is not Annotated:
         return annotation, ()
-    kind, *more = get_args(annotation)
-    return kind, tuple(more)
+    tp, *metadata = get_args(annotation)
+    return tp, tuple(metadata)
 
 
-def _side(annotation: Any) -> Side | None:
+def _find_payload(annotation: Any) -> Payload | None:
     try:
-        return side_of(_apart(annotation)[0], "")
+        return parse_payload(_split_annotated(annotation)[0], "")
     except SchemaError:
         return None
-
-
-def _body_side(parameter: inspect.Parameter) -> Side | None:
-    """What a parameter is, or may be if it may be None."""
-    kind = _apart(parameter.annotation)[0]
-    if get_origin(kind) in (Union, UnionType):
-        kinds = [each for each in get_args(kind) if each is not type(None)]
-        kind = kinds[0] if len(kinds) == 1 else kind
-    return _side(kind)
-
-
-def _is_body(parameter: inspect.Parameter) -> bool:
-    """Whether a parameter is documents that no dependency gives."""
-    side = _body_side(parameter)
-    said = [*_apart(parameter.annotation)[1], parameter.default]
-    return side is not None and not side.stream and not any(isinstance(item, Depends) for item in said)
-
-
-def _told_of_body(parameter: inspect.Parameter, more: tuple[Any, ...]) -> tuple[list[Any], Any]:
-    """What to say of the body beside the type, and the default: beside `= Body(...)`, FastAPI sees no validators."""
-    told = parameter.default
-    if any(isinstance(item, BodyInfo) for item in more):
-        return [], told
-    if not isinstance(told, BodyInfo):
-        return [Body()], told
-    moved = copy(told)
-    moved.default = PydanticUndefined
-    return [moved], parameter.empty if told.is_required() else told.default
-
-
-def _embeds(parameters: list[inspect.Parameter], body: str) -> bool:
-    """Whether the body is an object of several values, or of one that was asked to be in one."""
-    for parameter in parameters:
-        said = [*_apart(parameter.annotation)[1], parameter.default]
-        told = [item for item in said if isinstance(item, BodyInfo)]
-        if told and (parameter.name != body or told[0].embed):
-            return True
-    return False

@@ -13,106 +13,109 @@ from starlette.concurrency import run_in_threadpool
 
 from quire import codec
 from quire.files import in_pieces
-from quire.services._payloads import Side
+from quire.services._payloads import Payload
 
 JSON = "application/json"
-LINES = "application/x-ndjson"
+NDJSON = "application/x-ndjson"
 PROTOBUF = "application/x-protobuf"
 FILE = "application/octet-stream"
 """A file of documents, as `save_binary` and `push` write it."""
-_SPELLINGS = {
+_SYNONYMS = {
     "application/protobuf": PROTOBUF,
     "application/vnd.google.protobuf": PROTOBUF,
-    "application/jsonl": LINES,
-    "application/jsonlines": LINES,
-    "application/ndjson": LINES,
+    "application/jsonl": NDJSON,
+    "application/jsonlines": NDJSON,
+    "application/ndjson": NDJSON,
 }
+_MANY_DOCUMENTS = 1 << 10
 
 
-def media_type(header: str) -> str:
-    """The type that a Content-Type names, in the spelling that is used here."""
+# --- content negotiation
+
+
+def parse_media_type(header: str) -> str:
+    """Return the media type that a Content-Type names, with synonyms replaced."""
     name = header.partition(";")[0].strip().lower()
     if name.startswith("application/") and name.endswith("+json"):
         return JSON
-    return _SPELLINGS.get(name, name)
+    return _SYNONYMS.get(name, name)
 
 
-def chosen(accept: str | None, offers: Sequence[str]) -> str | None:
-    """The offer that a client likes best, the first of those it likes alike; None if it likes none."""
+def negotiate(accept: str | None, available: Sequence[str]) -> str | None:
+    """Return the media type that an Accept header prefers, the first of equals; None if it accepts none of them."""
     if not accept or not accept.strip():
-        return offers[0]
-    wishes = list(_wishes(accept))
-    weights = [_weight(offer, wishes) for offer in offers]
-    best = max(weights)
-    return offers[weights.index(best)] if best > 0 else None
+        return available[0]
+    preferences = list(_parse_accept(accept))
+    qualities = [_quality_of(media_type, preferences) for media_type in available]
+    best = max(qualities)
+    return available[qualities.index(best)] if best > 0 else None
 
 
-def _wishes(accept: str) -> Iterator[tuple[str, float]]:
+def _parse_accept(accept: str) -> Iterator[tuple[str, float]]:
+    """Yield the media types of an Accept header with their qualities."""
     for part in accept.split(","):
         name, *parameters = (piece.strip() for piece in part.split(";"))
-        weight = next((text[2:] for text in parameters if text.lower().startswith("q=")), "1")
+        quality = next((text[2:] for text in parameters if text.lower().startswith("q=")), "1")
         try:
-            yield media_type(name), float(weight)
+            yield parse_media_type(name), float(quality)
         except ValueError:
-            yield media_type(name), 0.0
+            yield parse_media_type(name), 0.0
 
 
-def _weight(offer: str, wishes: Sequence[tuple[str, float]]) -> float:
-    """What the most exact of the wishes says of an offer."""
-    for pattern in (offer, f"{offer.partition('/')[0]}/*", "*/*"):
-        for name, weight in wishes:
+def _quality_of(media_type: str, preferences: Sequence[tuple[str, float]]) -> float:
+    """Return the quality of a media type by the most specific preference."""
+    for pattern in (media_type, f"{media_type.partition('/')[0]}/*", "*/*"):
+        for name, quality in preferences:
             if name == pattern:
-                return weight
+                return quality
     return 0.0
 
 
-_LARGE = 1 << 10
-"""So many documents are made bytes in another thread, so that the event loop goes on."""
+# --- responses
 
 
-class LinesOf(JSONResponse):  # type: ignore[misc]
-    """What FastAPI tells of a stream: its media type, and that its schema is one of JSON."""
+class NdjsonResponse(JSONResponse):  # type: ignore[misc]
+    """Tells OpenAPI the media type of a stream of JSON lines."""
 
-    media_type = LINES
+    media_type = NDJSON
 
 
-class Wanted(NamedTuple):
-    """The media type that a client likes best, and the status of a route that did its work."""
+class ResponseFormat(NamedTuple):
+    """The negotiated media type, and the status of a route that succeeded."""
 
     media_type: str
     status: int
 
 
-def answer(gives: Side | None, value: Any, wanted: Wanted) -> Any:
-    """The response; or the value itself, of which FastAPI makes JSON. A response that was made already stays."""
-    if gives is None or isinstance(value, Response):
+def make_response(payload: Payload | None, value: Any, response_format: ResponseFormat) -> Any:
+    """Return the response for a route's result, or the result itself where FastAPI makes the JSON.
+
+    A response that the route made itself is not changed.
+    """
+    if payload is None or isinstance(value, Response):
         return value
-    if gives.stream:
-        return _streamed(gives, value, wanted)
-    if wanted.media_type != PROTOBUF:
-        return value if gives.form == "document" else gives.check(value, "the answer")
-    return Response(gives.encode(gives.check(value, "the answer")), wanted.status, media_type=PROTOBUF)
+    media_type, status = response_format
+    if payload.stream:
+        # The bytes are produced in a thread while the function runs, also where its values come from the event loop.
+        values = _iterate_in_thread(value) if isinstance(value, AsyncIterator) else value
+        converted = (payload.convert(item, "the answer") for item in values)
+        rows = converted if payload.kind == "document" else chain.from_iterable(converted)
+        parts = map(_encode_line, rows) if media_type == NDJSON else _encode_file(payload, rows)
+        return StreamingResponse(parts, status, media_type=media_type)
+    if media_type != PROTOBUF:
+        return value if payload.kind == "document" else payload.convert(value, "the answer")
+    return Response(payload.encode(payload.convert(value, "the answer")), status, media_type=PROTOBUF)
 
 
-async def answer_async(gives: Side | None, value: Any, wanted: Wanted) -> Any:
-    """The same on the event loop."""
-    if gives is not None and not gives.stream and gives.form != "document" and _is_large(value):
-        return await run_in_threadpool(answer, gives, value, wanted)
-    return answer(gives, value, wanted)
+async def make_response_async(payload: Payload | None, value: Any, response_format: ResponseFormat) -> Any:
+    """Return the response like `make_response`; many documents are encoded in a thread, so the event loop goes on."""
+    is_rows = payload is not None and not payload.stream and payload.kind != "document"
+    if is_rows and not isinstance(value, Response) and len(value) > _MANY_DOCUMENTS:
+        return await run_in_threadpool(make_response, payload, value, response_format)
+    return make_response(payload, value, response_format)
 
 
-def _is_large(value: Any) -> bool:
-    return not isinstance(value, Response) and len(value) > _LARGE
-
-
-def _streamed(gives: Side, values: Any, wanted: Wanted) -> StreamingResponse:
-    """Bytes while the function runs; they are made in a thread, also where the values come from the event loop."""
-    rows = _rows(gives, _waited_for(values) if isinstance(values, AsyncIterator) else values)
-    parts = map(_line, rows) if wanted.media_type == LINES else _file(gives, rows)
-    return StreamingResponse(parts, wanted.status, media_type=wanted.media_type)
-
-
-def _waited_for(values: AsyncIterator[Any]) -> Iterator[Any]:
+def _iterate_in_thread(values: AsyncIterator[Any]) -> Iterator[Any]:
     while True:
         try:
             yield from_thread.run(values.__anext__)
@@ -120,16 +123,11 @@ def _waited_for(values: AsyncIterator[Any]) -> Iterator[Any]:
             return
 
 
-def _rows(gives: Side, values: Iterable[Any]) -> Iterator[Any]:
-    checked = (gives.check(value, "the answer") for value in values)
-    return checked if gives.form == "document" else chain.from_iterable(checked)
-
-
-def _line(row: Any) -> bytes:
+def _encode_line(row: Any) -> bytes:
     return (codec.to_json(row, None, "lists", check=False) + "\n").encode()
 
 
-def _file(gives: Side, rows: Iterable[Any]) -> Iterator[bytes]:
-    schema = gives.document_type.document_schema()
+def _encode_file(payload: Payload, rows: Iterable[Any]) -> Iterator[bytes]:
+    schema = payload.document_type.document_schema()
     parts = codec.stream(rows, schema, None, None, allow_pickle=False, checksums=True, workers=1)
     return map(bytes, in_pieces(chain.from_iterable(parts)))

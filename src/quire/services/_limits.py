@@ -1,4 +1,4 @@
-"""Limits of a server and of a client, and the accounting of memory that enforces them."""
+"""Limits of servers and clients, and the accounting of bytes that enforces them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from quire.errors import OptionError, ServiceLimitError
 
 MiB = 1 << 20
 MESSAGE_BYTES = 4 * MiB
-"""What gRPC takes in one message, unless told otherwise, in every language."""
-ASIDE = 1024
-"""So many more calls may be there that are about to be refused, or ask for the health; gRPC itself refuses others."""
+"""The default limit of one gRPC message, in every language."""
+RESPONSE_BYTES = 256 * MiB
+"""The default limit of one answer that a client accepts."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes on at most; beyond it, calls are refused with RESOURCE_EXHAUSTED.
+    """What a server accepts; calls beyond it are refused with RESOURCE_EXHAUSTED.
 
-    max_message_bytes: of one message; what is larger comes in parts, in a stream.
-    max_request_bytes: of one request, all its parts together.
-    max_pending_bytes: of all requests that are being read or worked on, together.
-    max_concurrency: how many calls are worked on at once.
-    max_queue: how many more may wait.
-    max_stream_wait: how many seconds they wait while open streams hold every thread and none of them ends.
+    max_message_bytes: the size of one message; larger requests are sent in parts, as a stream.
+    max_request_bytes: the size of one request, all its parts together.
+    max_pending_bytes: the size of all requests in memory, received or running.
+    max_concurrency: the number of calls that run at the same time.
+    max_queue: the number of calls that may wait in addition.
+    max_stream_wait: how many seconds calls wait while open streams hold every thread and none of them ends.
     """
 
     max_message_bytes: int = MESSAGE_BYTES
@@ -40,13 +40,18 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            least = 0 if field.name in ("max_queue", "max_stream_wait") else 1
-            if getattr(self, field.name) < least:
-                raise OptionError(f"{field.name}={getattr(self, field.name)}: use {least} or more.")
+            minimum = 0 if field.name in ("max_queue", "max_stream_wait") else 1
+            if getattr(self, field.name) < minimum:
+                raise OptionError(f"{field.name}={getattr(self, field.name)}: use {minimum} or more.")
+
+    @property
+    def max_calls(self) -> int:
+        """The number of calls that may run or wait."""
+        return self.max_concurrency + self.max_queue
 
 
-class Budget:
-    """The bytes of all requests that are in memory."""
+class RequestBudget:
+    """The bytes of all requests that a server has in memory."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -54,41 +59,41 @@ class Budget:
         self._taken = 0
 
     @contextmanager
-    def account(self) -> Iterator[Account]:
-        """What one call takes, given back at its end."""
-        account = Account(self)
+    def account(self) -> Iterator[RequestAccount]:
+        """Open the account of one call, which releases its bytes at the end."""
+        account = RequestAccount(self)
         try:
             yield account
         finally:
             account.clear()
 
     def take(self, size: int) -> None:
-        """Take note of bytes that have come."""
+        """Count bytes that were received."""
         with self._lock:
             if self._taken + size > self.limits.max_pending_bytes:
                 raise ServiceLimitError(
-                    "all requests in work together would take more than "
-                    f"max_pending_bytes={self.limits.max_pending_bytes}. Try later."
+                    "all requests in memory together would have more than "
+                    f"max_pending_bytes={self.limits.max_pending_bytes}. Try again later."
                 )
             self._taken += size
 
-    def give(self, size: int) -> None:
-        """Take note of bytes that are gone."""
+    def release(self, size: int) -> None:
+        """Count bytes that are no longer in memory."""
         with self._lock:
             self._taken -= size
 
 
-class Account:
+class RequestAccount:
     """The bytes that one call has in memory."""
 
     __slots__ = ("_budget", "_taken")
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: RequestBudget) -> None:
         self._budget = budget
         self._taken = 0
 
     def take(self, size: int) -> None:
-        """Take note of bytes of the request."""
+        """Count bytes of the request."""
         limit = self._budget.limits.max_request_bytes
         if self._taken + size > limit:
             raise ServiceLimitError(
@@ -98,49 +103,46 @@ class Account:
         self._taken += size
 
     def clear(self) -> None:
-        """Give everything back."""
-        self._budget.give(self._taken)
+        """Release all bytes."""
+        self._budget.release(self._taken)
         self._taken = 0
 
 
-class Allowance:
-    """The bytes that one answer may have, as its reader allows."""
+class ResponseAllowance:
+    """The bytes that a client accepts for one answer."""
 
-    __slots__ = ("_most", "_taken")
+    __slots__ = ("_limit", "_taken")
 
-    def __init__(self, most: int) -> None:
-        self._most, self._taken = most, 0
+    def __init__(self, limit: int) -> None:
+        self._limit, self._taken = limit, 0
 
     def take(self, size: int) -> None:
-        """Take note of bytes of the answer."""
+        """Count bytes of the answer."""
         self._taken += size
-        if self._taken > self._most:
-            raise answer_too_large(self._most)
+        if self._taken > self._limit:
+            raise response_too_large(self._limit)
 
     def clear(self) -> None:
-        """The next answer begins."""
+        """Start to count the next answer."""
         self._taken = 0
 
 
-def answer_too_large(most: int) -> ServiceLimitError:
-    """What a caller is told of an answer that it does not want in memory."""
+def response_too_large(limit: int) -> ServiceLimitError:
+    """Return the error for an answer that is larger than the client accepts."""
     return ServiceLimitError(
-        f"the answer is larger than max_answer_bytes={most}. Ask for fewer documents at a time, with .stream(), "
-        "or make the client with a larger max_answer_bytes."
+        f"the answer is larger than max_answer_bytes={limit}. Ask for fewer documents at a time, with .stream(), "
+        "or create the client with a larger max_answer_bytes."
     )
 
 
-KEPT = 8 << 20
-"""Twice the size of a message, unless limits say otherwise: gRPC takes some more than a message has."""
-
-
 @cache
-def keep_memory(size: int = KEPT) -> None:
-    """Let the allocator keep what messages took for the next ones, and not give it back to the system each time.
+def retain_message_memory() -> None:
+    """Let the allocator keep the memory of messages for the next ones instead of returning it to the system.
 
-    Fresh memory costs more than copying into it: the system clears every page, when it is touched first. glibc's
-    allocator keeps blocks up to the largest that was ever freed (and 32 MiB), and twice as much in each of its arenas;
-    so one is freed here. It was never touched, and others' allocators do not mind. MALLOC_TRIM_THRESHOLD_ or
+    Fresh memory costs more than copying into it, because the system clears every page on first use. glibc returns
+    blocks above a threshold at once, and raises that threshold to the largest block that was ever freed (at most
+    32 MiB). So one block is allocated and freed here, without touching it: twice the default size of a message, since
+    gRPC allocates somewhat more than a message has. Other allocators are not affected. MALLOC_TRIM_THRESHOLD_ or
     MALLOC_MMAP_THRESHOLD_ in the environment turn this off.
     """
-    np.empty(size, np.uint8)
+    np.empty(2 * MESSAGE_BYTES, np.uint8)

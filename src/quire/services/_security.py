@@ -1,4 +1,4 @@
-"""Who may call, and over which line: TLS on both sides, and a hook that looks at the caller."""
+"""TLS certificates of servers and clients, and the authorization of callers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from quire._optional import require
 from quire.errors import OptionError, ServiceAccessError
 
 Pem = str | os.PathLike[str] | bytes
-"""The path of a PEM file, or what stands in one."""
+"""The path of a PEM file, or its content."""
 
 
 @dataclass(frozen=True)
 class Tls:
     """Certificates, as PEM files or their bytes.
 
-    A server needs a `certificate` and its `key`; with `ca`, it asks callers for certificates of that authority (mutual
-    TLS). A client trusts the authority `ca` (those of the system, unless given), and shows its own `certificate`, with
-    its `key`, to a server that asks.
+    A server needs a `certificate` and its `key`; with `ca`, it requires callers to have a certificate of that
+    authority (mutual TLS). A client trusts the authority `ca` (by default those of the system), and presents its own
+    `certificate` and `key` to a server that asks for them.
     """
 
     certificate: Pem | None = None
@@ -30,24 +30,23 @@ class Tls:
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
-            raise OptionError("Tls: a certificate goes with its key; give both or neither.")
+            raise OptionError("Tls: a certificate goes with its key; pass both or neither.")
 
     def server_credentials(self) -> Any:
-        """What gRPC's servers take."""
+        """Return gRPC's credentials of a server."""
         if self.certificate is None or self.key is None:
             raise OptionError("Tls: a server needs a certificate and its key.")
-        pair = (_pem(self.key), _pem(self.certificate))
-        ca = None if self.ca is None else _pem(self.ca)
+        pair = (_read_pem(self.key), _read_pem(self.certificate))
+        ca = _read_pem(self.ca)
         return _grpc().ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)
 
     def channel_credentials(self) -> Any:
-        """What gRPC's clients take."""
-        parts = [None if part is None else _pem(part) for part in (self.ca, self.key, self.certificate)]
-        return _grpc().ssl_channel_credentials(*parts)
+        """Return gRPC's credentials of a client."""
+        return _grpc().ssl_channel_credentials(_read_pem(self.ca), _read_pem(self.key), _read_pem(self.certificate))
 
 
-def _pem(source: Pem) -> bytes:
-    return source if isinstance(source, bytes) else Path(source).read_bytes()
+def _read_pem(source: Pem | None) -> bytes | None:
+    return source if source is None or isinstance(source, bytes) else Path(source).read_bytes()
 
 
 def _grpc() -> Any:
@@ -66,31 +65,24 @@ class Caller:
 
 
 Authorize = Callable[[Caller], bool]
-"""Whether a caller may; called before anything of the request is read."""
-
-
-def caller_of(endpoint: str, context: Any) -> Caller:
-    """The caller, from gRPC's context of a call."""
-    metadata = {pair[0]: pair[1] for pair in context.invocation_metadata() or ()}
-    scheme, _, token = str(metadata.get("authorization", "")).partition(" ")
-    identities = tuple(name.decode(errors="replace") for name in context.peer_identities() or ())
-    return Caller(
-        endpoint, token if scheme.lower() == "bearer" and token else None, context.peer(), metadata, identities
-    )
+"""Returns whether a caller may call; it is asked before anything of the request is read."""
 
 
 def check_caller(authorize: Authorize | None, endpoint: str, context: Any) -> None:
-    """Raise an error for a caller that may not."""
+    """Raise ServiceAccessError for a caller that `authorize` refuses; `context` is gRPC's context of the call."""
     if authorize is None:
         return
-    caller = caller_of(endpoint, context)
-    if not authorize(caller):
-        why = "the token is not accepted" if caller.token else "there is no token: Client(..., token=...)"
-        refused = ServiceAccessError(f"{endpoint}: the service refuses the call, {why}.")
-        refused.code = "PERMISSION_DENIED" if caller.token else "UNAUTHENTICATED"
-        raise refused
+    metadata = {pair[0]: pair[1] for pair in context.invocation_metadata() or ()}
+    scheme, _, token = str(metadata.get("authorization", "")).partition(" ")
+    identities = tuple(name.decode(errors="replace") for name in context.peer_identities() or ())
+    bearer = token if scheme.lower() == "bearer" and token else None
+    if not authorize(Caller(endpoint, bearer, context.peer(), metadata, identities)):
+        why = "the token is not accepted" if bearer else "there is no token: Client(..., token=...)"
+        refusal = ServiceAccessError(f"{endpoint}: the service refuses the call, {why}.")
+        refusal.code = "PERMISSION_DENIED" if bearer else "UNAUTHENTICATED"
+        raise refusal
 
 
 def token_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
-    """What a client sends with every call."""
+    """Return the metadata that a client sends with every call."""
     return () if token is None else (("authorization", f"Bearer {token}"),)

@@ -21,53 +21,61 @@ from quire.codec import (
 )
 from quire.errors import SchemaError
 from quire.services._description import describe_service
-from quire.services._endpoints import Endpoint, endpoints_of, service_name, typed_endpoint
+from quire.services._endpoints import Endpoint, collect_endpoints, service_name
 from quire.services._limits import Limits
-from quire.services._payloads import Side
+from quire.services._payloads import Payload
+
+SERVICE = "quire.v1.Documents"
+"""The service whose methods carry documents as columns, between programs that use quire."""
+STREAM_SUFFIX = "_stream"
+DESCRIBE = "Describe"
+
+
+# --- methods with messages of the documents' own classes
 
 
 @dataclass(frozen=True)
-class Method:
-    """One method of the typed service."""
+class ProtoMethod:
+    """One method in the `.proto` of a service; `input` and `output` name messages."""
 
     name: str
     endpoint: Endpoint
-    takes: str
-    gives: str
+    input: str
+    output: str
     streams: tuple[bool, bool]
 
-    @property
-    def text(self) -> str:
-        """Its line in the `.proto`."""
-        sides = zip(("stream " if stream else "" for stream in self.streams), (self.takes, self.gives), strict=True)
-        takes, gives = (stream + name for stream, name in sides)
-        return f"  rpc {self.name}({takes}) returns ({gives});"
+    def __str__(self) -> str:
+        request, response = (
+            f"stream {message}" if stream else message
+            for stream, message in zip(self.streams, (self.input, self.output), strict=True)
+        )
+        return f"  rpc {self.name}({request}) returns ({response});"
 
 
 @dataclass(frozen=True)
-class ServicePlan:
-    """The messages and the methods of a service."""
+class ProtoService:
+    """The messages and methods in the `.proto` of a service."""
 
     name: str
     messages: ProtoPlan
-    methods: tuple[Method, ...]
+    methods: tuple[ProtoMethod, ...]
 
     @property
     def full_name(self) -> str:
         """The name with the package."""
         return f"{self.messages.package}.{self.name}" if self.messages.package else self.name
 
-    def text(self) -> str:
-        """The `.proto`."""
+    def to_proto(self) -> str:
+        """Return the text of the `.proto`."""
         lines = []
         for method in self.methods:
-            if method.endpoint.about and not method.name.endswith("Stream"):
-                lines.append(f"  // {method.endpoint.about}")
-            lines.append(method.text)
+            if method.endpoint.summary and not method.name.endswith("Stream"):
+                lines.append(f"  // {method.endpoint.summary}")
+            lines.append(str(method))
         return write_proto(self.messages) + "\n" + "\n".join([f"service {self.name} {{", *lines, "}\n"])
 
-    def descriptor(self) -> Any:
-        """What protoc would make of the text."""
+    def to_descriptor(self) -> Any:
+        """Return the file descriptor that protoc would produce for the text."""
         file = file_descriptor(self.messages)
         file.name = f"{self.full_name}.proto"
         service = file.service.add(name=self.name)
@@ -75,8 +83,8 @@ class ServicePlan:
         for method in self.methods:
             service.method.add(
                 name=method.name,
-                input_type=prefix + method.takes,
-                output_type=prefix + method.gives,
+                input_type=prefix + method.input,
+                output_type=prefix + method.output,
                 client_streaming=method.streams[0],
                 server_streaming=method.streams[1],
             )
@@ -86,58 +94,59 @@ class ServicePlan:
 def service_proto(
     service: Any, previous: str | None = None, *, package: str | None = None, name: str | None = None
 ) -> str:
-    """The `.proto` of a service: the messages of its documents and its methods, for clients in other languages.
+    """Return the `.proto` of a service, for clients in other languages: the messages of its documents and its methods.
 
-    Given the previous one, every number stays in its place, and so does the package unless another is given.
+    With the previous `.proto`, every field keeps its number, and the package stays unless another one is passed.
     """
-    return plan_methods(name or service_name(service), endpoints_of(service, construct=False), previous, package).text()
+    endpoints = collect_endpoints(service, construct=False)
+    return plan_proto_service(name or service_name(service), endpoints, previous, package).to_proto()
 
 
-def plan_methods(
+def plan_proto_service(
     name: str, endpoints: Mapping[str, Endpoint], previous: str | None, package: str | None = None
-) -> ServicePlan:
-    """The methods of the endpoints: for each `Embed`, and `EmbedStream` where it takes and gives single values."""
+) -> ProtoService:
+    """Plan the methods: `Embed` for each endpoint, and `EmbedStream` for those that take and return single values."""
     check_package(package)
-    sides = [side for made in endpoints.values() for side in (made.takes, made.gives)]
-    if any(side.document_type.document_schema().is_open for side in sides):
+    if any(endpoint.is_open for endpoint in endpoints.values()):
         raise SchemaError(f"{name}: documents of any class have no .proto: name the class in the signatures.")
-    arrays = [side.document_type for side in sides if side.form != "document"]
-    plan, single, many = plan_service([side.document_type for side in sides], arrays, previous, package)
+    payloads = [payload for endpoint in endpoints.values() for payload in (endpoint.input, endpoint.output)]
+    array_types = [payload.document_type for payload in payloads if payload.kind != "document"]
+    document_types = [payload.document_type for payload in payloads]
+    plan, document_messages, array_messages = plan_service(document_types, array_types, previous, package)
 
-    def message(side: Side) -> str:
-        return single[side.document_type] if side.form == "document" else many[side.document_type]
+    def message_of(payload: Payload) -> str:
+        messages = document_messages if payload.kind == "document" else array_messages
+        return messages[payload.document_type]
 
-    methods = []
-    for made in endpoints.values():
-        takes, gives = message(made.takes), message(made.gives)
-        methods.append(Method(camel(made.name), made, takes, gives, (made.takes.stream, made.gives.stream)))
-        if made.is_unary:
-            methods.append(Method(f"{camel(made.name)}Stream", made, takes, gives, (True, True)))
-    _check_distinct(name, methods)
-    taken = {*plan.messages, *plan.enums}
-    free = camel(name) if camel(name) not in taken else f"{camel(name)}Service"
-    return ServicePlan(re.sub(r"\W", "", free), plan, tuple(methods))
-
-
-def _check_distinct(name: str, methods: list[Method]) -> None:
-    names = [method.name for method in methods]
-    for method in methods:
-        if names.count(method.name) > 1:
-            raise SchemaError(
-                f"{name}: two methods would be called {method.name}. "
-                f"Rename {method.endpoint.name} with @endpoint(name=)."
+    methods: dict[str, ProtoMethod] = {}
+    for endpoint in endpoints.values():
+        arities = {camel(endpoint.name): (endpoint.input.stream, endpoint.output.stream)}
+        if endpoint.is_unary:
+            arities[f"{camel(endpoint.name)}Stream"] = (True, True)
+        for method_name, streams in arities.items():
+            if method_name in methods:
+                raise SchemaError(
+                    f"{name}: two methods would be called {method_name}. "
+                    f"Rename {methods[method_name].endpoint.name} with @endpoint(name=)."
+                )
+            methods[method_name] = ProtoMethod(
+                method_name, endpoint, message_of(endpoint.input), message_of(endpoint.output), streams
             )
+    service = camel(name)
+    if service in {*plan.messages, *plan.enums}:
+        service = f"{service}Service"
+    return ProtoService(re.sub(r"\W", "", service), plan, tuple(methods.values()))
 
 
-SERVICE = "quire.v1.Documents"
-"""The service whose methods carry documents as columns, between programs that use quire."""
-STREAM = "_stream"
-DESCRIBE = "Describe"
+# --- all methods
 
 
 @dataclass(frozen=True)
-class Offered:
-    """One method: which service it is of, what it calls, which of its sides are streams, and of parts or of values."""
+class MethodSpec:
+    """One gRPC method: its service, its endpoint, and whether requests and responses are streams.
+
+    The messages of `framed` streams are parts of values; those of other streams are values.
+    """
 
     service: str
     name: str
@@ -147,96 +156,89 @@ class Offered:
 
 
 @dataclass(frozen=True)
-class Offer:
-    """A service, ready to be served."""
+class ServiceSpec:
+    """Everything of a service that does not depend on the server."""
 
     name: str
     endpoints: dict[str, Endpoint]
-    typed: ServicePlan | None
+    proto: ProtoService | None
     previous: str | None
     description: bytes
 
-    def methods(self) -> Iterator[Offered]:
-        """Everything that can be called."""
-        for made in self.endpoints.values():
-            if made.is_unary:
-                yield Offered(SERVICE, made.name, made, (False, False))
-            yield Offered(SERVICE, made.name + STREAM, made, (True, True), framed=True)
-        if self.typed is not None:
-            for method in self.typed.methods:
-                typed = typed_endpoint(method.endpoint, self.previous)
-                yield Offered(self.typed.full_name, method.name, typed, method.streams)
+    @classmethod
+    def build(cls, service: Any, limits: Limits, name: str | None, previous: str | None) -> ServiceSpec:
+        """Build the spec of a function, a class, an object or a list of them."""
+        endpoints = collect_endpoints(service)
+        for endpoint in endpoints:
+            other = endpoint.removesuffix(STREAM_SUFFIX)
+            if other != endpoint and other in endpoints:
+                raise SchemaError(f"{endpoint!r} is the name of the stream method of {other!r}: rename it.")
+        name = name or service_name(service)
+        is_open = any(endpoint.is_open for endpoint in endpoints.values())
+        proto = None if is_open else plan_proto_service(name, endpoints, previous)
+        description = json.dumps(describe_service(name, endpoints, limits)).encode()
+        return cls(name, endpoints, proto, previous, delimited(1, description))
+
+    def methods(self) -> Iterator[MethodSpec]:
+        """Yield every method that can be called."""
+        for endpoint in self.endpoints.values():
+            if endpoint.is_unary:
+                yield MethodSpec(SERVICE, endpoint.name, endpoint, (False, False))
+            yield MethodSpec(SERVICE, endpoint.name + STREAM_SUFFIX, endpoint, (True, True), framed=True)
+        if self.proto is not None:
+            for method in self.proto.methods:
+                endpoint = method.endpoint.with_proto_messages(self.previous)
+                yield MethodSpec(self.proto.full_name, method.name, endpoint, method.streams)
 
     @property
     def service_names(self) -> list[str]:
-        """The services of gRPC."""
-        return [SERVICE, *([self.typed.full_name] if self.typed else [])]
+        """The full names of the gRPC services."""
+        return [SERVICE, *([self.proto.full_name] if self.proto else [])]
 
+    # --- reflection
 
-def make_offer(service: Any, limits: Limits, name: str | None, previous: str | None) -> Offer:
-    """Everything of a service that does not depend on the server."""
-    endpoints = endpoints_of(service)
-    for made in endpoints:
-        if made.endswith(STREAM) and made.removesuffix(STREAM) in endpoints:
-            raise SchemaError(f"{made!r} is what the stream of {made.removesuffix(STREAM)!r} is called: rename it.")
-    name = name or service_name(service)
-    is_open = any(
-        side.document_type.document_schema().is_open for e in endpoints.values() for side in (e.takes, e.gives)
-    )
-    typed = None if is_open else plan_methods(name, endpoints, previous)
-    told = json.dumps(describe_service(name, endpoints, limits)).encode()
-    return Offer(name, endpoints, typed, previous, delimited(1, told))
+    def descriptor_pool(self) -> Any:
+        """Return a pool with the descriptors of all services and messages."""
+        pool = _protobuf("descriptor_pool").DescriptorPool()
+        quire = generated().DESCRIPTOR
+        health = require("grpc_health.v1.health_pb2", extra="grpc", needed_for="a gRPC service")
+        pool.AddSerializedFile(quire.serialized_pb)
+        pool.AddSerializedFile(self._describe_documents_service(quire.name).SerializeToString())
+        pool.AddSerializedFile(health.DESCRIPTOR.serialized_pb)
+        if self.proto is not None:
+            if self.proto.messages.needs_duration:
+                pool.AddSerializedFile(_protobuf("duration_pb2").DESCRIPTOR.serialized_pb)
+            pool.AddSerializedFile(self.proto.to_descriptor().SerializeToString())
+        return pool
 
-
-def describe_for_reflection(offer: Offer) -> Any:
-    """A pool with the descriptors of everything that is served."""
-    pool = _protobuf("descriptor_pool").DescriptorPool()
-    quire = generated().DESCRIPTOR
-    pool.AddSerializedFile(quire.serialized_pb)
-    pool.AddSerializedFile(_documents_file(offer, quire.name).SerializeToString())
-    pool.AddSerializedFile(_health_pb2().DESCRIPTOR.serialized_pb)
-    if offer.typed is not None:
-        if offer.typed.messages.needs_duration:
-            pool.AddSerializedFile(_protobuf("duration_pb2").DESCRIPTOR.serialized_pb)
-        pool.AddSerializedFile(offer.typed.descriptor().SerializeToString())
-    return pool
-
-
-def _documents_file(offer: Offer, quire_file: str) -> Any:
-    """The service between programs that use quire, with its messages Part, Description and Nothing."""
-    file = _protobuf("descriptor_pb2").FileDescriptorProto(
-        name="quire/documents.proto", package="quire.v1", syntax="proto3", dependency=[quire_file]
-    )
-    file.message_type.add(name="Nothing")
-    for name, fields in (("Part", ("content", "more")), ("Description", ("json",))):
-        message = file.message_type.add(name=name)
-        for number, field in enumerate(fields, 1):
-            kind = {"content": "BYTES", "more": "BOOL", "json": "STRING"}[field]
-            added = message.field.add(name=field, number=number, label=1)
-            added.type = getattr(added, f"TYPE_{kind}")
-    service = file.service.add(name=SERVICE.rpartition(".")[2])
-    service.method.add(name=DESCRIBE, input_type=".quire.v1.Nothing", output_type=".quire.v1.Description")
-    for offered in offer.methods():
-        if offered.service == SERVICE:
-            sides = offered.endpoint.takes, offered.endpoint.gives
-            takes, gives = ("Part" if offered.framed else _message(side.form) for side in sides)
-            service.method.add(
-                name=offered.name,
-                input_type=f".quire.v1.{takes}",
-                output_type=f".quire.v1.{gives}",
-                client_streaming=offered.framed,
-                server_streaming=offered.framed,
-            )
-    return file
-
-
-def _message(form: str) -> str:
-    return "Document" if form == "document" else "Batch"
+    def _describe_documents_service(self, quire_file: str) -> Any:
+        """Return the file descriptor of `quire.v1.Documents`, with its messages Part, Description and Nothing."""
+        file = _protobuf("descriptor_pb2").FileDescriptorProto(
+            name="quire/documents.proto", package="quire.v1", syntax="proto3", dependency=[quire_file]
+        )
+        file.message_type.add(name="Nothing")
+        for name, fields in (("Part", {"content": "BYTES", "more": "BOOL"}), ("Description", {"json": "STRING"})):
+            message = file.message_type.add(name=name)
+            for number, (field, field_type) in enumerate(fields.items(), 1):
+                added = message.field.add(name=field, number=number, label=1)
+                added.type = getattr(added, f"TYPE_{field_type}")
+        service = file.service.add(name=SERVICE.rpartition(".")[2])
+        service.method.add(name=DESCRIBE, input_type=".quire.v1.Nothing", output_type=".quire.v1.Description")
+        for method in self.methods():
+            if method.service == SERVICE:
+                request, response = (
+                    "Part" if method.framed else "Document" if payload.kind == "document" else "Batch"
+                    for payload in (method.endpoint.input, method.endpoint.output)
+                )
+                service.method.add(
+                    name=method.name,
+                    input_type=f".quire.v1.{request}",
+                    output_type=f".quire.v1.{response}",
+                    client_streaming=method.framed,
+                    server_streaming=method.framed,
+                )
+        return file
 
 
 def _protobuf(module: str) -> Any:
     return require(f"google.protobuf.{module}", extra="grpc", needed_for="a gRPC service")
-
-
-def _health_pb2() -> Any:
-    return require("grpc_health.v1.health_pb2", extra="grpc", needed_for="a gRPC service")
