@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from typing_extensions import Self
 
@@ -17,6 +17,7 @@ from quire.services._limits import ResponseAllowance
 from quire.services._payloads import PartJoiner, split_parts
 from quire.services._service_spec import DESCRIBE
 
+T = TypeVar("T")
 grpc: Any = require("grpc", extra="grpc", needed_for="a client of a gRPC service")
 
 
@@ -64,7 +65,7 @@ class AsyncClient(BaseClient):
     ) -> None:
         await self.close()
 
-    async def _retry(self, attempts: Attempts, attempt: Callable[[float | None], Awaitable[Any]], name: str) -> Any:
+    async def _retry(self, attempts: Attempts, attempt: Callable[[float | None], Awaitable[T]], name: str) -> T:
         while True:
             try:
                 return await attempt(attempts.seconds_left)
@@ -134,10 +135,10 @@ class AsyncRemoteFunction:
             call.cancel()
 
     async def _encode_stream(
-        self, contract: Contract, first: Any, source: AsyncIterator[Any], errors: list[BaseException]
+        self, contract: Contract, first: object, source: AsyncIterator[Any], errors: list[BaseException]
     ) -> AsyncIterator[bytes]:
         try:
-            value = first
+            value: object = first
             while value is not None:
                 data = contract.plan(self._name, value).encode(value)
                 for part in split_parts(data, contract.max_message_bytes):

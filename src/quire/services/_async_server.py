@@ -8,7 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from typing_extensions import Self, Unpack
 
@@ -39,12 +39,13 @@ from quire.services._service_spec import DESCRIBE, MethodSpec
 grpc: Any = require("grpc", extra="grpc", needed_for="a gRPC service")
 aio: Any = require("grpc.aio", extra="grpc", needed_for="a gRPC service")
 _END: Any = object()
+T = TypeVar("T")
 
 
 class AsyncServer(BaseServer):
     """A service on asyncio, which runs inside of `async with`. Functions that are not async run on threads."""
 
-    def __init__(self, service: Any, host: str, port: int, options: ServeOptions) -> None:
+    def __init__(self, service: object, host: str, port: int, options: ServeOptions) -> None:
         super().__init__(service, host, options)
         self._requested_port = port
         self._stopping: asyncio.Task[None] | None = None
@@ -120,7 +121,7 @@ class AsyncServer(BaseServer):
         finally:
             self._loop.remove_signal_handler(signal.SIGTERM)
 
-    def _run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    def _run_coroutine(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the server's loop, and wait for it in a thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
@@ -231,7 +232,9 @@ class AsyncServer(BaseServer):
                     step.add_done_callback(lambda _: answers.close())
 
 
-def serve_async(service: Any, host: str = "127.0.0.1", port: int = 0, **options: Unpack[ServeKeywords]) -> AsyncServer:
+def serve_async(
+    service: object, host: str = "127.0.0.1", port: int = 0, **options: Unpack[ServeKeywords]
+) -> AsyncServer:
     """Serve on the running event loop, inside of `async with`; the arguments are those of `serve`."""
     return AsyncServer(service, host, port, ServeOptions.from_keywords("serve_async", options))
 

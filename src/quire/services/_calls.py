@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from quire.errors import QuireError
 from quire.services._batching import Batcher
@@ -15,9 +15,14 @@ from quire.services._errors import FUNCTION_FAILURES, REFUSALS, function_error
 from quire.services._limits import Limits, RequestAccount, RequestBudget
 from quire.services._payloads import PartJoiner, Payload, split_parts
 
+T = TypeVar("T")
 _END: Any = object()
-RunCoroutine = Callable[[Coroutine[Any, Any, Any]], Any]
-"""Runs a coroutine on an event loop, and waits for its result in the calling thread."""
+
+
+class RunCoroutine(Protocol):
+    """Runs a coroutine on an event loop, and waits for its result in the calling thread."""
+
+    def __call__(self, coroutine: Coroutine[Any, Any, T], /) -> T: ...
 
 
 class Calls:
@@ -62,7 +67,7 @@ class Calls:
             raise function_error(endpoint.name, error) from error
         return self.encode(endpoint, result)
 
-    def encode(self, endpoint: Endpoint, value: Any) -> bytes:
+    def encode(self, endpoint: Endpoint, value: object) -> bytes:
         """Encode what the function returned; a value of another type than it declares is the function's failure."""
         try:
             return endpoint.output.encode(endpoint.output.convert(value, f"{endpoint.name}()"))
@@ -168,7 +173,7 @@ class _AsyncRequests(AsyncIterator[Any]):
         return value
 
 
-async def _contain_exit(coroutine: Coroutine[Any, Any, Any]) -> Any:
+async def _contain_exit(coroutine: Coroutine[Any, Any, T]) -> T:
     """Await a coroutine; SystemExit becomes an ordinary error, since it would stop the event loop that runs it."""
     try:
         return await coroutine
@@ -198,7 +203,7 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop, and wait for its result."""
         with self._lock:
             if self._loop is None:

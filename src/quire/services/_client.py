@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from typing_extensions import Self
 
@@ -22,6 +22,7 @@ from quire.services._payloads import PartJoiner, split_parts
 from quire.services._security import Tls, token_metadata
 from quire.services._service_spec import DESCRIBE, SERVICE, STREAM_SUFFIX
 
+T = TypeVar("T")
 grpc: Any = require("grpc", extra="grpc", needed_for="a client of a gRPC service")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _jitter = random.Random()  # noqa: S311 - not for secrets
@@ -71,7 +72,7 @@ class BaseClient:
     def __init__(
         self,
         target: str,
-        service: Any = None,
+        service: object = None,
         *,
         tls: Tls | None = None,
         token: str | None = None,
@@ -174,7 +175,7 @@ class Client(BaseClient):
     def __exit__(self, tp: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def _retry(self, attempts: Attempts, attempt: Callable[[float | None], Any], name: str) -> Any:
+    def _retry(self, attempts: Attempts, attempt: Callable[[float | None], T], name: str) -> T:
         while True:
             try:
                 return attempt(attempts.seconds_left)
@@ -218,7 +219,7 @@ class RemoteFunction:
                 call.cancel()
         return plan.output.decode(answer)
 
-    def future(self, value: Any, *, timeout: float | None = None) -> Call:
+    def future(self, value: object, *, timeout: float | None = None) -> Call:
         """Start a call of one message without waiting; its answer is asked for later, or the call is cancelled."""
         client = self._client
         plan = client.contract().plan(self._name, value)
@@ -287,7 +288,7 @@ class _RequestParts(Iterator[bytes]):
         self._parts = iter(()) if self.is_empty else self._encode(first)
         self.plan = contract.plan(name, first)
 
-    def _encode(self, value: Any) -> Iterator[bytes]:
+    def _encode(self, value: object) -> Iterator[bytes]:
         data = self._contract.plan(self._name, value).encode(value)
         return split_parts(data, self._contract.max_message_bytes)
 

@@ -51,7 +51,7 @@ def endpoint(function: Any = None, **options: Any) -> Any:
     check_options("endpoint", options, EndpointOptions.__dataclass_fields__)
     endpoint_options = EndpointOptions(**options)
 
-    def mark(target: Any) -> Any:
+    def mark(target: F) -> F:
         setattr(target, _OPTIONS_ATTRIBUTE, endpoint_options)
         return target
 
@@ -97,7 +97,7 @@ class Endpoint:
         return f"{self.name}({self.input}) -> {self.output}"
 
 
-def collect_endpoints(service: Any, *, construct: bool = True) -> dict[str, Endpoint]:
+def collect_endpoints(service: object, *, construct: bool = True) -> dict[str, Endpoint]:
     """Return the endpoints of a function, a class, an object or a list of them, by name.
 
     With `construct=False` a class is not called, and its endpoints are only good for their signatures: a client must
@@ -118,7 +118,7 @@ def collect_endpoints(service: Any, *, construct: bool = True) -> dict[str, Endp
     return endpoints
 
 
-def service_name(service: Any) -> str:
+def service_name(service: object) -> str:
     """Return the name of a service in CamelCase: that of the class or function, or 'Service' for a list."""
     if isinstance(service, (list, tuple)):
         return service_name(service[0]) if len(service) == 1 else "Service"
@@ -126,12 +126,12 @@ def service_name(service: Any) -> str:
     return "".join(word[:1].upper() + word[1:] for word in words if word) or "Service"
 
 
-def _own_name(service: Any) -> str:
+def _own_name(service: object) -> str:
     named = service if inspect.isroutine(service) or isinstance(service, type) else type(service)
     return str(getattr(named, "__name__", "Service"))
 
 
-def _iter_endpoints(service: Any, *, construct: bool) -> Iterable[Endpoint]:
+def _iter_endpoints(service: object, *, construct: bool) -> Iterable[Endpoint]:
     if isinstance(service, (list, tuple)):
         return [found for part in service for found in _iter_endpoints(part, construct=construct)]
     if inspect.isroutine(service):

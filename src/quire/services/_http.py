@@ -321,7 +321,7 @@ def _guard_values(values: dict[str, Any]) -> dict[str, Any]:
     return {name: guard_missing(value) for name, value in values.items()}
 
 
-def _decode_body(payload: Payload, max_bytes: int, value: Any) -> Any:
+def _decode_body(payload: Payload, max_bytes: int, value: object) -> object:
     """Decode the bytes of a body, be it a message or a file; values that came from JSON are left to pydantic."""
     if not isinstance(value, bytes):
         return value

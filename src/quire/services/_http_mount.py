@@ -37,7 +37,7 @@ _HTTP_STATUS = {
 }
 
 
-def mount(app: Any, service: Any, prefix: str = "", *, limits: Limits | None = None, **options: Any) -> None:
+def mount(app: Any, service: object, prefix: str = "", *, limits: Limits | None = None, **options: Any) -> None:
     """Add a route `POST {prefix}/{name}` to an application or a router for each endpoint of a service.
 
     The service is what `serve` takes. A stream that goes in is one body; one that comes out is sent while it runs.

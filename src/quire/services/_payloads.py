@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args, get_origin
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args, get_origin
 
 from quire import codec
 from quire._protocols import is_array_type, is_document_type
@@ -21,6 +21,7 @@ from quire.document import BaseDocument
 from quire.errors import ColumnError, DecodeError, DocumentTypeError, EncodeError, SchemaError
 from quire.services._limits import RequestAccount, ResponseAllowance
 
+T = TypeVar("T")
 PayloadKind = Literal["document", "array", "batch"]
 Rows: TypeAlias = "DocumentArray[Any] | DocumentBatch[Any]"
 Value: TypeAlias = "BaseDocument | Rows"
@@ -127,12 +128,12 @@ class ProtoPayload(Payload):
             raise DecodeError(f"the documents do not form a batch: {error}") from error
 
 
-def guard_missing(value: Any) -> Any:
+def guard_missing(value: T) -> T:
     """Return the value so that reading a batch's column with missing numbers or tensors raises MissingValueError.
 
     Otherwise a function would read zeros where the caller left values out.
     """
-    return value._guarded() if isinstance(value, DocumentBatch) else value
+    return cast("T", value._guarded()) if isinstance(value, DocumentBatch) else value
 
 
 def parse_payload(annotation: Any, where: str) -> Payload:

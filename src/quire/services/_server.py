@@ -86,7 +86,7 @@ class BaseServer:
 
     port: int
 
-    def __init__(self, service: Any, host: str, options: ServeOptions) -> None:
+    def __init__(self, service: object, host: str, options: ServeOptions) -> None:
         self.host = host
         self._options = options
         self._spec = ServiceSpec.build(service, options.limits, options.name, options.proto_text)
@@ -167,7 +167,7 @@ def add_health(server: Any, *, aio: bool = False) -> Any:
 class Server(BaseServer):
     """A running service; it stops at the end of its `with` block, by `stop()`, or by SIGTERM during `wait()`."""
 
-    def __init__(self, service: Any, host: str, port: int, options: ServeOptions) -> None:
+    def __init__(self, service: object, host: str, port: int, options: ServeOptions) -> None:
         """Start to serve."""
         super().__init__(service, host, options)
         self._loop = LoopThread()
@@ -265,7 +265,7 @@ class Server(BaseServer):
             return self._calls.encode(endpoint, future.result())
 
 
-def serve(service: Any, host: str = "127.0.0.1", port: int = 0, **options: Unpack[ServeKeywords]) -> Server:
+def serve(service: object, host: str = "127.0.0.1", port: int = 0, **options: Unpack[ServeKeywords]) -> Server:
     """Serve a function on documents, a class of such functions, or a list of both, over gRPC.
 
     The server runs on threads of this process, on a free port unless one is passed, until its `with` block ends or

@@ -92,7 +92,7 @@ class ProtoService:
 
 
 def service_proto(
-    service: Any, previous: str | None = None, *, package: str | None = None, name: str | None = None
+    service: object, previous: str | None = None, *, package: str | None = None, name: str | None = None
 ) -> str:
     """Return the `.proto` of a service, for clients in other languages: the messages of its documents and its methods.
 
@@ -166,7 +166,7 @@ class ServiceSpec:
     description: bytes
 
     @classmethod
-    def build(cls, service: Any, limits: Limits, name: str | None, previous: str | None) -> ServiceSpec:
+    def build(cls, service: object, limits: Limits, name: str | None, previous: str | None) -> ServiceSpec:
         """Build the spec of a function, a class, an object or a list of them."""
         endpoints = collect_endpoints(service)
         for endpoint in endpoints:
