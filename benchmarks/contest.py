@@ -1,4 +1,4 @@
-"""The command line of the benchmarks whose contestants take turns in one process, and their results as sections."""
+"""Command line of the benchmarks whose contestants take turns in one process, and their results as sections."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from results import Goal, Section, goal_table, keep, markdown
 UNITS = {"us": 1e6, "ms": 1e3}
 
 Builder = Callable[[int], Row | Section]
-"""A row to be measured, or one that measures itself."""
+"""Builds a row to be measured, or a section with results."""
 
 
 def parse_options(description: str, names: Iterable[str]) -> argparse.Namespace:
-    """Which rows, how often, how large, on how many threads, and whether results are kept."""
+    """Parse the rows, rounds, sizes and threads, and whether results are stored."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", choices=list(names), default=list(names), help="default: all")
     parser.add_argument("--rounds", type=int, default=9, help="at least 5, and 11 for imports")
@@ -26,37 +26,38 @@ def parse_options(description: str, names: Iterable[str]) -> argparse.Namespace:
     parser.add_argument(
         "--threads", type=int, default=1, help="threads of torch; with more than one, read the ratio of wall times"
     )
-    parser.add_argument("--keep", action="store_true", help="put what was measured into benchmarks/results")
+    parser.add_argument("--keep", action="store_true", help="store the results in benchmarks/results")
     return parser.parse_args()
 
 
 def run(part: str, builders: Mapping[str, Builder], options: argparse.Namespace, packages: Sequence[str]) -> int:
-    """Measure the rows, print them, keep them if asked; 1 if a row crashed."""
-    done = []
+    """Measure the rows, print them, and store them with `--keep`; return 1 if a row crashed."""
+    sections = []
     for name in options.rows:
         try:
-            made = builders[name](options.size)
-            section = made if isinstance(made, Section) else section_of(name, measure(made, options.rounds))
-        except Exception:  # noqa: BLE001 - a row that crashes is reported, and the others go on
+            row = builders[name](options.size)
+            section = row if isinstance(row, Section) else section_of(name, measure(row, options.rounds))
+        except Exception:  # noqa: BLE001 - a row that crashes is reported, and the others continue
             traceback.print_exc()
             continue
-        done.append(section)
+        sections.append(section)
         print(markdown(section), flush=True)
         if options.keep:
             keep(part, section, packages)
-    print(goal_table((section.name, goal) for section in done for goal in section.goals))
-    return 0 if len(done) == len(options.rows) else 1
+    print(goal_table((section.name, goal) for section in sections for goal in section.goals))
+    return 0 if len(sections) == len(options.rows) else 1
 
 
 def section_of(name: str, result: Result) -> Section:
-    """What a row's timings say."""
+    """Convert the timings of a row to a section."""
     row = result.row
-    rounds = f"{len(result.timings[row.quire.name].wall)} rounds, turns a round: {row.turns}, calls a turn: {row.calls}"
+    rounds = len(result.timings[row.quire.name].wall)
+    method = f"{rounds} rounds, turns per round: {row.turns}, calls per turn: {row.calls}"
     return Section(
         name,
         row.title,
-        f"{row.what} {rounds}.",
-        ["", f"CPU {row.unit}", f"wall {row.unit}", "least to most", "ratio of CPU", "of wall"],
+        f"{row.what} {method}.",
+        ["", f"CPU {row.unit}", f"wall {row.unit}", "min to max", "CPU ratio", "wall ratio"],
         [_line(result, contestant) for contestant in row.contestants],
         list(_goals(result)),
         _others(result),
@@ -76,7 +77,7 @@ def _line(result: Result, contestant: Contestant) -> list[str]:
 
 
 def _goals(result: Result) -> Iterator[Goal]:
-    """Against the reference, and against the peers whom the target is meant for, too."""
+    """Yield the goals of the reference and of the other peers that the target applies to."""
     row = result.row
     by = "wall" if row.by_wall else "cpu"
     for other in [row.reference, *(peer for peer in row.peers if peer.name in row.also)]:
@@ -87,8 +88,8 @@ def _goals(result: Result) -> Iterator[Goal]:
 
 
 def _others(result: Result) -> dict[str, float]:
-    """What everybody else takes of quire's time; other ways of quire's are left out."""
+    """Return the times of the other libraries relative to quire."""
     row, by = result.row, "wall" if result.row.by_wall else "cpu"
     others = [contestant.name for contestant in (row.reference, *row.peers) if contestant.loop]
-    found = {name: median(result.ratios(name, by, row.quire.name)) for name in others}
-    return {name: ratio for name, ratio in found.items() if not name.startswith("quire")}
+    times = {name: median(result.ratios(name, by, row.quire.name)) for name in others}
+    return {name: ratio for name, ratio in times.items() if not name.startswith("quire")}

@@ -1,8 +1,8 @@
-"""What documents, arrays and batches cost, against bare torch and pydantic, and beside the peers.
+"""Benchmark documents, arrays and batches, compared with plain torch and pydantic, and with other libraries.
 
     python benchmarks/core.py --rows construct take --rounds 9 --size 10000 --keep
 
-Every row is one interleaved run (see measure.py); its result is a ratio. A peer that is not installed is shown so.
+Every row is one interleaved run (see measure.py); its result is a ratio. Peers that are not installed are marked.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from quire.typing import TorchTensor
 PACKAGES = ("quire", "pydantic", "numpy", "torch", "docarray", "tensordict")
 
 
-# --- schemas, in quire and in pydantic alone; the peers have modules of their own
+# --- schemas, in quire and in pydantic alone; the peers have their own modules
 
 
 class Author(BaseDocument):
-    """The nested document."""
+    """A nested document."""
 
     name: str
 
 
 class Article(BaseDocument):
-    """What is constructed."""
+    """The document that is constructed."""
 
     title: str
     tensor: TorchTensor[512]
@@ -45,7 +45,7 @@ class Article(BaseDocument):
 
 
 class Picture(BaseDocument):
-    """What is stacked, taken and iterated."""
+    """The document that is stacked, taken and iterated."""
 
     image: TorchTensor[3, 64, 64]
     label: int
@@ -53,7 +53,7 @@ class Picture(BaseDocument):
 
 
 def random_hex() -> str:
-    """An id as one makes it by hand."""
+    """Return an id as hand-written code creates it."""
     return os.urandom(16).hex()
 
 
@@ -65,7 +65,7 @@ class PlainAuthor(BaseModel):
 
 
 class PlainArticle(BaseModel):
-    """`Article` in pydantic alone: that the tensor is one is checked, its shape is not."""
+    """`Article` in pydantic alone: the type of the tensor is checked, its shape is not."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -76,7 +76,7 @@ class PlainArticle(BaseModel):
 
 
 def picture_rows(size: int) -> list[dict[str, Any]]:
-    """What pictures are made from; the images are allocated one by one, as a reader of files does."""
+    """Return the fields of pictures; the images are allocated one by one, as a reader of files does."""
     return [{"image": torch.rand(3, 64, 64), "label": i % 10, "text": f"the text of picture {i}"} for i in range(size)]
 
 
@@ -84,7 +84,7 @@ def picture_rows(size: int) -> list[dict[str, Any]]:
 
 
 def construct_row(_: int) -> Row:
-    """A dict with a dict in it becomes a document with a document in it."""
+    """Construct a nested document from a nested dict."""
     raw = {"title": "On Computable Numbers", "tensor": torch.rand(512), "author": {"name": "Alan"}}
 
     def docarray(theirs: Any) -> Loop:
@@ -93,7 +93,8 @@ def construct_row(_: int) -> Row:
 
     return Row(
         title="construct {id, str, TorchTensor[512], nested document} from a dict",
-        what="`model_validate` of a dict. The reference makes both ids by `os.urandom(16).hex()` and checks no shape.",
+        what="`model_validate` of a dict. The reference creates both ids with `os.urandom(16).hex()` and "
+        "checks no shape.",
         quire=Contestant("quire", repeated(lambda: Article.model_validate(raw))),
         reference=Contestant("pydantic with torch.Tensor", repeated(lambda: PlainArticle.model_validate(raw))),
         peers=[peer("DocArray TorchTensor[512]", "docarray", docarray)],
@@ -105,7 +106,7 @@ def construct_row(_: int) -> Row:
 
 
 def stack_row(size: int) -> Row:
-    """All write into fresh memory; at full size its page faults are most of the time, for everybody."""
+    """Stack documents. All contestants write into fresh memory; at full size, most of the time is page faults."""
     rows = picture_rows(size)
     images = [row["image"] for row in rows]
     documents = DocumentArray[Picture](Picture(**row) for row in rows)
@@ -119,7 +120,7 @@ def stack_row(size: int) -> Row:
 
     return Row(
         title=f"stack {size:,} documents of (3, 64, 64) float32, label and text",
-        what="`documents.stack()`. The reference stacks the same image tensors, and neither label, text nor id.",
+        what="`documents.stack()`. The reference stacks the same image tensors, without labels, texts and ids.",
         quire=Contestant("quire", repeated(documents.stack)),
         reference=Contestant("torch.stack of the images", repeated(lambda: torch.stack(images))),
         peers=[
@@ -133,14 +134,14 @@ def stack_row(size: int) -> Row:
 
 
 def take_row(size: int) -> Row:
-    """64 random rows of every column; the reference takes the image column alone.
+    """Take 64 random rows of every column; the reference takes the image column alone.
 
-    The work is a copy of 3 MB from rows that lie all over 490 MB, so page faults and caches decide. Results are dropped
-    at once: the memory that one call frees is there for the next, whoever makes it, and nobody pays for fresh pages.
-    All go through the same index tensors, which name far more rows than caches hold, and each begins at another: nobody
-    finds cached what another has read. The copy also drives code and objects out of the caches, so that every step
-    beside it costs about three times what it costs in a loop of its own. A turn has some calls more than one, because
-    the first comes after the code of another contestant and costs still more, which a program's own loop would not see.
+    The work is a copy of 3 MB from rows that are spread over 490 MB, so page faults and caches decide. Results are
+    dropped at once: every call reuses the memory that the previous one freed, and no contestant pays for fresh pages.
+    All contestants use the same index tensors, which cover far more rows than the caches hold, and each starts at a
+    different one, so that none finds rows in the cache that another has read. The copy also evicts code and objects
+    from the caches: every other step costs about three times what it costs in a loop of its own. A turn has several
+    calls, because the first one follows the code of another contestant and costs more than in a real loop.
     """
     rows = picture_rows(size)
     batch = DocumentArray[Picture](Picture(**row) for row in rows).stack()
@@ -180,7 +181,7 @@ def take_row(size: int) -> Row:
 
 
 def iterate_row(size: int) -> Row:
-    """Every row becomes an ordinary document, and is dropped."""
+    """Convert every row to a document, and drop it."""
     rows = picture_rows(size)
     batch = DocumentArray[Picture](Picture(**row) for row in rows).stack()
     images, labels, texts = batch.image, torch.as_tensor(batch.label), batch.text
@@ -190,24 +191,24 @@ def iterate_row(size: int) -> Row:
             pass
 
     def docarray(theirs: Any) -> Loop:
-        return repeated(passing_over(theirs.pictures(rows).to_doc_vec()))
+        return repeated(iterator_over(theirs.pictures(rows).to_doc_vec()))
 
     return Row(
         title=f"iterate {size:,} rows of a batch as documents",
         what="`for _ in batch: pass`. The reference is the same over `zip(X.unbind(0), y.tolist(), texts)`. "
         "Times are for all rows.",
-        quire=Contestant("quire", repeated(passing_over(batch))),
-        reference=Contestant("zip of bare columns", repeated(tuples)),
+        quire=Contestant("quire", repeated(iterator_over(batch))),
+        reference=Contestant("zip of plain columns", repeated(tuples)),
         peers=[peer("DocArray DocVec", "docarray", docarray)],
         target=3.0,
-        known="DocArray 6 to 11 us a row",
+        known="DocArray 6 to 11 us per row",
         unit="ms",
         turns=4,
     )
 
 
-def passing_over(rows: Any) -> Callable[[], None]:
-    """Goes through the rows and does nothing with them."""
+def iterator_over(rows: Any) -> Callable[[], None]:
+    """Return a function that iterates over the rows."""
 
     def iterate() -> None:
         for _ in rows:
@@ -217,7 +218,7 @@ def passing_over(rows: Any) -> Callable[[], None]:
 
 
 def add_row(_: int) -> Row:
-    """Loops that differ in the expression alone, without a call around it."""
+    """Compare loops that differ only in the expression, without a function call around it."""
     tensor = torch.rand(512)
 
     def bare(calls: int) -> None:
@@ -225,12 +226,12 @@ def add_row(_: int) -> Row:
             tensor + 1
 
     def docarray(theirs: Any) -> Loop:
-        return adding_to(theirs.Article(title="", tensor=torch.rand(512), author={"name": ""}))
+        return loop_of_additions(theirs.Article(title="", tensor=torch.rand(512), author={"name": ""}))
 
     return Row(
         title="doc.tensor + 1, 512 floats",
         what="The expression in a loop. The reference is `tensor + 1` with a variable.",
-        quire=Contestant("quire", adding_to(Article(title="", tensor=tensor, author=Author(name="")))),
+        quire=Contestant("quire", loop_of_additions(Article(title="", tensor=tensor, author=Author(name="")))),
         reference=Contestant("torch", bare),
         peers=[peer("DocArray", "docarray", docarray)],
         target=1.05,
@@ -240,8 +241,8 @@ def add_row(_: int) -> Row:
     )
 
 
-def adding_to(document: Any) -> Loop:
-    """Evaluates `document.tensor + 1`."""
+def loop_of_additions(document: Any) -> Loop:
+    """Return a loop that evaluates `document.tensor + 1`."""
 
     def loop(calls: int) -> None:
         for _ in repeat(None, calls):
@@ -251,15 +252,16 @@ def adding_to(document: Any) -> Loop:
 
 
 def import_row(_: int) -> Row:
-    """Fresh interpreters, one after the other.
+    """Start fresh interpreters.
 
-    Both pydantic and quire import their names when these are asked for, so two more contestants do ask: one for all
-    names of quire, the other for a model.
+    Both pydantic and quire import their names lazily, so two more contestants use them: one imports all names of quire,
+    the other defines a model.
     """
     fresh = FreshPython()
     return Row(
         title="import quire",
-        what="`python -c 'import quire'` in a fresh interpreter that finds compiled bytecode, net of `python -c pass`.",
+        what="`python -c 'import quire'` in a fresh interpreter with compiled bytecode, minus the time of "
+        "`python -c pass`.",
         quire=Contestant("quire", fresh.running("import quire")),
         reference=Contestant("import pydantic, numpy", fresh.running("import pydantic, numpy")),
         peers=[
@@ -267,7 +269,7 @@ def import_row(_: int) -> Row:
             Contestant("numpy and a pydantic model", fresh.running(A_MODEL)),
             peer("DocArray", "docarray", lambda _: fresh.running("import docarray")),
         ],
-        floor=Contestant("python -c pass (taken off)", fresh.running("pass")),
+        floor=Contestant("python -c pass (subtracted)", fresh.running("pass")),
         target=1.5,
         unit="ms",
         least_rounds=11,
@@ -283,7 +285,7 @@ class Author(BaseModel):
 
 
 class FreshPython:
-    """Interpreters that share a folder of compiled bytecode, which is filled by the turn that does not count."""
+    """Interpreters that share a folder of compiled bytecode, which the warm-up turn fills."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -291,7 +293,7 @@ class FreshPython:
         self._environment.pop("PYTHONDONTWRITEBYTECODE", None)
 
     def running(self, code: str) -> Loop:
-        """Starts an interpreter for each call."""
+        """Return a loop that starts an interpreter per call."""
         return repeated(lambda: subprocess.run([sys.executable, "-c", code], check=True, env=self._environment))
 
 

@@ -1,4 +1,4 @@
-"""Pictures, and what is done to them, in a module that workers find: see distributed_work.py."""
+"""Images and the functions on them, in a module that workers can import: see distributed_work.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLASSES = 10
 
 
 class Picture(BaseDocument):
-    """About 12 KiB."""
+    """An image of about 12 KiB, a label and a text."""
 
     image: NdArray[uint8, 3, 64, 64]
     label: int
@@ -28,13 +28,13 @@ class Picture(BaseDocument):
 
 
 class Predicted(BaseDocument):
-    """What a model says of a picture."""
+    """The scores of a model for an image."""
 
     scores: NdArray[float32, 10]
 
 
 def make_data(folder: Path) -> None:
-    """100 MB of pictures, as a dataset in eight files."""
+    """Write 100 MB of images as a dataset of eight files."""
     if folder.exists():
         return
     draw = np.random.default_rng(0)
@@ -47,20 +47,20 @@ def make_data(folder: Path) -> None:
     write_dataset(pictures(), folder, shard_bytes=ROWS * WIDTH // 8, show_progress=False)
 
 
-def inverted(batch: DocumentBatch[Picture]) -> DocumentBatch[Picture]:
-    """The negatives."""
+def invert_batch(batch: DocumentBatch[Picture]) -> DocumentBatch[Picture]:
+    """Invert the images of a batch."""
     batch.image = 255 - batch.image
     return batch
 
 
-def inverted_one(picture: Picture) -> Picture:
-    """The negative."""
+def invert(picture: Picture) -> Picture:
+    """Invert an image."""
     picture.image = 255 - picture.image
     return picture
 
 
-def inverted_column(batch: Any) -> Any:
-    """The same, by hand, on Arrow data: binary, of one size or of any."""
+def invert_column(batch: Any) -> Any:
+    """Invert an Arrow column of fixed-size or variable-size binary values."""
     column = batch.column("image")
     column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
@@ -69,11 +69,11 @@ def inverted_column(batch: Any) -> Any:
         start = int(np.frombuffer(column.buffers()[1], np.int32)[column.offset])
     data = 255 - np.frombuffer(column.buffers()[-1], np.uint8)[start : start + len(column) * WIDTH]
     if pa.types.is_fixed_size_binary(column.type):
-        made = pa.Array.from_buffers(column.type, len(column), [None, pa.py_buffer(data)])
+        values = pa.Array.from_buffers(column.type, len(column), [None, pa.py_buffer(data)])
     else:
         ends = np.arange(len(column) + 1, dtype=np.int32) * WIDTH
-        made = pa.Array.from_buffers(pa.binary(), len(column), [None, pa.py_buffer(ends), pa.py_buffer(data)])
-    return batch.set_column(batch.schema.get_field_index("image"), batch.schema.field("image"), made)
+        values = pa.Array.from_buffers(pa.binary(), len(column), [None, pa.py_buffer(ends), pa.py_buffer(data)])
+    return batch.set_column(batch.schema.get_field_index("image"), batch.schema.field("image"), values)
 
 
 class Model:
@@ -87,19 +87,19 @@ class Model:
         self.layer: Any = torch.nn.Linear(WIDTH, CLASSES)
 
     def scores(self, images: Any) -> Any:
-        """Of pictures, one behind the other."""
+        """Return the scores of concatenated images."""
         import torch
 
         with torch.inference_mode():
             return self.layer(torch.from_numpy(images.reshape(-1, WIDTH)).float()).numpy()
 
     def __call__(self, batch: DocumentBatch[Picture]) -> DocumentBatch[Predicted]:
-        """The scores of a batch."""
+        """Return the scores of a batch."""
         return DocumentBatch[Predicted].from_columns({"id": batch.id, "scores": self.scores(batch.image)})
 
 
 class Network(Model):
-    """Five layers: the picture made small, and two of neurons."""
+    """Five layers: pooling, and two linear layers with their activations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,17 +110,17 @@ class Network(Model):
 
 
 class Scoring:
-    """A model by hand, on what `mapInArrow` gives: binary, in batches of 128."""
+    """A hand-written `mapInArrow` function that applies a model in batches of 128."""
 
     def __init__(self, kind: type[Model]) -> None:
         self.kind = kind
 
     def function(self) -> Any:
-        """As `mapInArrow` takes it."""
+        """Return the function for `mapInArrow`."""
         return lambda batches: self.work(batches)  # noqa: PLW0108 - Spark looks for the signature of a function
 
     def work(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The scores of record batches."""
+        """Yield the scores of record batches."""
         model = self.kind()
         for batch in batches:
             column = batch.column("image")

@@ -1,7 +1,6 @@
-"""One engine with so many workers, in a process of its own: contestants take turns, and their times are printed.
+"""Run one engine with a number of workers: contestants take turns, and their times are printed as JSON.
 
 python benchmarks/distributed_work.py ray 2 5 /tmp/data
-
 """
 
 from __future__ import annotations
@@ -27,47 +26,47 @@ from distributed_pictures import (
     Picture,
     Predicted,
     Scoring,
-    inverted,
-    inverted_column,
-    inverted_one,
+    invert,
+    invert_batch,
+    invert_column,
     make_data,
 )
 
 from quire.distributed import DocumentShards, engine
 from quire.storage import open_dataset, write_dataset
 
-# --- what is timed
+# --- contestants
 
 
-def shards_written(source: Path, target: Path, on: Any) -> None:
-    """Read, map and write shards."""
-    DocumentShards[Picture].read_parquet(source, engine=on).map_batch(inverted).write_dataset(target)
+def write_mapped_batches(source: Path, target: Path, on: Any) -> None:
+    """Read shards, map batches, and write a dataset."""
+    DocumentShards[Picture].read_parquet(source, engine=on).map_batch(invert_batch).write_dataset(target)
 
 
-def shards_written_one_by_one(source: Path, target: Path, on: Any) -> None:
-    """The same with a function of one document."""
-    DocumentShards[Picture].read_parquet(source, engine=on).map(inverted_one).write_dataset(target)
+def write_mapped_documents(source: Path, target: Path, on: Any) -> None:
+    """Read shards, map documents, and write a dataset."""
+    DocumentShards[Picture].read_parquet(source, engine=on).map(invert).write_dataset(target)
 
 
 def local(source: Path, workers: int) -> dict[str, Callable[[Path], None]]:
-    """Threads, and a pool of processes that documents are pickled to and from."""
+    """Return contestants on threads, and a process pool that exchanges pickled documents."""
     on = engine("local", num_workers=workers)
     pool = multiprocessing.get_context("spawn").Pool(workers)
 
     def pooled(target: Path) -> None:
         batches = open_dataset(source, Picture).iter_batches(256)
         documents = (document for batch in batches for document in batch.unstack())
-        write_dataset(pool.imap(inverted_one, documents, chunksize=64), target, Picture, show_progress=False)
+        write_dataset(pool.imap(invert, documents, chunksize=64), target, Picture, show_progress=False)
 
     return {
-        "DocumentShards, map_batch": lambda target: shards_written(source, target, on),
-        "DocumentShards, map": lambda target: shards_written_one_by_one(source, target, on),
-        "a process pool that pickles documents": pooled,
+        "DocumentShards, map_batch": lambda target: write_mapped_batches(source, target, on),
+        "DocumentShards, map": lambda target: write_mapped_documents(source, target, on),
+        "process pool that pickles documents": pooled,
     }
 
 
 def ray(source: Path, workers: int) -> dict[str, Callable[[Path], None]]:
-    """Ray, and Ray Data by hand."""
+    """Return shards on Ray, and hand-written Ray Data."""
     on = engine("ray", num_cpus=workers, object_store_memory=1 << 30)
     assert on.workers == workers
     import ray.data
@@ -75,10 +74,10 @@ def ray(source: Path, workers: int) -> dict[str, Callable[[Path], None]]:
     ray.data.DataContext.get_current().enable_progress_bars = False
 
     def by_hand(target: Path) -> None:
-        data = ray.data.read_parquet(str(source)).map_batches(inverted_column, batch_format="pyarrow", batch_size=None)
+        data = ray.data.read_parquet(str(source)).map_batches(invert_column, batch_format="pyarrow", batch_size=None)
         data.write_parquet(str(target))
 
-    return {"DocumentShards": lambda target: shards_written(source, target, on), "Ray Data by hand": by_hand}
+    return {"DocumentShards": lambda target: write_mapped_batches(source, target, on), "hand-written Ray Data": by_hand}
 
 
 def _spark(workers: int) -> Any:
@@ -86,38 +85,41 @@ def _spark(workers: int) -> Any:
 
 
 def spark(source: Path, workers: int) -> dict[str, Callable[[Path], None]]:
-    """Spark, and `mapInArrow` by hand."""
+    """Return shards on Spark, and hand-written `mapInArrow`."""
     on = _spark(workers)
     assert on.workers == workers
 
     def by_hand(target: Path) -> None:
         frame = on.session.read.parquet(str(source))
-        made = frame.mapInArrow(lambda batches: map(inverted_column, batches), frame.schema)
-        made.write.option("compression", "uncompressed").parquet(str(target))
+        inverted = frame.mapInArrow(lambda batches: map(invert_column, batches), frame.schema)
+        inverted.write.option("compression", "uncompressed").parquet(str(target))
 
-    return {"DocumentShards": lambda target: shards_written(source, target, on), "mapInArrow by hand": by_hand}
+    return {
+        "DocumentShards": lambda target: write_mapped_batches(source, target, on),
+        "hand-written mapInArrow": by_hand,
+    }
 
 
 def predict(source: Path, workers: int, kind: type[Model] = Model) -> dict[str, Callable[[Path], None]]:
-    """A model on shards; and by hand on Spark, in batches, and in a `pandas_udf` that calls it for each row."""
+    """Return a model on shards; and hand-written for Spark, in batches, and in a `pandas_udf` per row."""
     on, threads = _spark(workers), engine("local", num_workers=workers)
     assert on.workers == workers
 
     def shards(where: Any) -> None:
-        found = DocumentShards[Picture].read_parquet(source, engine=where).map_batch(kind, 128, schema=Predicted)
-        assert len(found) == ROWS
+        predictions = DocumentShards[Picture].read_parquet(source, engine=where).map_batch(kind, 128, schema=Predicted)
+        assert len(predictions) == ROWS
 
-    elsewhere = Elsewhere(by_hand, source, workers, kind)
+    separate = SeparateProcess(by_hand, source, workers, kind)
     return {
         "DocumentShards, map_batch of a model": lambda _: shards(on),
         "DocumentShards on threads": lambda _: shards(threads),
-        "mapInArrow by hand, in batches": lambda _: elsewhere("batches"),
-        "pandas_udf, row by row": lambda _: elsewhere("rows"),
+        "hand-written mapInArrow, in batches": lambda _: separate("batches"),
+        "pandas_udf, row by row": lambda _: separate("rows"),
     }
 
 
-class Elsewhere:
-    """Contestants in a process of their own, with a Spark that knows nothing of quire, not even in its workers."""
+class SeparateProcess:
+    """Contestants in a process of their own, with a Spark session that does not use quire, not even in its workers."""
 
     def __init__(self, work: Any, *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -127,13 +129,13 @@ class Elsewhere:
         atexit.register(self._pipe.send, None)
 
     def __call__(self, name: str) -> None:
-        """Let one of them work."""
+        """Run one of the contestants."""
         self._pipe.send(name)
         self._pipe.recv()
 
 
 def by_hand(pipe: Any, source: Path, workers: int, kind: type[Model]) -> None:
-    """Predict when told to: row by row, or in batches."""
+    """Predict on request: row by row, or in batches."""
     from pyspark.sql import SparkSession
     from pyspark.sql.functions import pandas_udf
 
@@ -150,21 +152,21 @@ def by_hand(pipe: Any, source: Path, workers: int, kind: type[Model]) -> None:
     while (name := pipe.recv()) is not None:
         frame = session.read.parquet(str(source)).select("image")
         if name == "batches":
-            made = frame.mapInArrow(Scoring(kind).function(), "scores array<float>")
+            scored = frame.mapInArrow(Scoring(kind).function(), "scores array<float>")
         else:
-            made = frame.select(pandas_udf(scores, "array<float>", 200)("image"))  # type: ignore[call-overload] # series to series
-        made.write.format("noop").mode("overwrite").save()
+            scored = frame.select(pandas_udf(scores, "array<float>", 200)("image"))  # type: ignore[call-overload] # series to series
+        scored.write.format("noop").mode("overwrite").save()
         pipe.send(None)
     session.stop()
 
 
 def predict_network(source: Path, workers: int) -> dict[str, Callable[[Path], None]]:
-    """The same with several layers."""
+    """Return the contestants of `predict` with several layers."""
     return predict(source, workers, Network)
 
 
 WARM = {"local": 2, "ray": 2}
-"""So many rounds do not count. Java compiles what it runs for a long time."""
+"""The number of warm-up rounds, 12 unless given here: Java's compiler takes long to settle."""
 CONTESTS = {"local": local, "ray": ray, "spark": spark, "predict": predict, "predict_network": predict_network}
 
 
@@ -172,7 +174,7 @@ CONTESTS = {"local": local, "ray": ray, "spark": spark, "predict": predict, "pre
 
 
 def cpu_seconds() -> float:
-    """Of this process and of all that it has started, who may have ended meanwhile."""
+    """Return the CPU seconds of this process and of all its descendants, including those that have ended."""
     own = resource.getrusage(resource.RUSAGE_CHILDREN)
     return (
         time.process_time() + own.ru_utime + own.ru_stime + sum(map(_ticks, descendants())) / os.sysconf("SC_CLK_TCK")
@@ -180,7 +182,7 @@ def cpu_seconds() -> float:
 
 
 def descendants() -> list[str]:
-    """The processes that were started from here."""
+    """Return the living descendants of this process."""
     parents: dict[str, list[str]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

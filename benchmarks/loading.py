@@ -1,4 +1,4 @@
-"""The rows of train.py about datasets: documents in memory through torch's DataLoader."""
+"""The rows of train.py about datasets: documents in memory, read with torch's DataLoader."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Item(BaseDocument):
 
 
 def items(size: int) -> tuple[torch.Tensor, DocumentArray[Item]]:
-    """Images, and documents of them."""
+    """Return images, and documents that hold them."""
     images = torch.rand(size, 3, SIDE, SIDE)
     pairs = enumerate(images)
     return images, DocumentArray[Item](Item(image=Picture(tensor=x), caption=f"caption {i}") for i, x in pairs)
@@ -40,17 +40,17 @@ def items(size: int) -> tuple[torch.Tensor, DocumentArray[Item]]:
 
 @batched
 def normalise_column(tensor: torch.Tensor) -> None:
-    """The whole column, in place."""
+    """Normalise a column in place."""
     tensor.sub_(0.5).div_(0.25)
 
 
 def normalise(tensor: torch.Tensor) -> torch.Tensor:
-    """One image."""
+    """Normalise an image."""
     return (tensor - 0.5) / 0.25
 
 
 class Gathered(Dataset[Any]):
-    """What one writes by hand for speed: one tensor, rows by index_select."""
+    """A hand-written dataset for speed: one tensor, rows by index_select."""
 
     def __init__(self, images: torch.Tensor) -> None:
         self.images = images
@@ -63,7 +63,7 @@ class Gathered(Dataset[Any]):
 
 
 class ByHand(Dataset[Any]):
-    """What one writes by hand: a dict for each row, for default_collate."""
+    """A hand-written dataset with a dict per row, for default_collate."""
 
     def __init__(self, images: torch.Tensor) -> None:
         self.images = images
@@ -76,13 +76,13 @@ class ByHand(Dataset[Any]):
         return {"image": normalise(self.images[row]), "caption": self.captions[row]}
 
 
-def as_it_is(batch: Any) -> Any:
-    """A collate_fn for batches that are made already."""
+def identity(batch: Any) -> Any:
+    """Return a batch that is collated already."""
     return batch
 
 
 def epoch(dataset: Any, collate_fn: Any = None, workers: int = 0) -> Loop:
-    """One pass over a dataset, in random order; workers stay from pass to pass."""
+    """Return a loop of epochs in random order; workers stay alive between epochs."""
     loader = DataLoader(
         dataset,
         BATCH,
@@ -101,15 +101,15 @@ def epoch(dataset: Any, collate_fn: Any = None, workers: int = 0) -> Loop:
 
 
 def batched_row(size: int) -> Row:
-    """A batch at a time."""
+    """Preprocess whole columns."""
     images, docs = items(size)
     dataset = MultiModalDataset[Item](docs, {"image.tensor": normalise_column})
     return Row(
         title=f"MultiModalDataset, {size:,} nested images and captions, batched preprocessing",
-        what="A pass through a DataLoader, 64 a batch. The reference has the images alone, and no texts or ids.",
+        what="A pass through a DataLoader, batch size 64. The reference has only the images, without texts and ids.",
         quire=Contestant("quire", epoch(dataset, dataset.collate_fn)),
-        reference=Contestant("index_select by hand", epoch(Gathered(images), as_it_is)),
-        peers=[peer("TensorDict", "tensordict", lambda theirs: epoch(theirs.Gathered(images), theirs.as_it_is))],
+        reference=Contestant("hand-written index_select", epoch(Gathered(images), identity)),
+        peers=[peer("TensorDict", "tensordict", lambda theirs: epoch(theirs.Gathered(images), theirs.identity))],
         target=1.15,
         known="DocArray 20.8x, HF datasets 10.7x, TensorDict 1.7x",
         unit="ms",
@@ -117,7 +117,7 @@ def batched_row(size: int) -> Row:
 
 
 def per_row_row(size: int) -> Row:
-    """A function for each image."""
+    """Preprocess each image."""
     images, docs = items(size)
     dataset = MultiModalDataset[Item](docs, {"image.tensor": normalise})
 
@@ -126,10 +126,10 @@ def per_row_row(size: int) -> Row:
         return epoch(own, own.collate_fn)
 
     return Row(
-        title=f"MultiModalDataset, {size:,} nested images and captions, a function for each image",
-        what="A pass through a DataLoader, 64 a batch. The reference is a Dataset of dicts with default_collate.",
+        title=f"MultiModalDataset, {size:,} nested images and captions, a function per image",
+        what="A pass through a DataLoader, batch size 64. The reference is a Dataset of dicts with default_collate.",
         quire=Contestant("quire", epoch(dataset, dataset.collate_fn)),
-        reference=Contestant("a Dataset by hand", epoch(ByHand(images))),
+        reference=Contestant("hand-written Dataset", epoch(ByHand(images))),
         peers=[peer("DocArray MultiModalDataset", "docarray", docarray)],
         target=1.2,
         known="DocArray 7.6x",
@@ -138,14 +138,14 @@ def per_row_row(size: int) -> Row:
 
 
 def workers_row(size: int) -> Row:
-    """The same in two processes."""
+    """Preprocess each image in two worker processes."""
     images, docs = items(size)
     dataset = MultiModalDataset[Item](docs, {"image.tensor": normalise})
     return Row(
         title=f"MultiModalDataset, {size:,} nested images and captions, 2 workers",
-        what="A pass through a DataLoader with 2 workers, 64 a batch, a function for each image.",
+        what="A pass through a DataLoader with 2 workers, batch size 64, a function per image.",
         quire=Contestant("quire", epoch(dataset, dataset.collate_fn, 2)),
-        reference=Contestant("a Dataset by hand", epoch(ByHand(images), None, 2)),
+        reference=Contestant("hand-written Dataset", epoch(ByHand(images), None, 2)),
         peers=[],
         target=1.0,
         known="DocArray 10.9x",
@@ -155,13 +155,13 @@ def workers_row(size: int) -> Row:
 
 
 class Large(BaseDocument):
-    """An image of the usual size."""
+    """An image of 224 x 224 pixels."""
 
     image: TorchTensor[3, 224, 224]
 
 
 class Repeated(Dataset[Any]):
-    """The same batch again and again, of fresh memory: what is measured is the way to the trainer."""
+    """The same batch repeatedly, in fresh memory, so that only the transfer to the trainer is measured."""
 
     def __init__(self, dataset: Any, number: int) -> None:
         self.dataset, self.number = dataset, number
@@ -174,7 +174,7 @@ class Repeated(Dataset[Any]):
 
 
 class Bare(Dataset[Any]):
-    """A tensor alone."""
+    """A dataset of one tensor."""
 
     def __init__(self, images: torch.Tensor) -> None:
         self.images = images
@@ -184,8 +184,8 @@ class Bare(Dataset[Any]):
         return torch.index_select(self.images, 0, torch.tensor(rows), out=out.view(len(rows), 3, 224, 224))
 
 
-def handed_over(dataset: Any) -> Loop:
-    """Batches from one worker."""
+def loop_of_transfers(dataset: Any) -> Loop:
+    """Return a loop that receives batches from one worker."""
     number = 64
     loader = DataLoader(
         Repeated(dataset, number),
@@ -208,15 +208,15 @@ def handed_over(dataset: Any) -> Loop:
     return loop
 
 
-def hand_over_row(_: int) -> Row:
-    """From a worker to the trainer."""
+def transfer_row(_: int) -> Row:
+    """Transfer batches from a worker to the trainer."""
     images = torch.rand(64, 3, 224, 224)
     docs = DocumentArray[Large](Large(image=image) for image in images)
     return Row(
-        title="hand-over of a batch of 32 images (3, 224, 224) from a worker",
-        what="Both gather straight into shared memory; quire's batch has ids, too.",
-        quire=Contestant("quire", handed_over(MultiModalDataset[Large](docs))),
-        reference=Contestant("a bare tensor", handed_over(Bare(images))),
+        title="Transfer of a batch of 32 images (3, 224, 224) from a worker",
+        what="Both gather directly into shared memory; the batch of quire also has ids.",
+        quire=Contestant("quire", loop_of_transfers(MultiModalDataset[Large](docs))),
+        reference=Contestant("plain tensor", loop_of_transfers(Bare(images))),
         peers=[],
         target=1.1,
         known="DocArray 5x to 20x",
@@ -230,5 +230,5 @@ BUILDERS: dict[str, Callable[[int], Row]] = {
     "dataset_batched": batched_row,
     "dataset_per_row": per_row_row,
     "dataset_workers": workers_row,
-    "hand_over": hand_over_row,
+    "worker_transfer": transfer_row,
 }

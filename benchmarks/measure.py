@@ -1,8 +1,8 @@
-"""Interleaved measuring: contestants take turns within every round, so that the machine's moods fall on all alike.
+"""Interleaved measurements: contestants take turns within every round, so that other load affects all of them alike.
 
-A round gives each contestant so many turns of so many calls; its time in the round is that of its median turn. Kept are
-wall time and CPU time (of all threads, and of child processes). The ratio to the reference is the median over rounds
-of the ratio within a round. CPU time decides: on a machine that others use too, wall time is also theirs.
+A round gives each contestant a number of turns, each of several calls; its time in the round is that of the median
+turn. Wall time and CPU time (of all threads and child processes) are recorded. The ratio to the reference is the median
+over the rounds of the ratio within a round. CPU time decides, because wall time includes the work of other processes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from statistics import median
 from typing import Any
 
 Loop = Callable[[int], object]
-"""Does its work so many times."""
+"""Repeats its work the given number of times."""
 
 _shuffle = random.Random(0)
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A name and a loop; without a loop, the reason why there is none."""
+    """A name and a loop, or the reason why there is no loop."""
 
     name: str
     loop: Loop | None = None
@@ -35,9 +35,9 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Row:
-    """What is compared: quire with its reference, and the peers beside it.
+    """A comparison of quire with a reference and with peers.
 
-    A round is `turns` turns of `calls` calls. The time of `floor`, where there is one, is taken off everybody's.
+    A round is `turns` turns of `calls` calls. The time of `floor`, if there is one, is subtracted from all times.
     """
 
     title: str
@@ -52,48 +52,48 @@ class Row:
     least_rounds: int = 5
     floor: Contestant | None = None
     by_wall: bool = False
-    """Whether wall time decides, as where the work is spread over cores."""
+    """Whether wall time decides, because the work is spread over several cores."""
     faster: bool = False
-    """Whether it is told as a gain: at least 1 / target times as fast."""
+    """Whether the result is reported as a speedup of at least 1 / target."""
     also: Sequence[str] = ()
-    """The peers that the target is meant for, too."""
+    """The peers that the target applies to, besides the reference."""
     known: str = ""
-    """What was known of others when the target was set."""
+    """Results of other libraries that were known when the target was set."""
 
     @property
     def contestants(self) -> list[Contestant]:
-        """Everybody, in the order of the table."""
+        """All contestants, in the order of the table."""
         return [self.reference, self.quire, *self.peers, *([self.floor] if self.floor else [])]
 
 
 @dataclass
 class Timing:
-    """Seconds, one number a round (or a turn)."""
+    """Seconds, one value per round (or turn)."""
 
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
 
     def less(self, floor: Timing) -> Timing:
-        """The times without the floor's median time."""
+        """Return the times minus the median of the floor."""
         wall, cpu = median(floor.wall), median(floor.cpu)
         return Timing([seconds - wall for seconds in self.wall], [seconds - cpu for seconds in self.cpu])
 
 
 @dataclass(frozen=True)
 class Result:
-    """The timings of a row, by contestant; who is missing is not among them."""
+    """The timings of a row by contestant, without those that are not installed."""
 
     row: Row
     timings: dict[str, Timing]
 
     def ratios(self, name: str, by: str = "cpu", other: str = "") -> list[float]:
-        """What a contestant takes of another's time, or of the reference's; a number a round."""
+        """Return the time of a contestant relative to another, or to the reference; one value per round."""
         ours, base = self.timings[name], self.timings[other or self.row.reference.name]
         return [a / b for a, b in zip(getattr(ours, by), getattr(base, by), strict=True)]
 
 
 def repeated(function: Callable[[], object]) -> Loop:
-    """A loop that calls a function."""
+    """Return a loop that calls a function."""
 
     def loop(calls: int) -> None:
         for _ in repeat(None, calls):
@@ -103,7 +103,7 @@ def repeated(function: Callable[[], object]) -> Loop:
 
 
 def peer(name: str, package: str, build: Callable[[Any], Loop]) -> Contestant:
-    """A contestant whose loop is built with the module named after its package, such as peer_docarray."""
+    """Return a contestant whose loop is built with the module of its package, such as peer_docarray."""
     try:
         module = importlib.import_module(f"peer_{package}")
     except ModuleNotFoundError as error:
@@ -114,9 +114,10 @@ def peer(name: str, package: str, build: Callable[[Any], Loop]) -> Contestant:
 
 
 def measure(row: Row, rounds: int) -> Result:
-    """The timings of everybody who is there, after one turn that does not count.
+    """Measure the contestants that are installed, after one turn as a warm-up.
 
-    What was made before is out of the garbage collector's sight, and the collector stays on: each pays for its garbage.
+    Existing objects are frozen, so that the garbage collector does not visit them. The collector stays on: every
+    contestant pays for its own garbage.
     """
     present = [contestant for contestant in row.contestants if contestant.loop]
     timings = {contestant.name: Timing() for contestant in present}
@@ -137,7 +138,7 @@ def measure(row: Row, rounds: int) -> Result:
 
 
 def _play_round(contestants: Sequence[Contestant], calls: int, turns: int) -> dict[str, tuple[float, float]]:
-    """Wall and CPU seconds a call. The order is random, so that nobody always comes after the same one."""
+    """Return wall and CPU seconds per call. The order is random, so that no contestant always follows the same one."""
     spent = {contestant.name: Timing() for contestant in contestants}
     for _ in range(turns):
         for contestant in _shuffle.sample(contestants, len(contestants)):

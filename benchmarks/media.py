@@ -1,9 +1,9 @@
-"""What images, sound and videos cost, against bare Pillow and bare PyAV.
+"""Benchmark the decoding of images, audio and video, compared with plain Pillow and PyAV.
 
     python benchmarks/media.py --rows jpeg_224 video --rounds 9 --keep
 
-Every row is one interleaved run (see measure.py); its result is a ratio. Pictures are of smooth noise, as photographs
-are. `--size` is of no consequence.
+Every row is one interleaved run (see measure.py); its result is a ratio. Images are smooth noise, similar to photos.
+`--size` has no effect.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FRAMES = 300
 
 @cache
 def folder() -> Path:
-    """Where the files are."""
+    """Return the folder of the files."""
     return Path(tempfile.mkdtemp())
 
 
@@ -43,19 +43,19 @@ def folder() -> Path:
 
 
 def bare_image(source: Any) -> Any:
-    """What one writes with Pillow."""
+    """Decode an image with Pillow."""
     with PIL.Image.open(source) as image:
         return np.array(image.convert("RGB"))
 
 
 def image_row(_: int, image_format: str, size: int, *, in_memory: bool = False) -> Row:
-    """One picture decoded from a file, or from bytes."""
+    """Decode an image from a file or from bytes."""
     content = to_image_bytes(picture(size), image_format)
     path = folder() / f"{size}.{image_format}"
     path.write_bytes(content)
-    url, held = ImageUrl(path), ImageBytes(content)
+    url, data = ImageUrl(path), ImageBytes(content)
     assert (url.load() == bare_image(path)).all()
-    quire: Callable[[], Any] = held.load if in_memory else url.load
+    quire: Callable[[], Any] = data.load if in_memory else url.load
     bare = partial(_bare_bytes, content) if in_memory else partial(bare_image, str(path))
     return Row(
         title=f"{'ImageBytes' if in_memory else 'ImageUrl'}.load, {image_format} of {size} x {size}",
@@ -74,11 +74,11 @@ def _bare_bytes(content: bytes) -> Any:
     return bare_image(io.BytesIO(content))
 
 
-# --- sound and videos
+# --- audio and video
 
 
 def video_row(_: int, *, small: bool = False) -> Row:
-    """All frames of a video as arrays, one after the other."""
+    """Decode all frames of a video, in order."""
     path = folder() / f"{FRAMES}.mp4"
     save_video(film(FRAMES), path, 25)
     options: Any = {"width": 112, "height": 112} if small else {}
@@ -99,8 +99,8 @@ def video_row(_: int, *, small: bool = False) -> Row:
             pass
 
     return Row(
-        title=f"VideoUrl.frames, {FRAMES} of 480 x 360{' made 112 x 112' if small else ''}",
-        what="Every frame as uint8 in red, green and blue. The reference is PyAV's `decode` and `to_ndarray`.",
+        title=f"VideoUrl.frames, {FRAMES} of 480 x 360{' resized to 112 x 112' if small else ''}",
+        what="Every frame as uint8 RGB. The reference is PyAV's `decode` and `to_ndarray`.",
         quire=Contestant("quire", repeated(ours)),
         reference=Contestant("PyAV", repeated(bare)),
         peers=[Contestant("PyAV with one reformatter", repeated(frugal))],
@@ -110,7 +110,7 @@ def video_row(_: int, *, small: bool = False) -> Row:
 
 
 def audio_row(_: int, audio_format: str) -> Row:
-    """A minute of sound."""
+    """Decode a minute of audio."""
     path = folder() / f"minute.{audio_format}"
     wave = np.sin(np.arange(60 * 16_000) / 20).astype(np.float32)
     save_audio(np.stack([wave, wave / 2], axis=1), path, 16_000)
@@ -118,7 +118,7 @@ def audio_row(_: int, audio_format: str) -> Row:
     def bare() -> Any:
         with av.open(str(path)) as container:
             resampler = av.AudioResampler(format="flt")
-            frames = [made for frame in container.decode(audio=0) for made in resampler.resample(frame)]
+            frames = [part for frame in container.decode(audio=0) for part in resampler.resample(frame)]
             return np.concatenate([frame.to_ndarray().reshape(-1, 2) for frame in frames])
 
     return Row(

@@ -1,4 +1,4 @@
-"""The pictures and films that media.py measures with."""
+"""The images and videos of media.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import PIL.Image
 
 
 def picture(size: int, seed: int = 0) -> Any:
-    """A picture with edges and noise, about as hard to pack as a photograph."""
+    """Return an image with edges and noise, about as hard to compress as a photo."""
     chance = np.random.default_rng(seed)
     coarse = chance.integers(0, 255, (max(2, size // 16), max(2, size // 16), 3), np.uint8)
     smooth = np.asarray(PIL.Image.fromarray(coarse).resize((size, size), PIL.Image.Resampling.BICUBIC))
@@ -18,7 +18,7 @@ def picture(size: int, seed: int = 0) -> Any:
 
 
 def film(frames: int) -> Iterator[Any]:
-    """A picture that moves, with the noise of a camera."""
+    """Yield the frames of a moving image with camera noise."""
     large = picture(512).astype(np.int16)
     noise = np.random.default_rng(1).integers(-9, 9, large.shape)
     for number in range(frames):

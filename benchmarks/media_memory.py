@@ -1,9 +1,9 @@
-"""What streaming a video takes in memory, by its length.
+"""Measure the memory of video streaming by the length of the video.
 
     python benchmarks/media.py --rows memory
 
-Each length runs in a fresh process, which reads all frames of a video of 480 x 360 pixels and keeps none. Told is how
-much the resident memory has grown at its highest since before the file was opened. It should not depend on the length.
+Each length runs in a fresh process, which reads all frames of a video of 480 x 360 pixels and keeps none. The result
+is the peak growth of resident memory since before the file was opened. It should not depend on the length.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from quire.typing import VideoUrl
 FRAMES = (250, 1000, 4000)
 
 
-def watched(path: str) -> tuple[int, float]:
-    """How many frames there are, and how many MiB streaming them took; the first time, to load what is loaded once."""
+def measure_stream(path: str) -> tuple[int, float]:
+    """Return the number of frames and the peak growth in MiB, after ten frames that load libraries and tables."""
     for _ in zip(range(10), VideoUrl(path).frames(), strict=False):
         pass
-    before = highest()
+    before = peak_memory()
     count = sum(1 for _ in VideoUrl(path).frames())
-    return count, highest() - before
+    return count, peak_memory() - before
 
 
-def highest() -> float:
-    """The most MiB that this program has held; getrusage would count those of the one that started it, too."""
+def peak_memory() -> float:
+    """Return the peak resident MiB of this process; getrusage would include those of the parent before the fork."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 def section(_: int) -> Section:
-    """Every length in a process of its own."""
+    """Measure every length in a process of its own."""
     lines = []
     with tempfile.TemporaryDirectory() as folder:
         for count in FRAMES:
@@ -51,13 +51,13 @@ def section(_: int) -> Section:
             lines.append([f"{frames:,}", f"{path.stat().st_size / 1e6:.1f}", f"{grown:.1f}"])
     return Section(
         "memory",
-        "Memory of a video that is streamed",
-        "All frames are read and none is kept. Told is how much the resident memory of a fresh process has grown at "
-        "its highest since before the file was opened; it should not depend on the length.",
-        ["frames of 480 x 360", "MB in the file", "MiB more"],
+        "Memory of video streaming",
+        "All frames are read and none is kept. The growth is that of the peak resident memory of a fresh process since "
+        "before the file was opened; it should not depend on the length.",
+        ["frames of 480 x 360", "file size, MB", "growth, MiB"],
         lines,
     )
 
 
 if __name__ == "__main__":
-    print(json.dumps(watched(sys.argv[1])))
+    print(json.dumps(measure_stream(sys.argv[1])))

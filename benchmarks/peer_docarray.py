@@ -12,13 +12,13 @@ from docarray.typing import TorchTensor
 
 
 class Author(BaseDoc):
-    """The nested document."""
+    """A nested document."""
 
     name: str
 
 
 class Article(BaseDoc):
-    """What is constructed."""
+    """The document that is constructed."""
 
     title: str
     tensor: TorchTensor[512]
@@ -26,7 +26,7 @@ class Article(BaseDoc):
 
 
 class Picture(BaseDoc):
-    """What is stacked, taken and iterated."""
+    """The document that is stacked, taken and iterated."""
 
     image: TorchTensor[3, 64, 64]
     label: int
@@ -34,26 +34,26 @@ class Picture(BaseDoc):
 
 
 def pictures(rows: list[dict[str, Any]]) -> DocList[Picture]:
-    """Documents with tensor objects of their own: DocArray changes the class of those that it is given."""
+    """Create documents with their own tensor objects: DocArray changes the class of tensors that it receives."""
     return DocList[Picture](Picture(**{**row, "image": row["image"].detach()}) for row in rows)
 
 
 class Passage(BaseDoc):
-    """A text and its embedding, as it is sent."""
+    """A text and its embedding."""
 
     text: str
     embedding: TorchTensor[512]
 
 
 class Photo(BaseDoc):
-    """A text and an image, as it is sent."""
+    """A text and an image."""
 
     text: str
     image: TorchTensor[3, 224, 224]
 
 
 def documents(schema: type[BaseDoc], rows: list[dict[str, Any]]) -> DocList[Any]:
-    """Documents of torch's tensors, as DocArray does not stack those of numpy 2."""
+    """Create documents with torch tensors, because DocArray does not stack arrays of numpy 2."""
     return DocList[schema](  # type: ignore[valid-type]
         schema(**{name: value if isinstance(value, str) else torch.from_numpy(value) for name, value in row.items()})
         for row in rows
@@ -74,12 +74,12 @@ class Item(BaseDoc):
 
 
 def normalise(tensor: Any) -> None:
-    """One image, in place: DocArray takes no tensor for an answer."""
+    """Normalise an image in place: DocArray ignores a returned tensor."""
     tensor.sub_(0.5).div_(0.25)
 
 
 def dataset(images: Any) -> Any:
-    """Its own MultiModalDataset of nested images and captions."""
+    """Return DocArray's MultiModalDataset of nested images and captions."""
     pairs = enumerate(images)
     docs = DocList[Item](Item(image=SmallPicture(tensor=x), caption=TextDoc(text=f"caption {i}")) for i, x in pairs)
     return MultiModalDataset[Item](docs, preprocessing={"image.tensor": normalise})

@@ -1,4 +1,4 @@
-"""safetensors, with numpy's arrays."""
+"""safetensors with numpy arrays."""
 
 from safetensors.numpy import load, save
 

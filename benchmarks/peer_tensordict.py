@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 @tensorclass
 class Picture:
-    """What is stacked."""
+    """The row that is stacked."""
 
     image: torch.Tensor
     label: torch.Tensor
@@ -19,17 +19,17 @@ class Picture:
 
 
 def pictures(rows: list[dict[str, Any]]) -> list[Picture]:
-    """A tensorclass for each row."""
+    """Return a tensorclass per row."""
     return [Picture(**{**row, "label": torch.tensor(row["label"])}, batch_size=[]) for row in rows]
 
 
 def columns(images: torch.Tensor, labels: torch.Tensor) -> TensorDict:
-    """What rows are taken of; without text, which a TensorDict holds only as an object of its own kind."""
+    """Return the columns that rows are taken of; without texts, which a TensorDict holds only as special objects."""
     return TensorDict({"image": images, "label": labels}, [len(images)])
 
 
 class Gathered(Dataset[Any]):
-    """Images and numbers of captions, by TensorDict's own index."""
+    """A dataset of images and caption numbers that uses the indexing of TensorDict."""
 
     def __init__(self, images: Any) -> None:
         self.data = TensorDict({"image": images, "caption": torch.arange(len(images))}, batch_size=[len(images)])
@@ -38,11 +38,11 @@ class Gathered(Dataset[Any]):
         return len(self.data)
 
     def __getitems__(self, rows: list[int]) -> Any:
-        found = self.data[torch.tensor(rows)]
-        found["image"].sub_(0.5).div_(0.25)
-        return found
+        batch = self.data[torch.tensor(rows)]
+        batch["image"].sub_(0.5).div_(0.25)
+        return batch
 
 
-def as_it_is(batch: Any) -> Any:
-    """A collate_fn for batches that are made already."""
+def identity(batch: Any) -> Any:
+    """Return a batch that is collated already."""
     return batch

@@ -1,4 +1,4 @@
-"""Drawings of the benchmarks: what others take, and how far each goal is reached."""
+"""Draw the benchmarks: CPU time of other libraries relative to quire, and results relative to their targets."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ SHOWN = {
     ("stream", "pictures"): "Shuffled pictures from disk",
     ("stream", "random"): "Random rows by number",
     ("stream", "write"): "Write a dataset (wall time)",
-    ("train", "dataset_per_row"): "DataLoader, a function for each row",
+    ("train", "dataset_per_row"): "DataLoader, a function per row",
     ("train", "dataset_batched"): "DataLoader, functions on columns",
-    ("core", "construct"): "Make a document",
+    ("core", "construct"): "Create a document",
     ("core", "stack"): "Stack documents",
-    ("wire", "batch_to_bytes_passages"): "A batch to bytes",
+    ("wire", "batch_to_bytes_passages"): "Encode a batch",
     ("distributed", "ray"): "Read, map, write on Ray",
     ("distributed", "spark"): "Read, map, write on Spark",
 }
-"""What the drawing of the README has: a row of a part, and what it is called there."""
+"""The rows in the drawing of the README, with their titles there."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A line with a name before it and a number behind it; 1 is where the axis stands."""
+    """A bar from 1 to a number on a logarithmic axis, with a name on its left and a label on its right."""
 
     name: str
     number: float
-    said: str
+    label: str
 
 
-def others_drawn(kept: Mapping[str, Sequence[Section]]) -> str:
-    """What others take, where quire takes 1."""
+def draw_comparison(kept: Mapping[str, Sequence[Section]]) -> str:
+    """Draw the time of the other libraries relative to quire."""
     named = {(part, section.name): section for part, sections in kept.items() for section in sections}
     groups = {
         title: [Bar("", times, f"{name} {_short(times)}") for name, times in named[key].others.items()]
@@ -44,33 +44,33 @@ def others_drawn(kept: Mapping[str, Sequence[Section]]) -> str:
         if key in named
     }
     return draw(
-        "What others take, where quire takes 1",
-        "CPU time, on an axis of powers. Left of the line the other one is faster.",
+        "CPU time relative to quire (1x), lower is better",
+        "Logarithmic axis. Left of the line, the other library is faster.",
         Axis(270, "quire"),
         groups,
     )
 
 
-def goals_drawn(goals: Mapping[str, Iterable[tuple[str, Goal]]]) -> str:
-    """How far each goal is reached, part by part."""
+def draw_goals(goals: Mapping[str, Iterable[tuple[str, Goal]]]) -> str:
+    """Draw every result relative to its target, part by part."""
     groups = {}
-    for part, found in goals.items():
+    for part, goals_of_part in goals.items():
         bars, row = [], ""
-        for title, goal in found:
+        for title, goal in goals_of_part:
             row = title or row
             if goal.values:
                 name = f"{_cut(row, 40)}: {_cut(goal.against, 28)}"
-                bars.append(Bar(name, goal.part_reached, f"{goal.shown}, reach {goal.reach}"))
+                bars.append(Bar(name, goal.margin, f"{goal.shown}, target {goal.target}"))
         groups[part] = bars
     return draw(
-        "How far each goal is reached",
-        "How many times as good as it is to be, on an axis of powers. Left of the line it falls short.",
-        Axis(450, "goal"),
+        "Results relative to their targets, higher is better",
+        "Logarithmic axis. Left of the line, the target is missed.",
+        Axis(450, "target"),
         groups,
     )
 
 
-# --- the drawing
+# --- SVG
 
 TOP, STEP, GAP = 62, 17, 11
 LEAST, MOST = 0.25, 1000.0
@@ -88,24 +88,24 @@ text { font: 12px system-ui, sans-serif; fill: #24292f }
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of powers, from where it begins; 1 has a name."""
+    """A logarithmic axis that starts at `left`; its line at 1 has a name."""
 
     left: int
     one: str
 
     @property
     def right(self) -> int:
-        """Where it ends."""
+        """The position of its end."""
         return self.left + 420
 
     def at(self, number: float) -> float:
-        """Where a number stands."""
+        """Return the position of a number."""
         share = math.log(number / LEAST) / math.log(MOST / LEAST)
         return self.left + (self.right - self.left) * share
 
 
 def draw(title: str, what: str, axis: Axis, groups: Mapping[str, Sequence[Bar]]) -> str:
-    """The drawing: groups of bars, left and right of 1."""
+    """Return an SVG with groups of bars."""
     rows, y = [], float(TOP + GAP)
     for name, bars in groups.items():
         own_line = any(bar.name for bar in bars)
@@ -138,7 +138,7 @@ def _bar(bar: Bar, y: float, axis: Axis) -> Iterator[str]:
     if bar.name:
         yield _text(axis.left - 10, y + 12, bar.name, style="soft", anchor="end")
     yield f'<rect class="{style}" x="{start:.1f}" y="{y + 2:.0f}" width="{width:.1f}" height="{STEP - 5}"/>'
-    yield _text(max(end, axis.at(1)) + 6, y + 12, bar.said)
+    yield _text(max(end, axis.at(1)) + 6, y + 12, bar.label)
 
 
 def _cut(name: str, longest: int) -> str:

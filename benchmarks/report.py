@@ -1,8 +1,8 @@
-"""The pages and drawings of the benchmarks, from what is kept in benchmarks/results.
+"""Generate the pages and drawings of the benchmarks from benchmarks/results.
 
     python benchmarks/report.py
 
-docs/benchmarks.md has every goal, and docs/benchmarks-<part>.md every table of a part, after what is to be said of it
+docs/benchmarks.md lists every goal. docs/benchmarks-<part>.md has every table of a part, after its introduction
 (benchmarks/remarks/<part>.md). The same results give the same bytes.
 """
 
@@ -22,46 +22,46 @@ PARTS = {
     "wire": "Bytes and files",
     "train": "Training",
     "stream": "Data larger than memory",
-    "distributed": "Shards on clusters",
+    "distributed": "Clusters",
     "services": "Services",
-    "media": "Pictures, sound, videos",
-    "view": "The viewer",
+    "media": "Images, audio, video",
+    "view": "Viewer",
 }
 
 Kept = Mapping[str, Sequence[Section]]
 
 
 def pages(kept: Kept, remarks: Path = REMARKS) -> dict[str, str]:
-    """Every page and drawing, by its path below docs."""
-    made = {f"benchmarks-{part}.md": part_page(part, sections, remarks) for part, sections in kept.items()}
-    made["benchmarks.md"] = front_page(kept, remarks)
-    made["images/benchmarks.svg"] = plot.others_drawn(kept)
-    made["images/goals.svg"] = plot.goals_drawn({PARTS[part]: goals_of(sections) for part, sections in kept.items()})
-    return made
+    """Return every page and drawing, by its path below docs."""
+    contents = {f"benchmarks-{part}.md": part_page(part, sections, remarks) for part, sections in kept.items()}
+    contents["benchmarks.md"] = front_page(kept, remarks)
+    contents["images/benchmarks.svg"] = plot.draw_comparison(kept)
+    contents["images/goals.svg"] = plot.draw_goals({PARTS[part]: goals_of(sections) for part, sections in kept.items()})
+    return contents
 
 
 def front_page(kept: Kept, remarks: Path) -> str:
-    """All goals."""
+    """Return the page with all goals."""
     parts = ["# Benchmarks", _remark("index", remarks)]
-    parts += ["![What others take, where quire takes 1](images/benchmarks.svg)"]
-    parts += ["## How far each goal is reached", _counts(kept), "![How far each goal is reached](images/goals.svg)"]
+    parts += ["![CPU time relative to quire (1x), lower is better](images/benchmarks.svg)"]
+    parts += ["## Goals", _counts(kept), "![Results relative to their targets](images/goals.svg)"]
     for part, sections in kept.items():
         goals = goal_table(goals_of(sections))
-        parts += [f"## {PARTS[part]}", goals, f"[Every table, and what is to be said of them](benchmarks-{part}.md)"]
-    parts += ["## The machine", _machines(section for sections in kept.values() for section in sections)]
+        parts += [f"## {PARTS[part]}", goals, f"[All tables of this part](benchmarks-{part}.md)"]
+    parts += ["## Machines", _machines(section for sections in kept.values() for section in sections)]
     return "\n\n".join(parts) + "\n"
 
 
 def part_page(part: str, sections: Sequence[Section], remarks: Path) -> str:
-    """What is to be said, the goals, and every table."""
+    """Return the page of a part: introduction, goals, tables."""
     parts = [f"# Benchmarks: {PARTS[part][0].lower()}{PARTS[part][1:]}", _remark(part, remarks)]
-    how = "How numbers are taken, and how to take them, is told [with all goals](benchmarks.md)."
+    how = "[Benchmarks](benchmarks.md) describes the method and the commands."
     parts += [goal_table(goals_of(sections)), how, f"{_machines(sections)}\n{_versions(sections)}"]
     return "\n\n".join([*parts, *(markdown(section).rstrip() for section in sections)]) + "\n"
 
 
 def goals_of(sections: Iterable[Section]) -> list[tuple[str, Goal]]:
-    """The goals, the first one of a row with the row's title."""
+    """Return the goals with the title of their row, which is empty after the first goal of a row."""
     return [
         (section.title if not number else "", goal) for section in sections for number, goal in enumerate(section.goals)
     ]
@@ -71,10 +71,10 @@ def _counts(kept: Kept) -> str:
     lines = []
     for part, sections in kept.items():
         verdicts = [goal.verdict for _, goal in goals_of(sections)]
-        short, missing = verdicts.count("**SHORT**"), verdicts.count("not measured")
-        lines.append([PARTS[part], str(len(verdicts)), str(verdicts.count("PASS")), str(short), str(missing)])
+        counts = [len(verdicts), *(verdicts.count(verdict) for verdict in ("PASS", "**MISS**", "not measured"))]
+        lines.append([PARTS[part], *map(str, counts)])
     totals = [str(sum(int(line[column]) for line in lines)) for column in range(1, 5)]
-    return markdown_table(["", "goals", "PASS", "SHORT", "not measured"], [*lines, ["all", *totals]])
+    return markdown_table(["", "goals", "PASS", "MISS", "not measured"], [*lines, ["all", *totals]])
 
 
 def _remark(name: str, remarks: Path) -> str:
@@ -82,12 +82,12 @@ def _remark(name: str, remarks: Path) -> str:
 
 
 def _machines(sections: Iterable[Section]) -> str:
-    """Every machine that something was measured on, with the load averages at the starts."""
+    """List the machines with the range of their load averages at the start."""
     loads: dict[str, list[float]] = {}
     for section in sections:
         loads.setdefault(section.facts["machine"], []).append(section.facts["load"])
     return "\n".join(
-        f"- {machine}; load average at the start {_range(found)}" for machine, found in sorted(loads.items())
+        f"- {machine}; load average at the start {_range(averages)}" for machine, averages in sorted(loads.items())
     )
 
 
@@ -97,16 +97,16 @@ def _range(loads: Sequence[float]) -> str:
 
 
 def _versions(sections: Iterable[Section]) -> str:
-    found: dict[str, list[str]] = {}
+    by_package: dict[str, list[str]] = {}
     for section in sections:
         for package, version in section.facts["versions"].items():
-            versions = found.setdefault(package, [])
+            versions = by_package.setdefault(package, [])
             versions.extend([version] if version not in versions else [])
-    return "- " + ", ".join(f"{package} {' and '.join(versions)}" for package, versions in found.items())
+    return "- " + ", ".join(f"{package} {' and '.join(versions)}" for package, versions in by_package.items())
 
 
 def main(docs: Path = ROOT / "docs", results: Path = KEPT) -> int:
-    """Write all of it."""
+    """Write all pages and drawings."""
     kept = {part: sections for part in PARTS if (sections := load(part, results))}
     for name, content in pages(kept).items():
         (docs / name).write_text(content)

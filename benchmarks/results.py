@@ -1,7 +1,7 @@
-"""What was measured, as it is kept: benchmarks/results has a file a part, with a section a row.
+"""Store measurements: benchmarks/results has one file per part, with one section per row.
 
-A section is a table and the goals that it speaks of. What is measured again takes the place of what was there, row by
-row, so that a part can be measured in pieces. The pages and drawings are made of these files alone (see report.py).
+A section is a table and the goals that are checked with it. A new measurement replaces the section of the same name, so
+that a part can be measured in pieces. The pages and drawings are generated from these files alone (see report.py).
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ DISTRIBUTIONS = {"quire": "quire-ml"}  # packages whose distribution has another
 
 @dataclass(frozen=True)
 class Goal:
-    """A number of quire's that is to be at most so large, or at least; a ratio to another's, or one of its own."""
+    """A target for a number of quire: an upper or a lower bound for a ratio to another contestant or for a quantity."""
 
     quire: str
     against: str
-    """Who it is measured by; for a number of quire's own, what the number is."""
+    """The other contestant of a ratio; for a quantity of quire alone, its name."""
     values: Sequence[float]
-    """One a round; none if somebody was not there."""
+    """One value per round; empty if a contestant is not installed."""
     by: str = "CPU"
-    """CPU or wall time, for a ratio."""
+    """The time that a ratio compares: CPU or wall."""
     at_most: float | None = None
     at_least: float | None = None
     unit: str = "x"
     known: str = ""
-    """What was known of others when the goal was set."""
+    """Results of other libraries that were known when the target was set."""
 
     @property
     def value(self) -> float:
@@ -45,8 +45,8 @@ class Goal:
         return median(self.values)
 
     @property
-    def part_reached(self) -> float:
-        """How many times as good as it is to be: 1 is just reached, 2 is twice as good."""
+    def margin(self) -> float:
+        """How many times better than the target: 1 just meets it, 2 is twice as good."""
         if self.at_least is not None:
             return self.value / self.at_least
         assert self.at_most is not None
@@ -54,25 +54,25 @@ class Goal:
 
     @property
     def verdict(self) -> str:
-        """PASS or SHORT."""
+        """PASS or MISS, by the median."""
         if not self.values:
             return "not measured"
-        return "PASS" if self.part_reached >= 1 else "**SHORT**"
+        return "PASS" if self.margin >= 1 else "**MISS**"
 
     @property
-    def reach(self) -> str:
-        """What it is to be."""
+    def target(self) -> str:
+        """The bound as text."""
         sign, bound = (">=", self.at_least) if self.at_least is not None else ("<=", self.at_most)
         return f"{sign} {bound:g}{self._suffix}"
 
     @property
     def shown(self) -> str:
-        """The median."""
+        """The median as text."""
         return f"{_short(self.value)}{self._suffix}" if self.values else ""
 
     @property
     def spread(self) -> str:
-        """The least and the most of the rounds."""
+        """The smallest and the largest value of the rounds."""
         return f"{_short(min(self.values))} to {_short(max(self.values))}" if len(self.values) > 1 else ""
 
     @property
@@ -82,7 +82,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Section:
-    """A row: what was done, the table of everybody's times, the goals."""
+    """A row of the benchmarks: a description, the table of all contestants, and the goals."""
 
     name: str
     title: str
@@ -91,13 +91,13 @@ class Section:
     lines: Sequence[Sequence[str]]
     goals: Sequence[Goal] = ()
     others: dict[str, float] = field(default_factory=dict)
-    """What others take, where quire takes 1."""
+    """The time of each other contestant relative to quire (1x)."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Where, when and with what it was measured."""
+    """The machine, the versions of the packages, and the load."""
 
 
 def keep(part: str, section: Section, packages: Iterable[str], folder: Path = KEPT) -> None:
-    """Write the section into the part's file, in place of the one with its name."""
+    """Write the section to the file of the part; it replaces the section of the same name."""
     folder.mkdir(exist_ok=True)
     sections = {kept.name: kept for kept in load(part, folder)}
     sections[section.name] = replace(section, facts=facts(packages) | section.facts)
@@ -108,7 +108,7 @@ def keep(part: str, section: Section, packages: Iterable[str], folder: Path = KE
 
 
 def load(part: str, folder: Path = KEPT) -> list[Section]:
-    """The sections of a part, in the order in which they were first measured."""
+    """Return the sections of a part, in the order in which they were first measured."""
     file = folder / f"{part}.json"
     if not file.exists():
         return []
@@ -118,7 +118,7 @@ def load(part: str, folder: Path = KEPT) -> list[Section]:
 
 
 def facts(packages: Iterable[str]) -> dict[str, Any]:
-    """Versions, processor, memory, and the load at the start; nothing that names a machine."""
+    """Return versions, processor, memory and the load at the start, but no name of the machine."""
     return {
         "machine": f"{platform.system()} on {platform.machine()}, {_processor()}, {os.cpu_count()} cores, {_memory()}",
         "versions": {"Python": platform.python_version()} | {package: version_of(package) for package in packages},
@@ -127,7 +127,7 @@ def facts(packages: Iterable[str]) -> dict[str, Any]:
 
 
 def version_of(package: str) -> str:
-    """The installed version; what runs from its sources says it itself."""
+    """Return the installed version, or `__version__` of a package that runs from its sources."""
     try:
         return importlib.metadata.version(DISTRIBUTIONS.get(package, package))
     except importlib.metadata.PackageNotFoundError:
@@ -143,22 +143,22 @@ def _memory() -> str:
     return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB of memory"
 
 
-# --- as Markdown
+# --- Markdown
 
 
 def markdown(section: Section) -> str:
-    """The heading, what was done, the table, the goals."""
+    """Format a section: heading, description, table, goals."""
     parts = [f"## {section.title}", section.what, markdown_table(section.head, section.lines)]
     if section.goals:
         parts.append(goal_table([("", goal) for goal in section.goals]))
     return "\n\n".join(parts) + "\n"
 
 
-GOALS = ["quire", "against", "by", "", "least to most", "reach", "known", "verdict"]
+GOALS = ["quire", "compared with", "time", "result", "min to max", "target", "known results", "verdict"]
 
 
 def goal_table(goals: Iterable[tuple[str, Goal]]) -> str:
-    """A line a goal, with the row it belongs to; rows without a name take no column."""
+    """Format one line per goal, with the title of its row; without any title, the column is left out."""
     lines = [(row, _goal_line(goal)) for row, goal in goals]
     if not any(row for row, _ in lines):
         return markdown_table(GOALS, [line for _, line in lines])
@@ -167,11 +167,11 @@ def goal_table(goals: Iterable[tuple[str, Goal]]) -> str:
 
 def _goal_line(goal: Goal) -> list[str]:
     by = goal.by if goal.unit == "x" else ""
-    return [goal.quire, goal.against, by, goal.shown, goal.spread, goal.reach, goal.known, goal.verdict]
+    return [goal.quire, goal.against, by, goal.shown, goal.spread, goal.target, goal.known, goal.verdict]
 
 
 def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table that reads well as text, too."""
+    """Format a table with aligned columns, which is readable as plain text, too."""
     cells = [head, *lines]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     written = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in cells]

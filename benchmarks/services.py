@@ -1,9 +1,9 @@
-"""What a typed service costs over bare gRPC, what putting calls together gains, and what HTTP takes.
+"""Benchmark typed services compared with plain gRPC, dynamic batching, and HTTP.
 
     python benchmarks/services.py --rows unary_1mb batching --rounds 5 --keep
 
-Every row is one interleaved run (see measure.py); its result is a ratio of wall times, as throughput is what is asked
-for. `--size` is of no consequence.
+Every row is one interleaved run (see measure.py); its result is a ratio of wall times, because throughput
+matters. `--size` has no effect.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Picture(BaseDocument):
 
 
 def vectors(number: int) -> DocumentArray[Vector]:
-    """So many of them."""
+    """Create documents with random vectors."""
     values = np.random.default_rng(0).random((number, 512), np.float32)
     return DocumentArray[Vector]([Vector(embedding=value) for value in values])
 
@@ -54,22 +54,22 @@ def vectors(number: int) -> DocumentArray[Vector]:
 
 
 def echo(docs: DocumentBatch[Vector]) -> DocumentBatch[Vector]:
-    """The batch again."""
+    """Return the batch."""
     return docs
 
 
 def echo_rows(docs: DocumentArray[Vector]) -> DocumentArray[Vector]:
-    """The documents again."""
+    """Return the documents."""
     return docs
 
 
 def echo_images(docs: DocumentBatch[Picture]) -> DocumentBatch[Picture]:
-    """The images again."""
+    """Return the images."""
     return docs
 
 
 def bare(data: bytes, *options: str) -> Loop:
-    """The same bytes through gRPC alone, both sides in one process that knows nothing of quire."""
+    """Return a loop that sends the bytes with gRPC alone, both sides in one process that does not import quire."""
     file = Path(tempfile.mkdtemp(prefix="quire-"), "data")
     file.write_bytes(data)
     atexit.register(shutil.rmtree, file.parent)
@@ -78,19 +78,19 @@ def bare(data: bytes, *options: str) -> Loop:
     atexit.register(process.kill)
     assert process.stdin is not None
     assert process.stdout is not None
-    tell, hear = process.stdin, process.stdout
-    assert hear.readline() == "ready\n"
+    commands, answers = process.stdin, process.stdout
+    assert answers.readline() == "ready\n"
 
     def loop(calls: int) -> None:
-        tell.write(f"{calls}\n")
-        tell.flush()
-        assert hear.readline() == "done\n"
+        commands.write(f"{calls}\n")
+        commands.flush()
+        assert answers.readline() == "done\n"
 
     return loop
 
 
 def unary_row(_: int) -> Row:
-    """`client.echo(batch)`, against the same bytes through gRPC alone, as it is and with memory kept as quire does."""
+    """Compare `client.echo(batch)` with the same bytes over plain gRPC, without and with memory reuse as in quire."""
     docs = vectors(500)
     batch = docs.stack()
     data = batch.to_bytes()
@@ -105,19 +105,19 @@ def unary_row(_: int) -> Row:
     return Row(
         title="1 MB batches, unary, one client",
         what=(
-            f"500 documents of 512 floats, {len(data) / 1e6:.2f} MB, there and back; both sides in one process, "
-            "and gRPC alone in one of its own, whose CPU time is not counted."
+            f"500 documents of 512 floats, {len(data) / 1e6:.2f} MB, round trip; both sides in one process, and "
+            "plain gRPC in a process of its own, whose CPU time is not counted."
         ),
         quire=Contestant("quire", repeated(lambda: remote(batch))),
-        reference=Contestant("bare gRPC, the same bytes", bare(data)),
+        reference=Contestant("plain gRPC, the same bytes", bare(data)),
         peers=[
-            Contestant("bare gRPC that keeps its memory, too", bare(data, "keep")),
+            Contestant("plain gRPC with memory reuse", bare(data, "keep")),
             Contestant("quire, 8 images of 130 KB", repeated(lambda: remote_images(images))),
             Contestant("quire, documents one by one", repeated(lambda: remote_rows(docs))),
         ],
         target=1 / 0.8,
         faster=True,
-        also=("bare gRPC that keeps its memory, too",),
+        also=("plain gRPC with memory reuse",),
         unit="ms",
         calls=20,
         turns=3,
@@ -125,14 +125,14 @@ def unary_row(_: int) -> Row:
     )
 
 
-# --- 64 clients with a document each, and a model that takes 5 ms a call
+# --- 64 clients with one document each, and a model that takes 5 ms per call
 
 CLIENTS, TURNS, MODEL_SECONDS = 64, 4, 0.005
 _device = threading.Lock()
 
 
 def model(docs: DocumentArray[Vector]) -> DocumentArray[Vector]:
-    """A call of a model: 5 ms, however many rows, and one at a time, as on an accelerator."""
+    """Simulate a model: 5 ms for any number of rows, one call at a time, as on an accelerator."""
     with _device:
         time.sleep(MODEL_SECONDS)
     return docs
@@ -140,17 +140,17 @@ def model(docs: DocumentArray[Vector]) -> DocumentArray[Vector]:
 
 @endpoint(max_batch_size=64, max_wait=0.005)
 def together(docs: DocumentArray[Vector]) -> DocumentArray[Vector]:
-    """The model, for calls that are put together."""
+    """Call the model with dynamic batching."""
     return model(docs)
 
 
 def alone(docs: DocumentArray[Vector]) -> DocumentArray[Vector]:
-    """The model, for each call."""
+    """Call the model once per request."""
     return model(docs)
 
 
 def start_server() -> str:
-    """A process with both; its address."""
+    """Start a process that serves both endpoints, and return its address."""
     command = [sys.executable, "-m", "quire", "serve", "services:together", "services:alone", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=__file__.rpartition("/")[0] or ".")
     atexit.register(process.kill)
@@ -159,7 +159,7 @@ def start_server() -> str:
 
 
 def crowd(remote: Any, pool: ThreadPoolExecutor, docs: DocumentArray[Vector]) -> list[float]:
-    """Every client asks so many times; the seconds that each answer took."""
+    """Let every client send `TURNS` requests; return the latencies in seconds."""
 
     def one(_: int) -> list[float]:
         spent = []
@@ -173,20 +173,22 @@ def crowd(remote: Any, pool: ThreadPoolExecutor, docs: DocumentArray[Vector]) ->
 
 
 def batching_row(_: int) -> Row:
-    """Calls put together, against each alone."""
+    """Compare dynamic batching with one call per request."""
     client, pool, docs = Client(start_server()), ThreadPoolExecutor(CLIENTS), vectors(1)
     atexit.register(client.close)
     on, off = client.together, client.alone
-    late = {}
+    latency = {}
     for name, remote in (("on", on), ("off", off)):
         crowd(remote, pool, docs)
         spent = [seconds for _ in range(5) for seconds in crowd(remote, pool, docs)]
-        late[name] = f"p50 {1e3 * quantiles(spent, n=100)[49]:.0f} ms, p99 {1e3 * quantiles(spent, n=100)[98]:.0f} ms"
+        latency[name] = (
+            f"p50 {1e3 * quantiles(spent, n=100)[49]:.0f} ms, p99 {1e3 * quantiles(spent, n=100)[98]:.0f} ms"
+        )
     return Row(
-        title="64 clients, a document each, a model of 5 ms",
+        title="64 clients with one document each, a model that takes 5 ms",
         what=(
             f"{CLIENTS * TURNS} requests; the model takes one call at a time. The server is a process of its own. "
-            f"An answer takes, with batching, {late['on']}; without, {late['off']}."
+            f"Latency with batching: {latency['on']}; without: {latency['off']}."
         ),
         quire=Contestant("batching on", repeated(lambda: crowd(on, pool, docs))),
         reference=Contestant("batching off", repeated(lambda: crowd(off, pool, docs))),

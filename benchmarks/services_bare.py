@@ -1,8 +1,8 @@
-"""gRPC alone, in a process without quire: so many calls that give the bytes back, whenever a number is read.
+"""Plain gRPC in a process without quire: for every number on stdin, make as many calls that return their bytes.
 
     python benchmarks/services_bare.py FILE [keep]
 
-With `keep`, the allocator keeps freed memory as it does where quire serves or calls.
+With `keep`, the allocator keeps freed memory, as in a process that uses quire's services.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import grpc
 
 
 def serve() -> str:
-    """A method that gives the bytes that it got; its address."""
+    """Serve a method that returns its bytes, and return the address."""
     method = grpc.unary_unary_rpc_method_handler(lambda data, _: data)
     server = grpc.server(ThreadPoolExecutor(64))
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("bare.Service", {"Echo": method})])
@@ -29,7 +29,7 @@ _kept: list[object] = []
 
 
 def main(file: str, *options: str) -> None:
-    """Call when told, until nobody tells."""
+    """Make the calls until stdin is closed."""
     if "keep" in options:
         import numpy as np
 

@@ -1,7 +1,7 @@
-"""What documents cost over HTTP: pushed to a server while they are made, and through a route of FastAPI.
+"""Benchmark documents over HTTP: pushed to a server while they are encoded, and sent to a FastAPI route.
 
-The rows are those of services.py, which runs them. The servers are processes of their own on loopback. Wall time
-decides: the work is spread over processes and threads.
+services.py runs these rows. The servers are separate processes on loopback. Wall time decides, because the work is
+spread over processes and threads.
 """
 
 from __future__ import annotations
@@ -10,22 +10,23 @@ import http.client
 import multiprocessing
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from measure import Contestant, Row, repeated
 
 from quire import BaseDocument, DocumentArray
-from quire.array._remote import _maker
-from quire.files import RemoteOptions, send
+from quire.array._serialization import encode_stream
+from quire.files import Pieces, RemoteOptions, in_pieces, send
 from quire.typing import NdArray
 
 MB = 1_000_000
 RATE = 100 * MB
-PUSHED, PACKED = 200 * MB, 50 * MB  # gzip is slow; zstd takes about as long as sending what is left
+PUSHED, PUSHED_GZIP = 200 * MB, 50 * MB  # gzip is slow; zstd takes about as long as sending the compressed bytes
 WORKERS = 2
 PROTOBUF = "application/x-protobuf"
 
@@ -47,7 +48,7 @@ class Recording(BaseDocument):
 
 
 class _Taker(BaseHTTPRequestHandler):
-    """Takes bodies in chunks, so many bytes a second, and forgets them."""
+    """Receives chunked bodies at `RATE` bytes per second, and drops them."""
 
     protocol_version = "HTTP/1.1"
 
@@ -63,7 +64,7 @@ class _Taker(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def _serve_taker(port: Any) -> None:
@@ -92,8 +93,8 @@ def _echo(docs: DocumentArray[Passage]) -> DocumentArray[Passage]:
     return docs
 
 
-def started(serve: Callable[[Any], None]) -> int:
-    """The port of a server in a process that ends with this one."""
+def start_server(serve: Callable[[Any], None]) -> int:
+    """Start a server in a process that ends with this one, and return its port."""
     ours, theirs = multiprocessing.Pipe()
     multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,), daemon=True).start()
     port: int = ours.recv()
@@ -104,31 +105,35 @@ def started(serve: Callable[[Any], None]) -> int:
 
 
 def push_row(compress: str | None) -> Row:
-    """Push beside its two halves, each alone: making the bytes, and sending bytes that are there."""
+    """Compare a push with its two halves, each alone: encoding the bytes, and sending existing bytes."""
     rows = np.random.default_rng(0).integers(0, 4096, (200, 16384)).astype(np.float32)
-    count = (PACKED if compress == "gzip" else PUSHED) // rows[0].nbytes
+    count = (PUSHED_GZIP if compress == "gzip" else PUSHED) // rows[0].nbytes
     docs = DocumentArray[Recording](Recording(samples=rows[i % len(rows)]) for i in range(count))
-    url = f"http://127.0.0.1:{started(_serve_taker)}/docs"
-    make = _maker(docs, docs._documents, url, {"compress": compress, "num_workers": WORKERS, "show_progress": False})
+    url = f"http://127.0.0.1:{start_server(_serve_taker)}/docs"
+
+    def make() -> Pieces:
+        options = {"checksums": True, "allow_pickle": False, "workers": WORKERS}
+        return in_pieces(chain.from_iterable(encode_stream(docs, docs._documents, None, compress, **options)))
+
     ready = [bytes(piece) for piece in make()]
 
-    def making() -> None:
+    def encode_only() -> None:
         for _ in make():
             pass
 
-    def sending() -> None:
-        send(url, lambda: _given(ready), RemoteOptions())
+    def send_only() -> None:
+        send(url, lambda: iter(ready), RemoteOptions())
 
     halves = sorted(
-        [Contestant("making the bytes alone", repeated(making)), Contestant("sending them alone", repeated(sending))],
+        [Contestant("encoding only", repeated(encode_only)), Contestant("sending only", repeated(send_only))],
         key=_wall,
     )
-    name = compress or "not packed"
+    name = compress or "uncompressed"
     size = sum(map(len, ready)) / MB
     return Row(
         title=f"Push, {name}",
-        what=f"{count * rows[0].nbytes / MB:.0f} MB of tensors, {size:.0f} MB on the line, to a server that takes "
-        f"100 MB/s, {WORKERS} workers; against the slower half.",
+        what=f"{count * rows[0].nbytes / MB:.0f} MB of tensors, {size:.0f} MB sent, to a server that accepts "
+        f"100 MB/s, {WORKERS} workers; compared with the slower half.",
         quire=Contestant(
             "quire push",
             repeated(lambda: docs.push(url, compress=compress, num_workers=WORKERS, show_progress=False)),
@@ -141,12 +146,8 @@ def push_row(compress: str | None) -> Row:
     )
 
 
-def _given(ready: list[bytes]) -> Iterator[bytes]:
-    yield from ready
-
-
 def _wall(contestant: Contestant) -> float:
-    """The shortest of three turns."""
+    """Return the shortest of three turns."""
     assert contestant.loop is not None
     spent = []
     for _ in range(3):
@@ -157,11 +158,11 @@ def _wall(contestant: Contestant) -> float:
 
 
 def fastapi_row(size: int) -> Row:
-    """One array there and back, by either media type; what the client does to make and read it is counted."""
+    """Compare the round trip of an array in both media types, including encoding and decoding in the client."""
     count = min(size, 256)
     rows = np.random.default_rng(0).random((count, 512), np.float32)
     docs = DocumentArray[Passage](Passage(text=f"passage {i}", embedding=row) for i, row in enumerate(rows))
-    port = started(_serve_routes)
+    port = start_server(_serve_routes)
 
     def ask(body: Any, media_type: str) -> bytes:
         with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
@@ -181,7 +182,7 @@ def fastapi_row(size: int) -> Row:
     assert len(by_json()) == count
     return Row(
         title="FastAPI route",
-        what=f"{count} documents with 512 floats there and back.",
+        what=f"{count} documents with 512 floats, round trip.",
         quire=Contestant("application/x-protobuf", repeated(by_protobuf)),
         reference=Contestant("application/json", repeated(by_json)),
         peers=[],

@@ -1,11 +1,11 @@
-"""What data larger than memory costs to write, open, shuffle and read, beside the peers, each in its own environment.
+"""Benchmark data larger than memory: write, open, shuffle and read, compared with other libraries.
 
     python benchmarks/stream.py --rows pictures table --rounds 5 --scale 0.1 --install
     python benchmarks/stream.py --install --keep
 
-Every round of every contestant is a fresh process that prints one line (see stream_peers/protocol.py), and contestants
-take turns. Before the rounds that count there is one that compares every row and watches memory. A peer whose
-environment is missing is shown so; `--install` makes it.
+Every library has its own environment. Every round of every contestant is a fresh process that prints one line (see
+stream_peers/protocol.py), and contestants take turns. A first round, which is not timed, compares every row and records
+the memory. Peers without an environment are marked; `--install` creates it.
 """
 
 from __future__ import annotations
@@ -54,28 +54,28 @@ Outcome = dict[str, Any]
 
 
 def parse_options() -> argparse.Namespace:
-    """Which rows and contestants, how often, how large, and where everything lies."""
+    """Parse the rows, contestants, rounds, sizes and folders."""
     names = [row.name for row in ROWS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", choices=names, default=names, help="default: all")
     parser.add_argument("--peers", nargs="+", choices=[*OURS, *PINS], default=[*OURS, *PINS], help="default: all")
-    parser.add_argument("--rounds", type=int, default=5, help="fewer are for trying it out")
-    parser.add_argument("--scale", type=float, default=1.0, help="times the rows of every workload")
-    parser.add_argument("--seconds", type=float, default=1.0, help="the least time that a round is measured for")
-    parser.add_argument("--limit", type=float, default=8.0, help="and the most")
-    parser.add_argument("--data", type=Path, default=Path("build/stream"), help="where the workloads are kept")
-    parser.add_argument("--venvs", type=Path, default=Path(".nox/peers"), help="the peers' environments")
-    parser.add_argument("--install", action="store_true", help="make the environments that are missing")
-    parser.add_argument("--make", action="store_true", help="only make the workloads' data")
-    parser.add_argument("--cgroup", type=Path, help="a memory cgroup (v1 or v2) of 1.5 GB for W3; else a ulimit")
-    parser.add_argument("--keep", action="store_true", help="put what was measured into benchmarks/results")
+    parser.add_argument("--rounds", type=int, default=5, help="use fewer than 5 only to try it out")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for the rows of every workload")
+    parser.add_argument("--seconds", type=float, default=1.0, help="minimum duration of a round")
+    parser.add_argument("--limit", type=float, default=8.0, help="maximum duration of a round")
+    parser.add_argument("--data", type=Path, default=Path("build/stream"), help="folder of the workloads")
+    parser.add_argument("--venvs", type=Path, default=Path(".nox/peers"), help="folder of the environments")
+    parser.add_argument("--install", action="store_true", help="create missing environments")
+    parser.add_argument("--make", action="store_true", help="only create the data of the workloads")
+    parser.add_argument("--cgroup", type=Path, help="memory cgroup of 1.5 GB for the row `large`; default: a ulimit")
+    parser.add_argument("--keep", action="store_true", help="store the results in benchmarks/results")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Measure, print, and keep what was measured if asked."""
+    """Measure, print, and store the results with `--keep`."""
     options = parse_options()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that children are ended, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # raises SystemExit, so that child processes are ended, too
     if options.install:
         for peer in set(options.peers) & set(PINS):
             install(options.venvs / peer, PINS[peer])
@@ -92,7 +92,7 @@ def main() -> int:
 
 
 def install(folder: Path, pins: list[str]) -> None:
-    """Torch first, so that the peer finds it there and brings no other."""
+    """Create an environment. torch is installed first, so that the peer does not install another version."""
     python = folder / "bin/python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
@@ -102,28 +102,28 @@ def install(folder: Path, pins: list[str]) -> None:
 
 
 def interpreter(peer: str, options: argparse.Namespace) -> Path:
-    """The peer's own; quire and numpy run in this one."""
+    """Return the interpreter of a peer; quire and numpy use the current one."""
     return Path(sys.executable) if peer in OURS else (options.venvs / peer / "bin/python").absolute()
 
 
 def versions(options: argparse.Namespace) -> dict[str, str]:
-    """What is installed where."""
+    """Return the installed versions of the peers."""
     ask = "from importlib.metadata import version as v; import sys; print(v(sys.argv[1]))"
     packages = {peer: pins[0].split("==")[0] for peer, pins in PINS.items()} | {"quire": "quire", "memmap": "numpy"}
-    found = {}
+    installed = {}
     for peer, package in packages.items():
         python = interpreter(peer, options)
-        asked = [str(python), "-c", ask, DISTRIBUTIONS.get(package, package)]
-        done = subprocess.run(asked, capture_output=True, text=True, check=False) if python.exists() else None
-        found[package] = done.stdout.strip() if done and done.stdout else "not installed"
-    return found
+        command = [str(python), "-c", ask, DISTRIBUTIONS.get(package, package)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False) if python.exists() else None
+        installed[package] = done.stdout.strip() if done and done.stdout else "not installed"
+    return installed
 
 
 # --- rounds
 
 
 def measure(row: Row, options: argparse.Namespace) -> dict[str, Any]:
-    """The checked round and the timed ones, by contestant."""
+    """Return the checked round and the timed rounds, by contestant."""
     results: dict[str, Any] = {}
     present = [contestant for contestant in row.contestants if contestant.peer in options.peers]
     for contestant in present:
@@ -141,32 +141,32 @@ def measure(row: Row, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def first_round(row: Row, contestant: Contestant, options: argparse.Namespace) -> Outcome:
-    """Make the data if it is not there, and check what comes back."""
-    found: Outcome = {}
+    """Create the data if it is missing, and check the rows that are read."""
+    outcome: Outcome = {}
     if row.operation != "write":
         folder, recipe = folder_of(row, contestant, options), ADAPTERS / f"peer_{contestant.peer}.py"
         if not stream_data.is_made(folder, recipe):
-            made = play(row, contestant, options, operation="make", variant=contestant.store or contestant.variant)
+            variant = contestant.store or contestant.variant
+            outcome["make"] = play(row, contestant, options, operation="make", variant=variant)
             stream_data.mark_made(folder, recipe)
-            found["make"] = made
-        found["bytes"] = stream_data.size_of(folder)
+        outcome["bytes"] = stream_data.size_of(folder)
     if options.make:
-        return {**found, "error": "only made"}
-    found["check"] = play(row, contestant, options, check=True)
-    wrong = found["check"].get("wrong_columns")
+        return {**outcome, "error": "only the data was created"}
+    outcome["check"] = play(row, contestant, options, check=True)
+    wrong = outcome["check"].get("wrong_columns")
     if wrong:
-        found["error"] = f"these columns are not what was written: {', '.join(wrong)}"
-    return found
+        outcome["error"] = f"these columns differ from what was written: {', '.join(wrong)}"
+    return outcome
 
 
 def folder_of(row: Row, contestant: Contestant, options: argparse.Namespace) -> Path:
-    """Where this contestant's data lies."""
+    """Return the folder of the contestant's data."""
     workload = stream_data.WORKLOADS[row.workload].scaled(options.scale)
     return stream_data.folder_of(options.data.absolute(), contestant.peer, contestant.store, workload)
 
 
 def play(row: Row, contestant: Contestant, options: argparse.Namespace, **changes: Any) -> Outcome:
-    """One process, and the line that it prints."""
+    """Run one process, and return the outcome that it prints."""
     python, folder = interpreter(contestant.peer, options), folder_of(row, contestant, options)
     if not python.exists():
         raise RuntimeError("not installed")
@@ -186,13 +186,13 @@ def play(row: Row, contestant: Contestant, options: argparse.Namespace, **change
     }
     timed = task["operation"] != "make"
     if row.memory_mb and timed:
-        forget_pages(folder)
+        drop_pages(folder)
     limit = limiter(row.memory_mb, options.cgroup) if row.memory_mb and timed else None
     return run_child([str(python), str(ADAPTERS / f"peer_{contestant.peer}.py"), json.dumps(task)], options.data, limit)
 
 
 def run_child(command: list[str], data: Path, limit: Callable[[], None] | None) -> Outcome:
-    """What it printed last; a child that hangs is ended with all that it started."""
+    """Run a command and parse its last line; after a timeout, kill it with its descendants."""
     folders = {"HF_HOME": str(data.absolute() / "hf"), "TMPDIR": str(data.absolute() / "tmp")}
     (data / "tmp").mkdir(parents=True, exist_ok=True)
     with subprocess.Popen(
@@ -216,11 +216,11 @@ def run_child(command: list[str], data: Path, limit: Callable[[], None] | None) 
     return outcome
 
 
-# --- a small machine
+# --- limits of memory
 
 
 def limiter(megabytes: int, cgroup: Path | None) -> Callable[[], None]:
-    """Puts the child into a cgroup that was made for it; without one, limits what it may allocate."""
+    """Return a function that moves the child into the cgroup, or limits its allocations without one."""
 
     def limit() -> None:
         if cgroup:
@@ -231,8 +231,8 @@ def limiter(megabytes: int, cgroup: Path | None) -> Callable[[], None]:
     return limit
 
 
-def forget_pages(folder: Path) -> None:
-    """Let the system drop the files from its page cache."""
+def drop_pages(folder: Path) -> None:
+    """Drop the files from the page cache."""
     os.sync()
     for path in folder.rglob("*"):
         if path.is_file():

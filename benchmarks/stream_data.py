@@ -1,7 +1,7 @@
-"""The data of stream.py: workloads, and the folders in which each peer keeps them in its own format.
+"""The workloads of stream.py, and the folders in which each peer stores them in its own format.
 
-Every row can be made again from its number, so that what a peer gives back can be checked. Only numpy is needed here:
-every peer's interpreter imports this file.
+Every row can be computed from its number, so that the rows of a peer can be checked. This file needs only numpy,
+because the interpreters of all peers import it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Columns = dict[str, Any]
 """An array or a list for each column."""
 
 WRITTEN = 1000
-"""Rows in a batch that is written."""
+"""Rows per batch that is written."""
 
 _WORDS = ("river", "lantern", "orchard", "compass", "harbour", "meadow", "granite", "violin", "saffron", "glacier")
 _SOURCES = ("camera", "scanner", "archive", "web")
@@ -31,36 +31,36 @@ _POOL = 1 << 24
 
 @dataclass(frozen=True)
 class Workload:
-    """So many rows, in batches of so many, of the columns that a function makes."""
+    """A number of rows and a batch size, for columns that a function creates."""
 
     name: str
     rows: int
     batch: int
     make: Callable[[Rows], Columns]
     shards: int
-    """Files, for those who let themselves be told."""
+    """The number of files, for libraries with such an option."""
 
     def scaled(self, scale: float) -> Workload:
-        """The same with more or fewer rows; batches stay as they are, and so does the number of many shards."""
+        """Return the workload with more or fewer rows; the batch size and the number of shards stay."""
         rows = max(self.batch, round(self.rows * scale))
         return Workload(self.name, rows, self.batch, self.make, min(self.shards, rows))
 
     @property
     def shard_rows(self) -> int:
-        """Rows in a shard."""
+        """Rows per shard."""
         return -(-self.rows // self.shards)
 
     def batches(self, size: int = WRITTEN) -> Iterator[Columns]:
-        """All rows in order."""
+        """Yield all rows in order."""
         for start in range(0, self.rows, size):
             yield self.make(np.arange(start, min(start + size, self.rows)))
 
     @property
     def raw_bytes(self) -> int:
-        """What the columns hold, from a sample: arrays as they are, texts in UTF-8."""
+        """The bytes of the columns, estimated from a sample: arrays as they are, texts in UTF-8."""
         sample = self.make(np.arange(min(self.rows, WRITTEN)))
-        held = sum(_bytes_of(values) for values in sample.values())
-        return round(held * self.rows / min(self.rows, WRITTEN))
+        sampled = sum(_bytes_of(values) for values in sample.values())
+        return round(sampled * self.rows / min(self.rows, WRITTEN))
 
 
 def _bytes_of(values: Any) -> int:
@@ -71,7 +71,7 @@ def _bytes_of(values: Any) -> int:
 
 @cache
 def _pool() -> np.ndarray[Any, Any]:
-    """Random bytes that tensors are windows of, so that a row's tensor follows from its number."""
+    """Return random bytes; tensors are windows of them, so that the tensor of a row follows from its number."""
     return np.random.default_rng(0).integers(0, 256, _POOL + (1 << 16), np.uint8)
 
 
@@ -82,7 +82,7 @@ def _windows(rows: Rows, shape: tuple[int, ...], salt: int) -> np.ndarray[Any, A
 
 
 def _floats(rows: Rows, size: int, salt: int) -> np.ndarray[Any, Any]:
-    """From -0.5 to 0.5, of 24 random bits, so that no codec finds them few."""
+    """Return floats from -0.5 to 0.5 with 24 random bits, which do not compress well."""
     bits = _windows(rows, (4 * size,), salt).view(np.uint32) >> 8
     return bits.astype(np.float32) / np.float32(1 << 24) - np.float32(0.5)
 
@@ -92,22 +92,22 @@ def _texts(rows: Rows) -> list[str]:
 
 
 def _captions(rows: Rows) -> list[str]:
-    """40 to 120 bytes."""
+    """Return texts of 40 to 120 bytes."""
     return [" ".join(_WORDS[(row + i * 7) % 10] for i in range(6 + row % 9)) + f" {row}" for row in rows.tolist()]
 
 
 def pictures(rows: Rows) -> Columns:
-    """An image, a label and a text."""
+    """Return images, labels and texts."""
     return {"row": rows, "image": _windows(rows, (3, 64, 64), 1), "label": rows * 7 % 1000, "text": _texts(rows)}
 
 
 def tensors(rows: Rows) -> Columns:
-    """The same without the text."""
+    """Return images and labels."""
     return {"row": rows, "image": _windows(rows, (3, 64, 64), 1), "label": rows * 7 % 1000}
 
 
 def documents(rows: Rows) -> Columns:
-    """Nested `meta` (source, ts, tags), an optional mask, an embedding and a caption."""
+    """Return nested `meta` (source, ts, tags), optional masks, embeddings and captions."""
     has_mask = rows * 2_654_435_761 % 1000 < 700
     return {
         "row": rows,
@@ -124,7 +124,7 @@ def documents(rows: Rows) -> Columns:
 
 
 def table(rows: Rows) -> Columns:
-    """32 features and a class."""
+    """Return 32 features and a class."""
     return {"row": rows, "feat": _floats(rows, 32, 4), "y": (rows * 10 // 1_000_003 % 10).astype(np.int32)}
 
 
@@ -146,57 +146,57 @@ WORKLOADS = {
 
 
 def folder_of(root: Path, peer: str, variant: str, workload: Workload) -> Path:
-    """Where a peer keeps a workload of this size; made anew if how it is made has changed."""
+    """Return the folder of a workload of this size; its data is recreated if the code that writes it has changed."""
     return root / f"{workload.name}-{workload.rows}" / f"{peer}-{variant}"
 
 
 def is_made(folder: Path, recipe: Path) -> bool:
-    """Whether the folder was made to the end, by the adapter as it is now."""
+    """Whether the folder is complete, and written by the current code of the adapter."""
     mark = folder.with_suffix(".made")
     return mark.exists() and mark.read_text() == _fingerprint(recipe)
 
 
 def mark_made(folder: Path, recipe: Path) -> None:
-    """Say that the folder is whole."""
+    """Record that the folder is complete."""
     folder.with_suffix(".made").write_text(_fingerprint(recipe))
 
 
 def _fingerprint(recipe: Path) -> str:
-    """Of the code that makes data and writes it, without its layout and comments."""
+    """Return a hash of the code that creates and writes the data, independent of formatting and comments."""
     texts = recipe.read_text().split("# --- read")[0], Path(__file__).read_text().split("# --- folders")[0]
     return hashlib.sha256("".join(ast.unparse(ast.parse(text)) for text in texts).encode()).hexdigest()
 
 
 def size_of(folder: Path) -> int:
-    """Bytes in files."""
+    """Return the bytes of all files."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 # --- checks
 
 
-def differences(workload: Workload, rows: Rows, given: Columns) -> list[str]:
-    """The columns that are missing, or not what was written; those a peer cannot carry are left to its page."""
-    wanted, found = workload.make(rows), []
-    for name, values in given.items():
-        if isinstance(wanted[name], np.ndarray):
+def differences(workload: Workload, rows: Rows, columns: Columns) -> list[str]:
+    """Return the names of columns that differ from what was written; columns that a peer cannot store are skipped."""
+    expected, wrong = workload.make(rows), []
+    for name, values in columns.items():
+        if isinstance(expected[name], np.ndarray):
             array = np.asarray(values)
-            same = array.dtype == wanted[name].dtype and np.array_equal(array, wanted[name])
+            same = array.dtype == expected[name].dtype and np.array_equal(array, expected[name])
         else:
-            same = list(values) == wanted[name]
+            same = list(values) == expected[name]
         if not same:
-            found.append(name)
-    return found
+            wrong.append(name)
+    return wrong
 
 
 def entropy(batches: list[Rows], rows: int) -> float:
-    """The mean entropy, in bits, of the deciles of the dataset that the rows of a batch come from; whole batches."""
+    """Return the mean entropy, in bits, of the deciles of the dataset that the rows of a full batch come from."""
     whole = [batch for batch in batches if len(batch) == len(batches[0])]
     return float(np.mean([_bits(batch * 10 // rows) for batch in whole]))
 
 
 def ideal_entropy(batches: list[Rows], rows: int) -> float:
-    """The same of a true permutation, in batches of the same sizes."""
+    """Return the entropy of a random permutation, in batches of the same sizes."""
     order = np.random.default_rng(1).permutation(rows)
     return entropy(np.split(order, np.cumsum([len(batch) for batch in batches])[:-1]), rows)
 

@@ -1,4 +1,4 @@
-"""The results of stream.py as sections."""
+"""Convert the results of stream.py to sections."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from typing import Any
 from results import Goal, Section
 from stream_rows import Aim, Row
 
-Found = dict[str, Any]
+Outcomes = dict[str, Any]
+"""What the processes of the contestants printed."""
 
 
-def section_of(row: Row, found: Found) -> Section:
-    """A row's table and its goals; the first contestant that is quire stands for it."""
-    present = [contestant.name for contestant in row.contestants if contestant.name in found]
+def section_of(row: Row, outcomes: Outcomes) -> Section:
+    """Return the table and the goals of a row; the first contestant that is quire represents it."""
+    present = [contestant.name for contestant in row.contestants if contestant.name in outcomes]
     return Section(
         row.name,
         row.title,
         row.what,
         _head(row),
-        [_line(name, found[name], row) for name in present],
-        [_goal(aim, found) for aim in row.aims],
-        _others(present, found, by="wall" if row.workers or row.operation == "write" else "cpu"),
+        [_line(name, outcomes[name], row) for name in present],
+        [_goal(aim, outcomes) for aim in row.aims],
+        _others(present, outcomes, by="wall" if row.workers or row.operation == "write" else "cpu"),
     )
 
 
-def _others(present: list[str], found: Found, by: str) -> dict[str, float]:
-    """What everybody else takes of quire's time."""
+def _others(present: list[str], outcomes: Outcomes, by: str) -> dict[str, float]:
+    """Return the times of the other libraries relative to quire."""
     ours = next((name for name in present if name in ("quire", "quire, 2 workers")), "")
-    others = [name for name in present if not name.startswith("quire") and _measured(found[name])]
-    if not _measured(found.get(ours)) or not _values(found[ours], "rows_per_s"):
+    others = [name for name in present if not name.startswith("quire") and _measured(outcomes[name])]
+    if not _measured(outcomes.get(ours)) or not _values(outcomes[ours], "rows_per_s"):
         return {}
-    return {name: median(_ratios(Aim(ours, name, by=by), found)) for name in others}
+    return {name: median(_ratios(Aim(ours, name, by=by), outcomes)) for name in others}
 
 
 # --- contestants
@@ -39,15 +40,15 @@ def _others(present: list[str], found: Found, by: str) -> dict[str, float]:
 
 def _head(row: Row) -> list[str]:
     return {
-        "read": ["", "rows/s", "CPU s / M rows", "first batch", "memory", "anonymous", "once", "mixing"],
+        "read": ["", "rows/s", "CPU s / M rows", "first batch", "memory", "anonymous", "exactly once", "mixing"],
         "take": ["", "rows/s", "CPU s / M rows", "first batch", "memory", "anonymous"],
         "write": ["", "rows/s", "CPU s / M rows", "MB/s", "size"],
         "start": ["", "first batch", "CPU"],
-        "resume": ["", "first batch", "once", "state"],
+        "resume": ["", "first batch", "exactly once", "state"],
     }[row.operation]
 
 
-def _line(name: str, result: Found, row: Row) -> list[str]:
+def _line(name: str, result: Outcomes, row: Row) -> list[str]:
     head = _head(row)
     if "error" in result or not result["rounds"]:
         return [name, result.get("error", "no rounds")[:120], *[""] * (len(head) - 2)]
@@ -61,17 +62,17 @@ def _line(name: str, result: Found, row: Row) -> list[str]:
         "state": _range(result, "state_bytes", "{:,.0f} bytes"),
         "memory": _checked(result, "peak_pss_mb", "{:,.0f} MB"),
         "anonymous": _checked(result, "peak_anon_mb", "{:,.0f} MB"),
-        "once": _once(result["check"]),
+        "exactly once": _once(result["check"]),
         "mixing": _share(result["check"]),
     }
     return [name, *(cells[column] for column in head[1:])]
 
 
-def _values(result: Found, key: str) -> list[float]:
+def _values(result: Outcomes, key: str) -> list[float]:
     return [outcome[key] for outcome in result["rounds"] if outcome.get(key) is not None]
 
 
-def _range(result: Found, key: str, form: str) -> str:
+def _range(result: Outcomes, key: str, form: str) -> str:
     values = _values(result, key)
     if not values:
         return ""
@@ -79,62 +80,64 @@ def _range(result: Found, key: str, form: str) -> str:
     return f"{middle} ({low.split(' ')[0]} to {high.split(' ')[0]})"
 
 
-def _checked(result: Found, key: str, form: str) -> str:
+def _checked(result: Outcomes, key: str, form: str) -> str:
     return form.format(result["check"][key]) if key in result["check"] else ""
 
 
-def _once(check: Found) -> str:
+def _once(check: Outcomes) -> str:
     if check.get("exactly_once") is None:
         return ""
     if check["exactly_once"]:
         return "yes"
-    return f"no: {check.get('repeated', '?')} again, {check.get('lost', '?')} never"
+    return f"no: {check.get('repeated', '?')} repeated, {check.get('lost', '?')} missing"
 
 
-def _share(check: Found) -> str:
+def _share(check: Outcomes) -> str:
     return f"{check['entropy'] / check['ideal_entropy']:.3f}" if "entropy" in check else ""
 
 
 # --- goals
 
 
-def _goal(aim: Aim, found: Found) -> Goal:
-    bound: Found = {"at_least": aim.at_least} if aim.at_least else {"at_most": aim.at_most}
+def _goal(aim: Aim, outcomes: Outcomes) -> Goal:
+    bound: Outcomes = {"at_least": aim.at_least} if aim.at_least else {"at_most": aim.at_most}
     if aim.theirs:
-        values = _ratios(aim, found) if _measured(found.get(aim.ours)) and _measured(found.get(aim.theirs)) else []
-        by = "CPU" if aim.by == "cpu" else aim.by
+        values = (
+            _ratios(aim, outcomes) if _measured(outcomes.get(aim.ours)) and _measured(outcomes.get(aim.theirs)) else []
+        )
+        by = {"cpu": "CPU", "cpu of memmap": "CPU, relative to memmap"}.get(aim.by, aim.by)
         return Goal(aim.ours, aim.theirs, values, by, known=aim.known, **bound)
     name, unit = OWN.get(aim.by, (aim.by, ""))
-    values = _own_values(aim.by, found[aim.ours]) if _measured(found.get(aim.ours)) else []
+    values = _own_values(aim.by, outcomes[aim.ours]) if _measured(outcomes.get(aim.ours)) else []
     return Goal(aim.ours, name, values, unit=unit, known=aim.known, **bound)
 
 
 OWN = {
     "first_batch_s": ("seconds to the first batch", "s"),
-    "growth_mb": ("growth of memory an epoch", "MB"),
+    "growth_mb": ("memory growth per epoch", "MB"),
     "budget_mb": ("memory above the start", "MB"),
-    "size": ("size of the files, to that of the data", ""),
+    "size": ("size of the files relative to the data", ""),
 }
 
 
-def _ratios(aim: Aim, found: Found) -> list[float]:
-    """How many times as fast as the other; a number a round."""
-    ours, theirs = found[aim.ours], found[aim.theirs]
+def _ratios(aim: Aim, outcomes: Outcomes) -> list[float]:
+    """Return the speed relative to the other contestant, one value per round."""
+    ours, theirs = outcomes[aim.ours], outcomes[aim.theirs]
     if aim.by == "wall":
         return _divided(_values(ours, "rows_per_s"), _values(theirs, "rows_per_s"))
     speeds = _divided(_values(theirs, "cpu_s_per_million"), _values(ours, "cpu_s_per_million"))
     if aim.by == "cpu of memmap":
-        gather, scan = found["numpy memmap gather"], found["numpy memmap, in order"]
+        gather, scan = outcomes["numpy memmap gather"], outcomes["numpy memmap, in order"]
         random = _divided(_values(scan, "cpu_s_per_million"), _values(gather, "cpu_s_per_million"))
         return _divided(speeds, random)
     return speeds
 
 
-def _measured(result: Found | None) -> bool:
+def _measured(result: Outcomes | None) -> bool:
     return bool(result and result["rounds"] and "error" not in result)
 
 
-def _own_values(name: str, ours: Found) -> list[float]:
+def _own_values(name: str, ours: Outcomes) -> list[float]:
     if name == "mixing":
         return [float(ours["check"]["entropy"] / ours["check"]["ideal_entropy"])]
     if name == "budget_mb":

@@ -1,4 +1,4 @@
-"""What stream.py compares: rows of the table, who takes part in each, and how far quire must reach."""
+"""The rows of stream.py: the contestants of each, and the targets of quire."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Contestant:
-    """A peer's adapter, and how it reads what it stores."""
+    """An adapter of a peer, and how it reads its data."""
 
     name: str
     peer: str
     variant: str = ""
     store: str = ""
-    """The variant that wrote the data, where several ways of reading share it."""
+    """The variant that wrote the data, if several ways of reading share it."""
     shuffle: bool = True
     workers: int | None = None
     whole: bool = False
-    """Epochs are never cut short: it reads ahead of what it gives, and would be charged for that."""
+    """Whether epochs are always read to the end: prefetching would count as time of an incomplete epoch."""
 
 
 @dataclass(frozen=True)
 class Aim:
-    """At least so many times as fast as another, or a number that is at most so large."""
+    """A target: a minimum speed relative to another contestant, or a bound for a quantity."""
 
     ours: str
     theirs: str = ""
     at_least: float = 0.0
     by: str = "cpu"
-    """'cpu' or 'wall' for a ratio of speeds, else the name of a number."""
+    """'cpu' or 'wall' for a ratio of speeds, else the name of a quantity."""
     at_most: float = 0.0
     known: str = ""
-    """What was measured before, on the way to the goal."""
+    """Results that were known when the target was set."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison: everybody does the same on the same data."""
+    """One comparison: all contestants do the same work on the same data."""
 
     name: str
     title: str
@@ -48,18 +48,18 @@ class Row:
     operation: str = "read"
     workers: int = 0
     memory_mb: int = 0
-    """The limit of the process, where there is one; the data is then read from the disk, not from memory."""
+    """The memory limit of the process, if any; the data is then read from disk, not from the page cache."""
     epochs: int = 0
     most_rounds: int = 100
 
 
 def quire(name: str, variant: str, *, shuffle: bool = True, workers: int | None = None) -> Contestant:
-    """quire, in one of its ways."""
+    """Return a variant of quire."""
     return Contestant(name, "quire", variant, variant.split("/", 1)[0], shuffle, workers)
 
 
 def hugging(name: str, variant: str, workers: int | None = None) -> Contestant:
-    """HF datasets, in one of its ways."""
+    """Return a variant of HF datasets."""
     return Contestant(name, "datasets", variant, "binary" if variant == "binary" else "arrays", workers=workers)
 
 
@@ -69,7 +69,7 @@ BLOCK = quire("quire", "arrow/block/direct")
 GLOBAL = quire("quire, global shuffle", "arrow/global/direct")
 ORDERED = quire("quire, in order", "arrow/block/direct", shuffle=False)
 PARQUET = quire("quire, Parquet", "parquet/block/direct")
-HF_BINARY = hugging("HF, binary column by hand", "binary")
+HF_BINARY = hugging("HF, hand-written binary column", "binary")
 HF = hugging("HF datasets", "batches")
 HF_ROWS = hugging("HF datasets, as documented", "rows")
 HF_ITERABLE = hugging("HF iterable", "iterable")
@@ -92,11 +92,11 @@ ROWS = (
         ),
         (
             Aim("quire", "numpy memmap gather", 0.6),
-            Aim("quire", "HF, binary column by hand", 1.0, known="0.19x the gather"),
-            Aim("quire", "HF datasets", 1.0, known="0.011x the gather"),
-            Aim("quire", "LitData", 1.0, known="0.10x the gather"),
-            Aim("quire", "WebDataset", 1.0, known="0.008x the gather"),
-            Aim("quire", "MosaicML MDS", 1.0, known="0.005x the gather"),
+            Aim("quire", "HF, hand-written binary column", 1.0, known="0.19x of the gather"),
+            Aim("quire", "HF datasets", 1.0, known="0.011x of the gather"),
+            Aim("quire", "LitData", 1.0, known="0.10x of the gather"),
+            Aim("quire", "WebDataset", 1.0, known="0.008x of the gather"),
+            Aim("quire", "MosaicML MDS", 1.0, known="0.005x of the gather"),
             Aim("quire", "quire, in order", 0.8),
             Aim("quire, global shuffle", "quire, in order", 0.8, by="cpu of memmap"),
             Aim("quire", by="mixing", at_least=0.99),
@@ -152,8 +152,8 @@ ROWS = (
     ),
     Row(
         "random",
-        "Random batches by row numbers",
-        "256 rows of the documents of W2, chosen at random, with repetition.",
+        "Random batches by row number",
+        "256 random rows with repetition, of the nested documents above.",
         "documents",
         (
             *(GATHER, BLOCK, LANCE, MDS),
@@ -177,10 +177,10 @@ ROWS = (
     ),
     Row(
         "write",
-        "Batches in hand, written",
-        "The pictures, in batches of 1,000 in memory. One reference writes their bytes to plain files, and the "
-        "other waits until they are on the disk, as quire does for every shard unless told not to (`durable=False`), "
-        "and none of the others.",
+        "Writing batches",
+        "The pictures, in batches of 1,000 in memory. One reference writes their bytes to plain files; the other "
+        "also waits until they are on disk, as quire does for every shard unless `durable=False`, and no other "
+        "library does.",
         "pictures",
         (
             Contestant("plain file write, synced", "memmap", "synced"),
@@ -211,7 +211,7 @@ ROWS = (
     Row(
         "resume",
         "Resume",
-        "Stopped at 37 % of a shuffled epoch; a new dataset goes on from the state, to its first batch.",
+        "Stopped at 37 % of a shuffled epoch; a new dataset resumes from the state, up to its first batch.",
         "documents",
         (BLOCK, LITDATA, MDS),
         (Aim("quire", by="first_batch_s", at_most=0.1),),

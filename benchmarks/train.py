@@ -1,10 +1,9 @@
-"""What feeding a training costs, against the time that the work itself takes, and beside the peers.
+"""Benchmark the input pipeline of training, compared with hand-written loops and with other libraries.
 
     python benchmarks/train.py --rows overlap_thread jpeg_64 --rounds 5 --keep
 
 Every row is one interleaved run (see measure.py); its result is a ratio, of wall times where work waits or is spread
-over cores. A peer that is not installed is shown so. `--size` is of no consequence for the overlap, whose numbers are
-those of the story that it tells.
+over cores. Peers that are not installed are marked. `--size` does not affect the rows about overlap.
 """
 
 from __future__ import annotations
@@ -37,29 +36,29 @@ BATCHES = 1024 // 16
 
 
 class Empty(BaseDocument):
-    """A document with nothing in it."""
+    """A document without fields."""
 
 
 def cpu_job(docs: Any) -> Any:
-    """A second of preprocessing."""
+    """Simulate a second of preprocessing."""
     time.sleep(1 * SCALE)
     return docs
 
 
 def gpu_job(_: Any) -> None:
-    """Two seconds of training."""
+    """Simulate two seconds of training."""
     time.sleep(2 * SCALE)
 
 
 def ideal() -> None:
-    """The first batch must be made before anything else; from then on the accelerator decides."""
+    """Wait for the first batch; from then on, the accelerator is the bottleneck."""
     cpu_job(None)
     for _ in range(BATCHES):
         gpu_job(None)
 
 
 def overlap_row(backend: Backend, target: float, known: str) -> Row:
-    """`map_batch` on workers that are there already; beside it, on workers that it starts, and `apply_batch` first."""
+    """Compare `map_batch` on running workers, on workers that it starts, and after `apply_batch`."""
     docs = DocumentArray[Empty].empty(1024)
     pool = Workers(4, backend).warm_up()
 
@@ -67,21 +66,22 @@ def overlap_row(backend: Backend, target: float, known: str) -> Row:
         for batch in batches:
             gpu_job(batch)
 
-    def one_after_the_other() -> None:
+    def without_overlap() -> None:
         docs.apply_batch(cpu_job, batch_size=16, pool=pool)
         consume(docs.batch(16))
 
     return Row(
-        title=f"map_batch overlaps, {backend}",
-        what=f"{BATCHES} batches of 16, {1000 * SCALE:.0f} ms each on 4 workers and then {2000 * SCALE:.0f} ms here.",
+        title=f"Overlap of map_batch and training, {backend} backend",
+        what=f"{BATCHES} batches of 16, {1000 * SCALE:.0f} ms each on 4 workers, then {2000 * SCALE:.0f} ms in the "
+        "main process.",
         quire=Contestant("quire, warm", repeated(lambda: consume(docs.map_batch(cpu_job, batch_size=16, pool=pool)))),
-        reference=Contestant("the ideal", repeated(ideal)),
+        reference=Contestant("ideal", repeated(ideal)),
         peers=[
             Contestant(
                 "quire, with start-up",
                 repeated(lambda: consume(docs.map_batch(cpu_job, batch_size=16, num_worker=4, backend=backend))),
             ),
-            Contestant("apply_batch, then the rest", repeated(one_after_the_other)),
+            Contestant("apply_batch first, no overlap", repeated(without_overlap)),
         ],
         target=target,
         known=known,
@@ -94,24 +94,24 @@ def overlap_row(backend: Backend, target: float, known: str) -> Row:
 
 
 class Photo(BaseDocument):
-    """A compressed image and what is made of it."""
+    """A compressed image and its decoded pixels."""
 
     data: bytes
     tensor: NdArray | None = None
 
 
 def photos(size: int, side: int) -> DocumentArray[Photo]:
-    """Photos of a smooth scene with noise, which is about as hard to unpack as one from a camera."""
+    """Create JPEGs of a smooth scene with noise, which take about as long to decode as photos of a camera."""
     from PIL import Image
 
-    random, made = np.random.default_rng(0), []
+    random, documents = np.random.default_rng(0), []
     for _ in range(size):
         coarse = Image.fromarray(random.integers(0, 256, (8, 8, 3), np.uint8)).resize((side, side), 3)
         noisy = np.asarray(coarse).astype(np.int16) + random.integers(-12, 13, (side, side, 3))
         file = io.BytesIO()
         Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
-        made.append(Photo(data=file.getvalue()))
-    return DocumentArray[Photo](made)
+        documents.append(Photo(data=file.getvalue()))
+    return DocumentArray[Photo](documents)
 
 
 MEAN = np.array([0.485, 0.456, 0.406], np.float32)
@@ -119,7 +119,7 @@ DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
 
 
 def load(doc: Photo) -> Photo:
-    """Unpack, normalise, channels first."""
+    """Decode, normalise, and move the channels first."""
     from PIL import Image
 
     pixels = np.asarray(Image.open(io.BytesIO(doc.data)).convert("RGB"), np.float32)
@@ -128,7 +128,7 @@ def load(doc: Photo) -> Photo:
 
 
 def jpeg_row(size: int, side: int, target: float, known: str) -> Row:
-    """`apply` on threads, against a loop over the documents."""
+    """Compare `apply` on threads with a loop over the documents."""
     docs = photos(max(64, size * 224 // side // 40), side)
 
     def loop() -> None:
@@ -137,10 +137,10 @@ def jpeg_row(size: int, side: int, target: float, known: str) -> Row:
 
     return Row(
         title=f"apply on JPEGs, {side} px",
-        what=f"Unpack and normalise {len(docs):,} images on 2 threads.",
+        what=f"Decode and normalise {len(docs):,} images on 2 threads.",
         quire=Contestant("quire", repeated(lambda: docs.apply(load, num_workers=2))),
-        reference=Contestant("a for-loop", repeated(loop)),
-        peers=[Contestant("a bare ThreadPool", thread_pool(docs))],
+        reference=Contestant("for loop", repeated(loop)),
+        peers=[Contestant("plain ThreadPool", thread_pool(docs))],
         target=target,
         faster=True,
         known=known,
@@ -150,7 +150,7 @@ def jpeg_row(size: int, side: int, target: float, known: str) -> Row:
 
 
 def thread_pool(docs: DocumentArray[Photo]) -> Loop:
-    """What one writes by hand."""
+    """Return a hand-written loop with a thread pool."""
 
     def work() -> None:
         with ThreadPool(2) as pool:
@@ -164,8 +164,8 @@ BUILDERS: dict[str, Builder] = {
     **loading.BUILDERS,
     "overlap_thread": lambda _: overlap_row("thread", 1.01, "DocArray v1 1.005x"),
     "overlap_process": lambda _: overlap_row("process", 1.02, "DocArray v1 1.014x"),
-    "jpeg_224": lambda size: jpeg_row(size, 224, 1 / 1.5, "a bare ThreadPool 1.5x to 1.7x"),
-    "jpeg_64": lambda size: jpeg_row(size, 64, 1.0, "a bare ThreadPool 0.85x"),
+    "jpeg_224": lambda size: jpeg_row(size, 224, 1 / 1.5, "plain ThreadPool 1.5x to 1.7x"),
+    "jpeg_64": lambda size: jpeg_row(size, 64, 1.0, "plain ThreadPool 0.85x"),
     "memory": train_memory.section,
 }
 

@@ -1,11 +1,11 @@
-"""What forked workers of a DataLoader take in memory, epoch after epoch.
+"""Measure the memory of forked DataLoader workers over several epochs.
 
     python benchmarks/train.py --rows memory
 
-Each contestant runs in a fresh process: it makes its dataset, forks the workers once (`persistent_workers`), and goes
-through it in random order. Told are the unique bytes of the workers (USS: private pages, clean and dirty), summed, when
-they have given their first batch and after every epoch, beside the resident bytes (RSS), which count shared pages too.
-A worker should not grow; one that reads Python objects writes their counts of users, and so copies their pages.
+Each contestant runs in a fresh process: it creates its dataset, forks the workers once (`persistent_workers`), and
+iterates in random order. The results are the unique bytes of the workers (USS: private pages, clean and dirty), summed,
+after their first batch and after every epoch, and the resident bytes (RSS), which also count shared pages. A worker
+should not grow; one that reads Python objects writes their reference counts, and thereby copies their pages.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ DOCUMENTS, WORKERS, EPOCHS = 200_000, 4, 3
 
 
 class Caption(BaseDocument):
-    """The nested document."""
+    """A nested document."""
 
     text: str
 
 
 class Picture(BaseDocument):
-    """What is trained on: a vector, a label, and texts."""
+    """A training document with a vector, a label and texts."""
 
     vector: TorchTensor[float32, 16]
     label: int
@@ -47,7 +47,7 @@ class Picture(BaseDocument):
 
 
 class PlainRows(Dataset[dict[str, Any]]):
-    """A list of dicts, as one writes it by hand."""
+    """A hand-written dataset over a list of dicts."""
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
         self.rows = rows
@@ -60,20 +60,20 @@ class PlainRows(Dataset[dict[str, Any]]):
 
 
 def rows(number: int) -> Iterator[dict[str, Any]]:
-    """The content of the documents."""
+    """Yield the fields of the documents."""
     for i in range(number):
         text = f"a caption of some words about picture number {i}"
         yield {"vector": torch.full((16,), float(i)), "label": i, "name": f"picture {i}", "caption": {"text": text}}
 
 
 def quire_loader(number: int, options: dict[str, Any]) -> DataLoader[Any]:
-    """Documents as columns."""
+    """Return a loader of documents, which are stored as columns."""
     dataset = MultiModalDataset[Picture](Picture(**row) for row in rows(number))
     return DataLoader(dataset, collate_fn=MultiModalDataset[Picture].collate_fn, **options)
 
 
 def plain_loader(number: int, options: dict[str, Any]) -> DataLoader[Any]:
-    """A list of dicts, collated by torch."""
+    """Return a loader of a list of dicts, collated by torch."""
     return DataLoader(PlainRows(list(rows(number))), **options)
 
 
@@ -84,7 +84,7 @@ CONTESTANTS: dict[str, Callable[[int, dict[str, Any]], DataLoader[Any]]] = {
 
 
 def memory(pids: list[int]) -> tuple[float, float]:
-    """The unique and the resident MiB of processes, summed."""
+    """Return the unique and the resident MiB of processes, summed."""
     unique = resident = 0
     for pid in pids:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
@@ -94,27 +94,27 @@ def memory(pids: list[int]) -> tuple[float, float]:
     return unique / _MIB, resident / _MIB
 
 
-def watched(name: str) -> list[tuple[str, float, float]]:
-    """The workers' memory at the start and after every epoch."""
-    warnings.simplefilter("ignore")  # of more workers than cores
+def measure_workers(name: str) -> list[tuple[str, float, float]]:
+    """Return the memory of the workers after the first batch and after every epoch."""
+    warnings.simplefilter("ignore")  # torch warns about more workers than cores
     options = {"batch_size": 256, "shuffle": True, "num_workers": WORKERS, "persistent_workers": True}
     loader = CONTESTANTS[name](DOCUMENTS, {**options, "multiprocessing_context": "fork"})
     gc.collect()
-    found = []
+    measurements = []
     for epoch in range(EPOCHS):
         batches = iter(loader)
         next(batches)
         pids = [worker.pid for worker in batches._workers]  # type: ignore[attr-defined]
         if not epoch:
-            found.append(("first batch", *memory(pids)))
+            measurements.append(("first batch", *memory(pids)))
         for _ in batches:
             pass
-        found.append((f"epoch {epoch + 1}", *memory(pids)))
-    return found
+        measurements.append((f"epoch {epoch + 1}", *memory(pids)))
+    return measurements
 
 
 def section(_: int) -> Section:
-    """Every contestant in a process of its own."""
+    """Measure every contestant in a process of its own."""
     lines = []
     for name in CONTESTANTS:
         done = subprocess.run([sys.executable, __file__, name], check=True, stdout=subprocess.PIPE, text=True)
@@ -124,12 +124,12 @@ def section(_: int) -> Section:
         "memory",
         "Memory of workers",
         f"{DOCUMENTS:,} documents with a vector, a number and texts, {WORKERS} forked workers, {EPOCHS} epochs in "
-        "random order. *USS* are the bytes that the workers have for themselves, summed; *RSS* counts pages that they "
-        "share with the trainer, too.",
+        "random order. *USS* is the memory private to the workers, summed; *RSS* also counts the pages that they share "
+        "with the trainer.",
         ["", "after", "USS MiB", "RSS MiB"],
         lines,
     )
 
 
 if __name__ == "__main__":
-    print(json.dumps(watched(sys.argv[1])))
+    print(json.dumps(measure_workers(sys.argv[1])))

@@ -1,10 +1,10 @@
-"""What verifying stored data costs: verify='first_touch' compared with verify='never', on the same files.
+"""Benchmark the verification of stored data: verify='first_touch' compared with verify='never', on the same files.
 
     python benchmarks/verify.py --rounds 7
     python benchmarks/verify.py --rows later_epochs --keep
 
-The rows are kept with those of stream.py. A first epoch opens the dataset, so that nothing is verified yet; from disk,
-the pages of the files are dropped before each turn, and wall time decides. `--size` is the number of pictures.
+The results are stored with those of stream.py. A first epoch opens the dataset, so that nothing is verified yet; from
+disk, the pages of the files are dropped before each turn, and wall time decides. `--size` is the number of images.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _folders: dict[int, Path] = {}
 
 
 class Picture(BaseDocument):
-    """A picture of 12 KB, its label and a caption."""
+    """An image of 12 KB, its label and a caption."""
 
     pixels: NdArray[uint8, 3, 64, 64]
     label: int
@@ -42,7 +42,7 @@ class Picture(BaseDocument):
 
 
 def pictures(size: int) -> Path:
-    """Return the folder of a dataset of n pictures, written once."""
+    """Return the folder of a dataset of `size` images, written once."""
     if size not in _folders:
         folder = Path(tempfile.mkdtemp(prefix="quire-verify-", dir=os.environ.get("QUIRE_BENCH_DATA")))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -54,24 +54,24 @@ def pictures(size: int) -> Path:
                 yield Picture(pixels=pixels, label=number, caption=f"picture number {number}")
 
         write_dataset(rows(), folder / "d", schema=Picture, format="arrow", show_progress=False)
-        os.environ["QUIRE_CACHE"] = str(folder / "cache")  # opening a dataset looks at all files in the cache
+        os.environ["QUIRE_CACHE"] = str(folder / "cache")  # opening a dataset checks all files in the cache
         _folders[size] = folder / "d"
     return _folders[size]
 
 
 def stream(folder: Path, verify: Any) -> StreamingDataset[Picture]:
-    """A shuffled dataset."""
+    """Return a shuffled dataset."""
     return StreamingDataset[Picture](folder, BATCH, seed=1, verify=verify, framework="numpy")
 
 
 def epoch(dataset: StreamingDataset[Picture]) -> None:
-    """One pass."""
+    """Iterate over an epoch."""
     for _ in dataset:
         pass
 
 
 def drop_pages(folder: Path) -> None:
-    """Let the system forget the pages of the files."""
+    """Drop the files from the page cache."""
     for path in folder.glob("*.arrow"):
         handle = os.open(path, os.O_RDONLY)
         os.fsync(handle)
@@ -80,7 +80,7 @@ def drop_pages(folder: Path) -> None:
 
 
 def contestants(build: Any) -> dict[str, Contestant]:
-    """The two that are compared."""
+    """Return the two contestants."""
     return {
         "quire": Contestant("verify='first_touch'", build("first_touch")),
         "reference": Contestant("verify='never'", build("never")),
@@ -88,7 +88,7 @@ def contestants(build: Any) -> dict[str, Contestant]:
 
 
 def later_epochs(size: int) -> Row:
-    """Epochs of a dataset of which everything was verified."""
+    """Read epochs of a dataset that is verified already."""
     folder = pictures(size)
 
     def build(verify: Any) -> Loop:
@@ -106,7 +106,7 @@ def later_epochs(size: int) -> Row:
 
 
 def first_epoch(size: int, *, from_disk: bool) -> Row:
-    """Opening a dataset, and one epoch."""
+    """Open a dataset and read one epoch."""
     folder = pictures(size)
 
     def build(verify: Any) -> Loop:
@@ -127,7 +127,7 @@ def first_epoch(size: int, *, from_disk: bool) -> Row:
 
 
 def first_gather(size: int) -> Section:
-    """The price of the design: the blocks of the rows are verified as wholes."""
+    """Take random rows of a new dataset: the worst case, because whole blocks are verified for single rows."""
     folder, generator = pictures(size), np.random.default_rng(1)
 
     def build(verify: Any) -> Loop:
@@ -151,7 +151,7 @@ BUILDERS: dict[str, Builder] = {
 
 
 def main() -> int:
-    """Measure, print, and keep what was measured if asked."""
+    """Measure, print, and store the results with `--keep`."""
     options = parse_options(__doc__ or "", BUILDERS)
     return run("stream", BUILDERS, options, PACKAGES)
 

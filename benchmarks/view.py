@@ -1,12 +1,12 @@
-"""How long somebody waits for the viewer, and what it takes in memory.
+"""Benchmark the response times and the memory of the viewer.
 
     python benchmarks/view.py --documents 1000000 --rounds 7
 
-The viewer is a process of its own, `quire view`, on a dataset of texts, numbers and embeddings of 64 float32, in Arrow
-and in Parquet. *First page* is from the start of the process to the last byte of the rows that the grid shows first;
-*after start* from where it tells its address, that is without the start of Python and its imports. Rows anywhere are
-asked for at random places, as the grid asks, over HTTP and by a real browser, which tells when it has shown them.
-Memory is the largest that was seen: all that is resident, and what is the process's own, without mapped files.
+The viewer runs in its own process, `quire view`, on a dataset of texts, numbers and embeddings of 64 float32, in Arrow
+and in Parquet. *First page* is the time from the start of the process to the last byte of the first rows; *after start*
+is measured from the moment it prints its address, without the start of Python and its imports. Random rows are
+requested as the grid does, over HTTP and in a real browser, until they are displayed. Memory is the peak: resident
+memory, and the anonymous part, without mapped files.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _JUMP = """async (part) => {
 
 
 class Passage(BaseDocument):
-    """A row."""
+    """A row of the dataset."""
 
     name: str
     score: float
@@ -65,7 +65,7 @@ class Passage(BaseDocument):
 
 
 def blocks(documents: int) -> Iterator[DocumentBatch[Passage]]:
-    """The rows, some at a time."""
+    """Yield the rows in blocks."""
     chance = np.random.default_rng(0)
     for start in range(0, documents, _BLOCK):
         count = min(_BLOCK, documents - start)
@@ -82,7 +82,7 @@ def blocks(documents: int) -> Iterator[DocumentBatch[Passage]]:
 
 @dataclass
 class Client:
-    """A browser's part of HTTP, on one connection."""
+    """A client that sends the requests of a browser on one connection."""
 
     url: str
     cookie: str = ""
@@ -97,24 +97,24 @@ class Client:
         self.cookie = str(answer.getheader("set-cookie")).partition(";")[0]
 
     def get(self, address: str, /, **query: Any) -> Any:
-        """What the server answers."""
-        asked = f"{address}?{urlencode(query)}" if query else address
-        self.connection.request("GET", asked, headers={"Cookie": self.cookie})
+        """Return the answer of the server."""
+        target = f"{address}?{urlencode(query)}" if query else address
+        self.connection.request("GET", target, headers={"Cookie": self.cookie})
         answer = self.connection.getresponse()
         body = answer.read()
         if answer.status != 200:
-            raise RuntimeError(f"{asked}: {answer.status} {body[:200]!r}")
+            raise RuntimeError(f"{target}: {answer.status} {body[:200]!r}")
         return json.loads(body) if address.startswith("/api") else body
 
     def seconds(self, address: str, /, **query: Any) -> float:
-        """How long it takes."""
+        """Return the duration of a request."""
         began = time.perf_counter()
         self.get(address, **query)
         return time.perf_counter() - began
 
 
 class Memory:
-    """Looks at a process again and again, and keeps the largest that it sees."""
+    """Polls the memory of a process, and keeps the peaks."""
 
     def __init__(self, pid: int) -> None:
         self.resident = self.own = 0
@@ -134,43 +134,43 @@ class Memory:
             self.own = max(self.own, sizes.get("RssAnon", 0))
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         self._ended.set()
         self._thread.join()
 
 
 @contextmanager
 def running(folder: Path) -> Iterator[tuple[Client, float, float, int]]:
-    """A viewer of its own: with the seconds to its first page, from its start and from its address."""
+    """Start a viewer; yield a client, the seconds to the first page from both starting points, and the process id."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "quire", "view", str(folder), "--no-browser", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]
-        told = time.perf_counter()
+        ready = time.perf_counter()
         client = Client(url)
         for path in ("/", "/api/dataset"):
             client.get(path)
         client.get("/api/rows", start=0, count=_PAGE)
-        yield client, time.perf_counter() - began, time.perf_counter() - told, process.pid
+        yield client, time.perf_counter() - began, time.perf_counter() - ready, process.pid
     finally:
         process.terminate()
         process.wait()
 
 
 def first_pages(folder: Path, rounds: int) -> list[tuple[float, float]]:
-    """The seconds to the first page, of a new process every time."""
-    found = []
+    """Return the seconds to the first page of new processes."""
+    times = []
     for _ in range(rounds):
         with running(folder) as (_, whole, after, _pid):
-            found.append((whole, after))
-    return found
+            times.append((whole, after))
+    return times
 
 
 @dataclass(frozen=True)
 class Line:
-    """What was measured, and what it may be."""
+    """A measurement and its target."""
 
     what: str
     values: list[float]
@@ -178,34 +178,34 @@ class Line:
     target: float | None = None
 
     def cells(self) -> list[str]:
-        """A line of the table."""
+        """Return a line of the table."""
         middle, worst = median(self.values), max(self.values)
-        return [self.what, *(f"{each:,.0f} {self.unit}" for each in (middle, self.near, worst))]
+        return [self.what, *(f"{each:,.0f} {self.unit}" for each in (middle, self.p95, worst))]
 
     @property
-    def near(self) -> float:
-        """What 95 of 100 are within."""
+    def p95(self) -> float:
+        """The 95th percentile."""
         return sorted(self.values)[round(0.95 * (len(self.values) - 1))]
 
     def goals(self) -> list[Goal]:
-        """The goal, if there is one: for places, 95 of 100 are to reach it."""
+        """Return the goal, if there is a target; for many values, the 95th percentile must meet it."""
         if self.target is None:
             return []
         if len(self.values) < 40:
             return [Goal("quire", self.what, self.values, unit=self.unit, at_most=self.target)]
-        return [Goal("quire", f"{self.what}, 95 of 100", [self.near], unit=self.unit, at_most=self.target)]
+        return [Goal("quire", f"{self.what}, p95", [self.p95], unit=self.unit, at_most=self.target)]
 
 
-def looked_at(folder: Path, documents: int, *, browser: bool) -> list[Line]:
-    """Everything that is asked of one viewer."""
+def measure_viewer(folder: Path, documents: int, *, browser: bool) -> list[Line]:
+    """Measure the requests to one viewer."""
     places = random.Random(0)
     with running(folder) as (client, _, _, pid):
         memory = Memory(pid)
         starts = [places.randrange(documents - _PAGE) for _ in range(_PLACES)]
         pages = [1000 * client.seconds("/api/rows", start=start, count=_PAGE) for start in starts]
-        lines = [Line("rows anywhere, over HTTP", pages, target=150)]
+        lines = [Line("random rows, over HTTP", pages, target=150)]
         if browser:
-            lines.append(Line("rows anywhere, shown by a browser", jumps(client, places), target=150))
+            lines.append(Line("random rows, shown by a browser", jumps(client, places), target=150))
             client.connection.close()  # the server has closed it meanwhile; the next request opens another one
         first = {
             "filter by a number": {"where": "score > 1"},
@@ -215,7 +215,7 @@ def looked_at(folder: Path, documents: int, *, browser: bool) -> list[Line]:
         for what, query in first.items():
             lines.append(Line(f"{what}, first time", [1000 * client.seconds("/api/rows", count=_PAGE, **query)]))
         ordered = [1000 * client.seconds("/api/rows", start=s, count=_PAGE, sort="score", desc="true") for s in starts]
-        lines.append(Line("rows anywhere, sorted", ordered, target=150))
+        lines.append(Line("random rows, sorted", ordered, target=150))
         for what, path, query in (
             ("neighbours of a row", "neighbours", {"row": 5, "path": "embedding"}),
             ("map", "map", {"path": "embedding"}),
@@ -223,13 +223,13 @@ def looked_at(folder: Path, documents: int, *, browser: bool) -> list[Line]:
         ):
             lines.append(Line(what, [1000 * client.seconds(f"/api/{path}", **query)]))
         memory.stop()
-        lines.append(Line("memory, all of it", [memory.resident / 1e6], "MB", 500))
-        lines.append(Line("memory, without mapped files", [memory.own / 1e6], "MB", 500))
+        lines.append(Line("memory, resident", [memory.resident / 1e6], "MB", 500))
+        lines.append(Line("memory, anonymous", [memory.own / 1e6], "MB", 500))
     return lines
 
 
 def jumps(client: Client, places: random.Random) -> list[float]:
-    """The milliseconds in which a browser shows the rows of a place that it was dragged to."""
+    """Return the milliseconds until a browser displays the rows after jumps to random positions."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -241,20 +241,20 @@ def jumps(client: Client, places: random.Random) -> list[float]:
         page.goto(f"http://127.0.0.1:{parts.port}/")
         page.wait_for_selector("html[data-ready]")
         page.wait_for_timeout(500)
-        found = [float(page.evaluate(_JUMP, places.random())) for _ in range(_JUMPS)]
+        durations = [float(page.evaluate(_JUMP, places.random())) for _ in range(_JUMPS)]
         browser.close()
-    return found
+    return durations
 
 
 def main() -> int:
-    """Measure, and print the tables."""
+    """Measure, print the tables, and store them with `--keep`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=7, help="processes that are started")
+    parser.add_argument("--rounds", type=int, default=7, help="number of processes to start")
     parser.add_argument("--formats", nargs="+", default=["arrow", "parquet"])
     parser.add_argument("--no-browser", action="store_true")
-    parser.add_argument("--folder", type=Path, help="where datasets are kept; unless given, they go at the end")
-    parser.add_argument("--keep", action="store_true", help="put what was measured into benchmarks/results")
+    parser.add_argument("--folder", type=Path, help="folder to keep the datasets in; default: a temporary folder")
+    parser.add_argument("--keep", action="store_true", help="store the results in benchmarks/results")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         for form in options.formats:
@@ -269,19 +269,19 @@ def main() -> int:
 
 
 def section_of(form: str, folder: Path, options: argparse.Namespace) -> Section:
-    """All that is measured on one dataset."""
+    """Return the measurements of one dataset."""
     times = first_pages(folder, options.rounds)
     lines = [
-        Line("first page, with the start of the process", [1000 * whole for whole, _ in times], target=1000),
+        Line("first page, including process start", [1000 * whole for whole, _ in times], target=1000),
         Line("first page, after start", [1000 * after for _, after in times], target=1000),
-        *looked_at(folder, options.documents, browser=not options.no_browser),
+        *measure_viewer(folder, options.documents, browser=not options.no_browser),
     ]
     return Section(
         form if options.documents == 1_000_000 else f"{form}_{options.documents}",
         f"{options.documents:,} rows, {form.capitalize()}",
-        f"{options.rounds} processes were started for the first page; {_PLACES} places were asked for over HTTP, "
-        f"{_JUMPS} by a browser.",
-        ["", "median", "95 of 100", "worst"],
+        f"The first page was measured in {options.rounds} processes; random rows were requested {_PLACES} times "
+        f"over HTTP, {_JUMPS} times in a browser.",
+        ["", "median", "p95", "worst"],
         [line.cells() for line in lines],
         [goal for line in lines for goal in line.goals()],
     )

@@ -1,9 +1,9 @@
-"""What bytes and files cost, against a copy of the payload and against pickle, and beside the peers.
+"""Benchmark bytes and files, compared with a copy of the payload, with pickle and with other libraries.
 
     python benchmarks/wire.py --rows batch_to_bytes document --rounds 9 --size 10000 --keep
 
-Every row is one interleaved run (see measure.py); its result is a ratio. A peer that is not installed is shown so.
-`--size` is the number of passages, a text and 512 float32; there is a fifth as many photos, uint8 (3, 224, 224).
+Every row is one interleaved run (see measure.py); its result is a ratio. Peers that are not installed are marked.
+`--size` is the number of passages (a text and 512 float32); photos are uint8 (3, 224, 224), a fifth as many.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Photo(BaseDocument):
 
 
 def passage_rows(size: int) -> list[dict[str, Any]]:
-    """What passages are made from."""
+    """Return the fields of passages."""
     numbers = np.random.default_rng(0)
     return [
         {"text": f"the text of passage {i}", "embedding": numbers.random(512, dtype=np.float32)} for i in range(size)
@@ -49,7 +49,7 @@ def passage_rows(size: int) -> list[dict[str, Any]]:
 
 
 def photo_rows(size: int) -> list[dict[str, Any]]:
-    """What photos are made from."""
+    """Return the fields of photos."""
     numbers = np.random.default_rng(0)
     shape = (3, 224, 224)
     return [{"text": f"photo {i}", "image": numbers.integers(0, 256, shape, dtype=np.uint8)} for i in range(size // 5)]
@@ -62,13 +62,13 @@ KINDS: dict[str, tuple[Any, Callable[[int], list[dict[str, Any]]], str]] = {
 
 
 def documents(kind: str, size: int) -> DocumentArray[Any]:
-    """Documents of one of the kinds."""
+    """Create documents of a kind."""
     schema, rows, _ = KINDS[kind]
     return DocumentArray[schema](schema(**row) for row in rows(size))
 
 
 def tensors_of(batch: Any, kind: str) -> dict[str, Any]:
-    """The columns of a batch as plain arrays; texts and ids as their bytes."""
+    """Return the columns of a batch as plain arrays; texts and ids as their bytes."""
     texts = {name: np.frombuffer("".join(batch[name]).encode(), np.uint8) for name in ("id", "text")}
     return {**texts, KINDS[kind][2]: batch[KINDS[kind][2]]}
 
@@ -77,7 +77,7 @@ def tensors_of(batch: Any, kind: str) -> dict[str, Any]:
 
 
 def batch_to_bytes_row(size: int, kind: str) -> Row:
-    """The reference copies the payload once into fresh memory, as bytes must be."""
+    """Encode a batch. The reference copies the payload once into fresh memory, as `bytes` requires."""
     docs = documents(kind, size)
     batch = docs.stack()
     payload = batch.to_bytes()
@@ -90,7 +90,8 @@ def batch_to_bytes_row(size: int, kind: str) -> Row:
 
     return Row(
         title=f"DocumentBatch.to_bytes, {len(docs):,} {kind}",
-        what=f"`batch.to_bytes()` of {len(payload) / 1e6:.0f} MB. The reference is one copy of them, `bytes(view)`.",
+        what=f"`batch.to_bytes()` of {len(payload) / 1e6:.0f} MB. The reference is one copy of these bytes, "
+        "`bytes(view)`.",
         quire=Contestant("quire", repeated(batch.to_bytes)),
         reference=Contestant("one copy", copied(payload)),
         peers=[
@@ -104,13 +105,13 @@ def batch_to_bytes_row(size: int, kind: str) -> Row:
     )
 
 
-def beside_safetensors_row(size: int, kind: str) -> Row:
-    """The same, with safetensors as the reference."""
+def safetensors_row(size: int, kind: str) -> Row:
+    """Encode a batch, with safetensors as the reference."""
     batch = documents(kind, size).stack()
     columns = tensors_of(batch, kind)
     return Row(
-        title=f"DocumentBatch.to_bytes beside safetensors, {len(batch):,} {kind}",
-        what="`batch.to_bytes()`. The reference saves the same columns, the texts and ids as bytes already.",
+        title=f"DocumentBatch.to_bytes compared with safetensors, {len(batch):,} {kind}",
+        what="`batch.to_bytes()`. The reference saves the same columns; its texts and ids are bytes already.",
         quire=Contestant("quire", repeated(batch.to_bytes)),
         reference=peer("safetensors.save", "safetensors", lambda theirs: repeated(lambda: theirs.save(columns))),
         peers=[],
@@ -120,7 +121,7 @@ def beside_safetensors_row(size: int, kind: str) -> Row:
 
 
 def batch_from_bytes_row(size: int, kind: str) -> Row:
-    """The reference copies the bytes once."""
+    """Decode a batch. The reference copies the bytes once."""
     batch = documents(kind, size).stack()
     payload = batch.to_bytes()
     batch_type = type(batch)
@@ -139,13 +140,13 @@ def batch_from_bytes_row(size: int, kind: str) -> Row:
 
     return Row(
         title=f"DocumentBatch.from_bytes, {len(batch):,} {kind}",
-        what=f"`from_bytes` of {len(payload) / 1e6:.0f} MB. The reference is one copy of them, `bytes(view)`.",
+        what=f"`from_bytes` of {len(payload) / 1e6:.0f} MB. The reference is one copy of these bytes, `bytes(view)`.",
         quire=Contestant("quire", repeated(lambda: batch_type.from_bytes(payload))),
         reference=Contestant("one copy", copied(payload)),
         peers=[
             Contestant("quire, copy=False", repeated(lambda: batch_type.from_bytes(payload, copy=False))),
             peer("safetensors.load", "safetensors", safetensors),
-            peer("DocArray DocVec (the message parsed already)", "docarray", docarray),
+            peer("DocArray DocVec (from a parsed message)", "docarray", docarray),
         ],
         target=1.3,
         known="DocArray 320x, safetensors 1.2x",
@@ -154,7 +155,7 @@ def batch_from_bytes_row(size: int, kind: str) -> Row:
 
 
 def copied(payload: bytes) -> Loop:
-    """One copy of the payload into fresh memory."""
+    """Return a loop that copies the payload into fresh memory."""
     view = memoryview(payload)
     return repeated(lambda: bytes(view))
 
@@ -163,7 +164,7 @@ def copied(payload: bytes) -> Loop:
 
 
 def rows_to_bytes_row(size: int, kind: str) -> Row:
-    """The reference is pickle, protocol 5, of the same documents."""
+    """Encode documents. The reference pickles the same documents with protocol 5."""
     docs = documents(kind, size)
 
     def docarray(theirs: Any) -> Loop:
@@ -177,13 +178,13 @@ def rows_to_bytes_row(size: int, kind: str) -> Row:
         reference=Contestant("pickle5 of the rows", repeated(lambda: pickle.dumps(docs, protocol=5))),
         peers=[peer("DocArray protobuf-array", "docarray", docarray)],
         target={"passages": 0.5, "photos": 1.5}[kind],
-        known="DocArray 44x of passages",
+        known="DocArray 44x (passages)",
         unit="ms",
     )
 
 
 def rows_from_bytes_row(size: int, kind: str) -> Row:
-    """The reference is DocArray, which reads the message of the same documents."""
+    """Decode documents. The reference is DocArray, which reads the message of the same documents."""
     docs = documents(kind, size)
     payload, array_type = docs.to_bytes(), type(docs)
     pickled = pickle.dumps(docs, protocol=5)
@@ -208,7 +209,7 @@ def rows_from_bytes_row(size: int, kind: str) -> Row:
 
 
 def document_row(_: int) -> Row:
-    """There and back again."""
+    """Encode and decode one document."""
     passage = Passage(**passage_rows(1)[0])
     data = passage.to_bytes()
 
@@ -233,7 +234,7 @@ def document_row(_: int) -> Row:
 
 
 def gzip_row(size: int, *, write: bool) -> Row:
-    """A file of passages, and one stream of gzip with the same bytes at the same level."""
+    """Write or read a file of passages. The reference is one gzip stream with the same bytes and level."""
     docs = documents("passages", size)
     raw = docs.to_bytes()
     folder = Path(tempfile.mkdtemp())
@@ -257,7 +258,7 @@ def gzip_row(size: int, *, write: bool) -> Row:
 
     return Row(
         title=f".gz file {'written' if write else 'read'}, {len(docs):,} passages",
-        what=f"`{'save' if write else 'load'}_binary` of {ours.stat().st_size / 1e6:.0f} MB packed, on all cores.",
+        what=f"`{'save' if write else 'load'}_binary` of {ours.stat().st_size / 1e6:.0f} MB compressed, on all cores.",
         quire=Contestant("quire", repeated(in_blocks)),
         reference=Contestant("one gzip stream", repeated(one_stream)),
         peers=[],
@@ -269,13 +270,13 @@ def gzip_row(size: int, *, write: bool) -> Row:
 
 
 def both(build: Callable[[int, str], Row], name: str) -> dict[str, Callable[[int], Row]]:
-    """A row for passages and one for photos."""
+    """Return a builder for passages and one for photos."""
     return {f"{name}_{kind}": lambda size, kind=kind: build(size, kind) for kind in KINDS}  # type: ignore[misc]
 
 
 BUILDERS: dict[str, Callable[[int], Row]] = {
     **both(batch_to_bytes_row, "batch_to_bytes"),
-    **both(beside_safetensors_row, "beside_safetensors"),
+    **both(safetensors_row, "safetensors"),
     **both(batch_from_bytes_row, "batch_from_bytes"),
     **both(rows_to_bytes_row, "rows_to_bytes"),
     **both(rows_from_bytes_row, "rows_from_bytes"),

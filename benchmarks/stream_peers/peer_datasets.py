@@ -1,4 +1,4 @@
-"""Hugging Face datasets: an Arrow folder with typed features; variants are ways to read it, or a column made by hand.
+"""Hugging Face datasets: an Arrow folder with typed features; variants are ways to read it, or a hand-written column.
 
 - `rows`: torch's format and DataLoader as its documentation has them;
 - `batches`: the same with a batch sampler, so that a batch is one lookup;
@@ -38,7 +38,7 @@ BUFFER = 10_000
 
 
 def make(task: Task, batches: Iterable[Columns]) -> None:
-    """`from_generator`, and `save_to_disk` in as many shards as asked for."""
+    """Write with `from_generator` and `save_to_disk`, with the number of shards of the workload."""
     first, binary = next(rows_of(task.workload.batches(1))), task.variant == "binary"
     features = {name: Value("binary") if binary and name in TENSORS else FEATURES[name] for name in first}
     if task.workload.name == "documents" and not binary:
@@ -66,7 +66,7 @@ def _open(task: Task) -> datasets.Dataset:
 
 
 def read(task: Task) -> Iterator[tuple[Rows, Columns]]:
-    """An epoch."""
+    """Yield an epoch."""
     for columns in WAYS[task.variant](task):
         yield columns["row"].numpy(), columns
 
@@ -91,7 +91,7 @@ def _stack(rows: list[dict[str, Any]]) -> Columns:
 
 
 def _present(masks: Any) -> Columns:
-    """Its torch format makes an array that is not there one of NaN, and so the others float32."""
+    """Its torch format converts a missing array to NaN, and therefore the others to float32."""
     stacked = masks if isinstance(masks, torch.Tensor) else torch.stack(list(masks))
     has_mask = ~stacked[:, 0, 0].isnan()
     return {"has_mask": has_mask, "mask": stacked.nan_to_num()}
@@ -120,7 +120,7 @@ def _iterable(task: Task) -> Iterator[Columns]:
 
 
 def _narrow(columns: Columns) -> Columns:
-    """Its torch format makes every integer an int64."""
+    """Its torch format converts every integer to int64."""
     for name, dtype in (("image", torch.uint8), ("mask", torch.uint8), ("y", torch.int32)):
         if name in columns:
             columns[name] = columns[name].to(dtype)
@@ -128,7 +128,7 @@ def _narrow(columns: Columns) -> Columns:
 
 
 def _formatted(columns: Columns) -> Columns:
-    """A batch in torch's format."""
+    """Return a batch in torch format."""
     if "meta" in columns:
         meta, masks = columns.pop("meta"), columns.pop("mask")
         columns["source"] = [value["source"] for value in meta]
@@ -139,7 +139,7 @@ def _formatted(columns: Columns) -> Columns:
 
 
 def _unpacked(columns: Columns) -> Columns:
-    """A batch whose tensors are lists of bytes."""
+    """Return a batch whose tensors are lists of bytes."""
     made = {name: torch.tensor(values) for name, values in columns.items() if isinstance(values[0], int)}
     made |= {name: values for name, values in columns.items() if isinstance(values[0], str)}
     for name in ("image", "emb", "feat"):
@@ -172,13 +172,13 @@ CONVERT: dict[str, Callable[[Columns], Columns]] = {"batches": _formatted, "bina
 
 
 def take(task: Task) -> Callable[[Rows], Columns]:
-    """By a list of numbers; `shuffled` looks into a shuffled dataset, whose rows come through a table of indices."""
+    """Take rows by a list of numbers; `shuffled` reads a shuffled dataset through its index table."""
     dataset = _open(task)
     if task.variant != "shuffled":
         convert = CONVERT[task.variant]
         return lambda rows: convert(dataset[rows.tolist()])
     shuffled = dataset.shuffle(seed=0)
-    places = np.argsort(np.asarray(shuffled._indices["indices"]))  # where each row went, so that it can be checked
+    places = np.argsort(np.asarray(shuffled._indices["indices"]))  # the position of each row, so that it can be checked
     return lambda rows: _formatted(shuffled[places[rows].tolist()])
 
 

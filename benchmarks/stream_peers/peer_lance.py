@@ -16,7 +16,7 @@ SHAPES = {"emb": (128,), "mask": (32, 32), "feat": (32,)}
 
 
 def make(task: Task, batches: Iterable[Columns]) -> None:
-    """Record batches in hand, one file a shard."""
+    """Write record batches, one file per shard."""
     ready = (_record_batch(columns) for columns in batches)
     first = _record_batch(next(task.workload.batches(1)))
     reader = pa.RecordBatchReader.from_batches(first.schema, ready)
@@ -45,13 +45,13 @@ def _array(values: Any, missing: pa.Array | None = None) -> pa.Array:
 
 
 def take(task: Task) -> Callable[[Rows], Columns]:
-    """`take`, and the columns as torch tensors."""
+    """Take rows, with columns as torch tensors."""
     dataset = lance.dataset(str(task.folder))
     return lambda rows: _columns(dataset.take(rows))
 
 
 def read(task: Task) -> Iterator[tuple[Rows, Columns]]:
-    """A permutation by `take`, or the scanner in order."""
+    """Yield a permutation by `take`, or the scanner in order."""
     if not task.shuffle:
         for batch in lance.dataset(str(task.folder)).to_batches(batch_size=task.batch):
             columns = _columns(pa.Table.from_batches([batch]))

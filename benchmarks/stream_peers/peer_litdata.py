@@ -22,7 +22,7 @@ _batches: list[Columns] = []
 
 
 def _rows(position: int) -> Iterator[dict[str, Any]]:
-    """The rows of a batch that the forked worker finds in its memory. It takes no None, and no lists that vary."""
+    """Yield the rows of a batch in the memory of the forked worker, without None and lists, which LitData rejects."""
     for row in rows_of([_batches[position]]):
         if "meta" in row:
             row["mask"] = b"" if row["mask"] is None else row["mask"].tobytes()
@@ -31,7 +31,7 @@ def _rows(position: int) -> Iterator[dict[str, Any]]:
 
 
 def make(task: Task, batches: Iterable[Columns]) -> None:
-    """`optimize` by one worker, in chunks of its documentation's 64 MB, or of so many rows."""
+    """Write with `optimize` in one worker, in chunks of 64 MB as documented, or of the rows of a shard."""
     _batches[:] = batches
     os.environ["DATA_OPTIMIZER_CACHE_FOLDER"] = str(task.folder) + ".cache"
     many = task.workload.name == "shards"
@@ -58,7 +58,7 @@ def _dataset(task: Task) -> litdata.StreamingDataset:
 
 
 def collate(task: Task) -> Callable[[list[dict[str, Any]]], Columns]:
-    """Its rows as a batch."""
+    """Collate rows to a batch."""
     return _documents if task.workload.name == "documents" else default_collate
 
 
@@ -76,7 +76,7 @@ def _loader(task: Task) -> litdata.StreamingDataLoader:
 
 
 def read(task: Task) -> Iterator[tuple[Rows, Columns]]:
-    """An epoch."""
+    """Yield an epoch."""
     for columns in _loader(task):
         if "y" in columns:
             columns["y"] = columns["y"].int()
@@ -84,13 +84,13 @@ def read(task: Task) -> Iterator[tuple[Rows, Columns]]:
 
 
 def take(task: Task) -> Callable[[Rows], Columns]:
-    """Row by row."""
+    """Take rows one by one."""
     dataset, stack = _dataset(task), collate(task)
     return lambda rows: stack([dataset[row] for row in rows.tolist()])
 
 
 def resume(task: Task, stop: int) -> tuple[list[Rows], list[Rows], float, Any]:
-    """With its own loader's state."""
+    """Resume with the state of its loader."""
     loader = _loader(task)
     batches = iter(loader)
     before = [np.asarray(next(batches)["row"]) for _ in range(stop)]

@@ -1,4 +1,4 @@
-"""The limit that nature sets: numpy's own gather from a mapped file, without types, texts as bytes of one width."""
+"""The lower bound: numpy's gather from a mapped file, without types, texts as bytes of fixed width."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protocol import Columns, Rows, Task, run
 
 
 def prepare(_: Task, batches: Iterable[Columns]) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
-    """Texts as bytes of one width; lists of texts are left out."""
+    """Yield texts as bytes of fixed width, without lists of texts."""
     for columns in batches:
         yield {name: _flat(values) for name, values in columns.items() if name != "tags"}
 
@@ -26,7 +26,7 @@ def _flat(values: Any) -> np.ndarray[Any, Any]:
 
 
 def make(task: Task, batches: Iterable[dict[str, np.ndarray[Any, Any]]]) -> None:
-    """A file a column, and its dtype and shape in its name; `synced` waits until they are on the disk."""
+    """Write a file per column, with dtype and shape in its name; `synced` waits until it is on disk."""
     files: dict[str, Any] = {}
     for columns in batches:
         for name, values in columns.items():
@@ -54,7 +54,7 @@ def _columns(task: Task) -> dict[str, Any]:
 
 
 def take(task: Task) -> Callable[[Rows], Columns]:
-    """A gather for each column; texts stay what they are, and are not shown."""
+    """Gather every column; texts stay encoded, and are not returned."""
     columns = _columns(task)
     texts = [columns.pop(name) for name in ("text", "caption", "source") if name in columns]
 
@@ -67,7 +67,7 @@ def take(task: Task) -> Callable[[Rows], Columns]:
 
 
 def read(task: Task) -> Iterator[tuple[Rows, Columns]]:
-    """A permutation, or slices in order, copied."""
+    """Yield a permutation, or copies of slices in order."""
     get, rows = take(task), np.arange(task.workload.rows)
     if task.shuffle:
         rows = np.random.default_rng(task.seed).permutation(rows)

@@ -1,4 +1,4 @@
-"""MosaicML Streaming: MDS shards, py1e shuffle, torch's DataLoader as its documentation has it."""
+"""MosaicML Streaming: MDS shards, py1e shuffle, torch's DataLoader as documented."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ENCODINGS.update(pictures_60k=ENCODINGS["pictures"], large=ENCODINGS["pictures"]
 
 
 def make(task: Task, batches: Iterable[Columns]) -> None:
-    """Shards of its default 64 MB; where many shards are asked for, of so many rows."""
+    """Write shards of the default 64 MB, or of the rows of a shard if the workload has many."""
     limit = {"size_limit": task.workload.shard_rows * 160} if task.workload.name == "shards" else {}
     with MDSWriter(out=str(task.folder), columns=ENCODINGS[task.workload.name], **limit) as writer:
         for row in rows_of(batches):
@@ -59,7 +59,7 @@ def _dataset(task: Task) -> StreamingDataset:
 
 
 def collate(task: Task) -> Callable[[list[dict[str, Any]]], Columns]:
-    """Its rows as a batch."""
+    """Collate rows to a batch."""
     return _documents if task.workload.name == "documents" else default_collate
 
 
@@ -70,14 +70,14 @@ def _documents(rows: list[dict[str, Any]]) -> Columns:
 
 
 def read(task: Task) -> Iterator[tuple[Rows, Columns]]:
-    """An epoch."""
+    """Yield an epoch."""
     loader = DataLoader(_dataset(task), batch_size=task.batch, num_workers=task.workers, collate_fn=collate(task))
     for columns in loader:
         yield columns["row"].numpy(), columns
 
 
 def take(task: Task) -> Callable[[Rows], Columns]:
-    """Row by row: it has no other way."""
+    """Take rows one by one: there is no batch call."""
     dataset, stack = _dataset(task), collate(task)
     return lambda rows: stack([dataset[row] for row in rows.tolist()])
 
@@ -89,7 +89,7 @@ def _counting(task: Task) -> StreamingDataLoader:
 
 
 def resume(task: Task, stop: int) -> tuple[list[Rows], list[Rows], float, Any]:
-    """With its own loader, which counts the samples."""
+    """Resume with its loader, which counts the samples."""
     loader = _counting(task)
     batches = iter(loader)
     before = [next(batches)["row"].numpy() for _ in range(stop)]

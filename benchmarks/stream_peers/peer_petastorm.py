@@ -1,4 +1,4 @@
-"""Petastorm: plain Parquet by its batch reader, and its two torch loaders with shuffle; numbers and lists of them."""
+"""Petastorm: plain Parquet with its batch reader and its two shuffling torch loaders; numbers and lists of numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROW_GROUP = 8_192
 
 
 def make(task: Task, batches: Iterable[Columns]) -> None:
-    """As many files as asked for, as pyarrow or Spark would write them."""
+    """Write Parquet files as pyarrow or Spark would."""
     shard, held = 0, []
     for columns in batches:
         held.append(_table(columns))
@@ -44,7 +44,7 @@ def _table(columns: Columns) -> pa.Table:
 
 
 def read(task: Task) -> Iterator[tuple[Rows, Columns]]:
-    """An epoch; `batched` or `rows`."""
+    """Yield an epoch, in the variant `batched` or `rows`."""
     torch.manual_seed(task.seed)
     kind = DataLoader if task.variant == "rows" else BatchedDataLoader
     reader = make_batch_reader(

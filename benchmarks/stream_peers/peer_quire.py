@@ -29,13 +29,13 @@ class Tensors(BaseDocument):
 
 
 class Picture(Tensors):
-    """And a text."""
+    """An image, a label and a text."""
 
     text: str
 
 
 class Meta(BaseDocument):
-    """What is nested."""
+    """The nested document."""
 
     id: ClassVar[None] = None
     source: str
@@ -44,7 +44,7 @@ class Meta(BaseDocument):
 
 
 class Document(BaseDocument):
-    """Of every kind."""
+    """A document with fields of every kind."""
 
     id: ClassVar[None] = None
     row: int
@@ -78,15 +78,15 @@ NESTED = ("source", "ts", "tags")
 
 
 def prepare(task: Task, batches: Iterable[Columns]) -> Iterator[DocumentBatch[Any]]:
-    """Typed batches, as they come from a model or another dataset."""
+    """Yield typed batches, as a model or another dataset produces them."""
     schema = SCHEMAS[task.workload.name]
     for columns in batches:
-        given = {name: _tensor(values) for name, values in columns.items()}
+        fields = {name: _tensor(values) for name, values in columns.items()}
         if schema is Document:
-            given["meta"] = DocumentBatch[Meta].from_columns({name: given.pop(name) for name in NESTED})
-            masks, present = given.pop("mask"), given.pop("has_mask").tolist()
-            given["mask"] = [mask if there else None for mask, there in zip(masks, present, strict=True)]
-        yield DocumentBatch[schema].from_columns(given)  # type: ignore[valid-type]
+            fields["meta"] = DocumentBatch[Meta].from_columns({name: fields.pop(name) for name in NESTED})
+            masks, present = fields.pop("mask"), fields.pop("has_mask").tolist()
+            fields["mask"] = [mask if is_present else None for mask, is_present in zip(masks, present, strict=True)]
+        yield DocumentBatch[schema].from_columns(fields)  # type: ignore[valid-type]
 
 
 def _tensor(values: Any) -> Any:
@@ -94,12 +94,12 @@ def _tensor(values: Any) -> Any:
 
 
 def make(task: Task, batches: Iterable[DocumentBatch[Any]]) -> None:
-    """Shards of its own choosing; where many are asked for, of so many rows."""
+    """Write shards of the default size, or of the rows of a shard if the workload has many."""
     schema, kind = SCHEMAS[task.workload.name], task.variant.split("/")[0]
     sizes = {}
     if task.workload.name == "shards":
         batches = (part for batch in batches for part in batch.batch(task.workload.shard_rows))
-        sizes = {"shard_bytes": 1, "group_bytes": 200 * task.workload.shard_rows}  # more than one part, less than two
+        sizes = {"shard_bytes": 1, "group_bytes": 200 * task.workload.shard_rows}  # more than one part, fewer than two
     durable = not task.variant.endswith("/unsynced")
     write_dataset(batches, task.folder, schema=schema, format=kind, durable=durable, **sizes)
 
@@ -110,11 +110,12 @@ def make(task: Task, batches: Iterable[DocumentBatch[Any]]) -> None:
 def _dataset(task: Task) -> StreamingDataset[Any]:
     shuffle: Any = task.variant.split("/")[1] if task.shuffle else False
     kind = StreamingDataset[SCHEMAS[task.workload.name]]  # type: ignore[misc]
-    return kind(task.folder, batch_size=task.batch, shuffle=shuffle, seed=task.seed, framework="torch")
+    options: Any = {"shuffle": shuffle, "seed": task.seed, "framework": "torch", "missing": "mask"}
+    return kind(task.folder, batch_size=task.batch, **options)
 
 
 def _batches(task: Task) -> Iterable[DocumentBatch[Any]]:
-    """`direct`; `loader` has as many threads as there are workers; with workers, torch's DataLoader."""
+    """Return batches of this process (`direct`), of threads (`loader`), or of a DataLoader with workers."""
     dataset, loop = _dataset(task), task.variant.split("/")[2]
     if loop == "loader":
         return dataset.loader(prefetch=4, threads=task.workers)
@@ -124,7 +125,7 @@ def _batches(task: Task) -> Iterable[DocumentBatch[Any]]:
 
 
 def _columns(batch: DocumentBatch[Any]) -> Columns:
-    """Every column, read."""
+    """Read every column."""
     names = [name for name in type(batch).document_type.model_fields if name not in {"meta", "mask"}]
     columns = {name: batch[name] for name in names}
     if "meta" in type(batch).document_type.model_fields:
@@ -136,20 +137,20 @@ def _columns(batch: DocumentBatch[Any]) -> Columns:
 
 
 def read(task: Task) -> Iterator[tuple[Rows, Columns]]:
-    """An epoch."""
+    """Yield an epoch."""
     for batch in _batches(task):
         columns = _columns(batch)
         yield columns["row"].numpy(), columns
 
 
 def take(task: Task) -> Callable[[Rows], Columns]:
-    """By a list of numbers."""
+    """Take rows by a list of numbers."""
     dataset = _dataset(task)
     return lambda rows: _columns(dataset[rows])
 
 
 def resume(task: Task, stop: int) -> tuple[list[Rows], list[Rows], float, Any]:
-    """The state as JSON, loaded by a new dataset."""
+    """Load the state, as JSON, into a new dataset."""
     dataset = _dataset(task)
     batches = iter(dataset)
     before = [np.array(next(batches)["row"]) for _ in range(stop)]

@@ -1,4 +1,4 @@
-"""TensorDict: a mapped file for each tensor; it carries no texts here."""
+"""TensorDict: a mapped file for each tensor; without texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 
 def make(task: Task, batches: Iterable[Columns]) -> None:
-    """`memmap_like` of one row, expanded, and filled batch by batch."""
+    """Expand one row with `memmap_like`, and fill it batch by batch."""
     first = _tensors(next(task.workload.batches(1)))
     mapped = TensorDict(first, batch_size=[1]).expand(task.workload.rows).memmap_like(str(task.folder))
     start = 0
@@ -29,13 +29,13 @@ def _tensors(columns: Columns) -> dict[str, torch.Tensor]:
 
 
 def take(task: Task) -> Callable[[Rows], Columns]:
-    """An index on the whole."""
+    """Take rows by index."""
     mapped = TensorDict.load_memmap(str(task.folder))
     return lambda rows: mapped[torch.from_numpy(rows)]
 
 
 def read(task: Task) -> Iterator[tuple[Rows, Columns]]:
-    """A permutation, or slices in order, copied."""
+    """Yield a permutation, or copies of slices in order."""
     mapped = TensorDict.load_memmap(str(task.folder))
     order = torch.arange(task.workload.rows)
     if task.shuffle:

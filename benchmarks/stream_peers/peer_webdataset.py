@@ -21,7 +21,7 @@ MEMBERS |= {"emb": "emb.npy", "meta": "meta.json", "mask": "mask.npy", "feat": "
 
 
 def make(task: Task, batches: Iterable[Columns]) -> None:
-    """A tar a shard, a member a field; a mask that is not there is a member that is not there."""
+    """Write a tar file per shard, with a member per field; a missing mask has no member."""
     pattern = str(task.folder / "%06d.tar")
     with wds.ShardWriter(pattern, maxcount=task.workload.shard_rows, maxsize=1e12, verbose=0) as writer:
         for row in rows_of(batches):
@@ -41,7 +41,7 @@ def _bytes(value: Any) -> bytes:
 
 
 def read(task: Task) -> Iterator[tuple[Rows, Columns]]:
-    """An epoch: shards in random order, rows through a buffer."""
+    """Yield an epoch: shards in random order, rows through a shuffle buffer."""
     urls = sorted(map(str, task.folder.glob("*.tar")))
     shuffle = len(urls) if task.shuffle else False
     dataset = wds.WebDataset(urls, shardshuffle=shuffle, seed=task.seed, empty_check=False)

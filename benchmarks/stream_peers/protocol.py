@@ -1,13 +1,13 @@
-"""What an adapter is and how a round of it is run: a task comes in as JSON, one line of JSON goes out.
+"""The protocol of adapters: a task comes in as JSON, one line of JSON goes out.
 
 An adapter is a file peer_NAME.py, run by NAME's own interpreter: `python peer_NAME.py '{"operation": "read", ...}'`.
-It imports its peer at the top, so that imports are not timed, and has some of these functions:
+It imports its peer at the top, so that imports are not timed, and implements some of these functions:
 
 - `make(task, batches)` writes batches of columns into `task.folder` in the peer's format;
-- `prepare(task, batches)` brings batches into the form in which a user would have them in hand, before `make` is timed;
-- `read(task)` gives an epoch as pairs of row numbers and columns, as tensors or arrays ready for a training step;
-- `take(task)` gives a function from row numbers to columns;
-- `resume(task, batches)` stops an epoch after so many batches and gives the numbers of the rows seen and the rest.
+- `prepare(task, batches)` converts batches to the form in which a user has them in memory, before `make` is timed;
+- `read(task)` yields an epoch as pairs of row numbers and columns, as tensors or arrays ready for a training step;
+- `take(task)` returns a function from row numbers to columns;
+- `resume(task, batches)` stops an epoch after a number of batches, and returns the row numbers before and after.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from stream_data import WORKLOADS, Columns, Rows, Workload, differences, entropy
 __all__ = ["Columns", "Rows", "Task", "run"]
 
 SKIPPED = 5
-"""Batches before the clock starts, where an epoch has many."""
+"""Batches before the clock starts, if an epoch is long enough."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What to do, on which data, and for how long."""
+    """An operation, its data and its duration."""
 
     operation: str
     workload_name: str
@@ -57,47 +57,47 @@ class Task:
     seed: int = 0
     workers: int = 0
     seconds: float = 1.0
-    """The clock runs at least so long, over as many epochs as that takes."""
+    """The minimum duration; epochs are repeated until it is over."""
     limit: float = 10.0
-    """And at most so long, should the epoch not be over."""
+    """The maximum duration, even if the epoch is not complete."""
     check: bool = False
-    """A round that is not timed: every row is compared, and memory is watched."""
+    """Whether the round is not timed, but compares every row and records the memory."""
     epochs: int = 0
-    """Whole epochs, however long they take."""
+    """The minimum number of complete epochs."""
 
     @property
     def workload(self) -> Workload:
-        """The data."""
+        """The workload at the scale of the task."""
         return WORKLOADS[self.workload_name].scaled(self.scale)
 
 
 @dataclass
 class Clock:
-    """Wall and CPU seconds of what it was started for, summed up."""
+    """Sums wall and CPU seconds between `start` and `stop`."""
 
     wall: float = 0.0
     cpu: float = 0.0
     rows: int = 0
 
     def start(self) -> None:
-        """From here."""
+        """Start measuring."""
         self._children = children_seconds()
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def stop(self, rows: int) -> None:
-        """To here, with so many rows."""
+        """Stop measuring, and add the rows that were processed."""
         self.wall += time.perf_counter() - self._wall
         self.cpu += time.process_time() - self._cpu
         self.cpu += children_seconds() - self._children
         self.rows += rows
 
     def running(self) -> float:
-        """Seconds until now."""
+        """Return the seconds until now."""
         return self.wall + time.perf_counter() - self._wall
 
     @property
     def report(self) -> dict[str, Any]:
-        """Rows a second, and CPU seconds for a million of them."""
+        """Rows per second, and CPU seconds per million rows."""
         if not self.rows:
             return {}
         return {
@@ -108,9 +108,9 @@ class Clock:
 
 
 def run(adapter: ModuleType) -> int:
-    """Do what the command line says, and print what came of it as the last line."""
-    given = json.loads(sys.argv[1])
-    task = Task(**{**given, "folder": Path(given["folder"])})
+    """Run the task of the command line, and print its outcome as the last line."""
+    options = json.loads(sys.argv[1])
+    task = Task(**{**options, "folder": Path(options["folder"])})
     _one_thread()
     gc.collect()
     gc.freeze()
@@ -128,7 +128,7 @@ def _one_thread() -> None:
 
 
 def make(adapter: ModuleType, task: Task) -> dict[str, Any]:
-    """The data, once."""
+    """Write the data once."""
     _clear(task)
     task.folder.mkdir(parents=True)
     prepared = adapter.prepare if hasattr(adapter, "prepare") else lambda _, batches: batches
@@ -138,9 +138,9 @@ def make(adapter: ModuleType, task: Task) -> dict[str, Any]:
 
 
 def write(adapter: ModuleType, task: Task) -> dict[str, Any]:
-    """The same with all batches in hand, timed to the closing of the last file.
+    """Write batches that are in memory; the time includes closing the last file.
 
-    The first time is not timed: it also takes pages from the system that the others find free.
+    The first write is not timed: it also allocates pages that later writes reuse.
     """
     batches: Any = list(task.workload.batches())
     batches = list(adapter.prepare(task, batches)) if hasattr(adapter, "prepare") else batches
@@ -161,13 +161,13 @@ def write(adapter: ModuleType, task: Task) -> dict[str, Any]:
 
 
 def _clear(task: Task) -> None:
-    """Away with the data, and with what a peer keeps beside it on the way, which would spare it work the next time."""
+    """Delete the data and the cache of a peer, which would save it work the next time."""
     shutil.rmtree(task.folder, ignore_errors=True)
     shutil.rmtree(f"{task.folder}.cache", ignore_errors=True)
 
 
 def read(adapter: ModuleType, task: Task) -> dict[str, Any]:
-    """Epochs: in a round that checks one whole one, otherwise as many as the seconds ask for."""
+    """Read one epoch in a checked round, otherwise as many as the minimum duration needs."""
     with Memory(watch=task.check) as memory:
         clock, first, seen, wrong = Clock(), 0.0, [], set[str]()
         for epoch in range(10_000):
@@ -185,14 +185,14 @@ def read(adapter: ModuleType, task: Task) -> dict[str, Any]:
 
 
 def _epoch(task: Task, batches: Any, clock: Clock, started: float) -> tuple[list[Rows], float, set[str], bool]:
-    """The rows of each batch, the seconds to the first one, what was wrong, and whether the epoch was whole."""
+    """Return the rows of each batch, the seconds to the first one, wrong columns, and whether the epoch is complete."""
     seen: list[Rows] = []
     wrong: set[str] = set()
     first, counted, whole, skipped = 0.0, 0, True, min(SKIPPED, task.workload.rows // task.batch // 4)
     if not skipped:
         clock.start()
     for rows, columns in batches:
-        seen.append(np.array(rows))  # a copy: the memory of a batch may be used again
+        seen.append(np.array(rows))  # a copy: the memory of a batch may be reused
         if task.check:
             wrong.update(differences(task.workload, seen[-1], columns))
         first = first or time.perf_counter() - started
@@ -211,18 +211,18 @@ def _order(task: Task, seen: list[Rows], *, whole: bool) -> dict[str, Any]:
     if not seen:
         return {"rows": 0}
     rows = np.concatenate(seen)
-    found: dict[str, Any] = {"rows": len(rows), "order": hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()[:16]}
-    found["exactly_once"] = bool(np.array_equal(np.sort(rows), np.arange(task.workload.rows))) if whole else None
+    order: dict[str, Any] = {"rows": len(rows), "order": hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()[:16]}
+    order["exactly_once"] = bool(np.array_equal(np.sort(rows), np.arange(task.workload.rows))) if whole else None
     if whole:
-        found["repeated"] = len(rows) - len(np.unique(rows))
-        found["lost"] = task.workload.rows - len(np.unique(rows))
-        found["entropy"] = entropy(seen, task.workload.rows)
-        found["ideal_entropy"] = ideal_entropy(seen, task.workload.rows)
-    return found
+        order["repeated"] = len(rows) - len(np.unique(rows))
+        order["lost"] = task.workload.rows - len(np.unique(rows))
+        order["entropy"] = entropy(seen, task.workload.rows)
+        order["ideal_entropy"] = ideal_entropy(seen, task.workload.rows)
+    return order
 
 
 def take(adapter: ModuleType, task: Task) -> dict[str, Any]:
-    """Batches of random rows by number, at least ten and otherwise for so many seconds."""
+    """Take batches of random rows by number, at least ten, and for the minimum duration."""
     random = np.random.default_rng(task.seed)
     rows = task.workload.rows
     wrong: set[str] = set()
@@ -235,29 +235,29 @@ def take(adapter: ModuleType, task: Task) -> dict[str, Any]:
             get(random.integers(0, rows, task.batch))
         clock.start()
         while batches < 10 or clock.running() < task.seconds:
-            wanted = random.integers(0, rows, task.batch)
-            columns = get(wanted)
+            numbers = random.integers(0, rows, task.batch)
+            columns = get(numbers)
             batches += 1
             if task.check:
-                wrong.update(differences(task.workload, wanted, columns))
+                wrong.update(differences(task.workload, numbers, columns))
         clock.stop(batches * task.batch)
     return {**clock.report, "first_batch_s": first, **memory.report, "wrong_columns": sorted(wrong)}
 
 
 def start(adapter: ModuleType, task: Task) -> dict[str, Any]:
-    """From opening to the first batch, once."""
+    """Measure the time from opening to the first batch."""
     clock = Clock()
     clock.start()
     batches = iter(adapter.read(task))
     rows, _ = next(batches)
     clock.stop(len(rows))
-    found = {"first_batch_s": clock.wall, "first_batch_cpu_s": clock.cpu, "rows": len(rows)}
-    print("\n" + json.dumps(found), flush=True)
-    os._exit(0)  # nobody waits for the rest of the epoch
+    outcome = {"first_batch_s": clock.wall, "first_batch_cpu_s": clock.cpu, "rows": len(rows)}
+    print("\n" + json.dumps(outcome), flush=True)
+    os._exit(0)  # without waiting for the rest of the epoch
 
 
 def resume(adapter: ModuleType, task: Task) -> dict[str, Any]:
-    """Stop at 37 %, go on from the state, and see whether the two halves are the whole."""
+    """Stop at 37 %, resume from the state, and check that both parts together are the epoch."""
     stop = max(1, task.workload.rows * 37 // 100 // task.batch)
     before, after, seconds, state = adapter.resume(task, stop)
     both = np.sort(np.concatenate([*before, *after]))
@@ -276,23 +276,23 @@ def _replace(task: Task, **changes: Any) -> Task:
 
 
 def descendants() -> list[int]:
-    """The living children of this process, and theirs."""
+    """Return the living descendants of this process."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, IndexError):
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 parents.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, waiting = [], [os.getpid()]
+    pids, waiting = [], [os.getpid()]
     while waiting:
         children = parents.get(waiting.pop(), [])
-        found += children
+        pids += children
         waiting += children
-    return found
+    return pids
 
 
 def children_seconds() -> float:
-    """User and system time of the children, the living and the ended."""
+    """Return the user and system time of all descendants, living and ended."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     total = ended.ru_utime + ended.ru_stime
     for pid in descendants():
@@ -303,7 +303,7 @@ def children_seconds() -> float:
 
 
 class Memory:
-    """Watches the proportional set size of the process and its children, twenty times a second."""
+    """Polls the proportional set size of the process and its descendants, twenty times per second."""
 
     def __init__(self, *, watch: bool) -> None:
         self._watch, self._done = watch, threading.Event()
@@ -324,18 +324,18 @@ class Memory:
             self._note()
 
     def epoch(self) -> None:
-        """Note what is held after an epoch."""
+        """Record the memory after an epoch."""
         self._epochs.append(self._now()["peak_anon_mb"])
 
     @property
     def report(self) -> dict[str, Any]:
-        """The peaks in MB, above what the process held before; growth in MB an epoch, from the third on."""
-        found: dict[str, Any] = {}
+        """The peaks and the base in MB, and the growth in MB per epoch from the third epoch on."""
+        report: dict[str, Any] = {}
         if self._watch:
-            found = {**self._peak, "base_anon_mb": self._base}
+            report = {**self._peak, "base_anon_mb": self._base}
         if len(self._epochs) > 4:
-            found["growth_mb"] = float(np.polyfit(range(len(self._epochs) - 2), self._epochs[2:], 1)[0])
-        return found
+            report["growth_mb"] = float(np.polyfit(range(len(self._epochs) - 2), self._epochs[2:], 1)[0])
+        return report
 
     def _look(self) -> None:
         while not self._done.wait(0.05):

@@ -1,4 +1,4 @@
-"""Rows for the peers that write and read one at a time: from columns, and back to the columns of a batch."""
+"""Convert columns to rows and back, for peers that write and read single rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MASK = (32, 32)
 
 
 def rows_of(batches: Iterable[Columns]) -> Iterator[dict[str, Any]]:
-    """Rows as a user has them: numbers, arrays and texts, `meta` nested, and None where there is no mask."""
+    """Yield rows with numbers, arrays and texts, a nested `meta`, and None for a missing mask."""
     for columns in batches:
         plain = {name: _values(values) for name, values in columns.items()}
         for values in zip(*plain.values(), strict=True):
@@ -26,14 +26,14 @@ def rows_of(batches: Iterable[Columns]) -> Iterator[dict[str, Any]]:
 
 
 def _values(values: Any) -> Sequence[Any]:
-    """Numbers as Python's own, arrays as views."""
+    """Return numbers as Python objects, and arrays as views."""
     if isinstance(values, np.ndarray) and values.ndim == 1:
         return values.tolist()
     return values
 
 
 def stack_rows(rows: Sequence[dict[str, Any]]) -> Columns:
-    """A batch of documents: torch's default collate takes no None, and no lists of different lengths."""
+    """Stack rows of documents: torch's default collate rejects None and lists of different lengths."""
     columns: Columns = {name: stack([row[name] for row in rows]) for name in rows[0] if name not in {"meta", "mask"}}
     for name in NESTED:
         columns[name] = stack([row["meta"][name] for row in rows])
@@ -44,7 +44,7 @@ def stack_rows(rows: Sequence[dict[str, Any]]) -> Columns:
 
 
 def stack(values: list[Any]) -> Any:
-    """Arrays and numbers as a tensor, anything else as the list."""
+    """Stack arrays and numbers to a tensor; return other values as a list."""
     if isinstance(values[0], np.ndarray):
         return torch.from_numpy(np.stack(values))
     if isinstance(values[0], torch.Tensor):
@@ -53,7 +53,7 @@ def stack(values: list[Any]) -> Any:
 
 
 def stack_masks(masks: list[Any]) -> torch.Tensor:
-    """Zeros where there is none."""
+    """Stack masks, with zeros for missing ones."""
     stacked = np.zeros((len(masks), *MASK), np.uint8)
     for into, mask in zip(stacked, masks, strict=True):
         if mask is not None:
