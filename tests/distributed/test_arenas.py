@@ -92,12 +92,12 @@ def test_one_bad_tensor_among_good_ones_is_the_one_that_is_told(on_error: OnErro
 def test_a_document_is_not_changed_by_what_becomes_of_it() -> None:
     arena, document = TensorBuffer(PLATES.layout, BLOCK_BYTES), plate(3, depth=np.ones((64, 64), np.uint8))
     image = document.image
-    other = arena.taken(document)
+    other = arena.add(document)
     assert document.image is image
     assert other is not document
     assert other == document
     assert other.model_fields_set == document.model_fields_set
-    tensors = arena.columns()
+    tensors = arena.take_columns()
     assert np.array_equal(tensors["image"], image[None])
-    assert arena.columns() == {}
+    assert arena.take_columns() == {}
     assert pa.RecordBatch.equals(PLATES.encode([other], None, tensors), PLATES.encode([document]))

@@ -217,7 +217,7 @@ import pyarrow as pa
 from quire.distributed import DocumentShards
 from quire.distributed._encoding import DocumentLayout
 from quire.distributed import engine
-from quire.distributed._make import Rows
+from quire.distributed._shards import DocumentFrame
 from tests.distributed.goods import Vector
 
 layout = DocumentLayout(Vector)
@@ -230,7 +230,7 @@ class Many:
             yield layout.encode(rows)  # 16 MiB
 
 local = engine("local", num_workers=2)
-shards = DocumentShards[Vector](Rows(local, local.from_stage(Many(), 1), layout))
+shards = DocumentShards[Vector](DocumentFrame(local, local.from_stage(Many(), 1), layout))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 total = sum(len(b) for b in shards.map(lambda d: d, schema=Vector).filter(lambda d: d.data[0] % 2 == 0).iter_batches())
 assert total == 32 * 64, total
@@ -335,7 +335,7 @@ def test_options_are_checked() -> None:
     with pytest.raises(OptionError, match=r"engine='rai': there is no such engine. Did you mean 'ray'"):
         engine("rai")
     assert engine("local") is engine() is engine(engine())
-    with pytest.raises(OptionError, match="options are for an engine that is made by its name"):
+    with pytest.raises(OptionError, match="options need the name of an engine"):
         engine(engine(), num_workers=2)
 
 
@@ -358,7 +358,7 @@ def test_arrow_tables_are_shards_too() -> None:
     assert [(d.id, d.name) for d in shards.collect()] == [("a", "x"), ("b", "y")]
     with pytest.raises(TypeError, match="takes an Arrow table, got dict"):
         DocumentShards.from_native({}, engine="local")
-    with pytest.raises(OptionError, match="a dict is of no engine"):
+    with pytest.raises(OptionError, match="a dict belongs to no engine"):
         DocumentShards.from_native({})
 
 

@@ -124,7 +124,7 @@ def test_bytes_of_another_length_are_an_error() -> None:
 
 def test_a_column_that_is_not_there_is_an_error() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([1])], names=["other"])
-    with pytest.raises(DecodeError, match="tensor: the frame of Spark has no such column"):
+    with pytest.raises(DecodeError, match="tensor: the Spark DataFrame has no such column"):
         from_spark(batch, pa.schema([TENSOR]))
 
 

@@ -146,7 +146,7 @@ def test_what_functions_give_is_cut_into_chunks() -> None:
     ids=["document", "batch", "iterator", "partial", "class", "lambda", "builtin"],
 )
 def test_an_annotation_tells_what_a_function_gives(function: Any, expected: Any) -> None:
-    assert UserFunction(function).returns() is expected
+    assert UserFunction(function).return_type() is expected
 
 
 def test_annotations_that_tell_nothing_are_passed_over() -> None:
@@ -159,7 +159,7 @@ def test_annotations_that_tell_nothing_are_passed_over() -> None:
     def third(documents: Any) -> Missing:  # type: ignore[name-defined]
         return documents
 
-    assert [UserFunction(function).returns() for function in (first, second, third)] == [None, None, None]
+    assert [UserFunction(function).return_type() for function in (first, second, third)] == [None, None, None]
 
 
 def test_a_class_that_cannot_be_called_is_refused() -> None:

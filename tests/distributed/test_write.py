@@ -94,7 +94,7 @@ def test_attempts_that_come_too_late_do_not_count(tmp_path: Path) -> None:
     shards = shards_of(ROWS)
     shards.write_dataset(tmp_path)
     job = files_in(tmp_path)[0].partition("-")[0]
-    stage = WriteShards(shards._rows.layout, str(tmp_path), job, WriteOptions())
+    stage = WriteShards(shards._data.layout, str(tmp_path), job, WriteOptions())
     [part, *_] = shards.native
     assert len(list(stage(0, part.batches()))) == 1
     assert len(files_in(tmp_path)) == 4
@@ -119,7 +119,7 @@ def test_tensors_in_the_form_that_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="mode='resume' is for one writer"):
+    with pytest.raises(OptionError, match="mode='resume' is for a single writer"):
         shards_of(4).write_dataset(tmp_path, mode="resume")
     with pytest.raises(OptionError, match="some of the fields alone"):
         shards_of(4).select("price").write_dataset(tmp_path)

@@ -472,7 +472,7 @@ def test_every_table_becomes_a_data_frame() -> None:
         concat_rows(XShards.partition(pd.Series([0, 1, 2], name="a"), 2).as_pandas().collect())["a"].tolist() == wanted
     )
     assert concat_rows(XShards.partition(np.arange(3), 2).as_pandas().collect())[0].tolist() == wanted
-    with pytest.raises(PartitionError, match="a set cannot be made a data frame"):
+    with pytest.raises(PartitionError, match="a set cannot be converted to a data frame"):
         XShards.from_objects([{1}]).as_pandas().first()
 
 

@@ -1,4 +1,4 @@
-"""Documents on clusters: the same calls on threads of this process, on Ray and on Spark."""
+"""Documents on clusters: the same API on threads of this process, on Ray and on Spark."""
 
 import importlib
 from typing import TYPE_CHECKING
@@ -23,7 +23,6 @@ __all__ = [
     "engine",
     "torch_distributor",
 ]
-
 _HOMES = {
     "DocumentShards": "_shards",
     "Engine": "_engine",
@@ -34,7 +33,7 @@ _HOMES = {
     "engine": "_engine",
     "torch_distributor": "_spark",
 }
-"""Where names are that need pyarrow, an engine or a framework, which are extras."""
+"""The modules of names that need pyarrow, an engine or a framework, which are optional dependencies."""
 
 
 def __getattr__(name: str) -> object:

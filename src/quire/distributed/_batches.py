@@ -1,4 +1,4 @@
-"""Record batches cut, joined and cast: by bytes, by rows, and into the columns of a schema."""
+"""Record batches split, joined and cast: by bytes, by rows, and to the columns of a schema."""
 
 from __future__ import annotations
 
@@ -10,23 +10,17 @@ from quire.errors import DecodeError
 from quire.storage import count_rows_within
 
 MAX_BATCH_BYTES = 1 << 30
-"""Offsets of Arrow's binary and text have 31 bits: batches stay well below."""
-
-
+"""Offsets of Arrow's binary and text have 31 bits, so batches stay well below that."""
 CHUNK_BYTES = 16 << 20
-"""About so many bytes of a partition are in the hands of a function at a time."""
-
-
+"""About how many bytes of a partition a function is called with."""
 BLOCK_BYTES = CHUNK_BYTES // 4
-"""About so many bytes of what it gave wait to be given on."""
-
-
+"""About how many bytes of results wait to be encoded."""
 _MIN_BYTES = CHUNK_BYTES // 8
-"""Record batches of fewer bytes are joined."""
+"""Smaller record batches are joined."""
 
 
 def rebatch_by_bytes(batches: Iterable[pa.RecordBatch], size: int = CHUNK_BYTES) -> Iterator[pa.RecordBatch]:
-    """The rows in record batches of about so many bytes; what has between an eighth of it and all of it stays."""
+    """Yield the rows in batches of about `size` bytes; a batch between an eighth of it and all of it is kept."""
     waiting: list[pa.RecordBatch] = []
     held = 0
     for batch in batches:
@@ -44,7 +38,7 @@ def rebatch_by_bytes(batches: Iterable[pa.RecordBatch], size: int = CHUNK_BYTES)
 
 
 def rebatch_by_rows(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
-    """The rows in record batches of exactly so many; the last may have fewer."""
+    """Yield the rows in batches of exactly `size`; the last may have fewer."""
     waiting: list[pa.RecordBatch] = []
     held = 0
     for batch in batches:
@@ -64,9 +58,9 @@ def rebatch_by_rows(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa
 def rebatch_by_multiples(
     batches: Iterable[pa.RecordBatch], size: int, most: int = CHUNK_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """The rows in record batches of so many, or of a multiple of it that has about so many bytes.
+    """Yield the rows in batches of a multiple of `size` that has about `most` bytes, at least of `size`.
 
-    What is done to a record batch as a whole is then done less often. The last may have fewer rows.
+    What is done once for a record batch is then done less often. The last batch may have fewer rows.
     """
     waiting: list[pa.RecordBatch] = []
     held = 0
@@ -86,14 +80,14 @@ def rebatch_by_multiples(
 
 
 def split_evenly(batches: list[pa.RecordBatch], parts: int) -> list[list[pa.RecordBatch]]:
-    """The rows in so many runs, whose lengths differ by one at most."""
+    """Split the rows into consecutive parts whose lengths differ by one at most."""
     total = sum(map(len, batches))
     bounds = [total * i // parts for i in range(parts + 1)]
     return [list(slice_rows(batches, bounds[i], bounds[i + 1])) for i in range(parts)]
 
 
 def slice_rows(batches: Iterable[pa.RecordBatch], start: int, stop: int) -> Iterator[pa.RecordBatch]:
-    """The rows from start to stop, sharing memory."""
+    """Yield the rows from start to stop, sharing memory."""
     first = 0
     for batch in batches:
         low, high = max(start - first, 0), min(stop - first, len(batch))
@@ -117,7 +111,7 @@ def _concat_batches(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def cast_to_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A record batch in the columns of a schema, with their marks; types that differ are cast."""
+    """Return a record batch with the columns and metadata of a schema; other types are cast."""
     if batch.schema.equals(schema, check_metadata=True):
         return batch
     arrays = []
@@ -131,7 +125,7 @@ def cast_to_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def split_large(batches: Iterable[pa.RecordBatch], most: int = MAX_BATCH_BYTES) -> Iterator[pa.RecordBatch]:
-    """The same rows in record batches of no more than so many bytes, where a row allows it."""
+    """Yield the rows in record batches of at most `most` bytes, as far as single rows allow."""
     for batch in batches:
         rows = len(batch) if batch.nbytes <= most else max(1, len(batch) * most // batch.nbytes)
         for start in range(0, len(batch), rows or 1):

@@ -1,21 +1,21 @@
-"""What an engine must do to carry shards: move Arrow record batches, and call stages on them.
+"""The contract of an engine, the stages that engines share, and the engines by name.
 
-Engines know no documents. What they move is in the layout that storage gives a document class (its fixed-shape tensors
-are binary of one size, with marks in the fields' metadata), and what they call is a `Stage`: record batches in, record
-batches out. Everything that users see of shards (`map`, `filter`, `split`, reading, writing) is made of stages, so that
-it gives the same on every engine. What is left for an engine is to hold partitions, to move rows between them, and to
-run stages where the data is.
+Engines know no documents. They move Arrow record batches in the layout that storage gives a document class (tensors of
+a fixed shape are fixed-size binary, described in the metadata of the field), and they call a `Stage`: record batches
+in, record batches out. Everything that users see of shards (`map`, `filter`, `split`, reading, writing) is made of
+stages, so that it gives the same on every engine. An engine only holds partitions, moves rows between them, and runs
+stages where the data is.
 
-The laws of a frame, which tests/distributed holds every engine to:
+The laws of a frame, which tests/distributed checks for every engine:
 
-- it is lazy: nothing runs before `iter_batches`, `count`, `num_partitions` or the first use of what `cache` gave;
-- `run`, `select`, `limit`, `union` and `iter_batches` keep the order of partitions, and that of rows within them;
-- a stage is called with record batches of exactly `frame.schema`, whatever types the engine itself carries them in;
+- it is lazy: nothing runs before `iter_batches`, `count`, `num_partitions` or the first use of a cached frame;
+- `run`, `select`, `limit`, `union` and `iter_batches` keep the order of partitions, and of rows within them;
+- a stage is called with record batches of exactly `frame.schema`, whatever types the engine itself uses for them;
 - no call holds a whole partition in memory unless the engine must (to sort, to shuffle, to cache), and no record batch
-  that an engine makes by itself is larger than `MOST_BYTES`;
+  that an engine makes by itself is larger than `MAX_BATCH_BYTES`;
 - empty partitions do no harm; stages see them, too, where the engine has a worker for them;
-- an engine may run a stage again for a partition whose worker was lost. The results of one such attempt count, once;
-- what a stage raises comes out of `iter_batches` (or `count`, ...) as the `PartitionError` that it is.
+- an engine may run a stage again for a partition whose worker was lost. The results of exactly one attempt count;
+- an error of a stage is raised by `iter_batches` (or `count`, ...) as the `PartitionError` that it is.
 """
 
 from __future__ import annotations
@@ -35,44 +35,44 @@ NativeT = TypeVar("NativeT")
 
 @dataclass(frozen=True)
 class Frame(Generic[NativeT]):
-    """A lazy collection of record batches in partitions: the engine's own, and the schema that stages see."""
+    """A lazy collection of record batches in partitions: the engine's own object, and the schema that stages see."""
 
     native: NativeT
     schema: pa.Schema
-    """As of `Layout.fields`: with the fields' metadata, which say what their bytes mean."""
+    """As of `Layout.fields`: the metadata of the fields describes what their bytes mean."""
 
 
 @runtime_checkable
 class Stage(Protocol):
-    """What is done to a partition. It can be pickled, by cloudpickle at the latest.
+    """What is done to a partition. It can be pickled, if need be by cloudpickle.
 
-    It takes in the record batches of the partition one at a time, and gives others as it goes. It holds no more than
-    it needs of both. It may be called more than once for a partition, with a part of it each time (Ray has blocks),
-    unless `partition_by` has made the partitions.
+    It takes the record batches of the partition one at a time and yields others as it goes, holding no more of either
+    than it needs. It may be called more than once for a partition, with a part of it each time (Ray has blocks), unless
+    `partition_by` has made the partitions.
     """
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the record batches that it gives."""
+        """The schema of the record batches it yields."""
         ...
 
     @property
     def stateful(self) -> bool:
-        """Whether it makes an object that is expensive to make, and keeps it in the worker.
+        """Whether it creates an expensive object and keeps it in the worker.
 
-        An engine that starts workers for a job, such as Ray, should then keep them for all of it.
+        An engine that starts workers for a job, such as Ray, should then keep them for the whole job.
         """
         ...
 
     def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The record batches that it makes of those of a partition, whose number from 0 is for messages and names."""
+        """Yield the record batches that it makes of a partition; the number is for messages and file names."""
         ...
 
 
 class Engine(Protocol):
-    """Holds frames and runs stages on them. Frames of one engine go into its own calls only.
+    """Holds frames and runs stages on them. Frames of one engine only go into its own methods.
 
-    It is made by `quire.distributed.engine(name, **options)`; any object with these calls will do in its place.
+    `quire.distributed.engine(name, **options)` returns one; any object with these methods can be used instead.
     """
 
     name: str
@@ -80,21 +80,21 @@ class Engine(Protocol):
 
     @property
     def workers(self) -> int:
-        """How many partitions are worked on at a time: the number of partitions that data gets if none is said."""
+        """The number of partitions processed at a time, and the default number of partitions."""
         ...
 
     # --- frames
 
     def from_batches(self, partitions: Sequence[Sequence[pa.RecordBatch]], schema: pa.Schema) -> Frame[Any]:
-        """A frame of data that the driver has, as many partitions as are given; some may be empty."""
+        """Return a frame of data on the driver, one partition for each sequence; some may be empty."""
         ...
 
     def from_stage(self, stage: Stage, partitions: int) -> Frame[Any]:
-        """A frame of what a stage makes of nothing: partition i is `stage(i, iter(()))`. Files are read so."""
+        """Return a frame of what a stage makes of nothing: partition i is `stage(i, iter(()))`. Reads files."""
         ...
 
     def from_native(self, native: Any) -> Frame[Any]:
-        """A frame of the engine's own object (a DataFrame, a Dataset); its schema is told as exactly as can be.
+        """Return a frame of the engine's own object (a DataFrame, a Dataset), with as exact a schema as possible.
 
         An object of another kind is a TypeError.
         """
@@ -103,96 +103,98 @@ class Engine(Protocol):
     # --- from frame to frame
 
     def run(self, frame: Frame[Any], stage: Stage) -> Frame[Any]:
-        """What a stage makes of each partition."""
+        """Run a stage on each partition."""
         ...
 
     def select(self, frame: Frame[Any], names: Sequence[str]) -> Frame[Any]:
-        """Some of the columns, in this order."""
+        """Select some of the columns, in this order."""
         ...
 
     def limit(self, frame: Frame[Any], rows: int) -> Frame[Any]:
-        """The first rows."""
+        """Keep the first rows."""
         ...
 
     def union(self, frames: Sequence[Frame[Any]]) -> Frame[Any]:
-        """The partitions of all frames, whose schemas are equal, one frame behind the other."""
+        """Concatenate the partitions of frames with equal schemas, in order."""
         ...
 
     def repartition(self, frame: Frame[Any], partitions: int) -> Frame[Any]:
-        """The rows in so many partitions of about one size. Their order is kept only where the engine can."""
+        """Distribute the rows over partitions of about one size. Their order is kept only if the engine can."""
         ...
 
     def partition_by(self, frame: Frame[Any], names: Sequence[str], partitions: int) -> Frame[Any]:
-        """Rows that are equal in these columns come into one partition. Nulls are equal.
+        """Move rows that are equal in these columns into one partition. Nulls are equal.
 
         A stage that runs on the result is called once for a partition, with all of its rows: it may hold groups.
         """
         ...
 
     def shuffle(self, frame: Frame[Any], seed: int) -> Frame[Any]:
-        """The rows in a random order, over all partitions; the same seed gives the same order on the same data."""
+        """Shuffle the rows over all partitions; the same seed gives the same order on the same data."""
         ...
 
     def cache(self, frame: Frame[Any]) -> Frame[Any]:
-        """The same rows; what they are made by runs once, when it is first needed."""
+        """Return the same rows; what makes them runs once, when it is first needed."""
         ...
 
-    # --- what runs
+    # --- results
 
     def iter_batches(self, frame: Frame[Any]) -> Iterator[pa.RecordBatch]:
-        """The record batches of all partitions, in order, as they are ready; those without rows are left out.
+        """Yield the record batches of all partitions, in order, as they are ready, without the empty ones.
 
-        It must be possible to break it off. Few are held ahead of the consumer: never all of the data.
+        The caller may stop at any batch. Only a few are held ahead of the consumer, never all of the data.
         """
         ...
 
     def collect(self, frame: Frame[Any]) -> list[pa.RecordBatch]:
-        """All of them at once, for frames that are small, as reports of writers are: all workers work at a time."""
+        """Return all batches of a small frame, such as the reports of writers, with all workers at work at a time."""
         ...
 
     def count(self, frame: Frame[Any]) -> int:
-        """The number of rows."""
+        """Return the number of rows."""
         ...
 
     def num_partitions(self, frame: Frame[Any]) -> int:
-        """The number of partitions; this may run what makes the frame, where the engine cannot tell otherwise."""
+        """Return the number of partitions; this may run what makes the frame if it is not known otherwise."""
         ...
 
     def close(self) -> None:
-        """End what the engine itself has started (workers, a session); what it was attached to goes on."""
+        """End what the engine itself has started (workers, a session), not what it was attached to."""
         ...
 
 
 @dataclass(frozen=True)
 class StageChain:
-    """Stages, and the schema of what goes into the first of them."""
+    """Stages that an engine runs as one: the batches between them do not leave the worker.
 
-    takes: pa.Schema
+    `input_schema` is that of the batches for the first stage.
+    """
+
+    input_schema: pa.Schema
     stages: tuple[Stage, ...] = ()
 
     @property
     def schema(self) -> pa.Schema:
-        """Of what the last stage gives."""
-        return self.stages[-1].schema if self.stages else self.takes
+        """The schema of the batches that the last stage yields."""
+        return self.stages[-1].schema if self.stages else self.input_schema
 
     @property
     def stateful(self) -> bool:
-        """Whether one of them is."""
         return any(stage.stateful for stage in self.stages)
 
     def then(self, stage: Stage) -> StageChain:
-        """The same, and one more."""
-        return StageChain(self.takes, (*self.stages, stage))
+        """Return the chain with one more stage."""
+        return StageChain(self.input_schema, (*self.stages, stage))
 
     def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What comes out at the end; batches without rows are left out."""
+        """Yield the batches of the last stage, without the empty ones."""
         for stage in self.stages:
             batches = stage(partition, batches)
         return (batch for batch in batches if len(batch))
 
 
 class SelectStage:
-    """A stage that gives some of the columns."""
+    """A stage that selects some of the columns."""
 
     stateful = False
 
@@ -201,12 +203,11 @@ class SelectStage:
         self.schema = pa.schema([schema.field(name) for name in names], schema.metadata)
 
     def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
-        """The columns of each batch."""
         return (batch.select(self.names) for batch in batches)
 
 
 class UnionStage:
-    """A stage that makes partitions of nothing as others do: first those of one, then those of the next."""
+    """A stage that makes the partitions of several chains: those of the first, then those of the next."""
 
     def __init__(self, chains: Sequence[StageChain], counts: Sequence[int]) -> None:
         self._chains, self._counts = list(chains), list(counts)
@@ -214,7 +215,7 @@ class UnionStage:
         self.stateful = any(chain.stateful for chain in chains)
 
     def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The partition of the one that has it, by its number there."""
+        """Yield the partition of the chain that has it."""
         for chain, count in zip(self._chains, self._counts, strict=True):
             if partition < count:
                 return chain(partition, batches)
@@ -227,25 +228,21 @@ ENGINES = {
     "ray": "quire.distributed._ray:RayEngine",
     "spark": "quire.distributed._spark:SparkEngine",
 }
-"""The class of each engine; its fields are the options of `engine`."""
-
-
+"""The class of each engine, imported when it is first used; its fields are the options of `engine`."""
 _ENGINE_OF_PACKAGE = {"pyarrow": "local", "pyspark": "spark", "ray": "ray"}
-"""Whose objects the frames of an engine are."""
-
-
+"""The engine whose frames are objects of a package."""
 _default_engines: dict[str, Engine] = {}
 
 
 def engine(name: str | Engine = "local", **options: Any) -> Engine:
-    """An engine by its name, or the engine that is given.
+    """Return the engine of a name, or the engine that is passed.
 
-    Without options it is always the same one. `options` are the engine's own: `engine("local", backend="process")`,
+    Without options it is always the same object. `options` are the engine's own: `engine("local", backend="process")`,
     `engine("ray", num_cpus=2)`, `engine("spark", master="local[2]")`.
     """
     if not isinstance(name, str):
         if options:
-            raise OptionError(f"options are for an engine that is made by its name, got {name!r}.")
+            raise OptionError(f"options need the name of an engine, got {name!r}.")
         return name
     if name not in ENGINES:
         raise OptionError(f"engine={name!r}: there is no such engine. {did_you_mean(name, ENGINES)}")
@@ -262,16 +259,16 @@ def _create_engine(name: str, options: dict[str, Any]) -> Engine:
     parameters = inspect.signature(engine_type).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         check_options(f"engine({name!r})", options, [parameter.name for parameter in parameters])
-    made: Engine = engine_type(**options)
-    return made
+    instance: Engine = engine_type(**options)
+    return instance
 
 
 def engine_of(native: Any) -> Engine:
-    """The engine whose own object this is."""
+    """Return the engine whose own object this is."""
     package = type(native).__module__.partition(".")[0]
     if package not in _ENGINE_OF_PACKAGE:
         raise OptionError(
-            f"a {type(native).__name__} is of no engine: pass a Ray Dataset, a Spark DataFrame or an Arrow table, or "
-            "say engine=."
+            f"a {type(native).__name__} belongs to no engine: pass a Ray Dataset, a Spark DataFrame or an Arrow table, "
+            "or engine=."
         )
     return engine(_ENGINE_OF_PACKAGE[package])

@@ -1,4 +1,4 @@
-"""Errors on their way from a worker to the caller: where they happened, and what an engine makes of them."""
+"""Errors on their way from a worker to the caller: where they happened, and how engines carry them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import re
 import traceback
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
 from pydantic import ValidationError
@@ -17,13 +16,9 @@ from quire.errors import PartitionError, QuireError
 from quire.parallel import WorkerTraceback, summary_of
 
 _MARK = re.compile(r"<quire-error ([A-Za-z0-9+/=]+)>")
-
-
 _ERROR_ATTRIBUTES = ("partition", "document", "id", "field", "traceback")
-
-
 _PATH = re.compile(r"[A-Z]\w*\.([A-Za-z]\w*(?:\.[A-Za-z]\w*)*)(?:,[^:]*)?: ")
-"""How messages of quire begin that are about a field: 'Student.thesis.title: ...'."""
+"""How quire's messages about a field begin: 'Student.thesis.title: ...'."""
 
 
 def partition_error(
@@ -33,54 +28,55 @@ def partition_error(
     id: str | None = None,  # noqa: A002
     rows: int = 1,
 ) -> PartitionError:
-    """The error of a function, with the place where it happened; `rows` is how many documents it had in hand."""
+    """Return the error of a function, with where it happened; `rows` is how many it was called with."""
     field = _find_field(error)
     where = f"partition {partition}"
     if row is not None:
         where += f", document {row}" if rows == 1 else f", documents {row} to {row + rows - 1}"
         where += "" if id is None else f" (id {id!r})" if rows == 1 else f" (the first has id {id!r})"
     where += "" if field is None else f", field {field!r}"
-    made = PartitionError(f"{where}: {summary_of(error)}")
-    made.partition, made.document, made.id, made.field = partition, row, id, field
-    made.traceback = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return made
+    located = PartitionError(f"{where}: {summary_of(error)}")
+    located.partition, located.document, located.id, located.field = partition, row, id, field
+    located.traceback = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return located
 
 
 def _find_field(error: Exception) -> str | None:
-    """The path of the field that an error is about, if it tells one."""
+    """Return the path of the field that an error is about, if it names one."""
     if isinstance(error, ValidationError):
-        places = [name for name in error.errors()[0]["loc"] if isinstance(name, str)]
-        return ".".join(places) or None
-    found = _PATH.match(str(error)) if isinstance(error, QuireError) else None
-    return None if found is None else found[1]
+        names = [name for name in error.errors()[0]["loc"] if isinstance(name, str)]
+        return ".".join(names) or None
+    match = _PATH.match(str(error)) if isinstance(error, QuireError) else None
+    return None if match is None else match[1]
 
 
 def attach_traceback(error: PartitionError) -> PartitionError:
-    """An error that came from another process, with the traceback there as its cause."""
+    """Make the traceback of another process the cause of an error that came from it."""
     if error.__cause__ is None and error.traceback:
         error.__cause__ = WorkerTraceback(error.traceback)
     return error
 
 
-# --- through engines that carry nothing but text
+# --- errors as text, which is all that Ray and Spark carry reliably from a worker to the driver
+
+
 def error_to_text(error: PartitionError) -> str:
-    """The error as text that `error_from_text` finds in a longer one: Spark carries nothing else from its workers."""
+    """Return the error as text that `error_from_text` finds in a longer text."""
     content = {"message": str(error), **{name: getattr(error, name) for name in _ERROR_ATTRIBUTES}}
-    packed = base64.b64encode(json.dumps(content).encode()).decode()
-    return f"{error}\n<quire-error {packed}>"
+    encoded = base64.b64encode(json.dumps(content).encode()).decode()
+    return f"{error}\n<quire-error {encoded}>"
 
 
 def error_from_text(text: str) -> PartitionError | None:
-    """The error that is in the text of another one, if there is one."""
-    found = _MARK.search(text)
-    return None if found is None else attach_traceback(_restore_error(json.loads(base64.b64decode(found[1]))))
-
-
-def _restore_error(content: dict[str, Any]) -> PartitionError:
+    """Return the error contained in the text of another one, if there is one."""
+    match = _MARK.search(text)
+    if match is None:
+        return None
+    content = json.loads(base64.b64decode(match[1]))
     error = PartitionError(content["message"])
     for name in _ERROR_ATTRIBUTES:
         setattr(error, name, content[name])
-    return error
+    return attach_traceback(error)
 
 
 class RemoteError(RuntimeError):
@@ -88,7 +84,7 @@ class RemoteError(RuntimeError):
 
 
 def run_stages(chain: StageChain, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What the stages give; whatever goes wrong in them can be read by `error_from_text` on the driver."""
+    """Run stages; any error in them is raised as text that `error_from_text` reads on the driver."""
     try:
         yield from chain(partition, batches)
     except PartitionError as error:

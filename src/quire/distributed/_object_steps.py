@@ -1,11 +1,15 @@
-"""What workers do with the objects of partitions. Errors come back as values, so that no engine tries again in vain."""
+"""What workers do with the objects of partitions.
+
+A `Transform` turns the object of one partition into another; a `Step` is the work of one task, on the objects of one
+partition or of several. Errors are returned as values (`Failure`), so that no engine retries them in vain.
+"""
 
 from __future__ import annotations
 
 import os
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -33,7 +37,7 @@ from quire.distributed._row_containers import (
     is_untyped,
     take_rows,
 )
-from quire.distributed._stages import UserFunction
+from quire.distributed._stages import UserFunction, defines_call
 from quire.document import BaseDocument
 from quire.errors import ColumnError, PartitionError
 from quire.parallel import WorkerTraceback, dump_value, load_value, summary_of
@@ -51,7 +55,7 @@ class Failure:
 
     @classmethod
     def of(cls, partition: int, name: str, error: BaseException) -> Failure:
-        """What `name` raised."""
+        """Return the failure of the step or transform `name`."""
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         return cls(partition, f"partition {partition}: {name}: {summary_of(error)}", text, error)
 
@@ -59,7 +63,7 @@ class Failure:
         try:
             data = dump_value(self.error, to_own=False)[0]
             load_value(data)
-        except Exception:  # noqa: BLE001 - many errors cannot be made anew from their arguments
+        except Exception:  # noqa: BLE001 - many errors cannot be created again from their arguments
             data = None
         return self.partition, self.message, self.traceback, data
 
@@ -70,28 +74,30 @@ class Failure:
             self.error = load_value(data)
             self.error.__cause__ = WorkerTraceback(self.traceback)
 
-    def raised(self) -> PartitionError:
-        """The error for the caller, to be raised."""
-        made = PartitionError(self.message)
-        made.partition, made.traceback = self.partition, self.traceback
-        made.__cause__ = self.error or WorkerTraceback(self.traceback)
-        return made
+    def to_error(self) -> PartitionError:
+        """Return the error to raise in the caller."""
+        error = PartitionError(self.message)
+        error.partition, error.traceback = self.partition, self.traceback
+        error.__cause__ = self.error or WorkerTraceback(self.traceback)
+        return error
 
 
-# --- what is done to one object
+# --- transforms of one object
+
+
 class Transform(ABC):
-    """From the object of a partition to another."""
+    """Turns the object of a partition into another."""
 
     name: str
 
     @abstractmethod
     def __call__(self, partition: int, value: Any, /) -> Any:
-        """The other object."""
+        pass
 
 
 @dataclass
 class ApplyFunction(Transform):
-    """The user's function."""
+    """Call the user's function."""
 
     call: UserFunction
 
@@ -100,15 +106,16 @@ class ApplyFunction(Transform):
         self.name = f"{getattr(function, '__qualname__', None) or type(function).__qualname__}()"
 
     def __call__(self, _: int, value: Any, /) -> Any:
-        return self.call.ready()(value)
+        return self.call.bind()(value)
 
 
 def make_transform(function: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> ApplyFunction:
-    """The stage of a function, an object that can be called, or a class of such, one of which a worker makes.
+    """Return the transform for a function, a callable object, or a class of such.
 
-    A class whose objects cannot be called, such as `list`, is a function that makes them.
+    Of a class, each worker creates one instance. A class whose instances cannot be called, such as `list`, is used as a
+    function that creates them.
     """
-    if isinstance(function, type) and not any("__call__" in base.__dict__ for base in function.__mro__):
+    if isinstance(function, type) and not defines_call(function):
         function = partial(function)
     return ApplyFunction(UserFunction(function, args, kwargs or {}))
 
@@ -128,17 +135,17 @@ class GetItem(Transform):
 
 @dataclass
 class PickItem(Transform):
-    """One of so many items of a list or tuple."""
+    """One of `number` items of a list or tuple."""
 
-    place: int
+    index: int
     number: int
     name = "split()"
 
     def __call__(self, _: int, value: Any, /) -> Any:
         if not isinstance(value, (list, tuple)) or len(value) != self.number:
-            told = f"{len(value)} items" if isinstance(value, (list, tuple)) else f"a {type(value).__name__}"
-            raise ColumnError(f"split() needs {self.number} items in every partition, as in the first, got {told}.")
-        return value[self.place]
+            actual = f"{len(value)} items" if isinstance(value, (list, tuple)) else f"a {type(value).__name__}"
+            raise ColumnError(f"split() needs {self.number} items in every partition, as in the first, got {actual}.")
+        return value[self.index]
 
 
 @dataclass
@@ -154,32 +161,34 @@ class SampleTransform(Transform):
         return take_rows(value, np.flatnonzero(chance.random(check_rows(value, self.name)) < self.fraction))
 
 
-# --- what a task does, with the objects of one partition or of several
+# --- steps: tasks on the objects of one partition or of several
+
+
 class Step(ABC):
-    """What a task does. `outputs` is how many objects it gives; 0 is one that is not in a list."""
+    """The work of a task. `outputs` is how many objects it returns in a list; 0 is one object without a list."""
 
     outputs = 0
     name: str
 
     def __call__(self, partition: int, values: Sequence[Any], /) -> Any:
-        """What it gives; failures go on as they are."""
+        """Return the result of the step; failures among the inputs are passed on."""
         failed = next((value for value in values if isinstance(value, Failure)), None)
         if failed is not None:
             return [failed] * self.outputs if self.outputs else failed
         try:
             return self.work(partition, values)
-        except Exception as error:  # noqa: BLE001 - all of them are told to the caller
+        except Exception as error:  # noqa: BLE001 - it is raised by the caller
             failure = Failure.of(partition, self.name, error)
             return [failure] * self.outputs if self.outputs else failure
 
     @abstractmethod
     def work(self, partition: int, values: Sequence[Any], /) -> Any:
-        """The same, when nothing has failed."""
+        """Do the step on inputs without failures."""
 
 
 @dataclass
 class TransformStep(Step):
-    """Stages one after the other. With `copies`, the first gets an object of its own, to do with as it likes."""
+    """Apply transforms in order. With `copies`, the first gets its own copy of the object to change."""
 
     stages: tuple[Transform, ...]
     copies: bool
@@ -190,13 +199,13 @@ class TransformStep(Step):
         for stage in self.stages:
             try:
                 value = stage(partition, value)
-            except Exception as error:  # noqa: BLE001 - here it is known which of them it was
+            except Exception as error:  # noqa: BLE001 - here it is known which transform failed
                 return Failure.of(partition, stage.name, error)
         return value
 
 
 class CountStep(Step):
-    """The number of rows."""
+    """Count the rows."""
 
     name = "len()"
 
@@ -205,7 +214,7 @@ class CountStep(Step):
 
 
 class PairStep(Step):
-    """The objects of two partitions as one."""
+    """Pair the objects of two partitions."""
 
     name = "zip()"
 
@@ -214,7 +223,7 @@ class PairStep(Step):
 
 
 class ConcatStep(Step):
-    """The rows of all objects in one."""
+    """Concatenate the rows of all objects."""
 
     name = "joining rows"
 
@@ -224,7 +233,7 @@ class ConcatStep(Step):
 
 @dataclass
 class SplitByRowsStep(Step):
-    """The object in pieces, so that the rows of all partitions are divided evenly and keep their order."""
+    """Split the object so that the rows of all partitions are divided evenly and keep their order."""
 
     counts: Mapping[int, int]
     outputs: int = 1
@@ -234,8 +243,8 @@ class SplitByRowsStep(Step):
         length = check_rows(values[0], self.name)
         if length != self.counts[partition]:
             raise ColumnError(
-                f"it had {self.counts[partition]:,} rows when they were counted, and has {length:,} now: what makes it "
-                "gives other rows each time. Call cache() first."
+                f"it had {self.counts[partition]:,} rows when they were counted, and has {length:,} now: its rows "
+                "differ each time they are made. Call cache() first."
             )
         total, start = sum(self.counts.values()), sum(n for p, n in self.counts.items() if p < partition)
         ends = [min(max(total * part // self.outputs - start, 0), length) for part in range(self.outputs + 1)]
@@ -243,13 +252,13 @@ class SplitByRowsStep(Step):
 
 
 def _copy_rows(value: Any, start: int, stop: int) -> Any:
-    """Rows in a run; a slice of an Arrow table would take all of the table along."""
+    """Return consecutive rows; a slice of an Arrow table would be sent with all of the table."""
     return take_rows(value, np.arange(start, stop)) if is_arrow(value) else take_rows(value, slice(start, stop))
 
 
 @dataclass
 class SplitByKeysStep(Step):
-    """The object in pieces, so that rows with equal keys come together."""
+    """Split the object so that rows with equal keys come together."""
 
     names: tuple[Any, ...]
     outputs: int = 1
@@ -264,13 +273,13 @@ class SplitByKeysStep(Step):
 
 
 class RaiseStep(Step):
-    """The object itself; a failure is raised, where the engine's own calls come next."""
+    """Return the object, but raise a failure, because the engine's own calls follow."""
 
     name = "native"
 
     def __call__(self, _: int, values: Sequence[Any], /) -> Any:
         if isinstance(values[0], Failure):
-            raise RemoteError(error_to_text(values[0].raised()))
+            raise RemoteError(error_to_text(values[0].to_error()))
         return values[0]
 
     def work(self, _: int, values: Sequence[Any], /) -> Any:
@@ -293,7 +302,7 @@ class SelectColumns(Transform):
 
 
 class ToPandas(Transform):
-    """The object as a data frame."""
+    """Convert the object to a data frame."""
 
     name = "as_pandas()"
 
@@ -312,11 +321,11 @@ class ToPandas(Transform):
             return pandas.DataFrame({key: _to_cells(item) for key, item in value.items()})
         if isinstance(value, list) or framework_of_type(type(value)) is not None:
             return pandas.DataFrame(value)
-        raise ColumnError(f"a {type(value).__name__} cannot be made a data frame.")
+        raise ColumnError(f"a {type(value).__name__} cannot be converted to a data frame.")
 
 
 def _to_cells(column: Any) -> Any:
-    """A column of a data frame: rows that are arrays themselves are one cell each."""
+    """Return a column of a data frame: rows that are arrays themselves become one cell each."""
     framework = framework_of_type(type(column))
     if framework is None:
         return column
@@ -326,21 +335,21 @@ def _to_cells(column: Any) -> Any:
 
 @dataclass
 class ToDocuments(Transform):
-    """The documents of a class in an Arrow table."""
+    """Decode the documents in an Arrow table."""
 
     layout: DocumentLayout
     name = "from_documents()"
 
     def __call__(self, _: int, value: Any, /) -> Any:
         table = value.table() if isinstance(value, LazyTable) else value
-        plain = [convert_tensors(batch, self.layout.fields) for batch in table.to_batches() if len(batch)]
-        made = [self.layout.array(self.layout.decode(batch)) for batch in plain]
+        batches = [convert_tensors(batch, self.layout.fields) for batch in table.to_batches() if len(batch)]
+        arrays = [self.layout.array(self.layout.decode(batch)) for batch in batches]
         document_type: Any = self.layout.document_type
-        return concat_rows(made or [DocumentArray[document_type]()])
+        return concat_rows(arrays or [DocumentArray[document_type]()])
 
 
 class ToTable(Transform):
-    """The object as an Arrow table of documents of a class."""
+    """Convert the object to an Arrow table of documents of a class."""
 
     name = "as_documents()"
 
@@ -351,17 +360,14 @@ class ToTable(Transform):
     def __call__(self, partition: int, value: Any, /) -> pa.Table:
         if is_arrow(value):
             table = value if isinstance(value, pa.Table) else pa.Table.from_batches([value])
-            batches = [self.layout.conformed(batch) for batch in table.to_batches()]
+            batches = [self.layout.conform(batch) for batch in table.to_batches()]
         else:
-            batches = [self._batch(partition, value)]
+            documents = list(self._to_documents(value))
+            ids = self._ids(partition, value, documents) if self.layout.has_text_id else None
+            batches = [self.layout.encode(documents, ids)]
         return pa.Table.from_batches(batches, self.layout.fields)
 
-    def _batch(self, partition: int, value: Any) -> pa.RecordBatch:
-        documents = list(self._documents(value))
-        ids = self._ids(partition, value, documents) if self.layout.has_text_id else None
-        return self.layout.encode(documents, ids)
-
-    def _documents(self, value: Any) -> Any:
+    def _to_documents(self, value: Any) -> Iterable[Any]:
         document_type: Any = self.layout.document_type
         if isinstance(value, dict) and value:
             return DocumentBatch[document_type].from_columns(value).unstack()
@@ -370,13 +376,13 @@ class ToTable(Transform):
         if isinstance(value, DocumentBatch):
             value = value.unstack()
         elif not isinstance(value, (list, tuple, dict, DocumentArray)):
-            raise ColumnError(f"a {type(value).__name__} cannot be made documents: they have named fields.")
+            raise ColumnError(f"a {type(value).__name__} cannot be converted to documents, which have named fields.")
         return DocumentArray[document_type](value)
 
     def _ids(self, partition: int, value: Any, documents: list[Any]) -> list[str]:
-        """Rows without ids get some that stay the same, however often they are made."""
-        made = row_ids(f"{self._token}/{partition}", 0, len(documents))
+        """Return the ids of rows; generated ones are the same however often the rows are made."""
+        generated = row_ids(f"{self._token}/{partition}", 0, len(documents))
         if isinstance(value, dict) or is_pandas(value):
-            return [document.id for document in documents] if "id" in value else made
-        given = [not isinstance(row, Mapping) or "id" in row for row in value]
-        return [row.id if own else other for row, own, other in zip(documents, given, made, strict=True)]
+            return [document.id for document in documents] if "id" in value else generated
+        has_id = [not isinstance(row, Mapping) or "id" in row for row in value]
+        return [row.id if own else other for row, own, other in zip(documents, has_id, generated, strict=True)]

@@ -1,4 +1,8 @@
-"""Any Python object a partition, on engines that run tasks: what is to be done is kept as a plan until it is wanted."""
+"""Any Python object as a partition: operations are kept as a plan of nodes until their results are requested.
+
+An `ObjectEngine` runs such plans. `LocalObjects` runs them here; those of Ray and Spark are in `_ray` and
+`_spark_objects`.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ ALL_PARTITIONS = slice(None)
 
 @dataclass(eq=False)
 class Node:
-    """A step of a plan. `cached` says that its objects are to be kept; `kept` is what the engine keeps of them."""
+    """A node of a plan. `cached` says that its objects are to be kept; `kept` is what the engine keeps of them."""
 
     cached: bool = field(default=False, init=False)
     kept: Any = field(default=None, init=False)
@@ -63,7 +67,7 @@ class NativeNode(Node):
 
 @dataclass(eq=False)
 class MapNode(Node):
-    """What a stage makes of each object."""
+    """The results of a transform of each object."""
 
     parent: Node
     stage: Transform
@@ -77,8 +81,8 @@ class ExchangeNode(Node):
     parts: int
     names: tuple[Any, ...] | None = None
 
-    def cut(self, counts: dict[int, int]) -> Step:
-        """What a partition gives to each of the others."""
+    def make_split(self, counts: dict[int, int]) -> Step:
+        """Return the step that splits a partition into the parts for the others."""
         return SplitByRowsStep(counts, self.parts) if self.names is None else SplitByKeysStep(self.names, self.parts)
 
 
@@ -90,7 +94,7 @@ class ZipNode(Node):
 
 
 def fuse_maps(node: Node) -> tuple[Node, tuple[Transform, ...]]:
-    """The last node whose objects must be there, and the stages from it to this one."""
+    """Return the last node whose objects must exist, and the transforms from it to this one."""
     stages: list[Transform] = []
     while isinstance(node, MapNode) and not node.cached:
         stages.append(node.stage)
@@ -103,119 +107,123 @@ class ObjectEngine(ABC):
 
     name: str
     engine: Engine
-    """That for record batches, which this goes with."""
+    """The engine for record batches that this one belongs to."""
     workers: int
-    """How many partitions are worked on at a time."""
+    """How many partitions are processed at a time."""
 
     @abstractmethod
     def hold(self, values: Sequence[Any]) -> HeldNode:
-        """Objects that the driver has, one a partition."""
+        """Hold objects of the driver, one per partition."""
 
     @abstractmethod
-    def values(self, node: Node, wanted: slice = ALL_PARTITIONS) -> Iterator[Any]:
-        """The objects of all partitions, or of some of them, in order; the caller may change them."""
+    def values(self, node: Node, partitions: slice = ALL_PARTITIONS) -> Iterator[Any]:
+        """Yield the objects of all partitions, or of some, in order; the caller may change them."""
 
     @abstractmethod
     def counts(self, node: Node) -> list[int]:
-        """The number of rows in each partition."""
+        """Return the number of rows in each partition."""
 
     @abstractmethod
     def num_partitions(self, node: Node) -> int:
-        """The number of partitions."""
+        """Return the number of partitions."""
 
     @abstractmethod
-    def forget(self, node: Node) -> None:
-        """Let go of what is kept of a node."""
+    def release(self, node: Node) -> None:
+        """Release what is kept of a node."""
 
     @abstractmethod
     def native(self, node: Node) -> Any:
-        """The engine's own collection of rows, of a plan whose objects are data frames."""
+        """Return the engine's own collection of rows, for a plan whose objects are data frames."""
 
     @abstractmethod
     def from_frame(self, frame: Frame[Any]) -> Node:
-        """A plan whose objects hold the rows of a frame: Arrow tables, or `Opened` ones."""
+        """Return a plan whose objects hold the rows of a frame: Arrow tables, or `LazyTable`."""
 
     @abstractmethod
     def arrow_frame(self, node: Node, schema: pa.Schema) -> Frame[Any]:
-        """A frame of record batches, of a plan whose objects are Arrow tables of the schema."""
+        """Return a frame of record batches, for a plan whose objects are Arrow tables of the schema."""
 
 
 class TaskEngine(ObjectEngine):
-    """An engine that runs single tasks. It speaks of objects by handles: the objects themselves, or references."""
+    """An engine that runs single tasks. It refers to objects by handles: the objects themselves, or references."""
 
     copies: bool
-    """Whether functions get copies, since what a handle gives must not be changed."""
+    """Whether functions get copies, because what a handle refers to must not be changed."""
 
     @abstractmethod
     def run(self, step: Step, tasks: Iterable[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
-        """The handles of what a step makes of partitions and the objects behind handles; lists of them, if so many."""
+        """Yield the handles of the results of a step, one per task; lists of handles, if it has several outputs."""
 
     @abstractmethod
     def get(self, handles: Iterable[Any]) -> Iterator[Any]:
-        """The objects behind handles; a failure is raised."""
+        """Yield the objects of handles; a failure is raised."""
 
     @abstractmethod
-    def opened(self, node: NativeNode) -> list[Any]:
-        """Handles of what is in the engine's own collection."""
+    def open_native(self, node: NativeNode) -> list[Any]:
+        """Return handles of the partitions of the engine's own collection."""
 
-    def values(self, node: Node, wanted: slice = ALL_PARTITIONS) -> Iterator[Any]:
-        """The objects of the partitions, in order."""
-        return self.get(self._handles(node, wanted))
+    def values(self, node: Node, partitions: slice = ALL_PARTITIONS) -> Iterator[Any]:
+        return self.get(self._handles(node, partitions))
 
     def counts(self, node: Node) -> list[int]:
-        """The number of rows in each partition."""
         return list(self.get(self._run_each(CountStep(), self._handles(node))))
 
     def num_partitions(self, node: Node) -> int:
-        """The number of partitions."""
         if isinstance(node, (HeldNode, ExchangeNode)):
             return node.parts
         if isinstance(node, NativeNode):
-            return len(self._kept(node))
+            return len(self._cached_handles(node))
         return self.num_partitions(node.parent if isinstance(node, MapNode) else node.nodes[0])  # type: ignore[attr-defined]
 
-    def forget(self, node: Node) -> None:
-        """Let go of the handles."""
+    def release(self, node: Node) -> None:
         with node.lock:
             node.kept = None
 
-    def _run_each(self, step: Step, handles: Iterable[Any], wanted: slice = ALL_PARTITIONS) -> Iterator[Any]:
-        return self.run(step, ((place, (handle,)) for place, handle in enumerate(handles, wanted.start or 0)))
+    def _run_each(self, step: Step, handles: Iterable[Any], partitions: slice = ALL_PARTITIONS) -> Iterator[Any]:
+        return self.run(step, ((place, (handle,)) for place, handle in enumerate(handles, partitions.start or 0)))
 
-    def _handles(self, node: Node, wanted: slice = ALL_PARTITIONS) -> Iterator[Any]:
+    def _handles(self, node: Node, partitions: slice = ALL_PARTITIONS) -> Iterator[Any]:
         if node.cached:
-            return iter(self._kept(node)[wanted])
-        return self._made(node, wanted)
+            return iter(self._cached_handles(node)[partitions])
+        return self._make_handles(node, partitions)
 
-    def _made(self, node: Node, wanted: slice) -> Iterator[Any]:
+    def _make_handles(self, node: Node, partitions: slice) -> Iterator[Any]:
         if isinstance(node, HeldNode):
-            return iter(node.held[wanted])
+            return iter(node.held[partitions])
         if isinstance(node, ExchangeNode):
-            return self._exchanged(node, wanted)
+            return self._exchanged(node, partitions)
         if isinstance(node, ZipNode):
-            pairs = zip(*(self._handles(side, wanted) for side in node.nodes), strict=True)
-            return self.run(PairStep(), enumerate(pairs, wanted.start or 0))
+            pairs = zip(*(self._handles(side, partitions) for side in node.nodes), strict=True)
+            return self.run(PairStep(), enumerate(pairs, partitions.start or 0))
         assert isinstance(node, MapNode)
         base, stages = fuse_maps(node.parent)
-        return self._run_each(TransformStep((*stages, node.stage), self.copies), self._handles(base, wanted), wanted)
+        return self._run_each(
+            TransformStep((*stages, node.stage), self.copies), self._handles(base, partitions), partitions
+        )
 
-    def _kept(self, node: Node) -> list[Any]:
+    def _cached_handles(self, node: Node) -> list[Any]:
         with node.lock:
             if node.kept is None:
-                made = self.opened(node) if isinstance(node, NativeNode) else list(self._made(node, ALL_PARTITIONS))
-                node.kept = self._checked(made)
+                made = (
+                    self.open_native(node)
+                    if isinstance(node, NativeNode)
+                    else list(self._make_handles(node, ALL_PARTITIONS))
+                )
+                node.kept = self._check_handles(made)
             kept: list[Any] = node.kept
             return kept
 
-    def _checked(self, handles: list[Any]) -> list[Any]:
-        """Handles to keep: an error is raised now, so that what is kept is whole, where that costs nothing."""
+    def _check_handles(self, handles: list[Any]) -> list[Any]:
+        """Raise the error of a failed partition before handles are kept, where that costs nothing."""
         return handles
 
-    def _exchanged(self, node: ExchangeNode, wanted: slice) -> Iterator[Any]:
-        held = list(self._handles(node.parent))
-        counted = list(self.get(self._run_each(CountStep(), held))) if node.names is None else []
-        pieces = list(self._run_each(node.cut(dict(enumerate(counted))), held))
-        return self.run(ConcatStep(), ((part, [piece[part] for piece in pieces]) for part in range(node.parts)[wanted]))
+    def _exchanged(self, node: ExchangeNode, partitions: slice) -> Iterator[Any]:
+        handles = list(self._handles(node.parent))
+        counts = list(self.get(self._run_each(CountStep(), handles))) if node.names is None else []
+        pieces = list(self._run_each(node.make_split(dict(enumerate(counts))), handles))
+        return self.run(
+            ConcatStep(), ((part, [piece[part] for piece in pieces]) for part in range(node.parts)[partitions])
+        )
 
 
 class LocalObjects(TaskEngine):
@@ -229,14 +237,13 @@ class LocalObjects(TaskEngine):
         self.copies = self._backend == "thread"
 
     def hold(self, values: Sequence[Any]) -> HeldNode:
-        """The objects themselves."""
         return HeldNode(list(values), len(values))
 
     def run(self, step: Step, tasks: Iterable[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
-        """Results as they come, in order; few are made ahead."""
+        """Yield results as they come, in order; few are made ahead."""
         if self._backend == "thread" or not isinstance(
             step, TransformStep
-        ):  # other steps take less time than the way there
+        ):  # other steps take less time than sending them
             return ordered_map(lambda task: step(*task), tasks, self.workers)
         return self._in_processes(step, tasks)
 
@@ -250,40 +257,39 @@ class LocalObjects(TaskEngine):
             raise PartitionError(str(error)) from error
 
     def get(self, handles: Iterable[Any]) -> Iterator[Any]:
-        """The objects, which the handles are."""
         for handle in handles:
             if isinstance(handle, Failure):
-                raise handle.raised()
+                raise handle.to_error()
             yield handle
 
-    def values(self, node: Node, wanted: slice = ALL_PARTITIONS) -> Iterator[Any]:
-        """The objects of the partitions; copies, unless they were made just now."""
-        found = super().values(node, wanted)
-        return found if isinstance(node, MapNode) and not node.cached else map(copy_value, found)
+    def values(self, node: Node, partitions: slice = ALL_PARTITIONS) -> Iterator[Any]:
+        """Yield the objects of the partitions; copies, unless they were just made."""
+        objects = super().values(node, partitions)
+        return objects if isinstance(node, MapNode) and not node.cached else map(copy_value, objects)
 
-    def _checked(self, handles: list[Any]) -> list[Any]:
+    def _check_handles(self, handles: list[Any]) -> list[Any]:
         return list(self.get(handles))
 
-    def opened(self, node: NativeNode) -> list[Any]:
+    def open_native(self, node: NativeNode) -> list[Any]:
         """A frame is one partition."""
         return [node.native]
 
     def native(self, node: Node) -> Any:
-        """One data frame with all rows."""
+        """Return one data frame with all rows."""
         return ConcatStep().work(0, list(self.values(node)))
 
     def from_frame(self, frame: Frame[Any]) -> Node:
-        """Partitions that are opened where they are worked on."""
+        """Hold partitions that are read where they are worked on."""
         return self.hold([LazyTable(part, frame.schema) for part in frame.native])
 
     def arrow_frame(self, node: Node, schema: pa.Schema) -> Frame[Any]:
-        """A frame that is made partition by partition."""
+        """Return a frame that is made partition by partition."""
         plan = _cache_exchanges(node)
         return Frame(tuple(_TablePartition(self, plan, part) for part in range(self.num_partitions(node))), schema)
 
 
 def _cache_exchanges(node: Node) -> Node:
-    """The same plan for single partitions: rows are exchanged once for all of them."""
+    """Return the same plan for single partitions: rows are exchanged once for all of them."""
     if node.cached or isinstance(node, HeldNode):
         return node
     if isinstance(node, MapNode):
@@ -291,9 +297,9 @@ def _cache_exchanges(node: Node) -> Node:
     if isinstance(node, ZipNode):
         return ZipNode((_cache_exchanges(node.nodes[0]), _cache_exchanges(node.nodes[1])))
     assert isinstance(node, ExchangeNode)
-    made = ExchangeNode(node.parent, node.parts, node.names)
-    made.cached = True
-    return made
+    exchange = ExchangeNode(node.parent, node.parts, node.names)
+    exchange.cached = True
+    return exchange
 
 
 @dataclass(frozen=True)
@@ -305,12 +311,11 @@ class _TablePartition(Partition):
     number: int
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Those of the table."""
         for table in self.objects.values(self.node, slice(self.number, self.number + 1)):
             yield from table.to_batches()
 
-    def settled(self) -> Partition:
-        """Plans stay in this process."""
+    def to_portable(self) -> Partition:
+        """Compute the partition here: plans stay in this process."""
         return InMemoryPartition(list(self.batches()))
 
 
@@ -332,15 +337,15 @@ _OBJECT_ENGINES = {
 
 
 def object_engine(engine: str | Engine) -> ObjectEngine:
-    """The engine for objects that goes with another."""
-    found = get_engine(engine)
-    if found.name not in _OBJECT_ENGINES:
-        raise OptionError(f"engine={found.name!r} carries record batches alone: use DocumentShards, or another engine.")
-    module, _, cls = _OBJECT_ENGINES[found.name].partition(":")
-    made: ObjectEngine = getattr(importlib.import_module(f"quire.distributed.{module}"), cls)(found)
-    return made
+    """Return the object engine that belongs to an engine."""
+    base = get_engine(engine)
+    if base.name not in _OBJECT_ENGINES:
+        raise OptionError(f"engine={base.name!r} carries record batches only: use DocumentShards, or another engine.")
+    module, _, cls = _OBJECT_ENGINES[base.name].partition(":")
+    objects: ObjectEngine = getattr(importlib.import_module(f"quire.distributed.{module}"), cls)(base)
+    return objects
 
 
 def engine_of_rows(native: Any) -> Engine:
-    """The engine whose own collection of rows this is."""
+    """Return the engine whose own collection of rows this is."""
     return get_engine("local") if is_pandas(native) else engine_of(native)

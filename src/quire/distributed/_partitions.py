@@ -1,4 +1,8 @@
-"""Record batches that must wait: in memory while they are few, else in a temporary file that is mapped."""
+"""The partitions of the local engine: what each is made of, down to data in memory or in temporary files.
+
+Rows that must all exist before the first can be passed on (to repartition, shuffle or cache) are held in memory while
+they are few, and else in a temporary file that is memory-mapped.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +28,9 @@ if TYPE_CHECKING:
 
 
 MAX_PARTITION_BYTES = 32 << 20
-"""The most bytes of one partition that wait in memory."""
-
-
+"""The most bytes of one partition that are held in memory."""
 MAX_EXCHANGE_BYTES = 256 << 20
-"""The most bytes of all partitions together that wait in memory."""
-
-
+"""The most bytes of all partitions of an exchange that are held in memory."""
 Batches = list[pa.RecordBatch]
 
 
@@ -42,7 +42,7 @@ class ExchangeBudget:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> bool:
-        """Reserve bytes, if there are that many."""
+        """Reserve bytes, if that many are left."""
         with self._lock:
             if size > self._left:
                 return False
@@ -50,45 +50,44 @@ class ExchangeBudget:
             return True
 
     def give_back(self, size: int) -> None:
-        """Return reserved bytes."""
         with self._lock:
             self._left += size
 
 
 def hold_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, budget: ExchangeBudget | None = None) -> Batches:
-    """Return all record batches. Large partitions, and those that the budget has no room for, are in a mapped file.
+    """Return all record batches. Large partitions, and those over the budget, are in a memory-mapped file.
 
-    The file is removed when nobody needs it.
+    The file is deleted at once, and its space is freed with the last batch.
     """
-    waiting: Batches = []
+    pending: Batches = []
     budget = budget or ExchangeBudget()
     size = 0
     iterator = iter(batches)
     for batch in iterator:
-        waiting.append(batch)
+        pending.append(batch)
         fits = budget.take(batch.nbytes)
         size += batch.nbytes if fits else 0
         if not fits or size > MAX_PARTITION_BYTES:
             budget.give_back(size)
-            return drain_spool(write_spool(_chain_batches(waiting, iterator), schema))
-    return [copy_slice(batch) for batch in waiting]
+            return drain_spool(write_spool(_drain(pending, iterator), schema))
+    return [copy_slice(batch) for batch in pending]
 
 
-def _chain_batches(waiting: Batches, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    while waiting:
-        yield waiting.pop(0)
+def _drain(pending: Batches, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    while pending:  # popped one by one, so that none stays in memory once it is written
+        yield pending.pop(0)
     yield from rest
 
 
 def copy_slice(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows alone: a small slice must not keep all of a large batch in memory."""
+    """Copy the rows of a small slice, which would keep all of a large batch in memory."""
     if batch.get_total_buffer_size() <= 2 * batch.nbytes + 4096:
         return batch
     return batch.take(pa.array(range(len(batch)), pa.int64()))
 
 
 def write_spool(batches: Iterable[pa.RecordBatch], schema: pa.Schema, folder: str | None = None) -> str:
-    """The path of a new temporary file that has the record batches."""
+    """Write record batches to a new temporary file, and return its path."""
     handle, path = tempfile.mkstemp(prefix="quire-", suffix=".arrow", dir=folder)
     try:
         with os.fdopen(handle, "wb") as file, pa.ipc.new_file(file, schema) as writer:
@@ -101,14 +100,14 @@ def write_spool(batches: Iterable[pa.RecordBatch], schema: pa.Schema, folder: st
 
 
 def read_spool(path: str) -> Batches:
-    """The record batches of a file, mapped."""
+    """Map the record batches of a file."""
     with Path(path).open("rb") as file:
         reader: Any = pa.ipc.open_file(map_file(file))
     return [reader.get_batch(i) for i in range(reader.num_record_batches)]
 
 
 def drain_spool(path: str) -> Batches:
-    """The record batches of a file whose name is no longer needed."""
+    """Map the record batches of a file, and delete its name."""
     try:
         return read_spool(path)
     finally:
@@ -116,14 +115,14 @@ def drain_spool(path: str) -> Batches:
 
 
 class Partition(ABC):
-    """One partition, made anew whenever it is asked for."""
+    """One partition, made anew whenever its batches are requested."""
 
     @abstractmethod
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Its record batches."""
+        pass
 
-    def settled(self) -> Partition:
-        """The same partition, made of nothing but what another process can have."""
+    def to_portable(self) -> Partition:
+        """Return the same partition, made only of what can be sent to another process."""
         return self
 
 
@@ -134,7 +133,6 @@ class InMemoryPartition(Partition):
     content: Sequence[pa.RecordBatch]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """As they are."""
         return iter(self.content)
 
 
@@ -145,16 +143,14 @@ class SpooledPartition(Partition):
     path: str
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Mapped."""
         return iter(read_spool(self.path))
 
 
 @dataclass(frozen=True)
 class EmptyPartition(Partition):
-    """What a stage begins with that makes its rows itself."""
+    """The input of a stage that makes its rows itself."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """None."""
         return iter(())
 
 
@@ -167,12 +163,10 @@ class StagedPartition(Partition):
     number: int
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """As the stage gives them."""
         return self.stage(self.number, self.part.batches())
 
-    def settled(self) -> Partition:
-        """With what it is made of settled."""
-        return StagedPartition(self.part.settled(), self.stage, self.number)
+    def to_portable(self) -> Partition:
+        return StagedPartition(self.part.to_portable(), self.stage, self.number)
 
 
 @dataclass(frozen=True)
@@ -183,78 +177,71 @@ class SelectedPartition(Partition):
     names: tuple[str, ...]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Without a copy."""
         return (batch.select(list(self.names)) for batch in self.part.batches())
 
-    def settled(self) -> Partition:
-        """With what it is made of settled."""
-        return SelectedPartition(self.part.settled(), self.names)
+    def to_portable(self) -> Partition:
+        return SelectedPartition(self.part.to_portable(), self.names)
 
 
 @dataclass(frozen=True)
 class HeadPartition(Partition):
-    """The first rows of several partitions, which are made one behind the other, and no more of them than needed."""
+    """The first rows of several partitions, which are made in order, and no more of them than needed."""
 
     parts: tuple[Partition, ...]
     rows: int
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Until there are enough."""
         return slice_rows((batch for part in self.parts for batch in part.batches()), 0, self.rows)
 
-    def settled(self) -> Partition:
-        """They are few: they are made here."""
+    def to_portable(self) -> Partition:
         return InMemoryPartition(list(self.batches()))
 
 
 class Exchange:
-    """Rows that must all be there before the first of them can be given on; they are made once, when that is needed."""
+    """Rows that must all exist before the first can be passed on; made once, when they are needed."""
 
     def __init__(self, make: Callable[[], list[Batches]]) -> None:
         self._make: Callable[[], list[Batches]] | None = make
-        self._found: list[Batches] = []
+        self._batches: list[Batches] = []
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, tuple[list[Batches]]]:
-        return _restore_exchange, (self.found(),)
+        return _restore_exchange, (self.partitions(),)
 
-    def found(self) -> list[Batches]:
-        """The record batches of each partition."""
+    def partitions(self) -> list[Batches]:
+        """Return the record batches of each partition."""
         with self._lock:
             if self._make is not None:
-                self._found = self._make()
+                self._batches = self._make()
                 self._make = None
-            return self._found
+            return self._batches
 
 
-def _restore_exchange(found: list[Batches]) -> Exchange:
-    return Exchange(lambda: found)
+def _restore_exchange(partitions: list[Batches]) -> Exchange:
+    return Exchange(lambda: partitions)
 
 
 @dataclass(frozen=True)
 class ExchangedPartition(Partition):
-    """A partition of what is in an exchange, as it was."""
+    """A partition of an exchange, as it was."""
 
     exchange: Exchange
     number: int
     of: int
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Its own rows."""
-        return iter(self.exchange.found()[self.number])
+        return iter(self.exchange.partitions()[self.number])
 
-    def settled(self) -> Partition:
-        """As it lies here."""
+    def to_portable(self) -> Partition:
         return InMemoryPartition(list(self.batches()))
 
 
 @dataclass(frozen=True)
 class EvenPartition(ExchangedPartition):
-    """A run of all rows, as long as those of the other partitions."""
+    """A run of all rows, of the same length as in the other partitions."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The run."""
-        every = [batch for batches in self.exchange.found() for batch in batches]
+        every = [batch for batches in self.exchange.partitions() for batch in batches]
         total = sum(map(len, every))
         return slice_rows(every, total * self.number // self.of, total * (self.number + 1) // self.of)
 
@@ -266,86 +253,83 @@ class ShuffledPartition(ExchangedPartition):
     seed: int
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Gathered from wherever they lie, a chunk at a time."""
-        every = [batch for batches in self.exchange.found() for batch in batches]
+        """Gather the rows a chunk at a time."""
+        every = [batch for batches in self.exchange.partitions() for batch in batches]
         total, size = sum(map(len, every)), sum(batch.nbytes for batch in every)
         order = np.random.default_rng(self.seed).permutation(total)
-        mine = order[total * self.number // self.of : total * (self.number + 1) // self.of]
+        own = order[total * self.number // self.of : total * (self.number + 1) // self.of]
         rows = max(1, CHUNK_BYTES * total // max(size, 1))
-        return (gather_rows(every, mine[start : start + rows]) for start in range(0, len(mine), rows))
+        return (gather_rows(every, own[start : start + rows]) for start in range(0, len(own), rows))
 
 
 @dataclass(frozen=True)
 class KeyedPartition(ExchangedPartition):
     """The rows whose keys belong to a partition."""
 
-    places: Callable[[pa.RecordBatch], NDArray[np.int64]]
+    partitioner: Callable[[pa.RecordBatch], NDArray[np.int64]]
     """The partition that each row of a record batch belongs to."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Picked from wherever they lie."""
         return rebatch_by_bytes(
-            part for batches in self.exchange.found() for part in map(self._mine, batches) if len(part)
+            part for batches in self.exchange.partitions() for part in map(self._own_rows, batches) if len(part)
         )
 
-    def _mine(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        return batch.filter(pa.array(self.places(batch) == self.number))
+    def _own_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.filter(pa.array(self.partitioner(batch) == self.number))
 
 
 def gather_rows(batches: Sequence[pa.RecordBatch], rows: NDArray[np.int64]) -> pa.RecordBatch:
-    """Rows by their numbers among those of all record batches."""
+    """Return rows by their numbers among those of all record batches."""
+    # Rows are grouped by their batch, so that each batch is read by one `take`, and then put back into their order.
     starts = np.cumsum([0, *map(len, batches)])
-    at = np.searchsorted(starts, rows, side="right") - 1
-    order = np.argsort(at, kind="stable")
-    numbers, firsts = np.unique(at[order], return_index=True)
+    batch_of_row = np.searchsorted(starts, rows, side="right") - 1
+    order = np.argsort(batch_of_row, kind="stable")
+    numbers, firsts = np.unique(batch_of_row[order], return_index=True)
     groups = np.split(order, firsts[1:])
-    taken = [
+    parts = [
         batches[number].take(pa.array(rows[group] - starts[number]))
         for number, group in zip(numbers.tolist(), groups, strict=True)
     ]
-    back = np.empty(len(rows), np.int64)
-    back[order] = np.arange(len(rows))
-    return pa.concat_batches(taken).take(pa.array(back))
+    inverse = np.empty(len(rows), np.int64)
+    inverse[order] = np.arange(len(rows))
+    return pa.concat_batches(parts).take(pa.array(inverse))
 
 
 @dataclass(frozen=True)
 class KeyPartitioner:
-    """Which partition rows belong to: by the hash of the text of their values, each of which is made once."""
+    """Assigns rows to partitions by the hash of the text of their keys. Each distinct key is hashed once."""
 
     names: tuple[str, ...]
     partitions: int
 
     def __call__(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """The partition of each row."""
         columns = [batch.column(name).dictionary_encode("encode") for name in self.names]
         codes = np.stack([np.asarray(column.indices) for column in columns], axis=1)
         unique, inverse = np.unique(codes, axis=0, return_inverse=True)
         values = [column.dictionary.to_pylist() for column in columns]
         keys = [tuple(values[i][code] for i, code in enumerate(row)) for row in unique.tolist()]
-        places = np.array([_hash_key(key, self.partitions) for key in keys], np.int64)
-        found: NDArray[np.int64] = places[inverse.reshape(-1)] if len(batch) else np.zeros(0, np.int64)
-        return found
+        targets = np.array([self._hash_key(key) for key in keys], np.int64)
+        assigned: NDArray[np.int64] = targets[inverse.reshape(-1)] if len(batch) else np.zeros(0, np.int64)
+        return assigned
 
-
-def _hash_key(key: tuple[Any, ...], partitions: int) -> int:
-    plain = tuple(value + 0.0 if isinstance(value, float) else value for value in key)  # -0.0 is 0.0
-    digest = hashlib.blake2b(repr(plain).encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little") % partitions
+    def _hash_key(self, key: tuple[Any, ...]) -> int:
+        plain = tuple(value + 0.0 if isinstance(value, float) else value for value in key)  # -0.0 equals 0.0
+        digest = hashlib.blake2b(repr(plain).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        return int.from_bytes(digest, "little") % self.partitions
 
 
 @dataclass
 class LazyTable:
-    """A partition of a frame that is yet to be read."""
+    """A partition of a frame that is read when its table is requested."""
 
     part: Partition
     schema: pa.Schema
 
     def table(self) -> pa.Table:
-        """Its rows."""
         return pa.Table.from_batches(self.part.batches(), self.schema)
 
     def __deepcopy__(self, _: Any) -> LazyTable:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"part": self.part.settled(), "schema": self.schema}
+        return {"part": self.part.to_portable(), "schema": self.schema}

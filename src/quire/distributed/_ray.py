@@ -1,4 +1,7 @@
-"""The Ray that shards run on: the one that is running, or else one of this machine alone."""
+"""Shards on Ray: Ray Data holds the blocks and moves them, and stages run in its tasks or pools of actors.
+
+`RayObjects` does the same for partitions of any Python object, with Ray's object store and plain tasks.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +27,19 @@ from quire.distributed._row_containers import copy_value
 from quire.errors import PartitionError
 
 _LOOPBACK = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # which is what makes every socket one of 127.0.0.1
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # this makes Ray bind every socket to 127.0.0.1
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
 
 def ray_session(**options: Any) -> Any:
-    """The module `ray`, with a cluster behind it.
+    """Return the module `ray`, connected to a cluster.
 
     A process that is connected stays so. Else RAY_ADDRESS, or `address` among the options of `ray.init`, names a
-    cluster; without one, Ray is started here, on loopback alone.
+    cluster; without one, Ray is started on this machine, on loopback only.
     """
-    if _is_connected():
+    if ray_is_running():
         return require("ray", extra="ray", needed_for="engine='ray'")
     address = options.pop("address", None) or os.environ.get("RAY_ADDRESS") or "local"
     if address != "local":
@@ -46,7 +49,8 @@ def ray_session(**options: Any) -> Any:
     return _start_ray(options)
 
 
-def _is_connected() -> bool:
+def ray_is_running() -> bool:
+    """Whether this process is connected to Ray."""
     if not is_loaded("ray"):
         return False
     ray: Any = require("ray", extra="ray", needed_for="engine='ray'")
@@ -54,7 +58,7 @@ def _is_connected() -> bool:
 
 
 def _start_ray(options: dict[str, Any]) -> Any:
-    """Ray on this machine, without a dashboard and without its words about every step."""
+    """Start Ray on this machine, without a dashboard and without its progress messages."""
     defaults = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     with loopback() as ray:
         ray.init(address="local", **{**defaults, **options})
@@ -65,16 +69,17 @@ def _start_ray(options: dict[str, Any]) -> Any:
 
 @contextmanager
 def loopback() -> Iterator[Any]:
-    """Whatever part of Ray is started meanwhile listens on 127.0.0.1 only."""
+    """Make every part of Ray that is started meanwhile listen on 127.0.0.1 only."""
     before = {name: os.environ.get(name) for name in _LOOPBACK}
     os.environ.update(_LOOPBACK)
     ray: Any = require("ray", extra="ray", needed_for="engine='ray'")
     constants: Any = require("ray._private.ray_constants", extra="ray", needed_for="engine='ray'")
-    was, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False  # it was read when Ray was imported
+    # Ray reads the environment variable when it is imported, which may have been before.
+    enabled, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     try:
         yield ray
     finally:
-        constants.ENABLE_RAY_CLUSTER = was
+        constants.ENABLE_RAY_CLUSTER = enabled
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
@@ -83,15 +88,16 @@ def loopback() -> Iterator[Any]:
 
 
 _ID_COLUMN = "id"
-"""The column of a source that has nothing but the numbers of partitions."""
-
-
+"""The column of a source that holds only the numbers of partitions."""
 BlockNumbers: TypeAlias = Literal["ids"] | tuple[int, ...] | None
-"""What is in the blocks of a source: numbers of partitions; or else which partition each block is, if not all are."""
+"""What the blocks of a source hold: numbers of partitions ('ids'), or data.
+
+A tuple names the partition of each data block where some partitions have none; None means that block i is partition i.
+"""
 
 
 class RayFrame(Frame[Any]):
-    """A dataset of Ray Data and the stages that are still to run on it, as one operator."""
+    """A Ray Dataset and the stages that are still to run on it, as one operator."""
 
     def __init__(
         self, source: Callable[[], Any], chain: StageChain, workers: int, parts: int | None, blocks: BlockNumbers
@@ -100,29 +106,26 @@ class RayFrame(Frame[Any]):
 
     @property
     def schema(self) -> pa.Schema:
-        """Of what the last stage gives."""
         return self.chain.schema
 
     @cached_property
     def native(self) -> Any:
-        """The dataset of Ray."""
         dataset = self._source()
         if not self.chain.stages and self.blocks != "ids":
             return dataset
-        how: dict[str, Any] = {"batch_size": None, "batch_format": "pyarrow", "zero_copy_batch": True}
+        options: dict[str, Any] = {"batch_size": None, "batch_format": "pyarrow", "zero_copy_batch": True}
         if not self.chain.stateful:
-            return dataset.map_batches(_BlockTask(self.chain, self.blocks), **how)
+            return dataset.map_batches(_BlockTask(self.chain, self.blocks), **options)
         data: Any = require("ray.data", extra="ray", needed_for="engine='ray'")
         pool = data.ActorPoolStrategy(min_size=1, max_size=max(1, self._workers))
-        return dataset.map_batches(_BlockActor, fn_constructor_args=(self.chain, self.blocks), compute=pool, **how)
+        return dataset.map_batches(_BlockActor, fn_constructor_args=(self.chain, self.blocks), compute=pool, **options)
 
     def then(self, stage: Stage) -> RayFrame:
-        """The same, and one more stage."""
         return RayFrame(self._source, self.chain.then(stage), self._workers, self.parts, self.blocks)
 
 
 class _BlockTask:
-    """The stages, called with a block."""
+    """Runs the stages on a block."""
 
     def __init__(self, chain: StageChain, blocks: BlockNumbers) -> None:
         self._chain, self._blocks = chain, blocks
@@ -133,7 +136,7 @@ class _BlockTask:
                 yield from self._tables(number, iter(()))
             return
         batches = (
-            cast_to_schema(convert_tensors(batch, self._chain.takes), self._chain.takes)
+            cast_to_schema(convert_tensors(batch, self._chain.input_schema), self._chain.input_schema)
             for batch in split_large(block.to_batches())
         )
         number = _task_index()
@@ -145,11 +148,11 @@ class _BlockTask:
 
 
 class _BlockActor(_BlockTask):
-    """The same in an actor, which lives as long as the job."""
+    """Runs the stages in an actor, which lives as long as the job."""
 
 
 def _task_index() -> int:
-    """The number of the task among those of its operator, which are in the order of the blocks."""
+    """Return the number of the task within its operator; tasks are in the order of the blocks."""
     context: Any = require(
         "ray.data._internal.execution.interfaces.task_context", extra="ray", needed_for="engine='ray'"
     )
@@ -158,7 +161,7 @@ def _task_index() -> int:
 
 
 class RayEngine:
-    """Ray as an engine: attached to what runs, else started on this machine; the options are those of `ray.init`."""
+    """Ray as an engine: attached to a running Ray, else started on this machine with options of `ray.init`."""
 
     name = "ray"
 
@@ -167,8 +170,8 @@ class RayEngine:
 
     @property
     def _data(self) -> Any:
-        """The module `ray.data`, on a Ray that runs."""
-        running = is_loaded("ray") and ray_is_running()
+        """The module `ray.data`, with Ray running."""
+        running = ray_is_running()
         ray_session(**self._options)
         self._owns = self._owns or not running
         return require("ray.data", extra="ray", needed_for="engine='ray'")
@@ -181,14 +184,18 @@ class RayEngine:
     # --- frames
 
     def from_batches(self, partitions: Sequence[Sequence[pa.RecordBatch]], schema: pa.Schema) -> RayFrame:
-        """A block for each partition; Ray has none without rows."""
-        made = {number: pa.Table.from_batches(batches, schema) for number, batches in enumerate(partitions)}
-        held = {number: table for number, table in made.items() if len(table)} or {0: schema.empty_table()}
-        tables, blocks = list(held.values()), tuple(held) if len(held) < len(made) else None
+        """Make a block of each partition with rows; Ray keeps no empty blocks."""
+        tables_by_number = {
+            number: pa.Table.from_batches(batches, schema)
+            for number, batches in enumerate(partitions)
+            if any(map(len, batches))
+        } or {0: schema.empty_table()}
+        tables = list(tables_by_number.values())
+        blocks = tuple(tables_by_number) if len(tables) < len(partitions) else None
         return self._frame(lambda: self._data.from_arrow(tables), StageChain(schema), len(partitions), blocks)
 
     def from_stage(self, stage: Stage, partitions: int) -> RayFrame:
-        """Tasks that have a number each, and no data."""
+        """Run tasks that have a number each, and no data."""
         if not partitions:
             return self.from_batches([], stage.schema)
         chain = StageChain(pa.schema([pa.field(_ID_COLUMN, pa.int64())]), (stage,))
@@ -197,9 +204,8 @@ class RayEngine:
         )
 
     def from_native(self, native: Any) -> RayFrame:
-        """A dataset of Ray."""
         if not isinstance(native, self._data.Dataset):
-            raise TypeError(f"engine='ray' takes a Dataset of Ray Data, got {type(native).__name__}.")
+            raise TypeError(f"engine='ray' takes a Ray Dataset, got {type(native).__name__}.")
         with _translate_errors():
             schema = arrow_schema(native)
         return self._frame(lambda: native, StageChain(schema), None)
@@ -212,55 +218,52 @@ class RayEngine:
     # --- from frame to frame
 
     def run(self, frame: Frame[Any], stage: Stage) -> RayFrame:
-        """One more stage of the same operator."""
         return _own_frame(frame).then(stage)
 
     def select(self, frame: Frame[Any], names: Sequence[str]) -> RayFrame:
-        """Some of the columns."""
         return self.run(frame, SelectStage(frame.schema, names))
 
     def limit(self, frame: Frame[Any], rows: int) -> RayFrame:
-        """The first rows."""
-        return self._moved(frame, lambda dataset: dataset.limit(rows), None)
+        return self._derive(frame, lambda dataset: dataset.limit(rows), None)
 
     def union(self, frames: Sequence[Frame[Any]]) -> RayFrame:
-        """The partitions of all. Ray's own union gives blocks in turn, so those that it has made already are joined."""
+        """Concatenate frames, in order.
+
+        Ray's own union interleaves blocks, so blocks are computed first unless all frames read their rows from a stage.
+        """
         owns = [_own_frame(frame) for frame in frames]
         known = [own.parts for own in owns if own.parts is not None]
         total = sum(known) if len(known) == len(owns) else None
         if total is not None and all(own.blocks == "ids" for own in owns):
             return self.from_stage(UnionStage([own.chain for own in owns], known), total)
-        return self._frame(lambda: self._joined(owns), _chain_of(frames[0]), total)
+        return self._frame(lambda: self._concat_blocks(owns), StageChain(frames[0].schema), total)
 
-    def _joined(self, frames: Sequence[RayFrame]) -> Any:
+    def _concat_blocks(self, frames: Sequence[RayFrame]) -> Any:
         blocks = [block for frame in frames for block in frame.native.to_arrow_refs()]
         return self._data.from_arrow_refs(blocks) if blocks else self._data.from_arrow(frames[0].schema.empty_table())
 
     def repartition(self, frame: Frame[Any], partitions: int) -> RayFrame:
-        """So many blocks, in order."""
-        return self._moved(frame, lambda dataset: dataset.repartition(partitions), partitions)
+        return self._derive(frame, lambda dataset: dataset.repartition(partitions), partitions)
 
     def partition_by(self, frame: Frame[Any], names: Sequence[str], partitions: int) -> RayFrame:
-        """Blocks by the hash of columns."""
-        return self._moved(frame, lambda dataset: dataset.repartition(partitions, keys=list(names)), partitions)
+        return self._derive(frame, lambda dataset: dataset.repartition(partitions, keys=list(names)), partitions)
 
     def shuffle(self, frame: Frame[Any], seed: int) -> RayFrame:
-        """The rows in a random order."""
-        return self._moved(frame, lambda dataset: dataset.random_shuffle(seed=seed), _own_frame(frame).parts)
+        return self._derive(frame, lambda dataset: dataset.random_shuffle(seed=seed), _own_frame(frame).parts)
 
     def cache(self, frame: Frame[Any]) -> RayFrame:
-        """The blocks in the object store, from the first use on."""
-        return self._moved(frame, lambda dataset: dataset.materialize(), _own_frame(frame).parts)
+        """Keep the blocks in the object store from the first use on."""
+        return self._derive(frame, lambda dataset: dataset.materialize(), _own_frame(frame).parts)
 
-    def _moved(self, frame: Frame[Any], move: Callable[[Any], Any], parts: int | None) -> RayFrame:
-        """A frame of what Ray makes of the dataset of another, when it is asked for."""
+    def _derive(self, frame: Frame[Any], move: Callable[[Any], Any], parts: int | None) -> RayFrame:
+        """Return a frame of what Ray makes of another frame's dataset, when it is needed."""
         own = _own_frame(frame)
-        return self._frame(lambda: move(own.native), _chain_of(frame), parts)
+        return self._frame(lambda: move(own.native), StageChain(frame.schema), parts)
 
-    # --- what runs
+    # --- results
 
     def iter_batches(self, frame: Frame[Any]) -> Iterator[pa.RecordBatch]:
-        """The blocks as they are ready, in order."""
+        """Yield the blocks as they are ready, in order."""
         with _translate_errors():
             for table in frame.native.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
                 for batch in split_large(table.to_batches()):
@@ -268,16 +271,15 @@ class RayEngine:
                         yield cast_to_schema(convert_tensors(batch, frame.schema), frame.schema)
 
     def collect(self, frame: Frame[Any]) -> list[pa.RecordBatch]:
-        """All of it."""
         return list(self.iter_batches(frame))
 
     def count(self, frame: Frame[Any]) -> int:
-        """The number of rows, by what Ray knows of the blocks."""
+        """Return the number of rows, which Ray knows of finished blocks."""
         with _translate_errors():
             return int(frame.native.count())
 
     def num_partitions(self, frame: Frame[Any]) -> int:
-        """What was asked for; for datasets of others, and behind a limit, the blocks that there are."""
+        """Return the requested number; for foreign datasets, and after a limit, the actual blocks."""
         own = _own_frame(frame)
         if own.parts is None:
             with _translate_errors():
@@ -285,29 +287,23 @@ class RayEngine:
         return own.parts
 
     def close(self) -> None:
-        """End Ray, if this engine has started it."""
+        """Stop Ray, if this engine has started it."""
         if self._owns and ray_is_running():
             ray_session().shutdown()
         self._owns = False
 
 
-def ray_is_running() -> bool:
-    """Whether this process is connected to a Ray."""
-    ray: Any = require("ray", extra="ray", needed_for="engine='ray'")
-    return bool(ray.is_initialized())
-
-
 @contextmanager
 def _translate_errors() -> Iterator[None]:
-    """What went wrong in a worker as the error that it was there; what went wrong with Ray as one of ours."""
+    """Raise an error of a worker as the error it was there, and one of Ray itself as a PartitionError."""
     exceptions: Any = require("ray.exceptions", extra="ray", needed_for="engine='ray'")
     try:
         yield
     except exceptions.RayError as error:
-        found = error_from_text(str(error))
-        if found is None:
-            raise PartitionError(f"Ray could not do it: {error}") from error
-        raise found from found.__cause__
+        original = error_from_text(str(error))
+        if original is None:
+            raise PartitionError(f"Ray failed: {error}") from error
+        raise original from original.__cause__
 
 
 def _own_frame(frame: Frame[Any]) -> RayFrame:
@@ -316,33 +312,30 @@ def _own_frame(frame: Frame[Any]) -> RayFrame:
     return frame
 
 
-def _chain_of(frame: Frame[Any]) -> StageChain:
-    return StageChain(frame.schema)
-
-
 def _keep_order(dataset: Any) -> Any:
-    """The same dataset with blocks that come in their order: a setting of each, which some share with all others."""
-    own = type(dataset).copy(dataset, _deep_copy=True)
-    own.context.execution_options.preserve_order = True
-    own.context.enable_progress_bars = False
-    return own
+    """Return a copy of the dataset that yields its blocks in order."""
+    # The settings belong to the context of a dataset, which datasets may share with all others: so on a copy.
+    copy = type(dataset).copy(dataset, _deep_copy=True)
+    copy.context.execution_options.preserve_order = True
+    copy.context.enable_progress_bars = False
+    return copy
 
 
 def _make_once(make: Callable[[], Any]) -> Callable[[], Any]:
-    """What is made when it is first asked for, and then kept."""
-    lock, made = threading.Lock(), list[Any]()
+    """Return a function that calls `make` the first time and keeps the result."""
+    lock, result = threading.Lock(), list[Any]()
 
     def get() -> Any:
         with lock:
-            if not made:
-                made.append(make())
-            return made[0]
+            if not result:
+                result.append(make())
+            return result[0]
 
     return get
 
 
 class RayObjects(TaskEngine):
-    """Objects in Ray's store. What lies there is read only, so functions get copies."""
+    """Objects in Ray's store. They are read-only there, so functions get copies."""
 
     name = "ray"
     engine: RayEngine
@@ -355,59 +348,56 @@ class RayObjects(TaskEngine):
         self._task = self._ray.remote(_run_step)
 
     def hold(self, values: Sequence[Any]) -> HeldNode:
-        """The objects, put into the store."""
         return HeldNode([self._ray.put(value) for value in values], len(values))
 
     def run(self, step: Step, tasks: Iterable[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
-        """References to results of tasks, which are handed in as they are asked for."""
+        """Yield references to the results of tasks, which are submitted as they are requested."""
         shipped, task = self._ray.put(step), self._task.options(num_returns=step.outputs or 1, name=step.name)
         for partition, handles in tasks:
-            made = task.remote(shipped, partition, *handles)
-            yield [made] if step.outputs == 1 else made
+            handle = task.remote(shipped, partition, *handles)
+            yield [handle] if step.outputs == 1 else handle
 
     def get(self, handles: Iterable[Any]) -> Iterator[Any]:
-        """The objects, as they are ready; a few are under way ahead of the consumer."""
+        """Yield the objects as they are ready; a few tasks run ahead of the consumer."""
         waiting: deque[Any] = deque()
         for handle in handles:
             waiting.append(handle)
             if len(waiting) > 2 * self.workers:
-                yield self._got(waiting.popleft())
+                yield self._fetch(waiting.popleft())
         while waiting:
-            yield self._got(waiting.popleft())
+            yield self._fetch(waiting.popleft())
 
-    def _got(self, handle: Any) -> Any:
+    def _fetch(self, handle: Any) -> Any:
         try:
             value = self._ray.get(handle)
         except self._ray.exceptions.RayError as error:
             raise PartitionError(f"Ray could not finish a partition: {error}") from error
         if isinstance(value, Failure):
-            raise value.raised()
+            raise value.to_error()
         return copy_value(value)
 
-    def opened(self, node: NativeNode) -> list[Any]:
-        """The blocks of a Dataset."""
+    def open_native(self, node: NativeNode) -> list[Any]:
         return list(node.native.to_pandas_refs() if node.schema is None else node.native.to_arrow_refs())
 
     def from_frame(self, frame: Frame[Any]) -> Node:
-        """The blocks of its Dataset."""
         return NativeNode(frame.native, frame.schema)
 
     def native(self, node: Node) -> Any:
-        """A Dataset, whose blocks are the data frames."""
+        """Return a Ray Dataset whose blocks are the data frames."""
         data: Any = self._ray.data
         return data.from_pandas_refs(list(self._run_each(RaiseStep(), self._handles(node))))
 
     def arrow_frame(self, node: Node, schema: pa.Schema) -> RayFrame:
-        """A frame of a Dataset, whose blocks are the tables."""
+        """Return a frame of a Ray Dataset whose blocks are the tables."""
 
-        def made() -> Any:
+        def make_dataset() -> Any:
             data: Any = self._ray.data
             return data.from_arrow_refs(list(self._run_each(RaiseStep(), self._handles(node))))
 
-        return self.engine._frame(made, StageChain(schema), self.num_partitions(node))
+        return self.engine._frame(make_dataset, StageChain(schema), self.num_partitions(node))
 
 
 def _run_step(step: Step, partition: int, *values: Any) -> Any:
-    """A task of Ray."""
-    made = step(partition, values)
-    return made[0] if step.outputs == 1 else made
+    """Run a step, as a Ray task."""
+    result = step(partition, values)
+    return result[0] if step.outputs == 1 else result

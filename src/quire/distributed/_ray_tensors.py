@@ -1,4 +1,4 @@
-"""Tensors of Ray Data as quire has them: Ray's own Arrow types are known to nobody else."""
+"""Ray Data's tensor columns converted to quire's: Ray's Arrow extension types are its own."""
 
 from __future__ import annotations
 
@@ -13,26 +13,24 @@ from quire.errors import OptionError
 from quire.storage import EXTENSION_METADATA, EXTENSION_NAME
 
 _SHAPE_TYPE = pa.list_(pa.field("item", pa.int64(), nullable=False))
-
-
 _RAGGED_TYPE = pa.struct([pa.field("data", pa.binary()), pa.field("shape", _SHAPE_TYPE)])
 
 
 def arrow_schema(dataset: Any) -> pa.Schema:
-    """The columns of a dataset of Ray, with its tensors as quire marks them; this may run its first rows."""
-    found = dataset.schema(fetch_if_missing=True)
-    base = getattr(found, "base_schema", None)
-    if found is None:
-        raise OptionError("the dataset of Ray has no rows, and says nothing of its columns.")
-    if not isinstance(base, pa.Schema):  # blocks of pandas
+    """Return the schema of a Ray Dataset, with tensors as quire describes them; may run its first rows."""
+    schema = dataset.schema(fetch_if_missing=True)
+    base = getattr(schema, "base_schema", None)
+    if schema is None:
+        raise OptionError("the Ray Dataset has no rows and no schema.")
+    if not isinstance(base, pa.Schema):  # its blocks are pandas frames
         base = dataset.limit(1).take_batch(1, batch_format="pyarrow").schema
     return pa.schema([_convert_field(field) for field in base])
 
 
 def convert_tensors(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A record batch with its tensors as a schema of `arrow_schema` has them; of one shape, no byte is copied.
+    """Convert the tensors of a record batch to the types of a schema of `arrow_schema`.
 
-    Where shapes differ in the dataset, a block may have one nevertheless.
+    Tensors of one shape are not copied. If shapes differ in the dataset, a single block may still have one shape.
     """
     if not any(_tensor_kind(field.type) for field in batch.schema):
         return batch
@@ -42,7 +40,7 @@ def convert_tensors(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _tensor_kind(arrow_type: pa.DataType) -> str:
-    """'fixed' and 'ragged' for tensors, '' for all else."""
+    """Return 'fixed' or 'ragged' for tensor types, '' for all others."""
     if isinstance(arrow_type, pa.FixedShapeTensorType):
         return "" if arrow_type.permutation else "fixed"
     name = getattr(arrow_type, "extension_name", "")
@@ -68,44 +66,44 @@ def _convert_field(field: pa.Field) -> pa.Field:
 def _dtype(arrow_type: Any) -> np.dtype[Any]:
     storage = arrow_type.storage_type
     storage = storage.field("data").type if pa.types.is_struct(storage) else storage
-    made: np.dtype[Any] = np.dtype(storage.value_type.to_pandas_dtype())
-    return made
+    dtype: np.dtype[Any] = np.dtype(storage.value_type.to_pandas_dtype())
+    return dtype
 
 
-def _convert_array(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+def _convert_array(array: pa.Array, target: pa.DataType) -> pa.Array:
     kind = _tensor_kind(array.type)
     if not kind:
         return array
     if kind == "ragged":
         return _convert_ragged(array.storage, _dtype(array.type))
-    if pa.types.is_struct(wanted):
-        return _fixed_to_ragged(array, wanted)
+    if pa.types.is_struct(target):
+        return _fixed_to_ragged(array, target)
     storage, size = array.storage, math.prod(array.type.shape)
     if storage.null_count:
         rows = [None if row is None else np.asarray(row, _dtype(array.type)).tobytes() for row in storage.to_pylist()]
-        return pa.array(rows, wanted)
+        return pa.array(rows, target)
     first = storage.offset * size if pa.types.is_fixed_size_list(storage.type) else _first_offset(storage)
     values = _to_numpy(storage.values.slice(first, len(storage) * size))
-    return pa.Array.from_buffers(wanted, len(storage), [None, pa.py_buffer(values)])
+    return pa.Array.from_buffers(target, len(storage), [None, pa.py_buffer(values)])
 
 
-def _fixed_to_ragged(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Tensors of one shape among others."""
+def _fixed_to_ragged(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """Convert tensors of one shape in a column whose shapes differ elsewhere."""
     dtype, shape = _dtype(array.type), list(array.type.shape)
     rows = [
         None if row is None else {"data": np.asarray(row, dtype).tobytes(), "shape": shape}
         for row in array.storage.to_pylist()
     ]
-    return pa.array(rows, wanted)
+    return pa.array(rows, target)
 
 
 def _first_offset(lists: pa.Array) -> int:
-    """Where the items of the first list begin."""
+    """Return where the items of the first list begin."""
     return lists.offsets[0].as_py() if len(lists) else 0
 
 
 def _to_numpy(values: pa.Array) -> Any:
-    """The elements as numpy has them; bits become bytes."""
+    """Return the elements as numpy stores them; bits become bytes."""
     return np.ascontiguousarray(values.to_numpy(zero_copy_only=False))
 
 

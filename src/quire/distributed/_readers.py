@@ -1,4 +1,4 @@
-"""Reading files into shards: workers read them, a part at a time, with the same code on every engine."""
+"""Reading files into shards: the driver plans which worker reads what, and the same code reads on every engine."""
 
 from __future__ import annotations
 
@@ -54,22 +54,16 @@ from quire.storage import (
 )
 
 _FOOTER_THREADS = 16
-
-
 _CSV_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
-
-
 _JSON_SUFFIXES = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz")
-
-
-_MAX_NAMED = 4  # paths in one message
-
-
-_LARGE_BYTES = 1 << 16  # bytes of a file that has rows in any case
-
-
+_MAX_NAMED = 4  # paths named in one message
+_LARGE_BYTES = 1 << 16  # a larger file is taken to have rows
 _INFERENCE_BYTES = 1 << 20
-"""So much of a file is looked at to tell what a class is to be like."""
+"""How much of a file is read to infer a class from it."""
+
+
+FileKind = Literal["csv", "json", "binary"]
+"""Rows of CSV files, objects of JSON files, or a document for each file."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +80,11 @@ class FileOptions:
 
     @property
     def csv(self) -> CsvOptions:
-        """How a table is laid out."""
         return CsvOptions(self.delimiter, encoding=self.encoding)
 
 
 class ReadPlan(NamedTuple):
-    """What is to be read: by which stage, in how many partitions, of what class, and how many rows there are."""
+    """What is to be read: by which stage, in how many partitions, in which layout, and how many rows."""
 
     stage: PartitionStage
     partitions: int
@@ -100,11 +93,13 @@ class ReadPlan(NamedTuple):
 
 
 def row_ids(url: str, first: int, rows: int) -> list[str]:
-    """Ids for rows of a file that has none: the same ones whenever and wherever it is read."""
+    """Return ids for rows of a file that has none: the same ones whenever and wherever it is read."""
     return [hashlib.blake2b(f"{url}\0{row}".encode(), digest_size=16).hexdigest() for row in range(first, first + rows)]
 
 
 # --- Parquet and Arrow
+
+
 class ShardPiece(NamedTuple):
     """Some row groups of a shard, and the number of the first row."""
 
@@ -115,47 +110,39 @@ class ShardPiece(NamedTuple):
 
     @property
     def size(self) -> int:
-        """About how many bytes it has."""
+        """The approximate number of bytes."""
         rows = sum(self.shard.groups[group] for group in self.groups)
         return self.shard.bytes * rows // max(self.shard.rows, 1)
 
 
 @dataclass(frozen=True)
 class ReadShards(PartitionStage):
-    """The rows of Parquet and Arrow files."""
+    """Read the rows of Parquet and Arrow files."""
 
     pieces: Sequence[Sequence[ShardPiece]]
     target: DocumentLayout
 
     @property
     def schema(self) -> pa.Schema:
-        """That of the class."""
         return self.target.fields
 
     def work(self, partition: int, _: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
-        """The pieces of the partition, one behind the other."""
         for piece in self.pieces[partition]:
             yield from self._read(piece)
 
     def _read(self, piece: ShardPiece) -> Iterator[pa.RecordBatch]:
-        reader = ShardReader(piece.folder, self.target.layout, ShardCache(max_bytes=1))  # nothing is kept in it
+        reader = ShardReader(piece.folder, self.target.layout, ShardCache(max_bytes=1))  # too small to keep anything
         url, row = piece.folder.join(piece.shard.name), piece.first
         lacks_ids = self.target.has_text_id and "id" not in partition_values(piece.shard.name)
         with shard_errors(piece.folder, piece.shard):
-            for batch in reader.raw(piece.shard, piece.groups):
+            for batch in reader.read_raw(piece.shard, piece.groups):
                 ids = row_ids(url, row, len(batch)) if lacks_ids and "id" not in batch.schema.names else None
                 row += len(batch)
-                yield reader.conformed(batch if ids is None else _add_ids(batch, ids), piece.shard)
-
-
-def _first_shard(shards: Sequence[tuple[Folder, Shard]]) -> tuple[Folder, Shard]:
-    if not shards:
-        raise _no_class_error()
-    return shards[0]
+                yield reader.conform(batch if ids is None else _add_ids(batch, ids), piece.shard)
 
 
 def _no_class_error() -> StorageError:
-    return StorageError("there is no file that could tell the class of the documents. Pass schema=...")
+    return StorageError("there is no file to infer the class of the documents from. Pass schema=...")
 
 
 def _no_rows_error(paths: Paths) -> OptionError:
@@ -166,7 +153,7 @@ def _no_rows_error(paths: Paths) -> OptionError:
 
 
 def _schema_with_partitions(folder: Folder, shard: Shard) -> pa.Schema:
-    """The Arrow schema of a shard, with the columns that its folders tell."""
+    """Return the Arrow schema of a shard, with a column for each 'key=value' folder."""
     schema = read_arrow_schema(folder, shard)
     for key, value in partition_values(shard.name).items():
         if key not in schema.names:
@@ -187,23 +174,25 @@ def plan_parquet(
     workers: int,
     options: FileOptions,
 ) -> ReadPlan:
-    """Parquet or Arrow files, or a dataset, in pieces of whole row groups."""
+    """Plan how to read Parquet or Arrow files, or a dataset, in pieces of whole row groups."""
     extra = options.extra
     check_extra(extra)
-    found = _find_shards(paths, options.remote, allow_empty=options.allow_empty)
+    files = _find_shards(paths, options.remote, allow_empty=options.allow_empty)
     with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
-        shards = list(pool.map(lambda item: (item[0], _load_groups(*item)), found))
+        shards = list(pool.map(lambda item: (item[0], _load_groups(*item)), files))
     rows = sum(shard.rows for _, shard in shards)
     if not rows and not options.allow_empty:
         raise _no_rows_error(paths)
-    layout = DocumentLayout(schema) if schema else layout_from_arrow(_schema_with_partitions(*_first_shard(shards)))
+    if schema is None and not shards:
+        raise _no_class_error()
+    layout = DocumentLayout(schema) if schema else layout_from_arrow(_schema_with_partitions(*shards[0]))
     if "forbid" in (extra, layout.document_type.__quire_extra__):
         for folder, shard in shards:
             where = shown(folder.join(shard.name))
             refuse_unknown_columns(
                 layout.document_type.document_schema(), read_arrow_schema(folder, shard), extra, where
             )
-    layout = layout if columns is None else layout.chosen(columns)
+    layout = layout if columns is None else layout.select(columns)
     pieces = [
         ShardPiece(folder, shard, range(group, group + 1), sum(shard.groups[:group]))
         for folder, shard in shards
@@ -217,7 +206,7 @@ def plan_parquet(
 
 
 def _find_shards(paths: Paths, remote: RemoteOptions, *, allow_empty: bool) -> list[tuple[Folder, Shard]]:
-    """The shards of a dataset that quire wrote, or files."""
+    """Return the shards of a dataset that quire wrote, or files."""
     if isinstance(paths, (str, os.PathLike)) and not is_pattern(paths):
         folder, name = split_file(paths, remote)
         try:
@@ -231,44 +220,44 @@ def _find_shards(paths: Paths, remote: RemoteOptions, *, allow_empty: bool) -> l
 
 
 def _load_groups(folder: Folder, shard: Shard) -> Shard:
-    """A shard with the rows of its row groups, from its block table or its footer."""
+    """Return a shard with the rows of its row groups, from its block table or its footer."""
     if shard.table is not None:
         return replace(shard, groups=read_block_rows(folder, shard))
     return shard if shard.groups or not shard.rows else count_rows(folder, replace(shard, rows=-1))
 
 
 def _merge_pieces(pieces: Sequence[ShardPiece]) -> list[ShardPiece]:
-    """Neighbours as one, so that a file is opened once."""
-    made: list[ShardPiece] = []
+    """Merge neighbours, so that a file is opened once."""
+    merged: list[ShardPiece] = []
     for piece in pieces:
-        last = made[-1] if made else None
+        last = merged[-1] if merged else None
         if last is not None and last.shard is piece.shard and last.groups.stop == piece.groups.start:
-            made[-1] = last._replace(groups=range(last.groups.start, piece.groups.stop))
+            merged[-1] = last._replace(groups=range(last.groups.start, piece.groups.stop))
         else:
-            made.append(piece)
-    return made
+            merged.append(piece)
+    return merged
 
 
 # --- files of text, and files as they are
+
+
 @dataclass(frozen=True)
 class ReadFiles(PartitionStage):
-    """The documents in files of text (`kind` 'csv' or 'json'), or a document for each file ('binary')."""
+    """Read the documents in text files (`kind` 'csv' or 'json'), or a document for each file ('binary')."""
 
-    kind: Literal["csv", "json", "binary"]
+    kind: FileKind
     files: Sequence[Sequence[TextPiece]]
     target: DocumentLayout
     options: FileOptions
 
     @property
     def schema(self) -> pa.Schema:
-        """That of the class."""
         return self.target.fields
 
     def work(self, partition: int, _: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
-        """The documents of the files of the partition."""
-        return Encoder(self.target, self.target, partition, "raise").encode(self._given(self.files[partition]))
+        return Encoder(self.target, self.target, partition, "raise").encode(self._results(self.files[partition]))
 
-    def _given(self, parts: Sequence[TextPiece]) -> Iterator[RowResult]:
+    def _results(self, parts: Sequence[TextPiece]) -> Iterator[RowResult]:
         row = 0
         for part in parts:
             for number, document in enumerate(self._documents(part), part.rows):
@@ -277,7 +266,7 @@ class ReadFiles(PartitionStage):
 
     def _documents(self, part: TextPiece) -> Iterator[Any]:
         if self.kind == "binary":
-            yield self._whole(part.file)
+            yield self._read_whole(part.file)
             return
         with open_file(part.file) as source:
             lines: Any = source if part.stop is None else PieceReader(part, source)
@@ -291,7 +280,7 @@ class ReadFiles(PartitionStage):
             else:
                 yield from iter_ndjson(self.target.document_type, lines, extra=self.options.extra)
 
-    def _whole(self, file: FileRef) -> Any:
+    def _read_whole(self, file: FileRef) -> Any:
         schema = self.target.document_type.document_schema()
         address = address_field(schema)
         row: dict[str, Any] = {address: file.url, content_field(schema, "rb"): file.folder.read(file.name)}
@@ -301,25 +290,25 @@ class ReadFiles(PartitionStage):
 
 
 def csv_options_for(file: FileRef, options: FileOptions) -> CsvOptions:
-    """How a table is laid out; .tsv tells its delimiter."""
+    """Return the CSV options for a file; the suffix .tsv implies its delimiter."""
     tabs = options.delimiter is None and file.name.removesuffix(".gz").endswith(".tsv")
     return CsvOptions("\t", encoding=options.encoding) if tabs else options.csv
 
 
 @contextmanager
 def open_file(file: FileRef) -> Iterator[IO[bytes]]:
-    """The content of a file; what ends with .gz is unpacked."""
+    """Open a file for reading; .gz files are decompressed."""
     with local_file(file.folder, file.name) as path:
         if file.name.endswith(".gz"):
-            with gzip.open(path, "rb") as unpacked:
-                yield unpacked  # type: ignore[misc]
+            with gzip.open(path, "rb") as decompressed:
+                yield decompressed  # type: ignore[misc]
         else:
             with path.open("rb") as plain:
                 yield plain
 
 
 def peek_byte(source: IO[bytes]) -> bytes:
-    """The first byte that is no space; the file is then at its beginning again."""
+    """Return the first byte that is not a space, and go back to the beginning of the file."""
     while (byte := source.read(1)).isspace():
         pass
     source.seek(0)
@@ -327,14 +316,14 @@ def peek_byte(source: IO[bytes]) -> bytes:
 
 
 def plan_files(
-    kind: Literal["csv", "json", "binary"],
+    kind: FileKind,
     paths: Paths,
     schema: type[Any] | None,
     partitions: int | None,
     workers: int,
     options: FileOptions,
 ) -> ReadPlan:
-    """Files, or pieces of large ones, as many to a partition as make its size."""
+    """Plan how to read files, or pieces of large ones, in partitions of about the same size."""
     suffixes = {"csv": _CSV_SUFFIXES, "json": _JSON_SUFFIXES, "binary": ()}[kind]
     files = find_files(paths, suffixes, options.remote, allow_empty=options.allow_empty)
     if kind != "binary" and not options.allow_empty and not any(_has_rows(kind, file, options) for file in files):
@@ -354,23 +343,23 @@ def plan_files(
 
 
 def _has_rows(kind: Literal["csv", "json"], file: FileRef, options: FileOptions) -> bool:
-    """Whether a text file has a row. Of the files only small ones are opened, up to the first that has one."""
+    """Whether a text file has a row. Only small files are opened, up to the first that has one."""
     if file.size > _LARGE_BYTES:
         return True
     with open_file(file) as source:
         content = source.read(_LARGE_BYTES + 1)
     text = content.decode(options.encoding, errors="replace")
-    if len(content) > _LARGE_BYTES:  # it was compressed
+    if len(content) > _LARGE_BYTES:  # a small compressed file
         return True
     if kind == "json":
         return "".join(text.split()) not in ("", "[]")
-    return sum(not line.isspace() for line in text.splitlines() if line) > 1  # the first has the names of columns
+    return sum(not line.isspace() for line in text.splitlines() if line) > 1  # the first line is the header
 
 
 def _split_file(
-    kind: Literal["csv", "json", "binary"], file: FileRef, files: Sequence[FileRef], parts: int, options: FileOptions
+    kind: FileKind, file: FileRef, files: Sequence[FileRef], parts: int, options: FileOptions
 ) -> list[TextPiece]:
-    """A file, or pieces of it if it is large: as many of all files as there are to be partitions."""
+    """Return a file, or pieces of it if it is large: as many over all files as there are partitions."""
     if kind == "binary":
         return [TextPiece(file)]
     size = min(PARTITION_BYTES, sum(file.size for file in files) // parts + 1)
@@ -378,7 +367,7 @@ def _split_file(
 
 
 def _infer_layout(kind: str, file: FileRef, options: FileOptions) -> DocumentLayout:
-    """The layout of a class that is made from the beginning of a file."""
+    """Infer a class from the beginning of a file, and return its layout."""
     try:
         with open_file(file) as source:
             if kind == "csv":
@@ -386,16 +375,16 @@ def _infer_layout(kind: str, file: FileRef, options: FileOptions) -> DocumentLay
             content = source.read() if peek_byte(source) == b"[" else b"".join(source.readlines(_INFERENCE_BYTES))
         return layout_from_arrow(_infer_json_schema(content))
     except (pa.ArrowException, ValueError) as error:
-        raise DecodeError(f"{shown(file.url)}: no class can be made from it: {error}. Pass schema=...") from error
+        raise DecodeError(f"{shown(file.url)}: no class can be inferred from it: {error}. Pass schema=...") from error
 
 
 def _infer_csv_layout(source: IO[bytes], options: CsvOptions) -> DocumentLayout:
     if options.encoding.replace("-", "").lower() != "utf8":
-        raise OptionError("to make a class from a table, it must be in utf-8. Pass schema=...")
+        raise OptionError("a class can only be inferred from a CSV file in utf-8. Pass schema=...")
     parse = pa.csv.ParseOptions(delimiter=options.delimiter or ",", newlines_in_values=True)
     convert = pa.csv.ConvertOptions(strings_can_be_null=True)
-    reading = pa.csv.ReadOptions(block_size=_INFERENCE_BYTES)
-    with pa.csv.open_csv(source, reading, parse, convert) as reader:
+    read = pa.csv.ReadOptions(block_size=_INFERENCE_BYTES)
+    with pa.csv.open_csv(source, read, parse, convert) as reader:
         return layout_from_arrow(reader.schema)
 
 

@@ -1,4 +1,4 @@
-"""Check that pyarrow is installed before any module that imports it."""
+"""Raise if pyarrow is missing, before a module is imported that needs it."""
 
 from __future__ import annotations
 

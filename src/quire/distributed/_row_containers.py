@@ -1,8 +1,8 @@
-"""Rows of plain Python objects: how many there are, some of them, and several objects as one.
+"""Objects that hold rows: count, take, concatenate, copy and hash the rows of arrays, frames, tables and lists.
 
 An object has rows if it is an array, a frame, a table, an array of documents, a list, or a dict of such. A list or
-tuple of arrays is columns, `[images, labels]`; a list of anything else, dicts included, is rows. All else is one thing
-without rows.
+tuple of arrays is columns, `[images, labels]`; a list of anything else, dicts included, is rows. Anything else is one
+object without rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 
 
 def is_pandas(value: Any) -> bool:
-    """Whether it is a data frame, a series or an index of pandas."""
+    """Whether it is a pandas DataFrame, Series or Index."""
     if not is_loaded("pandas"):
         return False
     pandas: Any = require("pandas", extra="pandas", needed_for="a data frame")
@@ -38,7 +38,7 @@ def is_pandas(value: Any) -> bool:
 
 
 def is_arrow(value: Any) -> bool:
-    """Whether it is a table or a record batch of Arrow."""
+    """Whether it is an Arrow table or record batch."""
     if not is_loaded("pyarrow"):
         return False
     arrow: Any = require("pyarrow", extra="parquet", needed_for="an Arrow table")
@@ -70,8 +70,10 @@ def has_rows(value: Any) -> bool:
 
 
 # --- how many
+
+
 def count_rows(value: Any) -> int:
-    """The number of rows; an object without rows counts as one."""
+    """Return the number of rows; an object without rows counts as one."""
     if isinstance(value, dict) and not _is_columns(value):
         return _count_mixed_rows(value)
     if _is_columns(value):
@@ -85,7 +87,7 @@ def _count_mixed_rows(value: dict[Any, Any]) -> int:
     rows = [key for key, item in value.items() if _is_array(item) or _is_columns(item)]
     if rows:
         others = [key for key, item in value.items() if key not in rows and not isinstance(item, (list, tuple))]
-        raise ColumnError(f"a dict has rows in {rows} and none in {others}: how many rows it has cannot be told.")
+        raise ColumnError(f"a dict has rows in {rows} and none in {others}: its number of rows is unclear.")
     return 1 if value else 0
 
 
@@ -93,24 +95,26 @@ def _count_column_rows(value: Any) -> int:
     items = value.items() if isinstance(value, dict) else enumerate(value)
     lengths = {key: count_rows(item) for key, item in items}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{key!r}: {length:,}" for key, length in lengths.items())
-        raise ColumnError(f"columns of one object have different numbers of rows: {told}.")
+        described = ", ".join(f"{key!r}: {length:,}" for key, length in lengths.items())
+        raise ColumnError(f"columns of one object have different numbers of rows: {described}.")
     return next(iter(lengths.values()))
 
 
 def check_rows(value: Any, doing: str) -> int:
-    """The number of rows of an object that is to be divided; ColumnError if it has none."""
+    """Return the number of rows of an object that is to be divided; ColumnError if it has none."""
     if not has_rows(value):
         raise ColumnError(
             f"{doing} needs rows, and a {type(value).__name__} has none. Arrays, frames, lists, dicts of arrays and "
-            "arrays of documents have."
+            "arrays of documents have rows."
         )
     return count_rows(value)
 
 
 # --- some of them
+
+
 def take_rows(value: Any, where: slice | NDArray[np.int64]) -> Any:
-    """Rows by position. They may share memory with the object."""
+    """Return rows by position. They may share memory with the object."""
     if _is_columns(value) or type(value) is dict:
         return map_items(lambda item: take_rows(item, where), value)
     if is_pandas(value):
@@ -126,7 +130,7 @@ def take_rows(value: Any, where: slice | NDArray[np.int64]) -> Any:
 
 
 def map_items(function: Callable[[Any], Any], value: Any) -> Any:
-    """A list, tuple or dict of the same kind with each of its items changed."""
+    """Apply a function to each item of a list, tuple or dict."""
     if isinstance(value, dict):
         return {key: function(item) for key, item in value.items()}
     return _rebuild(value, [function(item) for item in value])
@@ -139,23 +143,25 @@ def _rebuild(value: Any, items: list[Any]) -> Any:
 
 
 def split_rows(value: Any, parts: int) -> list[Any]:
-    """The object in so many parts, one behind the other, whose sizes differ by one at most."""
+    """Split the object into consecutive parts whose sizes differ by one at most."""
     total = check_rows(value, "partition()")
     ends = [total * part // parts for part in range(parts + 1)]
     return [take_rows(value, slice(start, stop)) for start, stop in pairwise(ends)]
 
 
 # --- several as one
+
+
 def concat_rows(values: Sequence[Any]) -> Any:
-    """The rows of all, one behind the other. What is empty says nothing, unless all is."""
+    """Concatenate the rows of all objects. Empty ones are ignored, unless all are empty."""
     full = [value for value in values if check_rows(value, "joining partitions")]
     if len(full) < 2:
         return full[0] if full else _pick_empty(values)
     first = full[0]
     kinds = {_container_kind(value): value for value in full}
     if len(kinds) > 1:
-        told = " and ".join(type(value).__name__ for value in kinds.values())
-        raise ColumnError(f"partitions of one kind can be joined, and these hold {told}.")
+        names = " and ".join(type(value).__name__ for value in kinds.values())
+        raise ColumnError(f"only partitions of one kind can be joined, and these hold {names}.")
     if _is_columns(first):
         return _concat_columns(full)
     if isinstance(first, (list, tuple)) and not isinstance(first, DocumentArray):
@@ -164,12 +170,12 @@ def concat_rows(values: Sequence[Any]) -> Any:
 
 
 def _pick_empty(values: Sequence[Any]) -> Any:
-    """The one that tells most of what there would be."""
+    """Return the empty object with the most type information."""
     return next((value for value in values if not is_untyped(value)), values[0])
 
 
 def is_untyped(value: Any) -> bool:
-    """Whether it is empty, and does not tell what would be in it."""
+    """Whether it is empty, and does not say what it would contain."""
     return type(value) in (list, tuple, dict) and len(value) == 0
 
 
@@ -208,13 +214,15 @@ def _concat_tensors(values: Sequence[Any]) -> Any:
     assert framework is not None
     shapes = {framework.shape(value)[1:] for value in values}
     if len(shapes) > 1:
-        raise ColumnError(f"rows of one shape can be joined, and these have {' and '.join(map(str, shapes))}.")
+        raise ColumnError(f"only rows of one shape can be joined, and these have {' and '.join(map(str, shapes))}.")
     return np.concatenate(values) if framework.name == "numpy" else framework.concat(values)
 
 
 # --- copies
+
+
 def copy_value(value: Any) -> Any:
-    """A copy that can be changed, and changes nothing else."""
+    """Return a copy that can be changed without changing the original."""
     if isinstance(value, _PLAIN) or is_arrow(value):
         return value
     if type(value) in (list, dict) or isinstance(value, tuple):
@@ -225,18 +233,18 @@ def copy_value(value: Any) -> Any:
         return value.copy()
     try:
         return copy.deepcopy(value)
-    except Exception:  # noqa: BLE001 - locks, files and their like cannot be copied, and are shared
+    except Exception:  # noqa: BLE001 - locks, open files and the like cannot be copied, and are shared
         return value
 
 
 def _copy_frame(value: Any) -> Any:
-    made = value.copy()
-    if hasattr(made, "columns"):
-        for place in range(made.shape[1]):
-            if made.dtypes.iloc[place] == "object" and _holds_mutable(made.iloc[:, place]):
-                made.isetitem(place, made.iloc[:, place].map(copy_value))
-        return made
-    return made.map(copy_value) if made.dtype == "object" and _holds_mutable(made) else made
+    frame = value.copy()
+    if hasattr(frame, "columns"):
+        for column in range(frame.shape[1]):
+            if frame.dtypes.iloc[column] == "object" and _holds_mutable(frame.iloc[:, column]):
+                frame.isetitem(column, frame.iloc[:, column].map(copy_value))
+        return frame
+    return frame.map(copy_value) if frame.dtype == "object" and _holds_mutable(frame) else frame
 
 
 def _holds_mutable(items: Iterable[Any]) -> bool:
@@ -244,52 +252,44 @@ def _holds_mutable(items: Iterable[Any]) -> bool:
 
 
 _MISSING_HASH = 0x9E3779B97F4A7C15
-
-
 _TIME_SALT, _FRACTION_SALT = 0x5851F42D4C957F2D, 0x2545F4914F6CDD1D
-
-
 _INT64_LIMIT = float(1 << 63)
-
-
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 
 
 def get_column(value: Any, name: Any) -> Any:
-    """A column of a frame, a dict or an array of documents; PathError if there is none."""
+    """Return a column of a frame, a dict or an array of documents; PathError if there is none."""
     try:
         return value[name]
     except (KeyError, IndexError, TypeError) as error:
-        known = (
-            [str(key) for key in value] if isinstance(value, dict) else list(map(str, getattr(value, "columns", ())))
-        )
+        known = list(map(str, value if isinstance(value, dict) else getattr(value, "columns", ())))
         raise PathError(f"a {type(value).__name__} has no {name!r}. {did_you_mean(str(name), known)}") from error
 
 
 def assign_partitions(value: Any, names: Sequence[Any], parts: int) -> NDArray[np.int64]:
-    """The partition of each row, by what it has in the columns."""
-    mixed: NDArray[np.uint64] | None = None
+    """Return the partition of each row, by the values of its key columns."""
+    combined: NDArray[np.uint64] | None = None
     for name in names:
         hashes = _hash_array(key_array(get_column(value, name)))
-        mixed = hashes if mixed is None else _mix_bits(mixed ^ (hashes << np.uint64(1)))
-    assert mixed is not None
-    found: NDArray[np.int64] = (mixed % np.uint64(parts)).astype(np.int64)
-    return found
+        combined = hashes if combined is None else _mix_bits(combined ^ (hashes << np.uint64(1)))
+    assert combined is not None
+    partitions: NDArray[np.int64] = (combined % np.uint64(parts)).astype(np.int64)
+    return partitions
 
 
 def key_array(column: Any) -> NDArray[Any]:
-    """A column as one axis of numpy."""
+    """Return a column as a one-dimensional numpy array."""
     column = [] if is_untyped(column) else column
     array = np.asarray(column.to_numpy() if hasattr(column, "to_numpy") else column)
     if array.ndim == 1:
         return array
     if array.ndim == 0 or not isinstance(column, (list, tuple)):
-        raise ColumnError(f"a key is one value a row, and this column has rows of shape {array.shape[1:]}.")
+        raise ColumnError(f"a key has one value a row, and this column has rows of shape {array.shape[1:]}.")
     return np.fromiter(column, np.object_, len(column))
 
 
 def unique_values(column: Any) -> NDArray[Any]:
-    """Each value once, in the order in which they come. Missing values are one."""
+    """Return each value once, in order of appearance. All missing values count as one."""
     array = key_array(column)
     if array.dtype != object:
         _, first = np.unique(array, return_index=True)
@@ -300,9 +300,12 @@ def unique_values(column: Any) -> NDArray[Any]:
     return np.fromiter(seen.values(), np.object_, len(seen))
 
 
-# --- numbers for values
+# --- hashes
+#
+# Python's own hash of text differs from process to process, and hashes of bytes differ between 1 and 1.0, which one
+# file may hold as an integer and another as a float. These hashes are equal for equal values, in every process.
 def _mix_bits(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Bits that depend on all bits (the finaliser of splitmix64)."""
+    """Mix each 64-bit number so that every bit depends on all bits (the finaliser of splitmix64)."""
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: NDArray[np.uint64] = bits ^ (bits >> np.uint64(31))
@@ -322,6 +325,7 @@ def _hash_array(array: NDArray[Any]) -> NDArray[np.uint64]:
 
 def _hash_floats(array: NDArray[np.float64]) -> NDArray[np.uint64]:
     with np.errstate(invalid="ignore"):
+        # Whole numbers hash as the integer they equal.
         whole = (np.floor(array) == array) & (np.abs(array) < _INT64_LIMIT)
     integers = np.where(whole, array, 0).astype(np.int64).view(np.uint64)
     bits = np.where(whole, integers, array.view(np.uint64) ^ np.uint64(_FRACTION_SALT))
@@ -335,18 +339,16 @@ def _hash_times(array: NDArray[Any]) -> NDArray[np.uint64]:
 
 def _hash_objects(items: list[Any]) -> NDArray[np.uint64]:
     known: dict[Any, int] = {}
-    found = np.empty(len(items), np.uint64)
-    for place, item in enumerate(items):
+    hashes = np.empty(len(items), np.uint64)
+    for row, item in enumerate(items):
         try:
             number = known.get(item)
         except TypeError:
-            raise ColumnError(
-                f"a key is text, a number or a time, got a {type(item).__name__} in row {place}."
-            ) from None
+            raise ColumnError(f"a key is text, a number or a time, got a {type(item).__name__} in row {row}.") from None
         if number is None:
             number = known[item] = _hash_object(item)
-        found[place] = number
-    return found
+        hashes[row] = number
+    return hashes
 
 
 def _hash_object(item: Any) -> int:
@@ -373,7 +375,7 @@ def _to_nanoseconds(moment: dt.datetime) -> int:
 
 
 def _is_missing(item: Any) -> bool:
-    """None, NaN, NaT and pandas' NA, which is not equal to anything, nor unequal."""
+    """Whether it is None, NaN, NaT or pandas' NA, whose comparisons are neither true nor false."""
     if item is None:
         return True
     try:

@@ -7,24 +7,23 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
+import numpy as np
+import pyarrow as pa
 from typing_extensions import Self
 
 from quire._extra_fields import Extra
 from quire._parametrize import ParametrizedMeta
-from quire.array import DocumentArray, DocumentBatch
-from quire.array._filter import compile_filter
-from quire.array._rows import bind
-from quire.distributed import _make
-from quire.distributed._batches import rebatch_by_bytes, rebatch_by_rows
-from quire.distributed._encoding import OnError, check_nullable
-from quire.distributed._engine import Engine
+from quire.array import DocumentArray, DocumentBatch, bind, compile_filter
+from quire.distributed._batches import CHUNK_BYTES, rebatch_by_bytes, rebatch_by_rows, split_evenly
+from quire.distributed._encoding import DocumentLayout, OnError, check_nullable, layout_from_arrow
+from quire.distributed._engine import Engine, Frame, Stage, engine_of
 from quire.distributed._engine import engine as engine_by_name
-from quire.distributed._make import Rows
-from quire.distributed._readers import FileOptions, ReadPlan, plan_files, plan_parquet
+from quire.distributed._readers import FileKind, FileOptions, ReadPlan, plan_files, plan_parquet
 from quire.distributed._sources import Paths
 from quire.distributed._stages import (
+    AppendKeys,
     ConformRows,
     DistinctValues,
     FilterRows,
@@ -37,40 +36,63 @@ from quire.distributed._write import write_frame
 from quire.document import BaseDocument
 from quire.errors import OptionError, RowIndexError, SchemaError, check_options
 from quire.files import RemoteOptions
-from quire.storage import WriteOptions
+from quire.schema import FieldKind, parse_path
+from quire.storage import WriteOptions, iter_columns, resolve_document_type
 from quire.tensors import describe
 
 DocT = TypeVar("DocT", bound=BaseDocument)
+Grouping = Literal["none", "whole", "broken"]
+"""Whether partitions hold all rows with equal keys, as after `partition_by`, so that functions get them as a whole.
+'broken': they did, until `union` added other rows, or Ray split them for `cache`."""
+
+
+class DocumentFrame(NamedTuple):
+    """A frame on its engine, the layout of its documents, and their number if it is known."""
+
+    engine: Engine
+    frame: Frame[Any]
+    layout: DocumentLayout
+    total: int | None = None
+    grouping: Grouping = "none"
 
 
 class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
     """Documents in partitions: `DocumentShards[Student].read_parquet('students/', engine='ray')`.
 
-    It is lazy: calls like `map` and `filter` give other shards at once, and work is done when rows are asked for (by
-    `collect`, `take`, `iter_batches`, `len`, `write_dataset`, ...), every time anew unless it is kept by `cache`. The
-    same calls give the same documents on every engine. Functions get documents; between them are Arrow record batches.
+    Shards are lazy. Methods such as `map` and `filter` return new shards at once; the work is done when rows are
+    requested (by `collect`, `take`, `iter_batches`, `len`, `write_dataset`, ...), and again for each request unless
+    `cache` keeps the result. The same calls return the same documents on every engine. Functions receive documents;
+    engines exchange Arrow record batches.
     """
 
     document_type: ClassVar[type[Any]] = BaseDocument
 
-    def __init__(self, rows: Rows) -> None:
-        """Wrap the rows of an engine. `from_documents`, `read_parquet` and the other readers make shards."""
-        if not isinstance(rows, Rows):
+    def __init__(self, data: DocumentFrame) -> None:
+        """Wrap the frame of an engine. Use `from_documents`, `read_parquet` or another reader to create shards."""
+        if not isinstance(data, DocumentFrame):
             name = type(self).__name__
-            hint = "read_parquet(path)" if isinstance(rows, (str, os.PathLike)) else "from_documents(documents)"
-            raise OptionError(f"{name}(...) does not take {describe(rows)}. Write {name}.{hint}.")
-        self._rows = rows
+            hint = "read_parquet(path)" if isinstance(data, (str, os.PathLike)) else "from_documents(documents)"
+            raise OptionError(f"{name}(...) does not take {describe(data)}. Write {name}.{hint}.")
+        self._data = data
 
     @classmethod
     def _bind(cls, parameter: Any) -> dict[str, Any]:
         return bind(cls, parameter)
 
     @classmethod
-    def _of(cls, rows: Rows) -> DocumentShards[Any]:
+    def _of(cls, data: DocumentFrame) -> DocumentShards[Any]:
         origin = cls._origin or cls
-        return origin[rows.layout.document_type](rows)  # type: ignore[index,no-any-return]
+        return origin[data.layout.document_type](data)  # type: ignore[index,no-any-return]
 
-    # --- making them
+    @classmethod
+    def _resolve_class(cls, schema: type[Any] | None) -> type[Any] | None:
+        """Return the document class: the one of `DocumentShards[Student]`, or `schema`; None if there is neither."""
+        own = None if cls.document_type is BaseDocument else cls.document_type
+        if own is not None and schema is not None and schema is not own:
+            raise OptionError(f"schema={schema.__name__}, but the shards are of {own.__name__}: pass one of them.")
+        return own or schema
+
+    # --- creating shards
 
     @classmethod
     def from_documents(
@@ -81,9 +103,15 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         engine: str | Engine = "local",
         schema: type[Any] | None = None,
     ) -> DocumentShards[DocT]:
-        """Documents, batches, or what a generator gives of them; by default a partition for each worker."""
-        known = _make.known_class(cls.document_type, schema)
-        return cls._of(_make.from_documents(engine_by_name(engine), documents, known, num_partitions))
+        """Create shards from documents, batches, or a generator of either; by default one partition per worker."""
+        target = engine_by_name(engine)
+        items, document_type = resolve_document_type(documents, cls._resolve_class(schema))
+        layout = DocumentLayout(document_type)
+        columns = iter_columns(items, layout.layout.schema, CHUNK_BYTES)
+        batches = list(rebatch_by_bytes(layout.layout.encode(part) for part in columns))
+        parts = split_evenly(batches, _check_partitions(num_partitions) or target.workers)
+        frame = target.from_batches(parts, layout.fields)
+        return cls._of(DocumentFrame(target, frame, layout, sum(map(len, batches))))
 
     @classmethod
     def partition(
@@ -94,9 +122,21 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         engine: str | Engine = "local",
         schema: type[Any] | None = None,
     ) -> DocumentShards[DocT]:
-        """Documents, or the arrays of their fields: a dict by name, or a list in the order of the class."""
-        known = _make.known_class(cls.document_type, schema)
-        return cls._of(_make.partitioned(engine_by_name(engine), data, known, num_shards))
+        """Create shards from documents, or from arrays: a dict by field name, or a list in the order of the fields."""
+        is_list_of_arrays = (
+            isinstance(data, (list, tuple))
+            and bool(data)
+            and all(hasattr(item, "shape") and not isinstance(item, BaseDocument) for item in data)
+        )
+        if is_list_of_arrays or isinstance(data, Mapping):
+            document_type = cls._resolve_class(schema)
+            if document_type is None:
+                raise SchemaError(
+                    "arrays need the class whose fields they are: DocumentShards[Student].partition(...)."
+                )
+            columns = data if isinstance(data, Mapping) else _name_arrays(data, document_type)
+            data = DocumentBatch[document_type].from_columns(columns, shapes="ragged")  # type: ignore[valid-type]
+        return cls.from_documents(data, num_partitions=num_shards, engine=engine, schema=schema)
 
     @classmethod
     def read_parquet(  # noqa: PLR0913
@@ -111,15 +151,16 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         remote: RemoteOptions | None = None,
         allow_empty: bool = False,
     ) -> DocumentShards[DocT]:
-        """Parquet or Arrow files: a file, a folder, a dataset, a pattern, or several; a path or any address.
+        """Read Parquet or Arrow files: a file, a folder, a dataset, a pattern, or several; a path or a URL.
 
-        Without a class, documents are of the class that wrote the files if that is loaded, else of one made for them.
-        Columns that the class has no field for are ignored, or refused with `extra='forbid'`. A path or pattern without
-        a file, and files without a row, are an error unless `allow_empty`; with it, an empty source needs the class.
+        Without a class, documents have the class that wrote the files if it is loaded, else one inferred from them.
+        Columns without a field are ignored, or refused with `extra='forbid'`. A path or pattern without a file, and
+        files without a row, are an error unless `allow_empty`; with it, an empty source needs the class.
         """
-        known, made = _make.known_class(cls.document_type, schema), engine_by_name(engine)
+        target = engine_by_name(engine)
         options = FileOptions(extra=extra, remote=remote or RemoteOptions(), allow_empty=allow_empty)
-        return cls._read(made, plan_parquet(path, known, columns, num_partitions, made.workers, options))
+        plan = plan_parquet(path, cls._resolve_class(schema), columns, num_partitions, target.workers, options)
+        return cls._from_plan(target, plan)
 
     @classmethod
     def read_csv(  # noqa: PLR0913
@@ -135,9 +176,9 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         remote: RemoteOptions | None = None,
         allow_empty: bool = False,
     ) -> DocumentShards[DocT]:
-        """Tables of text, as `DocumentArray.from_csv` reads them; whole files go to partitions.
+        """Read CSV files as `DocumentArray.from_csv` does. Large files are split between partitions.
 
-        No file, or no row in any, is an error unless `allow_empty`.
+        No file, or no row in any of them, is an error unless `allow_empty`.
         """
         options = FileOptions(delimiter, encoding, extra, remote or RemoteOptions(), allow_empty)
         return cls._read_files("csv", path, num_partitions, engine, schema, options)
@@ -154,9 +195,9 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         remote: RemoteOptions | None = None,
         allow_empty: bool = False,
     ) -> DocumentShards[DocT]:
-        """Files with a JSON object in each line, or with one array of them; whole files go to partitions.
+        """Read files with one JSON object per line, or with one array of objects.
 
-        No file, or no object in any, is an error unless `allow_empty`.
+        No file, or no object in any of them, is an error unless `allow_empty`.
         """
         options = FileOptions(extra=extra, remote=remote or RemoteOptions(), allow_empty=allow_empty)
         return cls._read_files("json", path, num_partitions, engine, schema, options)
@@ -172,7 +213,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         remote: RemoteOptions | None = None,
         allow_empty: bool = False,
     ) -> DocumentShards[DocT]:
-        """A document for each file, with its address (`uri` or `url`) and its bytes (`blob` or `bytes_`).
+        """Read each file into one document, with its URL (`uri` or `url`) and its bytes (`blob` or `bytes_`).
 
         No file at all is an error unless `allow_empty`.
         """
@@ -181,52 +222,63 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
 
     @classmethod
     def _read_files(
-        cls, kind: Any, path: Paths, partitions: int | None, engine: Any, schema: Any, options: FileOptions
+        cls,
+        kind: FileKind,
+        path: Paths,
+        partitions: int | None,
+        engine: str | Engine,
+        schema: type[Any] | None,
+        options: FileOptions,
     ) -> DocumentShards[DocT]:
-        known, made = _make.known_class(cls.document_type, schema), engine_by_name(engine)
-        return cls._read(made, plan_files(kind, path, known, partitions, made.workers, options))
+        target = engine_by_name(engine)
+        plan = plan_files(kind, path, cls._resolve_class(schema), partitions, target.workers, options)
+        return cls._from_plan(target, plan)
 
     @classmethod
-    def _read(cls, engine: Engine, plan: ReadPlan) -> DocumentShards[DocT]:
-        return cls._of(Rows(engine, engine.from_stage(plan.stage, plan.partitions), plan.layout, plan.rows))
+    def _from_plan(cls, engine: Engine, plan: ReadPlan) -> DocumentShards[DocT]:
+        return cls._of(DocumentFrame(engine, engine.from_stage(plan.stage, plan.partitions), plan.layout, plan.rows))
 
     @classmethod
     def from_native(
         cls, native: Any, *, engine: str | Engine | None = None, schema: type[Any] | None = None
     ) -> DocumentShards[DocT]:
-        """An engine's own object: a Ray Dataset, a Spark DataFrame, an Arrow table. See `native`."""
-        known = _make.known_class(cls.document_type, schema)
-        return cls._of(_make.from_native(None if engine is None else engine_by_name(engine), native, known))
+        """Create shards from an engine's own object: a Ray Dataset, a Spark DataFrame, an Arrow table. See `native`."""
+        target = engine_of(native) if engine is None else engine_by_name(engine)
+        frame = target.from_native(native)
+        layout = layout_from_arrow(frame.schema, cls._resolve_class(schema))
+        if not frame.schema.equals(layout.fields, check_metadata=True):
+            frame = target.run(frame, ConformRows(layout))
+        return cls._of(DocumentFrame(target, frame, layout))
 
     @classmethod
     def from_spark(cls, frame: Any, *, schema: type[Any] | None = None, **options: Any) -> DocumentShards[DocT]:
-        """The rows of a Spark DataFrame."""
+        """Create shards from a Spark DataFrame."""
         return cls.from_native(frame, engine=engine_by_name("spark", **options), schema=schema)
 
     @classmethod
     def from_ray(cls, dataset: Any, *, schema: type[Any] | None = None, **options: Any) -> DocumentShards[DocT]:
-        """The rows of a Ray Dataset."""
+        """Create shards from a Ray Dataset."""
         return cls.from_native(dataset, engine=engine_by_name("ray", **options), schema=schema)
 
-    # --- what they are
+    # --- properties
 
     @property
     def engine(self) -> Engine:
-        """Who does the work."""
-        return self._rows.engine
+        """The engine that holds the partitions and runs the functions."""
+        return self._data.engine
 
     @property
     def native(self) -> Any:
-        """The engine's own object: a Ray Dataset, a Spark DataFrame. Joins, sorts and aggregates are its own."""
-        return self._rows.frame.native
+        """The engine's own object: a Ray Dataset, a Spark DataFrame. Use it for joins, sorts and aggregates."""
+        return self._data.frame.native
 
     def num_partitions(self) -> int:
-        """The number of partitions."""
-        return self.engine.num_partitions(self._rows.frame)
+        """Return the number of partitions."""
+        return self.engine.num_partitions(self._data.frame)
 
     def __len__(self) -> int:
-        """The number of documents, which may have to be made to be counted."""
-        return self.engine.count(self._rows.frame) if self._rows.total is None else self._rows.total
+        """Return the number of documents. Counting may have to run the functions that make them."""
+        return self.engine.count(self._data.frame) if self._data.total is None else self._data.total
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {self.engine.name}>"
@@ -241,14 +293,14 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         schema: type[Any] | None = None,
         **kwargs: Any,
     ) -> DocumentShards[Any]:
-        """What a function makes of partitions: it gets a `DocumentArray` and gives documents, as many as it likes.
+        """Apply a function to partitions: it receives a `DocumentArray` and returns any number of documents.
 
-        It is called with about 16 MiB of a partition at a time; after `partition_by` with each partition as a whole, so
-        that it sees all documents of a group. `args` and `kwargs` follow the array; for a class,
-        they are what its instances are made with, one in each worker. A function that returns documents of another
-        class says so by its return annotation or by `schema`; with neither, they are of the class of these shards.
+        It is called with about 16 MiB of a partition at a time; after `partition_by`, with each partition as a whole,
+        so that it sees all documents of a group. `args` and `kwargs` follow the array; if `func` is a class, each
+        worker creates one instance with them. A function that returns documents of another class declares it by its
+        return annotation or by `schema`; with neither, they have the class of these shards.
         """
-        return self._chunks(UserFunction(func, args, kwargs), "array", None, on_error, schema)
+        return self._map_chunks(UserFunction(func, args, kwargs), None, on_error, schema, as_batch=False)
 
     def map(
         self,
@@ -258,19 +310,19 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         schema: type[Any] | None = None,
         **kwargs: Any,
     ) -> DocumentShards[Any]:
-        """What a function makes of each document; it keeps its id unless the function gives it another.
+        """Apply a function to each document. A document keeps its id unless the function sets another.
 
-        A function that returns another class says so by its return annotation or by `schema`. Nothing runs before rows
-        are asked for.
+        A function that returns another class declares it by its return annotation or by `schema`. Nothing runs before
+        rows are requested.
 
-        On a row for which the function fails, `on_error` is 'raise', 'skip', or 'null': a document whose fields are
-        None where they can be, and as they were else.
+        If the function fails on a row, `on_error` decides: 'raise', 'skip', or 'null', which makes a document whose
+        fields are None where they can be, and keep their values where not.
         """
-        call = UserFunction(func, args, kwargs)
-        target = _make.target_of(self._rows, call, schema)
-        return self._run(
-            MapRows(call, self._rows.layout, target, self._checked(on_error, target)), keeps_rows=on_error != "skip"
-        )
+        function = UserFunction(func, args, kwargs)
+        target = self._find_target(function, schema)
+        self._check_on_error(on_error, target)
+        stage = MapRows(function, self._data.layout, target, on_error)
+        return self._run(stage, target, keeps_rows=on_error != "skip")
 
     def map_batch(
         self,
@@ -281,189 +333,277 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         schema: type[Any] | None = None,
         **kwargs: Any,
     ) -> DocumentShards[Any]:
-        """What a function makes of each `DocumentBatch` of so many rows, by default of about 16 MiB.
+        """Apply a function to each `DocumentBatch` of `batch_size` rows, by default of about 16 MiB.
 
-        Without a `batch_size` after `partition_by`, it gets each partition as a whole.
-        It gives a batch or documents, as many as it likes. The last batch of a partition may be shorter. See `map`.
+        After `partition_by` and without a `batch_size`, it receives each partition as a whole. It returns a batch or
+        any number of documents. The last batch of a partition may be shorter. See `map` for the other arguments.
         """
         if batch_size is not None and batch_size < 1:
             raise OptionError(f"batch_size={batch_size}: at least one row is needed.")
-        return self._chunks(UserFunction(func, args, kwargs), "batch", batch_size, on_error, schema)
+        return self._map_chunks(UserFunction(func, args, kwargs), batch_size, on_error, schema, as_batch=True)
 
-    def _chunks(
-        self, call: UserFunction, form: str, size: int | None, on_error: OnError, schema: type[Any] | None
+    def _map_chunks(
+        self, function: UserFunction, size: int | None, on_error: OnError, schema: type[Any] | None, *, as_batch: bool
     ) -> DocumentShards[Any]:
-        target = _make.target_of(self._rows, call, schema)
-        checked = self._checked(on_error, target)
+        target = self._find_target(function, schema)
+        self._check_on_error(on_error, target)
         whole = size is None and self._has_whole_groups(on_error)
-        return self._run(MapChunks(call, self._rows.layout, target, checked, size, form == "batch", whole))
+        return self._run(MapChunks(function, self._data.layout, target, on_error, size, as_batch, whole), target)
+
+    def _find_target(self, function: UserFunction, schema: type[Any] | None) -> DocumentLayout:
+        """Return the layout of the documents that a function returns: `schema`, its annotation, or the shards' own.
+
+        Nothing runs here. A function without an annotation that returns another class fails when the job runs, with an
+        error that asks for the class.
+        """
+        layout = self._data.layout
+        declared = schema or function.return_type()
+        whole = schema is not None and layout.paths is not None  # all fields, where only some were selected
+        if declared is None or (declared is layout.document_type and not whole):
+            return layout
+        return DocumentLayout(declared)
 
     def _has_whole_groups(self, on_error: OnError) -> bool:
-        """Whether functions get partitions as a whole, since `partition_by` has made them of groups."""
-        grouping = self._rows.grouping
+        """Whether functions get whole partitions, because `partition_by` made them of groups."""
+        grouping = self._data.grouping
         if grouping == "broken":
             raise OptionError(
-                "partition_by() was followed by union(), or by cache() on Ray, which cuts large partitions: the "
+                "partition_by() was followed by union(), or by cache() on Ray, which splits large partitions: the "
                 "function would see parts of groups. Call partition_by() after it, directly before the function."
             )
         if grouping == "whole" and on_error != "raise":
             raise OptionError(
-                f"on_error={on_error!r} calls a function that fails for each row alone, and after partition_by() it is "
-                "to see whole groups. Catch the error in the function, or pass a batch_size to map_batch()."
+                f"on_error={on_error!r} calls a function that fails for each row alone, but after partition_by() it "
+                "must see whole groups. Catch the error in the function, or pass a batch_size to map_batch()."
             )
         return grouping == "whole"
 
     def filter(
         self, query: Callable[..., Any] | Mapping[str, Any], *args: Any, on_error: OnError = "raise", **kwargs: Any
     ) -> Self:
-        """The documents for which a function is true, or that match a query: `{'price': {'$lt': 5}}`.
+        """Keep the documents for which a function is true, or that match a query: `{'price': {'$lt': 5}}`.
 
-        Where a function fails and `on_error` is not 'raise', there is no document.
+        A document for which the function fails is dropped if `on_error` is not 'raise'.
         """
-        wanted = query if isinstance(query, Mapping) else UserFunction(query, args, kwargs)
-        compile_filter(query, self._rows.layout.layout.schema)  # complains of what it does not know
-        return self._run(FilterRows(wanted, self._rows.layout, self._checked(on_error, None)))  # type: ignore[return-value]
+        self._check_on_error(on_error, None)
+        layout = self._data.layout
+        compile_filter(query, layout.layout.schema)  # raises for fields and operators that do not exist
+        condition = query if isinstance(query, Mapping) else UserFunction(query, args, kwargs)
+        return self._run(FilterRows(condition, layout, on_error))  # type: ignore[return-value]
 
-    def _checked(self, on_error: OnError, target: Any) -> OnError:
+    def _check_on_error(self, on_error: OnError, target: DocumentLayout | None) -> None:
         if on_error not in ("raise", "skip", "null"):
             raise OptionError(f"on_error={on_error!r}: use 'raise', 'skip' or 'null'.")
         if on_error == "null" and target is not None:
-            check_nullable(target, self._rows.layout)
-        return on_error
+            check_nullable(target, self._data.layout)
 
-    def _run(self, stage: Any, *, keeps_rows: bool = False) -> DocumentShards[Any]:
-        made = self._rows.kept(self.engine.run(self._rows.frame, stage), total=keeps_rows)
-        return self._of(made._replace(layout=getattr(stage, "target", self._rows.layout)))
+    def _run(
+        self, stage: Stage, target: DocumentLayout | None = None, *, keeps_rows: bool = False
+    ) -> DocumentShards[Any]:
+        """Return the shards that a stage makes: documents in another layout, or in the same one."""
+        data = self._data
+        frame = self.engine.run(data.frame, stage)
+        total = data.total if keeps_rows else None
+        return self._of(data._replace(frame=frame, layout=target or data.layout, total=total))
 
     # --- rows
 
     def select(self, *columns: Any) -> Self:
-        """Documents with some of their fields alone, by path: `select('image', 'meta.source')`."""
-        rows = self._rows
-        target = rows.layout.chosen(columns[0] if len(columns) == 1 and not isinstance(columns[0], str) else columns)
-        if all(rows.layout.fields.field(field.name).equals(field, check_metadata=True) for field in target.fields):
-            made = rows.kept(self.engine.select(rows.frame, target.fields.names))
-            return self._of(made._replace(layout=target))  # type: ignore[return-value]
-        return self._run(ConformRows(target), keeps_rows=True)  # type: ignore[return-value]
+        """Keep some of the fields, by path: `select('image', 'meta.source')`."""
+        data = self._data
+        target = data.layout.select(columns[0] if len(columns) == 1 and not isinstance(columns[0], str) else columns)
+        if all(data.layout.fields.field(field.name).equals(field, check_metadata=True) for field in target.fields):
+            frame = self.engine.select(data.frame, target.fields.names)
+            return self._of(data._replace(frame=frame, layout=target))  # type: ignore[return-value]
+        return self._run(ConformRows(target), target, keeps_rows=True)  # type: ignore[return-value]
 
     def repartition(self, num_partitions: int) -> Self:
-        """The documents in so many partitions of about one size."""
-        number = _make.check_partitions(num_partitions)
-        return self._kept(self.engine.repartition(self._rows.frame, number or 1), grouping="none")
+        """Distribute the documents over `num_partitions` partitions of about the same size."""
+        frame = self.engine.repartition(self._data.frame, _check_partitions(num_partitions) or 1)
+        return self._with_frame(frame, "none")
 
     def partition_by(self, cols: str | Iterable[str], num_partitions: int | None = None) -> Self:
         """Move documents that are equal in these fields, or at these paths, into one partition.
 
-        A function of `transform_shard`, or of `map_batch` without a `batch_size`, then gets whole partitions: all
-        documents of each group, in memory. Use as many partitions as make them small enough.
+        A function of `transform_shard`, or of `map_batch` without a `batch_size`, then receives whole partitions, with
+        all documents of each group in memory. Use enough partitions to make them small enough.
         """
-        number = _make.check_partitions(num_partitions) or self.num_partitions()
-        return self._of(_make.partition_by(self._rows, cols, number))  # type: ignore[return-value]
+        number = _check_partitions(num_partitions) or self.num_partitions()
+        data, engine = self._data, self.engine
+        paths = _key_paths(data.layout, cols)
+        if all(len(path) == 1 for path in paths):
+            frame = engine.partition_by(data.frame, [path[0] for path in paths], number)
+        else:
+            # Engines partition by columns: nested values become columns of their own for as long as rows move.
+            stage = AppendKeys(data.layout, paths)
+            keyed = engine.partition_by(engine.run(data.frame, stage), stage.names, number)
+            frame = engine.select(keyed, data.layout.fields.names)
+        return self._with_frame(frame, "whole")
 
     def shuffle(self, seed: int | None = None) -> Self:
-        """The documents in random order, over all partitions.
+        """Shuffle the documents over all partitions.
 
         A seed gives the same order each time for the same data in the same partitions on the same engine. Another
         engine has another order.
         """
         number = random.getrandbits(31) if seed is None else seed
-        return self._kept(self.engine.shuffle(self._rows.frame, number), grouping="none")
+        return self._with_frame(self.engine.shuffle(self._data.frame, number), "none")
 
     def sample(self, fraction: float, seed: int = 0, *, by: str = "id") -> Self:
-        """About such a part of the documents: those whose `by` has a hash, with the seed, below the fraction.
+        """Keep about this fraction of the documents: those whose `by`, hashed with the seed, is below it.
 
-        They are the same ones on every engine and in any partition.
+        They are the same documents on every engine and with any number of partitions.
         """
         if not 0 <= fraction <= 1:
-            raise OptionError(f"fraction={fraction}: it is between 0 and 1.")
-        return self._drawn(by, seed, 0.0, fraction)
+            raise OptionError(f"fraction={fraction}: it must be between 0 and 1.")
+        return self._sample_range(by, seed, 0.0, fraction)
 
     def split(self, *fractions: float, seed: int = 0, by: str = "id") -> list[Self]:
-        """Parts that make up all documents, of about such fractions; a hash of `by` tells which one is in which."""
-        bounds = _make.check_fractions(fractions)
-        return [self._drawn(by, seed, low, high) for low, high in pairwise(bounds)]
+        """Split the documents into parts of about these fractions. The hash of `by` decides the part of a document."""
+        if not fractions or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-9:
+            raise OptionError(f"the parts of a split are fractions whose sum is 1, got {fractions}.")
+        bounds = [0.0, *np.cumsum(fractions[:-1]).tolist(), 1.0]
+        return [self._sample_range(by, seed, low, high) for low, high in pairwise(bounds)]
 
-    def _drawn(self, by: str, seed: int, low: float, high: float) -> Self:
-        layout = self._rows.layout
+    def _sample_range(self, by: str, seed: int, low: float, high: float) -> Self:
+        layout = self._data.layout
         if by == "id" and "id" not in layout.layout.schema.by_name:
-            raise SchemaError(f"{layout.document_type.__name__} has no id here: say by= which field is to be hashed.")
-        return self._run(SampleRows(layout.checked(by), by, seed, low, high))  # type: ignore[return-value]
+            raise SchemaError(f"{layout.document_type.__name__} has no id here: pass by=, the field to hash.")
+        layout.check_path(by)
+        return self._run(SampleRows(layout, by, seed, low, high))  # type: ignore[return-value]
 
     def union(self, *others: DocumentShards[DocT]) -> Self:
-        """The documents of these shards, and of others of the same class on the same engine."""
-        every = [self._rows, *(other._rows for other in others)]
-        if any(rows.engine is not self.engine for rows in every):
+        """Append the documents of other shards of the same class on the same engine."""
+        parts = [self._data, *(other._data for other in others)]
+        if any(part.engine is not self.engine for part in parts):
             raise OptionError(
-                "union() takes shards of one engine. Bring others to it by to_ray(), to_spark() or collect()."
+                "union() takes shards of one engine. Move the others to it by to_ray(), to_spark() or collect()."
             )
-        if any(not rows.layout.is_like(self._rows.layout) for rows in every):
+        if any(not part.layout.matches(self._data.layout) for part in parts):
             raise SchemaError("union() takes shards of one class, with the same fields. Map the others to it first.")
-        known = [rows.total for rows in every if rows.total is not None]
-        total = sum(known) if len(known) == len(every) else None
-        frame = self.engine.union([rows.frame for rows in every])
-        grouping: _make.Grouping = "none" if all(rows.grouping == "none" for rows in every) else "broken"
-        return self._of(self._rows._replace(frame=frame, total=total, grouping=grouping))  # type: ignore[return-value]
+        totals = [part.total for part in parts if part.total is not None]
+        total = sum(totals) if len(totals) == len(parts) else None
+        frame = self.engine.union([part.frame for part in parts])
+        grouping: Grouping = "none" if all(part.grouping == "none" for part in parts) else "broken"
+        return self._of(self._data._replace(frame=frame, total=total, grouping=grouping))  # type: ignore[return-value]
 
     def cache(self) -> Self:
-        """The same documents; what they are made by runs once, when they are first needed."""
-        cut = self.engine.name == "ray" and self._rows.grouping != "none"  # Ray makes blocks of at most 128 MiB
-        return self._kept(self.engine.cache(self._rows.frame), grouping="broken" if cut else None)
+        """Return the same documents, which are made once, when they are first needed, and then kept."""
+        grouping = self._data.grouping
+        if self.engine.name == "ray" and grouping != "none":
+            grouping = "broken"  # Ray splits what it keeps into blocks of at most 128 MiB
+        return self._with_frame(self.engine.cache(self._data.frame), grouping)
 
-    def _kept(self, frame: Any, grouping: _make.Grouping | None = None) -> Self:
-        return self._of(self._rows.kept(frame)._replace(grouping=grouping or self._rows.grouping))  # type: ignore[return-value]
+    def _with_frame(self, frame: Frame[Any], grouping: Grouping) -> Self:
+        """Return shards with the same documents in other partitions."""
+        return self._of(self._data._replace(frame=frame, grouping=grouping))  # type: ignore[return-value]
 
-    # --- what runs
+    # --- results
 
     def unique(self, col: str) -> list[Any]:
-        """The values of a field, each once, in order."""
-        stage = DistinctValues(_make.comparable(self._rows.layout.checked(col), col), col)
-        found = self.engine.collect(self.engine.run(self._rows.frame, stage))
-        return _make.sorted_values(dict.fromkeys(value for batch in found for value in stage.values(batch)))
+        """Return the distinct values of a field, sorted, None first; unsorted if they cannot be compared."""
+        layout = self._data.layout
+        layout.check_path(col)
+        field = layout.layout.schema.resolve(parse_path(col))[-1]
+        plain = field.kind not in (FieldKind.TENSOR, FieldKind.DOCUMENT, FieldKind.DICT)
+        if not plain or field.type in (list, set, dict, bytearray):
+            raise OptionError(f"unique({col!r}): a field with one plain value a row is needed, it is {field}.")
+        stage = DistinctValues(layout, col)
+        batches = self.engine.collect(self.engine.run(self._data.frame, stage))
+        values = list(dict.fromkeys(value for batch in batches for value in stage.values(batch)))
+        present = [value for value in values if value is not None]
+        try:
+            present.sort()
+        except TypeError:
+            return values
+        return [None] * (len(values) - len(present)) + present
 
     def first(self) -> DocT:
-        """The first document."""
-        found = self.take(1)
-        if not found:
+        """Return the first document."""
+        documents = self.take(1)
+        if not documents:
             raise RowIndexError("the shards have no document.")
-        return found[0]
+        return documents[0]
 
     def take(self, number: int) -> DocumentArray[DocT]:
-        """The first documents; no more is made than they need."""
-        return self._array(_make.first_rows(self._rows, number))
+        """Return the first documents; only what they need is computed."""
+        return self._decode(self.engine.iter_batches(self.engine.limit(self._data.frame, number)))
 
     def collect(self) -> DocumentArray[DocT]:
-        """All documents, in the memory of this process."""
-        return self._array(self.engine.iter_batches(self._rows.frame))
+        """Return all documents, in the memory of this process."""
+        return self._decode(self.engine.iter_batches(self._data.frame))
 
-    def _array(self, batches: Iterable[Any]) -> DocumentArray[DocT]:
-        documents = [document for batch in batches for document in self._rows.layout.decode(batch).documents()]
+    def _decode(self, batches: Iterable[pa.RecordBatch]) -> DocumentArray[DocT]:
+        documents = [document for batch in batches for document in self._data.layout.decode(batch).documents()]
         return DocumentArray[self.document_type]._trusted(documents)  # type: ignore[name-defined]
 
     def iter_batches(self, batch_size: int | None = None) -> Iterator[DocumentBatch[DocT]]:
-        """All documents as batches of so many, by default of about 16 MiB; few of them are held at a time."""
-        found = self.engine.iter_batches(self._rows.frame)
-        cut = rebatch_by_bytes(found) if batch_size is None else rebatch_by_rows(found, batch_size)
-        return (self._rows.layout.batch(self._rows.layout.decode(batch)) for batch in cut)
+        """Iterate over all documents in batches of `batch_size`, by default of about 16 MiB.
+
+        Only a few batches are in memory at a time.
+        """
+        layout = self._data.layout
+        batches = self.engine.iter_batches(self._data.frame)
+        resized = rebatch_by_bytes(batches) if batch_size is None else rebatch_by_rows(batches, batch_size)
+        return (layout.batch(layout.decode(batch)) for batch in resized)
 
     def __iter__(self) -> Iterator[DocT]:
         return (document for batch in self.iter_batches() for document in batch)
 
     def to_spark(self, **options: Any) -> Any:
-        """A Spark DataFrame of the documents. Those of another engine go through this process."""
-        return _make.moved(self._rows, self._engine_for("spark", options)).frame.native
+        """Return a Spark DataFrame of the documents. Those of another engine go through this process."""
+        return self._move_to("spark", options).native
 
     def to_ray(self, **options: Any) -> Any:
-        """A Ray Dataset of the documents. Those of another engine go through this process."""
-        return _make.moved(self._rows, self._engine_for("ray", options)).frame.native
+        """Return a Ray Dataset of the documents. Those of another engine go through this process."""
+        return self._move_to("ray", options).native
 
-    def _engine_for(self, name: str, options: dict[str, Any]) -> Engine:
-        return self.engine if self.engine.name == name and not options else engine_by_name(name, **options)
+    def _move_to(self, name: str, options: dict[str, Any]) -> Frame[Any]:
+        data = self._data
+        target = self.engine if self.engine.name == name and not options else engine_by_name(name, **options)
+        if target is self.engine:
+            return data.frame
+        parts = split_evenly(list(self.engine.iter_batches(data.frame)), self.num_partitions())
+        return target.from_batches(parts, data.layout.fields)
 
     def write_dataset(self, url: str | os.PathLike[str], options: WriteOptions | None = None, **more: Any) -> None:
-        """Write the documents as a dataset in a folder that all workers see: each once, whatever workers are lost.
+        """Write the documents as a dataset in a folder that all workers see: each once, even if workers are lost.
 
         `more` are fields of `WriteOptions`: format='parquet' or 'arrow', mode='create', 'append' or 'overwrite', ...
         """
         check_options("write_dataset", more, WriteOptions.__dataclass_fields__)
-        chosen = replace(options or WriteOptions(), **more)
-        write_frame(self.engine, self._rows.frame, self._rows.layout, url, chosen)
+        write_frame(self.engine, self._data.frame, self._data.layout, url, replace(options or WriteOptions(), **more))
+
+
+def _check_partitions(partitions: int | None) -> int | None:
+    if partitions is not None and partitions < 1:
+        raise OptionError(f"{partitions} partitions: at least one is needed.")
+    return partitions
+
+
+def _name_arrays(arrays: list[Any] | tuple[Any, ...], document_type: type[Any]) -> dict[str, Any]:
+    names = [field.name for field in document_type.document_schema().fields if field.name != "id"]
+    if len(names) < len(arrays):
+        raise OptionError(
+            f"{len(arrays)} arrays for the {len(names)} fields of {document_type.__name__}: {', '.join(names)}."
+        )
+    return dict(zip(names, arrays, strict=False))
+
+
+def _key_paths(layout: DocumentLayout, columns: str | Iterable[str]) -> tuple[tuple[str, ...], ...]:
+    """Return the paths of the fields to partition by, if each holds one value a row that can be compared."""
+    names = [columns] if isinstance(columns, str) else list(columns)
+    if not names or not all(names):
+        raise OptionError(f"partition_by({columns!r}): names or paths of fields are needed.")
+    paths = [parse_path(name) for name in names]
+    for name, path in zip(names, paths, strict=True):
+        layout.layout.schema.resolve(path)
+        arrow_type = layout.fields.field(path[0]).type
+        for part in path[1:]:
+            arrow_type = arrow_type.field(part).type if pa.types.is_struct(arrow_type) else None
+            if arrow_type is None:
+                break
+        if arrow_type is None or pa.types.is_nested(arrow_type):
+            actual = "in a list of documents" if arrow_type is None else f"a {arrow_type}"
+            raise OptionError(f"partition_by({name!r}): a field with one value a row is needed, and it is {actual}.")
+    return tuple(paths)

@@ -1,4 +1,8 @@
-"""Files to read: found on the driver, and dealt out to partitions by their size."""
+"""Files to read: found on the driver, large text files split, and all assigned to partitions by size.
+
+Text files are split at the ends of lines. A piece knows how many lines and rows come before it, so that rows have the
+same ids, and errors name the same lines, whatever the number of pieces.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +19,11 @@ from quire.errors import OptionError, StorageNotFoundError
 from quire.files import Folder, RemoteOptions, open_folder, shown
 
 T = TypeVar("T")
-
-
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
-"""A file, a folder or a pattern, at a path or an address; or several of them."""
-
-
+"""A file, a folder or a pattern, at a path or a URL; or several of them."""
 PARTITION_BYTES = 64 << 20
-"""A partition has about so many bytes, if nobody says how many there are to be."""
-
-
+"""About how many bytes a partition has, if the number of partitions is not specified."""
 _WILDCARD = re.compile(r"[*?\[]")
-
-
 _TOKENS = re.compile(r"\*\*/|\*\*|\*|\?|\[!?[^\]]*\]|[^*?\[]+|\[")
 
 
@@ -40,7 +36,6 @@ class FileRef(NamedTuple):
 
     @property
     def url(self) -> str:
-        """Where it is."""
         return self.folder.join(self.name)
 
 
@@ -49,11 +44,11 @@ def find_files(
 ) -> list[FileRef]:
     """Return the files at paths, in folders and of patterns, in the order of their names.
 
-    A path without any file is an error unless `allow_empty`; None stands for a caller who has no such option.
+    A path without any file is an error unless `allow_empty`; None stands for a caller that has no such option.
     """
     sources = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     if not sources and not allow_empty:
-        raise OptionError("no path was given.")
+        raise OptionError("at least one path is needed.")
     files: list[FileRef] = []
     for source in sources:
         path = os.fspath(source)
@@ -65,7 +60,7 @@ def find_files(
 
 
 def no_files_error(path: str | os.PathLike[str], *, hint: bool) -> StorageNotFoundError:
-    """The error for a path or a pattern at which there is nothing to read."""
+    """Return the error for a path or a pattern without files."""
     place = shown(os.fspath(path))
     cause = (
         f"no file matches {place!r}."
@@ -76,7 +71,7 @@ def no_files_error(path: str | os.PathLike[str], *, hint: bool) -> StorageNotFou
 
 
 def is_pattern(path: str | os.PathLike[str]) -> bool:
-    """Whether a path has parts that stand for others."""
+    """Whether a path has wildcards."""
     return _WILDCARD.search(os.fspath(path)) is not None
 
 
@@ -97,70 +92,70 @@ def _find_file(path: str, remote: RemoteOptions) -> list[FileRef]:
 
 
 def _match_pattern(pattern: str, remote: RemoteOptions) -> list[FileRef]:
-    """The files that match a pattern of the shell's kind; ** stands for any number of folders."""
+    """Return the files that match a glob pattern; ** stands for any number of folders."""
     whole = open_folder(pattern, remote).url if "://" not in pattern else pattern
     place = whole.rindex("/", 0, _WILDCARD.search(whole).start()) + 1  # type: ignore[union-attr]
-    folder, wanted = open_folder(whole[:place], remote), re.compile(_pattern_to_regex(whole[place:]))
-    return [FileRef(folder, *entry) for entry in folder.list() if wanted.fullmatch(entry.name)]
+    folder, regex = open_folder(whole[:place], remote), re.compile(_pattern_to_regex(whole[place:]))
+    return [FileRef(folder, *entry) for entry in folder.list() if regex.fullmatch(entry.name)]
 
 
 def _pattern_to_regex(pattern: str) -> str:
-    made = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    return "".join(made.get(part) or _translate_literal(part) for part in _TOKENS.findall(pattern))
-
-
-def _translate_literal(part: str) -> str:
-    if part.startswith("[") and len(part) > 1:
-        return f"[^{re.escape(part[2:-1])}]" if part[1] == "!" else f"[{part[1:-1]}]"
-    return re.escape(part)
+    wildcards = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    regex = ""
+    for token in _TOKENS.findall(pattern):
+        if token in wildcards:
+            regex += wildcards[token]
+        elif token.startswith("[") and len(token) > 1:
+            regex += f"[^{re.escape(token[2:-1])}]" if token[1] == "!" else f"[{token[1:-1]}]"
+        else:
+            regex += re.escape(token)
+    return regex
 
 
 def assign_to_partitions(
     units: Sequence[T], sizes: Sequence[int], partitions: int | None, workers: int
 ) -> list[list[T]]:
-    """Units in their order in so many partitions of about one size; by default as many as are worth it."""
+    """Assign units, in order, to partitions of about one size; by default as many as are worthwhile."""
     if partitions is not None and partitions < 1:
         raise OptionError(f"num_partitions={partitions}: at least one is needed.")
     weights = [max(size, 1) for size in sizes]
     total = sum(weights)
     parts = partitions or max(1, min(len(units), max(workers, total // PARTITION_BYTES)))
-    made: list[list[T]] = [[] for _ in range(parts)]
+    assigned: list[list[T]] = [[] for _ in range(parts)]
     before = 0
     for unit, weight in zip(units, weights, strict=True):
-        made[min((2 * before + weight) * parts // (2 * total), parts - 1)].append(unit)
+        # A unit goes to the partition that holds its middle.
+        assigned[min((2 * before + weight) * parts // (2 * total), parts - 1)].append(unit)
         before += weight
-    return made
+    return assigned
 
 
 MIN_PIECE_BYTES = 4 << 20
-"""Smaller pieces are not worth it."""
-
-
+"""Smaller pieces are not worthwhile."""
 _LINE_SAFE_ENCODINGS = ("utf-8", "utf-8-sig", "ascii", "iso8859-1", "cp1252")
-"""In which a byte of 10 is the end of a line, and nothing else."""
+"""Encodings in which a byte of 10 is the end of a line, and nothing else."""
 
 
 class TextPiece(NamedTuple):
-    """The lines of a file from one byte to another; without an end, the whole file."""
+    """The lines of a file from one byte to another; the whole file if it has no end."""
 
     file: FileRef
     start: int = 0
     stop: int | None = None
     lines: int = 0
-    """How many there are before it."""
+    """The number of lines before it."""
     rows: int = 0
-    """How many rows are before it."""
+    """The number of rows before it."""
     head: bytes = b""
-    """The names of the columns, where they are not in it."""
+    """The header line, if it is not in the piece."""
 
     @property
     def size(self) -> int:
-        """In bytes."""
         return self.file.size if self.stop is None else self.stop - self.start
 
 
 class PieceReader:
-    """The lines of a piece as those of a file: behind the names of columns, lines that are not read are empty."""
+    """The lines of a piece as those of a file: the header, and empty lines for those that are not read."""
 
     def __init__(self, piece: TextPiece, source: IO[bytes]) -> None:
         self._piece, self._source, self.name = piece, source, getattr(source, "name", None)
@@ -186,7 +181,7 @@ class _Cut(NamedTuple):
 
 
 def split_text_file(kind: Literal["csv", "json"], file: FileRef, size: int, encoding: str) -> list[TextPiece]:
-    """A file in pieces of about so many bytes; it stays whole where it must be read from the beginning."""
+    """Split a file into pieces of about `size` bytes; it stays whole if it must be read from the beginning."""
     whole, size = [TextPiece(file)], max(size, MIN_PIECE_BYTES)
     path = file.folder.local_path(file.name)
     plain = codecs.lookup(encoding).name in _LINE_SAFE_ENCODINGS and not file.name.endswith(".gz")
@@ -207,18 +202,18 @@ def split_text_file(kind: Literal["csv", "json"], file: FileRef, size: int, enco
 
 
 def _read_header(path: Path) -> bytes:
-    """The line with the names of columns, and the empty ones before it."""
-    found = io.BytesIO()
+    """Return the line with the names of the columns, and the empty ones before it."""
+    header = io.BytesIO()
     with path.open("rb") as source:
         for line in source:
-            found.write(line)
+            header.write(line)
             if line.strip(b"\r\n"):
                 break
-    return found.getvalue()
+    return header.getvalue()
 
 
 def _find_cuts(path: Path, size: int, kind: str, head: bytes) -> list[_Cut] | None:
-    """Where pieces begin; None where the end of a line may be one inside quotation marks."""
+    """Return where pieces begin; None if the end of a line may be within quotation marks."""
     place, rows, cuts = 0, -1 if kind == "csv" else 0, [_Cut(0, 0, 0)]
     with path.open("rb") as source:
         for number, line in enumerate(source):

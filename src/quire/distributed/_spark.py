@@ -1,4 +1,7 @@
-"""The Spark that shards run on: the session that is active, or else one of this machine alone."""
+"""Shards on Spark: DataFrames hold the partitions and move rows, and stages run in `mapInArrow`.
+
+Nothing here needs RDDs, so that it also runs on Spark Connect.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from quire._optional import require
-from quire.data._spark import _is_vector, _prepared
+from quire.data import is_vector, prepare_frame
 from quire.distributed._batches import split_large
 from quire.distributed._engine import Frame, SelectStage, Stage, StageChain, UnionStage
 from quire.distributed._failures import error_from_text
@@ -39,8 +42,6 @@ from quire.distributed._spark_transport import (
 from quire.errors import FunctionError, OptionError, PartitionError
 
 MAX_BYTES_SETTING = "spark.sql.execution.arrow.maxBytesPerBatch"
-
-
 _LOCAL_SETTINGS = {
     "spark.master": "local[*]",
     "spark.app.name": "quire",
@@ -49,7 +50,7 @@ _LOCAL_SETTINGS = {
     "spark.driver.maxResultSize": "0",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "FATAL",  # errors are raised
+    "spark.log.level": "FATAL",  # errors are raised as exceptions
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),
     "spark.python.daemon.module": "quire.distributed._spark_daemon",
     MAX_BYTES_SETTING: str(32 << 20),
@@ -57,10 +58,10 @@ _LOCAL_SETTINGS = {
 
 
 def spark_session(**options: Any) -> Any:
-    """The session of Spark that is active; without one, Spark is started here, on loopback alone.
+    """Return the active Spark session; without one, start Spark on this machine, on loopback only.
 
     The options are settings of Spark, whose dots may be written as underscores: `master='local[2]'`,
-    `**{'spark.driver.memory': '4g'}`. A session that is there already keeps the settings that it has.
+    `**{'spark.driver.memory': '4g'}`. An active session keeps its settings.
     """
     active = active_session()
     if active is not None:
@@ -76,48 +77,42 @@ def spark_session(**options: Any) -> Any:
 
 
 def active_session() -> Any:
-    """The session that is there already, if there is one."""
+    """Return the session that is running, if there is one."""
     sql: Any = require("pyspark.sql", extra="spark", needed_for="engine='spark'")
-    found = sql.SparkSession.getActiveSession() or getattr(sql.SparkSession, "_instantiatedSession", None)
-    return found if found is not None and is_open(found) else None
+    session = sql.SparkSession.getActiveSession() or getattr(sql.SparkSession, "_instantiatedSession", None)
+    return session if session is not None and is_open(session) else None
 
 
 def _is_cluster(settings: dict[str, str]) -> bool:
-    """Whether there is a cluster: named by the options, by Spark Connect, or by `spark-submit`, which runs this."""
+    """Whether a cluster is named: by the options, by Spark Connect, or by `spark-submit`, which runs this."""
     named = "spark.remote" in settings or not settings["spark.master"].startswith("local")
     return named or any(os.environ.get(name) for name in ("SPARK_REMOTE", "PYSPARK_GATEWAY_PORT"))
 
 
 def _setting_name(name: str) -> str:
-    """`driver_memory` as 'spark.driver.memory'."""
+    """Return `driver_memory` as 'spark.driver.memory'."""
     return name if name.startswith("spark.") else f"spark.{name.replace('_', '.')}"
 
 
 def is_open(session: Any) -> bool:
-    """Whether it was not stopped; one of Spark Connect has no context to ask."""
+    """Whether the session was not stopped; one of Spark Connect has no context to ask."""
     context = getattr(session, "_sc", None)
     return context is None or getattr(context, "_jsc", None) is not None
 
 
 _BATCH_BYTES = 32 << 20
-
-
 _MAX_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-
-
 _RELATION_LIMIT = "spark.sql.execution.arrow.localRelationThreshold"
-
-
 _UNKNOWN_WIDTH = 1 << 16
 
 
 def frame_from_packs(session: Any, packs: Sequence[Sequence[pa.RecordBatch]]) -> Any:
-    """A frame of packs, those of each partition in one of Spark's own where Spark allows it."""
+    """Return a DataFrame of packs, with each partition in one of Spark's partitions if Spark allows it."""
     batches = [pa.concat_batches(part) for part in packs]
     if _major_version(session) < 4:
         rows = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
         return session.createDataFrame(rows, SPARK_PACK_TYPES)
-    with temporary_settings(session, {_RELATION_LIMIT: "0"}):  # then a record batch is a partition
+    with temporary_settings(session, {_RELATION_LIMIT: "0"}):  # each record batch becomes a partition
         return session.createDataFrame(pa.Table.from_batches(batches, PACK_SCHEMA))
 
 
@@ -127,19 +122,18 @@ def _major_version(session: Any) -> int:
 
 @contextmanager
 def limit_batches(session: Any, schema: pa.Schema) -> Iterator[None]:
-    """Jobs that are planned meanwhile give Python batches of so many bytes; before Spark 4, of so many rows."""
+    """Let jobs planned meanwhile pass Python batches of limited bytes; before Spark 4, of limited rows."""
     if _major_version(session) >= 4:
-        wanted = {MAX_BYTES_SETTING: str(_BATCH_BYTES)}
+        changes = {MAX_BYTES_SETTING: str(_BATCH_BYTES)}
     else:
-        wanted = {
-            _MAX_RECORDS: str(max(1, min(10_000, _BATCH_BYTES // max(1, sum(map(_estimate_width, schema.types))))))
-        }
-    with temporary_settings(session, wanted):
+        rows = _BATCH_BYTES // max(1, sum(map(_estimate_width, schema.types)))
+        changes = {_MAX_RECORDS: str(max(1, min(10_000, rows)))}
+    with temporary_settings(session, changes):
         yield
 
 
 def _estimate_width(arrow_type: pa.DataType) -> int:
-    """About how many bytes a row has; where the type does not say it, a picture's."""
+    """Estimate the bytes of a row; if the type does not say, assume a picture."""
     try:
         return int(arrow_type.bit_width) // 8
     except ValueError:
@@ -147,10 +141,10 @@ def _estimate_width(arrow_type: pa.DataType) -> int:
 
 
 @contextmanager
-def temporary_settings(session: Any, wanted: dict[str, str]) -> Iterator[None]:
-    """Settings of a session for a while."""
-    before = {name: session.conf.get(name, None) for name in wanted}
-    for name, value in wanted.items():
+def temporary_settings(session: Any, changes: dict[str, str]) -> Iterator[None]:
+    """Change settings of a session for the duration of the block."""
+    before = {name: session.conf.get(name, None) for name in changes}
+    for name, value in changes.items():
         session.conf.set(name, value)
     try:
         yield
@@ -164,19 +158,19 @@ def temporary_settings(session: Any, wanted: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """What went wrong in a worker as the error that it was there; what went wrong with Spark as one of ours."""
+    """Raise an error of a worker as the error it was there, and one of Spark itself as a PartitionError."""
     errors: Any = require("pyspark.errors", extra="spark", needed_for="engine='spark'")
     try:
         yield
     except (errors.PySparkException, *_gateway_errors()) as error:
-        found = error_from_text(str(error))
-        if found is None:
-            raise PartitionError(f"Spark could not do it: {error}") from error
-        raise found from found.__cause__
+        original = error_from_text(str(error))
+        if original is None:
+            raise PartitionError(f"Spark failed: {error}") from error
+        raise original from original.__cause__
 
 
 def _gateway_errors() -> tuple[type[Exception], ...]:
-    """Those of the connection to Java, which Spark Connect has none of."""
+    """Return the errors of the connection to Java, which Spark Connect does not have."""
     try:
         protocol: Any = require("py4j.protocol", extra="spark", needed_for="engine='spark'")
     except ImportError:
@@ -185,27 +179,26 @@ def _gateway_errors() -> tuple[type[Exception], ...]:
 
 
 _MAX_WINDOW_BYTES = 256 << 20
-"""So many bytes of partitions are asked of Spark at a time, by what those before them had."""
+"""About how many bytes of partitions are collected at a time, estimated from the previous ones."""
 
 
 @dataclass(frozen=True)
 class SparkSource:
-    """Where the rows of a frame come from: a frame of Spark, or nothing but the numbers of partitions."""
+    """Where the rows of a frame come from: a DataFrame, or only the numbers of partitions."""
 
     session: Any
-    takes: InputKind
+    kind: InputKind
     frame: Any
     parts: int | None
     in_windows: bool = False
-    """Whether some of the partitions can be had without what makes the others."""
+    """Whether some of the partitions can be computed without the others."""
 
     def rows(self) -> Any:
-        """As a frame of Spark."""
-        return self.frame if self.takes != "numbers" else self.window(0, self.parts or 0)
+        return self.frame if self.kind != "numbers" else self.window(0, self.parts or 0)
 
     def window(self, first: int, end: int) -> Any:
-        """Some of the partitions, by their numbers."""
-        if self.takes == "packs":
+        """Return some of the partitions, by number."""
+        if self.kind == "packs":
             return self.frame.where(f"{PART_COLUMN} >= {first} AND {PART_COLUMN} < {end}")
         return self.session.range(first, end, 1, max(1, end - first)).toDF(NUMBER_COLUMN)
 
@@ -218,38 +211,34 @@ class SparkFrame(Frame[Any]):
 
     @property
     def schema(self) -> pa.Schema:
-        """Of what the last stage gives."""
         return self.chain.schema
 
     @cached_property
     def native(self) -> Any:
-        """The frame of Spark."""
-        if self.source.takes == "columns" and not self.chain.stages:
+        if self.source.kind == "columns" and not self.chain.stages:
             return self.source.frame
-        return self.mapped("columns", self.source.rows())
+        return self.map_stages("columns", self.source.rows())
 
-    def mapped(self, gives: OutputKind, rows: Any, first: int | None = 0) -> Any:
-        """The frame of Spark of what the stages make of rows of the source, as packs, columns or counts."""
-        wanted = {"packs": SPARK_PACK_TYPES, "counts": SPARK_COUNT_TYPES}.get(gives) or spark_schema(self.schema)
+    def map_stages(self, output: OutputKind, rows: Any, first: int | None = 0) -> Any:
+        """Return the DataFrame of what the stages make of rows: packs, columns or counts."""
+        types = {"packs": SPARK_PACK_TYPES, "counts": SPARK_COUNT_TYPES}.get(output) or spark_schema(self.schema)
         try:
-            return rows.mapInArrow(SparkWork(self.chain, self.source.takes, gives, first).function(), wanted)
+            return rows.mapInArrow(SparkWork(self.chain, self.source.kind, output, first).function(), types)
         except NotImplementedError as error:
             raise OptionError(
-                f"Spark {self.source.session.version} has no columns of documents inside documents, and moves none. "
+                f"Spark {self.source.session.version} cannot hold documents inside documents as columns. "
                 "Use Spark 3.5 or newer, or write a dataset."
             ) from error
 
     def packs(self, first: int | None = 0) -> Any:
-        """The frame of Spark of its rows in packs."""
-        return self.mapped("packs", self.source.rows(), first)
+        return self.map_stages("packs", self.source.rows(), first)
 
     def then(self, stage: Stage) -> SparkFrame:
-        """The same, and one more stage."""
         return SparkFrame(self.source, self.chain.then(stage))
 
 
 class SparkEngine:
-    """Spark as an engine: attached to the active session, else started on this machine; the options are settings."""
+    """Spark as an engine: attached to the active session, else started on this machine with options as settings."""
 
     name = "spark"
 
@@ -258,7 +247,6 @@ class SparkEngine:
 
     @property
     def session(self) -> Any:
-        """The session of Spark."""
         if self._started is not None and is_open(self._started):
             return self._started
         active = active_session()
@@ -267,7 +255,7 @@ class SparkEngine:
 
     @property
     def workers(self) -> int:
-        """The cores of the cluster; on Spark Connect, the partitions of a shuffle, as the cores are not told."""
+        """The cores of the cluster; on Spark Connect, which does not report them, the partitions of a shuffle."""
         session = self.session
         if hasattr(session, "_sc"):
             return max(1, int(session.sparkContext.defaultParallelism))
@@ -276,7 +264,7 @@ class SparkEngine:
     # --- frames
 
     def from_batches(self, partitions: Sequence[Sequence[pa.RecordBatch]], schema: pa.Schema) -> SparkFrame:
-        """Packs, which are turned to columns where they are used."""
+        """Send packs, which become columns where they are used."""
         packs = [
             [pack_batch(number, part) for part in split_large(batches, PACK_BYTES)]
             or [pack_batch(number, empty_batch(schema))]
@@ -287,51 +275,49 @@ class SparkEngine:
         return _frame_of_packs(session, frame, schema, len(partitions), in_windows=True)
 
     def from_stage(self, stage: Stage, partitions: int) -> SparkFrame:
-        """Tasks that have a number each, and no data."""
+        """Run tasks that have a number each, and no data."""
         numbers = StageChain(pa.schema([pa.field(NUMBER_COLUMN, pa.int64())]), (stage,))
         return SparkFrame(SparkSource(self.session, "numbers", None, partitions, in_windows=True), numbers)
 
     def from_native(self, native: Any) -> SparkFrame:
-        """A frame of Spark; vectors of Spark ML become arrays."""
+        """Return the frame of a Spark DataFrame; vectors of Spark ML become arrays."""
         if not hasattr(native, "mapInArrow"):
-            raise TypeError(f"engine='spark' takes a DataFrame of Spark, got {type(native).__name__}.")
-        if any(_is_vector(field.dataType) for field in native.schema.fields):
-            native = _prepared(native, None)
-        return self._columns(native, arrow_schema(native.schema), None)
+            raise TypeError(f"engine='spark' takes a Spark DataFrame, got {type(native).__name__}.")
+        if any(is_vector(field.dataType) for field in native.schema.fields):
+            native = prepare_frame(native, None)
+        return self._frame_of_columns(native, arrow_schema(native.schema), None)
 
-    def _columns(self, frame: Any, schema: pa.Schema, parts: int | None) -> SparkFrame:
+    def _frame_of_columns(self, frame: Any, schema: pa.Schema, parts: int | None) -> SparkFrame:
         return SparkFrame(SparkSource(frame.sparkSession, "columns", frame, parts), StageChain(schema))
 
     # --- from frame to frame
 
     def run(self, frame: Frame[Any], stage: Stage) -> SparkFrame:
-        """One more stage of the same `mapInArrow`."""
         return _own_frame(frame).then(stage)
 
     def select(self, frame: Frame[Any], names: Sequence[str]) -> SparkFrame:
-        """Some of the columns; where Spark itself reads them, it reads no others."""
+        """Select columns; if Spark itself reads them, it reads no others."""
         own = _own_frame(frame)
-        if own.source.takes != "columns" or own.chain.stages:
+        if own.source.kind != "columns" or own.chain.stages:
             return own.then(SelectStage(frame.schema, names))
         schema = SelectStage(own.schema, names).schema
-        return self._columns(own.native.select(*[_quote(name) for name in names]), schema, own.source.parts)
+        return self._frame_of_columns(own.native.select(*[_quote(name) for name in names]), schema, own.source.parts)
 
     def limit(self, frame: Frame[Any], rows: int) -> SparkFrame:
-        """The first rows: those of each partition, then those of all, one partition after the other."""
+        """Take the first rows of each partition, and then the first of all, partition by partition."""
         head = _HeadStage(frame.schema, rows)
         own = _own_frame(frame).then(head)
         return _frame_of_packs(own.source.session, own.packs(None).coalesce(1), frame.schema, 1).then(head)
 
     def union(self, frames: Sequence[Frame[Any]]) -> SparkFrame:
-        """The partitions of all."""
         owns = [_own_frame(frame) for frame in frames]
         known = [own.source.parts for own in owns if own.source.parts is not None]
         total = sum(known) if len(known) == len(owns) else None
-        if total is not None and all(own.source.takes == "numbers" for own in owns):
+        if total is not None and all(own.source.kind == "numbers" for own in owns):
             return self.from_stage(UnionStage([own.chain for own in owns], known), total)
         if total is None:
             joined = reduce(lambda one, other: one.union(other), [own.native for own in owns])
-            return self._columns(joined, frames[0].schema, None)
+            return self._frame_of_columns(joined, frames[0].schema, None)
         firsts = accumulate([0, *known[:-1]])
         packs = [own.packs(first) for own, first in zip(owns, firsts, strict=True)]
         return _frame_of_packs(
@@ -339,84 +325,82 @@ class SparkEngine:
         )
 
     def repartition(self, frame: Frame[Any], partitions: int) -> SparkFrame:
-        """So many partitions, filled in turn."""
-        return self._columns(frame.native.repartition(partitions), frame.schema, partitions)
+        return self._frame_of_columns(frame.native.repartition(partitions), frame.schema, partitions)
 
     def partition_by(self, frame: Frame[Any], names: Sequence[str], partitions: int) -> SparkFrame:
-        """Partitions by the hash of columns."""
         moved = frame.native.repartition(partitions, *[_quote(name) for name in names])
-        return self._columns(moved, frame.schema, partitions)
+        return self._frame_of_columns(moved, frame.schema, partitions)
 
     def shuffle(self, frame: Frame[Any], seed: int) -> SparkFrame:
-        """A random key for each row: it says the partition, and the place there."""
+        """Give each row a random key, which decides its partition and its place there."""
         functions: Any = require("pyspark.sql.functions", extra="spark", needed_for="engine='spark'")
         key = "quire random key"
         parts = _own_frame(frame).source.parts or self.workers
         keyed = frame.native.withColumn(key, functions.rand(seed)).repartition(parts, _quote(key))
-        return self._columns(keyed.sortWithinPartitions(_quote(key)).drop(key), frame.schema, parts)
+        return self._frame_of_columns(keyed.sortWithinPartitions(_quote(key)).drop(key), frame.schema, parts)
 
     def cache(self, frame: Frame[Any]) -> SparkFrame:
-        """Kept by the executors, on disk where memory does not suffice, for as long as the frame is in use here."""
+        """Keep rows in the executors, on disk if memory does not suffice, while the frame is in use here."""
         own = _own_frame(frame)
-        held = own.packs().persist()
+        persisted = own.packs().persist()
         parts = own.source.parts
-        kept = _frame_of_packs(own.source.session, held.select("*"), frame.schema, parts, in_windows=parts is not None)
-        weakref.finalize(kept.source.frame, _unpersist, held).atexit = False
-        return kept
+        # A frame of its own, so that Spark lets go of the data when this frame is no longer used.
+        rows = persisted.select("*")
+        cached = _frame_of_packs(own.source.session, rows, frame.schema, parts, in_windows=parts is not None)
+        weakref.finalize(cached.source.frame, _unpersist, persisted).atexit = False
+        return cached
 
-    # --- what runs
+    # --- results
 
     def iter_batches(self, frame: Frame[Any]) -> Iterator[pa.RecordBatch]:
-        """The record batches of partitions in order: of some at a time, and of the next ones ahead."""
+        """Yield the record batches of partitions in order, and compute the next ones ahead."""
         own = _own_frame(frame)
         if not own.source.in_windows:
-            with translate_errors(), limit_batches(own.source.session, own.chain.takes):
+            with translate_errors(), limit_batches(own.source.session, own.chain.input_schema):
                 rows = own.packs().toLocalIterator(prefetchPartitions=True)
             with translate_errors():
                 yield from unpack_batches(rows, own.schema)
             return
         with translate_errors():
-            yield from self._in_windows(own)
+            yield from self._iter_windows(own)
 
-    def _in_windows(self, own: SparkFrame) -> Iterator[pa.RecordBatch]:
-        """Partitions that Spark needs no others for: so many at a time as are likely to fit into memory."""
+    def _iter_windows(self, own: SparkFrame) -> Iterator[pa.RecordBatch]:
+        """Collect as many partitions at a time as are likely to fit into memory."""
         width, first, total = self.workers, 0, own.source.parts or 0
         while first < total:
             end = min(total, first + width)
-            rows = own.mapped("packs", own.source.window(first, end)).collect()
+            rows = own.map_stages("packs", own.source.window(first, end)).collect()
             yield from unpack_batches(rows, own.schema)
-            held = max(1, sum(len(row[1]) for row in rows))
-            width, first = max(self.workers, (end - first) * _MAX_WINDOW_BYTES // held), end
+            size = max(1, sum(len(row[1]) for row in rows))
+            width, first = max(self.workers, (end - first) * _MAX_WINDOW_BYTES // size), end
 
     def collect(self, frame: Frame[Any]) -> list[pa.RecordBatch]:
-        """All of it, of all partitions at a time."""
         own = _own_frame(frame)
-        with translate_errors(), limit_batches(own.source.session, own.chain.takes):
+        with translate_errors(), limit_batches(own.source.session, own.chain.input_schema):
             return list(unpack_batches(own.packs().collect(), own.schema))
 
     def count(self, frame: Frame[Any]) -> int:
-        """The number of rows."""
         return sum(count for _, count in self._counts(frame))
 
     def num_partitions(self, frame: Frame[Any]) -> int:
-        """What was asked for; for frames of others, the tasks that Spark has for them."""
+        """Return the requested number; for foreign DataFrames, the number of Spark's tasks."""
         parts = _own_frame(frame).source.parts
         return len(self._counts(frame)) if parts is None else parts
 
     def _counts(self, frame: Frame[Any]) -> list[tuple[int, int]]:
         own = _own_frame(frame)
-        with translate_errors(), limit_batches(own.source.session, own.chain.takes):
-            return [tuple(row) for row in own.mapped("counts", own.source.rows()).collect()]
+        with translate_errors(), limit_batches(own.source.session, own.chain.input_schema):
+            return [tuple(row) for row in own.map_stages("counts", own.source.rows()).collect()]
 
     def close(self) -> None:
-        """End Spark, if this engine has started it."""
+        """Stop Spark, if this engine has started it."""
         if self._started is not None:
             self._started.stop()
         self._started = None
 
 
 class _HeadStage:
-    """A stage that gives the first rows of a partition."""
+    """A stage that yields the first rows of a partition."""
 
     stateful = False
 
@@ -424,7 +408,6 @@ class _HeadStage:
         self.schema, self._rows = schema, rows
 
     def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
-        """Until there are enough."""
         left = self._rows
         while left > 0 and (batch := next(batches, None)) is not None:
             yield batch.slice(0, left)
@@ -443,9 +426,9 @@ def _frame_of_packs(
     return SparkFrame(SparkSource(session, "packs", frame, parts, in_windows), StageChain(schema))
 
 
-def _unpersist(held: Any) -> None:
+def _unpersist(frame: Any) -> None:
     with suppress(Exception):  # Spark may have ended
-        held.unpersist()
+        frame.unpersist()
 
 
 def _quote(name: str) -> str:
@@ -463,42 +446,41 @@ def torch_distributor(
     use_gpu: bool = False,
     **kwargs: Any,
 ) -> R:
-    """Call a function on so many ranks of torch.distributed that Spark starts, and give what rank 0 returns.
+    """Call a function on several ranks of torch.distributed that Spark starts; return the result of rank 0.
 
-    The ranks are connected when the function is called, so a `StreamingDataset` in it gives the rank's own share, and
-    `DistributedDataParallel` works. With `local_mode` they are processes of the driver's machine; by default they are
+    The ranks are connected when the function is called, so a `StreamingDataset` in it yields the rank's own share, and
+    `DistributedDataParallel` works. With `local_mode` they are processes on the driver's machine; by default they are
     if Spark runs on it alone, and else tasks of the executors.
     """
     if workers < 1:
-        raise OptionError(f"workers={workers}: at least 1.")
+        raise OptionError(f"workers={workers}: at least 1 is needed.")
     session = spark_session()
     torch: Any = require("pyspark.ml.torch.distributor", extra="spark", needed_for="torch_distributor()")
     cloudpickle: Any = require("cloudpickle", extra="process", needed_for="torch_distributor()")
-    alone = session.conf.get("spark.master", "").startswith("local")
-    distributor = torch.TorchDistributor(
-        num_processes=workers, local_mode=alone if local_mode is None else local_mode, use_gpu=use_gpu
-    )
-    paths = [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109 - of text
+    if local_mode is None:
+        local_mode = session.conf.get("spark.master", "").startswith("local")
+    distributor = torch.TorchDistributor(num_processes=workers, local_mode=local_mode, use_gpu=use_gpu)
+    paths = [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109 - as str
     try:
-        made: R = distributor.run(_run_on_rank, paths, cloudpickle.dumps((function, args, kwargs)), use_gpu)
+        result: R = distributor.run(_run_on_rank, paths, cloudpickle.dumps((function, args, kwargs)), use_gpu)
     except Exception as error:
-        raise FunctionError(f"a rank failed, its output tells how: {str(error).strip().splitlines()[0]}") from error
-    return made
+        raise FunctionError(f"a rank failed, see its output: {str(error).strip().splitlines()[0]}") from error
+    return result
 
 
-def _run_on_rank(paths: list[str], packed: bytes, use_gpu: bool) -> Any:  # noqa: FBT001 - Spark calls it by position
-    """One rank's part. All give what rank 0 made: Spark returns that of whichever ends last."""
+def _run_on_rank(paths: list[str], call: bytes, use_gpu: bool) -> Any:  # noqa: FBT001 - Spark calls it by position
+    """Run a rank. All return the result of rank 0: Spark returns that of whichever ends last."""
     dist: Any = require("torch.distributed", extra="torch", needed_for="torch_distributor()")
     cloudpickle: Any = require("cloudpickle", extra="process", needed_for="torch_distributor()")
     sys.path += [path for path in paths if path not in sys.path]
-    function, args, kwargs = cloudpickle.loads(packed)
+    function, args, kwargs = cloudpickle.loads(call)
     if os.environ.get("MASTER_ADDR", "").startswith("127."):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("nccl" if use_gpu else "gloo")
-    found = [function(*args, **kwargs)]
+    result = [function(*args, **kwargs)]
     if dist.get_rank():
-        found = [None]
-    dist.broadcast_object_list(found, src=0)
+        result = [None]
+    dist.broadcast_object_list(result, src=0)
     gc.collect()
     dist.destroy_process_group()
-    return found[0]
+    return result[0]

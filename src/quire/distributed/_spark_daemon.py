@@ -1,4 +1,4 @@
-"""Spark's daemon, which forks the Python workers, with what stages need imported once before that."""
+"""Spark's daemon, which forks the Python workers, with the modules that stages need already imported."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ _IMPORTED = (pa, _spark_transport, _stages, _write)
 
 
 if __name__ == "__main__":
-    gc.freeze()  # none of it is garbage, which workers look for behind every task
+    gc.freeze()  # workers collect garbage after every task, and none of this is garbage
     manager()

@@ -1,7 +1,7 @@
-"""Any Python object a partition, on Spark: frames of pickled objects that live as long as the job.
+"""Any Python object as a partition, on Spark: DataFrames of pickled objects that live as long as the job.
 
-A row has a piece of an object: that of partition `part` from partition `source`, in pieces by `seq`, as no cell of
-Spark takes 2 GiB. All rows of a `part` are in one partition of Spark.
+A row holds a piece of an object: for partition `part`, from partition `source`, numbered by `seq`, as no cell of Spark
+holds 2 GiB. All rows of a `part` are in one partition of Spark.
 """
 
 from __future__ import annotations
@@ -34,17 +34,13 @@ from quire.distributed._spark import SparkEngine, SparkFrame, limit_batches, tra
 from quire.distributed._spark_transport import arrow_schema, from_spark, spark_arrow_schema
 
 _PIECE_BYTES = 32 << 20
-"""The bytes in a row, at most."""
-
-
+"""The most bytes in a row."""
 PIECE_SCHEMA = pa.schema([("part", pa.int32()), ("source", pa.int32()), ("seq", pa.int32()), ("data", pa.binary())])
-
-
 _SPARK_TYPES = "part int, source int, seq int, data binary"
 
 
 class SparkObjects(ObjectEngine):
-    """Objects in frames of Spark. Each function gets its own, made from bytes."""
+    """Objects in DataFrames of Spark. Each function gets its own, unpickled."""
 
     name = "spark"
     engine: SparkEngine
@@ -57,7 +53,6 @@ class SparkObjects(ObjectEngine):
     # --- plans as frames
 
     def hold(self, values: Sequence[Any]) -> HeldNode:
-        """The objects in a frame."""
         batches = [batch for part, value in enumerate(values) for batch in _to_rows(part, part, value)]
         if hasattr(self._spark.range(0), "toArrow"):
             frame = self._spark.createDataFrame(pa.Table.from_batches(batches, PIECE_SCHEMA), _SPARK_TYPES)
@@ -67,35 +62,35 @@ class SparkObjects(ObjectEngine):
         return HeldNode(_repartition(frame, len(values)), len(values))
 
     def _frame(self, node: Node, only: str = "true") -> Any:
-        """The frame of a plan, or of some of its partitions."""
+        """Return the DataFrame of a plan, or of some of its partitions."""
         if not node.cached:
-            return self._made(node, only)
+            return self._make_frame(node, only)
         with node.lock:
             if node.kept is None:
-                node.kept = self._made(node, "true").persist()
+                node.kept = self._make_frame(node, "true").persist()
                 weakref.finalize(node, _unpersist, node.kept).atexit = False
             return node.kept.where(only)
 
-    def _made(self, node: Node, only: str) -> Any:
+    def _make_frame(self, node: Node, only: str) -> Any:
         if isinstance(node, HeldNode):
             return node.held.where(only)
         if isinstance(node, NativeNode):
             frames = _ToObjects(spark_arrow_schema(arrow_schema(node.native.schema)), node.schema)
             return node.native.mapInArrow(lambda batches: frames(batches), _SPARK_TYPES)  # noqa: PLW0108 - it asks for a function
         if isinstance(node, ExchangeNode):
-            return self._exchanged(node, only)
+            return self._exchange(node, only)
         if isinstance(node, ZipNode):
-            return self._zipped(node, only)
+            return self._zip(node, only)
         assert isinstance(node, MapNode)
         base, stages = fuse_maps(node.parent)
         return _run_step(self._frame(base, only), TransformStep((*stages, node.stage), copies=False))
 
-    def _exchanged(self, node: ExchangeNode, only: str) -> Any:
+    def _exchange(self, node: ExchangeNode, only: str) -> Any:
         frame = self._frame(node.parent)
-        counts = dict(self._got(_run_step(frame, CountStep()))) if node.names is None else {}
-        return _run_step(_repartition(_run_step(frame, node.cut(counts)).where(only), node.parts), ConcatStep())
+        counts = dict(self._fetch(_run_step(frame, CountStep()))) if node.names is None else {}
+        return _run_step(_repartition(_run_step(frame, node.make_split(counts)).where(only), node.parts), ConcatStep())
 
-    def _zipped(self, node: ZipNode, only: str) -> Any:
+    def _zip(self, node: ZipNode, only: str) -> Any:
         functions: Any = require("pyspark.sql.functions", extra="spark", needed_for="engine='spark'")
         sides = [
             self._frame(side, only).withColumn("source", functions.lit(place)).select(*PIECE_SCHEMA.names)
@@ -103,71 +98,68 @@ class SparkObjects(ObjectEngine):
         ]
         return _run_step(_repartition(sides[0].union(sides[1]), self.num_partitions(node)), PairStep())
 
-    # --- what runs
+    # --- results
 
-    def values(self, node: Node, wanted: slice = ALL_PARTITIONS) -> Iterator[Any]:
-        """The objects of the partitions, in order."""
-        only = "true" if wanted.stop is None else f"part >= {wanted.start or 0} and part < {wanted.stop}"
-        return (value for _, value in self._got(self._frame(node, only)))
+    def values(self, node: Node, partitions: slice = ALL_PARTITIONS) -> Iterator[Any]:
+        only = "true" if partitions.stop is None else f"part >= {partitions.start or 0} and part < {partitions.stop}"
+        return (value for _, value in self._fetch(self._frame(node, only)))
 
-    def _got(self, frame: Any) -> list[tuple[int, Any]]:
-        """The objects in a frame with their partitions; a failure is raised."""
+    def _fetch(self, frame: Any) -> list[tuple[int, Any]]:
+        """Return the objects in a DataFrame with their partitions; a failure is raised."""
         with translate_errors(), limit_batches(frame.sparkSession, PIECE_SCHEMA):
             batches = frame.toArrow().to_batches() if hasattr(frame, "toArrow") else [_rows_to_batch(frame.collect())]
-        found = [(part, values[0]) for part, values in _collect_objects(batches)]
-        for _, value in found:
+        objects = [(part, values[0]) for part, values in _collect_objects(batches)]
+        for _, value in objects:
             if isinstance(value, Failure):
-                raise value.raised()
-        return found
+                raise value.to_error()
+        return objects
 
     def counts(self, node: Node) -> list[int]:
-        """The number of rows in each partition."""
-        return [count for _, count in self._got(_run_step(self._frame(node), CountStep()))]
+        return [count for _, count in self._fetch(_run_step(self._frame(node), CountStep()))]
 
     def num_partitions(self, node: Node) -> int:
-        """The number of partitions."""
         if isinstance(node, (HeldNode, ExchangeNode)):
             return node.parts
         if isinstance(node, NativeNode):
             return int(self._frame(node).select("part").distinct().count())
         return self.num_partitions(node.parent if isinstance(node, MapNode) else node.nodes[0])  # type: ignore[attr-defined]
 
-    def forget(self, node: Node) -> None:
-        """Let Spark let go of the frame."""
+    def release(self, node: Node) -> None:
         with node.lock:
             if node.kept is not None:
                 node.kept.unpersist()
             node.kept = None
 
     def native(self, node: Node) -> Any:
-        """A DataFrame with the rows of the data frames; the first of them that has rows tells the columns."""
+        """Return a DataFrame of the rows; the first data frame with rows determines the columns."""
         probe = next((frame for frame in self._probes(node) if len(frame)), None)
-        told = next(self.values(node, slice(0, 1))) if probe is None else probe
-        return self.arrow_frame(node, pa.Schema.from_pandas(told, preserve_index=False).remove_metadata()).native
+        example = next(self.values(node, slice(0, 1))) if probe is None else probe
+        return self.arrow_frame(node, pa.Schema.from_pandas(example, preserve_index=False).remove_metadata()).native
 
     def _probes(self, node: Node) -> Iterator[Any]:
         for part in range(self.num_partitions(node)):
             yield from self.values(node, slice(part, part + 1))
 
     def from_frame(self, frame: Frame[Any]) -> Node:
-        """The partitions of its DataFrame."""
         return NativeNode(frame.native, frame.schema)
 
     def arrow_frame(self, node: Node, schema: pa.Schema) -> SparkFrame:
-        """A frame of a DataFrame with the rows of the tables, or data frames."""
-        rows = self.engine._columns(self._frame(node), PIECE_SCHEMA, self.num_partitions(node))
+        """Return a frame of the rows of the tables, or data frames."""
+        rows = self.engine._frame_of_columns(self._frame(node), PIECE_SCHEMA, self.num_partitions(node))
         return self.engine.run(rows, _ToRows(schema))
 
 
 # --- rows
+
+
 def _unpersist(frame: Any) -> None:
-    """What nobody can ask for any more is not kept; Spark may be gone by then."""
+    """Release a DataFrame that nobody can refer to any more; Spark may have ended by then."""
     with contextlib.suppress(Exception):
         frame.unpersist()
 
 
 def _repartition(frame: Any, parts: int) -> Any:
-    """The rows of partition i in partition i of Spark; before Spark 4.1, all of them in one at least."""
+    """Move the rows of partition i into partition i of Spark; before Spark 4.1, only all into one."""
     if hasattr(frame, "repartitionById"):
         return frame.repartitionById(parts, "part")
     return frame.repartition(parts, "part")
@@ -187,7 +179,7 @@ def _rows_to_batch(rows: Iterable[Any]) -> pa.RecordBatch:
 
 
 def _collect_objects(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, list[Any]]]:
-    """The partitions in rows, in order, each with its objects by source."""
+    """Yield the partitions found in rows, in order, each with its objects by source."""
     pieces: dict[int, list[tuple[int, int, Any]]] = defaultdict(list)
     for batch in batches:
         for part, source, seq, data in zip(*(column for column in batch.columns), strict=True):
@@ -211,13 +203,13 @@ class _StepTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for part, values in _collect_objects(batches):
-            made = self.step(part, values)
-            for target, value in enumerate(made) if self.step.outputs else [(part, made)]:
+            result = self.step(part, values)
+            for target, value in enumerate(result) if self.step.outputs else [(part, result)]:
                 yield from _send_result(target, part, value)
 
 
 def _send_result(target: int, part: int, value: Any) -> list[pa.RecordBatch]:
-    """The rows of a result; of a failure, if it cannot be pickled."""
+    """Return the rows of a result; of a failure, if it cannot be pickled."""
     try:
         return list(_to_rows(target, part, value))
     except Exception as error:  # noqa: BLE001 - pickling runs code of the values
@@ -231,7 +223,7 @@ def _run_step(frame: Any, step: Step) -> Any:
 
 @dataclass
 class _ToObjects:
-    """The rows of a partition of any DataFrame as one data frame of pandas, or as an Arrow table as it was."""
+    """Turns the rows of a partition of any DataFrame into one pandas data frame, or into an Arrow table."""
 
     schema: pa.Schema
     tables: pa.Schema | None
@@ -251,7 +243,7 @@ class _ToObjects:
 
 @dataclass
 class _ToRows:
-    """A stage that makes the rows of data frames or Arrow tables of those that hold their pieces."""
+    """A stage that turns the pieces of data frames or Arrow tables into their rows."""
 
     schema: pa.Schema
     stateful = False
@@ -259,7 +251,7 @@ class _ToRows:
     def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
         for _, values in _collect_objects(batches):
             if isinstance(values[0], Failure):
-                raise values[0].raised()
+                raise values[0].to_error()
             yield from self._table(values[0]).to_batches()
 
     def _table(self, value: Any) -> pa.Table:

@@ -1,8 +1,12 @@
-"""Arrow data in Spark: columns that Spark has no type for are carried by others, and tell what they were.
+"""How record batches travel through Spark, and what runs in its Python workers.
 
-Tensors, UUIDs and all else of a fixed number of bytes are carried as `binary`; times and durations as numbers. The
-Arrow field of each column stands in the metadata of Spark's own field, at every level, and goes wherever Spark lets
-metadata go: through files, filters, selections and joins, not through aggregates.
+Columns of types that Spark does not have are carried by others: tensors, UUIDs and all other types of a fixed number of
+bytes as `binary`, times and durations as numbers. The original Arrow field is stored in the metadata of Spark's field,
+at every level, and goes wherever Spark passes metadata on: through files, filters, selections and joins, but not
+through aggregates.
+
+Between the driver and stages, record batches travel in packs: rows of Spark whose one column holds a record batch as
+bytes. Spark then has few rows to move, and no columns to convert.
 """
 
 from __future__ import annotations
@@ -34,42 +38,44 @@ from quire.storage import (
 )
 
 TENSOR_KEY = "tensor"
-
-
 __all__ = ["arrow_schema", "from_spark", "spark_arrow_schema", "spark_schema", "to_spark"]
 
 
 # --- arrays
+
+
 def to_spark(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A record batch as Spark takes it; `schema` is that of the carriers. Tensors are not copied."""
+    """Convert a record batch to the types that Spark has; `schema` holds those. Tensors are not copied."""
     arrays = [convert_array(array, field.type) for array, field in zip(batch.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def from_spark(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A record batch of Spark as it was, in the columns and the order of a schema. Tensors are not copied."""
+    """Convert a record batch of Spark back, to the columns and the order of a schema. Tensors are not copied."""
     arrays = [restore_array(batch.column(_find_column(batch.schema, field.name)), field) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _find_column(schema: pa.Schema, name: str) -> int:
-    found: int = schema.get_field_index(name)
-    if found < 0:
-        raise DecodeError(f"{name}: the frame of Spark has no such column, or has it twice: {schema.names}.")
-    return found
+    index: int = schema.get_field_index(name)
+    if index < 0:
+        raise DecodeError(f"{name}: the Spark DataFrame has no such column, or has it twice: {schema.names}.")
+    return index
 
 
 def restore_array(array: pa.Array, field: pa.Field) -> pa.Array:
-    """The array of a field, from that of its carrier."""
+    """Convert an array of Spark to the type of the original field."""
     try:
         return convert_array(array, field.type)
     except (pa.ArrowException, ValueError) as error:
-        raise DecodeError(f"{field.name}: Spark has {array.type}, which is no {field.type}: {error}") from error
+        raise DecodeError(f"{field.name}: Spark has {array.type}, which is not {field.type}: {error}") from error
 
 
 # --- schemas
+
+
 def spark_schema(schema: pa.Schema) -> Any:
-    """The schema of Spark for columns: those of the carriers, each with its Arrow field in the metadata."""
+    """Return the Spark schema for columns, with the Arrow field of each in the metadata."""
     types: Any = require("pyspark.sql.types", extra="spark", needed_for="engine='spark'")
     return types.StructType([_spark_field(types, field, nullable=field.nullable) for field in schema])
 
@@ -89,99 +95,80 @@ def _spark_type(types: Any, arrow_type: pa.DataType) -> Any:
     if is_list_type(arrow_type):
         return types.ArrayType(_spark_type(types, arrow_type.value_type))
     pandas: Any = require("pyspark.sql.pandas.types", extra="spark", needed_for="engine='spark'")
-    return pandas.from_arrow_type(spark_type(arrow_type), True)  # noqa: FBT003 - timestamps without a zone are kept so
+    return pandas.from_arrow_type(spark_type(arrow_type), True)  # noqa: FBT003 - keep timestamps without a zone
 
 
 def arrow_schema(schema: Any) -> pa.Schema:
-    """The Arrow schema of a frame of Spark: what its columns say that they were, and else what Spark makes of them."""
+    """Return the Arrow schema of a Spark DataFrame: the original fields where it has them, else Spark's own."""
     return pa.schema([_arrow_field(field) for field in schema.fields])
 
 
 def _arrow_field(field: Any) -> pa.Field:
     pandas: Any = require("pyspark.sql.pandas.types", extra="spark", needed_for="engine='spark'")
-    told = (field.metadata or {}).get(SPARK_FIELD_KEY)
-    if told is not None:
-        found = field_from_text(told).with_name(field.name)
+    original = (field.metadata or {}).get(SPARK_FIELD_KEY)
+    if original is not None:
+        arrow_field = field_from_text(original).with_name(field.name)
         types: Any = require("pyspark.sql.types", extra="spark", needed_for="engine='spark'")
-        if _bare_type(_spark_type(types, found.type)) == _bare_type(field.dataType):
-            return found.with_nullable(field.nullable)  # an outer join gives nulls, and says so
+        # Compared without metadata and nullability: an outer join adds nulls.
+        if _spark_type(types, arrow_field.type).simpleString() == field.dataType.simpleString():
+            return arrow_field.with_nullable(field.nullable)
     return pa.field(field.name, pandas.to_arrow_type(field.dataType), nullable=field.nullable)
 
 
-def _bare_type(data_type: Any) -> str:
-    """A type of Spark without metadata and nullability."""
-    return str(data_type.simpleString())
-
-
 InputKind = Literal["numbers", "packs", "columns"]
-"""What a source has: the numbers of partitions, packs with such numbers, or columns."""
-
-
+"""What a source holds: the numbers of partitions, packs with such numbers, or columns."""
 OutputKind = Literal["packs", "columns", "counts"]
-
-
 PACK_BYTES = 16 << 20
 """The most bytes of a record batch between Python and Spark, unless one row has more."""
-
-
 NUMBER_COLUMN, PART_COLUMN, PACK_COLUMN = "id", "part", "pack"
-
-
 PACK_SCHEMA = pa.schema([pa.field(PART_COLUMN, pa.int32()), pa.field(PACK_COLUMN, pa.binary())])
-
-
 SPARK_PACK_TYPES = f"{PART_COLUMN} int, {PACK_COLUMN} binary"
-
-
 SPARK_COUNT_TYPES = f"{PART_COLUMN} int, count bigint"
-
-
 _COUNT_SCHEMA = pa.schema([pa.field(PART_COLUMN, pa.int32()), pa.field("count", pa.int64())])
 
 
 @dataclass(frozen=True)
 class SparkWork:
-    """The stages of a frame, between what its source has and what is asked for."""
+    """Runs the stages of a frame in a task: reads the source's form, and writes the requested one."""
 
     chain: StageChain
-    takes: InputKind
-    gives: OutputKind
+    input: InputKind
+    output: OutputKind
     first: int | None = 0
-    """The number of the first partition in packs; None if all packs are to be of one."""
+    """The number of the first partition in packs; None to give all packs the number 0."""
 
     def function(self) -> Callable[[Any], Any]:
-        """As `mapInArrow` takes it."""
-        return lambda batches: self(batches)  # noqa: PLW0108 - Spark looks for the signature of a function
+        """Return itself as the plain function that `mapInArrow` needs."""
+        return lambda batches: self(batches)  # noqa: PLW0108 - Spark needs a plain function
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches of one task of Spark."""
-        for part, data in self._parts(batches):
-            yield from self._given(part, run_stages(self.chain, part, data))
-        _worker.settle()
+        for part, data in self._read_input(batches):
+            yield from self._convert_output(part, run_stages(self.chain, part, data))
+        _worker.freeze_imports()
 
-    def _parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
-        schema = self.chain.takes
-        if self.takes == "numbers":
+    def _read_input(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
+        schema = self.chain.input_schema
+        if self.input == "numbers":
             for batch in batches:
                 yield from ((number, iter(())) for number in batch.column(0).to_pylist())
-        elif self.takes == "packs":
+        elif self.input == "packs":
             for part, rows in groupby(_iter_packs(batches), lambda row: row[0]):
                 yield part, (batch for _, data in rows if len(batch := pa.ipc.read_record_batch(data, schema)))
         else:
             yield _task_index(), (from_spark(batch, schema) for batch in split_large(batches) if len(batch))
 
-    def _given(self, part: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if self.gives == "counts":
+    def _convert_output(self, part: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if self.output == "counts":
             count = sum(map(len, batches))
             yield pa.RecordBatch.from_arrays([pa.array([part], pa.int32()), pa.array([count])], schema=_COUNT_SCHEMA)
-        elif self.gives == "packs":
+        elif self.output == "packs":
             yield from self._packs(part, split_large(batches, PACK_BYTES))
         else:
             carried = spark_arrow_schema(self.chain.schema)
             yield from (to_spark(batch, carried) for batch in split_large(batches, PACK_BYTES))
 
     def _packs(self, part: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """A partition without rows has a pack, too, and so is not forgotten."""
+        """Yield the packs of a partition. An empty one yields an empty pack, so that it keeps its number."""
         number = 0 if self.first is None else self.first + part
         batch = next(batches, None)
         yield pack_batch(number, empty_batch(self.chain.schema) if batch is None else batch)
@@ -194,10 +181,11 @@ class _WorkerProcess:
     def __init__(self) -> None:
         self._modules = 0
 
-    def settle(self) -> None:
-        """Keep what tasks have imported from the collector: Spark calls it behind every task, and torch alone is large.
+    def freeze_imports(self) -> None:
+        """Exclude imported modules from garbage collection.
 
-        So the time of a task does not depend on what the worker has loaded.
+        Spark collects garbage after every task, which takes long with a module such as torch loaded. With this, the
+        time of a task does not depend on what the worker has imported.
         """
         if len(sys.modules) > self._modules:
             gc.collect()
@@ -209,12 +197,11 @@ _worker = _WorkerProcess()
 
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
-    """No rows."""
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
 def pack_batch(part: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A record batch as a row."""
+    """Return a record batch as one row of Spark."""
     data = batch.serialize()
     ends = pa.py_buffer(np.array([0, data.size], np.int32))
     return pa.RecordBatch.from_arrays(
@@ -223,7 +210,7 @@ def pack_batch(part: int, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def unpack_batches(rows: Iterable[Any], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The record batches of rows that Spark gave to the driver; those without rows are left out."""
+    """Yield the record batches in rows that the driver collected, without the empty ones."""
     for row in rows:
         batch = pa.ipc.read_record_batch(pa.py_buffer(row[1]), schema)
         if len(batch):

@@ -1,4 +1,9 @@
-"""The functions that users pass: plain ones, lambdas, closures, and classes whose instances are kept in the worker."""
+"""Stages: what workers do to the record batches of a partition.
+
+`MapRows` and `MapChunks` call the user's function on documents; the others pass rows on without encoding them again. A
+partition is never in memory as a whole: about `CHUNK_BYTES` of it are documents at a time, and about `BLOCK_BYTES` of
+results wait to be encoded.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +49,11 @@ if TYPE_CHECKING:
 
 
 _MAX_INSTANCES = 8
-"""So many instances are kept in a thread at most; the one that was not used for longest goes."""
+"""The most instances that a thread keeps; the least recently used is dropped."""
 
 
 class _ThreadInstances(threading.local):
-    """The instances of a thread, which is what a worker is."""
+    """The instances of user classes that belong to one thread, that is, to one worker."""
 
     def __init__(self) -> None:
         self.instances: OrderedDict[str, Any] = OrderedDict()
@@ -59,32 +64,35 @@ _instances = _ThreadInstances()
 
 @dataclass(frozen=True)
 class UserFunction:
-    """A function with the arguments behind the first; of a class, these are what its instances are made with."""
+    """A function that the user passed, with the arguments that follow the first.
+
+    If it is a class, each worker creates one instance with these arguments, and calls it.
+    """
 
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     token: str = field(default_factory=lambda: os.urandom(8).hex())
-    """What tells the instances of this call from those of another."""
+    """Identifies the instances of this function in the workers."""
 
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise OptionError(f"a function or a class is needed, got {self.function!r}.")
-        if self.stateful and not _defines_call(self.function):
-            raise OptionError(f"{self.name}: instances of a class that is passed as a function have __call__().")
+        if self.stateful and not defines_call(self.function):
+            raise OptionError(f"{self.name}: instances of a class that is passed as a function need __call__().")
 
     @property
     def stateful(self) -> bool:
-        """Whether it is a class, one instance of which each worker makes and keeps."""
+        """Whether it is a class, of which each worker keeps an instance."""
         return isinstance(self.function, type)
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name in messages."""
         return getattr(self.function, "__qualname__", None) or repr(self.function)
 
-    def ready(self) -> Callable[[Any], Any]:
-        """A function of one argument; in a worker that had this call before, the instance that it has made then."""
+    def bind(self) -> Callable[[Any], Any]:
+        """Return a function of one argument; of a class, the instance that this worker keeps."""
         if not self.stateful:
             bound = partial(self.function, **self.kwargs) if self.kwargs else self.function
             return bound if not self.args else lambda value: bound(value, *self.args)
@@ -94,11 +102,11 @@ class UserFunction:
             while len(instances) > _MAX_INSTANCES:
                 instances.popitem(last=False)
         instances.move_to_end(self.token)
-        made: Callable[[Any], Any] = instances[self.token]
-        return made
+        instance: Callable[[Any], Any] = instances[self.token]
+        return instance
 
-    def returns(self) -> type[Any] | None:
-        """The document class that the annotation of what it gives tells of; None where it tells none."""
+    def return_type(self) -> type[Any] | None:
+        """Return the document class in the return annotation, if there is one."""
         function: Any = inspect.unwrap(self.function)
         if isinstance(function, partial):
             function = function.func
@@ -106,16 +114,17 @@ class UserFunction:
             function = (function if isinstance(function, type) else type(function)).__call__
         try:
             return _document_type_in(typing.get_type_hints(function).get("return"))
-        except Exception:  # noqa: BLE001 - names that only a checker sees, and whatever else annotations may be
+        except Exception:  # noqa: BLE001 - annotations may name what only a type checker can import
             return None
 
 
-def _defines_call(cls: Any) -> bool:
+def defines_call(cls: Any) -> bool:
+    """Whether instances of a class can be called."""
     return any("__call__" in base.__dict__ for base in cls.__mro__)
 
 
 def _document_type_in(hint: Any) -> type[Any] | None:
-    """The class of the documents in an annotation: Student, DocumentArray[Student], Iterator[Student], ..."""
+    """Return the document class in an annotation: Student, DocumentArray[Student], Iterator[Student], ..."""
     if is_document_type(hint):
         return None if hint is BaseDocument else hint
     inner = getattr(hint, "document_type", None)
@@ -128,21 +137,20 @@ def _document_type_in(hint: Any) -> type[Any] | None:
 
 
 class PartitionStage(ABC):
-    """A stage whose errors are all PartitionErrors, and tell where they happened."""
+    """A stage that raises only PartitionErrors, which name the partition."""
 
     stateful = False
 
     @property
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """Of the record batches that it gives."""
+        """The schema of the record batches it yields."""
 
     @abstractmethod
     def work(self, partition: int, batches: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
-        """The record batches that it makes of a partition."""
+        """Yield the record batches that it makes of a partition."""
 
     def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same, with the partition named by whatever goes wrong."""
         try:
             yield from until_stopped(self.work(partition, batches))
         except PartitionError:
@@ -153,7 +161,7 @@ class PartitionStage(ABC):
 
 @dataclass(frozen=True)
 class MapRows(PartitionStage):
-    """A function of one document, which gives one."""
+    """Call a function with each document; it returns one."""
 
     call: UserFunction
     source: DocumentLayout
@@ -162,32 +170,29 @@ class MapRows(PartitionStage):
 
     @property
     def schema(self) -> pa.Schema:
-        """That of what the function gives."""
         return self.target.fields
 
     @property
     def stateful(self) -> bool:  # type: ignore[override]
-        """Whether the function is a class."""
         return self.call.stateful
 
     def work(self, partition: int, batches: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
-        """Each document goes through the function alone."""
-        return Encoder(self.target, self.source, partition, self.on_error).encode(self._given(batches))
+        return Encoder(self.target, self.source, partition, self.on_error).encode(self._results(batches))
 
-    def _given(self, batches: Iterator[pa.RecordBatch]) -> Iterator[RowResult]:
-        function, first = self.call.ready(), 0
+    def _results(self, batches: Iterator[pa.RecordBatch]) -> Iterator[RowResult]:
+        function, first = self.call.bind(), 0
         for chunk in rebatch_by_bytes(batches):
-            sources = ChunkRows(self.source, chunk, first)
+            rows = ChunkRows(self.source, chunk, first)
             for row, document in enumerate(self.source.decode(chunk).iter_documents()):
-                yield sources.given(row, attempt(function, document))
+                yield rows.result_of(row, attempt(function, document))
             first += len(chunk)
 
 
 @dataclass(frozen=True)
 class MapChunks(PartitionStage):
-    """A function of many documents, as an array or as a batch, which gives any number of documents.
+    """Call a function with many documents, as an array or as a batch; it returns any number of documents.
 
-    Where it fails and rows may be lost, it is called for each row alone.
+    If it fails and rows may be lost, it is called for each row alone.
     """
 
     call: UserFunction
@@ -195,25 +200,22 @@ class MapChunks(PartitionStage):
     target: DocumentLayout
     on_error: OnError = "raise"
     rows: int | None = None
-    """The rows of a chunk; None for as many as make about CHUNK_BYTES."""
+    """The rows of a chunk; None for as many as have about CHUNK_BYTES."""
     columns: bool = False
-    """Whether the function takes a DocumentBatch, or a DocumentArray."""
+    """Whether the function takes a DocumentBatch instead of a DocumentArray."""
     whole: bool = False
-    """Whether the function gets a partition as a whole, however large: it holds groups, which must not be split."""
+    """Whether the function gets a partition as a whole, however large, because it holds groups."""
 
     @property
     def schema(self) -> pa.Schema:
-        """That of what the function gives."""
         return self.target.fields
 
     @property
     def stateful(self) -> bool:  # type: ignore[override]
-        """Whether the function is a class."""
         return self.call.stateful
 
     def work(self, partition: int, batches: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
-        """Each chunk goes through the function."""
-        function, first = self.call.ready(), 0
+        function, first = self.call.bind(), 0
         encoder = Encoder(self.target, self.source, partition, self.on_error)
         for chunk, columns in self._chunks(batches):
             yield from self._chunk(function, columns, ChunkRows(self.source, chunk, first), encoder)
@@ -232,19 +234,21 @@ class MapChunks(PartitionStage):
             for place, columns in enumerate(self.source.decode_parts(several, self.rows)):
                 yield several.slice(place * self.rows, self.rows), columns
 
-    def _chunk(self, function: Any, columns: Columns, sources: ChunkRows, encoder: Encoder) -> Iterator[pa.RecordBatch]:
-        given = attempt(function, self._argument(columns), _check_chunk_result)
-        if isinstance(given, DocumentBatch):
-            given = attempt(self._encode_batch, given)
-            if not isinstance(given, Failed):
-                yield from given
+    def _chunk(
+        self, function: Callable[[Any], Any], columns: Columns, rows: ChunkRows, encoder: Encoder
+    ) -> Iterator[pa.RecordBatch]:
+        result = attempt(function, self._argument(columns), _check_chunk_result)
+        if isinstance(result, DocumentBatch):
+            result = attempt(self._encode_batch, result)
+            if not isinstance(result, Failed):
+                yield from result
                 return
-        if not isinstance(given, Failed):
-            yield from encoder.encode(sources.all_given(given))
+        if not isinstance(result, Failed):
+            yield from encoder.encode(rows.results_of(result))
         elif self.on_error == "raise":
-            raise encoder.failed(given.error, sources.given(0, None), len(sources.chunk)) from given.error
+            raise encoder.make_error(result.error, rows.result_of(0, None), len(rows.chunk)) from result.error
         else:
-            yield from encoder.encode(self._one_by_one(function, sources))
+            yield from encoder.encode(self._one_by_one(function, rows))
 
     def _argument(self, columns: Columns) -> Any:
         return self.source.batch(columns) if self.columns else self.source.array(columns)
@@ -252,15 +256,15 @@ class MapChunks(PartitionStage):
     def _encode_batch(self, batch: DocumentBatch[Any]) -> list[pa.RecordBatch]:
         if batch.document_type is not self.target.document_type:
             raise wrong_type_error(self.target, batch)
-        made = self.target.layout.encode(batch._columns)
-        rows = count_rows_within(made, CHUNK_BYTES)
-        return [made.slice(start, rows) for start in range(0, len(made), rows)]
+        encoded = self.target.layout.encode(batch._columns)
+        rows = count_rows_within(encoded, CHUNK_BYTES)
+        return [encoded.slice(start, rows) for start in range(0, len(encoded), rows)]
 
-    def _one_by_one(self, function: Any, sources: ChunkRows) -> Iterator[RowResult]:
-        for row in range(len(sources.chunk)):
-            alone = ChunkRows(self.source, sources.chunk.slice(row, 1), sources.first + row)
-            given = attempt(function, self._argument(self.source.decode(alone.chunk)), _list_documents)
-            yield from alone.all_given(given)
+    def _one_by_one(self, function: Callable[[Any], Any], rows: ChunkRows) -> Iterator[RowResult]:
+        for row in range(len(rows.chunk)):
+            alone = ChunkRows(self.source, rows.chunk.slice(row, 1), rows.first + row)
+            result = attempt(function, self._argument(self.source.decode(alone.chunk)), _list_documents)
+            yield from alone.results_of(result)
 
 
 def _concat_partition(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -270,21 +274,21 @@ def _concat_partition(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         size = sum(batch.nbytes for batch in batches)
         raise OptionError(
             f"a partition of {size:,} bytes does not fit into one Arrow record batch, and after partition_by() "
-            f"functions get whole partitions: use more of them. ({error})"
+            f"functions get whole partitions: use more partitions. ({error})"
         ) from error
 
 
-def _check_chunk_result(given: Any) -> Any:
-    """What a function gave for a chunk: a batch, or documents, which a generator may give."""
-    return given if isinstance(given, DocumentBatch) else _list_documents(given)
+def _check_chunk_result(result: Any) -> DocumentBatch[Any] | list[Any]:
+    return result if isinstance(result, DocumentBatch) else _list_documents(result)
 
 
-def _list_documents(given: Any) -> list[Any]:
-    if given is None or isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
-        raise DocumentTypeError(f"the function must give an array of documents, but gave {describe(given)}.")
-    if is_document_type(type(given)):
-        raise DocumentTypeError("the function gave one document; it must give an array of them. Use map() instead.")
-    return list(until_stopped(given))
+def _list_documents(result: Any) -> list[Any]:
+    """Return the documents that a function returned; it may be a generator."""
+    if result is None or isinstance(result, (str, bytes, Mapping)) or not isinstance(result, Iterable):
+        raise DocumentTypeError(f"the function must return an array of documents, but returned {describe(result)}.")
+    if is_document_type(type(result)):
+        raise DocumentTypeError("the function returned one document instead of an array of them. Use map() instead.")
+    return list(until_stopped(result))
 
 
 COUNTS = pa.schema([pa.field("rows", pa.int64(), nullable=False)])
@@ -292,7 +296,7 @@ COUNTS = pa.schema([pa.field("rows", pa.int64(), nullable=False)])
 
 @dataclass(frozen=True)
 class FilterRows(PartitionStage):
-    """The rows for which a function is true, or that match a query."""
+    """Keep the rows for which a function is true, or that match a query."""
 
     query: UserFunction | Mapping[str, Any]
     source: DocumentLayout
@@ -300,50 +304,49 @@ class FilterRows(PartitionStage):
 
     @property
     def schema(self) -> pa.Schema:
-        """That of the rows."""
         return self.source.fields
 
     @property
     def stateful(self) -> bool:  # type: ignore[override]
-        """Whether the function is a class."""
         return isinstance(self.query, UserFunction) and self.query.stateful
 
     def work(self, partition: int, batches: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
-        """Each document is looked at."""
-        query: Any = self.query.ready() if isinstance(self.query, UserFunction) else self.query
+        query: Any = self.query.bind() if isinstance(self.query, UserFunction) else self.query
         test, first = compile_filter(query, self.source.layout.schema), 0
         for chunk in rebatch_by_bytes(batches):
-            columns = self._looked_at.decode(chunk)
-            kept = test.mask(columns)
-            if kept is None:
-                kept = self._rows(columns, test, partition, ChunkRows(self.source, chunk, first))
+            columns = self._narrow.decode(chunk)
+            mask = test.mask(columns)
+            if mask is None:
+                mask = self._test_rows(columns, test, partition, ChunkRows(self.source, chunk, first))
             first += len(chunk)
-            if kept.any():
-                yield chunk if kept.all() else chunk.filter(pa.array(kept))
+            if mask.any():
+                yield chunk if mask.all() else chunk.filter(pa.array(mask))
 
     @cached_property
-    def _looked_at(self) -> DocumentLayout:
-        """What must be decoded: of a query, the fields that it names."""
+    def _narrow(self) -> DocumentLayout:
+        """The layout of the fields to decode: those that a query names, or all for a function."""
         if isinstance(self.query, UserFunction) or self.source.paths is not None:
             return self.source
         return replace(self.source, paths=[path[:1] for path in compile_filter(self.query, None).paths] or None)
 
-    def _rows(self, columns: Columns, test: Any, partition: int, sources: ChunkRows) -> NDArray[np.bool_]:
-        kept = np.zeros(len(columns), np.bool_)
+    def _test_rows(
+        self, columns: Columns, test: Callable[[Any], Any], partition: int, rows: ChunkRows
+    ) -> NDArray[np.bool_]:
+        mask = np.zeros(len(columns), np.bool_)
         for row, document in enumerate(until_stopped(columns.iter_documents())):
-            found = attempt(test, document)
-            if isinstance(found, Failed):
+            result = attempt(test, document)
+            if isinstance(result, Failed):
                 if self.on_error == "raise":
-                    given = sources.given(row, None)
-                    raise partition_error(found.error, partition, given.row, given.id) from found.error
-                found = False
-            kept[row] = found
-        return kept
+                    item = rows.result_of(row, None)
+                    raise partition_error(result.error, partition, item.row, item.id) from result.error
+                result = False
+            mask[row] = result
+        return mask
 
 
 @dataclass(frozen=True)
 class SampleRows(PartitionStage):
-    """The rows whose hash, a number from 0 to 1, is in a range: the same ones on every engine, in any partition."""
+    """Keep the rows whose hash, a number from 0 to 1, is in a range: the same ones on every engine."""
 
     source: DocumentLayout
     path: str
@@ -353,86 +356,77 @@ class SampleRows(PartitionStage):
 
     @property
     def schema(self) -> pa.Schema:
-        """That of the rows."""
         return self.source.fields
 
     @cached_property
     def _narrow(self) -> DocumentLayout:
-        return self.source.chosen([self.path])
+        return self.source.select([self.path])
 
     def work(self, _: int, batches: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
-        """Each value is hashed with the seed."""
         salt = self.seed.to_bytes(16, "little", signed=True)
         for batch in batches:
             values = find_column(self._narrow.decode(batch), self.path).values()
-            places = np.fromiter((_hash_fraction(value, salt) for value in values), np.float64, len(batch))
-            kept = (places >= self.low) & (places < self.high)
-            if kept.any():
-                yield batch.filter(pa.array(kept))
+            fractions = np.fromiter((_hash_fraction(value, salt) for value in values), np.float64, len(batch))
+            mask = (fractions >= self.low) & (fractions < self.high)
+            if mask.any():
+                yield batch.filter(pa.array(mask))
 
 
 def _hash_fraction(value: Any, salt: bytes) -> float:
+    # The upper 53 bits of the hash: as many as a float between 0 and 1 holds exactly.
     digest = hashlib.blake2b(str(value).encode("utf-8", "surrogatepass"), digest_size=8, key=salt).digest()
     return (int.from_bytes(digest, "little") >> 11) / 2**53
 
 
 @dataclass(frozen=True)
 class DistinctValues(PartitionStage):
-    """A row for each value at a path that a partition has."""
+    """Keep one row for each value at a path, with that field alone."""
 
     source: DocumentLayout
     path: str
 
     @cached_property
     def target(self) -> DocumentLayout:
-        """The one field that is left."""
-        return self.source.chosen([self.path])
+        return self.source.select([self.path])
 
     @property
     def schema(self) -> pa.Schema:
-        """That of the one field."""
         return self.target.fields
 
     def work(self, _: int, batches: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
-        """Each value is looked at."""
         seen: set[Any] = set()
         for batch in batches:
-            narrow = self.target.conformed(batch)
-            fresh = [row for row, values in enumerate(self.values(narrow)) if _add_new(seen, values)]
-            if fresh:
-                yield narrow.take(pa.array(fresh))
+            narrow = self.target.conform(batch)
+            new = []
+            for row, value in enumerate(self.values(narrow)):
+                if value not in seen:
+                    seen.add(value)
+                    new.append(row)
+            if new:
+                yield narrow.take(pa.array(new))
 
     def values(self, batch: pa.RecordBatch) -> list[Any]:
-        """The value of each row."""
+        """Return the value of each row."""
         return find_column(self.target.decode(batch), self.path).values()
-
-
-def _add_new(seen: set[Any], value: Any) -> bool:
-    if value in seen:
-        return False
-    seen.add(value)
-    return True
 
 
 @dataclass(frozen=True)
 class ConformRows(PartitionStage):
-    """Rows of any origin in the layout of a class, or with some of its fields alone."""
+    """Convert rows of any origin to the layout of a class, or of some of its fields."""
 
     target: DocumentLayout
 
     @property
     def schema(self) -> pa.Schema:
-        """That of the class."""
         return self.target.fields
 
     def work(self, _: int, batches: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
-        """Each record batch is read as the class has it."""
-        return map(self.target.conformed, batches)
+        return map(self.target.conform, batches)
 
 
 @dataclass(frozen=True)
 class AppendKeys(PartitionStage):
-    """Adds columns with the values of fields of nested documents, for engines to partition by."""
+    """Append columns with the values of fields of nested documents, for engines to partition by."""
 
     source: DocumentLayout
     paths: tuple[tuple[str, ...], ...]
@@ -444,7 +438,6 @@ class AppendKeys(PartitionStage):
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """That of the rows, and the keys."""
         schema = self.source.fields
         for name, path in self._added():
             arrow_type = schema.field(path[0]).type
@@ -457,7 +450,7 @@ class AppendKeys(PartitionStage):
         return [(name, path) for name, path in zip(self.names, self.paths, strict=True) if len(path) > 1]
 
     def work(self, _: int, batches: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
-        """Each record batch with its keys; None where the nested document is None."""
+        """Append the keys, None where the nested document is None."""
         for batch in batches:
             keys = [pc.struct_field(batch.column(path[0]), list(path[1:])) for _, path in self._added()]
             yield pa.RecordBatch.from_arrays([*batch.columns, *keys], schema=self.schema)
@@ -465,15 +458,14 @@ class AppendKeys(PartitionStage):
 
 @dataclass(frozen=True)
 class CountRows(PartitionStage):
-    """How many rows there are."""
+    """Yield the number of rows."""
 
     schema = COUNTS
 
     def work(self, _: int, batches: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
-        """One number."""
         yield pa.record_batch([pa.array([sum(map(len, batches))])], schema=COUNTS)
 
 
 def sum_counts(batches: Iterable[pa.RecordBatch]) -> int:
-    """What the partitions counted, in sum."""
+    """Return the sum of what `CountRows` counted in all partitions."""
     return sum(sum(batch.column("rows").to_pylist()) for batch in batches)

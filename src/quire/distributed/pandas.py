@@ -1,4 +1,4 @@
-"""Files as shards of data frames: each file is a partition, read by pandas where it is worked on."""
+"""Files as shards of data frames: each file is a partition, read by pandas in the worker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-import quire.distributed._require_pyarrow  # noqa: F401 - says what is missing
+import quire.distributed._require_pyarrow  # noqa: F401 - raises if it is missing
 from quire._optional import require
 from quire.distributed._row_containers import concat_rows
 from quire.distributed._sources import Paths, assign_to_partitions, find_files
@@ -22,18 +22,12 @@ if TYPE_CHECKING:
 
 
 __all__ = ["read_csv", "read_json", "read_parquet"]
-
-
 _SUFFIXES = {
     "csv": (".csv", ".csv.gz", ".csv.bz2", ".csv.zst", ".csv.xz", ".csv.zip", ".tsv", ".txt"),
     "json": (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".json.bz2", ".json.zst"),
     "parquet": (".parquet", ".parq", ".pq"),
 }
-
-
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-
-
 _REFUSED_OPTIONS = {"chunksize", "iterator"}
 
 
@@ -44,10 +38,10 @@ def read_csv(
     engine: str | Engine = "local",
     **how: Any,
 ) -> XShards:
-    """CSV files as data frames: a file, a folder, a pattern, a URL, or several of them.
+    """Read CSV files as data frames: a file, a folder, a pattern, a URL, or several of them.
 
-    Each file is a partition; `num_shards` divides the rows anew. All else goes to `pandas.read_csv`, for each file:
-    name the `dtype` of columns that look like integers in one file and like fractions in another.
+    Each file is a partition; `num_shards` redistributes the rows. All other arguments go to `pandas.read_csv`, for each
+    file: pass the `dtype` of columns that look like integers in one file and like fractions in another.
     """
     return _read("csv", file_path, num_shards, engine, how)
 
@@ -59,9 +53,9 @@ def read_json(
     engine: str | Engine = "local",
     **how: Any,
 ) -> XShards:
-    """JSON files as data frames: a file, a folder, a pattern, a URL, or several of them.
+    """Read JSON files as data frames: a file, a folder, a pattern, a URL, or several of them.
 
-    Files of one object a line ('.jsonl', '.ndjson') are read so; for others say `lines=True`. All else goes to
+    Files with one object per line need `lines=True`, except '.jsonl' and '.ndjson' files. All other arguments go to
     `pandas.read_json`.
     """
     return _read("json", file_path, num_shards, engine, how)
@@ -75,9 +69,9 @@ def read_parquet(
     engine: str | Engine = "local",
     **how: Any,
 ) -> XShards:
-    """Parquet files as data frames: a file, a folder, a pattern, a URL, or several of them.
+    """Read Parquet files as data frames: a file, a folder, a pattern, a URL, or several of them.
 
-    Folders like 'year=2024' are columns. All else goes to `pandas.read_parquet`, for each file.
+    Folders such as 'year=2024' become columns. All other arguments go to `pandas.read_parquet`, for each file.
     """
     chosen = {} if columns is None else {"columns": list(columns)}
     return _read("parquet", file_path, num_shards, engine, {**how, **chosen})
@@ -92,14 +86,14 @@ def _read(kind: str, paths: Any, num_shards: int | None, engine: Any, how: Mappi
     require("pandas", extra="pandas", needed_for=f"read_{kind}()")
     remote = RemoteOptions(storage_options=how.get("storage_options") or {})
     files = _list_files(kind, paths, remote)
-    together = assign_to_partitions(files, [file.size for file in files], num_shards, 1)
-    parts = together if num_shards is not None and all(together) else [[file] for file in files]
+    grouped = assign_to_partitions(files, [file.size for file in files], num_shards, 1)
+    parts = grouped if num_shards is not None and all(grouped) else [[file] for file in files]
     shards = XShards.from_objects(parts, engine=engine).transform_shard(read_files, kind, dict(how))
     return shards if num_shards in (None, len(parts)) else shards.repartition(num_shards)
 
 
 def read_files(files: list[SourceFile], kind: str, how: Mapping[str, Any]) -> Any:
-    """The rows of some files in one data frame."""
+    """Read some files into one data frame."""
     return concat_rows([_read_frame(file, kind, how) for file in files])
 
 
@@ -123,29 +117,30 @@ def _read_frame(file: SourceFile, kind: str, how: Mapping[str, Any]) -> Any:
 
 @dataclass
 class SourceFile:
-    """A file, and what its folders tell of its rows: 'year=2024/part-0.parquet'."""
+    """A file, and the values of its 'key=value' folders: 'year=2024/part-0.parquet'."""
 
     url: str
     folders: dict[str, Any]
     size: int
 
 
-# --- which files there are
+# --- finding files
+
+
 def _list_files(kind: str, paths: Paths, remote: RemoteOptions) -> list[SourceFile]:
-    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    found = [file for path in given for file in _find_source_files(kind, os.fspath(path), remote)]
-    if not found:
+    files: list[SourceFile] = []
+    for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
+        url = os.fspath(path)
+        if scheme_of(url) in ("http", "https"):  # they have no folders, and pandas reads them by itself
+            files.append(SourceFile(url, {}, 1))
+        else:
+            matches = find_files(url, _SUFFIXES[kind], remote)
+            files += [SourceFile(file.url, _partition_values(file.name), file.size) for file in matches]
+    if not files:
         raise OptionError(f"read_{kind}([]): at least one file is needed.")
-    for key in {key for file in found for key in file.folders}:
-        _type_folders(key, [file for file in found if file.folders.get(key) is not None])
-    return found
-
-
-def _find_source_files(kind: str, path: str, remote: RemoteOptions) -> list[SourceFile]:
-    if scheme_of(path) in ("http", "https"):  # which have no folders, and which pandas reads by itself
-        return [SourceFile(path, {}, 1)]
-    found = find_files(path, _SUFFIXES[kind], remote)
-    return [SourceFile(file.url, _partition_values(file.name), file.size) for file in found]
+    for key in {key for file in files for key in file.folders}:
+        _type_folders(key, [file for file in files if file.folders.get(key) is not None])
+    return files
 
 
 def _partition_values(name: str) -> dict[str, Any]:
@@ -154,7 +149,7 @@ def _partition_values(name: str) -> dict[str, Any]:
 
 
 def _type_folders(key: str, files: list[SourceFile]) -> None:
-    """A column of folders is integers if all of its values look so."""
+    """Make a column of folders integers if all of its values look like integers."""
     if all(str(file.folders[key]).isdecimal() for file in files):
         for file in files:
             file.folders[key] = int(file.folders[key])

@@ -1,4 +1,4 @@
-"""Training of torch's models: `from quire.distributed.pytorch import Estimator`."""
+"""Training of PyTorch models: `from quire.distributed.pytorch import Estimator`."""
 
 from quire.distributed.estimator import Callback, Estimator
 

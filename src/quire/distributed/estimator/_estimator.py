@@ -16,7 +16,7 @@ from typing import Any
 from typing_extensions import Unpack
 
 from quire._optional import require
-from quire.data._missing import MissingOptions
+from quire.data import MissingOptions
 from quire.distributed._engine import Engine
 from quire.distributed.estimator._callbacks import show_progress
 from quire.distributed.estimator._feeds import FeedOptions, Source

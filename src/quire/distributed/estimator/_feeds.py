@@ -13,10 +13,7 @@ from numpy.typing import NDArray
 
 from quire._optional import require
 from quire.array import DocumentBatch
-from quire.data import StreamingDataset
-from quire.data._epoch import Last, RowOrder, Slice
-from quire.data._epoch_registry import Pass
-from quire.data._missing import MissingOptions
+from quire.data import Last, MissingOptions, PassStart, RowOrder, Slice, StreamingDataset
 from quire.distributed.estimator._ranks import World
 from quire.errors import OptionError
 
@@ -100,6 +97,8 @@ def to_rank_batch(content: Any) -> RankBatch:
 
 
 # --- steps of all ranks
+
+
 def synchronize_steps(items: Iterator[RankBatch], feed: Feed, world: World, last: Last) -> Iterator[RankBatch]:
     """The items of a rank, as many as the other ranks have, each with the number of rows of all ranks.
 
@@ -372,11 +371,11 @@ class StreamFeed:
 
     def _slice(self, epoch: int, position: Position | None) -> Slice:
         if position is None:
-            self.dataset._passes.set(Pass(epoch))
+            self.dataset._registry.set_next(PassStart(epoch))
             self.dataset._state = None
         else:
             self.dataset.load_state_dict(position)
-        return self.dataset._slice(self.dataset._passes.next(1))
+        return self.dataset._slice(self.dataset._registry.current_start(1))
 
 
 def dataset_for_rank(dataset: StreamingDataset[Any], world: World, reading: FeedOptions) -> StreamingDataset[Any]:
@@ -401,8 +400,8 @@ def dataset_for_rank(dataset: StreamingDataset[Any], world: World, reading: Feed
     )
     made.order = replace(made.order, shuffle=shuffle)
     if reading.batch_size not in (None, dataset.batch_size):
-        made.batch_size, made._together, made._ahead = reading.batch_size, 1, 1  # batches of another size, one by one
-    made._slice(Pass())  # complains of what it does not know
+        made.batch_size, made._group_size, made._group_size_ahead = reading.batch_size, 1, 1  # batches of another size, one by one
+    made._slice(PassStart())  # complains of what it does not know
     return made
 
 

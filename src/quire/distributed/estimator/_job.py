@@ -130,11 +130,7 @@ class Outcome:
 
 
 _PART_HEADER = struct.Struct("<QQ")
-
-
 _ALIGN = 64
-
-
 _MIN_BUFFER_BYTES = 1 << 12
 """Tensors of fewer bytes are not worth a buffer of their own."""
 

@@ -34,12 +34,8 @@ from quire.distributed.estimator._training import run_rank
 from quire.errors import FunctionError, OptionError, QuireError
 
 _log = logging.getLogger("quire.distributed")
-
-
 _COMMUNICATION_MODULES = ("torch.distributed", "torch.nn.parallel", "torch.autograd", "torch._tensor", "tensorflow")
 """Modules whose calls of native code talk to other ranks; a step's gradients are exchanged within `backward`."""
-
-
 _LOST_CONNECTION_TEXTS = (
     "connection closed by peer",
     "connection reset by peer",
@@ -176,8 +172,6 @@ class LaunchSpec:
 
 
 _RANK_MODULE = "quire.distributed.estimator._rank_process"
-
-
 FAILED, LOST = 1, 75
 """What it ends with when something was raised, and when only another rank is gone."""
 
@@ -401,8 +395,6 @@ _LAUNCHERS = {
     "ray": launch_ray,
     "spark": launch_spark,
 }
-
-
 _RESTARTING_ENGINES = {"ray"}
 """Engines that start lost ranks themselves."""
 

@@ -10,8 +10,7 @@ from typing import Any, Literal
 from typing_extensions import TypedDict
 
 from quire.array import DocumentBatch
-from quire.data._epoch import Last
-from quire.data._missing import Missing
+from quire.data import Last, Missing
 from quire.errors import ColumnError, MissingValueError, OptionError, did_you_mean
 
 Names = str | Sequence[str] | None

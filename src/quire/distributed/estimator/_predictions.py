@@ -50,6 +50,8 @@ def _open_stored(data: Any) -> StoredDataset[Any] | None:
 
 
 # --- outputs of all ranks
+
+
 def join_outputs(outcomes: list[Outcome]) -> Any:
     """The outputs of all ranks, in the order of the rows."""
     parts = [part for outcome in outcomes for part in outcome.predictions]
@@ -72,6 +74,8 @@ def _concat_outputs(outputs: list[Any]) -> Any:
 
 
 # --- outputs as columns
+
+
 def add_outputs(batch: DocumentBatch[Any], outputs: Any, name: str) -> DocumentBatch[Any]:
     """A batch with the outputs for its rows as one more column; several outputs are several."""
     found = name_outputs(outputs, name)

@@ -136,6 +136,8 @@ class IterableSource:
 
 
 # --- which source data is
+
+
 def rank_source(data: Any, reading: FeedOptions) -> Source:
     """The source of data that a rank can open; shards and frames of engines were written out before."""
     plain = isinstance(data, (StoredDataset, str, os.PathLike, DocumentArray, DocumentBatch)) or callable(data)

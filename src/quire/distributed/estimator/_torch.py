@@ -149,8 +149,6 @@ def compute_metric(name: str, metric: Any) -> dict[str, float]:
 
 
 WEIGHTS = "weights.pt"
-
-
 SchedulerInterval = Literal["epoch", "step"]
 
 

@@ -22,11 +22,7 @@ from quire.distributed.estimator._ranks import RankInfo, World
 from quire.errors import OptionError, StorageError, StorageNotFoundError
 
 _CHECKPOINT_NAME = re.compile(r"checkpoint-(\d{9,})")
-
-
 _STATE_FILE = "place.json"
-
-
 _MAX_CHECKPOINTS = 2
 
 
