@@ -1,23 +1,23 @@
-"""Files: opened by path or given as objects, read by address, and written so that a crash leaves the old or the new."""
+"""Files: local and remote, read by URI, written atomically."""
 
-from quire.files._fetch import RETRIES, Fetching, allowed_schemes, fetch
-from quire.files._find import Patterns, find_files, thin_out
+from quire.files._fetch import RETRIES, FetchOptions, allowed_schemes, fetch
+from quire.files._find import Patterns, find_files, sample_paths
 from quire.files._folder import Entry, Folder
 from quire.files._open import Source, Target, open_source, open_target
 from quire.files._remote import open_folder
 from quire.files._retry import RemoteOptions
 from quire.files._seekable import open_seekable
-from quire.files._transfer import Kept, Pieces, in_pieces, receive, send
+from quire.files._transfer import Pieces, SpooledPieces, receive, send, split_pieces
 from quire.files._uris import (
     MAX_BYTES,
     TIMEOUT,
-    Limits,
+    ReadLimits,
     data_uri_type,
+    display_uri,
     guess_type,
     read_data_uri,
     read_uri,
     scheme_of,
-    shown,
     to_data_uri,
     too_large,
 )
@@ -27,21 +27,21 @@ __all__ = [
     "RETRIES",
     "TIMEOUT",
     "Entry",
-    "Fetching",
+    "FetchOptions",
     "Folder",
-    "Kept",
-    "Limits",
     "Patterns",
     "Pieces",
+    "ReadLimits",
     "RemoteOptions",
     "Source",
+    "SpooledPieces",
     "Target",
     "allowed_schemes",
     "data_uri_type",
+    "display_uri",
     "fetch",
     "find_files",
     "guess_type",
-    "in_pieces",
     "open_folder",
     "open_seekable",
     "open_source",
@@ -49,10 +49,13 @@ __all__ = [
     "read_data_uri",
     "read_uri",
     "receive",
+    "sample_paths",
     "scheme_of",
     "send",
-    "shown",
-    "thin_out",
+    "split_pieces",
     "to_data_uri",
     "too_large",
 ]
+
+shown, Kept, in_pieces, thin_out = display_uri, SpooledPieces, split_pieces, sample_paths  # until all uses are renamed
+Limits, Fetching = ReadLimits, FetchOptions

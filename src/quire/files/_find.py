@@ -1,4 +1,4 @@
-"""Files by pattern: sorted, each once, sampled and cut if asked."""
+"""Files by pattern: sorted, without duplicates, optionally sampled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from quire.errors import UriNotFoundError
 
 Patterns = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
-"""One pattern of the shell's kind, or several: '*.jpg', 'photos/**/*.png'."""
+"""One or several glob patterns: '*.jpg', 'photos/**/*.png'."""
 
 
 def find_files(
@@ -22,35 +22,32 @@ def find_files(
 
     `exclude_regex` leaves out paths whose start it matches. Finding no file is an error unless `allow_empty`.
     """
-    given = [patterns] if isinstance(patterns, (str, os.PathLike)) else list(patterns)
-    excluded = _compiled(exclude_regex)
-    expanded = (os.path.expanduser(os.fspath(pattern)) for pattern in given)  # noqa: PTH111 - a Path drops './'
-    found = {path for pattern in expanded for path in iglob(pattern, recursive=recursive)}  # noqa: PTH207
-    kept = found if excluded is None else {path for path in found if not excluded.match(path)}
-    files = sorted(filter(os.path.isfile, kept))
+    pattern_list = [patterns] if isinstance(patterns, (str, os.PathLike)) else list(patterns)
+    try:
+        excluded = None if exclude_regex is None else re.compile(exclude_regex)
+    except re.error as error:
+        raise ValueError(f"exclude_regex={exclude_regex!r} is not a regular expression ({error}).") from None
+    expanded = (os.path.expanduser(os.fspath(pattern)) for pattern in pattern_list)  # noqa: PTH111 - a Path drops './'
+    paths = {path for pattern in expanded for path in iglob(pattern, recursive=recursive)}  # noqa: PTH207
+    if excluded is not None:
+        paths = {path for path in paths if not excluded.match(path)}
+    files = sorted(filter(os.path.isfile, paths))
     if not files and not allow_empty:
-        shown = ", ".join(repr(os.fspath(pattern)) for pattern in given) or "an empty list of patterns"
+        names = ", ".join(repr(os.fspath(pattern)) for pattern in pattern_list) or "an empty list of patterns"
         excluding = "" if exclude_regex is None else f" and not exclude_regex={exclude_regex!r}"
         raise UriNotFoundError(
-            f"no file matches {shown}{excluding} (looked from {Path.cwd()}). "
+            f"no file matches {names}{excluding} (looked from {Path.cwd()}). "
             "Pass allow_empty=True if there may be none."
         )
     return files
 
 
-def thin_out(paths: list[str], size: int | None, sampling_rate: float | None, seed: int | None) -> list[str]:
-    """A part of the paths: each with a probability, and the first so many of these."""
+def sample_paths(paths: list[str], size: int | None, sampling_rate: float | None, seed: int | None) -> list[str]:
+    """Return a sample of the paths: each with probability `sampling_rate`, and the first `size` of these."""
     if sampling_rate is not None and not 0 <= sampling_rate <= 1:
         raise ValueError(f"sampling_rate is between 0 and 1, got {sampling_rate}.")
     if size is not None and size < 0:
         raise ValueError(f"size is 0 or more, got {size}.")
-    chance = random.Random(seed)  # noqa: S311 - not for secrets
-    kept = paths if sampling_rate is None else [path for path in paths if chance.random() < sampling_rate]
-    return kept[:size]
-
-
-def _compiled(pattern: str | None) -> re.Pattern[str] | None:
-    try:
-        return None if pattern is None else re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"exclude_regex={pattern!r} is not a regular expression ({error}).") from None
+    generator = random.Random(seed)  # noqa: S311 - not for secrets
+    sampled = paths if sampling_rate is None else [path for path in paths if generator.random() < sampling_rate]
+    return sampled[:size]

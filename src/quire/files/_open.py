@@ -1,4 +1,4 @@
-"""Files by path, or file objects, which are left open."""
+"""Files by path, written atomically, or file objects, which are left open."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, TypeGuard, cast
+from typing import IO, TypeGuard, cast
 
 from quire.errors import OptionError, StorageError, StorageNotFoundError
 
@@ -20,32 +20,33 @@ Target = str | os.PathLike[str] | IO[bytes]
 
 @contextmanager
 def open_source(source: Source) -> Iterator[IO[bytes]]:
-    """A file to read; one that was given as an object is left open."""
+    """Open a file for reading; a file object is used as it is, and left open."""
     if not isinstance(source, (str, os.PathLike)):
-        yield _binary(source, "read")
+        yield _check_file_object(source, "read")
         return
     try:
-        file = Path(source).open("rb")  # noqa: SIM115 - an error of the caller is not one of opening
+        file = Path(source).open("rb")  # noqa: SIM115 - errors inside the caller's block are not errors of opening
     except OSError as error:
-        raise _explained(Path(source), "opened", error) from error
+        raise _storage_error(Path(source), "opened", error) from error
     with file:
         yield file
 
 
 @contextmanager
 def open_target(target: Target, *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """A file to write. At a path, it takes the place of the old one when all of it is written, or not at all.
+    """Open a file for writing. At a path, it replaces the old file when it is complete, or not at all.
 
-    Unless it is to be durable, the system may write it to the disk later: a loss of power can then leave less of it.
+    The content goes to a temporary file in the same folder, which is renamed at the end. Without `durable`, the system
+    may write it to the disk later: a loss of power can then leave a part of it.
     """
     if not isinstance(target, (str, os.PathLike)):
-        yield _binary(target, "write")
+        yield _check_file_object(target, "write")
         return
     path = Path(os.path.realpath(target))  # a link stays a link
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     except OSError as error:
-        raise _explained(path, "written", error) from error
+        raise _storage_error(path, "written", error) from error
     part = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -53,46 +54,46 @@ def open_target(target: Target, *, durable: bool = True) -> Iterator[IO[bytes]]:
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        _take_mode(path, part)
+        _set_mode(part, path)
         part.replace(path)
         if durable:
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
     except BaseException as error:
         part.unlink(missing_ok=True)
-        if _is_of_disk(error) or (isinstance(error, OSError) and error.filename == name):
-            raise _explained(path, "written", error) from error
+        if _is_disk_error(error) or (isinstance(error, OSError) and error.filename == name):
+            raise _storage_error(path, "written", error) from error
         raise
 
 
-def _is_of_disk(error: BaseException) -> TypeGuard[OSError]:
-    """Whether the system could not write to the open file; most errors of the caller's own name a file."""
+def _is_disk_error(error: BaseException) -> TypeGuard[OSError]:
+    """Return whether the system could not write to the open file; most errors of the caller's own name a file."""
     full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
     return isinstance(error, OSError) and error.errno in full and error.filename is None
 
 
-def _explained(path: Path, action: str, error: OSError) -> StorageError:
-    """An error of the system with the path that it is about."""
+def _storage_error(path: Path, action: str, error: OSError) -> StorageError:
+    """Return a system error as a StorageError that names the path."""
     if isinstance(error, FileNotFoundError):
         missing = "there is no such file" if action == "opened" else f"there is no folder {str(path.parent)!r}"
         return StorageNotFoundError(f"{path}: {missing}.")
-    made = StorageError(f"{path}: the file cannot be {action}: {error.strerror or error}.")
-    made.errno = error.errno
-    return made
+    storage_error = StorageError(f"{path}: the file cannot be {action}: {error.strerror or error}.")
+    storage_error.errno = error.errno
+    return storage_error
 
 
-def _take_mode(path: Path, part: Path) -> None:
-    """The permissions of the old file, or those that a new file gets here."""
+def _set_mode(part: Path, path: Path) -> None:
+    """Give the temporary file the permissions of the file it replaces, or those that a new file gets."""
     with suppress(OSError):
         if path.exists():
             part.chmod(path.stat().st_mode & 0o7777)
         else:
-            mask = os.umask(0)
+            mask = os.umask(0)  # the mask can only be read by setting it
             os.umask(mask)
             part.chmod(0o666 & ~mask)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Let the new name survive a loss of power, where the system can."""
+def sync_folder(folder: Path) -> None:
+    """Let a new name in a folder survive a loss of power, where the system can."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -101,7 +102,7 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def _binary(file: Any, verb: str) -> IO[bytes]:
-    if not hasattr(file, verb):
-        raise OptionError(f"expected a path or a file object with .{verb}(), got {type(file).__name__}.")
+def _check_file_object(file: object, method: str) -> IO[bytes]:
+    if not hasattr(file, method):
+        raise OptionError(f"expected a path or a file object with .{method}(), got {type(file).__name__}.")
     return cast("IO[bytes]", file)

@@ -1,4 +1,4 @@
-"""Calls to a remote store: within a deadline, tried again while the reason may pass, with an error that tells all."""
+"""Calls to a remote store: within a deadline, retried while the failure may be temporary."""
 
 from __future__ import annotations
 
@@ -12,27 +12,32 @@ from typing import Any, TypeVar
 
 from quire._installation import install_command
 from quire.errors import MissingDependencyError, OptionError, StorageError, StorageNotFoundError
-from quire.files._uris import shown
+from quire.files._uris import display_uri
 
 T = TypeVar("T")
 
-_SLOWEST = 1 << 20
-"""Bytes a second: what is sent at once gets that much more time."""
+SLOWEST_UPLOAD = 1 << 20
+"""Bytes per second: a request that sends data gets its size divided by this as additional time."""
+GONE_STATUS = (404, 410)
+TEMPORARY_STATUS = (408, 425, 429)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 8.0
-_LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
+_PERMANENT_ERRORS = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 _MISTAKES = (ArithmeticError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
-_PASSING_STATUS = (408, 425, 429)
-_GONE = (404, 410)
-_chance = random.SystemRandom()  # leaves the state of `random` to the user, and differs in forked workers
+_jitter = random.SystemRandom()  # leaves the state of `random` to the user, and differs in forked workers
+
+
+def retry_pause(attempt: int) -> float:
+    """Return the seconds to wait after attempt 0, 1, ...: they double, with a random factor."""
+    return min(_FIRST_PAUSE * 2.0**attempt, _LONGEST_PAUSE) * _jitter.uniform(0.5, 1)
 
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """How a remote store is spoken to.
+    """How a remote store is accessed.
 
-    A call that fails for a reason that may pass is tried again up to `retries` times, after pauses that double.
-    One attempt has `timeout` seconds, and all of them together `deadline`; large files are read in parts, and each part
-    has as much. `storage_options` go to fsspec's filesystem: keys, endpoints, headers.
+    A call that fails for a reason that may be temporary is retried up to `retries` times, after pauses that double.
+    One attempt has `timeout` seconds, and all of them together `deadline`; large files are read in parts, and each
+    part has as much. `storage_options` are passed to fsspec's filesystem: keys, endpoints, headers.
     """
 
     retries: int = 5
@@ -49,104 +54,100 @@ class RemoteOptions:
 
 
 @dataclass(frozen=True)
-class Errand:
-    """What is done at which address; `size` is what is sent at once, in bytes."""
+class RemoteCall:
+    """What is done at which address, for messages; `size` is the number of bytes that one request sends."""
 
     what: str
     url: str
     size: int = 0
 
     def run(self, attempt: Callable[[float], T], options: RemoteOptions, *, own_time: bool = False) -> T:
-        """The result of the first attempt that succeeds; each is told the seconds that it has.
+        """Return the result of the first attempt that succeeds; each attempt gets the seconds that it may take.
 
-        Attempts that see to their time themselves (`own_time`) may take long, and then have it again.
+        Attempts that limit their time themselves (`own_time`) may take long, and do not use up the deadline.
         """
-        extra = self.size / _SLOWEST
+        extra = self.size / SLOWEST_UPLOAD
         start = time.monotonic()
         end = start + options.deadline + extra
         for number in range(options.retries + 1):
             began = time.monotonic()
             try:
                 return attempt(min(options.timeout + extra, max(end - time.monotonic(), 0.001)))
-            except Exception as error:  # noqa: BLE001 - stores raise errors of their own kinds
-                last = _reason(error)
-            self._check_lasting(last)
+            except Exception as error:  # noqa: BLE001 - stores raise errors of their own classes
+                last = _find_cause(error)
+            self._raise_if_permanent(last)
             end += time.monotonic() - began if own_time else 0
-            pause = min(_FIRST_PAUSE * 2**number, _LONGEST_PAUSE) * _chance.uniform(0.5, 1)
+            pause = retry_pause(number)
             if number == options.retries or time.monotonic() + pause >= end:
                 break
             time.sleep(pause)
-        raise self._failure(number + 1, time.monotonic() - start, last) from last
+        seconds, times = time.monotonic() - start, "once" if number == 0 else f"{number + 1} times"
+        raise StorageError(
+            f"{display_uri(self.url)}: {self.what} failed, tried {times} in {seconds:.1f} seconds. The last reason: "
+            f"{_describe_error(last)}. Try again later, or pass RemoteOptions with more retries or more seconds."
+        ) from last
 
-    def _check_lasting(self, error: Exception) -> None:
-        """Raise what another attempt would not change."""
+    def _raise_if_permanent(self, error: Exception) -> None:
+        """Raise an error that another attempt would not change."""
         if isinstance(error, (StorageError, MissingDependencyError)):
             raise error
-        if isinstance(error, FileNotFoundError) or _status(error) in _GONE:
-            raise StorageNotFoundError(f"{shown(self.url)}: there is no such file.") from error
+        status, url = _http_status(error), display_uri(self.url)
+        if isinstance(error, FileNotFoundError) or status in GONE_STATUS:
+            raise StorageNotFoundError(f"{url}: there is no such file.") from error
         if isinstance(error, ImportError):
-            raise MissingDependencyError(f"{shown(self.url)}: {_install(self.url, error)}") from error
-        refused = 400 <= _status(error) < 500 and _status(error) not in _PASSING_STATUS
-        if refused or isinstance(error, (*_LASTING, *_MISTAKES)):
+            command = f" Run: {install_command('http')}." if self.url.startswith(("http:", "https:")) else ""
+            raise MissingDependencyError(
+                f"{url}: a package that it needs is not installed ({error}).{command}"
+            ) from error
+        is_refused = 400 <= status < 500 and status not in TEMPORARY_STATUS
+        if is_refused or isinstance(error, (*_PERMANENT_ERRORS, *_MISTAKES)):
             raise StorageError(
-                f"{shown(self.url)}: {self.what} is not possible ({_told(error)}). It was not tried again, "
+                f"{url}: {self.what} is not possible ({_describe_error(error)}). It was not tried again, "
                 "because that would not help: check the address, the access rights and the storage_options."
             ) from error
 
-    def _failure(self, attempts: int, seconds: float, last: Exception) -> StorageError:
-        often = "once" if attempts == 1 else f"{attempts} times"
-        return StorageError(
-            f"{shown(self.url)}: {self.what} failed, tried {often} in {seconds:.1f} seconds. "
-            f"The last reason: {_told(last)}. Try again later, or pass RemoteOptions with more retries or more seconds."
-        )
 
-
-def bounded(call: Callable[[], T], seconds: float) -> T:
-    """The result of a call in a thread of its own, which is left behind if it takes too long."""
-    answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+def run_with_timeout(call: Callable[[], T], seconds: float) -> T:
+    """Return the result of a call in a thread of its own, which is abandoned if it takes too long."""
+    results: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
 
     def run() -> None:
         try:
-            answers.put((True, call()))
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-            answers.put((False, error))
+            results.put((True, call()))
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+            results.put((False, error))
 
     threading.Thread(target=run, daemon=True, name="quire-remote").start()
     try:
-        done, answer = answers.get(timeout=seconds)
+        succeeded, result = results.get(timeout=seconds)
     except queue.Empty:
-        raise too_slow(seconds) from None
-    if done:
-        result: T = answer
-        return result
-    raise answer
+        raise timeout_error(seconds) from None
+    if succeeded:
+        value: T = result
+        return value
+    raise result
 
 
-def too_slow(seconds: float) -> TimeoutError:
-    """The error of an attempt that had that many seconds."""
+def timeout_error(seconds: float) -> TimeoutError:
+    """Return the error for an attempt that took more than `seconds`."""
     return TimeoutError(f"no answer within {seconds:.3g} seconds")
 
 
-def _reason(error: Exception) -> Exception:
-    """The error itself; but over http, fsspec shows whatever went wrong as a missing file."""
+def _find_cause(error: Exception) -> Exception:
+    """Return the error itself; over http, fsspec raises FileNotFoundError for any failure, so return its cause."""
     cause = error.__cause__
     if not isinstance(error, FileNotFoundError) or not isinstance(cause, Exception):
         return error
     tp = type(cause)
-    broken = isinstance(cause, OSError) or tp.__module__.startswith("aiohttp.") or "Timeout" in tp.__name__
-    return cause if broken else error
+    is_failure = isinstance(cause, OSError) or tp.__module__.startswith("aiohttp.") or "Timeout" in tp.__name__
+    return cause if is_failure else error
 
 
-def _status(error: Exception) -> int:
-    """The status of an answer by HTTP, as clients name it; 0 if there is none."""
-    found = getattr(error, "status", None) or getattr(error, "code", None)
-    return found if isinstance(found, int) else 0
+def _http_status(error: Exception) -> int:
+    """Return the HTTP status of an error, under the names that clients use; 0 if there is none."""
+    status = getattr(error, "status", None) or getattr(error, "code", None)
+    return status if isinstance(status, int) else 0
 
 
-def _told(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else repr(error)
-
-
-def _install(url: str, error: ImportError) -> str:
-    command = f" Run: {install_command('http')}." if url.startswith(("http:", "https:")) else ""
-    return f"a package that it needs is not installed ({error}).{command}"

@@ -1,4 +1,4 @@
-"""Files behind addresses that can be sought in, of which only what is asked for is read."""
+"""Remote files that can seek, of which only the parts that are needed are read."""
 
 from __future__ import annotations
 
@@ -6,102 +6,96 @@ import importlib
 import io
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 from typing_extensions import Unpack
 
-from quire.errors import StorageError, UriError, UriNotFoundError
-from quire.files._fetch import FOREVER, RETRIES, Fetching, allowed_schemes, is_plain, may_pass
+from quire.errors import OptionError, StorageError, UriError, UriNotFoundError
+from quire.files._fetch import NO_TIMEOUT, RETRIES, FetchOptions, allowed_schemes, is_local_or_data, is_temporary
 from quire.files._remote import Connection, require_fsspec
-from quire.files._transfer import place_of
-from quire.files._uris import MAX_BYTES, TIMEOUT, local_path, read_data_uri, scheme_of, shown, too_large
+from quire.files._transfer import split_address
+from quire.files._uris import MAX_BYTES, TIMEOUT, display_uri, local_path, read_data_uri, scheme_of, too_large
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
 
     from typing_extensions import Buffer
 
+T = TypeVar("T")
 _BUFFER = 1 << 18
 
 
 @contextmanager
-def open_seekable(uri: str, **fetching: Unpack[Fetching]) -> Iterator[IO[bytes]]:
-    """The file at an address, read as it is needed.
+def open_seekable(uri: str, **options: Unpack[FetchOptions]) -> Iterator[IO[bytes]]:
+    """Open the file at a URI, and read what is needed of it.
 
-    Over http that takes a server that knows ranges; what another sends is put into a file first. `timeout` is for each
-    wait, and `max_bytes` for what is put into a file.
+    Over http, that takes a server that supports ranges; otherwise the file is downloaded to a temporary file first.
+    `timeout` is for each wait, and `max_bytes` for what is downloaded to a temporary file.
     """
-    allowed = allowed_schemes(uri, fetching.get("schemes"))
+    if options.get("retries", RETRIES) < 0:
+        raise OptionError(f"retries is 0 or more, got {options['retries']}.")
+    allowed = allowed_schemes(uri, options.get("schemes"))
     scheme = scheme_of(uri)
     if scheme in ("http", "https"):
-        with _over_http(uri, fetching, allowed) as file:
-            yield file
+        with _RangeFile(uri, options, allowed) as raw:
+            if raw.has_ranges:
+                yield io.BufferedReader(cast("Any", raw), _BUFFER)
+                return
+            with tempfile.TemporaryFile() as file:
+                raw.copy_to(file, options.get("max_bytes", MAX_BYTES))
+                yield file
     elif scheme == "data":
-        yield io.BytesIO(read_data_uri(uri, fetching.get("max_bytes", MAX_BYTES)))
-    elif is_plain(uri, allowed):
-        with _at_path(uri) as file:
-            yield file
+        yield io.BytesIO(read_data_uri(uri, options.get("max_bytes", MAX_BYTES)))
     else:
-        with _in_store(uri, fetching) as file:
+        with _open_local(uri) if is_local_or_data(uri, allowed) else _open_in_store(uri, options) as file:
             yield file
 
 
-def _at_path(uri: str) -> IO[bytes]:
+def _open_local(uri: str) -> IO[bytes]:
     try:
-        return open(local_path(uri), "rb", buffering=_BUFFER)  # noqa: PTH123 - who asks for it closes it
+        return open(local_path(uri), "rb", buffering=_BUFFER)  # noqa: PTH123 - the caller closes it
     except FileNotFoundError as error:
-        raise UriNotFoundError(f"{shown(uri)}: there is no such file.") from error
+        raise UriNotFoundError(f"{display_uri(uri)}: there is no such file.") from error
     except (OSError, ValueError) as error:
         if isinstance(error, UriError):
             raise
-        raise UriError(f"{shown(uri)}: the file cannot be read ({error}).") from error
+        raise UriError(f"{display_uri(uri)}: the file cannot be read ({error}).") from error
 
 
-@contextmanager
-def _in_store(uri: str, fetching: Fetching) -> Iterator[IO[bytes]]:
+def _open_in_store(uri: str, options: FetchOptions) -> IO[bytes]:
     require_fsspec(uri)
     try:
-        place = place_of(uri)
-        seconds = fetching.get("timeout", TIMEOUT) or FOREVER
-        attempt = Connection(place.folder, fetching.get("storage_options") or {}).within(seconds)
-        file = attempt.ask("open", attempt.path(place.name), "rb")
+        address = split_address(uri)
+        seconds = options.get("timeout", TIMEOUT) or NO_TIMEOUT
+        attempt = Connection(address.folder, options.get("storage_options") or {}).within(seconds)
+        file: IO[bytes] = attempt.call("open", attempt.path(address.name), "rb")
     except FileNotFoundError as error:
-        raise UriNotFoundError(f"{shown(uri)}: there is no such file.") from error
+        raise UriNotFoundError(f"{display_uri(uri)}: there is no such file.") from error
     except (StorageError, OSError) as error:
-        raise UriError(f"{shown(uri)}: the file cannot be read ({error}).") from error
-    with file:
-        yield file
+        raise UriError(f"{display_uri(uri)}: the file cannot be read ({error}).") from error
+    return file
 
 
-@contextmanager
-def _over_http(uri: str, fetching: Fetching, allowed: frozenset[str] | None) -> Iterator[IO[bytes]]:
-    raw = _WebFile(uri, fetching, allowed)
-    with raw:
-        if raw.has_ranges:
-            yield io.BufferedReader(cast("Any", raw), _BUFFER)
-            return
-        with tempfile.TemporaryFile() as file:
-            raw.copy_to(file, fetching.get("max_bytes", MAX_BYTES))
-            yield file
+class _RangeFile(io.RawIOBase):
+    """A file on a server that supports ranges: one response is read until the next seek.
 
+    `_position` is where the reader is, and `_response_position` where the response is.
+    """
 
-class _WebFile(io.RawIOBase):
-    """A file of a server that knows ranges: one answer is read on until somebody seeks."""
-
-    def __init__(self, uri: str, fetching: Fetching, allowed: frozenset[str] | None) -> None:
+    def __init__(self, uri: str, options: FetchOptions, allowed: frozenset[str] | None) -> None:
         self._http = importlib.import_module("quire.files._http")
-        self._uri, self._allowed = uri, self._http.WEB if allowed is None else allowed
-        self._timeout, self._retries = fetching.get("timeout", TIMEOUT), fetching.get("retries", RETRIES)
-        self._answer: HTTPResponse | None = None
-        self._position, self._at, self._mark = 0, 0, ""
+        self._uri, self._allowed = uri, self._http.HTTP_SCHEMES if allowed is None else allowed
+        self._timeout, self._retries = options.get("timeout", TIMEOUT), options.get("retries", RETRIES)
+        self._response: HTTPResponse | None = None
+        self._position, self._response_position, self._validator = 0, 0, ""
         self._size = -1
-        self._again(self._open)
+        self._retry(self._open)
 
     @property
     def has_ranges(self) -> bool:
-        """Whether the server said that it knows them, and how long the file is."""
+        """Whether the server supports ranges, and reported the size of the file."""
         return self._size >= 0
 
     def readable(self) -> bool:
@@ -120,73 +114,73 @@ class _WebFile(io.RawIOBase):
 
     def readinto(self, buffer: Buffer) -> int:
         view = memoryview(buffer).cast("B")
-        wanted = min(len(view), self._size - self._position)
-        if wanted <= 0:
+        size = min(len(view), self._size - self._position)
+        if size <= 0:
             return 0
-        content: bytes = self._again(lambda: self._read(wanted))
+        content = self._retry(lambda: self._read(size))
         view[: len(content)] = content
         self._position += len(content)
-        self._at = self._position
+        self._response_position = self._position
         return len(content)
 
     def copy_to(self, file: IO[bytes], max_bytes: int) -> None:
-        """Put all of it into a file, as what cannot be asked for in parts."""
-        self._again(lambda: self._copy(file, max_bytes))
+        """Download the whole file from a server that does not support ranges."""
+        self._retry(lambda: self._copy(file, max_bytes))
         file.seek(0)
 
     def _copy(self, file: IO[bytes], max_bytes: int) -> None:
-        if self._answer is None:
+        if self._response is None:
             self._open()
-        assert self._answer is not None
+        assert self._response is not None
         file.seek(0)
         file.truncate()
-        told, found = self._answer.length, 0
-        while part := self._answer.read1(_BUFFER):
-            found += len(part)
-            if found > max_bytes:
+        announced, received = self._response.length, 0
+        while chunk := self._response.read1(_BUFFER):
+            received += len(chunk)
+            if received > max_bytes:
                 raise too_large(self._uri, "more than that came", max_bytes)
-            file.write(part)
-        if told is not None and found < told:
-            raise self._http.broken_off(self._uri, found, told)
+            file.write(chunk)
+        if announced is not None and received < announced:
+            raise self._http.incomplete_download(self._uri, received, announced)
 
     def close(self) -> None:
-        self._drop()
+        self._drop_response()
         super().close()
 
-    def _drop(self) -> None:
-        answer, self._answer = self._answer, None
-        if answer is not None:
+    def _drop_response(self) -> None:
+        response, self._response = self._response, None
+        if response is not None:
             with suppress(OSError):
-                answer.close()
+                response.close()
 
-    def _again(self, call: Any) -> Any:
-        """The result of a call, which is made anew as often as is allowed."""
+    def _retry(self, call: Callable[[], T]) -> T:
         for left in range(self._retries, -1, -1):
             try:
-                with self._http.told_of(self._uri, self._timeout):
+                with self._http.translate_errors(self._uri, self._timeout):
                     return call()
             except UriError as error:
-                self._drop()
-                if not left or not may_pass(error):
+                self._drop_response()
+                if not left or not is_temporary(error):
                     raise
-        return None
+        raise AssertionError("one of the attempts returns or raises")
 
     def _open(self) -> None:
-        answer = self._http.asked(self._uri, self._timeout, self._allowed, Range=f"bytes={self._position}-")
-        self._answer, self._at = answer, self._position
-        mark = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
-        if self._size >= 0 and (answer.status != 206 or mark != self._mark):
-            raise UriError(f"{shown(self._uri)}: the file was changed while it was read. Read it again.")
-        total = (answer.headers.get("Content-Range") or "").rpartition("/")[2]
-        if answer.status == 206 and total.isdigit():
-            self._size, self._mark = int(total), mark
+        headers = {"Range": f"bytes={self._position}-"}
+        response = self._http.open_url(self._uri, self._timeout, self._allowed, **headers)
+        self._response, self._response_position = response, self._position
+        validator = self._http.validator_of(response)
+        if self._size >= 0 and (response.status != 206 or validator != self._validator):
+            raise UriError(f"{display_uri(self._uri)}: the file was changed while it was read. Read it again.")
+        total = (response.headers.get("Content-Range") or "").rpartition("/")[2]
+        if response.status == 206 and total.isdigit():
+            self._size, self._validator = int(total), validator
 
-    def _read(self, wanted: int) -> bytes:
-        if self._answer is None or self._at != self._position:
-            self._drop()
+    def _read(self, size: int) -> bytes:
+        if self._response is None or self._response_position != self._position:
+            self._drop_response()
             self._open()
-        assert self._answer is not None
-        content = self._answer.read1(wanted)
+        assert self._response is not None
+        content = self._response.read1(size)
         if not content:
-            raise self._http.broken_off(self._uri, self._position, self._size)
+            raise self._http.incomplete_download(self._uri, self._position, self._size)
         return content

@@ -1,4 +1,8 @@
-"""Upload and download of one file while it is produced or read."""
+"""Upload and download of one file while it is produced or read.
+
+A thread does the network part, and a `PieceQueue` connects it with the caller, so that both work at the same time and
+neither gets far ahead of the other. An uploaded file is complete in the end, or is not there.
+"""
 
 from __future__ import annotations
 
@@ -18,59 +22,103 @@ from typing import IO, Any, NamedTuple, cast
 
 from quire.errors import StorageError, StorageNotFoundError
 from quire.files._folder import LocalFolder
-from quire.files._remote import _LAST_WORDS, _OBJECT_STORES, Connection, RemoteFolder, require_fsspec
-from quire.files._retry import _SLOWEST, Errand, RemoteOptions, too_slow
-from quire.files._uris import local_path, scheme_of, shown
+from quire.files._remote import CLEANUP_SECONDS, OBJECT_STORES, Connection, RemoteFolder, require_fsspec
+from quire.files._retry import SLOWEST_UPLOAD, RemoteCall, RemoteOptions, timeout_error
+from quire.files._uris import display_uri, local_path, scheme_of
+
+Pieces = Generator[Any, None, None]
+"""Bytes or memoryviews, in order."""
+WritePieces = Callable[[Iterable[Any]], None]
+"""Writes the pieces as a file; an error, also one of the pieces, leaves no file."""
+
+_QUEUE_BYTES = 32 << 20
+"""The bytes that wait in a queue at most, unless one piece is larger."""
+_PIECE = 1 << 20
+_UPLOAD_PART = 16 << 20
+"""The bytes that a store is sent at once."""
 
 
-class GivenUpError(Exception):
-    """The other side has given up, and wants no more or has no more."""
+# --- addresses
 
 
-class Handover:
-    """Pieces of bytes, in order; no more than `room` bytes, or one piece, wait to be taken."""
+class FileAddress(NamedTuple):
+    """The address of a file: its folder, and its name there."""
 
-    def __init__(self, room: int) -> None:
-        self._room, self._size = room, 0
+    folder: str
+    name: str
+
+
+def split_address(url: str) -> FileAddress:
+    """Split the address of a file into its folder and name."""
+    folder, _, name = url.rpartition("/")
+    if not name:
+        raise StorageError(f"{display_uri(url)}: this is a folder; the address of a file has a name at its end.")
+    return FileAddress(f"{folder}/" if folder.endswith(":/") else folder, name)
+
+
+def _is_local(url: str) -> bool:
+    return ("://" not in url and "::" not in url) or scheme_of(url) == "file"
+
+
+def _to_local_path(url: str) -> Path:
+    return Path(os.path.abspath(os.path.expanduser(local_path(url))))  # noqa: PTH100, PTH111 - a link stays a link
+
+
+def _http_file(url: str, options: RemoteOptions) -> Any:
+    return importlib.import_module("quire.files._http").HttpFile(url, options)  # slow to import, and rarely needed
+
+
+# --- a queue between threads
+
+
+class AbandonedError(Exception):
+    """The other side of a queue has stopped."""
+
+
+class PieceQueue:
+    """A queue of pieces between two threads, of at most `max_bytes`, or one larger piece."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self._size = max_bytes, 0
         self._pieces: deque[Any] = deque()
         self._changed = threading.Condition()
-        self._ended = self._given_up = False
+        self._ended = self._abandoned = False
         self._error: BaseException | None = None
 
     def put(self, piece: Any, seconds: float | None = None) -> None:
-        """Hand over a piece, as soon as there is room; if there is none in time, the other side hangs."""
+        """Add a piece as soon as there is room; raise TimeoutError if there is none within `seconds`."""
         until = None if seconds is None else time.monotonic() + seconds
         with self._changed:
-            while self._pieces and self._size + len(piece) > self._room and not self._given_up:
+            while self._pieces and self._size + len(piece) > self._max_bytes and not self._abandoned:
                 left = None if until is None else until - time.monotonic()
                 if left is not None and seconds is not None and left <= 0:
-                    raise too_slow(seconds)
+                    raise timeout_error(seconds)
                 self._changed.wait(left)
-            if self._given_up:
-                raise GivenUpError
+            if self._abandoned:
+                raise AbandonedError
             self._pieces.append(piece)
             self._size += len(piece)
             self._changed.notify_all()
 
     def end(self, error: BaseException | None = None) -> None:
-        """There are no more pieces; with an error, it is raised behind the last."""
+        """End the pieces; with an error, it is raised after the last piece."""
         with self._changed:
             self._ended, self._error = True, error
             self._changed.notify_all()
 
-    def give_up(self) -> None:
-        """Leave: whoever hands over or takes is told so, and what waits is forgotten."""
+    def abandon(self) -> None:
+        """Stop: the other side gets AbandonedError, and pieces that wait are dropped."""
         with self._changed:
-            self._given_up = True
+            self._abandoned = True
             self._pieces.clear()
             self._changed.notify_all()
 
     def __iter__(self) -> Iterator[Any]:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._pieces or self._ended or self._given_up)
-                if self._given_up:
-                    raise GivenUpError
+                self._changed.wait_for(lambda: self._pieces or self._ended or self._abandoned)
+                if self._abandoned:
+                    raise AbandonedError
                 if not self._pieces:
                     break
                 piece = self._pieces.popleft()
@@ -81,59 +129,52 @@ class Handover:
             raise self._error
 
 
-Pieces = Generator[Any, None, None]
-Way = Callable[[Iterable[Any]], None]
-"""Writes the pieces as a file; an error, be it of the pieces, leaves no file."""
-
-_AHEAD = 32 << 20
-"""The bytes that are ready to be sent, at most."""
-_PIECE = 1 << 20
-_PART = 16 << 20
-"""The bytes that a store is sent at once."""
+# --- uploads
 
 
 def send(url: str, source: Callable[[], Pieces], options: RemoteOptions) -> None:
-    """Write what the source makes, while it makes it; done again from the start if the reason of a failure may pass.
+    """Write the pieces of the source to a file while they are produced.
 
-    The source is run here, and the sending in a thread. Its errors are raised as they are.
+    After a failure that may be temporary, the source is called again, and its pieces are sent from the start. It runs
+    in this thread, and the upload in another. Errors of the source are raised as they are.
     """
-    way, options = _way_to(url, options)
-    failed = None
+    write, options = _choose_writer(url, options)
+    source_error = None
     try:
-        Errand("writing the file", url).run(lambda _: _attempt(way, source, options), options, own_time=True)
+        RemoteCall("writing the file", url).run(lambda _: _send_once(write, source, options), options, own_time=True)
     except _SourceFailedError as error:
-        failed = error.reason
-    if failed is not None:
-        raise failed
+        source_error = error.reason
+    if source_error is not None:  # raised here, so that the wrapper does not show up as its context
+        raise source_error
 
 
 class _SourceFailedError(StorageError):
-    """What is to be sent cannot be made: no reason to try again."""
+    """The source raised an error, so that the upload is not retried."""
 
     def __init__(self, reason: Exception) -> None:
         super().__init__(str(reason))
         self.reason = reason
 
 
-def _attempt(way: Way, source: Callable[[], Pieces], options: RemoteOptions) -> None:
-    seconds = options.timeout + _PART / _SLOWEST
-    handover = Handover(_AHEAD)
-    sender = _Sender(way, handover)
+def _send_once(write: WritePieces, source: Callable[[], Pieces], options: RemoteOptions) -> None:
+    seconds = options.timeout + _UPLOAD_PART / SLOWEST_UPLOAD
+    pieces_queue = PieceQueue(_QUEUE_BYTES)
+    sender = _Sender(write, pieces_queue)
     try:
         with closing(source()) as pieces:
-            for piece in _reported(pieces):
-                handover.put(piece, seconds)
-        handover.end()
-    except GivenUpError:
-        pass  # the sender tells why
+            for piece in _wrap_source_errors(pieces):
+                pieces_queue.put(piece, seconds)
+        pieces_queue.end()
+    except AbandonedError:
+        pass  # the sender has the reason
     except BaseException:
-        handover.give_up()
-        sender.join(_LAST_WORDS)  # it removes what it has begun
+        pieces_queue.abandon()
+        sender.join(CLEANUP_SECONDS)  # it removes what it has begun
         raise
-    sender.result(seconds)
+    sender.wait(seconds)
 
 
-def _reported(pieces: Iterator[Any]) -> Iterator[Any]:
+def _wrap_source_errors(pieces: Iterator[Any]) -> Iterator[Any]:
     try:
         yield from pieces
     except Exception as error:
@@ -141,36 +182,87 @@ def _reported(pieces: Iterator[Any]) -> Iterator[Any]:
 
 
 class _Sender(threading.Thread):
-    """Sends in the background; it is left behind if it hangs, and then learns that nobody waits."""
+    """Uploads in the background. If it hangs it is left behind, and stops when it next uses the queue."""
 
-    def __init__(self, way: Way, handover: Handover) -> None:
+    def __init__(self, write: WritePieces, pieces: PieceQueue) -> None:
         super().__init__(daemon=True, name="quire-send")
-        self._way, self._handover = way, handover
+        self._write, self._pieces = write, pieces
         self._error: BaseException | None = None
         self.start()
 
     def run(self) -> None:
         try:
-            self._way(self._handover)
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            self._write(self._pieces)
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
             self._error = error
-            self._handover.give_up()
+            self._pieces.abandon()
 
-    def result(self, seconds: float) -> None:
-        """Wait until the file is there."""
+    def wait(self, seconds: float) -> None:
+        """Wait until the file is complete."""
         self.join(seconds)
         if self.is_alive():
-            self._handover.give_up()
-            raise too_slow(seconds)
+            self._pieces.abandon()
+            raise timeout_error(seconds)
         if self._error is not None:
             raise self._error
 
 
-# --- what is sent
+def _choose_writer(url: str, options: RemoteOptions) -> tuple[WritePieces, RemoteOptions]:
+    """Return the function that writes to an address, and the options with which it is retried."""
+    if _is_local(url):
+        path = _to_local_path(url)
+        return partial(_write_local, LocalFolder(path.parent), path.name), replace(options, retries=0)
+    if scheme_of(url) in ("http", "https"):
+        return _http_file(url, options).upload, options
+    require_fsspec(url)
+    address = split_address(url)
+    connection = Connection(address.folder, options.storage_options)
+    write = _write_object if scheme_of(url) in OBJECT_STORES else _write_and_move
+    return partial(write, connection, address.name, options.timeout), options
 
 
-def in_pieces(parts: Iterable[Any]) -> Pieces:
-    """Parts of any size as pieces of at most 1 MiB; small ones go together."""
+def _write_local(folder: LocalFolder, name: str, pieces: Iterable[Any]) -> None:
+    with folder.open_for_write(name) as file:
+        for piece in pieces:
+            file.write(piece)
+
+
+def _write_object(connection: Connection, name: str, seconds: float, pieces: Iterable[Any]) -> None:
+    """Write to an object store, where a file appears when its upload is completed."""
+    attempt = connection.within(seconds)
+    file = attempt.call("open", attempt.path(name), "wb", block_size=_UPLOAD_PART)
+    try:
+        for piece in pieces:
+            file.write(piece)
+        file.close()
+    except BaseException:
+        file.closed = True  # otherwise the garbage collector closes it, which completes the upload
+        with suppress(Exception):
+            file.discard()
+        raise
+
+
+def _write_and_move(connection: Connection, name: str, seconds: float, pieces: Iterable[Any]) -> None:
+    """Write to a file of another name, which is moved when it is complete."""
+    part = f".{name}.{uuid.uuid4().hex}.part"
+    attempt = connection.within(seconds)
+    try:
+        attempt.call("makedirs", attempt.root or "/", exist_ok=True)
+        with attempt.call("open", attempt.path(part), "wb") as file:
+            for piece in pieces:
+                file.write(piece)
+        connection.within(seconds).call("mv", attempt.path(part), attempt.path(name))
+    except BaseException:
+        with suppress(Exception):
+            connection.within(CLEANUP_SECONDS).call("rm_file", attempt.path(part))
+        raise
+
+
+# --- pieces
+
+
+def split_pieces(parts: Iterable[Any]) -> Pieces:
+    """Yield parts of any size as pieces of at most 1 MiB; small parts are combined."""
     small = bytearray()
     for part in parts:
         view = memoryview(part)
@@ -190,20 +282,20 @@ def in_pieces(parts: Iterable[Any]) -> Pieces:
         yield bytes(small)
 
 
-class Kept:
-    """The pieces of a source that can be asked only once, kept in a file without a name to be sent again."""
+class SpooledPieces:
+    """Pieces that can be produced only once, kept in a temporary file so that they can be sent again."""
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces, self._size = pieces, 0
         self._file = tempfile.TemporaryFile(prefix="quire-")  # noqa: SIM115 - closed by close()
 
     def close(self) -> None:
-        """Forget all."""
+        """Drop the pieces."""
         self._pieces.close()
         self._file.close()
 
     def __call__(self) -> Pieces:
-        """From the first piece on."""
+        """Yield the pieces from the start."""
         position = 0
         while position < self._size:
             self._file.seek(position)
@@ -216,148 +308,60 @@ class Kept:
             yield piece
 
 
-# --- ways
-
-
-class Place(NamedTuple):
-    """A file at an address: the folder, and its name there."""
-
-    folder: str
-    name: str
-
-
-def place_of(url: str) -> Place:
-    """Where the file at an address lies."""
-    folder, _, name = url.rpartition("/")
-    if not name:
-        raise StorageError(f"{shown(url)}: this is a folder; the address of a file has a name at its end.")
-    return Place(f"{folder}/" if folder.endswith(":/") else folder, name)
-
-
-def is_local(url: str) -> bool:
-    """Whether an address is a path of this machine."""
-    return ("://" not in url and "::" not in url) or scheme_of(url) == "file"
-
-
-def local_file(url: str) -> Path:
-    """The path that an address means."""
-    return Path(os.path.abspath(os.path.expanduser(local_path(url))))  # noqa: PTH100, PTH111 - a link stays a link
-
-
-def web(url: str, options: RemoteOptions) -> Any:
-    """Requests to an address of http, whose modules take as long to import as all of quire."""
-    return importlib.import_module("quire.files._http").Web(url, options)
-
-
-def _way_to(url: str, options: RemoteOptions) -> tuple[Way, RemoteOptions]:
-    if is_local(url):
-        path = local_file(url)
-        return partial(_to_path, LocalFolder(path.parent), path.name), replace(options, retries=0)
-    if scheme_of(url) in ("http", "https"):
-        return web(url, options).put, options
-    require_fsspec(url)
-    place = place_of(url)
-    connection = Connection(place.folder, options.storage_options)
-    way = _to_object if scheme_of(url) in _OBJECT_STORES else _to_part
-    return partial(way, connection, place.name, options.timeout), options
-
-
-def _to_path(folder: LocalFolder, name: str, pieces: Iterable[Any]) -> None:
-    with folder.open_for_write(name) as file:
-        for piece in pieces:
-            file.write(piece)
-
-
-def _to_object(connection: Connection, name: str, seconds: float, pieces: Iterable[Any]) -> None:
-    """To a store where a file appears when its last part is told to be the last."""
-    attempt = connection.within(seconds)
-    file = attempt.ask("open", attempt.path(name), "wb", block_size=_PART)
-    try:
-        for piece in pieces:
-            file.write(piece)
-        file.close()
-    except BaseException:
-        file.closed = True  # else the collector closes it, and so makes a file of what there is
-        with suppress(Exception):
-            file.discard()
-        raise
-
-
-def _to_part(connection: Connection, name: str, seconds: float, pieces: Iterable[Any]) -> None:
-    """To a file of another name, which is moved when all of it is there."""
-    part = f".{name}.{uuid.uuid4().hex}.part"
-    attempt = connection.within(seconds)
-    try:
-        attempt.ask("makedirs", attempt.root or "/", exist_ok=True)
-        with attempt.ask("open", attempt.path(part), "wb") as file:
-            for piece in pieces:
-                file.write(piece)
-        connection.within(seconds).ask("mv", attempt.path(part), attempt.path(name))
-    except BaseException:
-        with suppress(Exception):
-            connection.within(_LAST_WORDS).ask("rm_file", attempt.path(part))
-        raise
-
-
-_AHEAD = 32 << 20
-"""The bytes that are read ahead, at most, or one part of a file."""
+# --- downloads
 
 
 @contextmanager
 def receive(url: str, options: RemoteOptions) -> Iterator[IO[bytes]]:
-    """The file at an address. What is far is read in a thread, ahead of the reader, who cannot seek in it."""
-    if is_local(url):
-        with _open_local(url) as file:
+    """Open the file at an address for reading. A remote file is read ahead in a thread, and cannot seek."""
+    if _is_local(url):
+        path = _to_local_path(url)
+        try:
+            file = path.open("rb")
+        except FileNotFoundError as error:
+            raise StorageNotFoundError(f"{path}: there is no such file.") from error
+        except OSError as error:
+            raise StorageError(f"{path}: {error.strerror or error}.") from error
+        with file:
             yield file
         return
-    handover = Handover(_AHEAD)
-    receiver = threading.Thread(target=_run, args=(url, options, handover), daemon=True, name="quire-receive")
+    pieces = PieceQueue(_QUEUE_BYTES)
+    receiver = threading.Thread(target=_receive, args=(url, options, pieces), daemon=True, name="quire-receive")
     receiver.start()
     try:
-        yield cast("IO[bytes]", _Reader(iter(handover)))
+        yield cast("IO[bytes]", _PieceReader(iter(pieces)))
     finally:
-        handover.give_up()
-        receiver.join(_LAST_WORDS)
+        pieces.abandon()
+        receiver.join(CLEANUP_SECONDS)
 
 
-def _open_local(url: str) -> IO[bytes]:
-    path = local_file(url)
+def _receive(url: str, options: RemoteOptions, pieces: PieceQueue) -> None:
+    """Download a file into a queue; an error is raised where the queue is read."""
+    failure: BaseException | None = None
     try:
-        return path.open("rb")
-    except FileNotFoundError as error:
-        raise StorageNotFoundError(f"{path}: there is no such file.") from error
-    except OSError as error:
-        raise StorageError(f"{path}: {error.strerror or error}.") from error
-
-
-def _run(url: str, options: RemoteOptions, handover: Handover) -> None:
-    error: BaseException | None = None
-    try:
-        with closing(_pieces(url, options)) as pieces:
-            for piece in pieces:
-                handover.put(piece)
-    except GivenUpError:
+        if scheme_of(url) in ("http", "https"):
+            parts: Any = _http_file(url, options).download()
+        else:
+            address = split_address(url)
+            parts = RemoteFolder(address.folder, options).parts(address.name)
+        with closing(parts):
+            for part in parts:
+                pieces.put(part)
+    except AbandonedError:
         pass
-    except BaseException as found:  # noqa: BLE001 - it is raised where the file is read
-        error = found
-    handover.end(error)
+    except BaseException as error:  # noqa: BLE001 - raised where the file is read
+        failure = error
+    pieces.end(failure)
 
 
-def _pieces(url: str, options: RemoteOptions) -> Any:
-    if scheme_of(url) in ("http", "https"):
-        return web(url, options).get()
-    place = place_of(url)
-    return RemoteFolder(place.folder, options).parts(place.name)
-
-
-class _Reader:
+class _PieceReader:
     """Pieces as a file that is read from the start to the end."""
 
     def __init__(self, pieces: Iterator[Any]) -> None:
         self._pieces, self._rest = pieces, memoryview(b"")
 
     def read(self, size: int = -1) -> bytes:
-        """So many bytes, or fewer at the end; all of them, unless told how many."""
+        """Return `size` bytes, or fewer at the end; all bytes if the size is negative."""
         parts: list[Any] = []
         missing = size if size >= 0 else 1 << 62
         while missing:
