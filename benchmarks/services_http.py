@@ -21,7 +21,7 @@ from measure import Contestant, Row, repeated
 
 from quire import BaseDocument, DocumentArray
 from quire.array._serialization import encode_stream
-from quire.files import Pieces, RemoteOptions, in_pieces, send
+from quire.files import Pieces, RemoteOptions, send, split_pieces
 from quire.typing import NdArray
 
 MB = 1_000_000
@@ -113,7 +113,7 @@ def push_row(compress: str | None) -> Row:
 
     def make() -> Pieces:
         options = {"checksums": True, "allow_pickle": False, "workers": WORKERS}
-        return in_pieces(chain.from_iterable(encode_stream(docs, docs._documents, None, compress, **options)))
+        return split_pieces(chain.from_iterable(encode_stream(docs, docs._documents, None, compress, **options)))
 
     ready = [bytes(piece) for piece in make()]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from quire.errors import DecodeError, EncodeError, OptionError, UriNotFoundError
-from quire.files import Target, fetch, open_target, scheme_of, shown
+from quire.files import Target, display_uri, fetch, open_target, scheme_of
 from quire.tensors import describe
 
 TextTarget = str | os.PathLike[str] | IO[str] | IO[bytes]
@@ -134,6 +134,6 @@ def _lines(lines: Iterable[Any], encoding: str, name: str) -> Iterator[str]:
 def source_name(source: object, fallback: str) -> str:
     """What an error calls the source: a path, a file's own name, or the fallback."""
     if isinstance(source, (str, os.PathLike)):
-        return shown(os.fspath(source))
+        return display_uri(os.fspath(source))
     name = getattr(source, "name", None)
     return name if isinstance(name, str) else fallback

@@ -35,7 +35,7 @@ from quire.distributed._sources import (
 from quire.distributed._stages import PartitionStage
 from quire.documents import Document, address_field, content_field
 from quire.errors import DecodeError, OptionError, StorageError, StorageNotFoundError
-from quire.files import Folder, RemoteOptions, guess_type, shown
+from quire.files import Folder, RemoteOptions, display_uri, guess_type
 from quire.storage import (
     SUFFIXES,
     ReadOptions,
@@ -147,7 +147,7 @@ def _no_class_error() -> StorageError:
 
 def _no_rows_error(paths: Paths) -> OptionError:
     places = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    named = ", ".join(shown(os.fspath(path)) for path in places[:_MAX_NAMED])
+    named = ", ".join(display_uri(os.fspath(path)) for path in places[:_MAX_NAMED])
     more = f" and {len(places) - _MAX_NAMED} more" if len(places) > _MAX_NAMED else ""
     return OptionError(f"{named}{more}: there are no rows to read. Pass allow_empty=True if there may be none.")
 
@@ -188,7 +188,7 @@ def plan_parquet(
     layout = DocumentLayout(schema) if schema else layout_from_arrow(_schema_with_partitions(*shards[0]))
     if "forbid" in (extra, layout.document_type.__quire_extra__):
         for folder, shard in shards:
-            where = shown(folder.join(shard.name))
+            where = display_uri(folder.join(shard.name))
             refuse_unknown_columns(
                 layout.document_type.document_schema(), read_arrow_schema(folder, shard), extra, where
             )
@@ -375,7 +375,9 @@ def _infer_layout(kind: str, file: FileRef, options: FileOptions) -> DocumentLay
             content = source.read() if peek_byte(source) == b"[" else b"".join(source.readlines(_INFERENCE_BYTES))
         return layout_from_arrow(_infer_json_schema(content))
     except (pa.ArrowException, ValueError) as error:
-        raise DecodeError(f"{shown(file.url)}: no class can be inferred from it: {error}. Pass schema=...") from error
+        raise DecodeError(
+            f"{display_uri(file.url)}: no class can be inferred from it: {error}. Pass schema=..."
+        ) from error
 
 
 def _infer_csv_layout(source: IO[bytes], options: CsvOptions) -> DocumentLayout:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Literal, NamedTuple, TypeVar
 
 from quire.errors import OptionError, StorageNotFoundError
-from quire.files import Folder, RemoteOptions, open_folder, shown
+from quire.files import Folder, RemoteOptions, display_uri, open_folder
 
 T = TypeVar("T")
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -61,7 +61,7 @@ def find_files(
 
 def no_files_error(path: str | os.PathLike[str], *, hint: bool) -> StorageNotFoundError:
     """Return the error for a path or a pattern without files."""
-    place = shown(os.fspath(path))
+    place = display_uri(os.fspath(path))
     cause = (
         f"no file matches {place!r}."
         if is_pattern(path)

@@ -14,7 +14,7 @@ from quire.distributed._row_containers import concat_rows
 from quire.distributed._sources import Paths, assign_to_partitions, find_files
 from quire.distributed.xshards import XShards
 from quire.errors import DecodeError, OptionError
-from quire.files import RemoteOptions, scheme_of, shown
+from quire.files import RemoteOptions, display_uri, scheme_of
 from quire.parallel import summary_of
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _read_frame(file: SourceFile, kind: str, how: Mapping[str, Any]) -> Any:
     try:
         frame = getattr(pandas, f"read_{kind}")(file.url, **options)
     except Exception as error:
-        raise DecodeError(f"{shown(file.url)}: pandas cannot read it: {summary_of(error)}") from error
+        raise DecodeError(f"{display_uri(file.url)}: pandas cannot read it: {summary_of(error)}") from error
     for name, value in file.folders.items():
         if name not in frame.columns and (columns is None or name in columns):
             frame[name] = value

@@ -15,7 +15,7 @@ from quire.array import DocumentArray
 from quire.document import BaseDocument
 from quire.documents import _pixels
 from quire.errors import DecodeError, EncodeError, TensorError, UriError
-from quire.files import Limits, Target, guess_type, open_target, read_uri, scheme_of, shown, to_data_uri
+from quire.files import ReadLimits, Target, display_uri, guess_type, open_target, read_uri, scheme_of, to_data_uri
 from quire.media import decode_frames, encode_pillow, pillow_format, save_image, to_image_bytes
 from quire.tensors import framework_of
 from quire.typing import AnyTensor
@@ -119,7 +119,7 @@ class Document(BaseDocument):
     # --- images
 
     def load_uri_to_image_tensor(
-        self, width: int | None = None, height: int | None = None, channel_axis: int = -1, **limits: Unpack[Limits]
+        self, width: int | None = None, height: int | None = None, channel_axis: int = -1, **limits: Unpack[ReadLimits]
     ) -> Self:
         """Set `tensor` to the image at `uri`: uint8, RGB, resized if `width` or `height` is given.
 
@@ -232,28 +232,30 @@ class Document(BaseDocument):
 
     # --- URIs and bytes
 
-    def load_uri_to_blob(self, **limits: Unpack[Limits]) -> Self:
+    def load_uri_to_blob(self, **limits: Unpack[ReadLimits]) -> Self:
         """Set `blob` to the bytes at `uri`, and `mime_type` if it is empty and the URI implies it."""
         uri = self._require("uri")
         self.blob = read_uri(uri, **limits)
         self.mime_type = self.mime_type or guess_type(uri)
         return self
 
-    def load_uri_to_text(self, charset: str = "utf-8", **limits: Unpack[Limits]) -> Self:
+    def load_uri_to_text(self, charset: str = "utf-8", **limits: Unpack[ReadLimits]) -> Self:
         """Set `text` to the text at `uri`."""
         uri = self._require("uri")
         content = read_uri(uri, **limits)
         try:
             self.text = content.decode(charset)
         except (UnicodeDecodeError, LookupError) as error:
-            raise DecodeError(f"{shown(uri)}: not text in {charset} ({error}). Pass the right charset.") from error
+            raise DecodeError(
+                f"{display_uri(uri)}: not text in {charset} ({error}). Pass the right charset."
+            ) from error
         return self
 
     def convert_uri_to_datauri(
         self,
         charset: str = "utf-8",
         base64: bool = False,  # noqa: FBT001, FBT002
-        **limits: Unpack[Limits],
+        **limits: Unpack[ReadLimits],
     ) -> Self:
         """Replace `uri` by a data URI of the content at it; a data URI stays. The charset is stated for text only."""
         uri = self._require("uri")
@@ -292,7 +294,7 @@ class Document(BaseDocument):
             "For an image use convert_image_tensor_to_uri()."
         )
 
-    def save_uri_to_file(self, file: Target, **limits: Unpack[Limits]) -> Self:
+    def save_uri_to_file(self, file: Target, **limits: Unpack[ReadLimits]) -> Self:
         """Write the bytes at `uri` to a file."""
         content = read_uri(self._require("uri"), **limits)
         with open_target(file) as target:

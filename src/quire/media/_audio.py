@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from quire.errors import DecodeError, EncodeError, OptionError, did_you_mean
-from quire.files import Target, shown
+from quire.files import Target, display_uri
 from quire.media._common import as_numpy, channels_last, limit_error, suffix_of, write_seekable
 from quire.media._pyav import (
     Encoded,
@@ -94,7 +94,7 @@ def decode_audio(
             if total > most:
                 raise limit_error(where, f"the sound has {channels} channels and goes on", "max_samples", max_samples)
     if not blocks:
-        raise DecodeError(f"{shown(where)}: there is no sound in it.")
+        raise DecodeError(f"{display_uri(where)}: there is no sound in it.")
     samples = np.concatenate(blocks, axis=1).reshape(-1, channels)
     return Sound(_mix_channels(samples) if mono else samples, rate)
 

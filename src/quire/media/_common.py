@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from quire.errors import DecodeError, TensorError
-from quire.files import Target, open_target, shown
+from quire.files import Target, display_uri, open_target
 from quire.tensors import format_shape, framework_of, get_framework
 
 if TYPE_CHECKING:
@@ -82,5 +82,5 @@ def write_seekable(file: Target, write: Callable[[IO[bytes]], None]) -> None:
 def limit_error(where: str, size: str, name: str, limit: float) -> DecodeError:
     """Return the error for media that exceeds a limit: what it has, the limit, and how to raise it."""
     return DecodeError(
-        f"{shown(where)}: {size}, and the limit is {name}={limit:,}. If you trust it, pass a larger {name}."
+        f"{display_uri(where)}: {size}, and the limit is {name}={limit:,}. If you trust it, pass a larger {name}."
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from quire._optional import require
 from quire.errors import DecodeError, EncodeError, did_you_mean
-from quire.files import Target, shown
+from quire.files import Target, display_uri
 from quire.media._common import as_numpy, channels_last, limit_error, suffix_of, write_bytes
 from quire.tensors import format_shape
 
@@ -87,7 +87,9 @@ def open_image(content: bytes, where: str, *, all_frames: bool = False) -> Itera
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
         raise _bomb_error(where, str(error)) from error
     except _PILLOW_ERRORS as error:
-        raise DecodeError(f"{shown(where)}: the bytes are not an image that Pillow can read ({error}).") from error
+        raise DecodeError(
+            f"{display_uri(where)}: the bytes are not an image that Pillow can read ({error})."
+        ) from error
 
 
 def encode_image(array: NDArray[Any], image_format: str) -> bytes:
@@ -143,14 +145,14 @@ def import_pillow(needed_for: str) -> Any:
 
 def _check_header(image: Any, where: str, pixels: int, max_pixels: int | None) -> None:
     if image.format in _EXTERNAL:
-        raise DecodeError(f"{shown(where)}: {image.format} is not decoded, because that runs another program.")
+        raise DecodeError(f"{display_uri(where)}: {image.format} is not decoded, because that runs another program.")
     if max_pixels is not None and pixels > max_pixels:
         raise _bomb_error(where, f"{pixels:,} pixels, more than {max_pixels:,}")
 
 
 def _bomb_error(where: str, why: str) -> DecodeError:
     return DecodeError(
-        f"{shown(where)}: the image is too large to be decoded ({why}). "
+        f"{display_uri(where)}: the image is too large to be decoded ({why}). "
         "If you trust it, raise PIL.Image.MAX_IMAGE_PIXELS."
     )
 
@@ -173,7 +175,7 @@ def _to_rgb(image: Any, where: str) -> Any:
         return import_pillow("decoding an image").fromarray((deep >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
         raise DecodeError(
-            f"{shown(where)}: the pixels are {image.mode!r}, 32-bit numbers, which have no 8-bit form. "
+            f"{display_uri(where)}: the pixels are {image.mode!r}, 32-bit numbers, which have no 8-bit form. "
             "Open the image with Pillow, convert it, and set `tensor` to the result."
         )
     if image.mode == "P" and "transparency" in image.info:

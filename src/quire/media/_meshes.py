@@ -10,7 +10,7 @@ import numpy as np
 
 from quire._optional import require
 from quire.errors import DecodeError, EncodeError, OptionError, did_you_mean
-from quire.files import Target, shown
+from quire.files import Target, display_uri
 from quire.media._common import as_numpy, limit_error, suffix_of, write_bytes
 
 if TYPE_CHECKING:
@@ -79,13 +79,13 @@ def decode_mesh(
     """
     parts = [part for part in _load_parts(content, where, file_type, max_points) if hasattr(part.geometry, "faces")]
     if not parts:
-        raise DecodeError(f"{shown(where)}: there are no faces in it. Read points alone as a point cloud.")
+        raise DecodeError(f"{display_uri(where)}: there are no faces in it. Read points alone as a point cloud.")
     vertices = [part.points() for part in parts]
     starts = np.cumsum([0, *map(len, vertices[:-1])])
     faces = [np.asarray(part.geometry.faces, np.int64) + start for part, start in zip(parts, starts, strict=True)]
     mesh = Mesh(np.concatenate(vertices), np.concatenate(faces).reshape(-1, 3))
     if mesh.faces.size and not 0 <= mesh.faces.min() <= mesh.faces.max() < len(mesh.vertices):
-        raise DecodeError(f"{shown(where)}: a face refers to a missing vertex.")
+        raise DecodeError(f"{display_uri(where)}: a face refers to a missing vertex.")
     return mesh
 
 
@@ -106,7 +106,7 @@ def decode_points(
         raise OptionError(f"samples is between 1 and max_points={max_points:,}, got {samples:,}.")
     parts = _load_parts(content, where, file_type, max_points)
     if not parts:
-        raise DecodeError(f"{shown(where)}: there are no points in it.")
+        raise DecodeError(f"{display_uri(where)}: there are no points in it.")
     generator = np.random.default_rng(seed)
     if samples is not None and all(hasattr(part.geometry, "faces") for part in parts):
         mesh = decode_mesh(content, where, file_type=file_type, max_points=max_points)
@@ -167,7 +167,7 @@ def _load_parts(content: bytes, where: str, file_type: str | None, max_points: i
     trimesh = _import_trimesh("decoding a mesh")
     kind = (file_type or _detect_type(content)).lower().lstrip(".")
     if kind not in _READABLE:
-        raise DecodeError(f"{shown(where)}: files of type {kind!r} are not read. {did_you_mean(kind, _READABLE)}")
+        raise DecodeError(f"{display_uri(where)}: files of type {kind!r} are not read. {did_you_mean(kind, _READABLE)}")
     try:
         loaded = trimesh.load(io.BytesIO(content), file_type=kind, process=False)
         if hasattr(loaded, "graph"):
@@ -178,7 +178,7 @@ def _load_parts(content: bytes, where: str, file_type: str | None, max_points: i
             parts = [_Part(loaded, None)]
         total = sum(max(len(part.geometry.vertices), len(getattr(part.geometry, "faces", ()))) for part in parts)
     except _TRIMESH_ERRORS as error:
-        raise DecodeError(f"{shown(where)}: the bytes are not {kind} that trimesh can read ({error}).") from error
+        raise DecodeError(f"{display_uri(where)}: the bytes are not {kind} that trimesh can read ({error}).") from error
     if total > max_points:
         raise limit_error(where, f"there are {total:,} points or faces", "max_points", max_points)
     return parts
@@ -210,7 +210,7 @@ def _sample_faces(mesh: Mesh, samples: int, generator: np.random.Generator, wher
     areas = np.linalg.norm(np.cross(first, second), axis=1)
     total = areas.sum()
     if not np.isfinite(total) or total <= 0:
-        raise DecodeError(f"{shown(where)}: the faces have no area to draw points from.")
+        raise DecodeError(f"{display_uri(where)}: the faces have no area to draw points from.")
     chosen = generator.choice(len(areas), samples, p=areas / total)
     positions = generator.random((samples, 2, 1))
     outside = positions.sum(axis=1) > 1

@@ -12,7 +12,7 @@ from typing import IO, Any, Literal, NoReturn
 
 from quire._optional import require
 from quire.errors import DecodeError, EncodeError, QuireError
-from quire.files import shown
+from quire.files import display_uri
 
 Encoded = bytes | bytearray | memoryview | IO[bytes]
 """Encoded media: its bytes, or a readable and seekable file."""
@@ -46,11 +46,11 @@ def open_container(source: Encoded, where: str, kind: Kind) -> Iterator[Any]:
         raise
     except (av.FFmpegError, ValueError, OSError, ArithmeticError, LookupError, EOFError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DecodeError(f"{shown(where)}: the bytes are not {kind} that PyAV can read ({reason}).") from error
+        raise DecodeError(f"{display_uri(where)}: the bytes are not {kind} that PyAV can read ({reason}).") from error
 
 
 def _refuse(url: str, _flags: int, _options: Any) -> NoReturn:
-    raise DecodeError(f"the file refers to {shown(url)}, which is not opened.")
+    raise DecodeError(f"the file refers to {display_uri(url)}, which is not opened.")
 
 
 @contextmanager
@@ -69,9 +69,9 @@ def first_stream(container: Any, where: str, kind: Kind) -> Any:
     streams = getattr(container.streams, kind)
     if not streams:
         others = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
-        raise DecodeError(f"{shown(where)}: there is no {kind} in it, only {others}.")
+        raise DecodeError(f"{display_uri(where)}: there is no {kind} in it, only {others}.")
     if streams[0].codec_context is None:
-        raise DecodeError(f"{shown(where)}: PyAV does not know the codec of its {kind}.")
+        raise DecodeError(f"{display_uri(where)}: PyAV does not know the codec of its {kind}.")
     return streams[0]
 
 
@@ -87,5 +87,5 @@ def read_packets(container: Any, stream: Any, where: str) -> Iterator[Any]:
     for packet in container.demux(stream):
         if packet.is_corrupt:
             position = "" if packet.dts is None else f" at about {float(packet.dts * packet.time_base):.3g} seconds"
-            raise DecodeError(f"{shown(where)}: the file is cut off or damaged{position}.")
+            raise DecodeError(f"{display_uri(where)}: the file is cut off or damaged{position}.")
         yield packet

@@ -13,7 +13,7 @@ import numpy as np
 from typing_extensions import TypedDict, Unpack
 
 from quire.errors import DecodeError, EncodeError, OptionError, did_you_mean
-from quire.files import Target, shown
+from quire.files import Target, display_uri
 from quire.media._audio import MAX_SECONDS, Sound, add_audio, check_samples, decode_audio, mux_audio
 from quire.media._common import as_numpy, channels_last, limit_error, suffix_of, write_seekable
 from quire.media._pyav import (
@@ -186,7 +186,7 @@ def decode_video(
         if frame.is_key:
             keys.append(index)
     if not times:
-        raise DecodeError(f"{shown(where)}: there is no frame in it, or none between `start` and `end`.")
+        raise DecodeError(f"{display_uri(where)}: there is no frame in it, or none between `start` and `end`.")
     sound = decode_audio(source, where, max_seconds=max_seconds) if audio and has_audio else None
     return Clip(buffer.array(), np.array(times), np.array(keys, np.int64), sound)
 
@@ -201,7 +201,7 @@ class _FrameBuffer:
 
     def append(self, pixels: NDArray[np.uint8]) -> None:
         if self._count and pixels.shape != self._array.shape[1:]:
-            raise DecodeError(f"{shown(self._where)}: the size of the frames changes. Pass width and height.")
+            raise DecodeError(f"{display_uri(self._where)}: the size of the frames changes. Pass width and height.")
         if self._count == len(self._array):
             grown = np.empty((max(16, 2 * self._count), *pixels.shape), np.uint8)
             if self._count:

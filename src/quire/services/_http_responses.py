@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from quire import codec
-from quire.files import in_pieces
+from quire.files import split_pieces
 from quire.services._payloads import Payload
 
 JSON = "application/json"
@@ -130,4 +130,4 @@ def _encode_line(row: Any) -> bytes:
 def _encode_file(payload: Payload, rows: Iterable[Any]) -> Iterator[bytes]:
     schema = payload.document_type.document_schema()
     parts = codec.stream(rows, schema, None, None, allow_pickle=False, checksums=True, workers=1)
-    return map(bytes, in_pieces(chain.from_iterable(parts)))
+    return map(bytes, split_pieces(chain.from_iterable(parts)))

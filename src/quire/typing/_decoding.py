@@ -10,10 +10,10 @@ from typing_extensions import TypedDict
 
 from quire import media
 from quire.errors import DecodeError
-from quire.files import Fetching, shown
+from quire.files import FetchOptions, display_uri
 from quire.media import Clip, Frame, FrameOptions, Mesh, Points, Sound, as_tensor
 
-# --- options: those of decoding for bytes, and with those of reading (`Fetching`) for URLs
+# --- options: those of decoding for bytes, and with those of reading (`FetchOptions`) for URLs
 
 
 class ImageDecoding(TypedDict, total=False):
@@ -25,7 +25,7 @@ class ImageDecoding(TypedDict, total=False):
     max_pixels: int | None
 
 
-class ImageOptions(ImageDecoding, Fetching, total=False):
+class ImageOptions(ImageDecoding, FetchOptions, total=False):
     """Options to read and decode an image."""
 
 
@@ -42,7 +42,7 @@ class AudioDecoding(TypedDict, total=False):
     max_samples: int
 
 
-class AudioOptions(AudioDecoding, Fetching, total=False):
+class AudioOptions(AudioDecoding, FetchOptions, total=False):
     """Options to read and decode audio."""
 
 
@@ -52,7 +52,7 @@ class StreamDecoding(FrameOptions, total=False):
     max_pixels: int
 
 
-class StreamOptions(StreamDecoding, Fetching, total=False):
+class StreamOptions(StreamDecoding, FetchOptions, total=False):
     """Options to read a video and to decode it frame by frame."""
 
 
@@ -64,7 +64,7 @@ class VideoDecoding(StreamDecoding, total=False):
     max_seconds: float
 
 
-class VideoOptions(VideoDecoding, Fetching, total=False):
+class VideoOptions(VideoDecoding, FetchOptions, total=False):
     """Options to read and decode a video."""
 
 
@@ -75,7 +75,7 @@ class MeshDecoding(TypedDict, total=False):
     max_points: int
 
 
-class MeshOptions(MeshDecoding, Fetching, total=False):
+class MeshOptions(MeshDecoding, FetchOptions, total=False):
     """Options to read and decode a mesh."""
 
 
@@ -86,7 +86,7 @@ class PointDecoding(MeshDecoding, total=False):
     seed: int | None
 
 
-class PointOptions(PointDecoding, Fetching, total=False):
+class PointOptions(PointDecoding, FetchOptions, total=False):
     """Options to read and decode a point cloud."""
 
 
@@ -123,7 +123,7 @@ def load_text(content: bytes, where: str, charset: str) -> str:
     try:
         return content.decode(charset)
     except (UnicodeDecodeError, LookupError) as error:
-        raise DecodeError(f"{shown(where)}: not text in {charset} ({error}). Pass the right charset.") from error
+        raise DecodeError(f"{display_uri(where)}: not text in {charset} ({error}). Pass the right charset.") from error
 
 
 def load_mesh(content: bytes, where: str, framework: str | None, **options: Any) -> Mesh:

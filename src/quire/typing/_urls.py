@@ -16,7 +16,7 @@ from typing_extensions import Self, Unpack
 
 from quire import _parametrize
 from quire.errors import SchemaError, UriError
-from quire.files import MAX_BYTES, Fetching, allowed_schemes, fetch, guess_type, open_seekable, scheme_of, too_large
+from quire.files import MAX_BYTES, FetchOptions, allowed_schemes, fetch, guess_type, open_seekable, scheme_of, too_large
 from quire.media import Clip, Frame, Mesh, Points, Sound
 from quire.typing import _decoding
 from quire.typing._decoding import AudioOptions, ImageOptions, MeshOptions, PointOptions, StreamOptions, VideoOptions
@@ -43,7 +43,7 @@ class Url(str, metaclass=UrlMeta):
     _origin: ClassVar[Any] = None
     schemes: ClassVar[frozenset[str] | None] = None
 
-    def load_bytes(self, **fetching: Unpack[Fetching]) -> bytes:
+    def load_bytes(self, **fetching: Unpack[FetchOptions]) -> bytes:
         """Read the bytes at the URL.
 
         `timeout` is in seconds, for all attempts together (60; None for no limit), and `max_bytes` limits the size (1
@@ -52,7 +52,7 @@ class Url(str, metaclass=UrlMeta):
         """
         return fetch(str.__str__(self), **self._restrict(fetching))
 
-    def _restrict(self, fetching: Fetching) -> Fetching:
+    def _restrict(self, fetching: FetchOptions) -> FetchOptions:
         """Intersect the requested schemes with those of the type."""
         own, requested = type(self).schemes, fetching.get("schemes")
         if own is None:
@@ -225,7 +225,7 @@ class VideoUrl(Url):
             yield from _decoding.load_frames(file, self, framework, **decoding)
 
     @contextmanager
-    def _open(self, fetching: Fetching, max_bytes: int | None) -> Iterator[IO[bytes]]:
+    def _open(self, fetching: FetchOptions, max_bytes: int | None) -> Iterator[IO[bytes]]:
         with open_seekable(str.__str__(self), **self._restrict(fetching)) as file:
             size = file.seek(0, os.SEEK_END) if max_bytes is not None else 0
             if max_bytes is not None and size > max_bytes:
@@ -238,7 +238,7 @@ class TextUrl(Url):
 
     __slots__ = ()
 
-    def load(self, charset: str = "utf-8", **fetching: Unpack[Fetching]) -> str:
+    def load(self, charset: str = "utf-8", **fetching: Unpack[FetchOptions]) -> str:
         """Read the text; the options are those of `load_bytes`."""
         return _decoding.load_text(self.load_bytes(**fetching), self, charset)
 
@@ -274,11 +274,11 @@ class PointCloud3DUrl(Url):
         return _decoding.load_points(self.load_bytes(**fetching), self, framework, **decoding)
 
 
-def _split_options(options: Mapping[str, Any]) -> tuple[Fetching, dict[str, Any]]:
+def _split_options(options: Mapping[str, Any]) -> tuple[FetchOptions, dict[str, Any]]:
     """Split the options of a `load` method into those for reading and those for decoding."""
     fetching = {name: value for name, value in options.items() if name in _FETCHING}
     decoding = {name: value for name, value in options.items() if name not in _FETCHING}
-    return cast("Fetching", fetching), decoding
+    return cast("FetchOptions", fetching), decoding
 
 
 def _mesh_type(uri: str) -> str | None:

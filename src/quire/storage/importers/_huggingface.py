@@ -12,7 +12,7 @@ from pydantic import Field as PydanticField
 
 from quire.array import DocumentBatch
 from quire.errors import DecodeError, OptionError, StorageError
-from quire.files import Folder, open_folder, shown
+from quire.files import Folder, display_uri, open_folder
 from quire.storage._layout import Layout
 from quire.storage._schema_conversion import HAS_NULLS
 from quire.storage._schema_conversion import annotation_from_arrow as annotation_of
@@ -64,10 +64,10 @@ class _Saved:
     def __init__(self, source: Any, options: ImportOptions) -> None:
         self.folder: Folder = open_folder(source, options.remote)
         splits = json.loads(self.folder.read(SPLITS))["splits"] if self.folder.exists(SPLITS) else []
-        _check_split(options.split, splits, shown(self.folder.url))
+        _check_split(options.split, splits, display_uri(self.folder.url))
         self.prefix = f"{options.split}/" if options.split else ""
         if not self.folder.exists(f"{self.prefix}{STATE}"):
-            where = shown(self.folder.join(f"{self.prefix}{STATE}"))
+            where = display_uri(self.folder.join(f"{self.prefix}{STATE}"))
             raise StorageError(
                 f"{where}: no such file. save_to_disk() makes it; open_dataset() reads Parquet as it is."
             )
@@ -77,7 +77,7 @@ class _Saved:
             self.features: dict[str, Any] = json.loads(self.folder.read(f"{self.prefix}{INFO}"))["features"] or {}
         if state.get("_indices_data_files"):
             raise DecodeError(
-                f"{shown(self.folder.url)}: the rows are in another order: flatten_indices(), and save anew."
+                f"{display_uri(self.folder.url)}: the rows are in another order: flatten_indices(), and save anew."
             )
 
     def parts(self, first: int) -> Iterator[_Part]:

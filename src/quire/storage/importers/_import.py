@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from quire.display import track
 from quire.errors import OptionError, check_options, did_you_mean
-from quire.files import open_folder, shown
+from quire.files import display_uri, open_folder
 from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset
 from quire.storage._dataset_writer import DatasetWriter, WriteOptions, rows_of
 from quire.storage.importers import _huggingface, _mds, _petastorm, _webdataset
@@ -86,5 +86,6 @@ def _guessed(source: Any, options: ImportOptions) -> str:
     if folder.list(_webdataset.SUFFIXES):
         return "webdataset"
     raise OptionError(
-        f"{shown(folder.url)}: the files do not tell their format: pass format={' or '.join(map(repr, IMPORTERS))}."
+        f"{display_uri(folder.url)}: the files do not tell their format: "
+        f"pass format={' or '.join(map(repr, IMPORTERS))}."
     )

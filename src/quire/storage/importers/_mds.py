@@ -15,7 +15,7 @@ from pydantic_core import from_json as parse_json
 
 from quire.codec._compression import get_compression, unpack
 from quire.errors import DecodeError, OptionError, StorageError
-from quire.files import Folder, open_folder, shown
+from quire.files import Folder, display_uri, open_folder
 from quire.media import encode_pillow, import_pillow
 from quire.schema import Field, FieldKind
 from quire.storage._shard_reader import local_file
@@ -85,14 +85,16 @@ def _check_pickles(folder: Folder, columns: tuple[Encoding, ...], options: Impor
     pickled = [column.name for column in columns if column.kind == "pkl"]
     if pickled and not options.allow_pickle:
         raise OptionError(
-            f"{shown(folder.url)}: {', '.join(pickled)}: pickled. Pass allow_pickle=True to read numbers, texts, "
+            f"{display_uri(folder.url)}: {', '.join(pickled)}: pickled. Pass allow_pickle=True to read numbers, texts, "
             "containers and arrays of them; other classes are refused even so."
         )
 
 
 def _index(folder: Folder, name: str, prefix: str) -> list[_Shard]:
     if not folder.exists(name):
-        raise StorageError(f"{shown(folder.join(name))}: there is no such file. Of several splits, pass split=...")
+        raise StorageError(
+            f"{display_uri(folder.join(name))}: there is no such file. Of several splits, pass split=..."
+        )
     with name_errors(folder.join(name)):
         return [_shard(told_of, prefix) for told_of in json.loads(folder.read(name))["shards"]]
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from quire._extra_fields import Extra
 from quire.array import DocumentBatch
 from quire.errors import DecodeError, OptionError, StorageError
-from quire.files import Folder, open_folder, shown
+from quire.files import Folder, display_uri, open_folder
 from quire.storage._layout import Layout
 from quire.storage._shard_reader import local_file
 from quire.storage.importers._source import (
@@ -51,7 +51,7 @@ def read_petastorm(source: Any, schema: type[Any] | None, options: ImportOptions
     folder = open_folder(source, options.remote)
     files = [entry.name for entry in folder.list((".parquet",))]
     if not files:
-        raise StorageError(f"{shown(folder.url)}: there are no Parquet files.")
+        raise StorageError(f"{display_uri(folder.url)}: there are no Parquet files.")
     layout = Layout((schema or _class_in(folder, options)).document_schema())
     counts = [_count(folder, name) for name in files]
 
@@ -97,16 +97,18 @@ def _class_in(folder: Folder, options: ImportOptions) -> type[Any]:
     where = folder.join(METADATA)
     if not folder.exists(METADATA):
         raise StorageError(
-            f"{shown(where)}: no such file, so this is no Petastorm dataset. open_dataset() reads any Parquet."
+            f"{display_uri(where)}: no such file, so this is no Petastorm dataset. open_dataset() reads any Parquet."
         )
     with name_errors(where):
         metadata = pq.read_schema(io.BytesIO(folder.read(METADATA))).metadata or {}
     if SCHEMA_KEY not in metadata:
-        raise DecodeError(f"{shown(where)}: it holds no schema of Petastorm ({SCHEMA_KEY.decode()}). Pass schema=...")
+        raise DecodeError(
+            f"{display_uri(where)}: it holds no schema of Petastorm ({SCHEMA_KEY.decode()}). Pass schema=..."
+        )
     if not options.allow_pickle:
         raise OptionError(
-            f"{shown(where)}: the schema is pickled. Pass allow_pickle=True to read it (no class or function that it "
-            "names is run), or schema=... to leave it unread."
+            f"{display_uri(where)}: the schema is pickled. Pass allow_pickle=True to read it (no class or function "
+            "that it names is run), or schema=... to leave it unread."
         )
     with name_errors(where):
         return _class_of(load_schema(metadata[SCHEMA_KEY]), options)

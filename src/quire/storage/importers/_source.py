@@ -20,7 +20,7 @@ from quire.array import DocumentBatch
 from quire.columns import StackOptions, stack_values
 from quire.document import BaseDocument
 from quire.errors import DecodeError, OptionError, QuireError, did_you_mean
-from quire.files import RemoteOptions, shown
+from quire.files import RemoteOptions, display_uri
 from quire.media import open_image
 from quire.schema import Field, FieldKind
 from quire.storage._arrow_codec import ArrowCodec
@@ -84,13 +84,13 @@ def name_errors(where: str) -> Iterator[None]:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         path = ".".join(map(str, first["loc"]))
-        raise DecodeError(f"{shown(where)}: {path}: {first['msg']} ({error.error_count()} in all).") from error
+        raise DecodeError(f"{display_uri(where)}: {path}: {first['msg']} ({error.error_count()} in all).") from error
     except QuireError as error:
-        if str(error).startswith(shown(where)):
+        if str(error).startswith(display_uri(where)):
             raise
-        raise DecodeError(f"{shown(where)}: {error}") from error
+        raise DecodeError(f"{display_uri(where)}: {error}") from error
     except (ValueError, KeyError, IndexError, TypeError, EOFError, OSError, MemoryError, pa.ArrowException) as error:
-        raise DecodeError(f"{shown(where)}: {type(error).__name__}: {error}") from error
+        raise DecodeError(f"{display_uri(where)}: {type(error).__name__}: {error}") from error
 
 
 def validate_rows(document_type: type[Any], rows: Iterator[tuple[str, Any]], extra: Extra) -> Iterator[Any]:

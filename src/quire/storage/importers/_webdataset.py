@@ -12,7 +12,7 @@ from typing import IO, Any
 from pydantic_core import from_json as parse_json
 
 from quire.errors import DecodeError, OptionError, StorageError
-from quire.files import MAX_BYTES, Folder, open_folder, shown
+from quire.files import MAX_BYTES, Folder, display_uri, open_folder
 from quire.schema import Field, FieldKind
 from quire.storage._shard_reader import local_file
 from quire.storage.importers._source import (
@@ -51,7 +51,7 @@ def read_webdataset(source: Any, schema: type[Any] | None, options: ImportOption
     folder = open_folder(source, options.remote)
     files = [entry.name for entry in folder.list(SUFFIXES)]
     if not files:
-        raise StorageError(f"{shown(folder.url)}: there are no tar files ({', '.join(SUFFIXES)}).")
+        raise StorageError(f"{display_uri(folder.url)}: there are no tar files ({', '.join(SUFFIXES)}).")
     document_type = schema or _inferred(islice(_samples(folder, files), _SAMPLES), options)
 
     def rows(first: int) -> Iterator[Any]:
