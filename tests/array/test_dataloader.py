@@ -15,7 +15,7 @@ import pytest
 
 import quire
 from quire import BaseDocument, DocumentArray
-from quire.array import _wire
+from quire.array import _serialization
 from quire.errors import DecodeError, FunctionError, RowIndexError
 from quire.parallel import Workers
 from quire.typing import NdArray
@@ -105,8 +105,8 @@ def test_the_file_is_read_no_further_than_the_window(path: Path, monkeypatch: py
             read.append(document.number)
             yield document
 
-    iterate = _wire.iterate_array
-    monkeypatch.setattr(_wire, "iterate_array", counted)
+    iterate = _serialization.iterate_documents
+    monkeypatch.setattr("quire.array._array.iterate_documents", counted)
     parts = DocumentArray[Picture].dataloader(path, numbers, 10, backend="thread", num_workers=2, window=3)
     for consumed, _ in enumerate(parts):
         assert len(read) <= 10 * (consumed + 3)
@@ -141,6 +141,7 @@ MEMORY = """
 import sys
 import numpy as np
 from quire import BaseDocument, DocumentArray
+from quire.array import _serialization
 from quire.typing import NdArray
 
 class Picture(BaseDocument):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire import BaseDocument, DocumentBatch
-from quire.array._wire import batch_from_message
+from quire.array import batch_from_message
 from quire.codec import ReadOptions
 from quire.columns import LentColumn, TensorColumn
 from quire.errors import DecodeError

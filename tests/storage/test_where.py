@@ -12,23 +12,26 @@ import numpy as np
 import pytest
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
-from quire.array._filter import compile_filter
-from quire.errors import OptionError
+from quire.array import compile_filter
+from quire.errors import OptionError, ShardError
+from quire.files import open_folder
 from quire.storage import Split, StoredDataset, open_dataset, write_dataset
 from quire.storage import _where as where_module
 from quire.storage._layout import Layout
+from quire.storage._shard_reader import read_table
 from quire.storage._where import (
     _bounds,
     _canonical_bytes,
     _fraction,
     _load_rows,
     _may_match,
-    _name,
-    _ruled_out,
+    _cache_name,
+    _is_ruled_out,
     _save_rows,
     matching_rows,
 )
 from quire.typing import ImageUrl
+from tests.storage.bitrot import flip_byte
 
 pytestmark = pytest.mark.needs("pyarrow", "fsspec", "xxhash")
 
@@ -110,12 +113,12 @@ def test_row_groups_are_ruled_out_when_no_number_between_their_bounds_matches(na
         for most in range(least, 5):
             for values in lists:
                 matches = any(OPERATORS[name](number, values) for number in range(least, most + 1))
-                assert _ruled_out(name, values, least, most) is not matches, (values, least, most)
+                assert _is_ruled_out(name, values, least, most) is not matches, (values, least, most)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_row_groups_are_kept_when_values_do_not_compare(name: str) -> None:
-    assert _ruled_out(name, ["a"], 1, 2) is False
+    assert _is_ruled_out(name, ["a"], 1, 2) is False
 
 
 def row_group(*columns: tuple[str, tuple[int, int] | str | None]) -> Any:
@@ -229,10 +232,10 @@ def test_rows_are_saved_with_a_checksum(tmp_path: Path, rows: list[int]) -> None
 
 
 def test_equal_filters_have_equal_names() -> None:
-    assert _name({"a": 1, "b": 2}) == _name({"b": 2, "a": 1}) != _name({"a": 1, "b": 3})
-    assert _name({"day": date(2024, 1, 1)}) is None
-    assert _name(len) is None
-    names = {_name(Split(path, (0.5, 0.5), index)) for path in ("a", "b") for index in (0, 1)}
+    assert _cache_name({"a": 1, "b": 2}) == _cache_name({"b": 2, "a": 1}) != _cache_name({"a": 1, "b": 3})
+    assert _cache_name({"day": date(2024, 1, 1)}) is None
+    assert _cache_name(len) is None
+    names = {_cache_name(Split(path, (0.5, 0.5), index)) for path in ("a", "b") for index in (0, 1)}
     assert len(names - {None}) == 4
 
 
@@ -297,17 +300,32 @@ def test_matching_rows_are_numbered_over_all_shards(folder: Path, query: Any, ex
         assert rows_of(dataset, query) == expected
 
 
+@pytest.mark.parametrize("query", [{"inner.size": {"$gt": 3}}, Split("inner.size", (0.5, 0.5), 0)], ids=repr)
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_queries_do_not_read_other_columns_of_a_nested_document(tmp_path: Path, kind: Any, query: Any) -> None:
+    write_dataset(FACTS, tmp_path, Fact, format=kind)
+    expected = rows_of(open_dataset(tmp_path, Fact, cache=tmp_path / "first"), query)
+    assert 0 < len(expected) < len(FACTS)
+    dataset = open_dataset(tmp_path, Fact, cache=tmp_path / "second")
+    table = read_table(open_folder(tmp_path), dataset.shards[0])
+    offset, size = table.columns[0, table.names.index("inner.id")].tolist()
+    flip_byte(tmp_path / dataset.shards[0].name, offset + size // 2, 0x10)
+    assert rows_of(dataset, query) == expected
+    with pytest.raises(ShardError, match="'inner.id'"):
+        rows_of(dataset, {"inner.id": "i"})
+
+
 @pytest.fixture
 def evaluations(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The queries that were evaluated, not read from the cache."""
     calls: list[Any] = []
-    evaluate = where_module._evaluated
+    evaluate = where_module._find_rows
 
     def counted(reader: Any, shards: Any, query: Any) -> Any:
         calls.append(query)
         return evaluate(reader, shards, query)
 
-    monkeypatch.setattr(where_module, "_evaluated", counted)
+    monkeypatch.setattr(where_module, "_find_rows", counted)
     return calls
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image as Pillow
 
 from quire import BaseDocument, DocumentArray
-from quire.array._filter import compile_filter
+from quire.array import compile_filter
 from quire.errors import DecodeError, QuireError
 from quire.storage import open_dataset, write_dataset
 from quire.storage._pages import Pages

@@ -5,28 +5,51 @@ from __future__ import annotations
 import os
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, overload
 
-from pydantic_core import CoreSchema
+import numpy as np
+from pydantic_core import CoreSchema, core_schema
 from typing_extensions import Self, Unpack
 
 from quire import codec
+from quire._equality import equal_values
 from quire._extra_fields import Extra
 from quire._parametrize import ParametrizedMeta
-from quire.array import _columns_view as _view
-from quire.array import _order, _parallel, _remote, _rows, _tables, _upward, _wire
-from quire.array._array import DocumentArray, Found
-from quire.array._find import Metric
-from quire.array._index import resolve_index
+from quire.array import _parallel, _serialization
+from quire.array._array import DocumentArray, Found, bind, check_method_typo, html, resolve_annotation
+from quire.array._dataframe import columns_from_frame
+from quire.array._find import Metric, explain_vector_field, find_nearest
 from quire.array._insert import admit
+from quire.array._positions import batches, resolve_index, resolve_positions, sample_positions, shuffle_positions
+from quire.array._query import compile_filter
+from quire.array._serialization import Pulling, Pushing, Url, require_document_type
 from quire.codec import Reading
 from quire.codec._frames import column_parts, column_presence, to_frame
 from quire.codec._json import TensorForm, check_json, rows_from_dict, rows_from_json
-from quire.columns import Column, Columns, ShapePolicy, StackOptions, stack
+from quire.columns import (
+    Column,
+    Columns,
+    DocumentColumn,
+    DocumentsColumn,
+    ObjectColumn,
+    ShapePolicy,
+    StackOptions,
+    TensorColumn,
+    concat_columns,
+    default_column,
+    dense_framework,
+    fill_columns,
+    make_column,
+    present_rows,
+    stack,
+    wrap_rows,
+)
 from quire.display import GALLERY, facts_table, print_facts
 from quire.document import BaseDocument
+from quire.errors import ColumnError, DocumentTypeError, MissingValueError, PathError, QueryError, did_you_mean
 from quire.files import Source, Target
-from quire.schema import Schema
+from quire.schema import Schema, join_path, parse_path
+from quire.tensors import Framework, describe, get_framework, to_framework
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,14 +59,22 @@ DocT = TypeVar("DocT", bound=BaseDocument)
 R = TypeVar("R")
 
 
+class Guard(NamedTuple):
+    """How reading missing values of a batch raises: the name of the batch in the error, and the rows that count."""
+
+    name: str
+    skips_none: bool = False
+    """Whether rows without a document are ignored: their values have no effect."""
+
+
 class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
     """Documents as columns: `batch.image` is one tensor whose first axis is the rows.
 
     Numbers are vectors, text and objects are lists, nested documents are batches, and arrays of documents are a batch
-    of all their documents with offsets. Rows without a value are told by `validity()`. `batch[i]` is an ordinary
-    document whose tensors share memory with the columns; setting its fields changes only that document.
+    of all their documents with offsets. `validity()` shows which rows have a value. `batch[i]` is an ordinary document
+    whose tensors share memory with the columns; setting its fields changes only that document.
 
-    Batches that datasets deliver for training, and that services and predictions hand to functions, do not show zeros
+    Batches that datasets deliver for training, and that services and predictions pass to functions, do not show zeros
     for missing values: reading a column of numbers or tensors in which some rows have no value raises
     MissingValueError, and one in which no row has a value reads as None. `fill_missing()` chooses a value.
     """
@@ -53,8 +84,8 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
     document_type: ClassVar[type[Any]] = BaseDocument
 
     _columns: Columns
-    _guard: _view.Guard | None
-    """How reading missing values raises; None where it gives zeros."""
+    _guard: Guard | None
+    """How reading missing values raises; None if it gives zeros."""
 
     def __init__(
         self, documents: Iterable[DocT] = (), *, framework: str | None = None, shapes: ShapePolicy = "error"
@@ -65,44 +96,55 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Any], *, shapes: ShapePolicy = "error") -> Self:
-        """A batch from a tensor, an array or a list for each field. Fields that are left out take their defaults."""
-        return cls._wrap(_view.columns_from(cls.document_type.document_schema(), columns, shapes))
+        """Make a batch from a tensor, an array or a list for each field. Other fields take their defaults."""
+        schema: Schema = cls.document_type.document_schema()
+        for name in columns:
+            schema.resolve((name,))
+        by_name = {name: make_column(schema, schema.by_name[name], values, shapes) for name, values in columns.items()}
+        lengths = {name: len(column) for name, column in by_name.items()}
+        if len(set(lengths.values())) > 1:
+            raise ColumnError(f"{schema.name}: columns of different lengths: {lengths}.")
+        length = next(iter(lengths.values()), 0)
+        for field in schema.fields:
+            if field.name not in by_name:
+                by_name[field.name] = default_column(schema, field, length)
+        return cls._wrap(Columns(schema, {field.name: by_name[field.name] for field in schema.fields}, length))
 
     @classmethod
     def _bind(cls, parameter: Any) -> dict[str, Any]:
-        return _rows.bind(cls, parameter)
+        return bind(cls, parameter)
 
     @classmethod
-    def _wrap(cls, columns: Columns) -> Self:
-        made = object.__new__(cls)
-        object.__setattr__(made, "_columns", columns)
-        object.__setattr__(made, "_guard", None)
-        return made
+    def _wrap(cls, columns: Columns, guard: Guard | None = None) -> Self:
+        """Make a batch of columns, without a copy."""
+        batch = object.__new__(cls)
+        batch._set(columns, guard)
+        return batch
 
     def _with(self, columns: Columns) -> Self:
-        """The same rows in another form, from the same place of a stream."""
-        made = self._derive(columns)
-        object.__setattr__(made, "_state", getattr(self, "_state", None))
-        return made
+        """Make a batch of the same rows in another form, with the same state of its stream."""
+        batch = self._derive(columns)
+        object.__setattr__(batch, "_state", getattr(self, "_state", None))
+        return batch
 
     def _derive(self, columns: Columns) -> Self:
-        """Other rows of the batch, whose missing values are read as those of this one."""
-        made = object.__new__(type(self))
-        made._set(columns, self._guard)
-        return made
+        """Make a batch of other rows; reading its missing values raises if it does here."""
+        batch = object.__new__(type(self))
+        batch._set(columns, self._guard)
+        return batch
 
     def _guarded(self) -> Self:
-        """The batch, where reading missing values raises."""
-        object.__setattr__(self, "_guard", _view.Guard(self._columns.schema.name))
+        """Make reading missing values of this batch raise, and return the batch."""
+        object.__setattr__(self, "_guard", Guard(self._columns.schema.name))
         return self
 
-    def _set(self, columns: Columns, guard: _view.Guard | None = None) -> None:
+    def _set(self, columns: Columns, guard: Guard | None = None) -> None:
         object.__setattr__(self, "_columns", columns)
         object.__setattr__(self, "_guard", guard)
 
     @property
     def schema(self) -> Schema:
-        """The plan of the rows."""
+        """The schema of the rows."""
         return self._columns.schema
 
     # --- rows
@@ -120,60 +162,88 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
     @overload
     def __getitem__(self, key: slice | Sequence[int] | Sequence[bool] | NDArray[Any]) -> Self: ...
     def __getitem__(self, key: Any) -> Any:
-        """A document by position, a batch by slice (a view), list, mask or tensor, a column by path."""
+        """Get a document by position, a batch by slice (a view), list, mask or tensor, or a column by path."""
         if isinstance(key, str):
-            return _view.get_column(self, key, _batch_of)
-        return _view.select(self, resolve_index(key, len(self)))
+            return self._get_column(key)
+        columns = self._columns
+        rows = resolve_index(key, columns.length)
+        if isinstance(rows, int):
+            return columns.document(rows)
+        if isinstance(rows, slice):
+            if rows.step is None or rows.step > 0:
+                return self._derive(columns.slice(rows))
+            rows = resolve_positions(rows, columns.length)  # torch has no views with a negative stride
+        return self._derive(columns.take(rows))
 
     def take(self, indices: Any) -> Self:
-        """The rows at these positions, copied."""
+        """Return the rows at these positions, copied."""
         columns = self._columns
-        return self._derive(columns.take(_view.positions(indices, columns.length)))
+        return self._derive(columns.take(resolve_positions(indices, columns.length)))
 
     def batch(
         self, batch_size: int, *, shuffle: bool = False, seed: int | None = None, drop_last: bool = False
     ) -> Iterator[Self]:
-        """Batches of so many rows, in order or shuffled."""
-        return map(self.take, _order.batches(len(self), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last))
+        """Yield batches of `batch_size` rows, in order or shuffled."""
+        return map(self.take, batches(len(self), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last))
 
     def shuffle(self, seed: int | None = None) -> Self:
-        """The rows in random order."""
-        return self.take(_order.shuffled(len(self), seed))
+        """Return the rows in random order."""
+        return self.take(shuffle_positions(len(self), seed))
 
     def sample(self, k: int, seed: int | None = None) -> Self:
-        """k different rows, chosen at random."""
-        return self.take(_order.sampled(len(self), k, seed))
+        """Return k different rows, chosen at random."""
+        return self.take(sample_positions(len(self), k, seed))
 
     @classmethod
     def concat(cls, batches: Iterable[Self], *, shapes: ShapePolicy = "error") -> Self:
-        """Batches put one behind the other."""
-        made: Self = _view.concat(cls, batches, shapes)
-        return made
+        """Concatenate batches of one document class."""
+        parts = list(batches)
+        if not parts:
+            return cls()
+        batch_type = type(parts[0]) if cls.document_type is BaseDocument else cls
+        for index, batch in enumerate(parts):
+            if not isinstance(batch, DocumentBatch) or batch.document_type is not batch_type.document_type:
+                name = batch_type.__name__
+                raise DocumentTypeError(f"{name}.concat: item {index}: expected a {name}, got {describe(batch)}.")
+        joined = batch_type._wrap(concat_columns([batch._columns for batch in parts], shapes))
+        return joined._guarded() if any(batch._guard is not None for batch in parts) else joined
 
     def unstack(self) -> DocumentArray[DocT]:
-        """The rows as documents, whose tensors share memory with the columns. The batch stays as it is."""
+        """Return the rows as documents, whose tensors share memory with the columns. The batch is not changed."""
         return DocumentArray[self.document_type]._trusted(self._columns.documents())  # type: ignore[name-defined]
 
     def filter(self, query: Callable[[DocT], Any] | Mapping[str, Any]) -> Self:
-        """The rows for which a function is true, or that match a query: `{'price': {'$lt': 5}}`."""
-        return self.take(_view.matching(self._columns, query))
+        """Return the rows for which a function is true, or that match a query: `{'price': {'$lt': 5}}`."""
+        schema = None if self._columns.schema.document_type is BaseDocument else self._columns.schema
+        return self.take(compile_filter(query, schema).rows(self._columns))
 
     def find(self, query: Any, field: str = "embedding", *, metric: Metric = "cosine", limit: int = 10) -> Found[DocT]:
-        """The nearest rows to a vector, or to a document by its own field; exact."""
+        """Find the nearest rows to a vector, or to a document by its own field; exact."""
         return self.find_batch([query], field, metric=metric, limit=limit)[0]
 
     def find_batch(
         self, queries: Any, field: str = "embedding", *, metric: Metric = "cosine", limit: int = 10
     ) -> list[Found[DocT]]:
-        """The nearest rows to each of many vectors, or documents."""
-        found = _view.find(self._columns, queries, field, metric, limit)
-        return [Found(self.take(rows).unstack(), scores) for rows, scores in found]
+        """Find the nearest rows to each of many vectors, or documents; rows without a vector are left out."""
+        with explain_vector_field():
+            column = self.column(field)
+        if len(column) != len(self):
+            raise QueryError(f"{field}: a search goes over one vector a row, not over the documents of arrays.")
+        rows = np.flatnonzero(column.valid_rows())
+        vectors: Any
+        if isinstance(column, TensorColumn):
+            vectors = column.framework.to_numpy(column.data)[rows]
+        else:
+            values = column.values()
+            vectors = [values[row] for row in rows.tolist()]
+        results = find_nearest(vectors, rows, queries, field, metric, limit)
+        return [Found(self.take(nearest).unstack(), scores) for nearest, scores in results]
 
-    # --- work on several cores
+    # --- parallel work
 
     def map(self, func: Callable[[DocT], R], **how: Unpack[_parallel.MapWork]) -> Iterator[R]:
-        """What a function makes of each row as a document; see `DocumentArray.map`."""
-        return _parallel.map_documents(self, func, how)
+        """Yield the result of a function for each row as a document; see `DocumentArray.map`."""
+        return _parallel.map_documents(self, len(self), func, how)
 
     def map_batch(
         self,
@@ -184,102 +254,174 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         seed: int | None = None,
         **how: Unpack[_parallel.MapWork],
     ) -> Iterator[R]:
-        """What a function makes of each batch of so many rows; see `DocumentArray.map`."""
-        batches = _parallel.Batches(self.take, len(self), batch_size, shuffle=shuffle, seed=seed)
-        return _parallel.map_batches(batches, func, how)
+        """Yield the result of a function for each batch of `batch_size` rows; see `DocumentArray.map`."""
+        items = _parallel.Batches(self.take, len(self), batch_size, shuffle=shuffle, seed=seed)
+        return _parallel.map_batches(items, func, how)
 
     # --- columns
 
     def __getattr__(self, name: str) -> Any:
-        return _view.attribute(self, name)
+        """Get a column. Methods come first: a field called 'take' is read as batch['take']."""
+        if name.startswith("_"):  # never a field
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        try:
+            return self[name]
+        except PathError:
+            check_method_typo(type(self), self._columns.schema, name)
+            raise
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        _view.set_attribute(self, name, value)
+    def __setattr__(self, name: str, values: Any) -> None:
+        schema = self._columns.schema
+        if name not in schema.by_name:
+            raise PathError(f"{schema.name} has no field {name!r}. {did_you_mean(name, schema.by_name)}")
+        if hasattr(type(self), name):
+            raise PathError(
+                f"{name!r} is a method of {type(self).__name__}: set the column by batch[{name!r}] = values."
+            )
+        self[name] = values
 
     def __setitem__(self, path: str, values: Any) -> None:
-        _view.set_column(self._columns, path, values)
+        """Set a column by path. The values are validated first."""
+        *parents, name = parse_path(path) or ("",)
+        columns = self._columns
+        columns.schema.resolve((*parents, name))
+        for parent in parents:
+            children = find_column(columns, parent).children
+            if not children:
+                raise PathError(f"{parent!r} is held as objects, so {path!r} is not a column.")
+            columns = children[0]
+        field = columns.schema.resolve((name,))[0]
+        columns.set_column(make_column(columns.schema, field, values, "error", columns.validity))
+
+    def _get_column(self, path: str) -> Any:
+        """Return the data of a column: a tensor, a list, a batch, or a `BatchList`."""
+        if not path:
+            return self
+        column, guard = find_column(self._columns, path), self._guard
+        if isinstance(column, (DocumentColumn, DocumentsColumn)):
+            inner = None if guard is None else Guard(f"{guard.name}.{path}")
+            batch_type = DocumentBatch[column.field.document_type]  # type: ignore[name-defined]
+            if isinstance(column, DocumentColumn):
+                return batch_type._wrap(column.columns, inner)
+            return BatchList(column, batch_type._wrap(column.flat, inner))
+        if guard is not None and reads_as_none(self, column, path):
+            return None
+        if isinstance(column, TensorColumn):
+            return wrap_rows(column.field, column.framework, [column.data])[0]
+        return column.values() if isinstance(column, ObjectColumn) else column
 
     def column(self, path: str) -> Column:
-        """A column as it is held: data, validity, offsets, shapes."""
-        return _view.find_column(self._columns, path)
+        """Return a column as it is held: data, validity, offsets, shapes."""
+        return find_column(self._columns, path)
 
     def validity(self, path: str) -> Any:
-        """Which rows have a value at a path: one bool a row, in the column's framework."""
-        return _view.validity(self.column(path))
+        """Return for each row whether it has a value at a path, as bools in the column's framework."""
+        column = self.column(path)
+        return _leaf_framework([column]).from_numpy(column.valid_rows().copy())
 
     def mask(self, path: str = "") -> Any:
-        """Which elements of a padded column are real: a bool for each, in the column's framework.
+        """Return the padding mask of a column: True for real elements, in the column's framework.
 
-        Without a path, which rows are: those that fill up the last batch of a `StreamingDataset` are not.
+        Without a path, the mask of the rows: False for those that fill up the last batch of a `StreamingDataset`.
         """
-        return _view.mask(self.column(path)) if path else _view.row_mask(self._columns)
+        if not path:
+            columns = self._columns
+            rows = np.ones(len(columns), np.bool_) if columns.validity is None else columns.validity.copy()
+            return _leaf_framework(columns.columns.values()).from_numpy(rows)
+        column = self.column(path)
+        if not isinstance(column, TensorColumn):
+            raise ColumnError(
+                f"{column.field.name}: only a tensor column has a mask; it is held as {type(column).__name__}."
+            )
+        return column.framework.from_numpy(column.mask())
 
     def fill_missing(self, values: Mapping[str, Any]) -> Self:
-        """A batch with these values, by path, for missing numbers and tensors: `{'label': -100, 'image.pixels': 0}`.
+        """Return a batch with these values, by path, for missing numbers and tensors: `{'label': -100, 'pixels': 0}`.
 
-        A tensor column takes a number, or a tensor of the shape of a row. `validity()` of this batch, which
-        stays as it is, shows which rows had a value; in the new one they all have.
+        A tensor column takes a number, or a tensor of the shape of a row. `validity()` of this batch, which is not
+        changed, shows which rows had a value; in the new one they all have.
         """
-        return self._with(_view.fill_missing(self._columns, values))
+        if not isinstance(values, Mapping):
+            raise ColumnError(f"fill_missing: give values by path, as {{'label': -100}}; got {describe(values)}.")
+        for path in values:
+            self.column(path)  # raises an error that names the nearest fields
+        return self._with(fill_columns(self._columns, {parse_path(path): value for path, value in values.items()}))
 
     @property
     def state(self) -> dict[str, Any] | None:
-        """Where the `StreamingDataset` that gave the batch goes on behind it; None for other batches."""
+        """The state from which the `StreamingDataset` of the batch continues after it; None for other batches."""
         state: Any = getattr(self, "_state", None)
         return None if state is None else state.to_dict()
 
     # --- tensors
 
     def to(self, device: Any, *, non_blocking: bool = False) -> Self:
-        """The batch with its tensors on another device; numpy columns stay in main memory."""
-        return self._with(self._columns.map_tensors(_view.mover(device, non_blocking=non_blocking)))
+        """Return the batch with its tensors on another device; numpy columns stay in main memory."""
+
+        def move(framework: Framework, value: Any) -> tuple[Framework, Any]:
+            return framework, framework.to_device(value, device, non_blocking=non_blocking)
+
+        return self._with(self._columns.map_tensors(move))
 
     def to_framework(self, framework: str) -> Self:
-        """The batch with every tensor and number column converted; memory is shared where it can be."""
-        return self._with(self._columns.map_tensors(_view.converter(framework)))
+        """Return the batch with every tensor and number column converted; memory is shared if possible.
+
+        Sparse tensors, which are not held as columns, are not converted.
+        """
+        target = dense_framework(framework)
+
+        def convert(source: Framework, value: Any) -> tuple[Framework, Any]:
+            return (source, value) if source.is_sparse(value) else (target, to_framework(value, target))
+
+        return self._with(self._columns.map_tensors(convert))
 
     def pin_memory(self) -> Self:
-        """The batch with its torch tensors in pinned memory; the same where there is no accelerator."""
+        """Return the batch with its torch tensors in pinned memory; unchanged without an accelerator."""
         return self._with(self._columns.map_tensors(lambda framework, value: (framework, framework.pin(value))))
 
     def share_memory_(self) -> Self:
         """Move the torch tensors, in place, into memory that other processes can map."""
-        self._columns.map_tensors(_view.sharer())
+
+        def share(framework: Framework, value: Any) -> tuple[Framework, Any]:
+            return framework, value if framework.is_sparse(value) else framework.share(value)
+
+        self._columns.map_tensors(share)
         return self
 
     # --- bytes and files
 
     def to_protobuf(self) -> Any:
-        """A protobuf message, `quire.v1.Batch`."""
+        """Encode as a protobuf message, `quire.v1.Batch`."""
         return codec.to_message("Batch", codec.columns_message(self._columns))
 
     @classmethod
     def from_protobuf(cls, message: Any, **reading: Unpack[Reading]) -> Self:
-        """The batch of a protobuf message, a Batch or an Array."""
-        return _wire.batch_from_protobuf(cls, message, reading)  # type: ignore[no-any-return]
+        """Decode a protobuf message, a Batch or an Array."""
+        data = codec.from_message(message, "Batch", "Array")
+        return _serialization.batch_from_message(cls, data, codec.read_options(reading))
 
     def to_bytes(
         self, protocol: str | None = None, compress: str | None = None, *, allow_pickle: bool = False
     ) -> bytes:
-        """The columns as bytes."""
-        return _wire.batch_to_bytes(self, protocol, compress, allow_pickle=allow_pickle)
+        """Encode the columns as bytes."""
+        return _serialization.batch_to_bytes(self, protocol, compress, allow_pickle=allow_pickle)
 
     @classmethod
     def from_bytes(
         cls, data: Any, protocol: str | None = None, compress: str | None = None, **reading: Unpack[Reading]
     ) -> Self:
-        """The columns of bytes; with `copy=False` tensors are views of them."""
-        return _wire.batch_from_bytes(cls, data, protocol, compress, reading)  # type: ignore[no-any-return]
+        """Decode columns; with `copy=False` the tensors are views of the bytes."""
+        return _serialization.batch_from_bytes(cls, data, protocol, compress, reading)
 
     def to_base64(self, protocol: str | None = None, compress: str | None = None, *, allow_pickle: bool = False) -> str:
-        """The bytes of `to_bytes` as text."""
+        """Encode the bytes of `to_bytes` as text."""
         return b64encode(self.to_bytes(protocol, compress, allow_pickle=allow_pickle)).decode()
 
     @classmethod
     def from_base64(
         cls, data: str | bytes, protocol: str | None = None, compress: str | None = None, **reading: Unpack[Reading]
     ) -> Self:
-        """The columns of `to_base64`."""
+        """Decode the text of `to_base64`."""
         return cls.from_bytes(codec.from_base64(data), protocol, compress, **reading)
 
     def save_binary(
@@ -291,8 +433,10 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         allow_pickle: bool = False,
         show_progress: bool | None = None,
     ) -> None:
-        """Write the rows to a file; its suffixes tell protocol and compression that are not given."""
-        _wire.save_batch(self, file, protocol, compress, allow_pickle=allow_pickle, show_progress=show_progress)
+        """Write the rows to a file; by default, its suffixes decide protocol and compression."""
+        _serialization.save_batch(
+            self, file, protocol, compress, allow_pickle=allow_pickle, show_progress=show_progress
+        )
 
     @overload
     @classmethod
@@ -326,95 +470,106 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         streaming: bool = False,
         **reading: Unpack[Reading],
     ) -> Any:
-        """The rows in a file: all as one batch, or a batch for each block of the file (`streaming`)."""
-        load = _wire.iterate_batches if streaming else _wire.load_batch
-        return load(cls, file, protocol, compress, reading)
+        """Read the rows in a file: all as one batch, or a batch for each block of the file (`streaming`)."""
+        if streaming:
+            return _serialization.iterate_batches(cls, file, protocol, compress, reading)
+        return _serialization.load_batch(cls, file, protocol, compress, reading)
 
-    def push(self, url: _remote.Url, **how: Unpack[_remote.Pushing]) -> None:
-        """Write the rows to an address, packed on workers while others are sent; see `DocumentArray.push`."""
-        _remote.push_batch(self, url, how)
-
-    @classmethod
-    def push_stream(cls, batches: Iterable[Self], url: _remote.Url, **how: Unpack[_remote.Pushing]) -> None:
-        """`push` for batches from any source, as they come: some blocks of them are in memory."""
-        _remote.push_batches(cls, batches, url, how)
+    def push(self, url: Url, **how: Unpack[Pushing]) -> None:
+        """Write the rows to an address; blocks are encoded while others are sent. See `DocumentArray.push`."""
+        _serialization.push_batches(type(self), [self], url, how)
 
     @classmethod
-    def pull(cls, url: _remote.Url, **how: Unpack[_remote.Pulling]) -> Self:
-        """The rows of a file that was pushed, or written by `save_binary`, by a batch or by an array."""
-        return _remote.pull_batch(cls, url, how)  # type: ignore[no-any-return]
+    def push_stream(cls, batches: Iterable[Self], url: Url, **how: Unpack[Pushing]) -> None:
+        """`push` for batches from any iterable, as they come: some blocks of them are in memory."""
+        _serialization.push_batches(cls, batches, url, how)
 
     @classmethod
-    def pull_stream(cls, url: _remote.Url, **how: Unpack[_remote.Pulling]) -> Iterator[Self]:
-        """The rows of `pull` while they come, a batch for each block of the file."""
-        return _remote.pull_batches(cls, url, how)
+    def pull(cls, url: Url, **how: Unpack[Pulling]) -> Self:
+        """Read the rows of a file that was pushed, or written by `save_binary`, by a batch or by an array."""
+        return _serialization.pull_batch(cls, url, how)
+
+    @classmethod
+    def pull_stream(cls, url: Url, **how: Unpack[Pulling]) -> Iterator[Self]:
+        """Yield the rows of `pull` while they are received, a batch for each block of the file."""
+        return _serialization.pull_batches(cls, url, how)
 
     def save_parquet(self, path: str | os.PathLike[str], **options: Any) -> None:
         """Write one Parquet file if the path ends with .parquet, else a dataset; `options` as of `write_dataset`."""
-        _upward.save_parquet(self, self.document_type, path, options)
+        from quire.storage import save_parquet
+
+        save_parquet(self, self.document_type, path, **options)
 
     @classmethod
     def load_parquet(cls, path: str | os.PathLike[str], **options: Any) -> Self:
-        """The rows of a Parquet file or a dataset; `options` as of `open_dataset`: columns, where, ..."""
-        return _upward.load_parquet(cls.document_type, path, options)  # type: ignore[no-any-return]
+        """Read the rows of a Parquet file or a dataset; `options` as of `open_dataset`: columns, where, ..."""
+        from quire.storage import load_parquet
+
+        return load_parquet(cls.document_type, path, **options)  # type: ignore[no-any-return]
 
     # --- text and tables
 
     def to_json(self, *, indent: int | None = None, tensors: TensorForm = "lists") -> str:
-        """The rows as a JSON list; tensors as nested lists, or as 'base64' of their bytes."""
+        """Encode the rows as a JSON list; tensors as nested lists, or as 'base64' of their bytes."""
         return self.unstack().to_json(indent=indent, tensors=tensors)
 
     @classmethod
     def from_json(cls, text: str | bytes, *, extra: Extra = "forbid", shapes: ShapePolicy = "error") -> Self:
-        """The rows that were written as a JSON list: the text itself, and not the path of a file.
+        """Parse a JSON list of rows: the text itself, not the path of a file.
 
         `extra` as of `BaseDocument.from_json`.
         """
-        document_type = _tables.row_type(cls, "from_json()")
+        document_type = require_document_type(cls, "from_json()")
         check_json(document_type, text)
         return cls(rows_from_json(document_type, text, extra=extra), shapes=shapes)
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """The rows as dicts; see `BaseDocument.to_dict`."""
+        """Convert the rows to dicts; see `BaseDocument.to_dict`."""
         return self.unstack().to_dict()
 
     @classmethod
     def from_dict(
         cls, rows: Iterable[Mapping[str, Any]], *, extra: Extra = "forbid", shapes: ShapePolicy = "error"
     ) -> Self:
-        """A batch of rows with the fields in mappings; `extra` as of `BaseDocument.from_json`."""
-        return cls(rows_from_dict(_tables.row_type(cls, "from_dict()"), rows, extra=extra), shapes=shapes)
+        """Make a batch from mappings of fields; `extra` as of `BaseDocument.from_json`."""
+        return cls(rows_from_dict(require_document_type(cls, "from_dict()"), rows, extra=extra), shapes=shapes)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A pandas data frame of the rows; number columns go over as one array."""
+        """Convert to a pandas data frame; a number column becomes one array."""
         return to_frame(column_parts(self._columns), len(self), column_presence(self._columns))
 
     @classmethod
     def from_dataframe(cls, frame: Any, *, extra: Extra = "ignore", shapes: ShapePolicy = "error") -> Self:
-        """A batch of the rows of a data frame; unknown columns are ignored, or refused with `extra='forbid'`."""
-        return cls._wrap(_tables.columns_from_frame(cls, frame, extra, shapes))
+        """Make a batch from the rows of a data frame; unknown columns are ignored, or errors (`extra='forbid'`)."""
+        document_type = require_document_type(cls, "from_dataframe()")
+        return cls._wrap(columns_from_frame(document_type, frame, extra, shapes))
 
     # --- equality, display, pickling, pydantic
 
     def __eq__(self, other: object) -> bool:
-        return _view.equal(self, other) if isinstance(other, DocumentBatch) else NotImplemented
+        return self._equals(other) if isinstance(other, DocumentBatch) else NotImplemented
 
     def identical(self, other: object) -> bool:
-        """Whether the other batch holds equal rows with the same ids."""
-        return isinstance(other, DocumentBatch) and _view.equal(self, other, ids=True)
+        """Return whether the other batch holds equal rows with the same ids."""
+        return isinstance(other, DocumentBatch) and self._equals(other, ids=True)
+
+    def _equals(self, other: DocumentBatch[Any], *, ids: bool = False) -> bool:
+        if self.document_type is not other.document_type or len(self) != len(other):
+            return False
+        return equal_values(self._columns.documents(), other._columns.documents(), ids=ids)
 
     def summary(self) -> None:
-        """Print the type, the length, the fields, and what the first row has in them."""
-        print_facts(type(self).__name__, {"rows": len(self)}, self.schema, _rows.first(self))
+        """Print the type, the length, the fields, and the values of the first row."""
+        print_facts(type(self).__name__, {"rows": len(self)}, self.schema, self[0] if len(self) else None)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self)}>"
 
     def __rich__(self) -> Any:
-        return facts_table(type(self).__name__, {"rows": len(self)}, self.schema, _rows.first(self))
+        return facts_table(type(self).__name__, {"rows": len(self)}, self.schema, self[0] if len(self) else None)
 
     def _repr_html_(self) -> str:
-        return _rows.html(type(self).__name__, self.schema, list(self[:GALLERY]), len(self))
+        return html(type(self).__name__, self.schema, self[:GALLERY], len(self))
 
     def __copy__(self) -> Self:
         return self._derive(self._columns.slice(slice(None)))
@@ -432,10 +587,105 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
-        return _view.core_schema_of(cls, source, handler, DocumentArray)
+        """Accept a batch as it is, or values that become an array, which is stacked."""
+        batch_type = resolve_annotation(cls, source)
+        rows = handler.generate_schema(DocumentArray[batch_type.document_type])  # type: ignore[name-defined]
+
+        def validate(value: Any, inner: Callable[[Any], Any]) -> Any:
+            return value if isinstance(value, batch_type) else batch_type(inner(value))
+
+        return core_schema.no_info_wrap_validator_function(
+            validate,
+            rows,
+            serialization=core_schema.wrap_serializer_function_ser_schema(
+                lambda batch, inner: inner(batch.unstack()), schema=rows
+            ),
+        )
 
 
-def _batch_of(document_type: type[Any], columns: Columns, guard: _view.Guard | None) -> DocumentBatch[Any]:
-    made: DocumentBatch[Any] = object.__new__(DocumentBatch[document_type])  # type: ignore[valid-type]
-    made._set(columns, guard)
-    return made
+class BatchList:
+    """The arrays in a column: a batch of all their documents (`flat`), and where each row begins and ends (`offsets`).
+
+    Its fields are those of `flat`; `batch.authors[i]` is the batch of one row's documents.
+    """
+
+    __slots__ = ("_column", "flat")
+    _column: DocumentsColumn
+    flat: DocumentBatch[Any]
+
+    def __init__(self, column: DocumentsColumn, flat: DocumentBatch[Any]) -> None:
+        object.__setattr__(self, "_column", column)
+        object.__setattr__(self, "flat", flat)
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """Row i has the documents offsets[i] to offsets[i + 1] of `flat`."""
+        return self._column.offsets
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, index: int) -> Any:
+        row = resolve_index(index, len(self))
+        if not isinstance(row, int):
+            raise ColumnError("a column of arrays is indexed by one position; use .flat and .offsets for more.")
+        if self._column.validity is not None and not self._column.validity[row]:
+            return None
+        return self.flat[int(self.offsets[row]) : int(self.offsets[row + 1])]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # never a field
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.flat, name)
+
+    def __setattr__(self, name: str, values: Any) -> None:
+        setattr(self.flat, name, values)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} arrays with {len(self.flat)} {self.flat.schema.name} in all>"
+
+
+def _leaf_framework(columns: Iterable[Column]) -> Framework:
+    """Return the framework of the first column of tensors or numbers; numpy if there is none."""
+    for column in columns:
+        if not column.children:
+            for framework in column.frameworks:
+                return framework
+    return get_framework("numpy")
+
+
+def find_column(columns: Columns, path: str) -> Column:
+    """Return the column at a path; through arrays, the column of all their documents."""
+    parts = parse_path(path)
+    columns.schema.resolve(parts)
+    if not parts:
+        raise PathError("the empty path means the whole batch, which is not a column.")
+    column = columns.columns[parts[0]]
+    for depth, name in enumerate(parts[1:], start=1):
+        if not column.children:
+            raise PathError(f"{join_path(parts[:depth])!r} is held as objects, so {path!r} is not a column.")
+        column = column.children[0].columns[name]
+    return column
+
+
+def reads_as_none(batch: DocumentBatch[Any], column: Column, path: str) -> bool:
+    """Return whether a column of a guarded batch has no value at all; raise an error if only some rows have none."""
+    present, guard = present_rows(column), batch._guard
+    if present is None or not present.any():
+        return present is not None
+    assert guard is not None
+    documents = batch._columns.validity
+    if guard.skips_none and documents is not None and len(documents) == len(present):
+        present = present | ~documents
+        if present.all():
+            return False
+    row, missing = int(np.argmin(present)), int(len(present) - present.sum())
+    row_name = f"row {row}"
+    ids = batch._columns.columns.get("id")
+    if ids is not None and len(ids) == len(present):
+        row_name += f" (id {ids.value(row)})"
+    raise MissingValueError(
+        f"{guard.name}.{path}: {row_name} has no value ({missing} of {len(present)} are missing), and reading the "
+        f"column would give zeros in their place. batch.validity({path!r}) shows which rows have a value, and "
+        f"batch.fill_missing({{{path!r}: value}}) fills the others."
+    )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from quire.errors import QueryError, TensorError, did_you_mean
+from quire._protocols import is_document_type
+from quire.errors import PathError, QueryError, TensorError, did_you_mean
+from quire.schema import parse_path
 from quire.tensors import framework_of
 
 if TYPE_CHECKING:
@@ -14,10 +18,66 @@ if TYPE_CHECKING:
 
 Metric = Literal["cosine", "dot", "euclidean"]
 _BLOCK = 256
+"""Queries that are compared with all rows at once."""
 
 
-def as_matrix(values: Any, what: str) -> NDArray[Any]:
-    """Vectors as a floating matrix, a row each."""
+@contextmanager
+def explain_vector_field() -> Iterator[None]:
+    """Add to the error about an unknown field how a search names its field: the default is 'embedding'."""
+    try:
+        yield
+    except PathError as error:
+        raise PathError(f"{error.args[0]} Pass the field that holds the vectors: find(query, 'field').") from None
+
+
+def find_nearest(
+    vectors: Any, rows: NDArray[np.int64], queries: Any, field: str, metric: Metric, limit: int
+) -> list[tuple[NDArray[np.int64], NDArray[Any]]]:
+    """Return the positions and scores of the nearest rows for each query, best first.
+
+    `vectors` are those of `rows`, which are the positions of the rows that have one. A query is a vector, or a document
+    whose field is the vector. Scores are similarities for 'cosine' and 'dot' (larger is nearer) and distances for
+    'euclidean' (smaller is nearer).
+    """
+    if metric not in ("cosine", "dot", "euclidean"):
+        raise QueryError(f"{metric!r} is not a metric. {did_you_mean(str(metric), ('cosine', 'dot', 'euclidean'))}")
+    if limit < 0:
+        raise QueryError(f"limit={limit}: it cannot be negative.")
+    targets = _query_matrix(queries, field)
+    matrix = _to_matrix(vectors, field) if len(rows) else targets[:0]
+    if len(matrix) and len(targets) and matrix.shape[1] != targets.shape[1]:
+        raise QueryError(f"the queries have {targets.shape[1]} dimensions, the documents {matrix.shape[1]}.")
+    results = []
+    with np.errstate(invalid="ignore", over="ignore"):  # infinities make NaN, which sorts last
+        if metric == "cosine":
+            matrix, targets = _normalize(matrix), _normalize(targets)
+        for start in range(0, len(targets), _BLOCK):
+            for scores in _compute_scores(matrix, targets[start : start + _BLOCK], metric):
+                order = _select_best(scores, limit, smallest=metric == "euclidean")
+                results.append((rows[order], scores[order]))
+    return results
+
+
+def _query_matrix(queries: Any, field: str) -> NDArray[Any]:
+    if framework_of(queries) is not None:
+        return _to_matrix(queries, "queries")
+    vectors = [_query_vector(query, field) for query in queries]
+    return _to_matrix(vectors, "queries") if vectors else np.empty((0, 0))
+
+
+def _query_vector(query: Any, field: str) -> Any:
+    if not is_document_type(type(query)):
+        return query
+    value = query
+    for name in parse_path(field):
+        value = getattr(value, "__dict__", {}).get(name)
+    if value is None:
+        raise QueryError(f"the {type(query).__name__} that is asked for has no {field!r}.")
+    return value
+
+
+def _to_matrix(values: Any, what: str) -> NDArray[Any]:
+    """Convert vectors to a matrix of floats with a row for each."""
     framework = framework_of(values)
     if framework is not None:
         array = framework.to_numpy(values)
@@ -28,11 +88,9 @@ def as_matrix(values: Any, what: str) -> NDArray[Any]:
             raise QueryError(f"{what}: the vectors have different lengths.") from error
     if array.ndim != 2 or array.dtype.kind not in "biufV":
         raise QueryError(f"{what}: expected vectors (rows, dimensions), got {array.dtype.name} {array.shape}.")
-    return (
-        array
-        if array.dtype in (np.float32, np.float64)
-        else array.astype(np.float32 if array.itemsize < 8 else np.float64)
-    )
+    if array.dtype in (np.float32, np.float64):
+        return array
+    return array.astype(np.float32 if array.itemsize < 8 else np.float64)
 
 
 def _to_numpy(value: Any) -> NDArray[Any]:
@@ -43,54 +101,30 @@ def _to_numpy(value: Any) -> NDArray[Any]:
         raise QueryError(f"a vector cannot be read: {error}") from error
 
 
-def nearest(
-    rows: NDArray[Any], queries: NDArray[Any], metric: Metric, limit: int
-) -> list[tuple[NDArray[np.int64], NDArray[Any]]]:
-    """For each query the positions of the nearest rows and their scores, best first.
-
-    Scores are similarities for 'cosine' and 'dot' (larger is nearer) and distances for 'euclidean' (smaller is nearer).
-    """
-    if metric not in ("cosine", "dot", "euclidean"):
-        raise QueryError(f"{metric!r} is not a metric. {did_you_mean(str(metric), ('cosine', 'dot', 'euclidean'))}")
-    if limit < 0:
-        raise QueryError(f"limit={limit}: it cannot be negative.")
-    if len(rows) and len(queries) and rows.shape[1] != queries.shape[1]:
-        raise QueryError(f"the queries have {queries.shape[1]} dimensions, the documents {rows.shape[1]}.")
-    with np.errstate(invalid="ignore", over="ignore"):  # infinities make NaN, which comes last
-        if metric == "cosine":
-            rows, queries = _normalised(rows), _normalised(queries)
-        blocks = (queries[start : start + _BLOCK] for start in range(0, len(queries), _BLOCK))
-        return [
-            _best(row, limit, smallest=metric == "euclidean")
-            for block in blocks
-            for row in _scores(rows, block, metric)
-        ]
-
-
-def _scores(rows: NDArray[Any], block: NDArray[Any], metric: Metric) -> NDArray[Any]:
+def _compute_scores(rows: NDArray[Any], block: NDArray[Any], metric: Metric) -> NDArray[Any]:
     if not len(rows):
         return np.zeros((len(block), 0), block.dtype)
-    if metric == "euclidean":  # differences rather than the expanded square: near rows keep their precision
+    if metric == "euclidean":  # differences, not the expanded square: close rows keep their precision
         return np.stack([np.linalg.norm(rows - query, axis=1) for query in block])
-    made: NDArray[Any] = block @ rows.T
-    return made
+    scores: NDArray[Any] = block @ rows.T
+    return scores
 
 
-def _normalised(vectors: NDArray[Any]) -> NDArray[Any]:
+def _normalize(vectors: NDArray[Any]) -> NDArray[Any]:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    made: NDArray[Any] = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
-    return made
+    unit: NDArray[Any] = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
+    return unit
 
 
-def _best(scores: NDArray[Any], limit: int, *, smallest: bool) -> tuple[NDArray[np.int64], NDArray[Any]]:
+def _select_best(scores: NDArray[Any], limit: int, *, smallest: bool) -> NDArray[np.int64]:
+    """Return the positions of the best scores, best first."""
     keys = scores if smallest else -scores
-    keys = np.where(np.isnan(keys), np.inf, keys)  # what cannot be compared comes last
+    keys = np.where(np.isnan(keys), np.inf, keys)  # NaN sorts last
     limit = min(limit, len(keys))
     if limit < len(keys):
-        # all rows as good as the last one taken, so that ties go to the earlier row
+        # All rows as good as the last one taken are candidates, so that of equal rows the first ones are taken.
         edge = np.partition(keys, limit - 1)[limit - 1] if limit else None
         candidates = np.flatnonzero(keys <= edge) if limit else np.empty(0, np.int64)
     else:
         candidates = np.arange(len(keys))
-    order = candidates[np.argsort(keys[candidates], kind="stable")][:limit]
-    return order.astype(np.int64), scores[order]
+    return candidates[np.argsort(keys[candidates], kind="stable")][:limit].astype(np.int64)

@@ -1,4 +1,4 @@
-"""What may enter an array: documents of its type, with ids that are not taken. Checked before anything changes."""
+"""Checks on documents that enter an array: their class, and ids that must be unique. Both run before any change."""
 
 from __future__ import annotations
 
@@ -15,31 +15,30 @@ from quire.tensors import describe
 
 
 def admit(array_type: type[Any], items: Iterable[Any]) -> list[Any]:
-    """The items as documents of the array's type. A mapping, or the main value of a document, becomes a document."""
+    """Convert items to documents of the array's class. A mapping, or the main value of a document, is validated."""
     if isinstance(items, (str, bytes, Mapping, BaseDocument)) or not isinstance(items, Iterable):
         raise DocumentTypeError(f"{array_type.__name__} takes an iterable of documents, got {describe(items)}.")
     documents = list(items)
-    wanted = array_type.document_type
-    if set(map(type, documents)) <= {wanted}:
+    expected = array_type.document_type
+    if set(map(type, documents)) <= {expected}:
         return documents
     return [
-        item if isinstance(item, wanted) else _convert(array_type, item, index) for index, item in enumerate(documents)
+        item if isinstance(item, expected) else _convert(array_type, item, index)
+        for index, item in enumerate(documents)
     ]
 
 
 def _convert(array_type: type[Any], item: Any, index: int) -> Any:
-    wanted: type[BaseDocument] = array_type.document_type
-    if wanted is BaseDocument or isinstance(item, BaseDocument):
-        raise DocumentTypeError(
-            f"{array_type.__name__}: item {index}: expected a {wanted.__name__}, got {describe(item)}."
-        )
-    try:
-        return wanted.model_validate(item)
-    except ValidationError as error:
-        if isinstance(item, Mapping):
-            raise DocumentTypeError(f"{array_type.__name__}: item {index}: {error}") from error
-        message = f"{array_type.__name__}: item {index}: expected a {wanted.__name__}, got {describe(item)}."
-        raise DocumentTypeError(message) from None
+    expected: type[BaseDocument] = array_type.document_type
+    if expected is not BaseDocument and not isinstance(item, BaseDocument):
+        try:
+            return expected.model_validate(item)
+        except ValidationError as error:
+            if isinstance(item, Mapping):
+                raise DocumentTypeError(f"{array_type.__name__}: item {index}: {error}") from error
+    raise DocumentTypeError(
+        f"{array_type.__name__}: item {index}: expected a {expected.__name__}, got {describe(item)}."
+    )
 
 
 class IdIndex:

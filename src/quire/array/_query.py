@@ -1,8 +1,13 @@
-"""Queries in the manner of MongoDB: `{'price': {'$lt': 5}, 'tags.lang': 'en'}`, compiled once for a schema.
+"""Queries with the operators of MongoDB: `{'price': {'$lt': 5}, 'tags.lang': 'en'}`, compiled once for a schema.
 
-Through arrays and lists a path is satisfied when any element satisfies it (all operators of one dict at once); what is
-negated (`$ne`, `$nin`, `$not`, `{'$exists': False}`) holds when no element satisfies the opposite. A path that leads
-nowhere finds None. Values and operators that can never match a field are errors: see `_query_values`.
+Through arrays and lists a path is satisfied if any element satisfies it (all operators of one dict at once); a negation
+(`$ne`, `$nin`, `$not`, `{'$exists': False}`) holds if no element satisfies the opposite. A path without a value gives
+None.
+
+The values of a query are converted to the form in which documents hold the field's values: a value that the field can
+hold, or its text in JSON (a date as '2024-05-01', a UUID, a Decimal, a path). An enum field takes members, values and,
+unless a member has that value, names. None stands for a missing value, and every field takes it. A value or operator
+that can never match a field is an error.
 
 A compiled query decides about documents, or about the rows of columns at once; both agree.
 """
@@ -10,36 +15,36 @@ A compiled query decides about documents, or about the rows of columns at once; 
 from __future__ import annotations
 
 import operator
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal, InvalidOperation
+from enum import Enum
+from numbers import Number, Real
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import numpy as np
+from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from quire._equality import equal_values
-from quire.array._query_values import (
-    LISTS,
-    MismatchError,
-    equal_forms,
-    has_size,
-    has_text,
-    is_whole,
-    ordered_forms,
-)
+from quire._protocols import is_array_type, is_document_type
 from quire.array._regex import compile_regex
 from quire.columns import Column, Columns, DocumentColumn, ObjectColumn, ScalarColumn
 from quire.document import BaseDocument
 from quire.errors import PathError, QueryError, did_you_mean
 from quire.schema import Field, FieldKind, FieldPath, Schema, join_path, parse_path
-from quire.tensors import describe
+from quire.tensors import describe, framework_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Predicate = Callable[[Any], bool]
+LISTS = (list, tuple, set, frozenset)
+_DAY = re.compile(r"\d{4}-\d\d-\d\d")
 _DEEPEST = 64
 """Levels of `$and`, `$or`, `$nor` and `$not` within each other."""
 
@@ -60,7 +65,7 @@ class Query:
         self.root, self.is_function = root, is_function
 
     def __call__(self, document: Any) -> bool:
-        """Whether a document matches."""
+        """Return whether a document matches."""
         if self.is_function:
             return self.root.test(document)
         try:
@@ -70,27 +75,28 @@ class Query:
 
     @property
     def paths(self) -> list[FieldPath]:
-        """The paths that the query speaks of."""
+        """The paths of the query's conditions."""
         return list(self.root.paths())
 
     def mask(self, columns: Columns) -> NDArray[np.bool_] | None:
-        """Which rows match, worked out from the columns alone; None where that takes documents."""
+        """Return for each row whether it matches; None if the columns alone do not decide it."""
         try:
             return None if self.is_function else self.root.mask(columns)
         except (_UndecidedError, QueryError, RecursionError):
             return None  # an error may come from a row that other conditions exclude: evaluate documents
 
     def rows(self, columns: Columns) -> NDArray[np.int64]:
-        """The positions of the rows that match."""
+        """Return the positions of the rows that match."""
         mask = self.mask(columns)
         if mask is not None:
             return np.flatnonzero(mask)
         return np.array([row for row, document in enumerate(columns.iter_documents()) if self(document)], np.int64)
 
     def conditions(self) -> Iterator[tuple[FieldPath, str, list[Any]]]:
-        """Conditions that every matching row meets: a path, an operator of `ORDERED`, and the values, one of which.
+        """Yield conditions that every matching row meets: a path, an operator of `ORDERED`, and its values.
 
-        They let whole groups of rows be ruled out by their least and greatest value.
+        A row meets a condition if the operator holds for one of the values. Readers skip whole groups of rows whose
+        least and greatest value meet none.
         """
         return self.root.conditions()
 
@@ -107,18 +113,18 @@ class Node(ABC):
 
     @abstractmethod
     def test(self, value: Any) -> bool:
-        """Whether a document satisfies it."""
+        """Return whether a document satisfies it."""
 
     @abstractmethod
     def mask(self, columns: Columns) -> NDArray[np.bool_]:
-        """Which rows satisfy it."""
+        """Return for each row whether it satisfies it."""
 
     @abstractmethod
     def paths(self) -> Iterator[FieldPath]:
-        """The paths in it."""
+        """Yield the paths in it."""
 
     def conditions(self) -> Iterator[tuple[FieldPath, str, list[Any]]]:
-        """What must hold for it to be satisfied; see `Query.conditions`."""
+        """Yield conditions that hold if it is satisfied; see `Query.conditions`."""
         return iter(())
 
 
@@ -202,7 +208,7 @@ class _Test:
 
 @dataclass(frozen=True)
 class _Condition(Node):
-    """What must hold of the value at a path, or of one of the values that a path through lists leads to."""
+    """Tests of the value at a path; through lists, one of the values must pass all of them."""
 
     path: FieldPath
     tests: tuple[_Test, ...]
@@ -210,15 +216,15 @@ class _Condition(Node):
     def test(self, value: Any) -> bool:
         return _matches(value, self.path, self._holds)
 
-    def _holds(self, found: Any) -> bool:
+    def _holds(self, value: Any) -> bool:
         elements = []
-        is_list = isinstance(found, LISTS) or hasattr(type(found), "_trusted")
+        is_list = isinstance(value, LISTS) or hasattr(type(value), "_trusted")
         for test in self.tests:
             if is_list and test.of_elements:
                 elements.append(test.holds)
-            elif not test.holds(found):
+            elif not test.holds(value):
                 return False
-        return not elements or any(all(holds(item) for holds in elements) for item in found)
+        return not elements or any(all(holds(item) for holds in elements) for item in value)
 
     def mask(self, columns: Columns) -> NDArray[np.bool_]:
         column, present, below = _locate(columns, self.path)
@@ -258,7 +264,7 @@ class _Condition(Node):
 
 
 ORDERED: dict[str, Callable[[Any, Any], Any]] = {
-    "$in": lambda found, wanted: found in wanted,
+    "$in": lambda value, options: value in options,
     "$gt": operator.gt,
     "$gte": operator.ge,
     "$lt": operator.lt,
@@ -268,14 +274,14 @@ ORDERED: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def _are_plain(field: Field, values: list[Any]) -> bool:
-    """Whether numpy compares the numbers as Python does: integers as such, and floats that are numbers."""
+    """Return whether numpy compares the numbers exactly as Python does."""
     if field.type is float:
         return all(type(item) in (int, float) and abs(item) < 1 << 53 for item in values)
     return all(type(item) is field.type and -(1 << 63) <= item < 1 << 63 for item in values)
 
 
 def _locate(columns: Columns, path: FieldPath) -> tuple[Column, NDArray[np.bool_], FieldPath]:
-    """The column of a path, which rows have the documents above it, and the rest of the path below its values."""
+    """Return the column of a path, which rows have a value there, and the rest of the path inside its values."""
     present = np.ones(len(columns), np.bool_)
     for depth, name in enumerate(path):
         column = columns.columns.get(name)
@@ -291,7 +297,7 @@ def _locate(columns: Columns, path: FieldPath) -> tuple[Column, NDArray[np.bool_
 
 
 def _matches(value: Any, path: FieldPath, test: Predicate) -> bool:
-    """Whether a test holds at a path below a value, or at one of those that lists on the way lead to."""
+    """Return whether a test holds for the value at a path inside a value; through lists, for any of the values."""
     if not path:
         return test(value)
     if hasattr(type(value), "_trusted"):
@@ -347,7 +353,7 @@ def _compile_entry(key: Any, value: Any, schema: Schema | None, depth: int) -> N
 def find_field(schema: Schema, path: FieldPath) -> Field | None:
     """Return the field at the end of a path; None if the schema does not have it: in untyped dicts and extra values.
 
-    A path that leads nowhere is a PathError.
+    A path that the schema does not have is a PathError.
     """
     fields: list[Field] = []
     for depth in range(len(path)):
@@ -357,32 +363,32 @@ def find_field(schema: Schema, path: FieldPath) -> Field | None:
                 return None
             fields = below or list(schema.resolve(path)[:1])
             continue
-        found: list[Field] = []
+        matches: list[Field] = []
         for field in fields:
             below = _fields_below(field, path[depth])
             if below is None:
                 return None
-            found += below
-        if not found:
+            matches += below
+        if not matches:
             _raise_no_field(schema, path, depth, fields)
-        fields = found
+        fields = matches
     if not fields:
         raise QueryError("the empty path is the whole document: name a field of it.")
     return fields[0] if len(fields) == 1 else Field(path[-1], FieldKind.UNION, Any, nullable=True, items=tuple(fields))
 
 
 def _fields_below(field: Field, name: str) -> list[Field] | None:
-    """The fields of a name in the values of a field; None where values may hold any."""
+    """Return the fields of a name in the values of a field; None if the values may have any."""
     if field.kind is FieldKind.DICT:
         return [field.items[1]] if len(field.items) == 2 else None
     if field.kind in (FieldKind.LIST, FieldKind.UNION) and field.items:
-        found: list[Field] = []
+        matches: list[Field] = []
         for item in field.items:
             below = _fields_below(item, name)
             if below is None:
                 return None
-            found += below
-        return found
+            matches += below
+        return matches
     if field.kind in (FieldKind.ANY, FieldKind.LIST):
         return None
     if field.kind not in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS):
@@ -391,7 +397,7 @@ def _fields_below(field: Field, name: str) -> list[Field] | None:
 
 
 def _fields_of(schema: Schema, name: str) -> list[Field] | None:
-    """The field of a name, as a list; None where documents may hold any."""
+    """Return the field of a name, as a list; None if the documents may have any."""
     if schema.document_type is BaseDocument or schema.is_open:
         return None
     inner = schema.by_name.get(name)
@@ -403,7 +409,7 @@ def _fields_of(schema: Schema, name: str) -> list[Field] | None:
 def _raise_no_field(schema: Schema, path: FieldPath, depth: int, fields: list[Field]) -> None:
     names = {name for field in fields for name in _names_below(field)}
     if not names or fields[0].kind not in (FieldKind.LIST, FieldKind.UNION):
-        schema.resolve(path)  # which names the nearest fields
+        schema.resolve(path)  # raises an error with the nearest fields
     raise PathError(
         f"{schema.name}.{join_path(path[:depth])} is {fields[0]}, and has no field {path[depth]!r}. "
         f"{did_you_mean(path[depth], sorted(names))}"
@@ -450,29 +456,29 @@ class _Target:
     where: str
 
     def compile(self, value: Any, depth: int) -> Node:
-        """What must hold at the path: equality, or a dict of operators that must all hold."""
+        """Compile a value that the path must equal, or a dict of operators that must all hold."""
         if depth > _DEEPEST:
             raise QueryError(f"the query is nested more than {_DEEPEST} levels deep.")
         if not self._has_operators(value):
             return _Condition(self.path, (self._equal([value]),))
         tests: list[_Test] = []
-        refused: list[Node] = []
+        negated: list[Node] = []
         for name, argument in value.items():
             if name == "$not":
-                refused.append(self.compile(argument, depth + 1))
+                negated.append(self.compile(argument, depth + 1))
             elif name in _OPPOSITES:
-                refused.append(self.compile({_OPPOSITES[name]: argument}, depth + 1))
+                negated.append(self.compile({_OPPOSITES[name]: argument}, depth + 1))
             elif name == "$exists" and not self._is_true(argument):
-                refused.append(self.compile({"$exists": True}, depth + 1))
+                negated.append(self.compile({"$exists": True}, depth + 1))
             else:
                 tests.append(self._test(name, argument))
-        parts: list[Node] = [_Not(node) for node in refused]
+        parts: list[Node] = [_Not(node) for node in negated]
         if tests:
             parts.append(_Condition(self.path, tuple(tests)))
         return parts[0] if len(parts) == 1 else _All(tuple(parts))
 
     def _has_operators(self, value: Any) -> bool:
-        """Whether a dict is one of operators, and not a value to be equal to."""
+        """Return whether a value is a dict of operators, and not a dict to compare with."""
         if not isinstance(value, Mapping):
             return False
         wrong = [key for key in value if not (isinstance(key, str) and key.startswith("$"))]
@@ -483,7 +489,7 @@ class _Target:
             return False
         nested = self.field is not None and _may_hold(self.field, (FieldKind.DOCUMENT, FieldKind.DOCUMENTS))
         if not value or (nested and all(isinstance(key, str) and key not in _MEANT for key in wrong)):
-            return False  # which is no document, and reported as such
+            return False  # `_equal` reports that it is not a document
         raise QueryError(self._unknown(wrong[0]))
 
     def _unknown(self, name: Any) -> str:
@@ -502,7 +508,7 @@ class _Target:
         if name == "$regex":
             return self._regex(argument)
         if name == "$exists":
-            return _Test(name, [True], lambda found: found is not None, of_elements=False)
+            return _Test(name, [True], lambda value: value is not None, of_elements=False)
         if name == "$size":
             return self._size(argument)
         raise QueryError(self._unknown(name))
@@ -518,24 +524,24 @@ class _Target:
         elements = [form for form in forms if not is_whole(self.field, form)]
         if whole and elements:  # of a list, itself or an element
 
-            def holds(found: Any) -> bool:
-                inside = found if isinstance(found, LISTS) or hasattr(type(found), "_trusted") else [found]
-                return _equals_any(found, whole) or any(_equals_any(item, elements) for item in inside)
+            def holds(value: Any) -> bool:
+                inside = value if isinstance(value, LISTS) or hasattr(type(value), "_trusted") else [value]
+                return _equals_any(value, whole) or any(_equals_any(item, elements) for item in inside)
 
             return _Test("$in", forms, holds, of_elements=False)
-        return _Test("$in", forms, lambda found: _equals_any(found, forms), of_elements=not whole)
+        return _Test("$in", forms, lambda value: _equals_any(value, forms), of_elements=not whole)
 
     def _ordered(self, name: str, value: Any) -> _Test:
         compare, forms = ORDERED[name], self._forms(value, ordered_forms, "cannot be compared with")
         mixed = self.field is not None and self.field.kind is FieldKind.UNION
 
-        def holds(found: Any) -> bool:
-            return found is not None and any(_compare(compare, found, form, self.where, mixed=mixed) for form in forms)
+        def holds(value: Any) -> bool:
+            return value is not None and any(_compare(compare, value, form, self.where, mixed=mixed) for form in forms)
 
         return _Test(name if len(forms) == 1 else "", forms, holds, of_elements=True)
 
     def _forms(self, value: Any, forms: Callable[[Field, Any], list[Any]], verb: str) -> list[Any]:
-        """A value of the query as the field holds it."""
+        """Convert a value of the query to the form in which the field holds it."""
         if self.field is None:
             return [value.item() if isinstance(value, np.generic) else value]
         try:
@@ -551,9 +557,9 @@ class _Target:
             raise QueryError(f"{self.where} is {self.field}, which has no text for $regex to search.")
         regex = compile_regex(pattern)
 
-        def holds(found: Any) -> bool:
-            found = getattr(found, "value", found)  # of an enum
-            text = str(found) if isinstance(found, PurePath) else found
+        def holds(value: Any) -> bool:
+            value = getattr(value, "value", value)  # of an enum
+            text = str(value) if isinstance(value, PurePath) else value
             return isinstance(text, str) and regex.search(text)
 
         return _Test("$regex", [pattern], holds, of_elements=True)
@@ -563,7 +569,7 @@ class _Target:
             raise QueryError(f"{self.where}: $size takes a number of elements, got {describe(size)}.")
         if self.field is not None and not has_size(self.field):
             raise QueryError(f"{self.where} is {self.field}, which has no size.")
-        return _Test("$size", [size], lambda found: _has_size(found, int(size)), of_elements=False)
+        return _Test("$size", [size], lambda value: _has_length(value, int(size)), of_elements=False)
 
 
 def _may_hold(field: Field, kinds: tuple[FieldKind, ...]) -> bool:
@@ -572,36 +578,366 @@ def _may_hold(field: Field, kinds: tuple[FieldKind, ...]) -> bool:
     return field.kind in kinds
 
 
-def _equals_any(found: Any, values: list[Any]) -> bool:
-    for value in values:
-        if isinstance(found, datetime) and isinstance(value, datetime):
-            _check_zones(found, value)
-        if equal_values(found, value):
+def _equals_any(value: Any, options: list[Any]) -> bool:
+    for option in options:
+        if isinstance(value, datetime) and isinstance(option, datetime):
+            _check_zones(value, option)
+        if equal_values(value, option):
             return True
     return False
 
 
-def _check_zones(found: datetime, value: datetime) -> None:
-    if (found.utcoffset() is None) != (value.utcoffset() is None):
-        with_zone, without = ("documents", "query") if value.utcoffset() is None else ("query", "documents")
+def _check_zones(value: datetime, option: datetime) -> None:
+    if (value.utcoffset() is None) != (option.utcoffset() is None):
+        with_zone, without = ("documents", "query") if option.utcoffset() is None else ("query", "documents")
         raise QueryError(f"the times of the {with_zone} have a time zone, and those of the {without} have none.")
 
 
-def _compare(compare: Callable[[Any, Any], Any], found: Any, value: Any, where: str, *, mixed: bool) -> bool:
+def _compare(compare: Callable[[Any, Any], Any], value: Any, limit: Any, where: str, *, mixed: bool) -> bool:
     try:
-        if isinstance(found, datetime) and isinstance(value, datetime):
-            _check_zones(found, value)
-        return bool(compare(found, value))
+        if isinstance(value, datetime) and isinstance(limit, datetime):
+            _check_zones(value, limit)
+        return bool(compare(value, limit))
     except (TypeError, ValueError, RuntimeError) as error:  # the last two: tensors of more than one element
         if isinstance(error, QueryError):
             raise
         if mixed:  # a union: its other values do not match
             return False
-        raise QueryError(f"{where}: cannot compare {type(found).__name__} with {type(value).__name__}.") from error
+        raise QueryError(f"{where}: cannot compare {type(value).__name__} with {type(limit).__name__}.") from error
 
 
-def _has_size(found: Any, size: int) -> bool:
+def _has_length(value: Any, size: int) -> bool:
     try:
-        return bool(len(found) == size)
+        return bool(len(value) == size)
     except TypeError:  # a number, None, a tensor without dimensions
         return False
+
+
+# --- values of a query in the form of a field
+
+
+class MismatchError(Exception):
+    """Raised for a value that never matches a field; the message is a hint, or empty."""
+
+
+def equal_forms(field: Field, value: Any) -> list[Any]:
+    """Return the values of a field that equal a value of a query; several if a union leaves the type open."""
+    value = _plain(value)
+    if value is None:
+        return [None]
+    if field.choices:
+        _check_choice(field, value)
+    return _EQUAL[field.kind](field, value)
+
+
+def ordered_forms(field: Field, value: Any) -> list[Any]:  # noqa: C901 - a case for each kind
+    """Return the values that `$gt` and the other comparisons compare a field's values with."""
+    value = _plain(value)
+    if value is None:
+        raise MismatchError("None has no order: use $exists.")
+    kind, tp = field.kind, field.type
+    if kind is FieldKind.SCALAR and tp is not complex:
+        return [_check(value, isinstance(value, Real), _number_hint(value))]
+    if kind is FieldKind.DATETIME and type(value) is date:
+        return [datetime(value.year, value.month, value.day)]  # noqa: DTZ001 - as naive as the day
+    if kind is FieldKind.DATETIME and isinstance(value, str):
+        return [_parse(datetime, value)]
+    if kind is FieldKind.ENUM:
+        return [_ordered_member(field, value)]
+    if kind is FieldKind.TENSOR:
+        return [_check(value, isinstance(value, Number) or framework_of(value) is not None)]
+    if kind is FieldKind.LIST and isinstance(value, LISTS):
+        raise MismatchError("Lists have no order: compare their elements.")
+    if kind in (FieldKind.UNION, FieldKind.LIST) and field.items:
+        return _of_any(field.items, value, ordered_forms)
+    if kind in (FieldKind.ANY, FieldKind.LIST):
+        return [value]
+    if kind in _WITHOUT_ORDER or (kind is FieldKind.SCALAR and tp is complex):
+        raise MismatchError("It has no order.")
+    return equal_forms(field, value)
+
+
+def has_text(field: Field) -> bool:
+    """Whether a field may hold text for `$regex` to search."""
+    if field.kind in (FieldKind.LIST, FieldKind.UNION) and field.items:
+        return any(map(has_text, field.items))
+    if field.kind is FieldKind.ENUM:
+        return any(isinstance(member.value, str) for member in field.type)
+    return field.kind in (FieldKind.TEXT, FieldKind.PATH, FieldKind.ANY, FieldKind.UNION, FieldKind.LIST)
+
+
+def has_size(field: Field) -> bool:
+    """Whether a field may hold values with a length for `$size`."""
+    if field.kind is FieldKind.UNION:
+        return any(map(has_size, field.items))
+    sized = (FieldKind.LIST, FieldKind.DOCUMENTS, FieldKind.DICT, FieldKind.TEXT, FieldKind.BYTES)
+    return field.kind in (*sized, FieldKind.TENSOR, FieldKind.ANY)
+
+
+def is_whole(field: Field | None, value: Any) -> bool:
+    """Whether a value is meant for a list as a whole; else for its elements."""
+    if field is not None and field.kind is FieldKind.LIST and isinstance(value, LISTS) and field.items:
+        try:
+            _as_list(field, value)
+        except MismatchError:
+            return False  # [1, 2] is an element of list[list[int]]
+        return True
+    return value is None or isinstance(value, LISTS) or is_array_type(type(value))
+
+
+_WITHOUT_ORDER = (FieldKind.DOCUMENT, FieldKind.DOCUMENTS, FieldKind.DICT)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _check(value: Any, holds: bool, hint: str = "") -> Any:  # noqa: FBT001 - a condition
+    if not holds:
+        raise MismatchError(hint)
+    return value
+
+
+def _check_choice(field: Field, value: Any) -> None:
+    """Reject values that a Literal does not list; for an enum, members and values both count."""
+    known = [getattr(choice, "value", choice) for choice in field.choices]
+    if value not in field.choices and value not in known:
+        raise MismatchError(did_you_mean(str(value), map(str, known)))
+
+
+def _equal_scalar(field: Field, value: Any) -> list[Any]:
+    if field.type is bool:
+        return [bool(_check(value, isinstance(value, Real) and value in (0, 1), _number_hint(value)))]
+    numeric = isinstance(value, Number) if field.type is complex else isinstance(value, Real)
+    _check(value, numeric, _number_hint(value))
+    whole = field.type is not int or value == int(value) if _is_finite(value) else field.type is not int
+    return [_check(value, whole, "It holds whole numbers.")]
+
+
+def _is_finite(value: Any) -> bool:
+    return bool(value == value) and abs(value) != float("inf")
+
+
+def _number_hint(value: Any) -> str:
+    """Suggest a number for a number in quotes."""
+    if isinstance(value, str):
+        for read in (int, float):
+            try:
+                return f"Did you mean {read(value)!r}?"
+            except ValueError:
+                continue
+        if value.lower() in ("true", "false"):
+            return f"Did you mean {value.lower() == 'true'}?"
+    return ""
+
+
+def _equal_text(_: Field, value: Any) -> list[Any]:
+    hint = f"Did you mean {str(value)!r}?" if isinstance(value, (int, float, UUID, PurePath)) else ""
+    return [_check(value, isinstance(value, str), hint)]
+
+
+def _equal_bytes(_: Field, value: Any) -> list[Any]:
+    hint = "Text is not bytes: write b'...'." if isinstance(value, str) else ""
+    return [bytes(_check(value, isinstance(value, (bytes, bytearray, memoryview)), hint))]
+
+
+def _member(field: Field, value: Any) -> Any:
+    tp: Any = field.type
+    if isinstance(value, Enum) and not isinstance(value, tp):
+        raise MismatchError(f"It is a member of {type(value).__name__}.")
+    try:
+        return tp(value)
+    except (ValueError, TypeError, KeyError):
+        pass
+    if isinstance(value, str) and value in tp.__members__:
+        return tp[value]
+    raise MismatchError(did_you_mean(str(value), [str(member.value) for member in tp]))
+
+
+def _equal_enum(field: Field, value: Any) -> list[Any]:
+    member = _member(field, value)
+    return [member, member.value]  # which a class with use_enum_values holds
+
+
+def _ordered_member(field: Field, value: Any) -> Any:
+    if not issubclass(field.type, (int, float, str)):
+        raise MismatchError("Its members have no order.")
+    if issubclass(field.type, str):
+        return _check(value, isinstance(value, str))
+    return _check(value, isinstance(value, Real), _number_hint(value))
+
+
+def _parse(tp: Any, text: str) -> Any:
+    """Parse a text as JSON would; a bare number, which pydantic takes for seconds, is rejected."""
+    try:
+        if not re.fullmatch(r"\s*[+-]?[\d.]+\s*", text):
+            return TypeAdapter(tp).validate_python(text)
+    except ValidationError:
+        pass
+    raise MismatchError(_EXAMPLES[tp])
+
+
+_EXAMPLES: dict[Any, str] = {
+    datetime: "Write a datetime, or a text like '2024-05-01T12:30:00'.",
+    date: "Write a date, or a text like '2024-05-01'.",
+    time: "Write a time, or a text like '12:30:00'.",
+    timedelta: "Write a timedelta, or a text like 'PT1H30M'.",
+}
+
+
+def _equal_datetime(_: Field, value: Any) -> list[Any]:
+    is_day = type(value) is date or (isinstance(value, str) and _DAY.fullmatch(value.strip()) is not None)
+    if is_day:
+        raise MismatchError("A day is a range of times: use $gte with it and $lt with the next.")
+    if isinstance(value, str):
+        return [_parse(datetime, value)]
+    return [_check(value, isinstance(value, datetime), _EXAMPLES[datetime])]
+
+
+def _moment(tp: Any) -> Callable[[Field, Any], list[Any]]:
+    def forms(_: Field, value: Any) -> list[Any]:
+        if isinstance(value, str):
+            return [_parse(tp, value)]
+        fits = isinstance(value, tp) and not (tp is date and isinstance(value, datetime))
+        return [_check(value, fits, _EXAMPLES[tp])]
+
+    return forms
+
+
+def _equal_uuid(_: Field, value: Any) -> list[Any]:
+    try:
+        return [UUID(value) if isinstance(value, str) else _check(value, isinstance(value, UUID))]
+    except ValueError:
+        raise MismatchError("Write a UUID, or its text.") from None
+
+
+def _equal_decimal(_: Field, value: Any) -> list[Any]:
+    """Convert a value to a Decimal; a float is the decimal that it is written as: 0.1 is Decimal('0.1')."""
+    try:
+        if isinstance(value, (str, float)):
+            return [Decimal(repr(value) if isinstance(value, float) else value)]
+    except InvalidOperation:
+        raise MismatchError("Write a Decimal, a number, or its text.") from None
+    return [_check(value, isinstance(value, (int, Decimal)))]
+
+
+def _equal_path(field: Field, value: Any) -> list[Any]:
+    return [field.type(_check(value, isinstance(value, (str, PurePath))))]
+
+
+def _equal_tensor(field: Field, value: Any) -> list[Any]:
+    framework = framework_of(value)
+    expected = getattr(field.type, "_framework_name", None)
+    if framework is None or (expected is not None and framework.name != expected):
+        raise MismatchError(
+            f"Compare it with a tensor{f' of {expected}' if expected else ''}, or filter by a function."
+        )
+    return [value]
+
+
+def _equal_document(field: Field, value: Any) -> list[Any]:
+    hint = f"Compare its fields: '{field.name}.<field>'."
+    return [_check(value, is_document_type(type(value)) and isinstance(value, field.document_type), hint)]
+
+
+def _equal_documents(field: Field, value: Any) -> list[Any]:
+    if is_document_type(type(value)):
+        return _equal_document(field, value)
+    hint = f"Compare the fields of its documents: '{field.name}.<field>'."
+    same = is_array_type(type(value)) and value.document_type is field.document_type
+    return [_check(value, same, hint)]
+
+
+def _equal_list(field: Field, value: Any) -> list[Any]:
+    if isinstance(value, LISTS):
+        try:
+            return [_as_list(field, value)]
+        except MismatchError:
+            if not any(item.kind in (FieldKind.LIST, FieldKind.UNION, FieldKind.ANY) for item in field.items):
+                raise
+    return _of_any(field.items, value, equal_forms) if field.items else [value]
+
+
+def _as_list(field: Field, value: Any) -> Any:
+    """Convert a list of a query to the field's own kind of list."""
+    unordered = isinstance(value, (set, frozenset))
+    tp = field.type if field.type in LISTS else tuple if isinstance(value, tuple) else list
+    if unordered and tp not in (set, frozenset):
+        raise MismatchError("A set has no order: write a list.")
+    if not field.items:
+        return tp(value)
+    positional = field.type is tuple and len(field.items) > 1
+    if positional and len(value) != len(field.items):
+        raise MismatchError(f"It holds {len(field.items)} values.")
+    parts: Iterable[tuple[Field, Any]] = (
+        zip(field.items, value, strict=True) if positional else ((field.items[0], item) for item in value)
+    )
+    return tp(_held_form(item, part) for item, part in parts)
+
+
+def _held_form(field: Field, value: Any) -> Any:
+    """Convert a value inside a list or dict; here, an element does not stand for a list that contains it."""
+    _check(value, field.kind is not FieldKind.LIST or value is None or isinstance(value, LISTS))
+    return equal_forms(field, value)[0]
+
+
+def _equal_dict(field: Field, value: Any) -> list[Any]:
+    _check(value, isinstance(value, Mapping), f"Compare one of its values: '{field.name}.<key>'.")
+    if len(field.items) != 2:
+        return [value]
+    keys, values = field.items
+    return [{_held_form(keys, key): _held_form(values, item) for key, item in value.items()}]
+
+
+def _equal_union(field: Field, value: Any) -> list[Any]:
+    return _of_any(field.items, value, equal_forms)
+
+
+def _of_any(fields: Iterable[Field], value: Any, forms: Callable[[Field, Any], list[Any]]) -> list[Any]:
+    """Return the forms that a value has for several types; an error if no type accepts it."""
+    values: list[Any] = []
+    hints: list[str] = []
+    for field in fields:
+        try:
+            values += forms(field, value)
+        except MismatchError as error:
+            hints.append(str(error))
+    if not values:
+        raise MismatchError(next(filter(None, hints), ""))
+    return values
+
+
+def _equal_any(field: Field, value: Any) -> list[Any]:
+    """Return the value and, for a type that only pydantic knows, such as a URL, the value that it parses to."""
+    if field.type is Any or field.choices or not isinstance(field.type, type) or isinstance(value, field.type):
+        return [value]
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(field.type)
+    except PydanticSchemaGenerationError:
+        adapter = TypeAdapter(field.type, config=ConfigDict(arbitrary_types_allowed=True))
+    try:
+        return [value, adapter.validate_python(value)]
+    except ValidationError as error:
+        raise MismatchError(f"{error.errors(include_url=False)[0]['msg']}.") from None
+
+
+_EQUAL: dict[FieldKind, Callable[[Field, Any], list[Any]]] = {
+    FieldKind.SCALAR: _equal_scalar,
+    FieldKind.TEXT: _equal_text,
+    FieldKind.BYTES: _equal_bytes,
+    FieldKind.ENUM: _equal_enum,
+    FieldKind.DATETIME: _equal_datetime,
+    FieldKind.DATE: _moment(date),
+    FieldKind.TIME: _moment(time),
+    FieldKind.TIMEDELTA: _moment(timedelta),
+    FieldKind.UUID: _equal_uuid,
+    FieldKind.DECIMAL: _equal_decimal,
+    FieldKind.PATH: _equal_path,
+    FieldKind.TENSOR: _equal_tensor,
+    FieldKind.DOCUMENT: _equal_document,
+    FieldKind.DOCUMENTS: _equal_documents,
+    FieldKind.LIST: _equal_list,
+    FieldKind.DICT: _equal_dict,
+    FieldKind.UNION: _equal_union,
+    FieldKind.ANY: _equal_any,
+}

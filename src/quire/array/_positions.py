@@ -1,0 +1,152 @@
+"""Positions of rows: which rows a key selects, and batches, shuffles, samples and splits of rows."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quire.errors import OptionError, RowIndexError
+from quire.tensors import framework_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_INT64 = np.dtype(np.int64)
+
+
+# --- keys
+
+
+def resolve_index(key: Any, length: int) -> int | slice | NDArray[np.int64]:
+    """Resolve a key (an int, slice, list, mask, array or tensor) to positions; negative ones count from the end."""
+    if isinstance(key, slice):
+        return key
+    if isinstance(key, (int, np.integer)) and not isinstance(key, (bool, np.bool_)):
+        return _check_position(int(key), length)
+    array = _to_array(key)
+    # The usual case comes first: datasets call this once for each batch, when caches are cold and every check costs.
+    usual = array.dtype == _INT64 and array.strides == (8,) and len(array) and array.flags.writeable
+    if usual and _are_within(array, length):
+        return array
+    if array.ndim == 0 and array.dtype.kind in "iu":
+        return _check_position(int(array), length)
+    if array.ndim != 1 or array.dtype.kind not in "biuf":
+        raise RowIndexError(
+            f"{key!r} is not a position: use an int, a slice, or a list, array or mask with one dimension."
+        )
+    if array.dtype.kind == "b":
+        if len(array) != length:
+            raise RowIndexError(f"the mask has {len(array)} entries, but there are {length} rows.")
+        return np.flatnonzero(array)
+    return _check_positions(array, length)
+
+
+def resolve_positions(key: Any, length: int) -> NDArray[np.int64]:
+    """Resolve a key to an array of positions, also if it is an int or a slice."""
+    rows = resolve_index(key, length)
+    if isinstance(rows, np.ndarray):
+        return rows
+    return np.arange(*rows.indices(length)) if isinstance(rows, slice) else np.array([rows])
+
+
+def _to_array(key: Any) -> NDArray[Any]:
+    framework = framework_of(key)
+    if framework is not None:
+        return framework.to_numpy(key)
+    try:
+        return np.asarray(list(key) if isinstance(key, range) else key)
+    except ValueError as error:
+        raise RowIndexError(f"{key!r} is not a list of positions: {error}") from error
+
+
+def _check_positions(array: NDArray[Any], length: int) -> NDArray[np.int64]:
+    if not array.size:
+        return np.empty(0, np.int64)
+    if array.dtype.kind == "f":
+        raise RowIndexError("positions are integers, got floats.")
+    if array.dtype.kind == "u" and array.max() >= length:  # as int64, a large one would be negative
+        raise RowIndexError(f"position {array.max()} is out of range: there are {length} rows.")
+    positions = np.array(array, np.int64, order="C")  # torch takes neither read-only memory nor negative strides
+    if _are_within(positions, length):
+        return positions
+    positions = np.where(positions < 0, positions + length, positions)
+    wrong = (positions < 0) | (positions >= length)
+    if wrong.any():
+        raise RowIndexError(f"position {array[wrong][0]} is out of range: there are {length} rows.")
+    return positions
+
+
+def _are_within(positions: NDArray[np.int64], length: int) -> bool:
+    """Return whether all positions are from 0 to length - 1.
+
+    One pass suffices: read as unsigned, a negative position is larger than any valid one.
+    """
+    return 0 <= positions.item(positions.view(np.uint64).argmax()) < length
+
+
+def _check_position(index: int, length: int) -> int:
+    if not -length <= index < length:
+        raise RowIndexError(f"position {index} is out of range: there are {length} rows.")
+    return index % length
+
+
+# --- orders; a seed makes each of them repeatable
+
+
+def batches(
+    length: int, batch_size: int, *, shuffle: bool, seed: int | None, drop_last: bool
+) -> Iterator[NDArray[np.int64]]:
+    """Yield positions, `batch_size` at a time."""
+    batch_size = check_batch_size(batch_size)
+    order = shuffle_positions(length, seed) if shuffle else np.arange(length, dtype=np.int64)
+    stop = length - length % batch_size if drop_last else length
+    return (order[start : start + batch_size] for start in range(0, stop, batch_size))
+
+
+def check_batch_size(batch_size: int) -> int:
+    """Return a batch size, or raise an error if it is not a positive integer."""
+    batch_size = whole_number("batch_size", batch_size)
+    if batch_size < 1:
+        raise RowIndexError(f"batch_size={batch_size}: a batch has at least one row.")
+    return batch_size
+
+
+def whole_number(name: str, value: Any) -> int:
+    """Convert an option to a Python int.
+
+    Integers of numpy would overflow, and `torch.load` refuses them in a checkpoint.
+    """
+    try:
+        return int(operator.index(value))
+    except TypeError as error:
+        raise OptionError(f"{name}: expected a whole number, got {value!r} ({type(value).__name__}).") from error
+
+
+def shuffle_positions(length: int, seed: int | None) -> NDArray[np.int64]:
+    """Return all positions in random order."""
+    return np.random.default_rng(seed).permutation(length)
+
+
+def sample_positions(length: int, size: int, seed: int | None) -> NDArray[np.int64]:
+    """Return different positions, chosen at random."""
+    size = whole_number("k", size)
+    if not 0 <= size <= length:
+        raise RowIndexError(f"cannot take {size} different rows out of {length}.")
+    return np.random.default_rng(seed).choice(length, size, replace=False)
+
+
+def split_positions(length: int, parts: Sequence[float], *, shuffle: bool, seed: int | None) -> list[NDArray[np.int64]]:
+    """Split positions into parts: fractions that add up to 1, or counts that add up to the length."""
+    if not parts or any(part < 0 for part in parts):
+        raise RowIndexError(f"{parts!r} is not a split: give fractions (0.8, 0.2) or counts.")
+    if all(isinstance(part, int) for part in parts) and sum(parts) == length:
+        ends = np.cumsum(parts)
+    elif abs(sum(parts) - 1) < 1e-9:
+        ends = np.round(np.cumsum(parts) * length).astype(np.int64)
+    else:
+        raise RowIndexError(f"the parts {parts!r} add up to {sum(parts)}: fractions make 1, counts make {length}.")
+    order = shuffle_positions(length, seed) if shuffle else np.arange(length)
+    return np.split(order, ends[:-1])
