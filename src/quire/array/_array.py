@@ -30,7 +30,7 @@ from quire.columns import ShapePolicy
 from quire.display import GALLERY, facts_table, print_facts, render_rows_html
 from quire.document import BaseDocument
 from quire.errors import ColumnError, DocumentTypeError, PathError, QueryError, SchemaError, did_you_mean
-from quire.files import Patterns, Source, find_files, thin_out
+from quire.files import Patterns, Source, find_files, sample_paths
 from quire.schema import Field, FieldKind, FieldPath, Schema, parse_path
 from quire.tensors import describe, framework_of
 
@@ -308,7 +308,7 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
         """
         from quire.array._batch import DocumentBatch
 
-        batch_type: type[DocumentBatch[DocT]] = DocumentBatch[self._common_type()]  # type: ignore[misc]
+        batch_type: type[DocumentBatch[DocT]] = DocumentBatch[self._common_type()]  # type: ignore[assignment,misc]
         return batch_type(self._documents, framework=framework, shapes=shapes)
 
     # --- orders and parts
@@ -353,7 +353,7 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
         from quire.documents import documents_of_files
 
         paths = find_files(patterns, recursive=recursive, exclude_regex=exclude_regex, allow_empty=allow_empty)
-        paths = thin_out(paths, size, sampling_rate, seed)
+        paths = sample_paths(paths, size, sampling_rate, seed)
         return documents_of_files(cls, paths, read_mode=read_mode, to_dataturi=to_dataturi)  # type: ignore[return-value]
 
     def batch(

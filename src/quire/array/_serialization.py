@@ -25,18 +25,18 @@ from quire.display import track
 from quire.document import BaseDocument
 from quire.errors import ColumnError, DecodeError, DocumentTypeError, OptionError, SchemaError, check_options
 from quire.files import (
-    Kept,
     Pieces,
     RemoteOptions,
     Source,
+    SpooledPieces,
     Target,
-    in_pieces,
+    display_uri,
     open_source,
     open_target,
     receive,
     scheme_of,
     send,
-    shown,
+    split_pieces,
 )
 from quire.parallel import cpu_count
 
@@ -392,7 +392,7 @@ def push_documents(array: ArrayIO[Any] | type[ArrayIO[Any]], documents: Iterable
     def encode() -> Pieces:
         tracked = track(documents, "pushing", total, show=how.get("show_progress"))
         blocks = encode_stream(array, tracked, protocol, compress, checksums=True, **options)
-        return in_pieces(chain.from_iterable(blocks))
+        return split_pieces(chain.from_iterable(blocks))
 
     _send(address, encode, how, is_repeatable=is_repeatable)
 
@@ -412,7 +412,7 @@ def push_batches(
 
     def encode() -> Pieces:
         blocks = codec.columns_stream(read_columns(), batch_type.document_type, protocol, compress, **options)
-        return in_pieces(chain.from_iterable(track(blocks, "pushing", show=how.get("show_progress"))))
+        return split_pieces(chain.from_iterable(track(blocks, "pushing", show=how.get("show_progress"))))
 
     _send(address, encode, how, is_repeatable=isinstance(batches, Sequence))
 
@@ -423,8 +423,8 @@ def _send(address: str, encode: Callable[[], Pieces], how: Pushing, *, is_repeat
     if is_repeatable or not remote.retries:
         send(address, encode, remote)
         return
-    with closing(Kept(encode())) as kept:
-        send(address, kept, remote)
+    with closing(SpooledPieces(encode())) as pieces:
+        send(address, pieces, remote)
 
 
 def _resolve_push_options(address: str, how: Pushing) -> tuple[str | None, str | None, dict[str, Any]]:
@@ -494,4 +494,4 @@ def _receive(address: str, how: Pulling) -> Iterator[IO[bytes]]:
         with receive(address, how.get("remote") or RemoteOptions()) as source:
             yield source
     except DecodeError as error:
-        raise DecodeError(f"{shown(address)}: {error}") from error
+        raise DecodeError(f"{display_uri(address)}: {error}") from error
