@@ -55,7 +55,7 @@ MODULES: dict[str, tuple[str, list[str]]] = {
         "quire.codec._blocks",
         [*CORE, *QUICK, "codec/test_blocks.py", "codec/test_files.py", "codec/test_damaged_files.py"],
     ),
-    "frames": ("quire.codec._frames", ["codec/test_frames.py"]),
+    "dataframes": ("quire.codec._dataframes", ["codec/test_frames.py"]),
     "compression": (
         "quire.codec._compression",
         [*QUICK, "codec/test_compression.py", "codec/test_files.py", "codec/test_damaged_files.py"],
@@ -74,7 +74,7 @@ MODULES: dict[str, tuple[str, list[str]]] = {
     "filter": ("quire.view._filter", [*CORE, "view/test_filter.py"]),
 }
 """The modules, and the options and test files that are meant to notice, fast files first."""
-PRELOAD = {"stack": ["torch", "scipy.sparse"], "compression": ["zstandard", "lz4.frame"], "frames": ["pandas"]}
+PRELOAD = {"stack": ["torch", "scipy.sparse"], "compression": ["zstandard", "lz4.frame"], "dataframes": ["pandas"]}
 """Packages that tests import in their functions, which would otherwise be imported for every mutant again."""
 
 

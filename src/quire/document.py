@@ -20,8 +20,7 @@ from quire._changes import check_names, copy_document, packed_state, set_or_rest
 from quire._core_schema import complete_core_schema
 from quire._equality import equal_values
 from quire._extra_fields import Extra, explain_unknown_fields
-from quire.codec import Reading, _json
-from quire.codec._json import TensorForm
+from quire.codec import Reading, TensorForm
 from quire.display import document_tree, nested_rows, print_document, print_schema, render_html, short_value
 from quire.schema import Schema, build_schema
 from quire.typing import ID, new_id
@@ -244,13 +243,13 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
 
     def to_protobuf(self) -> Any:
         """A protobuf message, `quire.v1.Document`."""
-        return codec.to_message("Document", codec.document_message(self))
+        return codec.to_message("Document", codec.encode_document_message(self))
 
     @classmethod
     def from_protobuf(cls, message: Any, **reading: Unpack[Reading]) -> Self:
         """The document of a protobuf message."""
         data = codec.from_message(message, "Document")
-        return codec.document_from_message(data, _expected(cls), codec.read_options(reading))  # type: ignore[no-any-return]
+        return codec.decode_document_message(data, _expected(cls), codec.read_options(reading))  # type: ignore[no-any-return]
 
     def to_bytes(
         self, protocol: str | None = None, compress: str | None = None, *, allow_pickle: bool = False
@@ -259,14 +258,16 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
 
         Values of classes that have no form on the wire are an error, or pickled with `allow_pickle`.
         """
-        return codec.dumped(self, lambda: codec.document_message(self, allow_pickle=allow_pickle), protocol, compress)
+        return codec.dump(
+            self, lambda: codec.encode_document_message(self, allow_pickle=allow_pickle), protocol, compress
+        )
 
     @classmethod
     def from_bytes(
         cls, data: Any, protocol: str | None = None, compress: str | None = None, **reading: Unpack[Reading]
     ) -> Self:
         """The document of bytes, which tell their protocol and compression; those that are asked for must be theirs."""
-        return codec.document_from_bytes(cls, _expected(cls), data, protocol, compress, codec.read_options(reading))  # type: ignore[no-any-return]
+        return codec.load_document(cls, _expected(cls), data, protocol, compress, codec.read_options(reading))  # type: ignore[no-any-return]
 
     def to_base64(self, protocol: str | None = None, compress: str | None = None, *, allow_pickle: bool = False) -> str:
         """The bytes of `to_bytes` as text."""
@@ -281,7 +282,7 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
 
     def to_json(self, *, indent: int | None = None, tensors: TensorForm = "lists") -> str:
         """The document as JSON; tensors as nested lists, or as 'base64' of their bytes."""
-        return _json.to_json(self, indent, tensors)
+        return codec.to_json(self, indent, tensors)
 
     @classmethod
     def from_json(cls, text: str | bytes, *, extra: Extra = "forbid") -> Self:
@@ -290,17 +291,17 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
         Unknown fields are errors, or ignored with `extra='ignore'`, unless the class sets `extra` in its
         `model_config`.
         """
-        _json.check_json(cls, text)
-        return _json.from_json(cls, text, extra=extra)  # type: ignore[no-any-return]
+        codec.check_json(cls, text)
+        return codec.from_json(cls, text, extra=extra)  # type: ignore[no-any-return]
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as a dict; nested documents are dicts, arrays of documents lists of dicts, tensors tensors."""
-        return _json.to_dict(self)
+        return codec.to_dict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, extra: Extra = "forbid") -> Self:
         """The document with the fields in a mapping; `extra` as of `from_json`."""
-        return _json.from_dict(cls, values, extra=extra)  # type: ignore[no-any-return]
+        return codec.from_dict(cls, values, extra=extra)  # type: ignore[no-any-return]
 
     def __eq__(self, other: object) -> bool:
         return equal_values(self, other) if isinstance(other, BaseDocument) else NotImplemented

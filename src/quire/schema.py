@@ -315,15 +315,15 @@ def _complete(document_type: type[Any]) -> None:
 
 def field_tensor_type(info: FieldInfo) -> TensorType | None:
     """The tensor type of one pydantic field, or of its value where it is optional."""
-    annotation, metadata = _unwrap(info.annotation, tuple(info.metadata))
+    annotation, metadata = unwrap_annotation(info.annotation, tuple(info.metadata))
     members = [member for member in get_args(annotation) if member is not type(None)]
     if get_origin(annotation) in (Union, types.UnionType) and len(members) == 1:
-        annotation, metadata = _unwrap(members[0], metadata)
+        annotation, metadata = unwrap_annotation(members[0], metadata)
     return tensor_type_of(annotation, metadata)
 
 
 def _compile(name: str, annotation: Any, metadata: Iterable[Any], *, required: bool, owner: type[Any]) -> Field:
-    annotation, metadata = _unwrap(annotation, tuple(metadata))
+    annotation, metadata = unwrap_annotation(annotation, tuple(metadata))
     if get_origin(annotation) in (Union, types.UnionType):
         members = [member for member in get_args(annotation) if not _is_none(member)]
         nullable = len(members) < len(get_args(annotation))
@@ -370,7 +370,7 @@ def _compile(name: str, annotation: Any, metadata: Iterable[Any], *, required: b
 
 
 def _is_none(annotation: Any) -> bool:
-    return _unwrap(annotation, ())[0] in (None, type(None))
+    return unwrap_annotation(annotation, ())[0] in (None, type(None))
 
 
 def _takes_none(part: Field) -> bool:
@@ -387,7 +387,7 @@ def _constrains(metadata: tuple[Any, ...]) -> bool:
     return any(not getattr(item, "__quire_plain__", False) for item in metadata)
 
 
-def _unwrap(annotation: Any, metadata: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+def unwrap_annotation(annotation: Any, metadata: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """Take off Annotated, NewType and type aliases, keeping what was annotated."""
     while True:
         if get_origin(annotation) is Annotated:
@@ -459,7 +459,7 @@ def _reaches(tp: Any, owner: type[Any]) -> bool:
 
 def _nested_type(annotation: Any) -> Any:
     """The document class whose columns a field has inside its own; None for the other kinds of fields."""
-    annotation, metadata = _unwrap(annotation, ())
+    annotation, metadata = unwrap_annotation(annotation, ())
     if get_origin(annotation) in (Union, types.UnionType):
         members = [member for member in get_args(annotation) if member is not type(None)]
         return _nested_type(members[0]) if len(members) == 1 else None

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
-from quire.codec._wire import delimited, join, packed, text, uint
+from quire.codec._wire import encode_delimited, encode_packed, encode_text, encode_uint, join_buffers
 from quire.errors import DecodeError, MissingDependencyError
 from quire.typing import AnyTensor, NdArray
 
@@ -63,13 +63,13 @@ def class_name(cls: type[Any]) -> str:
 
 def document(values: bytes, name: str = "no:Such") -> bytes:
     """A document with one field, of these bytes of a value."""
-    return b"\x08\x01" + text(2, name) + text(3, "items") + delimited(4, values)
+    return b"\x08\x01" + encode_text(2, name) + encode_text(3, "items") + encode_delimited(4, values)
 
 
 def many(part: bytes, size: int) -> bytes:
     """A value: a list of as many of the parts as there is room for."""
-    item = delimited(1, part)
-    return delimited(10, item * max(1, size // len(item)))
+    item = encode_delimited(1, part)
+    return encode_delimited(10, item * max(1, size // len(item)))
 
 
 SMALL = {
@@ -77,42 +77,46 @@ SMALL = {
     "int": b"\x18\x02",
     "int8": b"\x18\xfe\xff\xff\xff\xff\xff\xff\x7f",
     "float": b"\x21" + bytes(8),
-    "text": delimited(5, b""),
-    "char": delimited(5, "é".encode()),
-    "wide_char": delimited(5, "😀".encode()),
-    "blob": delimited(6, b""),
-    "tensor": delimited(7, b""),
-    "tensor_float32": delimited(7, text(1, "float32") + packed(2, [0])),
-    "tensor_one": delimited(7, text(1, "int8") + packed(2, [1]) + delimited(5, b"x")),
-    "document": delimited(8, b""),
-    "document_one": delimited(8, delimited(3, b"a") + delimited(4, b"\x08\x00")),
-    "array": delimited(9, b""),
-    "array_one": delimited(9, delimited(3, b"")),
-    "list": delimited(10, b""),
-    "tuple": delimited(11, b""),
-    "tuple_one": delimited(11, delimited(1, b"\x08\x00")),
-    "set": delimited(12, b""),
-    "set_one": delimited(12, delimited(1, b"\x08\x00")),
-    "set_five": delimited(12, b"".join(delimited(1, bytes([0x18, i])) for i in range(6))),
-    "frozen_set": delimited(13, b""),
-    "dict": delimited(14, b""),
-    "dict_one": delimited(14, delimited(1, b"\x08\x00") + delimited(2, b"\x08\x00")),
-    "dict_six": delimited(14, b"".join(delimited(1, bytes([0x18, i])) + delimited(2, b"\x08\x00") for i in range(6))),
-    "big_integer": delimited(15, b""),
-    "big_integer_one": delimited(15, b"\x7f" * 9),
-    "complex": delimited(16, b""),
-    "datetime": delimited(17, text(1, "2024-01-01")),
-    "date": delimited(18, b"2024-01-01"),
-    "time": delimited(19, text(1, "12")),
-    "timedelta": delimited(20, b""),
-    "uuid": delimited(21, bytes(16)),
-    "decimal": delimited(22, b"1"),
-    "path": delimited(23, b"a"),
-    "path_empty": delimited(23, b""),
-    "path_long": delimited(23, b"a/" * 30),
-    "member": delimited(24, b""),
-    "scalar": delimited(25, text(1, "int8") + delimited(5, b"x")),
-    "nested": delimited(10, delimited(1, delimited(10, delimited(1, delimited(10, b""))))),
+    "text": encode_delimited(5, b""),
+    "char": encode_delimited(5, "é".encode()),
+    "wide_char": encode_delimited(5, "😀".encode()),
+    "blob": encode_delimited(6, b""),
+    "tensor": encode_delimited(7, b""),
+    "tensor_float32": encode_delimited(7, encode_text(1, "float32") + encode_packed(2, [0])),
+    "tensor_one": encode_delimited(7, encode_text(1, "int8") + encode_packed(2, [1]) + encode_delimited(5, b"x")),
+    "document": encode_delimited(8, b""),
+    "document_one": encode_delimited(8, encode_delimited(3, b"a") + encode_delimited(4, b"\x08\x00")),
+    "array": encode_delimited(9, b""),
+    "array_one": encode_delimited(9, encode_delimited(3, b"")),
+    "list": encode_delimited(10, b""),
+    "tuple": encode_delimited(11, b""),
+    "tuple_one": encode_delimited(11, encode_delimited(1, b"\x08\x00")),
+    "set": encode_delimited(12, b""),
+    "set_one": encode_delimited(12, encode_delimited(1, b"\x08\x00")),
+    "set_five": encode_delimited(12, b"".join(encode_delimited(1, bytes([0x18, i])) for i in range(6))),
+    "frozen_set": encode_delimited(13, b""),
+    "dict": encode_delimited(14, b""),
+    "dict_one": encode_delimited(14, encode_delimited(1, b"\x08\x00") + encode_delimited(2, b"\x08\x00")),
+    "dict_six": encode_delimited(
+        14, b"".join(encode_delimited(1, bytes([0x18, i])) + encode_delimited(2, b"\x08\x00") for i in range(6))
+    ),
+    "big_integer": encode_delimited(15, b""),
+    "big_integer_one": encode_delimited(15, b"\x7f" * 9),
+    "complex": encode_delimited(16, b""),
+    "datetime": encode_delimited(17, encode_text(1, "2024-01-01")),
+    "date": encode_delimited(18, b"2024-01-01"),
+    "time": encode_delimited(19, encode_text(1, "12")),
+    "timedelta": encode_delimited(20, b""),
+    "uuid": encode_delimited(21, bytes(16)),
+    "decimal": encode_delimited(22, b"1"),
+    "path": encode_delimited(23, b"a"),
+    "path_empty": encode_delimited(23, b""),
+    "path_long": encode_delimited(23, b"a/" * 30),
+    "member": encode_delimited(24, b""),
+    "scalar": encode_delimited(25, encode_text(1, "int8") + encode_delimited(5, b"x")),
+    "nested": encode_delimited(
+        10, encode_delimited(1, encode_delimited(10, encode_delimited(1, encode_delimited(10, b""))))
+    ),
 }
 
 
@@ -134,109 +138,114 @@ for _name in ("none", "dict", "set", "document", "tensor", "path"):
 def many_names(size: int) -> Attack:
     """Names that are all different."""
     count = size // 13
-    names = b"".join(delimited(3, f"{i:06}".encode()) for i in range(count))
-    return BaseDocument.from_bytes, b"\x08\x01" + names + delimited(4, b"\x08\x00") * count
+    names = b"".join(encode_delimited(3, f"{i:06}".encode()) for i in range(count))
+    return BaseDocument.from_bytes, b"\x08\x01" + names + encode_delimited(4, b"\x08\x00") * count
 
 
 @attack
 def same_names(size: int) -> Attack:
     """Names that are all empty."""
-    return BaseDocument.from_bytes, b"\x08\x01" + delimited(3, b"") * (size // 6) + delimited(4, b"\x08\x00") * (
-        size // 6
-    )
+    return BaseDocument.from_bytes, b"\x08\x01" + encode_delimited(3, b"") * (size // 6) + encode_delimited(
+        4, b"\x08\x00"
+    ) * (size // 6)
 
 
 @attack
 def names_alone(size: int) -> Attack:
     """Names without values."""
-    return BaseDocument.from_bytes, delimited(3, b"a") * (size // 3)
+    return BaseDocument.from_bytes, encode_delimited(3, b"a") * (size // 3)
 
 
 @attack
 def unknown_fields(size: int) -> Attack:
     """Fields that the class does not have, to be kept."""
     count = size // 13
-    names = b"".join(delimited(3, f"{i:06}".encode()) for i in range(count))
-    return lambda data: Bag.from_bytes(data, unknown="keep"), names + delimited(4, b"\x08\x00") * count
+    names = b"".join(encode_delimited(3, f"{i:06}".encode()) for i in range(count))
+    return lambda data: Bag.from_bytes(data, unknown="keep"), names + encode_delimited(4, b"\x08\x00") * count
 
 
 @attack
 def many_documents(size: int) -> Attack:
     """An array of empty documents of no class."""
-    return DocumentArray.from_bytes, b"\x08\x01" + delimited(3, b"") * (size // 2)
+    return DocumentArray.from_bytes, b"\x08\x01" + encode_delimited(3, b"") * (size // 2)
 
 
 @attack
 def typed_documents(size: int) -> Attack:
     """An array of empty documents of a class with defaults."""
-    return DocumentArray[Wide].from_bytes, b"\x08\x01" + delimited(3, b"") * (size // 2)
+    return DocumentArray[Wide].from_bytes, b"\x08\x01" + encode_delimited(3, b"") * (size // 2)
 
 
 @attack
 def many_columns(size: int) -> Attack:
     """Columns without content."""
-    return DocumentArray.from_bytes, b"\x08\x01\x18\x01" + delimited(5, b"") * (size // 2)
+    return DocumentArray.from_bytes, b"\x08\x01\x18\x01" + encode_delimited(5, b"") * (size // 2)
 
 
 @attack
 def named_columns(size: int) -> Attack:
     """Columns of no rows, all with names."""
     count = size // 14
-    columns = b"".join(delimited(5, text(1, f"{i:06}") + delimited(8, b"")) for i in range(count))
-    return DocumentArray.from_bytes, b"\x08\x01" + uint(3, 0) + columns
+    columns = b"".join(encode_delimited(5, encode_text(1, f"{i:06}") + encode_delimited(8, b"")) for i in range(count))
+    return DocumentArray.from_bytes, b"\x08\x01" + encode_uint(3, 0) + columns
 
 
 @attack
 def unknown_columns(size: int) -> Attack:
     """Columns that the class does not have, to be kept."""
     count = size // 17
-    columns = b"".join(delimited(5, text(1, f"{i:06}") + delimited(8, delimited(1, b"\x08\x00"))) for i in range(count))
-    return lambda data: DocumentArray[Bag].from_bytes(data, unknown="keep"), uint(3, 1) + columns
+    columns = b"".join(
+        encode_delimited(5, encode_text(1, f"{i:06}") + encode_delimited(8, encode_delimited(1, b"\x08\x00")))
+        for i in range(count)
+    )
+    return lambda data: DocumentArray[Bag].from_bytes(data, unknown="keep"), encode_uint(3, 1) + columns
 
 
 @attack
 def rows_without_columns(size: int) -> Attack:
     """More rows than bytes."""
-    return DocumentArray[Wide].from_bytes, uint(3, 1 << 40) + delimited(9, bytes(size))
+    return DocumentArray[Wide].from_bytes, encode_uint(3, 1 << 40) + encode_delimited(9, bytes(size))
 
 
 @attack
 def rows_as_allowed(size: int) -> Attack:
     """As many rows as the size of the message lets through."""
-    return DocumentArray[Wide].from_bytes, uint(3, size // 40) + delimited(9, bytes(size))
+    return DocumentArray[Wide].from_bytes, encode_uint(3, size // 40) + encode_delimited(9, bytes(size))
 
 
 @attack
 def rows_of_no_class(size: int) -> Attack:
     """As many rows as the size of the message lets through, of no class."""
-    return DocumentArray.from_bytes, uint(3, size // 40) + delimited(9, bytes(size))
+    return DocumentArray.from_bytes, encode_uint(3, size // 40) + encode_delimited(9, bytes(size))
 
 
 @attack
 def batch_rows(size: int) -> Attack:
     """The same as columns."""
-    return DocumentBatch[Wide].from_bytes, uint(3, size // 30) + delimited(9, bytes(size))
+    return DocumentBatch[Wide].from_bytes, encode_uint(3, size // 30) + encode_delimited(9, bytes(size))
 
 
 @attack
 def empty_tensor_rows(size: int) -> Attack:
     """A column of tensors of no elements."""
     rows = size
-    column = text(1, "vector") + delimited(3, text(1, "float32") + packed(2, [rows, 0]))
-    return DocumentBatch[Note].from_bytes, uint(3, rows) + delimited(5, column) + delimited(9, bytes(size))
+    column = encode_text(1, "vector") + encode_delimited(3, encode_text(1, "float32") + encode_packed(2, [rows, 0]))
+    return DocumentBatch[Note].from_bytes, encode_uint(3, rows) + encode_delimited(5, column) + encode_delimited(
+        9, bytes(size)
+    )
 
 
 @attack
 def huge_shape(size: int) -> Attack:
     """A shape of no elements in which other axes are huge."""
-    tensor = delimited(7, text(1, "float64") + packed(2, [0, 1 << 40, 1 << 20]))
+    tensor = encode_delimited(7, encode_text(1, "float64") + encode_packed(2, [0, 1 << 40, 1 << 20]))
     return BaseDocument.from_bytes, document(many(tensor, size))
 
 
 @attack
 def huge_strings_dtype(size: int) -> Attack:
     """A dtype of a GB an element, and none of them."""
-    tensor = delimited(7, text(1, "str999999999") + packed(2, [0]))
+    tensor = encode_delimited(7, encode_text(1, "str999999999") + encode_packed(2, [0]))
     return BaseDocument.from_bytes, document(many(tensor, size))
 
 
@@ -244,22 +253,29 @@ def huge_strings_dtype(size: int) -> Attack:
 def string_tensor(size: int) -> Attack:
     """A tensor of empty strings."""
     count = size // 2
-    tensor = text(1, "string") + packed(2, [count]) + delimited(8, b"") * count
-    return BaseDocument.from_bytes, document(delimited(7, tensor))
+    tensor = encode_text(1, "string") + encode_packed(2, [count]) + encode_delimited(8, b"") * count
+    return BaseDocument.from_bytes, document(encode_delimited(7, tensor))
 
 
 @attack
 def text_tensor(size: int) -> Attack:
     """A tensor of texts of one character each."""
     count = size // 4
-    tensor = text(1, "object") + packed(2, [count]) + uint(11, 1) + delimited(8, "é".encode()) * count
-    return BaseDocument.from_bytes, document(delimited(7, tensor))
+    tensor = (
+        encode_text(1, "object")
+        + encode_packed(2, [count])
+        + encode_uint(11, 1)
+        + encode_delimited(8, "é".encode()) * count
+    )
+    return BaseDocument.from_bytes, document(encode_delimited(7, tensor))
 
 
 @attack
 def many_axes(size: int) -> Attack:
     """A tensor of more axes than there can be."""
-    return BaseDocument.from_bytes, document(delimited(7, text(1, "int8") + packed(2, [300] * (size // 2))))
+    return BaseDocument.from_bytes, document(
+        encode_delimited(7, encode_text(1, "int8") + encode_packed(2, [300] * (size // 2)))
+    )
 
 
 def _sparse(layout: str, framework: str = "scipy") -> Callable[[int], Attack]:
@@ -267,9 +283,14 @@ def _sparse(layout: str, framework: str = "scipy") -> Callable[[int], Attack]:
         entries = size // 24
         indices = np.zeros((2, entries), "<i8")
         indices[0] = np.arange(entries)
-        tensor = text(1, "float64") + packed(2, [size // 4, size // 4]) + text(3, framework) + text(4, layout)
-        tensor += uint(12, 2) + delimited(7, indices.tobytes()) + delimited(5, bytes(8 * entries))
-        return BaseDocument.from_bytes, document(delimited(7, tensor))
+        tensor = (
+            encode_text(1, "float64")
+            + encode_packed(2, [size // 4, size // 4])
+            + encode_text(3, framework)
+            + encode_text(4, layout)
+        )
+        tensor += encode_uint(12, 2) + encode_delimited(7, indices.tobytes()) + encode_delimited(5, bytes(8 * entries))
+        return BaseDocument.from_bytes, document(encode_delimited(7, tensor))
 
     return make
 
@@ -281,9 +302,14 @@ for _layout in ("csr", "csc", "lil", "dok", "dia", "bsr", "coo"):
 @attack
 def sparse_huge(size: int) -> Attack:
     """Many rows, and one entry."""
-    tensor = text(1, "float64") + packed(2, [1 << 40, 1 << 40]) + text(3, "scipy") + text(4, "matrix:csr")
-    tensor += uint(12, 2) + delimited(7, bytes(16)) + delimited(5, bytes(8))
-    return BaseDocument.from_bytes, document(many(delimited(7, tensor), size))
+    tensor = (
+        encode_text(1, "float64")
+        + encode_packed(2, [1 << 40, 1 << 40])
+        + encode_text(3, "scipy")
+        + encode_text(4, "matrix:csr")
+    )
+    tensor += encode_uint(12, 2) + encode_delimited(7, bytes(16)) + encode_delimited(5, bytes(8))
+    return BaseDocument.from_bytes, document(many(encode_delimited(7, tensor), size))
 
 
 @attack
@@ -291,7 +317,7 @@ def deep(size: int) -> Attack:
     """Lists in lists, as deep as they may lie, many times."""
     part = b"\x08\x00"
     for _ in range(90):
-        part = delimited(10, delimited(1, part))
+        part = encode_delimited(10, encode_delimited(1, part))
     return BaseDocument.from_bytes, document(many(part, size))
 
 
@@ -300,31 +326,35 @@ def too_deep(size: int) -> Attack:
     """Lists in lists, deeper than they may lie."""
     part = b"\x08\x00"
     while len(part) < min(size, 100_000):
-        part = delimited(10, delimited(1, part))
+        part = encode_delimited(10, encode_delimited(1, part))
     return BaseDocument.from_bytes, document(part + bytes(0))
 
 
 @attack
 def empty_buffers(size: int) -> Attack:
     """Buffers of no bytes."""
-    return BaseDocument.from_bytes, b"\x08\x01" + delimited(15, b"") * (size // 2)
+    return BaseDocument.from_bytes, b"\x08\x01" + encode_delimited(15, b"") * (size // 2)
 
 
 @attack
 def split_buffers(size: int) -> Attack:
     """Buffers with something else between them."""
-    return BaseDocument.from_bytes, b"\x08\x01" + (delimited(15, b"") + b"\x08\x01") * (size // 4)
+    return BaseDocument.from_bytes, b"\x08\x01" + (encode_delimited(15, b"") + b"\x08\x01") * (size // 4)
 
 
 def _column_bytes(cls: Any, rows: int, column: bytes, *buffers: bytes) -> bytes:
-    return b"".join(join(b"\x08\x01" + text(2, class_name(cls)) + uint(3, rows) + delimited(5, column), buffers))
+    return b"".join(
+        join_buffers(
+            b"\x08\x01" + encode_text(2, class_name(cls)) + encode_uint(3, rows) + encode_delimited(5, column), buffers
+        )
+    )
 
 
 @attack
 def text_rows(size: int) -> Attack:
     """Empty texts: eight bytes of offset each."""
     rows = size // 8
-    column = text(1, "title") + delimited(6, uint(1, 1) + uint(2, 2))
+    column = encode_text(1, "title") + encode_delimited(6, encode_uint(1, 1) + encode_uint(2, 2))
     return DocumentArray[Note].from_bytes, _column_bytes(Note, rows, column, b"", bytes(8 * (rows + 1)))
 
 
@@ -332,17 +362,17 @@ def text_rows(size: int) -> Attack:
 def text_columns(size: int) -> Attack:
     """The same text column under many names, and of no class."""
     rows = 1000
-    column = delimited(6, uint(1, 1) + uint(2, 2))
-    columns = b"".join(delimited(5, text(1, f"{i:06}") + column) for i in range(size // 16))
-    head = b"\x08\x01" + uint(3, rows) + columns
-    return DocumentArray.from_bytes, b"".join(join(head, [b"", bytes(8 * (rows + 1))]))
+    column = encode_delimited(6, encode_uint(1, 1) + encode_uint(2, 2))
+    columns = b"".join(encode_delimited(5, encode_text(1, f"{i:06}") + column) for i in range(size // 16))
+    head = b"\x08\x01" + encode_uint(3, rows) + columns
+    return DocumentArray.from_bytes, b"".join(join_buffers(head, [b"", bytes(8 * (rows + 1))]))
 
 
 @attack
 def wide_text(size: int) -> Attack:
     """A column of one text with one character that takes four bytes."""
     data = b"a" * size + "😀".encode()
-    column = text(1, "title") + delimited(6, uint(1, 1) + uint(2, 2))
+    column = encode_text(1, "title") + encode_delimited(6, encode_uint(1, 1) + encode_uint(2, 2))
     offsets = np.array([0, len(data)], "<i8").tobytes()
     return DocumentArray[Note].from_bytes, _column_bytes(Note, 1, column, data, offsets)
 
@@ -352,72 +382,84 @@ def shared_text(size: int) -> Attack:
     """One long text in many columns."""
     data = b"a" * (size // 2)
     offsets = np.array([0, len(data)], "<i8").tobytes()
-    column = delimited(6, uint(1, 1) + uint(2, 2))
-    columns = b"".join(delimited(5, text(1, f"{i:06}") + column) for i in range(size // 32))
-    return DocumentArray.from_bytes, b"".join(join(b"\x08\x01" + uint(3, 1) + columns, [data, offsets]))
+    column = encode_delimited(6, encode_uint(1, 1) + encode_uint(2, 2))
+    columns = b"".join(encode_delimited(5, encode_text(1, f"{i:06}") + column) for i in range(size // 32))
+    return DocumentArray.from_bytes, b"".join(join_buffers(b"\x08\x01" + encode_uint(3, 1) + columns, [data, offsets]))
 
 
 @attack
 def shared_tensor(size: int) -> Attack:
     """One large buffer as the elements of many tensors."""
     data = bytes(size // 2)
-    tensor = delimited(7, text(1, "uint8") + packed(2, [len(data)]) + uint(6, 1))
+    tensor = encode_delimited(7, encode_text(1, "uint8") + encode_packed(2, [len(data)]) + encode_uint(6, 1))
     head = document(many(tensor, size // 2))
-    return BaseDocument.from_bytes, b"".join(join(head, [data]))
+    return BaseDocument.from_bytes, b"".join(join_buffers(head, [data]))
 
 
 @attack
 def shared_column(size: int) -> Attack:
     """One large buffer as a column under many names."""
     rows = size // 2
-    column = delimited(4, text(1, "uint8") + packed(2, [rows]) + uint(6, 1))
-    columns = b"".join(delimited(5, text(1, f"{i:06}") + column) for i in range(size // 64))
-    return DocumentArray.from_bytes, b"".join(join(b"\x08\x01" + uint(3, rows) + columns, [bytes(rows)]))
+    column = encode_delimited(4, encode_text(1, "uint8") + encode_packed(2, [rows]) + encode_uint(6, 1))
+    columns = b"".join(encode_delimited(5, encode_text(1, f"{i:06}") + column) for i in range(size // 64))
+    return DocumentArray.from_bytes, b"".join(join_buffers(b"\x08\x01" + encode_uint(3, rows) + columns, [bytes(rows)]))
 
 
 @attack
 def same_column(size: int) -> Attack:
     """One large buffer as the same column, again and again."""
     rows = size // 2
-    column = text(1, "vector") + delimited(3, text(1, "uint8") + packed(2, [rows, 1]) + uint(6, 1))
-    columns = delimited(5, column) * (size // 64)
-    return DocumentBatch[Note].from_bytes, b"".join(join(b"\x08\x01" + uint(3, rows) + columns, [bytes(rows)]))
+    column = encode_text(1, "vector") + encode_delimited(
+        3, encode_text(1, "uint8") + encode_packed(2, [rows, 1]) + encode_uint(6, 1)
+    )
+    columns = encode_delimited(5, column) * (size // 64)
+    return DocumentBatch[Note].from_bytes, b"".join(
+        join_buffers(b"\x08\x01" + encode_uint(3, rows) + columns, [bytes(rows)])
+    )
 
 
 @attack
 def number_rows(size: int) -> Attack:
     """Documents of one small number each."""
-    column = text(1, "year") + delimited(4, text(1, "uint8") + packed(2, [size]) + uint(6, 1))
+    column = encode_text(1, "year") + encode_delimited(
+        4, encode_text(1, "uint8") + encode_packed(2, [size]) + encode_uint(6, 1)
+    )
     return DocumentArray[Note].from_bytes, _column_bytes(Note, size, column, bytes(size))
 
 
 @attack
 def number_rows_of_no_class(size: int) -> Attack:
     """Dynamic documents of one small number each."""
-    column = text(1, "year") + delimited(4, text(1, "uint8") + packed(2, [size]) + uint(6, 1))
-    head = b"\x08\x01" + uint(3, size) + delimited(5, column)
-    return DocumentArray.from_bytes, b"".join(join(head, [bytes(size)]))
+    column = encode_text(1, "year") + encode_delimited(
+        4, encode_text(1, "uint8") + encode_packed(2, [size]) + encode_uint(6, 1)
+    )
+    head = b"\x08\x01" + encode_uint(3, size) + encode_delimited(5, column)
+    return DocumentArray.from_bytes, b"".join(join_buffers(head, [bytes(size)]))
 
 
 @attack
 def bit_rows(size: int) -> Attack:
     """Tensors of one byte each."""
-    column = text(1, "vector") + delimited(3, text(1, "uint8") + packed(2, [size, 1]) + uint(6, 1))
+    column = encode_text(1, "vector") + encode_delimited(
+        3, encode_text(1, "uint8") + encode_packed(2, [size, 1]) + encode_uint(6, 1)
+    )
     return DocumentArray[Note].from_bytes, _column_bytes(Note, size, column, bytes(size))
 
 
 @attack
 def bit_rows_of_a_batch(size: int) -> Attack:
     """The same as a batch."""
-    column = text(1, "vector") + delimited(3, text(1, "uint8") + packed(2, [size, 1]) + uint(6, 1))
+    column = encode_text(1, "vector") + encode_delimited(
+        3, encode_text(1, "uint8") + encode_packed(2, [size, 1]) + encode_uint(6, 1)
+    )
     return DocumentBatch[Note].from_bytes, _column_bytes(Note, size, column, bytes(size))
 
 
 @attack
 def ragged_ranks(size: int) -> Attack:
     """Ragged rows of no axes."""
-    flat = delimited(1, text(1, "uint8") + packed(2, [size // 2]) + uint(6, 3))
-    column = text(1, "vector") + delimited(5, flat + uint(2, 1) + uint(3, 2))
+    flat = encode_delimited(1, encode_text(1, "uint8") + encode_packed(2, [size // 2]) + encode_uint(6, 3))
+    column = encode_text(1, "vector") + encode_delimited(5, flat + encode_uint(2, 1) + encode_uint(3, 2))
     rows = size // 2
     return DocumentBatch[Note].from_bytes, _column_bytes(Note, rows, column, bytes(rows), b"", bytes(rows))
 
@@ -425,8 +467,8 @@ def ragged_ranks(size: int) -> Attack:
 @attack
 def ragged_sizes(size: int) -> Attack:
     """One ragged row, of huge axes."""
-    flat = delimited(1, text(1, "uint8") + packed(2, [0]))
-    column = text(1, "vector") + delimited(5, flat + uint(2, 1) + uint(3, 2))
+    flat = encode_delimited(1, encode_text(1, "uint8") + encode_packed(2, [0]))
+    column = encode_text(1, "vector") + encode_delimited(5, flat + encode_uint(2, 1) + encode_uint(3, 2))
     rows = size // 18
     sizes = np.full((rows, 2), 1 << 62, "<i8")
     sizes[:, 1] = 0
@@ -436,8 +478,8 @@ def ragged_sizes(size: int) -> Attack:
 @attack
 def ragged_deep(size: int) -> Attack:
     """Ragged rows of 255 axes of 2 to the 62."""
-    flat = delimited(1, text(1, "uint8") + packed(2, [0]))
-    column = text(1, "vector") + delimited(5, flat + uint(2, 1) + uint(3, 2))
+    flat = encode_delimited(1, encode_text(1, "uint8") + encode_packed(2, [0]))
+    column = encode_text(1, "vector") + encode_delimited(5, flat + encode_uint(2, 1) + encode_uint(3, 2))
     rows = size // (8 * 255)
     sizes = np.full((rows, 255), 1 << 62, "<i8")
     return DocumentBatch[Note].from_bytes, _column_bytes(Note, rows, column, b"\xff" * rows, sizes.tobytes())
@@ -447,7 +489,7 @@ def ragged_deep(size: int) -> Attack:
 def empty_arrays(size: int) -> Attack:
     """Arrays of no documents."""
     rows = size // 8
-    column = text(1, "bags") + delimited(10, delimited(1, b"") + uint(2, 1))
+    column = encode_text(1, "bags") + encode_delimited(10, encode_delimited(1, b"") + encode_uint(2, 1))
     return DocumentArray[Shelf].from_bytes, _column_bytes(Shelf, rows, column, bytes(8 * (rows + 1)))
 
 
@@ -455,16 +497,16 @@ def empty_arrays(size: int) -> Attack:
 def empty_arrays_of_no_class(size: int) -> Attack:
     """Arrays of no documents, of no class."""
     rows = size // 8
-    column = text(1, "bags") + delimited(10, delimited(1, b"") + uint(2, 1))
-    head = b"\x08\x01" + uint(3, rows) + delimited(5, column)
-    return DocumentArray.from_bytes, b"".join(join(head, [bytes(8 * (rows + 1))]))
+    column = encode_text(1, "bags") + encode_delimited(10, encode_delimited(1, b"") + encode_uint(2, 1))
+    head = b"\x08\x01" + encode_uint(3, rows) + encode_delimited(5, column)
+    return DocumentArray.from_bytes, b"".join(join_buffers(head, [bytes(8 * (rows + 1))]))
 
 
 @attack
 def nested_rows(size: int) -> Attack:
     """Nested documents without columns."""
     rows = size // 64
-    column = text(1, "bag") + delimited(9, uint(3, rows))
+    column = encode_text(1, "bag") + encode_delimited(9, encode_uint(3, rows))
     return DocumentArray[Shelf].from_bytes, _column_bytes(Shelf, rows, column, bytes(size))
 
 
@@ -472,7 +514,9 @@ def nested_rows(size: int) -> Attack:
 def remainders(size: int) -> Attack:
     """Rows with a remainder that is nearly empty."""
     rows = size // 4
-    head = b"\x08\x01" + text(2, class_name(Note)) + uint(3, rows) + delimited(6, b"\x08\x01") * rows
+    head = (
+        b"\x08\x01" + encode_text(2, class_name(Note)) + encode_uint(3, rows) + encode_delimited(6, b"\x08\x01") * rows
+    )
     return DocumentArray[Note].from_bytes, head
 
 
@@ -480,30 +524,32 @@ def remainders(size: int) -> Attack:
 def dynamic_remainders(size: int) -> Attack:
     """The same of no class."""
     rows = size // 4
-    return DocumentArray.from_bytes, b"\x08\x01" + uint(3, rows) + delimited(6, b"\x08\x01") * rows
+    return DocumentArray.from_bytes, b"\x08\x01" + encode_uint(3, rows) + encode_delimited(6, b"\x08\x01") * rows
 
 
 @attack
 def empty_remainders(size: int) -> Attack:
     """Rows with a remainder that is empty."""
     rows = size // 2
-    return DocumentBatch[Note].from_bytes, b"\x08\x01" + uint(3, rows) + delimited(6, b"") * rows
+    return DocumentBatch[Note].from_bytes, b"\x08\x01" + encode_uint(3, rows) + encode_delimited(6, b"") * rows
 
 
 @attack
 def objects(size: int) -> Attack:
     """A column of values that are None."""
     rows = size // 4
-    column = text(1, "items") + delimited(8, delimited(1, delimited(10, b"")) * rows)
-    return DocumentArray[Bag].from_bytes, b"\x08\x01" + uint(3, rows) + delimited(5, column)
+    column = encode_text(1, "items") + encode_delimited(8, encode_delimited(1, encode_delimited(10, b"")) * rows)
+    return DocumentArray[Bag].from_bytes, b"\x08\x01" + encode_uint(3, rows) + encode_delimited(5, column)
 
 
 @attack
 def same_hash(size: int) -> Attack:
     """Numbers that all have the same hash."""
     prime = (1 << 61) - 1
-    parts = [delimited(1, delimited(15, (i * prime).to_bytes(12, "little"))) for i in range(1, size // 16)]
-    return BaseDocument.from_bytes, document(delimited(12, b"".join(parts)))
+    parts = [
+        encode_delimited(1, encode_delimited(15, (i * prime).to_bytes(12, "little"))) for i in range(1, size // 16)
+    ]
+    return BaseDocument.from_bytes, document(encode_delimited(12, b"".join(parts)))
 
 
 @attack
@@ -512,29 +558,31 @@ def zones(size: int) -> Attack:
     import zoneinfo
 
     names = sorted(zoneinfo.available_timezones())
-    parts = [delimited(1, delimited(17, text(1, "2024-01-01") + text(2, name))) for name in names]
+    parts = [
+        encode_delimited(1, encode_delimited(17, encode_text(1, "2024-01-01") + encode_text(2, name))) for name in names
+    ]
     whole = b"".join(parts)
-    return BaseDocument.from_bytes, document(delimited(10, whole * max(1, size // len(whole))))
+    return BaseDocument.from_bytes, document(encode_delimited(10, whole * max(1, size // len(whole))))
 
 
 @attack
 def blank_stream(size: int) -> Attack:
     """A stream of blocks that are nearly empty."""
-    from quire.codec._blocks import BATCH, stream_parts
+    from quire.codec._blocks import BATCH, encode_stream
 
     blocks = ((BATCH, 0, [b"\x08\x01"]) for _ in range(size // 128))
-    parts = stream_parts("", "", blocks, None, checksums=True)
+    parts = encode_stream("", "", blocks, None, checksums=True)
     return DocumentArray.from_bytes, b"".join(part for segment in parts for part in segment)
 
 
 @attack
 def rows_in_blocks(size: int) -> Attack:
     """A stream of blocks, each of as many rows as its first half MiB of credit lets through."""
-    from quire.codec._blocks import BATCH, stream_parts
+    from quire.codec._blocks import BATCH, encode_stream
 
-    head = b"\x08\x01" + uint(3, 300)
+    head = b"\x08\x01" + encode_uint(3, 300)
     blocks = ((BATCH, 300, [head]) for _ in range(size // 128))
-    parts = stream_parts("", "", blocks, None, checksums=True)
+    parts = encode_stream("", "", blocks, None, checksums=True)
     return DocumentArray[Note].from_bytes, b"".join(part for segment in parts for part in segment)
 
 

@@ -28,7 +28,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
-from quire.codec._messages import generated
+from quire.codec._messages import load_generated_messages
 from quire.errors import DecodeError, MissingDependencyError
 from quire.typing import AnyTensor, NdArray, float32, uint8
 
@@ -270,7 +270,7 @@ def _packed(data: bytes) -> None:
 def _protobuf(data: bytes) -> None:
     from google.protobuf.message import DecodeError as Unparsed
 
-    quire_pb2 = generated()
+    quire_pb2 = load_generated_messages()
 
     def read(kind: str, cls: Any) -> None:
         with suppress(Unparsed, SystemError, UnicodeDecodeError):  # the runtimes 3.20 say so of text that is no UTF-8
@@ -406,7 +406,7 @@ class Forger:
     """Messages made with the generated classes, of random kinds, sizes and numbers of buffers."""
 
     def __init__(self, random: Random) -> None:
-        quire_pb2 = generated()
+        quire_pb2 = load_generated_messages()
 
         self.random, self.messages = random, quire_pb2
 

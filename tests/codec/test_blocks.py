@@ -24,16 +24,16 @@ from quire.codec._blocks import (
     Header,
     Index,
     Segment,
+    encode_stream,
     pack_segment,
     read_blocks,
     read_file,
     read_index,
     read_memory,
-    stream_parts,
 )
 from quire.codec._compression import COMPRESSIONS, Compression, get_compression
 from quire.codec._context import ReadOptions
-from quire.codec._wire import delimited, packed, text, uint
+from quire.codec._wire import encode_delimited, encode_packed, encode_text, encode_uint
 from quire.errors import DecodeError
 from tests.codec.hostile import repaired
 
@@ -116,7 +116,7 @@ COMPRESSED = [None, "gzip", "bz2", "lzma", pytest.param("zstd", marks=pytest.mar
 
 def stream(compress: str | None = None, *, checksums: bool = True) -> bytes:
     """A stream of a header and three blocks."""
-    parts = stream_parts("a:B", "{}", BLOCKS, get_compression(compress), checksums=checksums)
+    parts = encode_stream("a:B", "{}", BLOCKS, get_compression(compress), checksums=checksums)
     return b"".join(part for segment in parts for part in segment)
 
 
@@ -155,28 +155,28 @@ def test_a_segment_without_a_checksum_has_0_in_its_place() -> None:
 
 
 def test_a_stream_is_a_header_blocks_an_index_and_a_tail() -> None:
-    segments = [b"".join(parts) for parts in stream_parts("a:B", "{}", BLOCKS, None, checksums=True)]
+    segments = [b"".join(parts) for parts in encode_stream("a:B", "{}", BLOCKS, None, checksums=True)]
     kinds = [segment[8:9] for segment in segments[:-1]]
     assert kinds == [HEADER, BATCH, ROWS, PICKLE, INDEX]
     counts = [HEAD.unpack(segment[:64])[4] for segment in segments[:-1]]
     assert counts == [0, 3, 0, 2, 5]
-    assert segments[0][64:].rstrip(b"\0") == b"\x08\x01" + text(2, "a:B") + text(3, "{}")
+    assert segments[0][64:].rstrip(b"\0") == b"\x08\x01" + encode_text(2, "a:B") + encode_text(3, "{}")
     starts = [sum(map(len, segments[:number])) for number in range(5)]
-    assert segments[4][64:].rstrip(b"\0") == packed(1, starts[1:4]) + packed(2, [3, 0, 2])
+    assert segments[4][64:].rstrip(b"\0") == encode_packed(1, starts[1:4]) + encode_packed(2, [3, 0, 2])
     assert segments[5] == b"\x93QUIREEN" + starts[4].to_bytes(8, "little")
     assert all(HEAD.unpack(segment[:64])[2] for segment in segments[:-1])
 
 
 def test_a_stream_without_checksums_still_has_one_of_its_index() -> None:
-    segments = [b"".join(parts) for parts in stream_parts("a:B", "{}", BLOCKS, None, checksums=False)]
+    segments = [b"".join(parts) for parts in encode_stream("a:B", "{}", BLOCKS, None, checksums=False)]
     assert [HEAD.unpack(segment[:64])[2] != 0 for segment in segments[:-1]] == [False, False, False, False, True]
 
 
 @pytest.mark.parametrize("compress", COMPRESSED[1:])
 def test_each_segment_of_a_packed_stream_is_packed_alone(compress: str) -> None:
     compression = COMPRESSIONS[compress]
-    plain = [b"".join(parts) for parts in stream_parts("a:B", "{}", BLOCKS, None, checksums=True)]
-    segments = [b"".join(parts) for parts in stream_parts("a:B", "{}", BLOCKS, compression, checksums=True)]
+    plain = [b"".join(parts) for parts in encode_stream("a:B", "{}", BLOCKS, None, checksums=True)]
+    segments = [b"".join(parts) for parts in encode_stream("a:B", "{}", BLOCKS, compression, checksums=True)]
     opened = [bytes(compression.open(io.BytesIO(segment)).read(1 << 20)) for segment in segments]
     assert opened[:4] == plain[:4]
     index = read_index(io.BytesIO(b"".join(segments)), OPTIONS)
@@ -207,7 +207,7 @@ def test_blocks_are_made_in_threads_where_there_is_work_for_them(
         threads.append(threading.get_ident())
         return BATCH, 1, [b"x"]
 
-    parts = stream_parts("a:B", "{}", [make, make], get_compression(compress), checksums=checksums, workers=workers)
+    parts = encode_stream("a:B", "{}", [make, make], get_compression(compress), checksums=checksums, workers=workers)
     data = b"".join(part for segment in parts for part in segment)
     assert described(read_memory(data, OPTIONS)) == [(BATCH, 1, b"x")] * 2
     assert [thread != threading.get_ident() for thread in threads] == [elsewhere] * 2
@@ -225,7 +225,7 @@ def test_a_block_is_written_before_the_next_one_comes_when_workers_are_asked_for
         return map(function, items)
 
     monkeypatch.setattr(_blocks, "ordered_map", record)
-    list(stream_parts("a:B", "{}", BLOCKS, None, checksums=True, workers=workers))
+    list(encode_stream("a:B", "{}", BLOCKS, None, checksums=True, workers=workers))
     assert asked == [(2, workers is not None)]
 
 
@@ -314,7 +314,7 @@ def test_a_head_that_is_not_one_is_refused(read: Callable[..., Iterator[Segment]
         list(read(data[:63], OPTIONS))
     damaged = bytearray(data)
     damaged[128] ^= 1
-    with pytest.raises(DecodeError, match=r"block 1 \(byte 128\) is not there or its head is damaged"):
+    with pytest.raises(DecodeError, match=r"block 1 \(byte 128\) is missing or its head is damaged"):
         list(read(bytes(damaged), OPTIONS))
     unknown = b"".join(pack_segment(b"Z", 0, [b""]))
     with pytest.raises(DecodeError, match=r"block 0 \(byte 0\): the head is damaged"):
@@ -326,7 +326,7 @@ def test_errors_distinguish_cut_streams_from_other_data() -> None:
         next(read_memory(b"x" * 64, OPTIONS))
     with pytest.raises(DecodeError, match="this is not a stream"):
         next(read_memory(b"", OPTIONS))
-    with pytest.raises(DecodeError, match=r"block 0 \(byte 0\) is not there or its head is damaged"):
+    with pytest.raises(DecodeError, match=r"block 0 \(byte 0\) is missing or its head is damaged"):
         next(read_memory(stream()[:63], OPTIONS))
     segments = read_memory(stream()[:128], OPTIONS)
     next(segments)
@@ -410,19 +410,19 @@ def header(data: bytes, kind: bytes = HEADER) -> Header:
 
 
 def test_a_header_names_the_class() -> None:
-    assert header(uint(1, 1) + text(2, "a:B") + text(3, "{}")).type_name == "a:B"
-    assert header(uint(1, 1)).type_name == ""
+    assert header(encode_uint(1, 1) + encode_text(2, "a:B") + encode_text(3, "{}")).type_name == "a:B"
+    assert header(encode_uint(1, 1)).type_name == ""
     assert header(b"").type_name == ""
 
 
 def test_a_header_may_have_fields_of_later_versions() -> None:
-    later = uint(9, 77) + delimited(8, b"text") + delimited(1, b"\x05") + uint(2, 5)
-    assert header(uint(1, 1) + text(2, "a:B") + later).type_name == "a:B"
+    later = encode_uint(9, 77) + encode_delimited(8, b"text") + encode_delimited(1, b"\x05") + encode_uint(2, 5)
+    assert header(encode_uint(1, 1) + encode_text(2, "a:B") + later).type_name == "a:B"
 
 
 def test_only_a_header_is_taken_for_one() -> None:
     with pytest.raises(DecodeError, match="the stream has no header"):
-        header(uint(1, 1), BATCH)
+        header(encode_uint(1, 1), BATCH)
 
 
 # --- the index
@@ -452,12 +452,12 @@ def with_index(offsets: list[int], counts: list[int], *, kind: bytes = INDEX, co
     """The stream with another index, which is whole."""
     original = stream(compress)
     end = read_index(io.BytesIO(original), OPTIONS).end  # type: ignore[union-attr]
-    content = packed(1, offsets) + packed(2, counts)
+    content = encode_packed(1, offsets) + encode_packed(2, counts)
     index = b"".join(pack_segment(kind, 5, [content]))
     tail = b"\x93QUIREEN" + end.to_bytes(8, "little")
     compression = get_compression(compress)
     if compression is not None:
-        index, tail = compression.pack(index), compression.pack(tail)
+        index, tail = compression.compress(index), compression.compress(tail)
     return original[:end] + index + tail
 
 
@@ -485,7 +485,7 @@ def test_an_index_may_have_any_offsets_that_rise() -> None:
 
 
 def test_an_index_may_have_fields_of_later_versions() -> None:
-    content = packed(1, [128]) + packed(2, [3]) + delimited(3, b"\x07") + uint(9, 4)
+    content = encode_packed(1, [128]) + encode_packed(2, [3]) + encode_delimited(3, b"\x07") + encode_uint(9, 4)
     plain = b"".join(pack_segment(HEADER, 0, [bytes(64)])) + b"".join(pack_segment(INDEX, 3, [content]))
     data = plain[:128] + b"".join(pack_segment(BATCH, 3, [b""])) + plain[128:]
     index = read_index(io.BytesIO(data + b"\x93QUIREEN" + (192).to_bytes(8, "little")), OPTIONS)
@@ -543,14 +543,14 @@ def test_an_index_counts_from_where_the_stream_begins(compress: str | None, befo
 
 def test_the_tail_of_a_packed_stream_is_found_among_bytes_like_its_beginning() -> None:
     magic = b"\x1f\x8b"
-    tail = GZIP.pack(b"\x93QUIREEN" + (300).to_bytes(8, "little"))
-    assert _blocks._tail_position(magic + b"x" + magic + tail, GZIP) == 300
-    assert _blocks._tail_position(b"\x00" * 50 + tail, GZIP) == 300
-    assert _blocks._tail_position(tail, GZIP) == 300
-    assert _blocks._tail_position(tail[:-1], GZIP) is None
-    assert _blocks._tail_position(b"nothing here", GZIP) is None
-    assert _blocks._tail_position(GZIP.pack(b"other") + tail, GZIP) == 300
-    assert _blocks._tail_position(GZIP.pack(b"x" * 20), GZIP) is None
+    tail = GZIP.compress(b"\x93QUIREEN" + (300).to_bytes(8, "little"))
+    assert _blocks._index_position(magic + b"x" + magic + tail, GZIP) == 300
+    assert _blocks._index_position(b"\x00" * 50 + tail, GZIP) == 300
+    assert _blocks._index_position(tail, GZIP) == 300
+    assert _blocks._index_position(tail[:-1], GZIP) is None
+    assert _blocks._index_position(b"nothing here", GZIP) is None
+    assert _blocks._index_position(GZIP.compress(b"other") + tail, GZIP) == 300
+    assert _blocks._index_position(GZIP.compress(b"x" * 20), GZIP) is None
 
 
 def stored(data: bytes) -> bytes:
@@ -571,7 +571,7 @@ def test_a_tail_whose_bytes_hold_the_magic_again_is_found() -> None:
     inner = Compression("stored", b"\x1f\x8b", (), stored, Reader)
     position = int.from_bytes(b"\x1f\x8b\x1f\x8b", "little")
     tail = b"\x93QUIREEN" + position.to_bytes(8, "little")
-    assert _blocks._tail_position(inner.pack(tail), inner) == position
+    assert _blocks._index_position(inner.compress(tail), inner) == position
 
 
 @pytest.mark.parametrize("checks", [True, False])
@@ -580,20 +580,20 @@ def test_pieces_are_held_against_their_checksum_unless_their_compression_has_one
     segment = bytearray(b"".join(pack_segment(BATCH, 1, [b"abc"])))
     segment[64] ^= 1
     index = Index(0, [], [], 0, compression)
-    piece = (4, 99, compression.pack(bytes(segment)))
+    piece = (4, 99, compression.compress(bytes(segment)))
     if checks:
-        assert bytes(_blocks._unpack_segment(piece, index, OPTIONS).payload) == b"`bc"
+        assert bytes(_blocks._decode_piece(piece, index, OPTIONS).payload) == b"`bc"
     else:
         with pytest.raises(DecodeError, match=r"^block 4 \(byte 99\): the checksum is wrong"):
-            _blocks._unpack_segment(piece, index, OPTIONS)
+            _blocks._decode_piece(piece, index, OPTIONS)
 
 
 @pytest.mark.parametrize("compression", [None, GZIP])
 def test_pieces_are_segments_or_errors_that_name_them(compression: Compression | None) -> None:
     def read(data: bytes, **options: Any) -> Segment:
-        content = data if compression is None else compression.pack(data)
+        content = data if compression is None else compression.compress(data)
         index = Index(0, [], [], 0, compression)
-        return _blocks._unpack_segment((4, 99, content), index, ReadOptions(**options))
+        return _blocks._decode_piece((4, 99, content), index, ReadOptions(**options))
 
     data = b"".join(pack_segment(BATCH, 1, [b"abc"]))
     segment = read(data)
@@ -610,7 +610,7 @@ def test_pieces_are_segments_or_errors_that_name_them(compression: Compression |
 def test_damaged_pieces_name_their_block_once() -> None:
     index = Index(0, [], [], 0, GZIP)
     with pytest.raises(DecodeError, match=r"^block 4 \(byte 99\): the gzip data is damaged") as error:
-        _blocks._unpack_segment((4, 99, b"\x1f\x8bnonsense"), index, OPTIONS)
+        _blocks._decode_piece((4, 99, b"\x1f\x8bnonsense"), index, OPTIONS)
     assert str(error.value).count("block 4") == 1
-    with pytest.raises(DecodeError, match=r"^block 4 \(byte 99\): the data unpacks to more than max_bytes=10"):
-        _blocks._unpack_segment((4, 99, GZIP.pack(bytes(500))), index, ReadOptions(max_bytes=10))
+    with pytest.raises(DecodeError, match=r"^block 4 \(byte 99\): the data decompresses to more than max_bytes=10"):
+        _blocks._decode_piece((4, 99, GZIP.compress(bytes(500))), index, ReadOptions(max_bytes=10))

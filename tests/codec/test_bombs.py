@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from quire.codec._compression import FREE
+from quire.codec._compression import UNRATIONED_BYTES
 from quire.codec._context import ReadOptions
 
 PIECE = bytes(1 << 20)
@@ -107,7 +107,7 @@ def bomb(folder: Path, packed: str) -> Path:
 def test_the_memory_of_a_bomb_that_is_refused_is_bounded(folder: Path, packed: str, way: str) -> None:
     path = bomb(folder, packed)
     ratio = 50.0 if packed == "lz4" else ReadOptions().max_ratio  # lz4 packs zeros 255 times at most
-    allowed = FREE + ratio * path.stat().st_size
+    allowed = UNRATIONED_BYTES + ratio * path.stat().st_size
     command = [sys.executable, "-c", SCRIPT.format(way=WAYS[way]), str(path), str(ratio)]
     grown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
     assert PIECES * len(PIECE) > 1.5 * (allowed + ROOM)
@@ -116,7 +116,7 @@ def test_the_memory_of_a_bomb_that_is_refused_is_bounded(folder: Path, packed: s
 
 def test_gzip_data_that_lies_about_its_size_costs_no_more(folder: Path) -> None:
     data = bytearray(bomb(folder, "gzip").read_bytes())
-    allowed = FREE + ReadOptions().max_ratio * len(data)
+    allowed = UNRATIONED_BYTES + ReadOptions().max_ratio * len(data)
     for claim in (0, 1 << 20, int(allowed) // 2, int(allowed), (1 << 32) - 1):
         data[-4:] = claim.to_bytes(4, "little")
         path = folder / f"claims {claim}"

@@ -16,11 +16,11 @@ from quire.codec import _compression
 from quire.codec._compression import (
     COMPRESSIONS,
     Compression,
-    Unpacked,
+    Decompressor,
     check_compression,
     compression_of,
+    decompress,
     get_compression,
-    unpack,
 )
 from quire.errors import CodecError, DecodeError
 
@@ -79,11 +79,11 @@ def test_a_requested_compression_must_be_that_of_the_data() -> None:
     start = COMPRESSIONS["gzip"].magic
     assert check_compression(start, None) is check_compression(start, "gz") is COMPRESSIONS["gzip"]
     assert check_compression(b"plain", None) is check_compression(b"plain", "none") is None
-    with pytest.raises(DecodeError, match="compress='bz2' was asked for, but the data is packed with gzip"):
+    with pytest.raises(DecodeError, match="compress='bz2' was asked for, but the data is compressed with gzip"):
         check_compression(start, "bz2")
-    with pytest.raises(DecodeError, match="compress='none' was asked for, but the data is packed with gzip"):
+    with pytest.raises(DecodeError, match="compress='none' was asked for, but the data is compressed with gzip"):
         check_compression(start, "none")
-    with pytest.raises(DecodeError, match="compress='gzip' was asked for, but the data is not packed"):
+    with pytest.raises(DecodeError, match="compress='gzip' was asked for, but the data is not compressed"):
         check_compression(b"plain", "gzip")
 
 
@@ -94,21 +94,21 @@ def test_a_requested_compression_must_be_that_of_the_data() -> None:
 @pytest.mark.parametrize("size", [1_000, 12_000, 12_001, 1 << 21])
 def test_a_stream_is_decompressed_in_pieces_of_any_size(name: str, size: int) -> None:
     compression = COMPRESSIONS[name]
-    data = compression.pack(DATA) + compression.pack(b"") + compression.pack(DATA[::-1])
+    data = compression.compress(DATA) + compression.compress(b"") + compression.compress(DATA[::-1])
     for source in (io.BytesIO(data), Trickle(data)):
-        assert drain(Unpacked(source, compression, 200.0), size) == DATA + DATA[::-1]  # type: ignore[arg-type]
-    assert unpack(data, compression, 1 << 30, 200.0) == DATA + DATA[::-1]
+        assert drain(Decompressor(source, compression, 200.0), size) == DATA + DATA[::-1]  # type: ignore[arg-type]
+    assert decompress(data, compression, 1 << 30, 200.0) == DATA + DATA[::-1]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_damaged_streams_name_their_compression(name: str) -> None:
     compression = COMPRESSIONS[name]
-    data = compression.pack(DATA)
+    data = compression.compress(DATA)
     for damaged in (data[:-1], data[: len(data) // 2], data[:9]):
         with pytest.raises(DecodeError, match=f"the {name} data is damaged: "):
-            drain(Unpacked(io.BytesIO(damaged), compression, 200.0), 1 << 20)
+            drain(Decompressor(io.BytesIO(damaged), compression, 200.0), 1 << 20)
         with pytest.raises(DecodeError, match=f"the {name} data is damaged: "):
-            unpack(damaged, compression, 1 << 30, 200.0)
+            decompress(damaged, compression, 1 << 30, 200.0)
 
 
 @pytest.mark.parametrize("name", ["gzip", "bz2", "lzma"])
@@ -118,11 +118,11 @@ def test_errors_that_are_not_about_the_data_are_raised_as_they_are(name: str) ->
             raise KeyError(size)
 
     with pytest.raises(KeyError):
-        Unpacked(Broken(), COMPRESSIONS[name], 200.0).read(1)  # type: ignore[arg-type]
+        Decompressor(Broken(), COMPRESSIONS[name], 200.0).read(1)  # type: ignore[arg-type]
 
 
 def test_a_read_gives_at_most_a_mebibyte() -> None:
-    stream = Unpacked(io.BytesIO(gzip.compress(bytes(3 << 20))), COMPRESSIONS["gzip"], 2_000.0)
+    stream = Decompressor(io.BytesIO(gzip.compress(bytes(3 << 20))), COMPRESSIONS["gzip"], 2_000.0)
     assert len(stream.read(1 << 30)) == 1 << 20
     assert len(stream.read((1 << 20) - 1)) == (1 << 20) - 1
 
@@ -145,37 +145,37 @@ def stored(data: bytes) -> Compression:
 def test_decompressed_bytes_are_bounded_by_a_ratio_to_compressed_bytes(
     monkeypatch: pytest.MonkeyPatch, ratio: float
 ) -> None:
-    monkeypatch.setattr(_compression, "FREE", 100)
+    monkeypatch.setattr(_compression, "UNRATIONED_BYTES", 100)
     allowed = 100 + int(ratio * 10)
     source = b"0123456789 more"
-    assert len(drain(Unpacked(io.BytesIO(source), stored(bytes(allowed)), ratio), 7)) == allowed
-    message = rf"10 bytes of stored unpack to more than {ratio:g} times as many. Raise max_ratio"
+    assert len(drain(Decompressor(io.BytesIO(source), stored(bytes(allowed)), ratio), 7)) == allowed
+    message = rf"10 bytes of stored decompress to more than {ratio:g} times as many. Raise max_ratio"
     with pytest.raises(DecodeError, match=message):
-        drain(Unpacked(io.BytesIO(source), stored(bytes(allowed + 1)), ratio), 7)
+        drain(Decompressor(io.BytesIO(source), stored(bytes(allowed + 1)), ratio), 7)
     with pytest.raises(DecodeError, match=message):
-        unpack(source, stored(bytes(allowed + 1)), 1 << 30, ratio)
+        decompress(source, stored(bytes(allowed + 1)), 1 << 30, ratio)
 
 
 @pytest.mark.parametrize("name", ["gzip", "bz2", "lzma", pytest.param("zstd", marks=pytest.mark.needs("zstandard"))])
 def test_every_compression_counts_what_it_reads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(_compression, "FREE", 0)
+    monkeypatch.setattr(_compression, "UNRATIONED_BYTES", 0)
     compression = COMPRESSIONS[name]
     content = bytes(100_000)
-    data = compression.pack(content)
+    data = compression.compress(content)
     enough = len(content) / len(data)
-    assert drain(Unpacked(io.BytesIO(data), compression, 1.01 * enough), 1 << 20) == content
-    with pytest.raises(DecodeError, match=f"^{len(data)} bytes of {name} unpack to more than"):
-        drain(Unpacked(io.BytesIO(data), compression, 0.99 * enough), 1 << 20)
+    assert drain(Decompressor(io.BytesIO(data), compression, 1.01 * enough), 1 << 20) == content
+    with pytest.raises(DecodeError, match=f"^{len(data)} bytes of {name} decompress to more than"):
+        drain(Decompressor(io.BytesIO(data), compression, 0.99 * enough), 1 << 20)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_max_bytes_bounds_what_comes_out(name: str) -> None:
     compression = COMPRESSIONS[name]
     content = bytes((2 << 20) + 5)
-    data = compression.pack(content)
-    assert unpack(data, compression, len(content), 10_000.0) == content
-    with pytest.raises(DecodeError, match=rf"the data unpacks to more than max_bytes={len(content) - 1}. Raise it"):
-        unpack(data, compression, len(content) - 1, 10_000.0)
+    data = compression.compress(content)
+    assert decompress(data, compression, len(content), 10_000.0) == content
+    with pytest.raises(DecodeError, match=rf"the data decompresses to more than max_bytes={len(content) - 1}. Raise it"):
+        decompress(data, compression, len(content) - 1, 10_000.0)
 
 
 # --- gzip data of one member
@@ -185,37 +185,37 @@ def test_one_gzip_member_is_decompressed_at_once(monkeypatch: pytest.MonkeyPatch
     def refuse(*_: Any) -> None:
         raise AssertionError("it was read as a stream")
 
-    monkeypatch.setattr(_compression, "Unpacked", refuse)
+    monkeypatch.setattr(_compression, "Decompressor", refuse)
     for content in (b"", b"x", DATA):
         limit = max(2 * len(content), 2)
-        assert unpack(gzip.compress(content), COMPRESSIONS["gzip"], limit, 1.0) == content
+        assert decompress(gzip.compress(content), COMPRESSIONS["gzip"], limit, 1.0) == content
     with pytest.raises(AssertionError, match="as a stream"):
-        unpack(gzip.compress(DATA), COMPRESSIONS["gzip"], 2 * len(DATA) - 1, 1.0)
+        decompress(gzip.compress(DATA), COMPRESSIONS["gzip"], 2 * len(DATA) - 1, 1.0)
 
 
 def test_only_half_of_what_the_ratio_allows_is_decompressed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_compression, "FREE", 100)
+    monkeypatch.setattr(_compression, "UNRATIONED_BYTES", 100)
     content = bytes(10_000)
     data = gzip.compress(content)
     calls: list[int] = []
-    original = _compression._one_member
+    original = _compression._decompress_gzip_member
 
     def record(data: Any, limit: int) -> bytes | None:
         calls.append(limit)
         return original(data, limit)
 
-    monkeypatch.setattr(_compression, "_one_member", record)
-    assert unpack(data, COMPRESSIONS["gzip"], 1 << 30, 1_000.0) == content
-    assert unpack(data, COMPRESSIONS["gzip"], 40_000, 1_000.0) == content
+    monkeypatch.setattr(_compression, "_decompress_gzip_member", record)
+    assert decompress(data, COMPRESSIONS["gzip"], 1 << 30, 1_000.0) == content
+    assert decompress(data, COMPRESSIONS["gzip"], 40_000, 1_000.0) == content
     assert calls == [100 + 1_000 * len(data), 40_000]
 
 
 def test_one_member_is_exact_about_its_limit() -> None:
     data = gzip.compress(DATA)
-    assert _compression._one_member(data, 2 * len(DATA)) == DATA
-    assert _compression._one_member(data, 2 * len(DATA) + 1) == DATA
-    assert _compression._one_member(data, 2 * len(DATA) - 1) is None
-    assert _compression._one_member(gzip.compress(b""), 0) == b""
+    assert _compression._decompress_gzip_member(data, 2 * len(DATA)) == DATA
+    assert _compression._decompress_gzip_member(data, 2 * len(DATA) + 1) == DATA
+    assert _compression._decompress_gzip_member(data, 2 * len(DATA) - 1) is None
+    assert _compression._decompress_gzip_member(gzip.compress(b""), 0) == b""
 
 
 @pytest.mark.parametrize(
@@ -232,11 +232,11 @@ def test_one_member_is_exact_about_its_limit() -> None:
     ids=["two members", "trailing byte", "altered", "claims 1", "claims 0", "cut", "not gzip"],
 )
 def test_other_gzip_data_is_not_taken_for_one_member(spoil: Callable[[bytes], bytes]) -> None:
-    assert _compression._one_member(spoil(gzip.compress(DATA)), 1 << 30) is None
+    assert _compression._decompress_gzip_member(spoil(gzip.compress(DATA)), 1 << 30) is None
 
 
 def test_gzip_data_of_several_members_is_decompressed_whole() -> None:
-    assert unpack(gzip.compress(b"a") + gzip.compress(b"bc"), COMPRESSIONS["gzip"], 100, 1.0) == b"abc"
+    assert decompress(gzip.compress(b"a") + gzip.compress(b"bc"), COMPRESSIONS["gzip"], 100, 1.0) == b"abc"
 
 
 # --- the source of a stream
@@ -244,7 +244,7 @@ def test_gzip_data_of_several_members_is_decompressed_whole() -> None:
 
 @pytest.mark.parametrize("step", [1, 3, 100])
 def test_a_source_is_read_as_far_as_asked_and_counted(step: int) -> None:
-    source = _compression._Counted(Trickle(b"0123456789", step))  # type: ignore[arg-type]
+    source = _compression._CountingSource(Trickle(b"0123456789", step))  # type: ignore[arg-type]
     assert source.read(0) == b""
     assert source.count == 0
     assert source.read(4) == b"0123"
@@ -256,7 +256,7 @@ def test_a_source_is_read_as_far_as_asked_and_counted(step: int) -> None:
 
 
 def test_a_source_gives_everything_when_no_size_is_asked_for() -> None:
-    source = _compression._Counted(io.BytesIO(b"0123456789"))
+    source = _compression._CountingSource(io.BytesIO(b"0123456789"))
     assert source.read(2) == b"01"
     assert source.read() == b"23456789"
     assert source.count == 10
@@ -266,7 +266,7 @@ def test_a_source_gives_everything_when_no_size_is_asked_for() -> None:
     ("name", "packed"), [("gzip", gzip.compress(DATA)), ("bz2", bz2.compress(DATA)), ("lzma", lzma.compress(DATA))]
 )
 def test_data_of_other_programs_is_decompressed(name: str, packed: bytes) -> None:
-    assert unpack(packed, COMPRESSIONS[name], 1 << 20, 1.0) == DATA
+    assert decompress(packed, COMPRESSIONS[name], 1 << 20, 1.0) == DATA
     assert COMPRESSIONS[name].checks
 
 
@@ -357,7 +357,7 @@ def test_checksums_of_frames_are_checked() -> None:
     assert read_zstd(bytes(data) + frame(b"next")) == DATA + b"next"
     data[-1] ^= 1
     with pytest.raises(DecodeError, match="the zstd data is damaged: .*checksum"):
-        unpack(bytes(data), COMPRESSIONS["zstd"], 1 << 20, 1.0)
+        decompress(bytes(data), COMPRESSIONS["zstd"], 1 << 20, 1.0)
 
 
 @pytest.mark.needs("zstandard")
@@ -376,7 +376,7 @@ def test_skippable_frames_are_skipped_in_pieces(size: int) -> None:
 def test_other_magic_bytes_are_refused(magic: bytes) -> None:
     data = frame(b"ab") + magic + frame(b"cd")[4:]
     with pytest.raises(DecodeError, match="the zstd data is damaged"):
-        unpack(data, COMPRESSIONS["zstd"], 1 << 20, 1.0)
+        decompress(data, COMPRESSIONS["zstd"], 1 << 20, 1.0)
 
 
 @pytest.mark.needs("zstandard")
@@ -410,6 +410,6 @@ def test_no_more_is_read_than_is_asked_for() -> None:
 
 
 def test_zlib_data_is_not_gzip_data() -> None:
-    assert _compression._one_member(zlib.compress(DATA), 1 << 40) is None
+    assert _compression._decompress_gzip_member(zlib.compress(DATA), 1 << 40) is None
     with pytest.raises(DecodeError, match="the gzip data is damaged"):
-        unpack(zlib.compress(DATA), COMPRESSIONS["gzip"], 1 << 20, 1.0)
+        decompress(zlib.compress(DATA), COMPRESSIONS["gzip"], 1 << 20, 1.0)

@@ -11,7 +11,7 @@ import pytest
 from pydantic import AliasChoices, ConfigDict, Field, create_model
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
-from quire.codec._values import VERSION
+from quire.codec._messages import VERSION
 from quire.errors import DecodeError
 from quire.typing import NdArray, float32
 from tests.codec.ways import exact

@@ -76,11 +76,11 @@ def test_arguments_beat_suffixes(passages: DocumentArray[Passage], tmp_path: Pat
 def test_a_contradiction_is_an_error(passages: DocumentArray[Passage], tmp_path: Path) -> None:
     path = tmp_path / "passages.protobuf.gz"
     passages.save_binary(path)
-    with pytest.raises(DecodeError, match="compress='bz2' was asked for, but the data is packed with gzip"):
+    with pytest.raises(DecodeError, match="compress='bz2' was asked for, but the data is compressed with gzip"):
         DocumentArray[Passage].load_binary(path, compress="bz2")
     with pytest.raises(DecodeError, match="protocol='pickle' was asked for"):
         DocumentArray[Passage].load_binary(path, protocol="pickle")
-    with pytest.raises(DecodeError, match="compress='gzip' was asked for, but the data is not packed"):
+    with pytest.raises(DecodeError, match="compress='gzip' was asked for, but the data is not compressed"):
         DocumentArray[Passage].from_bytes(passages.to_bytes(), compress="gzip")
     with pytest.raises(DecodeError, match="protocol='pickle' was asked for, but the data is not a pickle"):
         Passage.from_bytes(passages[0].to_bytes(), protocol="pickle")

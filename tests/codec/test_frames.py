@@ -15,7 +15,7 @@ from hypothesis import given
 from pydantic import Base64Bytes, Field, Json, field_validator
 
 from quire import BaseDocument, DocumentArray, DocumentBatch, Text
-from quire.codec._frames import read_numbers, read_objects
+from quire.codec._dataframes import read_numbers, read_objects
 from quire.columns import ScalarColumn
 from quire.errors import DecodeError, EncodeError, SchemaError
 from quire.typing import NdArray, float32
@@ -634,7 +634,7 @@ def test_times_finer_than_a_microsecond_are_refused() -> None:
 
 def test_times_beyond_those_of_python_are_refused() -> None:
     frame = pd.DataFrame({"at": np.array(["2024-01-01", "NaT", "20000-01-01"], "M8[s]")})
-    with pytest.raises(DecodeError, match=r"column 'at'.*row 2: 20000-01-01.* lies beyond"):
+    with pytest.raises(DecodeError, match=r"column 'at'.*row 2: 20000-01-01.* is beyond the range"):
         DocumentArray[Times].from_dataframe(frame)
 
 

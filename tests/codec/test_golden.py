@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
-from quire.codec._messages import generated
+from quire.codec._messages import load_generated_messages
 from tests.codec.golden import FOLDER, Paper, contents, papers
 from tests.codec.ways import exact
 
@@ -38,7 +38,7 @@ def test_documents_are_read(name: str) -> None:
     expected = papers()[0 if name == "document.bin" else 2]
     for cls in (Paper, BaseDocument):
         assert exact(cls.from_bytes(data), expected)
-    message = generated().Document.FromString(data)
+    message = load_generated_messages().Document.FromString(data)
     assert exact(Paper.from_protobuf(message), expected)
     assert exact(Paper.from_bytes(message.SerializeToString()), expected)
 
@@ -64,7 +64,7 @@ def test_others_are_read() -> None:
 )
 def test_the_generated_classes_read_and_write_them(kind: str, name: str) -> None:
     data = (FOLDER / name).read_bytes()
-    message = getattr(generated(), kind).FromString(data)
+    message = getattr(load_generated_messages(), kind).FromString(data)
     assert len(message.SerializeToString()) == len(data)
     if kind == "Batch":
         assert [column.name for column in message.columns] == list(Paper.model_fields)

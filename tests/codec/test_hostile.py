@@ -15,8 +15,8 @@ import pytest
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.codec import _compression
-from quire.codec._blocks import BATCH, INDEX, PICKLE, pack_segment, stream_parts
-from quire.codec._wire import delimited, text, uint
+from quire.codec._blocks import BATCH, INDEX, PICKLE, encode_stream, pack_segment
+from quire.codec._wire import encode_delimited, encode_text, encode_uint
 from quire.errors import DecodeError
 from tests.codec.hostile import (
     CLASSES,
@@ -100,7 +100,7 @@ def test_spoiled_data_in_good_packing(compress: str) -> None:
 
 
 def a_stream(*blocks: tuple[bytes, int, bytes], name: str = "") -> bytes:
-    parts = stream_parts(name, "", [(kind, count, [data]) for kind, count, data in blocks], None, checksums=True)
+    parts = encode_stream(name, "", [(kind, count, [data]) for kind, count, data in blocks], None, checksums=True)
     return b"".join(part for segment in parts for part in segment)
 
 
@@ -116,16 +116,22 @@ def refused(data: bytes, *classes: Any, **reading: Any) -> None:
 
 def test_a_stream_that_names_another_class_than_it_holds() -> None:
     page = Page(text="x").to_bytes()
-    rows = delimited(3, page)
+    rows = encode_delimited(3, page)
     read = DocumentArray.from_bytes(a_stream((b"A", 1, rows), name=name_of(Book)))
     assert type(read) is DocumentArray  # of any class, as it is not what was named
     assert type(read[0]) is Page
-    twice = text(2, name_of(Book)) + uint(3, 0) + text(2, name_of(Page))
+    twice = encode_text(2, name_of(Book)) + encode_uint(3, 0) + encode_text(2, name_of(Page))
     assert not DocumentArray.from_bytes(twice)
 
 
 def test_rows_that_stand_for_no_document() -> None:
-    data = b"\x08\x01" + text(2, name_of(Note)) + uint(3, 2) + uint(4, 1) + delimited(15, b"\x01\x00")
+    data = (
+        b"\x08\x01"
+        + encode_text(2, name_of(Note))
+        + encode_uint(3, 2)
+        + encode_uint(4, 1)
+        + encode_delimited(15, b"\x01\x00")
+    )
     refused(data, DocumentArray, DocumentArray[Note], DocumentBatch[Note])
     refused(a_stream((BATCH, 2, data)), DocumentArray, DocumentArray[Note], DocumentBatch[Note])
 
@@ -143,7 +149,7 @@ def test_an_index_that_lies() -> None:
     good = DocumentArray[Note](some_notes(5)).to_bytes()
     for counts in (b"\xff\xff\xff\xff\xff\xff\xff\xff\x7f", b"\x06", b"\x00"):
         position = int.from_bytes(good[-8:], "little")
-        index = delimited(1, (128).to_bytes(1, "little") + b"\x01") + delimited(2, counts)
+        index = encode_delimited(1, (128).to_bytes(1, "little") + b"\x01") + encode_delimited(2, counts)
         altered = good[:position] + b"".join(pack_segment(INDEX, 5, [index])) + good[-16:]
         for rows in (slice(None), slice(None, None, -1), slice(0, 2)):
             try:
@@ -159,7 +165,7 @@ def test_pickles_are_refused_wherever_they_stand() -> None:
     data = pickle.dumps(some_notes(1))
     refused(data, BaseDocument, DocumentArray, DocumentBatch[Note])
     refused(a_stream((PICKLE, 1, data)), DocumentArray, DocumentBatch[Note])
-    refused(b"\x08\x01" + text(3, "x") + delimited(4, delimited(26, data)), BaseDocument)
+    refused(b"\x08\x01" + encode_text(3, "x") + encode_delimited(4, encode_delimited(26, data)), BaseDocument)
 
 
 def test_a_pickle_of_something_else() -> None:
@@ -173,24 +179,24 @@ def test_no_class_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.delitem(sys.modules, "this", raising=False)
-    read = BaseDocument.from_bytes(b"\x08\x01" + text(2, "this:Zen"))
+    read = BaseDocument.from_bytes(b"\x08\x01" + encode_text(2, "this:Zen"))
     assert "this" not in sys.modules
-    assert read.to_bytes() == b"\x08\x01" + text(2, "this:Zen")
+    assert read.to_bytes() == b"\x08\x01" + encode_text(2, "this:Zen")
 
 
 def test_many_numbers_of_one_hash_are_refused_soon() -> None:
     prime = (1 << 61) - 1
-    parts = [delimited(1, delimited(15, (i * prime).to_bytes(12, "little"))) for i in range(1, 30_000)]
+    parts = [encode_delimited(1, encode_delimited(15, (i * prime).to_bytes(12, "little"))) for i in range(1, 30_000)]
     start = time.monotonic()
-    refused(text(3, "x") + delimited(4, delimited(12, b"".join(parts))), BaseDocument)
+    refused(encode_text(3, "x") + encode_delimited(4, encode_delimited(12, b"".join(parts))), BaseDocument)
     assert time.monotonic() - start < SECONDS
 
 
 def test_shapes_beyond_counting() -> None:
-    flat = delimited(1, text(1, "uint8") + delimited(2, b"\x00"))
-    column = text(1, "vector") + delimited(5, flat + uint(2, 1) + uint(3, 2))
+    flat = encode_delimited(1, encode_text(1, "uint8") + encode_delimited(2, b"\x00"))
+    column = encode_text(1, "vector") + encode_delimited(5, flat + encode_uint(2, 1) + encode_uint(3, 2))
     sizes = np.full(255, 1 << 62, "<i8").tobytes()
-    head = uint(3, 1) + delimited(5, column) + delimited(15, b"\xff") + delimited(15, sizes)
+    head = encode_uint(3, 1) + encode_delimited(5, column) + encode_delimited(15, b"\xff") + encode_delimited(15, sizes)
     refused(head, DocumentBatch[Note], DocumentArray)
 
 
@@ -205,13 +211,13 @@ def test_what_is_good_is_read() -> None:
 @pytest.fixture
 def few_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the ratio count from the first MiB, so that small bombs do."""
-    monkeypatch.setattr(_compression, "FREE", 1 << 20)
+    monkeypatch.setattr(_compression, "UNRATIONED_BYTES", 1 << 20)
 
 
 @pytest.mark.usefixtures("few_free")
 @pytest.mark.parametrize("compress", COMPRESSIONS)
 def test_a_bomb_is_refused_and_the_caller_may_raise_the_limit(compress: str) -> None:
-    bomb = packers()[compress](delimited(15, bytes(12 << 20)))
+    bomb = packers()[compress](encode_delimited(15, bytes(12 << 20)))
     with pytest.raises(DecodeError, match="max_ratio"):
         BaseDocument.from_bytes(bomb, max_ratio=20)
     with pytest.raises(DecodeError, match="max_bytes"):

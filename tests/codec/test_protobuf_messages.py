@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
-from quire.codec._messages import generated
+from quire.codec._messages import load_generated_messages
 from quire.errors import DecodeError, QuireError
 from quire.typing import NdArray, float32
 from tests.codec.ways import exact, written_whole
@@ -50,7 +50,7 @@ class Thing(BaseDocument):
 @example(Leaf(text="", weight=struct.unpack("<d", b"\1\0\0\0\0\0\xf8\xff")[0]))
 @laws
 def test_documents_are_messages(document: Any) -> None:
-    message = generated().Document.FromString(document.to_bytes())
+    message = load_generated_messages().Document.FromString(document.to_bytes())
     assert message.SerializeToString() == document.to_protobuf().SerializeToString()
     assert list(message.names) == [*document.__dict__, *(document.__pydantic_extra__ or {})]
     assert not unknown_fields(message)
@@ -72,7 +72,7 @@ def test_arrays_and_batches_are_messages(docs: Any) -> None:
     assert all(message.names == doc.to_protobuf().names for message, doc in zip(array.documents, docs, strict=True))
     assert written_whole(type(docs).from_bytes(array.SerializeToString()), docs)
     batch = docs.stack(shapes="ragged")
-    message = generated().Batch.FromString(batch.to_bytes())
+    message = load_generated_messages().Batch.FromString(batch.to_bytes())
     assert not unknown_fields(message)
     assert message.rows == len(docs)
     assert [column.name for column in message.columns] == list(batch.schema.by_name)
@@ -108,7 +108,7 @@ def exact_any(a: Any, b: Any) -> bool:
 
 
 def test_a_document_that_was_built_field_by_field() -> None:
-    pb = generated()
+    pb = load_generated_messages()
     message = pb.Document(names=["name", "count", "vector"])
     message.values.add().text = "x"
     message.values.add().integer = -5
@@ -169,13 +169,13 @@ VALUES: list[tuple[dict[str, Any], Any]] = [
 
 @pytest.mark.parametrize(("content", "expected"), VALUES, ids=lambda value: str(value)[:60])
 def test_a_value_that_was_built_field_by_field(content: dict[str, Any], expected: Any) -> None:
-    message = generated().Document(names=["value"], values=[content])
+    message = load_generated_messages().Document(names=["value"], values=[content])
     assert exact(Thing.from_protobuf(message).value, expected)
     assert exact(Thing.from_bytes(message.SerializeToString()).value, expected)
 
 
 def test_an_enum_that_was_built_field_by_field() -> None:
-    pb = generated()
+    pb = load_generated_messages()
     member = {"enum": {"name": "HIGH"}}
     by_value = {"enum": {"value": {"integer": 1}}}
     message = pb.Document(
@@ -187,7 +187,7 @@ def test_an_enum_that_was_built_field_by_field() -> None:
 
 
 def test_nested_documents_and_arrays_that_were_built_field_by_field() -> None:
-    pb = generated()
+    pb = load_generated_messages()
     leaf = {"names": ["text"], "values": [{"text": "a"}]}
     message = pb.Document(names=["leaf", "leaves"], values=[{"document": leaf}, {"array": {"documents": [leaf, leaf]}}])
     got = Branch.from_protobuf(message)
@@ -199,7 +199,7 @@ def test_nested_documents_and_arrays_that_were_built_field_by_field() -> None:
 
 
 def test_a_batch_that_was_built_field_by_field() -> None:
-    pb = generated()
+    pb = load_generated_messages()
     message = pb.Batch(
         rows=2,
         columns=[
@@ -232,7 +232,7 @@ def test_a_batch_that_was_built_field_by_field() -> None:
 
 
 def test_an_empty_message_is_an_empty_one() -> None:
-    pb = generated()
+    pb = load_generated_messages()
     assert len(DocumentArray[Leaf].from_protobuf(pb.Array())) == 0
     assert len(DocumentArray[Leaf].from_protobuf(pb.Batch())) == 0
     assert len(DocumentBatch[Leaf].from_protobuf(pb.Batch())) == 0
@@ -280,7 +280,7 @@ def test_unknown_fields_are_skipped_everywhere(document: Any) -> None:
 
 
 def test_a_kind_of_value_that_is_not_known_is_an_error_that_names_the_field() -> None:
-    message = generated().Document(names=["value"])
+    message = load_generated_messages().Document(names=["value"])
     data = message.SerializeToString() + b"\x22\x03\xd8\x01\x05"  # values: field 27 of Value, a number
     with pytest.raises(DecodeError, match=r"Thing\.value: .*this version does not know"):
         Thing.from_bytes(data)
@@ -290,7 +290,7 @@ def test_a_kind_of_value_that_is_not_known_is_an_error_that_names_the_field() ->
 
 
 def test_another_message_is_refused() -> None:
-    pb = generated()
+    pb = load_generated_messages()
     for target, message in (
         (Leaf, pb.Array()),
         (DocumentArray[Leaf], pb.Document()),

@@ -428,5 +428,5 @@ def test_documents_that_lie_too_deep_are_told_in_few_words() -> None:
     tree = Branch()
     for _ in range(120):
         tree = Branch(branches=[tree])
-    with pytest.raises(EncodeError, match=r"^Branch\.branches: \.\.\. (Branch\.branches: ){3}values lie more than"):
+    with pytest.raises(EncodeError, match=r"^Branch\.branches: \.\.\. (Branch\.branches: ){3}values are nested more than"):
         tree.to_bytes()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from quire import BaseDocument, DocumentArray
-from quire.codec import _compression, _suffixes
+from quire.codec import _compression
 from quire.codec._compression import Compression
 from quire.errors import DecodeError
 from quire.typing import NdArray, float32
@@ -55,10 +55,9 @@ def unpacked(stream: IO[bytes]) -> io.BufferedReader:
 
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entry in COMPRESSIONS; the suffixes are taken from it when quire is imported."""
+    """Add the entry to COMPRESSIONS."""
     entry = Compression("pieces", MAGIC, (".pcs",), pack, unpacked)
     monkeypatch.setitem(_compression.COMPRESSIONS, entry.name, entry)
-    monkeypatch.setitem(_suffixes._COMPRESSIONS, ".pcs", entry.name)
 
 
 @pytest.mark.usefixtures("pieces")

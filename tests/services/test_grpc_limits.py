@@ -1,4 +1,4 @@
-"""What a server refuses: what is too large, too much at once, or not a message; and it lives on."""
+"""Limits of a server: large, concurrent and malformed requests are refused, and the server goes on."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire import DocumentArray
-from quire.codec._wire import delimited, uint
+from quire.codec._wire import encode_delimited, encode_uint
 from quire.errors import OptionError, ServiceLimitError
 from quire.services import AsyncClient, Client, Limits, Server, serve, serve_async
-from tests.services import gallery
-from tests.services.gallery import EVERYTHING, Picture, pictures
+from tests.services import sample_service
+from tests.services.sample_service import EVERYTHING, Picture, pictures
 
 pytestmark = pytest.mark.needs("grpc", "grpc_health", "grpc_reflection")
 METHOD = "/quire.v1.Documents/embed"
@@ -32,7 +32,9 @@ METHOD = "/quire.v1.Documents/embed"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serve([gallery.embed, gallery.total], limits=Limits(max_message_bytes=20_000, max_request_bytes=50_000)) as s:
+    with serve(
+        [sample_service.embed, sample_service.total], limits=Limits(max_message_bytes=20_000, max_request_bytes=50_000)
+    ) as s:
         yield s
 
 
@@ -58,19 +60,19 @@ MALFORMED = {
     "noise": b"\xff" * 100,
     "cut": GOOD[:-20],
     "pickle": pickle.dumps(Evil()),
-    "pickled value": delimited(3, delimited(4, delimited(26, pickle.dumps(Evil())))),
+    "pickled value": encode_delimited(3, encode_delimited(4, encode_delimited(26, pickle.dumps(Evil())))),
     "text": b"GET / HTTP/1.1",
-    "many rows": GOOD.replace(uint(3, 2), uint(3, (1 << 47) + 1), 1),
-    "another class": DocumentArray[gallery.Score]([gallery.Score(value=1, of="x")]).stack().to_bytes(),
+    "many rows": GOOD.replace(encode_uint(3, 2), encode_uint(3, (1 << 47) + 1), 1),
+    "another class": DocumentArray[sample_service.Score]([sample_service.Score(value=1, of="x")]).stack().to_bytes(),
 }
 
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED.keys())
-def test_what_is_not_a_message_is_an_invalid_argument(
+def test_malformed_messages_are_invalid_arguments(
     channel: Any, server: Server, data: bytes, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert code_of(lambda: channel.unary_unary(METHOD)(data)) is grpc.StatusCode.INVALID_ARGUMENT
-    parts = [delimited(1, data)]
+    parts = [encode_delimited(1, data)]
     assert code_of(lambda: list(channel.stream_stream(METHOD + "_stream")(iter(parts)))) is (
         grpc.StatusCode.INVALID_ARGUMENT
     )
@@ -81,8 +83,8 @@ def test_what_is_not_a_message_is_an_invalid_argument(
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_altered_bytes_are_refused_or_read(channel: Any, data: st.DataObject) -> None:
-    """Never anything but an answer or INVALID_ARGUMENT: not a crash, not an error of the server's own."""
+def test_corrupted_bytes_are_refused_or_read(channel: Any, data: st.DataObject) -> None:
+    """The only outcomes are an answer and INVALID_ARGUMENT: no crash, and no internal error."""
     altered = bytearray(GOOD)
     for _ in range(data.draw(st.integers(1, 4))):
         altered[data.draw(st.integers(0, len(altered) - 1))] = data.draw(st.integers(0, 255))
@@ -93,24 +95,27 @@ def test_altered_bytes_are_refused_or_read(channel: Any, data: st.DataObject) ->
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error.details()
 
 
-def test_a_stream_that_ends_in_the_middle_is_an_invalid_argument(channel: Any) -> None:
+def test_truncated_stream_is_an_invalid_argument(channel: Any) -> None:
     call = channel.stream_stream(METHOD + "_stream")
-    assert code_of(lambda: list(call(iter([uint(2, 1) + delimited(1, GOOD)])))) is grpc.StatusCode.INVALID_ARGUMENT
+    assert (
+        code_of(lambda: list(call(iter([encode_uint(2, 1) + encode_delimited(1, GOOD)]))))
+        is grpc.StatusCode.INVALID_ARGUMENT
+    )
 
 
-def test_a_message_over_the_limit_is_refused_before_it_is_read(channel: Any) -> None:
+def test_message_over_the_limit_is_refused(channel: Any) -> None:
     assert code_of(lambda: channel.unary_unary(METHOD)(bytes(20_001))) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_a_request_over_the_limit_is_refused_while_it_comes(server: Server) -> None:
+def test_request_over_the_limit_is_refused(server: Server) -> None:
     with Client(server.address) as client:
         with pytest.raises(ServiceLimitError, match="max_request_bytes=50000"):
             client.embed(pictures(5_000))
-        many = [pictures(500, start=i) for i in range(20)]  # each is below it
+        many = [pictures(500, start=i) for i in range(20)]  # each is below the limit
         assert client.total(many).of == "10000 pictures"
 
 
-def test_too_many_at_once_are_refused_and_the_others_answered() -> None:
+def test_calls_beyond_the_limits_are_refused_and_others_answered() -> None:
     gate, begun = threading.Event(), threading.Semaphore(0)
 
     def hold(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
@@ -130,7 +135,7 @@ def test_too_many_at_once_are_refused_and_the_others_answered() -> None:
         assert [call.result().label for call in calls] == [["0"], ["1"], ["2"], ["3"]]
 
 
-def test_requests_that_take_too_much_together_are_refused() -> None:
+def test_requests_beyond_max_pending_bytes_are_refused() -> None:
     gate, begun = threading.Event(), threading.Event()
 
     def hold(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
@@ -146,11 +151,11 @@ def test_requests_that_take_too_much_together_are_refused() -> None:
             client.hold(pictures(100), timeout=20)
         gate.set()
         assert len(first.result()) == 100
-        assert len(client.hold(pictures(100))) == 100  # what was taken is given back
+        assert len(client.hold(pictures(100))) == 100  # the bytes were released
 
 
-def held(limits: Limits) -> tuple[Any, threading.Event, threading.Semaphore]:
-    """A function that holds its callers, what lets them go, and what tells that they are there."""
+def serve_blocking(limits: Limits) -> tuple[Any, threading.Event, threading.Semaphore]:
+    """Serve a function that blocks its callers; return the event that lets them go, and one that counts them."""
     gate, begun = threading.Event(), threading.Semaphore(0)
 
     def hold(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
@@ -166,8 +171,8 @@ def health_of(channel: Any) -> Any:
     return stub.Check(health_pb2.HealthCheckRequest(service="quire.v1.Documents"), timeout=20).status
 
 
-def test_health_is_told_while_all_places_are_taken(caplog: pytest.LogCaptureFixture) -> None:
-    server, gate, begun = held(Limits(max_concurrency=1, max_queue=1))
+def test_health_checks_are_answered_while_calls_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    server, gate, begun = serve_blocking(Limits(max_concurrency=1, max_queue=1))
     with server, Client(server.address) as client, grpc.insecure_channel(server.address) as channel:
         calls = [client.hold.future(pictures(1, start=i)) for i in range(2)]
         assert begun.acquire(timeout=20)
@@ -186,8 +191,8 @@ def test_health_is_told_while_all_places_are_taken(caplog: pytest.LogCaptureFixt
     assert not caplog.records
 
 
-def test_a_place_is_free_again_when_a_caller_who_waited_is_gone() -> None:
-    server, gate, begun = held(Limits(max_concurrency=1, max_queue=1))
+def test_cancelled_waiting_call_frees_its_place() -> None:
+    server, gate, begun = serve_blocking(Limits(max_concurrency=1, max_queue=1))
     with server, Client(server.address, retries=50) as client:
         first, second = (client.hold.future(pictures(1, start=i)) for i in range(2))
         assert begun.acquire(timeout=20)
@@ -195,18 +200,18 @@ def test_a_place_is_free_again_when_a_caller_who_waited_is_gone() -> None:
         gate.set()
         assert first.result().label == ["0"]
         for i in range(20):
-            assert patiently(client, pictures(1, start=i)).label == [str(i)]
+            assert call_until_admitted(client, pictures(1, start=i)).label == [str(i)]
 
 
-def patiently(client: Client, docs: DocumentArray[Picture]) -> Any:
-    """The answer; the place of the caller before may take a moment to be free."""
+def call_until_admitted(client: Client, docs: DocumentArray[Picture]) -> Any:
+    """Call until there is a free place, which may take a moment."""
     for _ in range(1000):
         with contextlib.suppress(ServiceLimitError):
             return client.hold(docs)
     raise AssertionError("no place is free")
 
 
-def test_an_answer_over_the_clients_limit_is_an_error_that_says_what_to_do(server: Server) -> None:
+def test_answer_over_max_answer_bytes_error_suggests_stream(server: Server) -> None:
     message = "the answer is larger than max_answer_bytes=5000. Ask for fewer documents at a time, with .stream()"
     with Client(server.address, max_answer_bytes=5_000) as client:
         with pytest.raises(ServiceLimitError, match=message) as caught:
@@ -218,7 +223,7 @@ def test_an_answer_over_the_clients_limit_is_an_error_that_says_what_to_do(serve
         assert parts == [20] * 10
 
 
-def test_parts_of_an_answer_count_together(server: Server) -> None:
+def test_max_answer_bytes_counts_all_parts(server: Server) -> None:
     whole = len(pictures(1000).to_bytes())
     with Client(server.address, max_answer_bytes=30_000) as client:
         assert whole > 30_000
@@ -229,7 +234,7 @@ def test_parts_of_an_answer_count_together(server: Server) -> None:
         assert len(client.embed(pictures(1))) == 1
 
 
-def test_the_asyncio_server_refuses_the_same() -> None:
+def test_async_server_enforces_the_same_limits() -> None:
     async def main() -> None:
         limits = Limits(max_message_bytes=20_000, max_request_bytes=50_000)
         async with serve_async(EVERYTHING, limits=limits) as server, AsyncClient(server.address) as client:
@@ -250,7 +255,7 @@ def test_the_asyncio_server_refuses_the_same() -> None:
     asyncio.run(main())
 
 
-def test_the_asyncio_server_tells_its_health_while_all_places_are_taken() -> None:
+def test_async_server_answers_health_checks_while_calls_are_refused() -> None:
     async def main() -> None:
         gate, begun = asyncio.Event(), asyncio.Semaphore(0)
 
@@ -278,12 +283,12 @@ def test_the_asyncio_server_tells_its_health_while_all_places_are_taken() -> Non
     asyncio.run(main())
 
 
-# --- open streams that hold every thread
+# --- open streams on every thread
 
 
 @contextlib.contextmanager
 def open_streams(client: Client, name: str, number: int) -> Iterator[list[Callable[[], None]]]:
-    """Open streams that have had one answer and wait for their caller; functions that end them."""
+    """Open idle streams that have had one answer, and yield functions that end them."""
     ends: list[Callable[[], None]] = []
     try:
         for _ in range(number):
@@ -303,15 +308,15 @@ def _end_stream(sent: queue.SimpleQueue[Picture | None], answers: Iterator[Any])
     assert not list(answers)
 
 
-def eventually(check: Callable[[], bool]) -> None:
-    """Wait for a state that lasts; the test's own timeout ends a wait in vain."""
+def wait_until(check: Callable[[], bool]) -> None:
+    """Wait for a lasting state, until the timeout of the test."""
     while not check():
         time.sleep(0.02)
 
 
 @contextlib.contextmanager
-def served(kind: str, service: Any, limits: Limits) -> Iterator[str]:
-    """The address of a server on threads, or of one on an event loop in a thread of its own."""
+def run_server(kind: str, service: Any, limits: Limits) -> Iterator[str]:
+    """Run a server on threads, or on an event loop in a thread, and yield its address."""
     if kind == "threads":
         with serve(service, limits=limits) as server:
             yield server.address
@@ -333,10 +338,10 @@ def served(kind: str, service: Any, limits: Limits) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", ["threads", "asyncio"])
-def test_unary_calls_are_refused_and_health_says_so_while_idle_streams_hold_every_thread(kind: str) -> None:
+def test_idle_streams_on_every_thread_refuse_calls_and_change_health(kind: str) -> None:
     not_serving = health_pb2.HealthCheckResponse.NOT_SERVING
     with contextlib.ExitStack() as stack:
-        address = stack.enter_context(served(kind, [gallery.embed, gallery.running], Limits()))
+        address = stack.enter_context(run_server(kind, [sample_service.embed, sample_service.running], Limits()))
         client = stack.enter_context(Client(address))
         stub = health_pb2_grpc.HealthStub(stack.enter_context(grpc.insecure_channel(address)))
 
@@ -346,7 +351,9 @@ def test_unary_calls_are_refused_and_health_says_so_while_idle_streams_hold_ever
 
         ends = stack.enter_context(open_streams(client, "running", Limits().max_concurrency))
         message = r"open streams hold all 64 threads .*max_stream_wait.* Close streams .* Limits\(max_concurrency="
-        waiting = [client.embed.future(pictures(1), timeout=300) for _ in range(3)]  # which came before it was known
+        waiting = [
+            client.embed.future(pictures(1), timeout=300) for _ in range(3)
+        ]  # queued before the streams are noticed
         for call in waiting:
             with pytest.raises(ServiceLimitError, match=message) as caught:
                 call.result()
@@ -355,15 +362,15 @@ def test_unary_calls_are_refused_and_health_says_so_while_idle_streams_hold_ever
             client.embed(pictures(1), timeout=300)
         with pytest.raises(ServiceLimitError, match=message):
             list(client.embed.stream([pictures(1)], timeout=300))
-        eventually(lambda: statuses() == [not_serving] * 3 + [health_pb2.HealthCheckResponse.SERVING])
+        wait_until(lambda: statuses() == [not_serving] * 3 + [health_pb2.HealthCheckResponse.SERVING])
         ends.pop()()  # one stream ends, and its thread answers
-        eventually(lambda: stub.Check(health_pb2.HealthCheckRequest(), timeout=60).status != not_serving)
+        wait_until(lambda: stub.Check(health_pb2.HealthCheckRequest(), timeout=60).status != not_serving)
         assert client.embed(pictures(1)).label == ["0"]
         assert statuses() == [health_pb2.HealthCheckResponse.SERVING] * 4
 
 
 @pytest.mark.parametrize("kind", ["threads", "asyncio"])
-def test_calls_wait_for_unary_calls_however_long_they_take(kind: str) -> None:
+def test_calls_wait_for_long_unary_calls(kind: str) -> None:
     gate, begun = threading.Event(), threading.Semaphore(0)
 
     def hold(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
@@ -373,7 +380,7 @@ def test_calls_wait_for_unary_calls_however_long_they_take(kind: str) -> None:
 
     limits = Limits(max_concurrency=2, max_queue=4, max_stream_wait=0)
     with (
-        served(kind, [hold, gallery.running], limits) as address,
+        run_server(kind, [hold, sample_service.running], limits) as address,
         Client(address) as client,
         grpc.insecure_channel(address) as channel,
         open_streams(client, "running", 1),
@@ -382,7 +389,7 @@ def test_calls_wait_for_unary_calls_however_long_they_take(kind: str) -> None:
         assert begun.acquire(timeout=200)
         second = client.hold.future(pictures(1, start=1), timeout=300)
         for _ in range(5):
-            time.sleep(0.1)  # longer than it takes to refuse what waits
+            time.sleep(0.1)  # longer than it takes to refuse waiting calls
             assert health_of(channel) == health_pb2.HealthCheckResponse.SERVING
         assert not second.done()
         gate.set()
@@ -390,34 +397,34 @@ def test_calls_wait_for_unary_calls_however_long_they_take(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["threads", "asyncio"])
-def test_idle_streams_of_async_functions_do_not_wait_for_each_other(kind: str) -> None:
+def test_idle_streams_of_async_functions_do_not_block_each_other(kind: str) -> None:
     """An event loop's own executor has six threads on a machine with two cores."""
     number = min(32, (os.cpu_count() or 1) + 4) + 2
     with (
-        served(kind, [gallery.running_later], Limits()) as address,
+        run_server(kind, [sample_service.running_later], Limits()) as address,
         Client(address) as client,
         open_streams(client, "running_later", number) as ends,
     ):
         assert len(ends) == number
 
 
-def test_the_asyncio_server_says_that_streams_hold_every_place() -> None:
+def test_async_server_reports_streams_on_every_place_as_health() -> None:
     limits = Limits(max_concurrency=2, max_queue=0, max_stream_wait=0.1)
 
     async def echo(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
         return docs
 
-    with served("asyncio", [echo, gallery.running], limits) as address, Client(address) as client:
+    with run_server("asyncio", [echo, sample_service.running], limits) as address, Client(address) as client:
         assert client.echo(pictures(1)).label == ["0"]
         with open_streams(client, "running", 2), grpc.insecure_channel(address) as channel:
             with pytest.raises(ServiceLimitError, match="2 calls are running"):
                 client.echo(pictures(1), timeout=300)
-            eventually(lambda: health_of(channel) == health_pb2.HealthCheckResponse.NOT_SERVING)
+            wait_until(lambda: health_of(channel) == health_pb2.HealthCheckResponse.NOT_SERVING)
         with grpc.insecure_channel(address) as channel:
-            eventually(lambda: health_of(channel) == health_pb2.HealthCheckResponse.SERVING)
+            wait_until(lambda: health_of(channel) == health_pb2.HealthCheckResponse.SERVING)
 
 
-def test_a_limit_that_has_no_meaning_is_an_error() -> None:
+def test_limits_reject_invalid_values() -> None:
     with pytest.raises(OptionError, match="max_concurrency=0: use 1 or more"):
         Limits(max_concurrency=0)
     with pytest.raises(OptionError, match="max_stream_wait=-1: use 0 or more"):

@@ -16,12 +16,21 @@ from quire._parametrize import ParametrizedMeta
 from quire.array import _serialization
 from quire.array._dataframe import documents_from_frame
 from quire.array._serialization import Pulling, Pushing, Url, require_document_type
-from quire.codec import Reading, Rows, _json
-from quire.codec._csv import CsvOptions, iter_csv, to_csv
-from quire.codec._frames import document_parts, document_presence, to_frame
-from quire.codec._json import TensorForm
-from quire.codec._ndjson import iter_ndjson, to_ndjson
-from quire.codec._text_files import TextSource, TextTarget
+from quire.codec import (
+    CsvOptions,
+    Reading,
+    RowSelection,
+    TensorForm,
+    TextSource,
+    TextTarget,
+    find_present_documents,
+    flatten_documents,
+    iter_csv,
+    iter_ndjson,
+    make_dataframe,
+    to_csv,
+    to_ndjson,
+)
 from quire.document import BaseDocument
 from quire.errors import EncodeError
 from quire.files import Source, Target
@@ -68,7 +77,7 @@ class ArrayIO(Generic[DocT], metaclass=ParametrizedMeta):
 
     def to_protobuf(self) -> Any:
         """Encode as a protobuf message, `quire.v1.Array`."""
-        return codec.to_message("Array", codec.array_message(self))
+        return codec.to_message("Array", codec.encode_array_message(self))
 
     @classmethod
     def from_protobuf(cls, message: Any, **reading: Unpack[Reading]) -> Self:
@@ -140,7 +149,7 @@ class ArrayIO(Generic[DocT], metaclass=ParametrizedMeta):
         compress: str | None = None,
         *,
         streaming: Literal[False] = False,
-        rows: Rows | None = None,
+        rows: RowSelection | None = None,
         **reading: Unpack[Reading],
     ) -> Self: ...
     @overload
@@ -163,7 +172,7 @@ class ArrayIO(Generic[DocT], metaclass=ParametrizedMeta):
         compress: str | None = None,
         *,
         streaming: bool = False,
-        rows: Rows | None = None,
+        rows: RowSelection | None = None,
         **reading: Unpack[Reading],
     ) -> Any:
         """Read the documents in a file: all, those at some positions (`rows`), or an iterator (`streaming`)."""
@@ -200,7 +209,7 @@ class ArrayIO(Generic[DocT], metaclass=ParametrizedMeta):
 
     def to_json(self, *, indent: int | None = None, tensors: TensorForm = "lists") -> str:
         """Encode the documents as a JSON list; tensors as nested lists, or as 'base64' of their bytes."""
-        return _json.rows_to_json(self._documents, indent, tensors)
+        return codec.rows_to_json(self._documents, indent, tensors)
 
     @classmethod
     def from_json(cls, text: str | bytes, *, extra: Extra = "forbid") -> Self:
@@ -209,18 +218,18 @@ class ArrayIO(Generic[DocT], metaclass=ParametrizedMeta):
         `extra` as of `BaseDocument.from_json`.
         """
         document_type = require_document_type(cls, "from_json()")
-        _json.check_json(document_type, text)
-        return cls._trusted(_json.rows_from_json(document_type, text, extra=extra))
+        codec.check_json(document_type, text)
+        return cls._trusted(codec.rows_from_json(document_type, text, extra=extra))
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Convert the documents to dicts; see `BaseDocument.to_dict`."""
-        return [_json.to_dict(document) for document in self._documents]
+        return [codec.to_dict(document) for document in self._documents]
 
     @classmethod
     def from_dict(cls, rows: Iterable[Mapping[str, Any]], *, extra: Extra = "forbid") -> Self:
         """Make documents from mappings of fields; `extra` as of `BaseDocument.from_json`."""
         document_type = require_document_type(cls, "from_dict()")
-        return cls._trusted(_json.rows_from_dict(document_type, rows, extra=extra))
+        return cls._trusted(codec.rows_from_dict(document_type, rows, extra=extra))
 
     @overload
     def to_ndjson(self, file: None = None, *, tensors: TensorForm = "lists") -> str: ...
@@ -310,8 +319,8 @@ class ArrayIO(Generic[DocT], metaclass=ParametrizedMeta):
     def to_dataframe(self) -> pd.DataFrame:
         """Convert to a pandas data frame with a row for each document; nested fields are columns 'thesis.title'."""
         schema = self._table_schema("to_dataframe()")
-        parts = document_parts(schema, self._documents)
-        return to_frame(parts, len(self._documents), document_presence(schema, self._documents))
+        parts = flatten_documents(schema, self._documents)
+        return make_dataframe(parts, len(self._documents), find_present_documents(schema, self._documents))
 
     @classmethod
     def from_dataframe(cls, frame: Any, *, extra: Extra = "ignore") -> Self:

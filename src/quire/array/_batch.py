@@ -23,9 +23,16 @@ from quire.array._insert import admit
 from quire.array._positions import batches, resolve_index, resolve_positions, sample_positions, shuffle_positions
 from quire.array._query import compile_filter
 from quire.array._serialization import Pulling, Pushing, Url, require_document_type
-from quire.codec import Reading
-from quire.codec._frames import column_parts, column_presence, to_frame
-from quire.codec._json import TensorForm, check_json, rows_from_dict, rows_from_json
+from quire.codec import (
+    Reading,
+    TensorForm,
+    check_json,
+    find_present_columns,
+    flatten_columns,
+    make_dataframe,
+    rows_from_dict,
+    rows_from_json,
+)
 from quire.columns import (
     Column,
     Columns,
@@ -392,7 +399,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
 
     def to_protobuf(self) -> Any:
         """Encode as a protobuf message, `quire.v1.Batch`."""
-        return codec.to_message("Batch", codec.columns_message(self._columns))
+        return codec.to_message("Batch", codec.encode_columns_message(self._columns))
 
     @classmethod
     def from_protobuf(cls, message: Any, **reading: Unpack[Reading]) -> Self:
@@ -536,7 +543,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
 
     def to_dataframe(self) -> pd.DataFrame:
         """Convert to a pandas data frame; a number column becomes one array."""
-        return to_frame(column_parts(self._columns), len(self), column_presence(self._columns))
+        return make_dataframe(flatten_columns(self._columns), len(self), find_present_columns(self._columns))
 
     @classmethod
     def from_dataframe(cls, frame: Any, *, extra: Extra = "ignore", shapes: ShapePolicy = "error") -> Self:

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from quire._extra_fields import Extra
-from quire.codec._flat import is_spread, read_header
-from quire.codec._frames import as_frame, read_numbers, read_objects
-from quire.codec._json import from_dict
+from quire.codec import from_dict, is_spread, read_header, read_numbers, read_objects, to_pandas
 from quire.columns import (
     Column,
     Columns,
@@ -65,7 +63,7 @@ def columns_from_frame(document_type: type[Any], table: Any, extra: Extra, shape
 
 
 def _read_frame(document_type: type[Any], table: Any, extra: Extra, make_column: MakeColumn) -> Columns | list[Any]:
-    frame = as_frame(table)
+    frame = to_pandas(table)
     schema: Schema = document_type.document_schema()
     header = read_header(schema, list(frame.columns), extra, f"{schema.name} from a data frame")
     series = {leaf.path: frame.iloc[:, index] for index, leaf in enumerate(header) if leaf is not None}

@@ -19,7 +19,7 @@ from quire import codec
 from quire._class_registry import make_array
 from quire.array._insert import admit
 from quire.array._parallel import resolve_num_workers
-from quire.codec import Reading, ReadOptions, Rows, Segment
+from quire.codec import Reading, ReadOptions, RowSelection, Segment
 from quire.columns import Columns, StackOptions, concat_columns, stack
 from quire.display import track
 from quire.document import BaseDocument
@@ -104,13 +104,15 @@ def encode_stream(
         document_type, name = array.document_type, None
     else:
         document_type, name = array._common_type(), array._declared
-    return codec.stream(documents, document_type.document_schema(), protocol, compress, name=name, **options)
+    return codec.encode_documents_stream(
+        documents, document_type.document_schema(), protocol, compress, name=name, **options
+    )
 
 
 def array_to_bytes(array: ArrayIO[Any], protocol: str | None, compress: str | None, *, allow_pickle: bool) -> bytes:
     """Encode an array as a stream of blocks, or as a pickle."""
     if codec.check_protocol(protocol) == "pickle":
-        return codec.dumped(array, None, protocol, compress)
+        return codec.dump(array, None, protocol, compress)
     blocks = encode_stream(
         array, array._documents, protocol, compress, allow_pickle=allow_pickle, checksums=bool(compress)
     )
@@ -124,8 +126,8 @@ def array_from_bytes(
     options = codec.read_options(reading)
     source = memoryview(data).cast("B")
     if codec.memory_starts_stream(source, compress):
-        return _array_from_segments(array_type, codec.segments_of(source, options), protocol, options)
-    view, is_pickle = codec.loaded(source, protocol, compress, options)
+        return _array_from_segments(array_type, codec.read_segments(source, options), protocol, options)
+    view, is_pickle = codec.load(source, protocol, compress, options)
     if is_pickle:
         return _check_unpickled(array_type, codec.unpickle(view, allow=options.allow_pickle))
     return array_from_message(array_type, view, options)
@@ -133,7 +135,7 @@ def array_from_bytes(
 
 def array_from_message(array_type: type[ArrayT], data: Any, options: ReadOptions) -> ArrayT:
     """Decode an array from the bytes of a message, of rows or of columns."""
-    documents, name = codec.documents_from_message(data, _expected_type(array_type), options)
+    documents, name = codec.decode_documents_message(data, _expected_type(array_type), options)
     return _build_array(array_type, documents, name, options)
 
 
@@ -153,9 +155,9 @@ def _array_from_segments(
     name = codec.Header(next(segments)).type_name
     expected = _expected_type(array_type)
     documents: list[Any] = []
-    budget = codec.Purse()
-    for segment in codec.check_asked(segments, protocol):
-        documents += codec.block_documents(segment, expected, options, budget)
+    budget = codec.MemoryBudget()
+    for segment in codec.skip_header(segments, protocol):
+        documents += codec.decode_block_documents(segment, expected, options, budget)
     return _build_array(array_type, _admit_decoded(array_type, documents), name, options)
 
 
@@ -198,7 +200,7 @@ def load_array(
     file: Source,
     protocol: str | None,
     compress: str | None,
-    rows: Rows | None,
+    rows: RowSelection | None,
     reading: Reading,
 ) -> ArrayT:
     """Read the array in a file, or some of its documents."""
@@ -207,13 +209,13 @@ def load_array(
         if not codec.starts_stream(source, compress):
             return array_from_bytes(array_type, source.read(), protocol, compress, reading)
         if rows is None:
-            segments = _track_segments(codec.segments_of(source, options), "loading")
+            segments = _track_segments(codec.read_segments(source, options), "loading")
             return _array_from_segments(array_type, segments, protocol, options)
-        name, blocks = codec.selected_blocks(source, rows, options)
-        expected, budget = _expected_type(array_type), codec.Purse()
+        name, blocks = codec.select_blocks(source, rows, options)
+        expected, budget = _expected_type(array_type), codec.MemoryBudget()
         documents: list[Any] = []
         for segment, positions in blocks:
-            block = codec.block_documents(segment, expected, options, budget)
+            block = codec.decode_block_documents(segment, expected, options, budget)
             documents += [block[position] for position in positions]
         return _build_array(array_type, _admit_decoded(array_type, documents), name, options)
 
@@ -227,8 +229,10 @@ def iterate_documents(
         if not codec.starts_stream(source, compress):
             yield from array_from_bytes(array_type, source.read(), protocol, compress, reading)._documents
             return
-        for segment in codec.check_asked(codec.segments_of(source, options), protocol):
-            yield from _admit_decoded(array_type, codec.block_documents(segment, _expected_type(array_type), options))
+        for segment in codec.skip_header(codec.read_segments(source, options), protocol):
+            yield from _admit_decoded(
+                array_type, codec.decode_block_documents(segment, _expected_type(array_type), options)
+            )
 
 
 # --- batches
@@ -238,8 +242,8 @@ def batch_to_bytes(
     batch: DocumentBatch[Any], protocol: str | None, compress: str | None, *, allow_pickle: bool
 ) -> bytes:
     """Encode a batch as one message, or as a pickle."""
-    return codec.dumped(
-        batch, lambda: codec.columns_message(batch._columns, allow_pickle=allow_pickle), protocol, compress
+    return codec.dump(
+        batch, lambda: codec.encode_columns_message(batch._columns, allow_pickle=allow_pickle), protocol, compress
     )
 
 
@@ -250,8 +254,8 @@ def batch_from_bytes(
     options = codec.read_options(reading)
     source = memoryview(data).cast("B")
     if codec.memory_starts_stream(source, compress):
-        return _batch_from_segments(batch_type, codec.segments_of(source, options), protocol, options)
-    view, is_pickle = codec.loaded(source, protocol, compress, options)
+        return _batch_from_segments(batch_type, codec.read_segments(source, options), protocol, options)
+    view, is_pickle = codec.load(source, protocol, compress, options)
     if is_pickle:
         return _check_unpickled(batch_type, codec.unpickle(view, allow=options.allow_pickle))
     return batch_from_message(batch_type, view, options)
@@ -259,13 +263,13 @@ def batch_from_bytes(
 
 def batch_from_message(batch_type: type[BatchT], data: Any, options: ReadOptions) -> BatchT:
     """Decode a batch from the bytes of a message, of columns or of rows."""
-    if not codec.is_batch(data):
-        documents, name = codec.documents_from_message(data, _expected_type(batch_type), options)
+    if not codec.is_batch_message(data):
+        documents, name = codec.decode_documents_message(data, _expected_type(batch_type), options)
         batch_type = _resolve_batch_type(batch_type, name, options)
         return batch_type._wrap(_stack_decoded(batch_type, documents))
     if _expected_type(batch_type) is None:
-        batch_type = _resolve_batch_type(batch_type, codec.message_type_name(data), options)
-    return batch_type._wrap(codec.columns_from_message(data, batch_type.document_type, options))
+        batch_type = _resolve_batch_type(batch_type, codec.read_type_name(data), options)
+    return batch_type._wrap(codec.decode_columns_message(data, batch_type.document_type, options))
 
 
 def _resolve_batch_type(batch_type: type[BatchT], name: str, options: ReadOptions) -> type[BatchT]:
@@ -290,9 +294,12 @@ def _stack_decoded(batch_type: type[DocumentBatch[Any]], documents: list[Any]) -
 
 
 def _decode_block(
-    batch_type: type[DocumentBatch[Any]], segment: Segment, options: ReadOptions, budget: codec.Purse | None = None
+    batch_type: type[DocumentBatch[Any]],
+    segment: Segment,
+    options: ReadOptions,
+    budget: codec.MemoryBudget | None = None,
 ) -> Columns:
-    content = codec.block_columns(segment, batch_type.document_type, options, budget)
+    content = codec.decode_block_columns(segment, batch_type.document_type, options, budget)
     if isinstance(content, Columns):
         return content
     return _stack_decoded(batch_type, _admit_decoded(batch_type, content))
@@ -302,8 +309,8 @@ def _batch_from_segments(
     batch_type: type[BatchT], segments: Iterator[Segment], protocol: str | None, options: ReadOptions
 ) -> BatchT:
     batch_type = _resolve_batch_type(batch_type, codec.Header(next(segments)).type_name, options)
-    budget = codec.Purse()
-    blocks = [_decode_block(batch_type, segment, options, budget) for segment in codec.check_asked(segments, protocol)]
+    budget = codec.MemoryBudget()
+    blocks = [_decode_block(batch_type, segment, options, budget) for segment in codec.skip_header(segments, protocol)]
     if not blocks:
         return batch_type._wrap(_stack_decoded(batch_type, []))
     return batch_type._wrap(blocks[0] if len(blocks) == 1 else concat_columns(blocks, "ragged"))
@@ -320,7 +327,9 @@ def save_batch(
 ) -> None:
     """Write a batch to a file, block by block."""
     protocol, compress = codec.from_suffixes(file, protocol, compress)
-    blocks = codec.columns_stream([batch._columns], batch.document_type, protocol, compress, allow_pickle=allow_pickle)
+    blocks = codec.encode_columns_stream(
+        [batch._columns], batch.document_type, protocol, compress, allow_pickle=allow_pickle
+    )
     with open_target(file) as out:
         codec.write_parts(out, track(blocks, "saving", show=show_progress))
 
@@ -333,7 +342,7 @@ def load_batch(
     with _open_named(file) as source:
         if not codec.starts_stream(source, compress):
             return batch_from_bytes(batch_type, source.read(), protocol, compress, reading)
-        segments = _track_segments(codec.segments_of(source, options), "loading")
+        segments = _track_segments(codec.read_segments(source, options), "loading")
         return _batch_from_segments(batch_type, segments, protocol, options)
 
 
@@ -346,9 +355,9 @@ def iterate_batches(
         if not codec.starts_stream(source, compress):
             yield batch_from_bytes(batch_type, source.read(), protocol, compress, reading)
             return
-        segments = codec.segments_of(source, options)
+        segments = codec.read_segments(source, options)
         batch_type = _resolve_batch_type(batch_type, codec.Header(next(segments)).type_name, options)
-        for segment in codec.check_asked(segments, protocol):
+        for segment in codec.skip_header(segments, protocol):
             yield batch_type._wrap(_decode_block(batch_type, segment, options))
 
 
@@ -411,7 +420,7 @@ def push_batches(
             yield batch._columns
 
     def encode() -> Pieces:
-        blocks = codec.columns_stream(read_columns(), batch_type.document_type, protocol, compress, **options)
+        blocks = codec.encode_columns_stream(read_columns(), batch_type.document_type, protocol, compress, **options)
         return split_pieces(chain.from_iterable(track(blocks, "pushing", show=how.get("show_progress"))))
 
     _send(address, encode, how, is_repeatable=isinstance(batches, Sequence))
@@ -484,7 +493,7 @@ def _select_reading(how: Pulling) -> Reading:
 
 
 def _pull_segments(source: IO[bytes], options: ReadOptions, how: Pulling) -> Iterator[Segment]:
-    return _track_segments(codec.segments_of(source, options), "pulling", show=how.get("show_progress"))
+    return _track_segments(codec.read_segments(source, options), "pulling", show=how.get("show_progress"))
 
 
 @contextmanager

@@ -1,56 +1,96 @@
-"""Values as bytes and back: messages, streams of blocks, files."""
+"""Documents in other forms: bytes, streams of blocks, protobuf messages, JSON, CSV and data frames.
+
+- `_values`, `_tensors`, `_columns`: values, tensors and batches as messages of `quire.proto`, on top of `_wire` (the
+  wire format), `_messages` (field numbers) and `_context` (options, buffers, memory accounting);
+- `_bytes`, `_blocks`, `_compression`: whole messages, streams of blocks in memory and files, compressions;
+- `_json`, `_csv`, `_dataframes`: text and tables, with `_table_columns`, `_text_files` and `_readback`;
+- `_proto_schema`, `_proto_plan`, `_proto_numbers`, `_typed_messages`: protobuf messages of a document's own class.
+"""
 
 from quire._class_registry import find
-from quire.codec._blocks import Header, Segment, is_stream, read_index
-from quire.codec._bytes import (
-    Purse,
-    array_message,
-    block_columns,
-    block_documents,
-    check_protocol,
-    columns_from_message,
-    columns_message,
-    columns_stream,
-    document_from_bytes,
-    document_from_message,
-    document_message,
-    documents_from_message,
-    dumped,
-    from_base64,
-    is_batch,
-    loaded,
-    message_type_name,
-    rows_message,
-    stream,
-)
-from quire.codec._compression import COMPRESSIONS, compression_of
-from quire.codec._context import Reading, ReadOptions, read_options
-from quire.codec._csv import CsvOptions, iter_csv, table_records, write_csv
-from quire.codec._decode import unpickle
-from quire.codec._files import (
-    Rows,
-    check_asked,
+from quire.codec._blocks import (
+    Header,
+    RowSelection,
+    Segment,
+    is_stream,
     memory_starts_stream,
-    segments_of,
-    selected_blocks,
+    read_index,
+    read_segments,
+    select_blocks,
+    skip_header,
     starts_stream,
     write_parts,
 )
-from quire.codec._flat import Leaf, leaves
-from quire.codec._json import TensorForm, from_dict, rows_from_json, to_json
-from quire.codec._match import check_exact
-from quire.codec._messages import from_message, generated, to_message
-from quire.codec._ndjson import iter_ndjson, to_ndjson
-from quire.codec._proto_names import camel
+from quire.codec._bytes import (
+    approximate_size,
+    decode_block_columns,
+    decode_block_documents,
+    decode_columns_message,
+    decode_document_message,
+    decode_documents_message,
+    dump,
+    encode_array_message,
+    encode_columns_message,
+    encode_columns_stream,
+    encode_document_message,
+    encode_documents_stream,
+    encode_rows_message,
+    from_base64,
+    is_batch_message,
+    load,
+    load_document,
+    read_type_name,
+    split_blocks,
+)
+from quire.codec._compression import (
+    COMPRESSIONS,
+    check_protocol,
+    compression_of,
+    decompress,
+    from_suffixes,
+    get_compression,
+)
+from quire.codec._context import MemoryBudget, Reading, ReadOptions, read_options
+from quire.codec._csv import CsvOptions, iter_csv, table_records, to_csv, write_csv
+from quire.codec._dataframes import (
+    find_present_columns,
+    find_present_documents,
+    flatten_columns,
+    flatten_documents,
+    make_dataframe,
+    read_numbers,
+    read_objects,
+    to_pandas,
+)
+from quire.codec._json import (
+    TensorForm,
+    check_json,
+    from_dict,
+    from_json,
+    iter_ndjson,
+    rows_from_dict,
+    rows_from_json,
+    rows_to_json,
+    to_dict,
+    to_json,
+    to_ndjson,
+)
+from quire.codec._messages import from_message, load_generated_messages, to_message
 from quire.codec._proto_plan import ProtoPlan
-from quire.codec._proto_schema import plan_service
-from quire.codec._proto_text import check_package, proto_schema, write_proto
-from quire.codec._single import value_from_message, value_message
-from quire.codec._suffixes import from_suffixes
-from quire.codec._text_files import text_lines
-from quire.codec._typed import file_descriptor, from_typed, to_typed
-from quire.codec._unions import check_values, has_ambiguous_union
-from quire.codec._wire import DELIMITED, VARINT, delimited, fields, read_text, uint
+from quire.codec._proto_schema import check_package, plan_service, proto_schema, to_camel_case, write_proto
+from quire.codec._table_columns import Leaf, is_spread, leaves, read_header
+from quire.codec._tensors import to_wire_array
+from quire.codec._text_files import TextSource, TextTarget, text_lines
+from quire.codec._typed_messages import file_descriptor, from_typed, to_typed
+from quire.codec._values import (
+    check_exact,
+    check_unions,
+    has_ambiguous_union,
+    unpickle,
+    value_from_message,
+    value_message,
+)
+from quire.codec._wire import DELIMITED, VARINT, encode_delimited, encode_uint, iter_fields, read_text
 
 __all__ = [
     "COMPRESSIONS",
@@ -59,68 +99,91 @@ __all__ = [
     "CsvOptions",
     "Header",
     "Leaf",
+    "MemoryBudget",
     "ProtoPlan",
-    "Purse",
     "ReadOptions",
     "Reading",
-    "Rows",
+    "RowSelection",
     "Segment",
     "TensorForm",
-    "array_message",
-    "block_columns",
-    "block_documents",
-    "camel",
-    "check_asked",
+    "TextSource",
+    "TextTarget",
+    "approximate_size",
     "check_exact",
+    "check_json",
     "check_package",
     "check_protocol",
-    "check_values",
-    "columns_from_message",
-    "columns_message",
-    "columns_stream",
+    "check_unions",
     "compression_of",
-    "delimited",
-    "document_from_bytes",
-    "document_from_message",
-    "document_message",
-    "documents_from_message",
-    "dumped",
-    "fields",
+    "decode_block_columns",
+    "decode_block_documents",
+    "decode_columns_message",
+    "decode_document_message",
+    "decode_documents_message",
+    "decompress",
+    "dump",
+    "encode_array_message",
+    "encode_columns_message",
+    "encode_columns_stream",
+    "encode_delimited",
+    "encode_document_message",
+    "encode_documents_stream",
+    "encode_rows_message",
+    "encode_uint",
     "file_descriptor",
     "find",
+    "find_present_columns",
+    "find_present_documents",
+    "flatten_columns",
+    "flatten_documents",
     "from_base64",
     "from_dict",
+    "from_json",
     "from_message",
     "from_suffixes",
     "from_typed",
-    "generated",
+    "get_compression",
     "has_ambiguous_union",
-    "is_batch",
+    "is_batch_message",
+    "is_spread",
     "is_stream",
     "iter_csv",
+    "iter_fields",
     "iter_ndjson",
     "leaves",
-    "loaded",
+    "load",
+    "load_document",
+    "load_generated_messages",
+    "make_dataframe",
     "memory_starts_stream",
-    "message_type_name",
     "plan_service",
     "proto_schema",
+    "read_header",
     "read_index",
+    "read_numbers",
+    "read_objects",
     "read_options",
+    "read_segments",
     "read_text",
+    "read_type_name",
+    "rows_from_dict",
     "rows_from_json",
-    "rows_message",
-    "segments_of",
-    "selected_blocks",
+    "rows_to_json",
+    "select_blocks",
+    "skip_header",
+    "split_blocks",
     "starts_stream",
-    "stream",
     "table_records",
     "text_lines",
+    "to_camel_case",
+    "to_csv",
+    "to_dict",
     "to_json",
     "to_message",
     "to_ndjson",
+    "to_pandas",
     "to_typed",
-    "uint",
+    "to_wire_array",
     "unpickle",
     "value_from_message",
     "value_message",

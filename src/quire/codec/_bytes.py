@@ -1,107 +1,171 @@
-"""Documents, arrays and batches as bytes, in memory or in a file."""
+"""Documents, arrays and batches as bytes: single messages, pickles, and streams of blocks."""
 
 from __future__ import annotations
 
 import pickle
 from base64 import b64decode
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from quire._class_registry import class_name
-from quire.codec._batches import encode_columns, encode_rows
-from quire.codec._blocks import BATCH, PICKLE, ROWS, Segment, is_stream, stream_parts
-from quire.codec._columns import decode_columns, decode_rows
-from quire.codec._compression import check_compression, get_compression, unpack
-from quire.codec._context import CREDIT, Reader, ReadOptions, Writer
-from quire.codec._decode import decode_array, decode_document, unpickle
-from quire.codec._values import encode_array, encode_document, encode_documents
-from quire.codec._wire import DELIMITED, fields, join, read_text
+from quire.codec._blocks import BATCH, PICKLE, ROWS, Block, Segment, encode_stream, is_stream
+from quire.codec._columns import decode_columns, decode_rows, encode_columns, encode_rows
+from quire.codec._compression import check_compression, check_protocol, decompress, get_compression
+from quire.codec._context import MemoryBudget, Reader, ReadOptions, Writer
+from quire.codec._messages import ArrayField, BatchField, DocumentField
+from quire.codec._values import (
+    decode_array,
+    decode_document,
+    encode_array,
+    encode_document,
+    encode_documents,
+    unpickle,
+)
+from quire.codec._wire import DELIMITED, iter_fields, join_buffers, read_text
 from quire.columns import Columns
-from quire.errors import CodecError, ColumnError, DecodeError, EncodeError, did_you_mean
+from quire.errors import ColumnError, DecodeError, EncodeError
 from quire.schema import Schema
 
-PROTOCOLS = ("protobuf", "pickle")
 BLOCK_BYTES = 8 << 20
-"""About so many bytes of documents go into a block; a quarter of it where blocks are packed, one on each core."""
-_BLOCK_ROWS = 1 << 16
+"""The approximate size of a block; a quarter of it with compression, so that more cores have work."""
+_MAX_BLOCK_ROWS = 1 << 16
+_ItemT = TypeVar("_ItemT")
 
 
-def check_protocol(protocol: str | None) -> str:
-    """The protocol, if there is such a one; protobuf unless another is asked for."""
-    if protocol is not None and protocol not in PROTOCOLS:
-        raise CodecError(f"{protocol!r} is not a protocol. {did_you_mean(protocol, PROTOCOLS)}")
-    return protocol or "protobuf"
+# --- single messages
 
 
-# --- one message
+def encode_document_message(document: Any, *, allow_pickle: bool = False) -> bytes:
+    """Encode a document as one message."""
+    return _encode_message(encode_document, document, allow_pickle=allow_pickle)
 
 
-def document_message(document: Any, *, allow_pickle: bool = False) -> bytes:
-    """A document as one message."""
+def encode_array_message(array: Any, *, allow_pickle: bool = False) -> bytes:
+    """Encode an array as one message, document by document."""
+    return _encode_message(encode_array, array, allow_pickle=allow_pickle)
+
+
+def encode_columns_message(columns: Columns, *, allow_pickle: bool = False) -> bytes:
+    """Encode a batch as one message."""
+    return _encode_message(encode_columns, columns, allow_pickle=allow_pickle)
+
+
+def encode_rows_message(documents: list[Any], schema: Schema) -> bytes:
+    """Encode documents as one message: as columns, or one by one if their class does not determine their fields."""
+    return b"".join(_encode_block(documents, schema, allow_pickle=False)[2])
+
+
+def _encode_message(encode: Callable[[Any, Writer], bytes], value: Any, *, allow_pickle: bool) -> bytes:
+    parts = _encode_parts(encode, value, allow_pickle=allow_pickle)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _encode_parts(encode: Callable[..., bytes], *arguments: Any, allow_pickle: bool) -> list[Any]:
     writer = Writer(allow_pickle)
-    return _whole(_guarded(encode_document, document, writer), writer)
-
-
-def array_message(array: Any, *, allow_pickle: bool = False) -> bytes:
-    """An array as one message, document by document."""
-    writer = Writer(allow_pickle)
-    return _whole(_guarded(encode_array, array, writer), writer)
-
-
-def columns_message(columns: Columns, *, allow_pickle: bool = False) -> bytes:
-    """A batch as one message."""
-    writer = Writer(allow_pickle)
-    return _whole(_guarded(encode_columns, columns, writer), writer)
-
-
-def rows_message(documents: list[Any], schema: Schema) -> bytes:
-    """Documents as one message: of columns, or one by one where their class says nothing of what they hold."""
-    return b"".join(_encoded(documents, schema, allow_pickle=False)[2])
-
-
-def _whole(head: bytes, writer: Writer) -> bytes:
-    return b"".join(join(head, writer.buffers)) if writer.buffers else head
-
-
-def _guarded(encode: Any, *arguments: Any) -> bytes:
     try:
-        content: bytes = encode(*arguments)
+        head = encode(*arguments, writer)
     except RecursionError as error:
-        raise EncodeError("values lie too deep inside each other, or one contains itself.") from error
-    return content
+        raise EncodeError("values are nested too deep, or one contains itself.") from error
+    return join_buffers(head, writer.buffers)
 
 
-def dumped(value: Any, message: Any, protocol: str | None, compress: str | None) -> bytes:
-    """A message, or a pickle of the value in its place, packed."""
-    data: bytes = pickle.dumps(value, protocol=5) if check_protocol(protocol) == "pickle" else message()
+def decode_document_message(data: Any, document_type: type[Any] | None, options: ReadOptions) -> Any:
+    """Decode the document of one message."""
+    return _decode_message(decode_document, data, document_type, options)
+
+
+def decode_columns_message(data: Any, document_type: type[Any], options: ReadOptions) -> Columns:
+    """Decode the columns of one message."""
+    columns: Columns = _decode_message(decode_columns, data, document_type, options)
+    return columns
+
+
+def decode_documents_message(data: Any, document_type: type[Any] | None, options: ReadOptions) -> tuple[list[Any], str]:
+    """Decode the documents of one message, a batch or an array; return them and the name of their class."""
+    name = read_type_name(data)
+    if is_batch_message(data):
+        return _decode_message(decode_rows, data, document_type, options), name
+    return _decode_message(decode_array, data, document_type, options)._documents, name
+
+
+def _decode_message(
+    decode: Callable[[Reader, int, int, Any], Any],
+    data: Any,
+    document_type: type[Any] | None,
+    options: ReadOptions,
+    budget: MemoryBudget | None = None,
+) -> Any:
+    budget = budget or MemoryBudget()
+    try:
+        reader = Reader(memoryview(data).cast("B"), options, budget.left)
+        value = decode(reader, 0, len(reader.data), document_type)
+    except RecursionError as error:
+        raise DecodeError("values are nested too deep.") from error
+    except MemoryError as error:
+        raise DecodeError("the values take more memory than there is.") from error
+    budget.left = reader.left
+    return value
+
+
+def read_type_name(data: Any) -> str:
+    """Read the name of the document class from a message."""
+    view = memoryview(data).cast("B")
+    for number, wire_type, a, b in iter_fields(view, 0, len(view)):
+        if number == DocumentField.TYPE and wire_type == DELIMITED:
+            return read_text(bytes(view[a:b]), 0, b - a)
+        if number > DocumentField.TYPE:
+            break
+    return ""
+
+
+def is_batch_message(data: Any) -> bool:
+    """Return whether a message is a batch, and not an array.
+
+    Field 3 is the number of rows in a batch and a document in an array, and only a batch has a field 5. An array
+    without documents has neither.
+    """
+    view = memoryview(data).cast("B")
+    for number, wire_type, _, _ in iter_fields(view, 0, len(view)):
+        if number == BatchField.COLUMNS:
+            return True
+        if number == ArrayField.DOCUMENTS:
+            return wire_type != DELIMITED
+    return False
+
+
+# --- protocols and compressions of single values
+
+
+def dump(value: Any, encode: Callable[[], bytes], protocol: str | None, compress: str | None) -> bytes:
+    """Return a value as a message, which `encode` returns, or as a pickle, compressed if requested."""
+    data = pickle.dumps(value, protocol=5) if check_protocol(protocol) == "pickle" else encode()
     compression = get_compression(compress)
-    return data if compression is None else compression.pack(data)
+    return data if compression is None else compression.compress(data)
 
 
-def loaded(data: Any, protocol: str | None, compress: str | None, options: ReadOptions) -> tuple[Any, bool]:
-    """The data without its compression, which the first bytes tell, and whether it is a pickle.
+def load(data: Any, protocol: str | None, compress: str | None, options: ReadOptions) -> tuple[memoryview, bool]:
+    """Return data without its compression, and whether it is a pickle.
 
-    What is asked for and what is there must agree.
+    The first bytes determine both; an error is raised if they are not what was requested.
     """
     view = memoryview(data).cast("B")
     if not view.nbytes:
         raise DecodeError("there are no bytes; even an empty array has some. The data was cut off, or never written.")
     compression = check_compression(bytes(view[:8]), compress)
     if compression is not None:
-        view = memoryview(unpack(view, compression, options.max_bytes, options.max_ratio))
-    pickled = len(view) > 1 and view[0] == 0x80 and view[1] <= pickle.HIGHEST_PROTOCOL
-    if protocol is not None and (check_protocol(protocol) == "pickle") != pickled and not is_stream(bytes(view[:8])):
-        raise DecodeError(f"protocol={protocol!r} was asked for, but the data is {'' if pickled else 'not '}a pickle.")
-    return view, pickled
+        view = memoryview(decompress(view, compression, options.max_bytes, options.max_ratio))
+    # A pickle of protocol 2 or later starts with the opcode 0x80 and the protocol. No message does: 0x80 would be the
+    # first byte of the tag of a field 16 or later, and messages start with lower fields.
+    is_pickle = len(view) > 1 and view[0] == 0x80 and view[1] <= pickle.HIGHEST_PROTOCOL
+    if protocol is not None and (check_protocol(protocol) == "pickle") != is_pickle and not is_stream(bytes(view[:8])):
+        raise DecodeError(
+            f"protocol={protocol!r} was asked for, but the data is {'' if is_pickle else 'not '}a pickle."
+        )
+    return view, is_pickle
 
 
-def document_from_message(data: Any, document_type: type[Any] | None, options: ReadOptions) -> Any:
-    """The document of one message."""
-    return _decoded(decode_document, data, document_type, options)
-
-
-def document_from_bytes(
+def load_document(
     cls: type[Any],
     expected: type[Any] | None,
     data: Any,
@@ -109,14 +173,14 @@ def document_from_bytes(
     compress: str | None,
     options: ReadOptions,
 ) -> Any:
-    """The document of a message or of a pickle."""
-    view, pickled = loaded(data, protocol, compress, options)
+    """Read a document from a message or a pickle."""
+    view, is_pickle = load(data, protocol, compress, options)
     if is_stream(bytes(view[:8])):
         raise DecodeError(
             f"these are the bytes of an array: read them with DocumentArray[{cls.__name__}].from_bytes()."
         )
-    if not pickled:
-        return document_from_message(view, expected, options)
+    if not is_pickle:
+        return decode_document_message(view, expected, options)
     value = unpickle(view, allow=options.allow_pickle)
     if not isinstance(value, cls):
         raise DecodeError(f"the pickle holds a {type(value).__name__}, and not a {cls.__name__}.")
@@ -124,75 +188,17 @@ def document_from_bytes(
 
 
 def from_base64(data: str | bytes) -> bytes:
-    """Bytes that were written as text."""
+    """Decode base64."""
     try:
         return b64decode(data, validate=True)
     except ValueError as error:
         raise DecodeError(f"this is not base64: {error}.") from error
 
 
-def columns_from_message(data: Any, document_type: type[Any], options: ReadOptions) -> Columns:
-    """The columns of one message."""
-    columns: Columns = _decoded(decode_columns, data, document_type, options)
-    return columns
+# --- writing streams
 
 
-def documents_from_message(data: Any, document_type: type[Any] | None, options: ReadOptions) -> tuple[list[Any], str]:
-    """The documents of one message, a batch or an array, and the name of their class."""
-    name = message_type_name(data)
-    if is_batch(data):
-        return _decoded(decode_rows, data, document_type, options), name
-    return _decoded(decode_array, data, document_type, options)._documents, name
-
-
-def message_type_name(data: Any) -> str:
-    """The name of the document class that a message has."""
-    view = memoryview(data).cast("B")
-    for number, kind, a, b in fields(view, 0, len(view)):
-        if number == 2 and kind == DELIMITED:
-            return read_text(bytes(view[a:b]), 0, b - a)
-        if number > 2:
-            break
-    return ""
-
-
-def is_batch(data: Any) -> bool:
-    """Whether a message is a batch, and not an array: only a batch has numbers or columns there."""
-    view = memoryview(data).cast("B")
-    for number, kind, _, _ in fields(view, 0, len(view)):
-        if number in (3, 5):
-            return number == 5 or kind != DELIMITED
-    return False
-
-
-class Purse:
-    """What the blocks of one stream may still take in memory together, beyond what their sizes allow."""
-
-    __slots__ = ("left",)
-
-    def __init__(self) -> None:
-        self.left: float = CREDIT
-
-
-def _decoded(
-    decode: Any, data: Any, document_type: type[Any] | None, options: ReadOptions, purse: Purse | None = None
-) -> Any:
-    purse = purse or Purse()
-    try:
-        reader = Reader(memoryview(data).cast("B"), options, purse.left)
-        value = decode(reader, 0, len(reader.data), document_type)
-    except RecursionError as error:
-        raise DecodeError("values lie too deep inside each other.") from error
-    except MemoryError as error:
-        raise DecodeError("the values take more memory than there is.") from error
-    purse.left = reader.left
-    return value
-
-
-# --- streams
-
-
-def stream(  # noqa: PLR0913
+def encode_documents_stream(  # noqa: PLR0913
     documents: Iterable[Any],
     schema: Schema,
     protocol: str | None,
@@ -203,34 +209,21 @@ def stream(  # noqa: PLR0913
     name: str | None = None,
     workers: int | None = None,
 ) -> Iterator[list[Any]]:
-    """Documents as a stream of blocks, in parts; with `workers`, so many make and pack the blocks."""
-    pickled = check_protocol(protocol) == "pickle"
-    compression = get_compression(compress)
+    """Yield the segments of a stream of documents; `workers` threads encode and compress the blocks."""
 
-    def encode(block: list[Any]) -> tuple[bytes, int, list[Any]]:
-        if pickled:
+    def encode(block: list[Any]) -> Block:
+        if is_pickle:
             return PICKLE, len(block), [pickle.dumps(block, protocol=5)]
-        return _encoded(block, schema, allow_pickle=allow_pickle)
+        return _encode_block(block, schema, allow_pickle=allow_pickle)
 
-    found = in_blocks(documents, _block_bytes(compress))
-    blocks = map(encode, found) if workers is None else (partial(encode, block) for block in found)
+    is_pickle = check_protocol(protocol) == "pickle"
+    compression = get_compression(compress)
+    blocks = _plan_blocks(encode, split_blocks(documents, _block_size(compress)), workers)
     name = name or class_name(schema.document_type)
-    return stream_parts(name, "", blocks, compression, checksums=checksums, workers=workers)
+    return encode_stream(name, "", blocks, compression, checksums=checksums, workers=workers)
 
 
-def _encoded(block: list[Any], schema: Schema, *, allow_pickle: bool) -> tuple[bytes, int, list[Any]]:
-    writer = Writer(allow_pickle)
-    if schema.is_open:
-        head = _guarded(encode_documents, class_name(schema.document_type), block, writer)
-        return ROWS, len(block), join(head, writer.buffers)
-    try:
-        head = _guarded(encode_rows, schema, block, writer)
-    except ColumnError as error:
-        raise EncodeError(str(error)) from error
-    return BATCH, len(block), join(head, writer.buffers)
-
-
-def columns_stream(
+def encode_columns_stream(
     batches: Iterable[Columns],
     document_type: type[Any],
     protocol: str | None,
@@ -239,115 +232,138 @@ def columns_stream(
     allow_pickle: bool,
     workers: int | None = None,
 ) -> Iterator[list[Any]]:
-    """Batches as a stream of blocks, in parts; with `workers`, so many make and pack the blocks."""
-    pickled = check_protocol(protocol) == "pickle"
+    """Yield the segments of a stream of batches; `workers` threads encode and compress the blocks."""
 
-    def encode(part: Columns) -> tuple[bytes, int, list[Any]]:
-        if pickled:
-            return PICKLE, len(part), [pickle.dumps(part.documents(), protocol=5)]
-        writer = Writer(allow_pickle)
-        return BATCH, len(part), join(_guarded(encode_columns, part, writer), writer.buffers)
+    def encode(columns: Columns) -> Block:
+        if is_pickle:
+            return PICKLE, len(columns), [pickle.dumps(columns.documents(), protocol=5)]
+        return BATCH, len(columns), _encode_parts(encode_columns, columns, allow_pickle=allow_pickle)
 
-    parts = (part for columns in batches for part in _sliced(columns, _block_bytes(compress)))
-    blocks = map(encode, parts) if workers is None else (partial(encode, part) for part in parts)
+    is_pickle = check_protocol(protocol) == "pickle"
     compression = get_compression(compress)
-    return stream_parts(class_name(document_type), "", blocks, compression, checksums=True, workers=workers)
+    parts = (part for columns in batches for part in _slice_columns(columns, _block_size(compress)))
+    blocks = _plan_blocks(encode, parts, workers)
+    return encode_stream(class_name(document_type), "", blocks, compression, checksums=True, workers=workers)
 
 
-def _sliced(columns: Columns, block_bytes: int) -> Iterator[Columns]:
-    if not len(columns):
-        return
-    first = columns.slice(slice(0, 1)).documents()[0]
-    rows = max(1, min(_BLOCK_ROWS, block_bytes // approximate_size(first)))
-    for start in range(0, len(columns), rows):
-        yield columns.slice(slice(start, start + rows))
+def _plan_blocks(
+    encode: Callable[[_ItemT], Block], items: Iterable[_ItemT], workers: int | None
+) -> Iterable[Block | Callable[[], Block]]:
+    """Encode blocks one by one, or return functions that encode them if there are workers to call these."""
+    return map(encode, items) if workers is None else (partial(encode, item) for item in items)
 
 
-def _block_bytes(compress: str | None) -> int:
+def _encode_block(documents: list[Any], schema: Schema, *, allow_pickle: bool) -> Block:
+    if schema.is_open:
+        name = class_name(schema.document_type)
+        return ROWS, len(documents), _encode_parts(encode_documents, name, documents, allow_pickle=allow_pickle)
+    try:
+        return BATCH, len(documents), _encode_parts(encode_rows, schema, documents, allow_pickle=allow_pickle)
+    except ColumnError as error:
+        raise EncodeError(str(error)) from error
+
+
+def _block_size(compress: str | None) -> int:
     return BLOCK_BYTES if get_compression(compress) is None else BLOCK_BYTES // 4
 
 
-def in_blocks(documents: Iterable[Any], block_bytes: int) -> Iterator[list[Any]]:
-    """Documents in blocks of about so many bytes."""
+def split_blocks(documents: Iterable[Any], block_bytes: int) -> Iterator[list[Any]]:
+    """Split documents into lists of about `block_bytes` bytes."""
     block: list[Any] = []
     size = 0
     for document in documents:
         block.append(document)
         size += approximate_size(document)
-        if size >= block_bytes or len(block) >= _BLOCK_ROWS:
+        if size >= block_bytes or len(block) >= _MAX_BLOCK_ROWS:
             yield block
             block, size = [], 0
     if block:
         yield block
 
 
+def _slice_columns(columns: Columns, block_bytes: int) -> Iterator[Columns]:
+    """Slice columns into blocks of about `block_bytes` bytes, estimated by the first row."""
+    if not len(columns):
+        return
+    first = columns.slice(slice(0, 1)).documents()[0]
+    rows = max(1, min(_MAX_BLOCK_ROWS, block_bytes // approximate_size(first)))
+    for start in range(0, len(columns), rows):
+        yield columns.slice(slice(start, start + rows))
+
+
+_SMALL_TYPES = (int, float, bool)
+
+
 def approximate_size(document: Any) -> int:
-    """About how many bytes a document takes."""
+    """Return the approximate number of bytes of a document."""
     size = 64
     for value in () if document is None else document.__dict__.values():
         tp = type(value)
         if tp is str or tp is bytes:
             size += len(value)
         elif value is not None and tp not in _SMALL_TYPES:
-            found = _nbytes(value)
-            size += _size_inside(value) if found is None else found
+            nbytes = _tensor_size(value)
+            size += _approximate_value_size(value) if nbytes is None else nbytes
     return size
 
 
-def _nbytes(value: Any) -> int | None:
-    """The bytes of a tensor, if the value is one; torch's sparse ones refuse to tell."""
+def _tensor_size(value: Any) -> int | None:
+    """Return the bytes of a tensor; None for other values."""
     try:
-        found = getattr(value, "nbytes", None)
-    except RuntimeError:
-        found = value._nnz() * (value.element_size() + 8 * value.ndim)
-    return found if isinstance(found, int) else None
+        nbytes = getattr(value, "nbytes", None)
+    except RuntimeError:  # sparse tensors of torch have no `nbytes`
+        nbytes = value._nnz() * (value.element_size() + 8 * value.ndim)
+    return nbytes if isinstance(nbytes, int) else None
 
 
-_SMALL_TYPES = (int, float, bool)
-
-
-def _size_inside(value: Any) -> int:
+def _approximate_value_size(value: Any) -> int:
     if hasattr(type(value), "document_schema"):
         return approximate_size(value)
     if isinstance(value, (list, tuple, set)):
-        return sum(map(_size_inside, value)) + 16
+        return sum(map(_approximate_value_size, value)) + 16
     if isinstance(value, dict):
-        return sum(map(_size_inside, value.values())) + 64
+        return sum(map(_approximate_value_size, value.values())) + 64
     if isinstance(value, (str, bytes)):
         return len(value)
     if hasattr(value, "_documents"):
         return sum(map(approximate_size, value._documents))
-    return _nbytes(value) or 16
+    return _tensor_size(value) or 16
 
 
-def block_documents(
-    segment: Segment, document_type: type[Any] | None, options: ReadOptions, purse: Purse | None = None
+# --- reading streams
+
+
+def decode_block_documents(
+    segment: Segment, document_type: type[Any] | None, options: ReadOptions, budget: MemoryBudget | None = None
 ) -> list[Any]:
-    """The documents of one block; where those of several are held at once, they pay from one purse."""
+    """Decode the documents of one block; blocks whose documents are in memory at once share a budget."""
     try:
         if segment.kind == PICKLE:
             documents = unpickle(segment.payload, allow=options.allow_pickle)
         elif segment.kind == ROWS:
-            documents = _decoded(decode_array, segment.payload, document_type, options, purse)._documents
+            documents = _decode_message(decode_array, segment.payload, document_type, options, budget)._documents
         else:
-            documents = _decoded(decode_rows, segment.payload, document_type, options, purse)
+            documents = _decode_message(decode_rows, segment.payload, document_type, options, budget)
     except DecodeError as error:
         raise DecodeError(f"{segment.where}: {error}") from error
-    if len(documents) != segment.count:
-        raise DecodeError(f"{segment.where}: a block of {segment.count} documents has {len(documents)}.")
+    _check_count(segment, documents)
     return documents  # type: ignore[no-any-return]
 
 
-def block_columns(
-    segment: Segment, document_type: type[Any], options: ReadOptions, purse: Purse | None = None
+def decode_block_columns(
+    segment: Segment, document_type: type[Any], options: ReadOptions, budget: MemoryBudget | None = None
 ) -> Columns | list[Any]:
-    """The columns of one block; its documents, where it has no columns."""
+    """Decode the columns of one block, or its documents if it is no batch."""
     if segment.kind != BATCH:
-        return block_documents(segment, document_type, options, purse)
+        return decode_block_documents(segment, document_type, options, budget)
     try:
-        columns: Columns = _decoded(decode_columns, segment.payload, document_type, options, purse)
+        columns: Columns = _decode_message(decode_columns, segment.payload, document_type, options, budget)
     except DecodeError as error:
         raise DecodeError(f"{segment.where}: {error}") from error
-    if len(columns) != segment.count:
-        raise DecodeError(f"{segment.where}: a block of {segment.count} documents has {len(columns)}.")
+    _check_count(segment, columns)
     return columns
+
+
+def _check_count(segment: Segment, documents: Columns | list[Any]) -> None:
+    if len(documents) != segment.count:
+        raise DecodeError(f"{segment.where}: a block of {segment.count} documents has {len(documents)}.")

@@ -1,4 +1,4 @@
-"""Compressions: by name, by suffix, by the first bytes."""
+"""Compressions and protocols: by name, by the suffix of a file, and by the first bytes."""
 
 from __future__ import annotations
 
@@ -6,30 +6,35 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import IO, Any
 
 from quire._optional import require
 from quire.errors import CodecError, DecodeError, did_you_mean
 
-FREE = 64 << 20
-"""So many bytes may come out of a packed message whatever their ratio."""
+UNRATIONED_BYTES = 64 << 20
+"""Compressed data may decompress to this many bytes whatever the ratio."""
 _PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
 class Compression:
-    """One compression. Packed pieces put one behind the other unpack to the pieces' contents, one behind the other."""
+    """One compression.
+
+    Concatenated pieces of compressed data must decompress to the concatenated contents.
+    """
 
     name: str
     magic: bytes
     suffixes: tuple[str, ...]
-    pack: Callable[[Any], bytes]
+    compress: Callable[[Any], bytes]
     open: Callable[[IO[bytes]], Any]
     checks: bool = False
-    """Whether packed pieces have checksums of their own, which are checked when they are unpacked."""
+    """Whether the compressed data has checksums that are verified when it is decompressed."""
 
 
 def _zstd(what: str) -> Any:
@@ -41,10 +46,12 @@ def _lz4() -> Any:
 
 
 class _ZstdFrames:
-    """The frames of a zstd stream, unpacked block by block, each of 128 KiB at most.
+    """A reader of concatenated zstd frames that reads no byte after the last frame it needs.
 
-    zstandard's own reader takes the end of a file for the end of its frame, and reads ahead of what it is asked for.
-    A read of the source must be short only at its end.
+    zstandard's own reader takes the end of the source for the end of the frame, so it does not notice truncated data,
+    and it reads ahead. This one parses the headers of frames and blocks (RFC 8878, section 3.1) to learn their sizes
+    and feeds the decompressor one block at a time, which gives at most 128 KiB. Skippable frames are skipped. A read
+    of the source must be short only at its end.
     """
 
     def __init__(self, source: IO[bytes]) -> None:
@@ -53,50 +60,56 @@ class _ZstdFrames:
         self._checksum = False
 
     def read(self, size: int) -> bytes:
-        """At most so many bytes; none at the end."""
+        """Read at most `size` bytes; none at the end."""
         parts = []
         while size:
             if not self._rest:
-                piece = self._head() if self._frame is None else self._block()
+                piece = self._read_frame_header() if self._frame is None else self._read_block()
                 if piece is None:
                     break
-                self._take(piece)
+                if self._frame is not None:
+                    self._rest = memoryview(self._frame.decompress(piece))
+                    if self._frame.eof:
+                        self._frame = None
             part, self._rest = self._rest[:size], self._rest[size:]
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
 
-    def _take(self, piece: bytes) -> None:
-        if self._frame is not None:
-            self._rest = memoryview(self._frame.decompress(piece))
-            if self._frame.eof:
-                self._frame = None
+    def _read_frame_header(self) -> bytes | None:
+        """Read the header of the next frame; None at the end, and empty for a skippable frame.
 
-    def _head(self) -> bytes | None:
-        """The head of the next frame; None at the end, and nothing for a frame to be skipped."""
+        The descriptor byte has the size of the content size in bits 6-7, the single-segment flag in bit 5, the
+        checksum flag in bit 2, and the size of the dictionary id in bits 0-1.
+        """
         magic = self._source.read(4)
         if not magic:
             return None
         if len(magic) == 4 and magic[1:] == b"\x2a\x4d\x18" and magic[0] >> 4 == 5:
-            for size in _in_pieces(int.from_bytes(self._exactly(4), "little")):
-                self._exactly(size)
+            size = int.from_bytes(self._read_exactly(4), "little")
+            for piece in [_PIECE] * (size // _PIECE) + [size % _PIECE]:
+                self._read_exactly(piece)
             return b""
-        flags = self._exactly(1)[0]
+        flags = self._read_exactly(1)[0]
         single, self._checksum = flags >> 5 & 1, flags >> 2 & 1 == 1
         size = (1 - single) + (0, 1, 2, 4)[flags & 3] + (single, 2, 4, 8)[flags >> 6]
         self._frame = _zstd("reading").ZstdDecompressor().decompressobj()
-        return magic + bytes([flags]) + self._exactly(size)
+        return magic + bytes([flags]) + self._read_exactly(size)
 
-    def _block(self) -> bytes:
-        """The next block of the frame, with what stands behind the last."""
-        head = self._exactly(3)
+    def _read_block(self) -> bytes:
+        """Read the next block, with the checksum of the frame after its last block.
+
+        The three bytes of a block header have the last-block flag in bit 0, the type in bits 1-2 and the size above.
+        A block of type 1 repeats a single byte.
+        """
+        head = self._read_exactly(3)
         number = int.from_bytes(head, "little")
         size = 1 if number >> 1 & 3 == 1 else number >> 3
         if size > _ZSTD_BLOCK:
             raise EOFError("a block is too large")
-        return head + self._exactly(size) + self._exactly(4 if number & 1 and self._checksum else 0)
+        return head + self._read_exactly(size) + self._read_exactly(4 if number & 1 and self._checksum else 0)
 
-    def _exactly(self, size: int) -> bytes:
+    def _read_exactly(self, size: int) -> bytes:
         data = self._source.read(size)
         if len(data) < size:
             raise EOFError("it ends too early")
@@ -104,10 +117,6 @@ class _ZstdFrames:
 
 
 _ZSTD_BLOCK = 1 << 17
-
-
-def _in_pieces(size: int) -> list[int]:
-    return [_PIECE] * (size // _PIECE) + [size % _PIECE]
 
 
 COMPRESSIONS = {
@@ -151,39 +160,68 @@ STREAM_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError, Runt
 
 
 def get_compression(name: str | None) -> Compression | None:
-    """The compression of that name; None and 'none' stand for no compression."""
+    """Return the compression of that name; None for None and 'none'."""
     if name is None or name == "none":
         return None
-    found = COMPRESSIONS.get(_SPELLINGS.get(name, name))
-    if found is None:
+    compression = COMPRESSIONS.get(_SPELLINGS.get(name, name))
+    if compression is None:
         raise CodecError(f"{name!r} is not a compression. {did_you_mean(name, [*COMPRESSIONS, 'none'])}")
-    return found
+    return compression
 
 
 def compression_of(start: bytes) -> Compression | None:
-    """The compression that the first bytes tell."""
+    """Return the compression of data by its first bytes."""
     return next((known for known in COMPRESSIONS.values() if start.startswith(known.magic)), None)
 
 
 def check_compression(start: bytes, compress: str | None) -> Compression | None:
-    """The compression that the first bytes tell; one that was asked for must be it."""
-    found = compression_of(start)
-    if compress is not None and get_compression(compress) is not found:
-        got = "not packed" if found is None else f"packed with {found.name}"
+    """Return the compression of data by its first bytes; raise an error if it is not the requested one."""
+    compression = compression_of(start)
+    if compress is not None and get_compression(compress) is not compression:
+        got = "not compressed" if compression is None else f"compressed with {compression.name}"
         raise DecodeError(f"compress={compress!r} was asked for, but the data is {got}.")
-    return found
+    return compression
 
 
-class Unpacked:
-    """A packed stream, unpacked piece by piece: what comes out of it is held against what went in."""
+PROTOCOLS = ("protobuf", "pickle")
+
+
+def check_protocol(protocol: str | None) -> str:
+    """Return a protocol, by default protobuf, or raise an error if there is none of that name."""
+    if protocol is not None and protocol not in PROTOCOLS:
+        raise CodecError(f"{protocol!r} is not a protocol. {did_you_mean(protocol, PROTOCOLS)}")
+    return protocol or "protobuf"
+
+
+_PROTOCOL_SUFFIXES = {".protobuf": "protobuf", ".pb": "protobuf", ".pickle": "pickle", ".pkl": "pickle"}
+
+
+def from_suffixes(file: Any, protocol: str | None, compress: str | None) -> tuple[str | None, str | None]:
+    """Return the protocol and the compression for a new file: the requested ones, else those of its name.
+
+    The name of 'students.protobuf.gz', for example, has both.
+    """
+    name = file if isinstance(file, (str, os.PathLike)) else getattr(file, "name", "")
+    suffixes = [suffix.lower() for suffix in PurePath(name).suffixes] if isinstance(name, (str, os.PathLike)) else []
+    by_suffix = {suffix: known.name for known in COMPRESSIONS.values() for suffix in known.suffixes}
+    compression = by_suffix.get(suffixes[-1]) if suffixes else None
+    rest = suffixes[:-1] if compression else suffixes
+    return protocol or (_PROTOCOL_SUFFIXES.get(rest[-1]) if rest else None), compress or compression
+
+
+# --- decompression
+
+
+class Decompressor:
+    """A compressed stream, decompressed piece by piece; the size of the output is compared with that of the input."""
 
     def __init__(self, source: IO[bytes], compression: Compression, max_ratio: float) -> None:
-        self._counted = _Counted(source)
+        self._counted = _CountingSource(source)
         self._stream = compression.open(self._counted)  # type: ignore[arg-type]
         self.name, self._max_ratio, self._out = compression.name, max_ratio, 0
 
     def read(self, size: int) -> bytes:
-        """At most so many bytes; none at the end."""
+        """Read at most `size` bytes; none at the end."""
         try:
             data: bytes = self._stream.read(min(size, _PIECE))
         except Exception as error:
@@ -191,10 +229,10 @@ class Unpacked:
                 raise
             raise DecodeError(f"the {self.name} data is damaged: {error}.") from error
         self._out += len(data)
-        if self._out > FREE + self._max_ratio * self._counted.count:
+        if self._out > UNRATIONED_BYTES + self._max_ratio * self._counted.count:
             raise DecodeError(
-                f"{self._counted.count} bytes of {self.name} unpack to more than {self._max_ratio:g} times as many. "
-                "Raise max_ratio if you trust the source."
+                f"{self._counted.count} bytes of {self.name} decompress to more than {self._max_ratio:g} times as many."
+                " Raise max_ratio if you trust the source."
             )
         return data
 
@@ -208,8 +246,8 @@ def read_whole(source: IO[bytes], size: int) -> bytes:
     return b"".join(parts)
 
 
-class _Counted:
-    """A source that knows how much was read from it.
+class _CountingSource:
+    """A source that counts the bytes read from it.
 
     A read is short only at the end: gzip and `_ZstdFrames` rely on it.
     """
@@ -223,34 +261,36 @@ class _Counted:
         return data
 
 
-def unpack(data: Any, compression: Compression, max_bytes: int, max_ratio: float) -> bytes:
-    """Packed bytes, unpacked."""
+def decompress(data: Any, compression: Compression, max_bytes: int, max_ratio: float) -> bytes:
+    """Decompress data in memory."""
     if compression.name == "gzip":
-        found = _one_member(data, min(max_bytes, FREE + int(max_ratio * len(data))))
-        if found is not None:
-            return found
-    stream = Unpacked(io.BytesIO(data), compression, max_ratio)
+        content = _decompress_gzip_member(data, min(max_bytes, UNRATIONED_BYTES + int(max_ratio * len(data))))
+        if content is not None:
+            return content
+    stream = Decompressor(io.BytesIO(data), compression, max_ratio)
     parts, size = [], 0
     while part := stream.read(_PIECE):
         parts.append(part)
         size += len(part)
         if size > max_bytes:
-            raise DecodeError(f"the data unpacks to more than max_bytes={max_bytes}. Raise it if you trust the source.")
+            raise DecodeError(
+                f"the data decompresses to more than max_bytes={max_bytes}. Raise it if you trust the source."
+            )
     return b"".join(parts)
 
 
-def _one_member(data: Any, limit: int) -> bytes | None:
-    """The content of gzip data that is one whole member, in one go; None for any other.
+def _decompress_gzip_member(data: Any, limit: int) -> bytes | None:
+    """Decompress gzip data that is one whole member in one call, which is faster; None for other data.
 
-    The last bytes of a member tell its size. zlib holds what it unpacks twice for a moment, so only half of the limit
-    is unpacked this way, whether they tell the truth or not.
+    The last four bytes of a member are the size of its content. For a moment zlib holds the output twice, so only half
+    of the limit is decompressed this way, whether these bytes are true or not.
     """
     size = int.from_bytes(data[-4:], "little")
     if size > limit // 2:
         return None
     stream = zlib.decompressobj(wbits=31)
     try:
-        found = stream.decompress(data, size + 1)
+        content = stream.decompress(data, size + 1)
     except zlib.error:
-        return None  # it is read again, for an error that tells more
-    return found if stream.eof and not stream.unused_data else None
+        return None  # the general way raises an error that says more
+    return content if stream.eof and not stream.unused_data else None

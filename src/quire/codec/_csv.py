@@ -1,7 +1,7 @@
-"""Documents as CSV: a row a document, nested fields as dotted columns, lists and tensors as JSON in a cell.
+"""Documents as CSV: one row per document, nested fields as dotted columns, lists and tensors as JSON in a cell.
 
-An empty cell is None in an optional field, else the default. A text or blob that is empty all the same is written as
-two quotation marks; a text of n > 1 quotation marks, which would be taken for one, as n + 1.
+An empty cell is None in an optional field, else the default. A text or blob that is really empty is therefore written
+as two quotation marks, and a text of n > 1 quotation marks, which would be taken for an empty one, as n + 1.
 """
 
 from __future__ import annotations
@@ -23,23 +23,30 @@ from pydantic_core import from_json as parse_json
 from typing_extensions import Self
 
 from quire._extra_fields import Extra
-from quire.codec._flat import Gap, Leaf, check_nothing_more, gaps, input_keys, is_spread, leaves, read_header
 from quire.codec._json import from_json, to_json
 from quire.codec._readback import check_read_back
+from quire.codec._table_columns import (
+    Leaf,
+    OptionalDocument,
+    check_all_in_columns,
+    input_keys,
+    is_spread,
+    leaves,
+    optional_documents,
+    read_header,
+)
 from quire.codec._text_files import TextSource, TextTarget, source_name, text_lines, text_writer
 from quire.errors import DecodeError, EncodeError
-from quire.schema import Field, FieldKind, FieldPath, Schema
+from quire.schema import FieldKind, FieldPath, Schema
 
-_TREES = (FieldKind.TENSOR, FieldKind.DOCUMENT, FieldKind.DOCUMENTS, FieldKind.LIST, FieldKind.DICT)
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_limit = threading.Lock()
-_BLOCK = 256
-"""So many records are read at a time."""
+_size_limit_lock = threading.Lock()
+_RECORDS_PER_READ = 256
 
 
 @dataclass(frozen=True)
 class CsvOptions:
-    """How a CSV file is laid out; a delimiter overrides the dialect's."""
+    """The layout of a CSV file; a delimiter overrides that of the dialect."""
 
     delimiter: str | None = None
     dialect: str | type[csv.Dialect] = "excel"
@@ -47,8 +54,30 @@ class CsvOptions:
 
     @property
     def layout(self) -> dict[str, Any]:
-        """What Python's csv module is told."""
+        """The keywords of Python's csv module."""
         return {"dialect": self.dialect} | ({} if self.delimiter is None else {"delimiter": self.delimiter})
+
+
+class CellForm(Enum):
+    """How the values of a column are written in cells."""
+
+    TEXT = "text"  # the text of the JSON value, without quotation marks
+    NUMBER = "number"
+    TREE = "tree"  # a JSON object or list
+    JSON = "json"  # JSON also for texts, by which a union distinguishes the text "1" from the number
+
+
+_CELL_FORMS: dict[FieldKind, CellForm] = {
+    FieldKind.SCALAR: CellForm.NUMBER,
+    FieldKind.TENSOR: CellForm.TREE,
+    FieldKind.DOCUMENT: CellForm.TREE,
+    FieldKind.DOCUMENTS: CellForm.TREE,
+    FieldKind.LIST: CellForm.TREE,
+    FieldKind.DICT: CellForm.TREE,
+    FieldKind.UNION: CellForm.JSON,
+    FieldKind.ANY: CellForm.JSON,
+}
+"""The forms of cells by the kind of their field; cells of other kinds are texts."""
 
 
 @dataclass(frozen=True)
@@ -57,60 +86,56 @@ class _Cells:
 
     leaf: Leaf
     keys: FieldPath
-    is_json: bool
-    """Every value is JSON: only so does a union know the text '1' from the number."""
-    is_text: bool
-    """Every value is a text, whatever the kind of the field."""
+    form: CellForm
     marks_empty: bool
-    """An empty cell means something else than an empty text."""
+    """Whether an empty cell means something else than an empty text."""
 
     @classmethod
     def of(cls, schema: Schema, leaf: Leaf) -> Self:
-        """The cells of a column."""
+        """Return the cells of a column."""
         field = leaf.field
         if leaf.is_unknown:
             keys = (*input_keys(schema, leaf.path[:-1]), leaf.path[-1])
-            return cls(leaf, keys, is_json=False, is_text=True, marks_empty=False)
-        is_json = field.kind in (FieldKind.UNION, FieldKind.ANY)
-        if field.kind is FieldKind.ENUM:
-            is_json = not (issubclass(field.type, Enum) and all(isinstance(member.value, str) for member in field.type))
-        is_text = field.decodes_input and not any(item.decodes_input for item in field.items)  # JSON text as it is
-        is_json = not is_text and (is_json or field.decodes_input)
+            return cls(leaf, keys, CellForm.TEXT, marks_empty=False)
+        form = _CELL_FORMS.get(field.kind, CellForm.TEXT)
+        if field.decodes_input:  # a field of `Json` takes text, which is not encoded again
+            form = CellForm.JSON if any(item.decodes_input for item in field.items) else CellForm.TEXT
+        elif field.kind is FieldKind.ENUM:
+            is_text = issubclass(field.type, Enum) and all(isinstance(member.value, str) for member in field.type)
+            form = CellForm.TEXT if is_text else CellForm.JSON
         marks = field.nullable or not field.required or field.kind is not FieldKind.TEXT
         if field.kind is FieldKind.TEXT and not field.nullable and leaf.default == "":
             marks = False
-        return cls(leaf, input_keys(schema, leaf.path), is_json, is_text, marks and not is_json)
+        return cls(leaf, input_keys(schema, leaf.path), form, marks and form is not CellForm.JSON)
 
     def write(self, value: Any) -> str:
-        """A JSON value as the text of a cell."""
+        """Return a JSON value as the text of a cell."""
         if value is None or value is _ABSENT:
             return "null" if value is None and not self.leaf.field.nullable else ""
-        if self.is_json or not isinstance(value, str):
+        if self.form is CellForm.JSON or not isinstance(value, str):
             return _encode(value)
-        return _marked(value) if self.marks_empty else value
+        return _mark_empty(value) if self.marks_empty else value
 
     def read(self, cell: str, where: str) -> Any:
-        """The JSON value of a cell. What is not what the kind needs stays text, and pydantic says why not."""
-        kind = FieldKind.TEXT if self.is_text else self.leaf.field.kind
-        if self.leaf.is_unknown:
-            return cell
-        if kind is FieldKind.SCALAR and not self.is_json:
-            return _number(self.leaf.field.type, cell)
-        if not self.is_json and kind not in _TREES:
-            return _unmarked(cell) if self.marks_empty else cell
+        """Return the JSON value of a cell; text that is not of the field's kind is left for pydantic to reject."""
+        if self.form is CellForm.NUMBER:
+            return _parse_number(self.leaf.field.type, cell)
+        if self.form is CellForm.TEXT:
+            return _unmark_empty(cell) if self.marks_empty else cell
         try:
-            return parse_json(cell)  # whose nesting is bounded, unlike that of json.loads
+            return parse_json(cell)  # unlike json.loads, it limits the nesting
         except ValueError as error:
-            if self.is_json or is_spread(self.leaf.field):
+            if self.form is CellForm.JSON or is_spread(self.leaf.field):
                 return cell
             raise DecodeError(f"{where}, {self.leaf.name}: the cell is not JSON: {error}.") from error
 
 
-def _marked(text: str) -> str:
+def _mark_empty(text: str) -> str:
+    """Return two quotation marks for an empty text, and one more for a text of two or more of them."""
     return '""' if not text else text + '"' if len(text) > 1 and not text.strip('"') else text
 
 
-def _unmarked(cell: str) -> str:
+def _unmark_empty(cell: str) -> str:
     return cell if len(cell) < 2 or cell.strip('"') else "" if cell == '""' else cell[:-1]
 
 
@@ -118,27 +143,26 @@ def _unmarked(cell: str) -> str:
 
 
 def to_csv(schema: Schema, documents: Sequence[Any], target: TextTarget | None, options: CsvOptions) -> str | None:
-    """Write a table of the documents; without a target, give the text."""
+    """Write a table of documents; without a target, return the text."""
     if target is None:
         text = io.StringIO(newline="")
         to_csv(schema, documents, text, options)
         return text.getvalue()
-    check_nothing_more(schema, documents)
+    check_all_in_columns(schema, documents)
     with text_writer(target, options.encoding) as file:
         _write_rows(schema, documents, file, options)
     return None
 
 
 def write_csv(schema: Schema, documents: Iterable[Any], target: TextTarget, options: CsvOptions) -> None:
-    """Write a table of documents as they come."""
+    """Write a table of documents from an iterable, one by one."""
+
+    def check(document: Any) -> Any:
+        check_all_in_columns(schema, [document])
+        return document
+
     with text_writer(target, options.encoding) as file:
-        _write_rows(schema, _checked(schema, documents), file, options)
-
-
-def _checked(schema: Schema, documents: Iterable[Any]) -> Iterator[Any]:
-    for document in documents:
-        check_nothing_more(schema, [document])
-        yield document
+        _write_rows(schema, map(check, documents), file, options)
 
 
 def _write_rows(schema: Schema, documents: Iterable[Any], file: Any, options: CsvOptions) -> None:
@@ -151,33 +175,26 @@ def _write_rows(schema: Schema, documents: Iterable[Any], file: Any, options: Cs
     for row, document in enumerate(documents):
         where = f", row {row}"
         values = parse_json(to_json(document, None, "lists", where, check=False))
-        cells = [column.write(_at(column.leaf.path, values)) for column in columns]
-        read = partial(_document, type(document), table, cells, f", line {row + 2}", "forbid")
-        check_read_back(document, read, "CSV", where, _vanishing(schema, table, cells, values))
-        _write(writer, cells, schema, row)
-
-
-def _vanishing(schema: Schema, table: _Table, cells: list[str], values: dict[str, Any]) -> list[Field]:
-    """The fields of documents that exist, but have no cell that says so."""
-    return [
-        schema.by_name[gap.path[0]]
-        for _, gap in table.gaps
-        if not any(cells[index] for index in gap.columns) and _at(gap.path, values) not in (None, _ABSENT)
-    ]
-
-
-def _write(writer: Any, cells: list[str], schema: Schema, row: int) -> None:
-    try:
-        writer.writerow(cells)
-    except csv.Error as error:
-        raise EncodeError(f"{schema.name}, row {row}: the dialect cannot write it: {error}.") from error
+        cells = [column.write(_value_at(column.leaf.path, values)) for column in columns]
+        read = partial(_read_document, type(document), table, cells, f", line {row + 2}", "forbid")
+        vanishing = [
+            schema.by_name[optional.path[0]]
+            for _, optional in table.optional
+            if not any(cells[index] for index in optional.columns)
+            and _value_at(optional.path, values) not in (None, _ABSENT)
+        ]  # fields with documents that have no cell with a value, and would be read as missing
+        check_read_back(document, read, "CSV", where, vanishing)
+        try:
+            writer.writerow(cells)
+        except csv.Error as error:
+            raise EncodeError(f"{schema.name}, row {row}: the dialect cannot write it: {error}.") from error
 
 
 _ABSENT: Any = object()
 
 
-def _at(path: FieldPath, values: Any) -> Any:
-    """The value at a path; a mark where a document on the way is None."""
+def _value_at(path: FieldPath, values: Any) -> Any:
+    """Return the value at a path, or `_ABSENT` if a document on the way is None."""
     for name in path:
         if values is None:
             return _ABSENT
@@ -191,14 +208,15 @@ def _at(path: FieldPath, values: Any) -> Any:
 @dataclass(frozen=True)
 class _Table:
     columns: list[_Cells | None]
-    gaps: list[tuple[FieldPath, Gap]]
-    """The documents that may be missing, and the keys of each."""
+    optional: list[tuple[FieldPath, OptionalDocument]]
+    """The documents that may be missing, each with the keys under which pydantic accepts it."""
 
     @classmethod
     def of(cls, schema: Schema, columns: Sequence[Leaf | None]) -> Self:
-        """The table of columns."""
+        """Return the table of some columns."""
         cells = [None if leaf is None else _Cells.of(schema, leaf) for leaf in columns]
-        return cls(cells, [(input_keys(schema, gap.path), gap) for gap in gaps(schema, columns)])
+        optional = optional_documents(schema, columns)
+        return cls(cells, [(input_keys(schema, document.path), document) for document in optional])
 
 
 def iter_csv(
@@ -208,7 +226,7 @@ def iter_csv(
     extra: Extra,
     text: str | bytes | None = None,
 ) -> Iterator[Any]:
-    """The documents of a table, as they are read: of a path or file, or of content given as `text`.
+    """Yield the documents of a table while it is read, from a path or file, or from the content `text`.
 
     An error names the line and the column.
     """
@@ -223,24 +241,23 @@ def iter_csv(
         columns = read_header(schema, header, extra, f"{name}, line 1")
         table = _Table.of(schema, columns)
         for line, record in records:
-            yield _document(document_type, table, record, f"{where}, line {line}", extra)
+            yield _read_document(document_type, table, record, f"{where}, line {line}", extra)
 
 
 def table_records(lines: Iterable[str], options: CsvOptions, name: str) -> Iterator[tuple[int, list[str]]]:
-    """The cells of each row that is not empty, and the line on which it begins; the first has the names of columns."""
-    return _in_blocks(_records(lines, options, name))
+    """Yield the line number and the cells of each row that is not empty; the first row has the names of the columns.
 
-
-def _in_blocks(records: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
-    """The records, taken some at a time: nobody is kept from reading while the caller is at work."""
+    Rows are read some at a time, because the lock of `_unlimited_cells` is not held while the caller uses them.
+    """
+    records = _read_records(lines, options, name)
     block: list[tuple[int, list[str]]] = []
     error: DecodeError | None = None
     while error is None:
-        with _cells_of_any_size():
+        with _unlimited_cells():
             try:
-                block.extend(islice(records, _BLOCK))
-            except DecodeError as found:
-                error = found
+                block.extend(islice(records, _RECORDS_PER_READ))
+            except DecodeError as cause:
+                error = cause
         if not block:
             break
         yield from block
@@ -249,8 +266,7 @@ def _in_blocks(records: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, 
         raise error
 
 
-def _records(lines: Iterable[str], options: CsvOptions, name: str) -> Iterator[tuple[int, list[str]]]:
-    """The records that are not empty, and the line on which each begins."""
+def _read_records(lines: Iterable[str], options: CsvOptions, name: str) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader(lines, strict=True, **options.layout)
     line = 1
     try:
@@ -262,29 +278,23 @@ def _records(lines: Iterable[str], options: CsvOptions, name: str) -> Iterator[t
         raise DecodeError(f"{name}, line {line}: {error}.") from error
 
 
-def _document(document_type: type[Any], table: _Table, record: list[str], where: str, extra: Extra) -> Any:
+def _read_document(document_type: type[Any], table: _Table, record: list[str], where: str, extra: Extra) -> Any:
     if len(record) != len(table.columns):
         raise DecodeError(
             f"{document_type.__name__}{where}: {len(record)} cells, but the header has {len(table.columns)}."
         )
-    row, absent = _absent_documents(table, record)
+    row: dict[str, Any] = {}
+    absent: set[int] = set()  # the columns of documents whose cells are all empty
+    for keys, document in table.optional:
+        if document.columns[0] in absent or any(record[index] for index in document.columns):
+            continue
+        absent.update(document.columns)
+        if document.nullable:
+            _parent(row, keys)[keys[-1]] = None
     for index, column in enumerate(table.columns):
         if column is not None and index not in absent:
-            _place(row, column, record[index], f"{document_type.__name__}{where}")
+            _set_value(row, column, record[index], f"{document_type.__name__}{where}")
     return from_json(document_type, json.dumps(row), where, extra=extra)
-
-
-def _absent_documents(table: _Table, record: list[str]) -> tuple[dict[str, Any], set[int]]:
-    """A row with None for the optional documents whose cells are all empty, and the columns that are theirs."""
-    row: dict[str, Any] = {}
-    absent: set[int] = set()
-    for keys, gap in table.gaps:
-        if gap.columns[0] in absent or any(record[index] for index in gap.columns):
-            continue
-        absent.update(gap.columns)
-        if gap.nullable:
-            _parent(row, keys)[keys[-1]] = None
-    return row, absent
 
 
 def _parent(row: dict[str, Any], path: FieldPath) -> dict[str, Any]:
@@ -293,8 +303,8 @@ def _parent(row: dict[str, Any], path: FieldPath) -> dict[str, Any]:
     return row
 
 
-def _place(row: dict[str, Any], column: _Cells, cell: str, where: str) -> None:
-    """Put the value of a cell where it belongs; an empty one that means the default is left out."""
+def _set_value(row: dict[str, Any], column: _Cells, cell: str, where: str) -> None:
+    """Set the value of a cell; an empty one that means the default is left out."""
     field, name = column.leaf.field, column.keys[-1]
     row = _parent(row, column.keys)
     if cell or field.nullable:
@@ -307,22 +317,25 @@ def _place(row: dict[str, Any], column: _Cells, cell: str, where: str) -> None:
         )
 
 
-def _number(tp: type[Any], cell: str) -> Any:
+def _parse_number(tp: type[Any], cell: str) -> Any:
     word = cell.strip()
     if tp is bool:
         return {"true": True, "false": False}.get(word.lower(), cell)
     try:
-        return (
-            int(word) if tp in (int, float) and word.lstrip("+-").isdecimal() else float(word) if tp is float else cell
-        )
+        if tp in (int, float) and word.lstrip("+-").isdecimal():
+            return int(word)
+        return float(word) if tp is float else cell
     except ValueError:
         return cell
 
 
 @contextmanager
-def _cells_of_any_size() -> Iterator[None]:
-    """The csv module's limit of 128 KiB, which is the whole process's, would refuse a tensor."""
-    with _limit:
+def _unlimited_cells() -> Iterator[None]:
+    """Lift the csv module's limit of 128 KiB for a cell, which a tensor exceeds.
+
+    The limit is a setting of the whole process, hence the lock.
+    """
+    with _size_limit_lock:
         before = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
         try:
             yield

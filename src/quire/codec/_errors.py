@@ -1,4 +1,4 @@
-"""pydantic's and Python's errors at the seam, as quire's own."""
+"""Errors of pydantic and Python, as errors of quire that name the place."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from quire.schema import Schema
 from quire.tensors import describe
 
 
-def below(place: str, error: Exception) -> str:
-    """A message behind the place where it came from. Where documents lie deep in their like, some are left out."""
-    told = str(error)
-    if told.count(f"{place}: ") < 3:
-        return f"{place}: {told}"
-    return told if ": ... " in told else f"{place}: ... {told}"
+def prefix_place(place: str, error: Exception) -> str:
+    """Return the message of an error after the place where it occurred.
+
+    In deeply nested documents of one class, places after the third are left out.
+    """
+    message = str(error)
+    if message.count(f"{place}: ") < 3:
+        return f"{place}: {message}"
+    return message if ": ... " in message else f"{place}: ... {message}"
 
 
-def is_document(value: Any) -> bool:
-    """Whether a value has fields, of whichever class: one that was unpickled may be a twin of the schema's."""
+def is_document(value: object) -> bool:
+    """Return whether a value has fields, of whichever class: an unpickled one may be a twin of the schema's class."""
     return hasattr(type(value), "model_fields")
 
 
-def no_document(schema: Schema, documents: Sequence[Any]) -> EncodeError:
+def not_a_document(schema: Schema, documents: Sequence[Any]) -> EncodeError:
     """Return the error about the first value that is no document, such as a dict that `model_copy(update=)` has set."""
     row, value = next((row, item) for row, item in enumerate(documents) if item is not None and not is_document(item))
     return EncodeError(f"row {row}: expected a {schema.name}, got {describe(value)}; it was set without validation.")
@@ -35,14 +38,15 @@ def no_document(schema: Schema, documents: Sequence[Any]) -> EncodeError:
 def decode_error(
     document_type: type[Any], error: ValidationError, where: str = "", *, rows: bool = False
 ) -> DecodeError:
-    """What pydantic refused: the place, the reason and the value. With `rows`, locations begin with the row.
+    """Return an error with the place, the reason and the value of a validation error.
 
-    An unknown field is reported before other problems: it often is the reason why another field is missing.
+    With `rows`, the locations in the validation error start with the row. An unknown field is reported before other
+    problems: it often is the reason why another field is missing.
     """
     where = f"{document_type.__name__}{where}"
-    found = error.errors(include_url=False)
-    first = next((problem for problem in found if problem["type"] == "extra_forbidden"), found[0])
-    more = f" And {len(found) - 1} more." if len(found) > 1 else ""
+    problems = error.errors(include_url=False)
+    first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
+    more = f" And {len(problems) - 1} more." if len(problems) > 1 else ""
     names = first["loc"]
     if rows and names:
         where, names = f"{where}, row {names[0]}", names[1:]

@@ -1,15 +1,16 @@
-"""Documents as JSON and as plain Python values: pydantic's own forms, with quire's errors.
+"""Documents as JSON, lines of JSON, and plain Python values: pydantic's own forms, with quire's errors.
 
-Fields are written by name and read by name or alias; a name wins over an alias that is spelled alike. What would be
-read back as another value is not written. Tensors are objects (see `quire.tensors`): nested lists, or base64 of the
-bytes; the object itself says which of the two.
+Fields are written by name and read by name or alias; a name wins over an alias that is spelled alike. A value that
+would be read back as another one is an error (`_readback`). Tensors are objects with nested lists, or with base64 of
+their bytes; the object itself says which of the two.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
@@ -18,6 +19,7 @@ from pydantic_core import PydanticSerializationError
 from quire._extra_fields import Extra, document_validator, rows_validator
 from quire.codec._errors import decode_error
 from quire.codec._readback import check_read_back, uncertain_fields
+from quire.codec._text_files import TextSource, TextTarget, source_name, text_lines, text_writer
 from quire.errors import DecodeError, EncodeError, OptionError
 from quire.schema import NAMES_AND_ALIASES, ROUND_TRIP
 from quire.tensors import describe
@@ -29,47 +31,47 @@ _CONTEXTS: dict[str, dict[str, Any]] = {form: {"tensors": form, ROUND_TRIP: True
 def to_json(
     document: BaseModel, indent: int | None, tensors: TensorForm, where: str = "", *, check: bool = True
 ) -> str:
-    """A document as JSON; with `check`, only if it can be read back."""
+    """Return a document as JSON; with `check`, raise an error if it would be read back as another."""
     context = _CONTEXTS.get(tensors)
     if context is None:
         raise EncodeError(f"tensors={tensors!r} is not a form of tensors in JSON: use 'lists' or 'base64'.")
     schema = type(document).document_schema()  # type: ignore[attr-defined]
     fields = uncertain_fields(schema)
     try:
-        if fields:  # what pydantic would warn of could not be read back
+        if fields:  # values that pydantic warns about could not be read back
             text = document.model_dump_json(indent=indent, context=context, by_alias=False, warnings="error")
         else:
             text = document.model_dump_json(indent=indent, context=context, by_alias=False)
     except (PydanticSerializationError, UnicodeError) as error:
-        place, reason = _at_fault(document, tensors, error)
+        place, reason = _find_cause(document, tensors, error)
         raise EncodeError(f"{type(document).__name__}{where}{place}: {reason}") from error
     if check:
         check_read_back(document, lambda: from_json(type(document), text), "JSON", where)
     return text
 
 
-_SEAM = re.compile(r"^(Error serializing to JSON: )?(\w+: )?(Error calling function `\w+`: )?(?=\w+Error: )")
-"""What pydantic says before the error that a serializer of quire has raised."""
+_WRAPPER_TEXT = re.compile(r"^(Error serializing to JSON: )?(\w+: )?(Error calling function `\w+`: )?(?=\w+Error: )")
+"""The text that pydantic puts before the error of a serializer of quire."""
 
 
-def _at_fault(document: BaseModel, tensors: TensorForm, error: Exception) -> tuple[str, str]:
-    """The field that cannot be written, where it is one alone, and why."""
+def _find_cause(document: BaseModel, tensors: TensorForm, error: Exception) -> tuple[str, str]:
+    """Return the place of the field that cannot be written, if a single field is the cause, and the reason."""
     for name in (*type(document).model_fields, *(document.__pydantic_extra__ or ())):
         try:
             document.model_dump_json(include={name}, context=_CONTEXTS[tensors], by_alias=False, warnings="error")
-        except (PydanticSerializationError, UnicodeError) as found:
-            return f", {name}", _reason(found)
+        except (PydanticSerializationError, UnicodeError) as cause:
+            return f", {name}", _reason(cause)
     return "", _reason(error)
 
 
 def _reason(error: Exception) -> str:
     _, warned, unexpected = str(error).partition("Pydantic serializer warnings:\n  ")
     first = unexpected.partition("\n")[0].removeprefix("PydanticSerializationUnexpectedValue(").removesuffix(")")
-    return first if warned else _SEAM.sub("", str(error))
+    return first if warned else _WRAPPER_TEXT.sub("", str(error))
 
 
 def from_json(document_type: type[Any], text: str | bytes, where: str = "", *, extra: Extra = "forbid") -> Any:
-    """The document in a JSON object."""
+    """Return the document of a JSON object."""
     try:
         return document_validator(document_type, extra).validate_json(text, **NAMES_AND_ALIASES)
     except ValidationError as error:
@@ -77,28 +79,28 @@ def from_json(document_type: type[Any], text: str | bytes, where: str = "", *, e
 
 
 _PATH = re.compile(r"[~.]{0,2}[/\\]|[A-Za-z][A-Za-z0-9+.-]*:[/\\]|[^\s\"{}\[\]]*\.(?:json|jsonl|ndjson)(?:\.gz)?\s*$")
-"""The start of a text that is a path or an address; no JSON value begins like this."""
+"""The start of a text that is a path or an address; no JSON value starts like this."""
 
 
 def check_json(document_type: type[Any], text: object) -> None:
-    """Refuse a path where JSON belongs. The file system is not asked: a path from an untrusted text stays unopened."""
+    """Raise an error for a path in place of JSON, without a look at the file system: the text may be untrusted."""
     if isinstance(text, (str, bytes, bytearray)):
         start = bytes(text[:300]).decode("utf-8", "replace") if not isinstance(text, str) else text[:300]
         if not _PATH.match(start):
             return
-        given = start.strip()
+        path = start.strip()
     elif isinstance(text, os.PathLike):
-        given = os.fspath(text)
+        path = os.fspath(text)
     else:
         raise OptionError(f"{document_type.__name__}: from_json() takes JSON as str or bytes, got {describe(text)}.")
     raise OptionError(
-        f"{document_type.__name__}: from_json() takes JSON itself, and {given!r} is a path. "
-        f"Write from_json(Path({given!r}).read_text())."
+        f"{document_type.__name__}: from_json() takes JSON itself, and {path!r} is a path. "
+        f"Write from_json(Path({path!r}).read_text())."
     )
 
 
 def rows_to_json(documents: Iterable[Any], indent: int | None, tensors: TensorForm) -> str:
-    """Documents as a JSON list, each by its own class."""
+    """Return documents as a JSON list, each as its own class serializes it."""
     rows = [to_json(document, indent, tensors, f", row {row}") for row, document in enumerate(documents)]
     if indent is None or not rows:
         return f"[{','.join(rows)}]"
@@ -107,7 +109,7 @@ def rows_to_json(documents: Iterable[Any], indent: int | None, tensors: TensorFo
 
 
 def rows_from_json(document_type: type[Any], text: str | bytes, *, extra: Extra = "forbid") -> list[Any]:
-    """The documents in a JSON list."""
+    """Return the documents of a JSON list."""
     try:
         rows: list[Any] = rows_validator(document_type, extra).validate_json(text, **NAMES_AND_ALIASES)
     except ValidationError as error:
@@ -116,14 +118,14 @@ def rows_from_json(document_type: type[Any], text: str | bytes, *, extra: Extra 
 
 
 def to_dict(document: BaseModel) -> dict[str, Any]:
-    """A document as a dict: nested documents are dicts, arrays lists of dicts, and all else stays what it is."""
+    """Return a document as a dict; nested documents are dicts, arrays lists of dicts, other values are unchanged."""
     values = document.model_dump(by_alias=False, context=_CONTEXTS["lists"])
     check_read_back(document, lambda: from_dict(type(document), values), "a dict", "")
     return values
 
 
 def from_dict(document_type: type[Any], values: Mapping[str, Any], where: str = "", *, extra: Extra = "forbid") -> Any:
-    """The document in a dict."""
+    """Return the document of a dict."""
     if not isinstance(values, Mapping):
         raise DecodeError(f"{document_type.__name__}{where}: expected a mapping of fields, got {describe(values)}.")
     try:
@@ -135,7 +137,33 @@ def from_dict(document_type: type[Any], values: Mapping[str, Any], where: str = 
 def rows_from_dict(
     document_type: type[Any], rows: Iterable[Mapping[str, Any]], *, extra: Extra = "forbid"
 ) -> list[Any]:
-    """The documents in an iterable of dicts."""
+    """Return the documents of an iterable of dicts."""
     if isinstance(rows, (str, bytes, Mapping)) or not isinstance(rows, Iterable):
         raise DecodeError(f"{document_type.__name__}: expected an iterable of dicts, got {describe(rows)}.")
     return [from_dict(document_type, values, f", row {row}", extra=extra) for row, values in enumerate(rows)]
+
+
+# --- lines of JSON
+
+
+def to_ndjson(documents: Iterable[Any], target: TextTarget | None, tensors: TensorForm) -> str | None:
+    """Write a line for each document; without a target, return the text."""
+    if target is None:
+        text = io.StringIO(newline="")
+        to_ndjson(documents, text, tensors)
+        return text.getvalue()
+    with text_writer(target, "utf-8") as file:
+        for row, document in enumerate(documents):
+            file.write(to_json(document, None, tensors, f", row {row}") + "\n")
+    return None
+
+
+def iter_ndjson(
+    document_type: type[Any], source: TextSource | None, text: str | bytes | None = None, extra: Extra = "forbid"
+) -> Iterator[Any]:
+    """Yield the documents of a path or file, or of the content `text`, line by line; empty lines are skipped."""
+    where = f" in {source_name(source, 'the text')}"
+    with text_lines(source, "utf-8", text) as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield from_json(document_type, line, f"{where}, line {number}", extra=extra)

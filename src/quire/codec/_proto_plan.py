@@ -1,22 +1,35 @@
-"""What a document class is in protobuf: messages, enums and numbered fields.
+"""The plan of protobuf messages for a document class: messages, enums, fields, and how values travel in them.
 
-The plan is made by `_proto_schema`, written by `_proto_text`, and turned into message classes by `_typed`.
+`_proto_schema` makes a plan and writes it as a `.proto`; `_typed_messages` builds message classes from it and converts
+documents. `SCALAR_FORMS` says which kinds of fields are a single scalar of protobuf, and in which form.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Literal
+from datetime import date, datetime, time
+from enum import Enum, Flag
+from functools import cache
+from typing import Any, Literal, NamedTuple, NoReturn
 
-from quire.schema import Field
+import numpy as np
+from pydantic import ConfigDict, Json, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import SchemaValidator
+
+from quire._extra_fields import build_tolerant_validator
+from quire.codec._readback import is_unchanged
+from quire.schema import Field, FieldKind
+from quire.tensors import cast_numbers
 
 Label = Literal["", "optional", "repeated"]
+DURATION = "google.protobuf.Duration"
 
 
 class Wire(Enum):
-    """What one value is on the wire."""
+    """The sort of type that a value has in protobuf."""
 
     SCALAR = "scalar"
     ENUM = "enum"
@@ -27,7 +40,7 @@ class Role(Enum):
     """What a message stands for in Python."""
 
     DOCUMENT = "document"
-    WRAPPER = "wrapper"  # one field, which is the value: a list inside a list, a list that may be None
+    WRAPPER = "wrapper"  # its one field is the value: a list inside a list, a list that may be None
     UNION = "union"
     RECORD = "record"  # the fields are the items: tuple[int, str]
     ENTRY = "entry"  # a key and a value of a dict
@@ -40,7 +53,7 @@ class Role(Enum):
 class Slot:
     """How a Python value travels: as one value, as a repeated one, or as a map.
 
-    `field` is what one value is in Python, and `container` the list, dict or array that holds many.
+    `field` is one value in Python, and `container` the list, dict or array that holds many.
     """
 
     field: Field
@@ -72,19 +85,19 @@ class ProtoField:
 
     @property
     def type_text(self) -> str:
-        """The type as it is written."""
+        """The type as it is written in a `.proto`."""
         return self.slot.type if self.slot.key is None else f"map<{self.slot.key.type}, {self.slot.type}>"
 
     @property
     def map_entry(self) -> str:
-        """The name that protobuf gives to the message behind a map."""
+        """The name that protobuf gives to the entries of a map."""
         words = self.name.split("_")
         return "".join(word[:1].upper() + word[1:] for word in words) + "Entry"
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Numbers (from, to) and names that were in use once."""
+    """Numbers (from, to) and names of removed fields."""
 
     numbers: tuple[tuple[int, int], ...] = ()
     names: tuple[str, ...] = ()
@@ -105,7 +118,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class EnumPlan:
-    """One enum: names and numbers of its values, the zero first."""
+    """One enum: names and numbers of its values, zero first."""
 
     name: str
     key: str
@@ -115,7 +128,7 @@ class EnumPlan:
 
 @dataclass(frozen=True, slots=True)
 class ProtoPlan:
-    """Everything that a document class needs."""
+    """All messages and enums of a document class."""
 
     root: str
     package: str
@@ -128,4 +141,157 @@ class ProtoPlan:
         return any(field.slot.type == DURATION for message in self.messages.values() for field in message.fields)
 
 
-DURATION = "google.protobuf.Duration"
+# --- values that are a single scalar in protobuf
+
+
+class ScalarForm(NamedTuple):
+    """A scalar type of protobuf, the conversions of a value, and a comment for the `.proto`."""
+
+    type: str
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+    comment: str = ""
+
+
+def scalar_form(field: Field) -> ScalarForm | None:
+    """Return the form of a field whose values are a single scalar in protobuf; None for others."""
+    make = SCALAR_FORMS.get(field.kind)
+    return None if make is None else make(field)
+
+
+def _number_form(field: Field) -> ScalarForm | None:
+    if issubclass(field.type, bool):
+        return ScalarForm("bool", bool, bool)
+    if issubclass(field.type, int):
+        return ScalarForm("int64", int, field.type)
+    return ScalarForm("double", float, field.type) if issubclass(field.type, float) else None
+
+
+def _flag_form(field: Field) -> ScalarForm | None:
+    """Return the form of flags; other enums are enums of protobuf."""
+    if not issubclass(field.type, Flag):
+        return None
+    return ScalarForm("int64", lambda value: int(value.value), field.type, "the bits")
+
+
+def _iso_form(base: Any, comment: str) -> Callable[[Field], ScalarForm]:
+    """Return the form of dates and times: ISO 8601; what Python alone does not parse is left to pydantic."""
+
+    def make(field: Field) -> ScalarForm:
+        def decode(text: str) -> Any:
+            try:
+                return field.type.fromisoformat(text)
+            except ValueError:
+                return _adapter(base).validate_strings(text)
+
+        return ScalarForm("string", lambda value: value.isoformat(), decode, comment)
+
+    return make
+
+
+def _text_form(comment: str) -> Callable[[Field], ScalarForm]:
+    return lambda field: ScalarForm("string", str, field.type, comment)
+
+
+def _list_form(field: Field) -> ScalarForm | None:
+    return ScalarForm("bytes", bytes, field.type) if field.type in (bytearray, memoryview) else None
+
+
+def _dict_form(field: Field) -> ScalarForm | None:
+    """Return the form of a dict whose annotation has no types of keys and values."""
+    return None if len(field.items) in (1, 2) else _json_form(field.type)
+
+
+def _any_form(field: Field) -> ScalarForm:
+    """Return the form of values without a kind: a number for a numpy scalar, JSON for everything else."""
+    tp = field.type
+    if isinstance(tp, type) and issubclass(tp, np.generic):
+        for base, name, plain in ((np.bool_, "bool", bool), (np.integer, "int64", int), (np.floating, "double", float)):
+            if issubclass(tp, base):
+                return ScalarForm(name, plain, lambda value: cast_numbers(np.array(value), np.dtype(tp))[()])
+    return _json_form(tp)
+
+
+SCALAR_FORMS: dict[FieldKind, Callable[[Field], ScalarForm | None]] = {
+    FieldKind.SCALAR: _number_form,
+    FieldKind.TEXT: lambda field: ScalarForm("string", str if field.type is str else str.__str__, field.type),
+    FieldKind.BYTES: lambda field: ScalarForm("bytes", bytes, field.type),
+    FieldKind.ENUM: _flag_form,
+    FieldKind.DATETIME: _iso_form(datetime, "date and time in ISO 8601, with the offset if known"),
+    FieldKind.DATE: _iso_form(date, "date in ISO 8601"),
+    FieldKind.TIME: _iso_form(time, "time of day in ISO 8601"),
+    FieldKind.UUID: _text_form("UUID, 8-4-4-4-12 hexadecimal digits"),
+    FieldKind.DECIMAL: _text_form("decimal number"),
+    FieldKind.PATH: _text_form("path"),
+    FieldKind.LIST: _list_form,
+    FieldKind.DICT: _dict_form,
+    FieldKind.ANY: _any_form,
+}
+
+
+def _json_form(tp: Any) -> ScalarForm:
+    """Return the form of values without a type in protobuf: JSON, with what pydantic converts to it and back."""
+    is_plain_dict = isinstance(tp, type) and issubclass(tp, dict) and not hasattr(tp, "__total__")
+    if tp is Any or tp is object or tp is Json or is_plain_dict:
+        return ScalarForm("string", _dump_json, _load_json, "any value, in JSON")
+    if tp in (None, type(None)):
+        return ScalarForm("string", _dump_json, _load_json, "null, in JSON")
+    name = getattr(tp, "__name__", str(tp))
+
+    def encode(value: Any) -> str:
+        text = _adapter(tp).dump_json(value, warnings="error")
+        try:
+            decoded = _adapter(tp).validate_json(text)
+        except ValidationError as error:
+            raise TypeError(f"its JSON cannot be read back as {name}") from error
+        if not is_unchanged(value, decoded):
+            raise TypeError(f"its JSON would be read back as {decoded!r:.60}")
+        return text.decode()
+
+    return ScalarForm("string", encode, lambda text: _tolerant_validator(tp).validate_json(text), f"{name}, in JSON")
+
+
+@cache
+def _adapter(tp: Any) -> TypeAdapter[Any]:
+    try:
+        return TypeAdapter(tp)
+    except (PydanticSchemaGenerationError, PydanticUserError):
+        return TypeAdapter(tp, config=ConfigDict(arbitrary_types_allowed=True))
+
+
+@cache
+def _tolerant_validator(tp: Any) -> SchemaValidator:
+    """Return a validator that follows the rules of schema evolution: unknown fields are ignored."""
+    return build_tolerant_validator(_adapter(tp).core_schema)
+
+
+def _dump_json(value: Any) -> str:
+    _check_json(value)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _check_json(value: Any) -> None:
+    """Raise an error for values that JSON would silently change."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if type(key) is not str:
+                raise TypeError(f"JSON has only strings as keys, and {key!r} is {type(key).__name__}")
+            _check_json(item)
+    elif type(value) is list:
+        for item in value:
+            _check_json(item)
+    elif value is not None and type(value) not in (bool, int, float, str):
+        raise TypeError(f"JSON has no {type(value).__name__}; annotate the field with the type that it holds")
+
+
+def _load_json(text: str) -> Any:
+    return json.loads(text, parse_constant=_refuse_constant, parse_float=_parse_finite)
+
+
+def _parse_finite(digits: str) -> float:
+    number = float(digits)
+    return number if math.isfinite(number) else _refuse_constant(digits)
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not a number of JSON")

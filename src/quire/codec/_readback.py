@@ -27,13 +27,6 @@ from quire.schema import Field, FieldKind, Schema, has_ambiguous_keys, takes_nam
 from quire.tensors import describe, framework_of
 
 TextForm = Literal["JSON", "CSV", "a dict"]
-_EXACT_TYPES: dict[FieldKind, tuple[Any, ...]] = {
-    FieldKind.SCALAR: (bool, int, float),
-    FieldKind.TEXT: (str,),
-    FieldKind.BYTES: (bytes,),
-    FieldKind.DECIMAL: (Decimal,),
-}
-_CERTAIN_KINDS = (FieldKind.TENSOR, FieldKind.DATETIME, FieldKind.DATE, FieldKind.TIMEDELTA, FieldKind.UUID)
 _PLAIN_TYPES = (str, int, bool, type(None))
 
 
@@ -89,28 +82,57 @@ def _has_serializer(info: FieldInfo) -> bool:
 
 
 def _is_certain(field: Field, seen: set[Any]) -> bool:
-    """Return whether the type of a field alone shows that every value is read back unchanged."""
-    kind, tp = field.kind, field.type
-    if field.decodes_input:
+    """Return whether the type of a field alone shows that every value is read back unchanged.
+
+    `seen` are the document classes that contain the field, so that recursive documents end.
+    """
+    is_certain = _CERTAIN_KINDS.get(field.kind)
+    return is_certain is not None and not field.decodes_input and is_certain(field, seen)
+
+
+def _is_one_of(*types: type[Any]) -> Callable[[Field, set[Any]], bool]:
+    return lambda field, _: field.type in types or field.wrapper is not None
+
+
+def _is_certain_enum(field: Field, _: set[Any]) -> bool:
+    values = {type(member.value) for member in field.type} if issubclass(field.type, Enum) else set()
+    return not issubclass(field.type, Flag) and values in ({str}, {int})
+
+
+def _is_certain_list(field: Field, seen: set[Any]) -> bool:
+    is_plain = field.type in (list, tuple, set, frozenset) and bool(field.items)
+    return is_plain and all(_is_certain(item, seen) for item in field.items)
+
+
+def _is_certain_dict(field: Field, seen: set[Any]) -> bool:
+    if field.type is not dict or len(field.items) != 2:
         return False
-    if kind in _CERTAIN_KINDS:
-        return True
-    if kind in _EXACT_TYPES:
-        return tp in _EXACT_TYPES[kind] or field.wrapper is not None
-    if kind is FieldKind.ENUM:
-        values = {type(member.value) for member in tp} if issubclass(tp, Enum) else set()
-        return not issubclass(tp, Flag) and values in ({str}, {int})
-    if kind is FieldKind.PATH:
-        return issubclass(tp, PurePath)
-    if kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS):
-        return field.document_type in seen or _is_certain_class(field.document_type, seen | {field.document_type})
-    items = field.items
-    if kind is FieldKind.LIST:
-        return tp in (list, tuple, set, frozenset) and bool(items) and all(_is_certain(item, seen) for item in items)
-    if kind is FieldKind.DICT:
-        keys = tp is dict and len(items) == 2 and items[0].type in (str, int) and not items[0].nullable
-        return keys and _is_certain(items[1], seen)
-    return False
+    keys, values = field.items
+    return keys.type in (str, int) and not keys.nullable and _is_certain(values, seen)
+
+
+def _holds_certain_documents(field: Field, seen: set[Any]) -> bool:
+    return field.document_type in seen or _is_certain_class(field.document_type, seen | {field.document_type})
+
+
+_CERTAIN_KINDS: dict[FieldKind, Callable[[Field, set[Any]], bool]] = {
+    FieldKind.TENSOR: lambda *_: True,
+    FieldKind.SCALAR: _is_one_of(bool, int, float),
+    FieldKind.TEXT: _is_one_of(str),
+    FieldKind.BYTES: _is_one_of(bytes),
+    FieldKind.ENUM: _is_certain_enum,
+    FieldKind.DATETIME: lambda *_: True,
+    FieldKind.DATE: lambda *_: True,
+    FieldKind.TIMEDELTA: lambda *_: True,
+    FieldKind.UUID: lambda *_: True,
+    FieldKind.DECIMAL: _is_one_of(Decimal),
+    FieldKind.PATH: lambda field, _: issubclass(field.type, PurePath),
+    FieldKind.DOCUMENT: _holds_certain_documents,
+    FieldKind.DOCUMENTS: _holds_certain_documents,
+    FieldKind.LIST: _is_certain_list,
+    FieldKind.DICT: _is_certain_dict,
+}
+"""Whether JSON, CSV and dicts keep every value of a type; values of kinds without an entry are read back."""
 
 
 def _is_certain_class(document_type: type[Any], seen: set[Any]) -> bool:
@@ -329,12 +351,12 @@ def is_unchanged(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple, deque)):
         return len(a) == len(b) and all(map(is_unchanged, a, b))
     if isinstance(a, Mapping):
-        if not isinstance(a, OrderedDict):  # whose order counts; maps of protobuf do not keep the order of other dicts
+        if not isinstance(a, OrderedDict):  # only its order counts; maps of protobuf do not keep the order of dicts
             b = {key: b[key] for key in [*filter(b.__contains__, a), *b]}
         return is_unchanged(list(a.keys()), list(b.keys())) and is_unchanged(list(a.values()), list(b.values()))
     try:
         if isinstance(a, (set, frozenset)):
             return a == b and {(type(item), item) for item in a} == {(type(item), item) for item in b}
         return equal_values(a, b, ids=True)
-    except (ValueError, TypeError, ArithmeticError):  # what cannot be compared
+    except (ValueError, TypeError, ArithmeticError):  # values that cannot be compared
         return False

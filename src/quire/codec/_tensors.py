@@ -1,4 +1,4 @@
-"""Tensors as messages."""
+"""Tensors as messages: of every framework, dense or sparse, with the elements inline or in a buffer."""
 
 from __future__ import annotations
 
@@ -11,27 +11,42 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.codec._context import Reader, Writer
-from quire.codec._wire import DELIMITED, delimited, fields, packed, read_text, read_uints, text, uint
+from quire.codec._messages import TensorField
+from quire.codec._wire import (
+    DELIMITED,
+    encode_delimited,
+    encode_packed,
+    encode_text,
+    encode_uint,
+    iter_fields,
+    read_text,
+    read_uints,
+)
 from quire.errors import DecodeError, EncodeError, MissingDependencyError, QuireError, SchemaError, TensorError
 from quire.tensors import Framework, common_dtype, framework_of, get_framework, stored_framework
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-LARGE = 4096
-"""Elements of so many bytes go into a buffer of their own."""
+MIN_BUFFER_SIZE = 4096
+"""Elements of at least this many bytes are a buffer of their own; fewer are part of the tensor's message."""
 MAX_AXES = 64
-_KINDS = "biufcVmMUS"
+_DTYPE_KINDS = "biufcVmMUS"
 _DTYPE_NAME = re.compile(r"bool|u?int\d+|b?float\d+\w*|complex\d+|(datetime|timedelta)64(\[\w+\])?|(str|bytes)\d{1,9}")
 
 
-# --- out
+# --- encoding
 
 
 def encode_tensor(value: Any, writer: Writer) -> bytes:
-    """A tensor of any framework, dense or sparse."""
-    if type(value) is np.ndarray and value.nbytes < LARGE and value.dtype.isbuiltin == 1 and value.dtype.kind != "O":
-        return _array_head(value.dtype, value.shape) + delimited(5, value.tobytes())
+    """Encode a tensor of any framework, dense or sparse."""
+    if (
+        type(value) is np.ndarray
+        and value.nbytes < MIN_BUFFER_SIZE
+        and value.dtype.isbuiltin == 1
+        and value.dtype.kind != "O"
+    ):
+        return _encode_array_head(value.dtype, value.shape) + encode_delimited(TensorField.DATA, value.tobytes())
     framework = framework_of(value)
     if framework is None:
         raise EncodeError(f"{type(value).__name__} is not a tensor.")
@@ -42,47 +57,62 @@ def encode_tensor(value: Any, writer: Writer) -> bytes:
         indices, array = framework.to_coo(value) if framework.is_sparse(value) else (None, framework.to_numpy(value))
     except (TensorError, RuntimeError, TypeError, NotImplementedError) as error:
         raise EncodeError(f"the {framework.name} tensor cannot be written: {error}") from error
-    head = tensor_head(framework, value, framework.shape(value))
+    head = encode_tensor_head(framework, value, framework.shape(value))
     if indices is not None:
         positions = np.ascontiguousarray(indices, "<i8").tobytes()
-        head += text(4, framework.layout(value)) + delimited(7, positions) + uint(12, len(indices))
+        head += encode_text(TensorField.LAYOUT, framework.layout(value))
+        head += encode_delimited(TensorField.INDICES, positions) + encode_uint(TensorField.SPARSE_AXES, len(indices))
     return head + encode_elements(array, writer)
 
 
-def encode_lent(array: NDArray[Any], framework: Framework, writer: Writer) -> bytes:
-    """A tensor that was lent, of the framework that it is to be."""
-    return text(1, array.dtype.name) + packed(2, array.shape) + text(3, framework.name) + encode_elements(array, writer)
+def encode_lent_tensor(array: NDArray[Any], framework: Framework, writer: Writer) -> bytes:
+    """Encode a view that was read with `lend`, as a tensor of the framework that it would become."""
+    return _encode_description(array.dtype.name, array.shape, framework.name) + encode_elements(array, writer)
 
 
 @lru_cache(1024)
-def _array_head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """What is told of an array of one of numpy's own dtypes beside its elements."""
-    if sys.byteorder == "big" or not _has_form(dtype):
+def _encode_array_head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Encode what describes an array of one of numpy's own dtypes, except its elements."""
+    if sys.byteorder == "big" or not _is_encodable(dtype):
         raise EncodeError(f"numpy's dtype {dtype} has no form on the wire.")
-    return text(1, dtype.name) + packed(2, shape) + text(3, "numpy")
+    return _encode_description(dtype.name, shape, "numpy")
 
 
-def tensor_head(framework: Framework, value: Any, shape: tuple[int, ...]) -> bytes:
-    """What is told of a tensor beside its elements."""
-    flags = uint(9, int(bool(getattr(value, "requires_grad", False)))) + uint(
-        10, int(framework.unwrap(value) is not value)
+def encode_tensor_head(framework: Framework, value: Any, shape: tuple[int, ...]) -> bytes:
+    """Encode what describes a tensor, except its elements."""
+    requires_grad = bool(getattr(value, "requires_grad", False))
+    is_wrapped = framework.unwrap(value) is not value
+    flags = encode_uint(TensorField.REQUIRES_GRAD, requires_grad) + encode_uint(TensorField.WRAPPED, is_wrapped)
+    return _encode_description(framework.dtype(value), shape, framework.name) + flags
+
+
+def _encode_description(dtype: str, shape: tuple[int, ...], framework: str) -> bytes:
+    return (
+        encode_text(TensorField.DTYPE, dtype)
+        + encode_packed(TensorField.SHAPE, shape)
+        + encode_text(TensorField.FRAMEWORK, framework)
     )
-    return text(1, framework.dtype(value)) + packed(2, shape) + text(3, framework.name) + flags
 
 
 def encode_elements(array: NDArray[Any], writer: Writer) -> bytes:
-    """The elements of an array, inline or in a buffer."""
+    """Encode the elements of an array, inline or in a buffer."""
     if array.dtype.kind == "O":
         return _encode_strings(array)
-    array = plain_array(array)
-    if array.nbytes < LARGE:
-        return delimited(5, array.tobytes())
-    return uint(6, writer.add(array.reshape(-1).view(np.uint8)))
+    array = to_wire_array(array)
+    if array.nbytes < MIN_BUFFER_SIZE:
+        return encode_delimited(TensorField.DATA, array.tobytes())
+    return encode_uint(TensorField.BUFFER, writer.add(array.reshape(-1).view(np.uint8)))
 
 
-def plain_array(array: NDArray[Any]) -> NDArray[Any]:
-    """An array whose memory is its elements, row by row, little-endian."""
-    if not _has_form(array.dtype):
+def encode_scalar(value: np.generic, writer: Writer) -> bytes:
+    """Encode a numpy scalar."""
+    array = np.asarray(value)
+    return encode_text(TensorField.DTYPE, array.dtype.name) + encode_elements(array, writer)
+
+
+def to_wire_array(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array whose memory is its elements in C order, little-endian; a copy only where it is not yet."""
+    if not _is_encodable(array.dtype):
         raise EncodeError(f"numpy's dtype {array.dtype} has no form on the wire.")
     order = array.dtype.byteorder
     if order == ">" or (order == "=" and sys.byteorder == "big"):
@@ -91,8 +121,9 @@ def plain_array(array: NDArray[Any]) -> NDArray[Any]:
 
 
 @lru_cache
-def _has_form(dtype: np.dtype[Any]) -> bool:
-    if dtype.hasobject or dtype.names is not None or dtype.kind not in _KINDS:
+def _is_encodable(dtype: np.dtype[Any]) -> bool:
+    """Return whether a dtype has a name from which the same dtype is read."""
+    if dtype.hasobject or dtype.names is not None or dtype.kind not in _DTYPE_KINDS:
         return False
     try:
         return bool(common_dtype(dtype.name) == dtype.newbyteorder("="))
@@ -102,59 +133,37 @@ def _has_form(dtype: np.dtype[Any]) -> bool:
 
 def _encode_strings(array: NDArray[Any]) -> bytes:
     items = array.ravel().tolist()
-    kinds = set(map(type, items))
-    if not kinds <= {bytes} and not kinds <= {str}:
+    types = set(map(type, items))
+    if not types <= {bytes} and not types <= {str}:
         raise EncodeError(
             "an array of objects has a form on the wire only where all of them are texts, or all are bytes."
         )
-    is_text = kinds == {str}
-    content = b"".join(delimited(8, item.encode() if is_text else item) for item in items)
-    return content + uint(11, int(is_text))
+    is_text = types == {str}
+    content = b"".join(encode_delimited(TensorField.STRINGS, item.encode() if is_text else item) for item in items)
+    return content + encode_uint(TensorField.TEXT, is_text)
 
 
-# --- in
+# --- decoding
 
 
 def decode_tensor(reader: Reader, start: int, end: int) -> Any:
-    """The tensor again, in the framework that it was written from."""
-    return decode_parts(reader, TensorParts(reader, start, end))
+    """Decode a tensor of the framework that it was written from."""
+    return decode_tensor_parts(reader, TensorParts(reader, start, end))
 
 
-def decode_parts(reader: Reader, parts: TensorParts) -> Any:
-    """The tensor of a message whose fields have been read."""
-    framework = _framework(parts, reader)
+def decode_tensor_parts(reader: Reader, parts: TensorParts) -> Any:
+    """Create the tensor of a message whose fields have been read."""
+    framework = _find_framework(parts, reader)
     reader.charge(200)
     try:
         if parts.layout:
-            value = _sparse(parts, framework, reader)
+            value = _decode_sparse(parts, framework, reader)
         else:
             value = framework.from_numpy(parts.elements(reader, parts.shape))
     except (TensorError, ValueError, TypeError, RuntimeError, OverflowError, NotImplementedError, IndexError) as error:
         if isinstance(error, DecodeError):
             raise
         raise DecodeError(f"a {framework.name} tensor of dtype {parts.dtype!r} cannot be read: {error}") from error
-    return _finished(value, parts, framework)
-
-
-def lent_tensor(reader: Reader, parts: TensorParts) -> tuple[NDArray[Any], Framework] | None:
-    """The elements as a view of the message, and the framework whose tensor they are to be; None for what is special.
-
-    Only where no error can come later: both frameworks have all these dtypes.
-    """
-    special = parts.layout or parts.requires_grad or parts.wrapped or not parts.buffer
-    if special or parts.framework not in ("numpy", "torch") or parts.dtype not in _LENT or sys.byteorder == "big":
-        return None
-    framework = _framework(parts, reader)
-    try:
-        return parts.elements(reader, parts.shape, copy=False), framework
-    except ValueError:  # numpy's, of a shape that it does not take: told where tensors are made
-        return None
-
-
-_LENT = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"))
-
-
-def _finished(value: Any, parts: TensorParts, framework: Framework) -> Any:
     if parts.requires_grad and framework.name == "torch":
         if not (value.is_floating_point() or value.is_complex()):
             raise DecodeError(f"a torch tensor of dtype {parts.dtype!r} has no gradient.")
@@ -164,13 +173,38 @@ def _finished(value: Any, parts: TensorParts, framework: Framework) -> Any:
     return value
 
 
-_TEXTS = {1: "dtype", 3: "framework", 4: "layout"}
-_SPANS = {5: "data", 7: "indices"}
-_NUMBERS = {6: "buffer", 9: "requires_grad", 10: "wrapped", 11: "is_text", 12: "sparse_axes"}
+def decode_lent_tensor(reader: Reader, parts: TensorParts) -> tuple[NDArray[Any], Framework] | None:
+    """Return the elements as a view of the message, and the framework that they are for; None for special tensors.
+
+    Only tensors whose later conversion cannot fail are lent: numpy and torch have all of `_LENDABLE_DTYPES`.
+    """
+    special = parts.layout or parts.requires_grad or parts.wrapped or not parts.buffer
+    if special or parts.framework not in ("numpy", "torch") or parts.dtype not in _LENDABLE_DTYPES:
+        return None
+    if sys.byteorder == "big":
+        return None
+    framework = _find_framework(parts, reader)
+    try:
+        return parts.elements(reader, parts.shape, copy=False), framework
+    except ValueError:  # a shape that numpy rejects; the error is raised where tensors are created
+        return None
+
+
+_LENDABLE_DTYPES = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"))
+
+_TEXT_ATTRIBUTES = {TensorField.DTYPE: "dtype", TensorField.FRAMEWORK: "framework", TensorField.LAYOUT: "layout"}
+_SPAN_ATTRIBUTES = {TensorField.DATA: "data", TensorField.INDICES: "indices"}
+_NUMBER_ATTRIBUTES = {
+    TensorField.BUFFER: "buffer",
+    TensorField.REQUIRES_GRAD: "requires_grad",
+    TensorField.WRAPPED: "wrapped",
+    TensorField.TEXT: "is_text",
+    TensorField.SPARSE_AXES: "sparse_axes",
+}
 
 
 class TensorParts:
-    """The fields of a tensor message."""
+    """The fields of a tensor message; `data` and `indices` are positions in the message."""
 
     __slots__ = (
         *("buffer", "data", "dtype", "framework", "indices", "is_text"),
@@ -184,30 +218,36 @@ class TensorParts:
         self.buffer = self.sparse_axes = self.requires_grad = self.wrapped = self.is_text = 0
         self.strings: list[bytes] = []
         shape: list[int] = []
-        for number, kind, a, b in fields(data, start, end):
-            if kind == DELIMITED:
-                if number in _TEXTS:
-                    setattr(self, _TEXTS[number], read_text(data, a, b))
-                elif number in _SPANS:
-                    setattr(self, _SPANS[number], (a, b))
-                elif number == 2:
-                    shape += read_uints(data, kind, a, min(b, a + 10 * MAX_AXES + 10))  # more are refused below
-                elif number == 8:
+        for number, wire_type, a, b in iter_fields(data, start, end):
+            if wire_type == DELIMITED:
+                if number in _TEXT_ATTRIBUTES:
+                    setattr(self, _TEXT_ATTRIBUTES[number], read_text(data, a, b))
+                elif number in _SPAN_ATTRIBUTES:
+                    setattr(self, _SPAN_ATTRIBUTES[number], (a, b))
+                elif number == TensorField.SHAPE:
+                    # A varint has at most 10 bytes. No more are read than the limit below needs to be exceeded.
+                    shape += read_uints(data, wire_type, a, min(b, a + 10 * MAX_AXES + 10))
+                elif number == TensorField.STRINGS:
                     reader.charge(41 + b - a)
                     self.strings.append(data[a:b])
-            elif number in _NUMBERS:
-                setattr(self, _NUMBERS[number], a)
-            elif number == 2:
+            elif number in _NUMBER_ATTRIBUTES:
+                setattr(self, _NUMBER_ATTRIBUTES[number], a)
+            elif number == TensorField.SHAPE:
                 shape.append(a)
             if len(shape) > MAX_AXES:
                 raise DecodeError(f"a tensor has more than {MAX_AXES} axes.")
         self.shape = tuple(shape)
 
     def elements(self, reader: Reader, shape: tuple[int, ...] | None, *, copy: bool | None = None) -> NDArray[Any]:
-        """The elements as numpy; their number is checked against the bytes that are there. None: a vector of all."""
+        """Return the elements as a numpy array; without a shape, as a vector of all.
+
+        The number of elements is checked against the number of bytes before memory is allocated.
+        """
         if self.dtype in ("string", "object"):
-            return self._strings(shape)
-        dtype = self._numpy_dtype()
+            return self._string_elements(shape)
+        dtype = _parse_dtype(self.dtype)
+        if sys.byteorder == "big":
+            dtype = dtype.newbyteorder("<")
         if self.buffer:
             data: Any = reader.buffer(self.buffer)
             start, size = 0, len(data)
@@ -215,13 +255,13 @@ class TensorParts:
             data, start = reader.data, self.data[0]
             size = self.data[1] - start
         if shape is not None and math.prod(shape) * dtype.itemsize != size:
-            wanted = math.prod(shape) * dtype.itemsize
-            raise DecodeError(f"a tensor of {self.dtype} {shape} has {wanted} bytes, but {size} are there.")
+            expected = math.prod(shape) * dtype.itemsize
+            raise DecodeError(f"a tensor of {self.dtype} {shape} has {expected} bytes, but {size} are there.")
         if size % dtype.itemsize:
             raise DecodeError(f"{size} bytes are no whole number of {self.dtype} elements.")
         if not size:
             return np.empty(0 if shape is None else shape, dtype)
-        reader.charge(size)  # a buffer may be that of many tensors
+        reader.charge(size)  # also for a buffer, since many tensors may refer to the same one
         array: NDArray[Any] = np.frombuffer(data, dtype, size // dtype.itemsize, start)
         if not dtype.isnative:
             array = array.astype(dtype.newbyteorder("="))
@@ -229,11 +269,7 @@ class TensorParts:
             array = array.copy()
         return array if shape is None else array.reshape(shape)
 
-    def _numpy_dtype(self) -> np.dtype[Any]:
-        dtype = _stored_dtype(self.dtype)
-        return dtype.newbyteorder("<") if sys.byteorder == "big" else dtype
-
-    def _strings(self, shape: tuple[int, ...] | None) -> NDArray[Any]:
+    def _string_elements(self, shape: tuple[int, ...] | None) -> NDArray[Any]:
         array = np.empty(len(self.strings), dtype=object)
         try:
             array[:] = [str(item, "utf-8") for item in self.strings] if self.is_text else self.strings
@@ -245,19 +281,19 @@ class TensorParts:
 
 
 @lru_cache
-def _stored_dtype(name: str) -> np.dtype[Any]:
+def _parse_dtype(name: str) -> np.dtype[Any]:
     if not _DTYPE_NAME.fullmatch(name):
         raise DecodeError(f"{name[:40]!r} is not a dtype.")
     try:
         dtype = common_dtype(name)
     except (TensorError, TypeError, ValueError, OverflowError) as error:
         raise DecodeError(f"{name[:40]!r} is not a dtype.") from error
-    if not _has_form(dtype) or dtype.itemsize == 0:
+    if not _is_encodable(dtype) or dtype.itemsize == 0:
         raise DecodeError(f"dtype {name[:40]!r} cannot be read.")
     return dtype
 
 
-def _framework(parts: TensorParts, reader: Reader) -> Framework:
+def _find_framework(parts: TensorParts, reader: Reader) -> Framework:
     try:
         return stored_framework(parts.framework or "numpy")
     except SchemaError as error:
@@ -268,7 +304,8 @@ def _framework(parts: TensorParts, reader: Reader) -> Framework:
         raise type(error)(f"{error} (or pass missing='numpy' to read the tensor as numpy)", name=error.name) from error
 
 
-def _sparse(parts: TensorParts, framework: Framework, reader: Reader) -> Any:
+def _decode_sparse(parts: TensorParts, framework: Framework, reader: Reader) -> Any:
+    """Create a sparse tensor from its coordinates: `indices` has a row of int64 for each of the sparse axes."""
     start, end = parts.indices
     shape, axes = parts.shape, parts.sparse_axes
     entries = (end - start) // (8 * axes) if axes else 0
@@ -277,16 +314,16 @@ def _sparse(parts: TensorParts, framework: Framework, reader: Reader) -> Any:
     indices = np.frombuffer(reader.data[start:end], "<i8").astype(np.int64).reshape(axes, entries)
     if max(shape) >= 1 << 62 or (indices < 0).any() or (indices >= np.array(shape[:axes]).reshape(-1, 1)).any():
         raise DecodeError(f"a sparse tensor of shape {shape} has an index outside of it.")
-    if not parts.layout.endswith("coo"):  # the others take memory for every row, whatever it holds
+    if not parts.layout.endswith("coo"):  # the other layouts take memory for every row, even for empty ones
         reader.charge(16 * max(shape) * (entries if "dia" in parts.layout else 1))
-        if parts.layout.endswith(("lil", "dok")):  # lists and numbers of Python
+        if parts.layout.endswith(("lil", "dok")):  # Python lists and numbers
             reader.charge(160 * shape[0] + 250 * entries)
     values = parts.elements(reader, (entries, *shape[axes:]))
     return framework.from_coo(indices, values, shape, parts.layout)
 
 
 def decode_scalar(reader: Reader, start: int, end: int) -> Any:
-    """A numpy scalar."""
+    """Decode a numpy scalar."""
     array = TensorParts(reader, start, end).elements(reader, None)
     if len(array) != 1:
         raise DecodeError(f"a scalar has {len(array)} elements.")

@@ -1,4 +1,4 @@
-"""Text from and to paths and files. Writing to a path is all or nothing."""
+"""Text from and to paths and files. A path is written atomically: completely or not at all."""
 
 from __future__ import annotations
 
@@ -18,36 +18,39 @@ from quire.tensors import describe
 
 TextTarget = str | os.PathLike[str] | IO[str] | IO[bytes]
 TextSource = str | os.PathLike[str] | IO[str] | IO[bytes] | Iterable[str]
-_SHOWN = 60
-"""Characters of a wrong path that an error repeats."""
+_MAX_SHOWN = 60
+"""The number of characters of a wrong path that an error repeats."""
 _PATH = re.compile(
     r"[~.]{0,2}[/\\][^\r\n]*|[A-Za-z][A-Za-z0-9+.-]*:[/\\][^\r\n]*|"
     r"[^\s,;\"{}\[\]]*\.(?:csv|tsv|txt|json|jsonl|ndjson)(?:\.(?:gz|bz2|xz|zst|lz4))?",
     re.IGNORECASE,
 )
-"""A line without an end that is a path or an address. Content has more lines, or ends its only one."""
+"""A path or an address: a single line without a line end. Content has more lines, or a line end."""
 
 
 @contextmanager
 def text_writer(target: TextTarget, encoding: str) -> Iterator[IO[str]]:
-    """A text file for a path, which is written whole or not at all, or for a file of the caller's, which stays open."""
+    """Open a text file for a path, which is written atomically, or for a file of the caller, which stays open."""
     try:
         if not isinstance(target, (str, os.PathLike)) and not _is_binary(target):
             yield target  # type: ignore[misc]
         else:
-            with open_target(cast("Target", target)) as file, _wrapped(file, encoding, write_through=True) as wrapper:
+            with (
+                open_target(cast("Target", target)) as file,
+                _wrap_binary(file, encoding, write_through=True) as wrapper,
+            ):
                 yield wrapper
     except UnicodeEncodeError as error:
         raise EncodeError(f"a text cannot be written in {encoding}: {error}.") from error
 
 
 @contextmanager
-def _wrapped(file: Any, encoding: str, *, write_through: bool = False) -> Iterator[IO[str]]:
+def _wrap_binary(file: Any, encoding: str, *, write_through: bool = False) -> Iterator[IO[str]]:
     wrapper = io.TextIOWrapper(file, encoding, newline="", write_through=write_through)
     try:
         yield wrapper
     finally:
-        wrapper.detach()  # or the file would be closed with it
+        wrapper.detach()  # otherwise the file would be closed with the wrapper
 
 
 def _is_binary(file: Any) -> bool:
@@ -56,10 +59,10 @@ def _is_binary(file: Any) -> bool:
 
 @contextmanager
 def text_lines(source: TextSource | None, encoding: str, text: str | bytes | None = None) -> Iterator[Iterator[str]]:
-    """The lines of a path, an address, a file or an iterable of lines, or of content given as `text`.
+    """Open the lines of a path, an address, a file or an iterable of lines, or of the content `text`.
 
-    A byte order mark is dropped. A `str` is always a path or an address: content is never guessed, so that text from
-    an untrusted source is not opened as a file.
+    A byte order mark is dropped. A source of type `str` is always a path or an address, and never guessed to be
+    content, so that text from an untrusted source is not opened as a file.
     """
     name = source_name(source, "the text")
     if source is None and text is None:
@@ -68,9 +71,9 @@ def text_lines(source: TextSource | None, encoding: str, text: str | bytes | Non
         raise OptionError("pass either a path or a file, or the content as text=..., and not both.")
     if isinstance(text, str):
         check_content(text)
-        yield _lines(io.StringIO(text, newline=""), encoding, name)
+        yield _decode_lines(io.StringIO(text, newline=""), encoding, name)
     elif isinstance(text, (bytes, bytearray)):
-        yield _lines(io.BytesIO(text), encoding, name)
+        yield _decode_lines(io.BytesIO(text), encoding, name)
     elif text is not None:
         raise OptionError(
             f"text= takes the content as str or bytes, got {describe(text)}. "
@@ -78,9 +81,9 @@ def text_lines(source: TextSource | None, encoding: str, text: str | bytes | Non
         )
     elif isinstance(source, (str, os.PathLike)):
         with _open_path(os.fspath(source)) as file:
-            yield _lines(file, encoding, name)
+            yield _decode_lines(file, encoding, name)
     elif isinstance(source, Iterable) and not isinstance(source, (bytes, bytearray)):
-        yield _lines(source, encoding, name)
+        yield _decode_lines(source, encoding, name)
     else:
         raise OptionError(
             f"expected a path, a file or an iterable of lines, or the content as text=..., got {describe(source)}."
@@ -88,7 +91,7 @@ def text_lines(source: TextSource | None, encoding: str, text: str | bytes | Non
 
 
 def check_content(text: str) -> None:
-    """Refuse a path where content belongs. The file system is not asked."""
+    """Raise an error for a path in place of content, without a look at the file system."""
     if _PATH.fullmatch(text):
         raise OptionError(f"text= takes the content, and {_shorten(text)} is a path. Pass it as the first argument.")
 
@@ -104,7 +107,7 @@ def _open_path(path: str) -> Iterator[IO[bytes]]:
         yield io.BytesIO(fetch(path))
         return
     try:
-        file = Path(path).open("rb")  # noqa: SIM115 - an error of the caller is not one of opening
+        file = Path(path).open("rb")  # noqa: SIM115 - errors in the body of the caller are not errors of opening
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
             raise
@@ -114,16 +117,16 @@ def _open_path(path: str) -> Iterator[IO[bytes]]:
 
 
 def _shorten(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+    return repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")
 
 
-def _lines(lines: Iterable[Any], encoding: str, name: str) -> Iterator[str]:
-    """Lines of bytes are decoded one by one, so that an error knows its line; UTF-16 has line ends of two bytes."""
+def _decode_lines(lines: Iterable[Any], encoding: str, name: str) -> Iterator[str]:
+    """Decode lines one by one, so that an error can name the line; UTF-16 and UTF-32 need a decoder of whole files."""
     wide = codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
     number = 1
     try:
-        with _wrapped(lines, encoding) if wide and _is_binary(lines) else nullcontext(lines) as found:
-            for line in found:
+        with _wrap_binary(lines, encoding) if wide and _is_binary(lines) else nullcontext(lines) as decoded:
+            for line in decoded:
                 text = line if isinstance(line, str) else bytes(line).decode(encoding)
                 yield text.removeprefix("\ufeff") if number == 1 else text
                 number += 1
@@ -132,7 +135,7 @@ def _lines(lines: Iterable[Any], encoding: str, name: str) -> Iterator[str]:
 
 
 def source_name(source: object, fallback: str) -> str:
-    """What an error calls the source: a path, a file's own name, or the fallback."""
+    """Return the name of a source for error messages: a path, the name of a file, or the fallback."""
     if isinstance(source, (str, os.PathLike)):
         return display_uri(os.fspath(source))
     name = getattr(source, "name", None)

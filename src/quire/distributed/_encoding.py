@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from quire._protocols import is_document_type
 from quire.array import DocumentArray, DocumentBatch
-from quire.codec._bytes import approximate_size
+from quire.codec import approximate_size
 from quire.columns import (
     MODEL_SETTERS,
     Column,

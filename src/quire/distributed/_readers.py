@@ -17,9 +17,7 @@ import pyarrow.json
 from pydantic_core import from_json as parse_json
 
 from quire._extra_fields import Extra, check_extra
-from quire.codec._csv import CsvOptions, iter_csv
-from quire.codec._json import rows_from_json
-from quire.codec._ndjson import iter_ndjson
+from quire.codec import CsvOptions, iter_csv, iter_ndjson, rows_from_json
 from quire.distributed._encoding import DocumentLayout, Encoder, RowResult, layout_from_arrow
 from quire.distributed._sources import (
     PARTITION_BYTES,

@@ -14,7 +14,7 @@ from typing import Any
 
 from quire._class_registry import class_name, find
 from quire.array import DocumentArray, DocumentBatch
-from quire.codec import DELIMITED, fields, read_text
+from quire.codec import DELIMITED, iter_fields, read_text
 from quire.document import BaseDocument
 from quire.errors import DecodeError, DocumentTypeError, PathError, SchemaError, did_you_mean
 from quire.schema import Field, FieldKind
@@ -270,7 +270,7 @@ def _document_type_of(value: object, name: str) -> type[Any]:
 def _read_description(message: bytes) -> Json:
     """Return the JSON in field 1 of a `quire.v1.Description` message."""
     try:
-        for number, wire_type, start, end in fields(message, 0, len(message)):
+        for number, wire_type, start, end in iter_fields(message, 0, len(message)):
             if number == 1 and wire_type == DELIMITED:
                 description: Json = json.loads(read_text(message, start, end))
                 return description

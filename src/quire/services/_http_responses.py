@@ -129,5 +129,5 @@ def _encode_line(row: Any) -> bytes:
 
 def _encode_file(payload: Payload, rows: Iterable[Any]) -> Iterator[bytes]:
     schema = payload.document_type.document_schema()
-    parts = codec.stream(rows, schema, None, None, allow_pickle=False, checksums=True, workers=1)
+    parts = codec.encode_documents_stream(rows, schema, None, None, allow_pickle=False, checksums=True, workers=1)
     return map(bytes, split_pieces(chain.from_iterable(parts)))

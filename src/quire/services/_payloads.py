@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args, get_origin
 from quire import codec
 from quire._protocols import is_array_type, is_document_type
 from quire.array import DocumentArray, DocumentBatch, array_from_message, batch_from_message
-from quire.codec import DELIMITED, VARINT, ReadOptions, delimited, fields, uint
+from quire.codec import DELIMITED, VARINT, ReadOptions, encode_delimited, encode_uint, iter_fields
 from quire.document import BaseDocument
 from quire.errors import ColumnError, DecodeError, DocumentTypeError, EncodeError, SchemaError
 from quire.services._limits import RequestAccount, ResponseAllowance
@@ -69,11 +69,11 @@ class Payload:
     def encode(self, value: Any) -> bytes:
         """Encode a value as one message of quire.v1: a Document, a Batch or an Array."""
         if self.kind == "document":
-            return codec.document_message(value)
+            return codec.encode_document_message(value)
         if self.kind == "batch":
-            return codec.columns_message(value._columns)
+            return codec.encode_columns_message(value._columns)
         try:
-            return codec.rows_message(value._documents, self.document_type.document_schema())
+            return codec.encode_rows_message(value._documents, self.document_type.document_schema())
         except RecursionError as error:
             raise EncodeError("values are nested too deeply.") from error
 
@@ -81,7 +81,7 @@ class Payload:
         """Decode the value of a message."""
         if self.kind == "document":
             expected = None if self.document_type.document_schema().is_open else self.document_type
-            return codec.document_from_message(data, expected, _READ_OPTIONS)
+            return codec.decode_document_message(data, expected, _READ_OPTIONS)
         if self.kind == "batch":
             return batch_from_message(self.python_type, data, _READ_OPTIONS)
         return array_from_message(self.python_type, data, _READ_OPTIONS)
@@ -106,7 +106,7 @@ class ProtoPayload(Payload):
         if self.kind == "document":
             return self._encode_document(value)
         rows = value.unstack() if self.kind == "batch" else value
-        return b"".join([delimited(1, self._encode_document(document)) for document in rows])
+        return b"".join([encode_delimited(1, self._encode_document(document)) for document in rows])
 
     def _encode_document(self, document: BaseDocument) -> bytes:
         data: bytes = codec.to_typed(document, self.previous).SerializeToString()
@@ -118,7 +118,7 @@ class ProtoPayload(Payload):
             return codec.from_typed(self.document_type, data, self.previous)
         documents = [
             codec.from_typed(self.document_type, data[start:end], self.previous)
-            for number, wire_type, start, end in fields(data, 0, len(data))
+            for number, wire_type, start, end in iter_fields(data, 0, len(data))
             if number == 1 and wire_type == DELIMITED
         ]
         rows = DocumentArray[self.document_type]._trusted(documents)  # type: ignore[name-defined]
@@ -160,7 +160,7 @@ def parse_payload(annotation: Any, where: str) -> Payload:
 # --- values larger than a message
 
 _PART_OVERHEAD = 64  # more than the tags and lengths of a part take
-_MORE = uint(2, 1)
+_MORE = encode_uint(2, 1)
 
 
 def split_parts(data: bytes, max_message_bytes: int) -> Iterator[bytes]:
@@ -169,7 +169,7 @@ def split_parts(data: bytes, max_message_bytes: int) -> Iterator[bytes]:
     view = memoryview(data)
     for start in range(0, max(1, len(view)), size):
         more = _MORE if start + size < len(view) else b""
-        yield more + delimited(1, bytes(view[start : start + size]))
+        yield more + encode_delimited(1, bytes(view[start : start + size]))
 
 
 class PartJoiner:
@@ -184,7 +184,7 @@ class PartJoiner:
         self._account.take(len(part))
         view = memoryview(part)
         more = False
-        for number, wire_type, start, end in fields(view, 0, len(view)):
+        for number, wire_type, start, end in iter_fields(view, 0, len(view)):
             if number == 1 and wire_type == DELIMITED:
                 self._pieces.append(view[start:end])
             elif number == 2 and wire_type == VARINT:

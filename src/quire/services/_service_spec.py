@@ -11,12 +11,12 @@ from typing import Any
 from quire._optional import require
 from quire.codec import (
     ProtoPlan,
-    camel,
     check_package,
-    delimited,
+    encode_delimited,
     file_descriptor,
-    generated,
+    load_generated_messages,
     plan_service,
+    to_camel_case,
     write_proto,
 )
 from quire.errors import SchemaError
@@ -120,9 +120,9 @@ def plan_proto_service(
 
     methods: dict[str, ProtoMethod] = {}
     for endpoint in endpoints.values():
-        arities = {camel(endpoint.name): (endpoint.input.stream, endpoint.output.stream)}
+        arities = {to_camel_case(endpoint.name): (endpoint.input.stream, endpoint.output.stream)}
         if endpoint.is_unary:
-            arities[f"{camel(endpoint.name)}Stream"] = (True, True)
+            arities[f"{to_camel_case(endpoint.name)}Stream"] = (True, True)
         for method_name, streams in arities.items():
             if method_name in methods:
                 raise SchemaError(
@@ -132,7 +132,7 @@ def plan_proto_service(
             methods[method_name] = ProtoMethod(
                 method_name, endpoint, message_of(endpoint.input), message_of(endpoint.output), streams
             )
-    service = camel(name)
+    service = to_camel_case(name)
     if service in {*plan.messages, *plan.enums}:
         service = f"{service}Service"
     return ProtoService(re.sub(r"\W", "", service), plan, tuple(methods.values()))
@@ -177,7 +177,7 @@ class ServiceSpec:
         is_open = any(endpoint.is_open for endpoint in endpoints.values())
         proto = None if is_open else plan_proto_service(name, endpoints, previous)
         description = json.dumps(describe_service(name, endpoints, limits)).encode()
-        return cls(name, endpoints, proto, previous, delimited(1, description))
+        return cls(name, endpoints, proto, previous, encode_delimited(1, description))
 
     def methods(self) -> Iterator[MethodSpec]:
         """Yield every method that can be called."""
@@ -200,7 +200,7 @@ class ServiceSpec:
     def descriptor_pool(self) -> Any:
         """Return a pool with the descriptors of all services and messages."""
         pool = _protobuf("descriptor_pool").DescriptorPool()
-        quire = generated().DESCRIPTOR
+        quire = load_generated_messages().DESCRIPTOR
         health = require("grpc_health.v1.health_pb2", extra="grpc", needed_for="a gRPC service")
         pool.AddSerializedFile(quire.serialized_pb)
         pool.AddSerializedFile(self._describe_documents_service(quire.name).SerializeToString())

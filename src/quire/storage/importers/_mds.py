@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic_core import from_json as parse_json
 
-from quire.codec._compression import get_compression, unpack
+from quire.codec import decompress, get_compression
 from quire.errors import DecodeError, OptionError, StorageError
 from quire.files import Folder, display_uri, open_folder
 from quire.media import encode_pillow, import_pillow
@@ -126,7 +126,7 @@ def _unpacked(shard: _Shard, data: Any) -> bytes:
     compression = get_compression(shard.compression)
     if compression is None:
         return bytes(data)
-    return unpack(memoryview(data), compression, shard.size, _MAX_RATIO)
+    return decompress(memoryview(data), compression, shard.size, _MAX_RATIO)
 
 
 def _bounds(shard: _Shard, data: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -1,12 +1,13 @@
-"""Columns as pandas data frames, and series as what columns are made from.
+"""Columns as pandas data frames, and series as values of columns.
 
-Numbers go over as one array. Optional numbers have pandas' nullable dtypes, in which a missing number and NaN differ
-and integers stay integers. Times without a zone or in UTC are datetime64; everything else is a column of objects.
+Numbers are converted as one array. Optional numbers have pandas' nullable dtypes, in which a missing number and NaN
+differ and integers stay integers. Times without a zone or in UTC become datetime64, durations timedelta64
+(`_SERIES_OF_KIND`); everything else is a series of objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire._optional import require
-from quire.codec._flat import check_nothing_more, is_spread, no_column
+from quire._protocols import is_array_type
 from quire.codec._json import to_dict
 from quire.codec._readback import is_unchanged
+from quire.codec._table_columns import check_all_in_columns, describe_missing_column, is_spread
 from quire.columns import (
     Column,
     Columns,
@@ -36,25 +38,28 @@ from quire.tensors import describe
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_MIXED = (FieldKind.UNION, FieldKind.ANY)
-_KINDS = {bool: "b", int: "iuf", float: "fiu", complex: "cfiu"}
-_OWN = {str, int, float, bool, type(None)}
-_LONGEST = timedelta(microseconds=2**63 - 1)
-_EXACT = 2**53  # floats hold every integer up to it
+_MIXED_KINDS = (FieldKind.UNION, FieldKind.ANY)
+_DTYPE_KINDS = {bool: "b", int: "iuf", float: "fiu", complex: "cfiu"}
+"""The dtypes of series that fields of numbers accept without a look at each value."""
+_PYTHON_TYPES = {str, int, float, bool, type(None)}
+_MAX_TIMEDELTA = timedelta(microseconds=2**63 - 1)
+_EXACT_INTEGERS = 2**53  # floats hold every integer up to it
 
 
-def get_pandas(needed_for: str) -> Any:
-    """pandas, or an error that tells how to install it."""
+def _get_pandas(needed_for: str) -> Any:
     return require("pandas", extra="pandas", needed_for=needed_for)
 
 
 # --- writing
 
+Presence = Iterable[tuple[FieldPath, "NDArray[np.bool_]"]]
+"""Optional documents by path, and the rows that have one."""
 
-def to_frame(parts: Iterable[tuple[FieldPath, Column]], length: int, present: Presence) -> Any:
-    """A data frame with a column for each path."""
-    pandas = get_pandas("to_dataframe()")
-    series = {join_path(path): _series(pandas, column) for path, column in parts}
+
+def make_dataframe(parts: Iterable[tuple[FieldPath, Column]], length: int, present: Presence) -> Any:
+    """Return a data frame with a column for each path."""
+    pandas = _get_pandas("to_dataframe()")
+    series = {join_path(path): _make_series(pandas, column) for path, column in parts}
     frame = pandas.DataFrame(series, index=pandas.RangeIndex(length))
     for path, rows in present:
         inside = [name for name in frame.columns if name.startswith(f"{join_path(path)}.")]
@@ -67,64 +72,60 @@ def to_frame(parts: Iterable[tuple[FieldPath, Column]], length: int, present: Pr
     return frame
 
 
-Presence = Iterable[tuple[FieldPath, "NDArray[np.bool_]"]]
-"""Optional documents by path, and the rows that have one."""
-
-
-def document_presence(schema: Schema, documents: Sequence[Any], prefix: FieldPath = ()) -> Presence:
-    """The optional documents among the fields of documents, of which some may be None."""
+def find_present_documents(schema: Schema, documents: Sequence[Any], prefix: FieldPath = ()) -> Presence:
+    """Yield the optional documents among the fields of documents, of which some may be None."""
     for field in filter(is_spread, schema.fields):
         path = (*prefix, field.name)
         values = [None if document is None else document.__dict__.get(field.name) for document in documents]
         if field.nullable:
             yield path, np.fromiter((value is not None for value in values), np.bool_, len(values))
-        yield from document_presence(field.document_type.document_schema(), values, path)
+        yield from find_present_documents(field.document_type.document_schema(), values, path)
 
 
-def column_presence(columns: Columns, prefix: FieldPath = ()) -> Presence:
-    """The optional documents among the columns of a batch."""
+def find_present_columns(columns: Columns, prefix: FieldPath = ()) -> Presence:
+    """Yield the optional documents among the columns of a batch."""
     for name, column in columns.columns.items():
         if isinstance(column, DocumentColumn) and is_spread(column.field):
             if column.field.nullable:
                 yield (*prefix, name), column.valid_rows()
-            yield from column_presence(column.columns, (*prefix, name))
+            yield from find_present_columns(column.columns, (*prefix, name))
 
 
-def document_parts(
+def flatten_documents(
     schema: Schema, documents: Sequence[Any], prefix: FieldPath = ()
 ) -> Iterator[tuple[FieldPath, Column]]:
-    """The columns of a table of documents, of which some may be None."""
-    check_nothing_more(schema, documents, prefix, deep=False)
+    """Yield the columns of a table of documents, of which some may be None."""
+    check_all_in_columns(schema, documents, prefix, deep=False)
     rows = [None if document is None else document.__dict__ for document in documents]
     for field in schema.fields:
         path = (*prefix, field.name)
         values = [None if row is None else row.get(field.name) for row in rows]
         if is_spread(field):
-            yield from document_parts(field.document_type.document_schema(), values, path)
+            yield from flatten_documents(field.document_type.document_schema(), values, path)
         elif field.decodes_input:
-            yield path, ObjectColumn(field, _input_texts(schema, field, values))
+            yield path, ObjectColumn(field, _encode_inputs(schema, field, values))
         elif field.kind is FieldKind.SCALAR:
             yield path, stack_values(field, values, StackOptions(), join_path(path))
         else:
             yield path, ObjectColumn(field, values)
 
 
-def column_parts(columns: Columns, prefix: FieldPath = ()) -> Iterator[tuple[FieldPath, Column]]:
-    """The columns of a table of a batch."""
-    if any(rest is not None and (rest.fields or rest.extra) for rest in columns.extra_states or ()):
-        raise EncodeError(no_column(columns.schema, prefix))
+def flatten_columns(columns: Columns, prefix: FieldPath = ()) -> Iterator[tuple[FieldPath, Column]]:
+    """Yield the columns of a table of a batch."""
+    if any(state is not None and (state.fields or state.extra) for state in columns.extra_states or ()):
+        raise EncodeError(describe_missing_column(columns.schema, prefix))
     for name, column in columns.columns.items():
         if isinstance(column, DocumentColumn) and is_spread(column.field):
-            yield from column_parts(column.columns, (*prefix, name))
+            yield from flatten_columns(column.columns, (*prefix, name))
         elif column.field.decodes_input:
-            texts = _input_texts(columns.schema, column.field, column.values())
+            texts = _encode_inputs(columns.schema, column.field, column.values())
             yield (*prefix, name), ObjectColumn(column.field, texts)
         else:
             yield (*prefix, name), column
 
 
-def _input_texts(schema: Schema, field: Field, values: list[Any]) -> list[Any]:
-    """The values of a field of `Json` or base64 as the texts that it takes."""
+def _encode_inputs(schema: Schema, field: Field, values: list[Any]) -> list[Any]:
+    """Return the values of a field of `Json` or base64 as the texts that it accepts as input."""
 
     def dump(value: Any) -> Any:
         document = schema.document_type.model_construct()
@@ -132,36 +133,30 @@ def _input_texts(schema: Schema, field: Field, values: list[Any]) -> list[Any]:
         return document.model_dump(include={field.name}, context={ROUND_TRIP: True})[field.name]
 
     texts = [None if value is None and field.nullable else dump(value) for value in values]
-    rows = validity_of(values)
     try:
-        again = validate_values(schema, field, texts, field.name, rows)
+        decoded = validate_values(schema, field, texts, field.name, validity_of(values))
     except ColumnError as error:
         raise EncodeError(f"{schema.name}.{field.name}: a data frame of it could not be read back: {error}") from error
-    if not is_unchanged(values, again):
+    if not is_unchanged(values, decoded):
         raise EncodeError(
             f"{schema.name}.{field.name}: its texts in a data frame would be read back as other values. Use to_bytes()."
         )
     return texts
 
 
-def _series(pandas: Any, column: Column) -> Any:
+def _make_series(pandas: Any, column: Column) -> Any:
     if isinstance(column, ScalarColumn):
-        return _numbers(pandas, column)
-    values, kind = column.values(), column.field.kind
-    made = None
-    if kind is FieldKind.DATETIME:
-        made = _datetimes(pandas, values)
-    elif kind is FieldKind.TIMEDELTA:
-        made = _timedeltas(pandas, values)
-    elif kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS):
-        values = [_plain(value) for value in values]
+        return _number_series(pandas, column)
+    values = column.values()
     _check_nan(column, values)
-    return _objects(pandas, values) if made is None else made
+    make = _SERIES_OF_KIND.get(column.field.kind)
+    series = None if make is None else make(pandas, values)
+    return _object_series(pandas, values) if series is None else series
 
 
 def _check_nan(column: Column, values: list[Any]) -> None:
-    """Refuse NaN where pandas cannot tell it from None."""
-    if column.field.nullable and column.field.kind not in _MIXED:
+    """Raise an error for NaN where pandas cannot distinguish it from None."""
+    if column.field.nullable and column.field.kind not in _MIXED_KINDS:
         for row, value in enumerate(values):
             if isinstance(value, (complex, Decimal)) and value != value:
                 raise EncodeError(
@@ -169,31 +164,24 @@ def _check_nan(column: Column, values: list[Any]) -> None:
                 )
 
 
-def _objects(pandas: Any, values: list[Any]) -> Any:
+def _object_series(pandas: Any, values: list[Any]) -> Any:
     return pandas.Series(np.fromiter(values, np.object_, len(values)), dtype=object)
 
 
-def _plain(value: Any) -> Any:
-    """A document as a dict, an array as a list of dicts."""
-    if value is None or isinstance(value, dict):
-        return value
-    return [to_dict(item) for item in value] if hasattr(type(value), "_trusted") else to_dict(value)
-
-
-def _numbers(pandas: Any, column: ScalarColumn) -> Any:
+def _number_series(pandas: Any, column: ScalarColumn) -> Any:
     data = column.framework.to_numpy(column.data)
     if not column.field.nullable and column.validity is None:
         return data
     arrays = pandas.arrays
     masked = {"b": arrays.BooleanArray, "i": arrays.IntegerArray, "u": arrays.IntegerArray, "f": arrays.FloatingArray}
-    if data.dtype.kind not in masked or data.dtype.itemsize == 2 and data.dtype.kind == "f":  # noqa: RUF021
+    if data.dtype.kind not in masked or (data.dtype.itemsize == 2 and data.dtype.kind == "f"):
         _check_nan(column, column.values())
-        return _objects(pandas, column.values())
+        return _object_series(pandas, column.values())
     return masked[data.dtype.kind](data.copy(), ~column.valid_rows())
 
 
-def _datetimes(pandas: Any, values: list[Any]) -> Any:
-    """datetime64 where nothing is lost: all without a zone, or all in UTC."""
+def _datetime_series(pandas: Any, values: list[Any]) -> Any:
+    """Return datetime64 if nothing is lost, that is if all times are without a zone or all in UTC; else None."""
     present = [value for value in values if value is not None]
     zones = {None if value.tzinfo is None else str(value.tzinfo) for value in present}
     if any(type(value) is not datetime or value.fold or value.utcoffset() for value in present):
@@ -205,18 +193,38 @@ def _datetimes(pandas: Any, values: list[Any]) -> Any:
     return series.dt.tz_localize("UTC") if zones == {"UTC"} else series
 
 
-def _timedeltas(pandas: Any, values: list[Any]) -> Any:
-    if any(value is not None and abs(value) > _LONGEST for value in values):
+def _timedelta_series(pandas: Any, values: list[Any]) -> Any:
+    if any(value is not None and abs(value) > _MAX_TIMEDELTA for value in values):
         return None
     return pandas.Series(np.array(values, "timedelta64[us]"))
+
+
+def _document_series(pandas: Any, values: list[Any]) -> Any:
+    """Return documents as dicts and arrays as lists of dicts."""
+
+    def dump(value: Any) -> Any:
+        if value is None or isinstance(value, dict):
+            return value
+        return [to_dict(item) for item in value] if is_array_type(type(value)) else to_dict(value)
+
+    return _object_series(pandas, [dump(value) for value in values])
+
+
+_SERIES_OF_KIND: dict[FieldKind, Callable[[Any, list[Any]], Any]] = {
+    FieldKind.DATETIME: _datetime_series,
+    FieldKind.TIMEDELTA: _timedelta_series,
+    FieldKind.DOCUMENT: _document_series,
+    FieldKind.DOCUMENTS: _document_series,
+}
+"""The kinds whose series are not the values as objects; a function may return None for values that need objects."""
 
 
 # --- reading
 
 
-def as_frame(table: Any) -> Any:
-    """A pandas data frame; that of polars or Arrow is converted."""
-    pandas = get_pandas("from_dataframe()")
+def to_pandas(table: Any) -> Any:
+    """Return a data frame of pandas, polars or Arrow as one of pandas."""
+    pandas = _get_pandas("from_dataframe()")
     if not isinstance(table, pandas.DataFrame) and hasattr(table, "to_pandas"):
         table = table.to_pandas()
     if not isinstance(table, pandas.DataFrame):
@@ -225,19 +233,19 @@ def as_frame(table: Any) -> Any:
 
 
 def read_numbers(series: Any, field: Field) -> tuple[NDArray[Any], Validity] | None:
-    """A series of numbers as an array, and which rows have one; None where that needs a look at each value."""
+    """Return a series of numbers as an array, and the rows that have one; None if each value must be looked at."""
     dtype, missing = series.dtype, series.isna().to_numpy()
     target = dtype if isinstance(dtype, np.dtype) else getattr(dtype, "numpy_dtype", None)
-    if not isinstance(target, np.dtype) or target.kind not in _KINDS.get(field.type, ""):
+    if not isinstance(target, np.dtype) or target.kind not in _DTYPE_KINDS.get(field.type, ""):
         return None
     if isinstance(dtype, np.dtype):
         data = series.to_numpy()
-        missing = missing & field.nullable  # NaN is a number where there is no None
+        missing = missing & field.nullable  # NaN is a number if the field does not accept None
     else:
         data = series.to_numpy(dtype=target, na_value=target.type())
-    if target.kind == "f" and field.type is int:
+    if target.kind == "f" and field.type is int:  # pandas has integers with missing values as floats
         data = np.where(missing, 0, data)
-        if not (np.isfinite(data) & (data == np.trunc(data)) & (abs(data) <= _EXACT)).all():
+        if not (np.isfinite(data) & (data == np.trunc(data)) & (abs(data) <= _EXACT_INTEGERS)).all():
             return None
         data = data.astype(np.int64)
     wider = {float: np.float64, complex: np.complex128}.get(field.type)
@@ -246,21 +254,23 @@ def read_numbers(series: Any, field: Field) -> tuple[NDArray[Any], Validity] | N
 
 
 def read_objects(series: Any, field: Field) -> list[Any]:
-    """The values of a series as Python objects, and None where there is none."""
+    """Return the values of a series as Python objects, and None for missing ones."""
     if getattr(series.dtype, "kind", "O") in "mM":
         return _read_times(series)
     values: list[Any] = series.tolist()
     missing = series.isna().to_numpy()
     if missing.any():
-        keeps_nan = field.kind in _MIXED or (field.type in (float, complex, Decimal) and not field.nullable)
-        gone = zip(missing.tolist(), values, strict=True)
-        values = [None if m and not (keeps_nan and isinstance(v, (float, complex, Decimal))) else v for m, v in gone]
-    if field.kind is FieldKind.TENSOR or set(map(type, values)) <= _OWN:
+        keeps_nan = field.kind in _MIXED_KINDS or (field.type in (float, complex, Decimal) and not field.nullable)
+        values = [
+            None if is_missing and not (keeps_nan and isinstance(value, (float, complex, Decimal))) else value
+            for is_missing, value in zip(missing.tolist(), values, strict=True)
+        ]
+    if field.kind is FieldKind.TENSOR or set(map(type, values)) <= _PYTHON_TYPES:
         return values
-    return [_python(value) for value in values]
+    return [_to_python(value) for value in values]
 
 
-def _python(value: Any) -> Any:
+def _to_python(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     convert = getattr(value, "to_pydatetime", None) or getattr(value, "to_pytimedelta", None)
@@ -268,7 +278,7 @@ def _python(value: Any) -> Any:
 
 
 def _read_times(series: Any) -> list[Any]:
-    """datetime64 and timedelta64 as Python's own; finer than a microsecond is more than those can hold."""
+    """Return datetime64 and timedelta64 as Python's own types, which hold nothing finer than a microsecond."""
     zone = getattr(series.dtype, "tz", None)
     data = (series if zone is None else series.dt.tz_convert("UTC").dt.tz_localize(None)).to_numpy()
     coarse = data.astype(f"{'datetime64' if data.dtype.kind == 'M' else 'timedelta64'}[us]")
@@ -278,7 +288,7 @@ def _read_times(series: Any) -> list[Any]:
     times: list[Any] = coarse.astype(object).tolist()
     bad = next((row for row, time in enumerate(times) if not isinstance(time, (datetime, timedelta, type(None)))), None)
     if bad is not None:
-        raise DecodeError(f"row {bad}: {data[bad]} lies beyond what Python's times hold.")
+        raise DecodeError(f"row {bad}: {data[bad]} is beyond the range of Python's times.")
     if zone is None:
         return times
     utc = [None if time is None else time.replace(tzinfo=timezone.utc) for time in times]
