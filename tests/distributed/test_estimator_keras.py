@@ -217,7 +217,7 @@ def test_models_are_saved_and_loaded(tmp_path: Path) -> None:
     assert np.allclose(fresh.predict(x), wanted)
     with pytest.raises(OptionError, match=r"\.keras file"):
         trained.save(tmp_path / "model.pt")
-    with pytest.raises(StorageNotFoundError, match="nothing is there"):
+    with pytest.raises(StorageNotFoundError, match="there is no such file"):
         trained.load(tmp_path / "none.keras")
 
 
@@ -226,11 +226,11 @@ def test_what_cannot_be_trained_is_an_error() -> None:
     plain = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     with pytest.raises(OptionError, match="needs a compiled model"):
         Estimator.from_keras(plain).fit((x, y))
-    with pytest.raises(OptionError, match="keras_model is a model of Keras"):
+    with pytest.raises(OptionError, match="keras_model must be a Keras model"):
         Estimator.from_keras(5)
-    with pytest.raises(OptionError, match="pass feature_cols and label_cols"):
+    with pytest.raises(OptionError, match="Pass feature_cols and label_cols"):
         Estimator.from_keras(linear()).fit(DocumentArray[Point](points(4)))
-    with pytest.raises(PickleError, match="makes it there"):
+    with pytest.raises(PickleError, match="creates it there"):
         Estimator.from_keras(linear(), workers=2).fit(tf.data.Dataset.from_tensor_slices((x, y)))
 
 

@@ -321,9 +321,9 @@ def test_weights_are_saved_and_loaded(tmp_path: Path) -> None:
 
 def test_what_is_no_weights_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "bad.pt").write_bytes(b"nothing of torch")
-    with pytest.raises(StorageError, match="bad.pt: these are no weights"):
+    with pytest.raises(StorageError, match="bad.pt: torch cannot read weights"):
         regression().load(tmp_path / "bad.pt")
-    with pytest.raises(StorageNotFoundError, match="none.pt: nothing is there"):
+    with pytest.raises(StorageNotFoundError, match="none.pt: there is no such file"):
         regression().load(tmp_path / "none.pt")
 
 
@@ -449,7 +449,7 @@ def test_a_state_that_cannot_be_kept_or_joined_is_refused() -> None:
         regression_with(metrics=[LargestError()], checkpoint_every=2)
     recipe: Any = regression_with(metrics=[LargestError()])._recipe
     with pytest.raises(OptionError, match="largesterror keeps a state.*those of 2 ranks"):
-        recipe.side(RankInfo(0, 2), World(RankInfo(0, 2)), ColumnSelection())
+        recipe.backend(RankInfo(0, 2), World(RankInfo(0, 2)), ColumnSelection())
 
 
 def regression_with(**options: Any) -> Estimator:
@@ -478,7 +478,7 @@ def test_a_scheduler_of_steps_must_be_told_so() -> None:
     def one_cycle(optimizer: Any) -> Any:
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=14)
 
-    with pytest.raises(OptionError, match="OneCycleLR counts steps.*scheduler_interval='step'"):
+    with pytest.raises(OptionError, match="OneCycleLR counts batches.*scheduler_interval='step'"):
         regression_with(scheduler=one_cycle).fit(arrays(), batch_size=4)
     estimator = regression_with(scheduler=one_cycle, scheduler_interval="step")
     estimator.fit(arrays(), epochs=2, batch_size=4)
@@ -540,11 +540,11 @@ def test_wrong_ways_to_work_are_errors() -> None:
 
 def test_data_of_no_kind_is_an_error() -> None:
     for data in (5, iter([1]), {"a": 1}):
-        with pytest.raises(OptionError, match="data is a DataLoader"):
+        with pytest.raises(OptionError, match="data must be a DataLoader"):
             regression().fit(data)
     with pytest.raises(OptionError, match="has no rows"):
         regression().fit((np.zeros((0, 3)), np.zeros(0)))
-    with pytest.raises(OptionError, match="arrays of one length"):
+    with pytest.raises(OptionError, match="arrays must have the same length"):
         regression().fit((np.zeros((3, 3)), np.zeros(2)))
     with pytest.raises(ColumnError, match="'z': the batch has no such column"):
         regression().fit({"x": np.zeros((3, 3)), "y": np.zeros(3)}, feature_cols="z")
@@ -557,7 +557,7 @@ def test_a_dataset_for_one_rank_is_refused(folder: Path) -> None:
     with pytest.raises(OptionError, match="rank 1 of 2 only"):
         counting()[1].fit(stream, feature_cols="number")
     stream = StreamingDataset[Point](folder, batch_size=4, shuffle=False)
-    with pytest.raises(OptionError, match="made with shuffle=False"):
+    with pytest.raises(OptionError, match="the dataset has shuffle=False"):
         counting()[1].fit(stream, feature_cols="number", shuffle=True)
 
 

@@ -74,13 +74,13 @@ def test_ranks_share_rows_by_number(rows: int, size: int, last: Any) -> None:
         feed = IndexedFeed(
             IndexedData(Numbers(rows)), World(RankInfo(rank, size)), FeedOptions(batch_size=3, last=last)
         )
-        items = list(feed.items(0))
+        items = list(feed.batches(0))
         steps.add(len(items))
         assert len(items) == feed.steps(0)
         totals.append([item.total for item in items])
         for item in items:
             numbers = item.content[0].numpy()
-            kept = numbers if item.real is None else numbers[item.real]
+            kept = numbers if item.valid is None else numbers[item.valid]
             assert len(kept) == item.rows
             seen += kept.tolist()
     assert len(steps) == 1
@@ -94,11 +94,11 @@ def test_ranks_share_rows_by_number(rows: int, size: int, last: Any) -> None:
 
 def test_a_position_is_good_for_another_number_of_ranks() -> None:
     first = IndexedFeed(IndexedData(Numbers(ROWS)), World(), FeedOptions(batch_size=4))
-    items = list(first.items(3))
+    items = list(first.batches(3))
     seen = [number for item in items[:2] for number in item.content[0].tolist()]
     for rank in range(3):
         share = IndexedFeed(IndexedData(Numbers(ROWS)), World(RankInfo(rank, 3)), FeedOptions(batch_size=2))
-        for item in share.items(3, items[1].position):
+        for item in share.batches(3, items[1].position):
             seen += item.content[0].tolist()
     assert sorted(seen) == list(range(ROWS))
 
@@ -123,8 +123,8 @@ def test_a_rank_without_more_batches_takes_part_without_rows() -> None:
     world = Two([4, 1], [0, 77], [2, 1], [0, 0])
     found = list(synchronize_steps(batches(4), feed, world, "keep"))
     assert [(item.rows, item.total) for item in found] == [(4, 8), (0, 2)]
-    assert found[1].real is not None
-    assert not found[1].real.any()
+    assert found[1].valid is not None
+    assert not found[1].valid.any()
     world = Two([4, 1], [0, 77], [2, 1])
     assert len(list(synchronize_steps(batches(4), feed, world, "drop"))) == 1
 

@@ -1,4 +1,4 @@
-"""Training on one process, several, Ray and Spark."""
+"""Training on one process, on several, on Ray and on Spark."""
 
 import quire.distributed._require_pyarrow  # noqa: F401 - raises if it is missing
 from quire.distributed.estimator._callbacks import Callback

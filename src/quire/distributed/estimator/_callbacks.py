@@ -1,4 +1,4 @@
-"""Callbacks: what is told of a training while it goes on."""
+"""Callbacks of a training, and its progress bar: rank 0 writes its progress to a file, and the driver shows it."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ Logs = Mapping[str, Any]
 
 
 class Callback:
-    """The base of callbacks: override what is needed. Objects that only have some of these methods will do.
+    """The base class of callbacks: override what is needed. Any object with some of these methods will do.
 
-    They are called on rank 0, with copies of themselves if that is another process. `model` is the model that is
-    trained; with `stop_training = True` the training ends behind the epoch, on all ranks.
+    Callbacks are called on rank 0; if that is another process, on copies of them. `model` is the model that is trained;
+    with `stop_training = True` the training ends after the epoch, on all ranks.
     """
 
     model: Any = None
     stop_training: bool = False
 
     def set_model(self, model: Any) -> None:
-        """Told once, before the training begins."""
+        """Called once, before the training begins."""
         self.model = model
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Before the first epoch."""
+        """Called before the first epoch."""
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Before an epoch."""
+        """Called before an epoch."""
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Behind a step, with the loss of this rank's rows."""
+        """Called after a step, with the loss of this rank's rows."""
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Behind an epoch, with the means over all rows."""
+        """Called after an epoch, with the means over all rows."""
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Behind the last epoch."""
+        """Called after the last epoch."""
 
 
 class Callbacks:
-    """Several callbacks, told one after the other. A function is told of epochs: `callback(epoch, logs)`."""
+    """Several callbacks, called in order. A function is called after each epoch: `callback(epoch, logs)`."""
 
     def __init__(self, callbacks: Iterable[Any], model: Any) -> None:
-        self._callbacks = [_FunctionCallback(one) if _is_function(one) else one for one in callbacks]
+        self._callbacks = [_FunctionCallback(one) if _is_plain_function(one) else one for one in callbacks]
         self._model = model
         for one in self._callbacks:
             if hasattr(one, "set_model"):
@@ -58,26 +58,26 @@ class Callbacks:
             if hasattr(one, "set_params"):
                 one.set_params({})
 
-    def tell(self, event: str, *facts: Any) -> None:
-        """Call the method of an event wherever there is one."""
+    def notify(self, event: str, *arguments: Any) -> None:
+        """Call the method of an event on every callback that has it."""
         for one in self._callbacks:
             method = getattr(one, event, None)
             if method is not None:
-                method(*facts)
+                method(*arguments)
 
     @property
     def listens_to_steps(self) -> bool:
-        """Whether anyone wants to know of steps."""
+        """Whether there is anyone to notify of steps."""
         return bool(self._callbacks)
 
     @property
     def stop(self) -> bool:
-        """Whether one of them wants the training to end."""
-        asked = any(getattr(one, "stop_training", False) for one in self._callbacks)
-        return asked or bool(getattr(self._model, "stop_training", False))
+        """Whether a callback has requested that the training ends."""
+        requested = any(getattr(one, "stop_training", False) for one in self._callbacks)
+        return requested or bool(getattr(self._model, "stop_training", False))
 
 
-def _is_function(callback: Any) -> bool:
+def _is_plain_function(callback: Any) -> bool:
     return callable(callback) and not hasattr(callback, "on_epoch_end")
 
 
@@ -92,18 +92,18 @@ class _FunctionCallback:
 
 
 _PROGRESS_SECONDS = 0.3
-"""So many seconds are between two looks, and between two notes."""
+"""The interval between two writes, and between two updates of the bar."""
 
 
 @dataclass
 class ProgressFile:
-    """How far rank 0 is, in a file."""
+    """The progress of rank 0, in a file."""
 
     path: Path
     _next: float = field(default=0.0, init=False)
 
     def step(self, epoch: int, done: int, steps: int | None, loss: float) -> None:
-        """Write it down, unless that was done just now."""
+        """Write the progress, unless that was done just now."""
         if time.monotonic() < self._next and done != steps:
             return
         self._next = time.monotonic() + _PROGRESS_SECONDS
@@ -112,16 +112,16 @@ class ProgressFile:
         new.replace(self.path)
 
     def read(self) -> dict[str, Any] | None:
-        """What was written last."""
+        """Return the progress that was written last."""
         with suppress(FileNotFoundError):
-            found: dict[str, Any] = json.loads(self.path.read_text())
-            return found
+            progress: dict[str, Any] = json.loads(self.path.read_text())
+            return progress
         return None
 
 
 @contextmanager
 def show_progress(job: Any, folder: Path, show: bool | None) -> Iterator[None]:  # noqa: FBT001 - a keyword of fit
-    """Show how far a job is while it runs; by default on a terminal."""
+    """Show the progress of a job while it runs; by default on a terminal."""
     if show is False or (show is None and not sys.stderr.isatty()):
         yield
         return
@@ -137,17 +137,17 @@ def show_progress(job: Any, folder: Path, show: bool | None) -> Iterator[None]: 
         job.progress.path.unlink(missing_ok=True)
 
 
-def _draw_progress(notes: ProgressFile, ended: threading.Event) -> None:
-    from rich.console import Console  # noqa: PLC0415 - it takes a while to import
+def _draw_progress(file: ProgressFile, ended: threading.Event) -> None:
+    from rich.console import Console  # noqa: PLC0415 - slow to import
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
-    words = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*words, console=Console(stderr=True)) as progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("training", total=None)
         last = False
         while not last:
             last = ended.wait(_PROGRESS_SECONDS)
-            found = notes.read()
-            if found is not None:
-                told = f"epoch {found['epoch']}, loss {found['loss']:.4g}"
-                progress.update(task, description=told, completed=found["done"], total=found["steps"])
+            current = file.read()
+            if current is not None:
+                description = f"epoch {current['epoch']}, loss {current['loss']:.4g}"
+                progress.update(task, description=description, completed=current["done"], total=current["steps"])

@@ -1,4 +1,4 @@
-"""Functions that make data, models, losses and optimizers: called with what they ask for."""
+"""Functions of the user that create data, models, losses and optimizers, called with the arguments they declare."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from quire.errors import OptionError
 
 
 def required_parameters(function: Callable[..., Any]) -> list[str]:
-    """The names of the arguments that a function must be given by position, or [] if it does not tell."""
+    """Return the names of the required positional parameters; [] if the signature is unknown."""
     try:
-        found = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return []
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [one.name for one in found if one.kind in positional and one.default is inspect.Parameter.empty]
+    return [p.name for p in parameters if p.kind in positional and p.default is inspect.Parameter.empty]
 
 
 def takes_rank(creator: Callable[..., Any]) -> bool:
-    """Whether a creator gives the share of a rank: `creator(rank, world_size, config)`."""
+    """Whether a creator returns the share of a rank: `creator(rank, world_size, config)`."""
     names = required_parameters(creator)
     return len(names) == 3 or {"rank", "world_size"} <= set(names)
 
 
 def create_data(creator: Callable[..., Any], config: Mapping[str, Any], rank: int, size: int) -> Any:
-    """What a creator of data makes: it is called with (rank, world_size, config), (config, batch_size) or (config)."""
+    """Call a creator of data with (rank, world_size, config), (config, batch_size) or (config)."""
     names, config = required_parameters(creator), dict(config)
     if takes_rank(creator):
         return creator(rank, size, config)
@@ -39,6 +39,6 @@ def create_data(creator: Callable[..., Any], config: Mapping[str, Any], rank: in
 
 
 def create(creator: Callable[..., Any], config: Mapping[str, Any], *first: Any) -> Any:
-    """What a creator of a model, a loss or an optimizer makes, with or without the config."""
-    wanted = len(required_parameters(creator))
-    return creator(*first, dict(config)) if wanted > len(first) else creator(*first[: wanted or len(first)])
+    """Call a creator of a model, a loss or an optimizer, with or without the config."""
+    number = len(required_parameters(creator))
+    return creator(*first, dict(config)) if number > len(first) else creator(*first[: number or len(first)])

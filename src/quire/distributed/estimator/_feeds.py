@@ -1,9 +1,14 @@
-"""What a step works on: a batch of this rank, and what it counts among those of all ranks."""
+"""The data of a rank: batches, an epoch at a time, in step with the other ranks.
+
+A `Source` is sent to every rank and opens a `Feed` there, the rank's share of the data: by a plan over row numbers
+(`IndexedFeed`), from a dataset in shards (`StreamFeed`), or as batches of which nothing else is known.
+"""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Protocol
@@ -22,42 +27,42 @@ Position = Mapping[str, Any]
 
 @dataclass(slots=True)
 class RankBatch:
-    """A batch of one rank. `rows` of it count, `total` do on all ranks (None: they must be asked).
+    """A batch of one rank. `rows` of it count, and `total` on all ranks (None: they must be asked).
 
-    `real` tells which rows count, None that all do. `position` is where the data goes on behind it, and `places` are
-    the places of its rows in the data, where they are known.
+    `valid` says which rows count, None that all do. `position` is where the data continues after it, and `indices` are
+    the numbers of its rows in the data, if they are known.
     """
 
     content: Any
     rows: int
     total: int | None = None
-    real: NDArray[np.bool_] | None = None
+    valid: NDArray[np.bool_] | None = None
     position: Position | None = None
-    places: NDArray[np.int64] | None = None
+    indices: NDArray[np.int64] | None = None
 
 
 class Feed(Protocol):
     """The data of one rank, an epoch at a time."""
 
     planned: bool
-    """Whether all ranks have the same number of steps, and know how many rows each step has altogether."""
+    """Whether all ranks have the same number of steps, and know how many rows each step has in total."""
     resumable: bool
-    """Whether it goes on from the position of an item."""
+    """Whether it can continue from the position of a batch."""
 
     def steps(self, epoch: int, position: Position | None = None) -> int | None:
-        """The steps to the end of the epoch; None if nobody knows."""
+        """Return the steps to the end of the epoch; None if that is unknown."""
         ...
 
-    def items(self, epoch: int, position: Position | None = None) -> Iterator[RankBatch]:
-        """The batches of an epoch, from a position on."""
+    def batches(self, epoch: int, position: Position | None = None) -> Iterator[RankBatch]:
+        """Yield the batches of an epoch, from a position on."""
         ...
 
 
 @dataclass(frozen=True)
 class FeedOptions:
-    """How data is read: so many rows a step on each rank, what becomes of the last ones, in which order, for whom.
+    """How data is read: rows per step on each rank, the last rows, the order, and the framework.
 
-    `batch_size` and `shuffle` that are None are the data's own.
+    `batch_size` and `shuffle` default to the data's own if they are None.
     """
 
     batch_size: int | None = None
@@ -67,15 +72,15 @@ class FeedOptions:
     framework: str = "torch"
     config: Mapping[str, Any] = field(default_factory=dict)
     missing: MissingOptions = field(default_factory=MissingOptions)
-    """What becomes of missing values, of data that is no dataset with options of its own."""
+    """How missing values are handled, for data that is not a dataset with options of its own."""
 
     def in_order(self) -> FeedOptions:
-        """Every row once, as they lie: for evaluation and prediction."""
+        """Return the options for evaluation and prediction: every row once, in order."""
         return replace(self, shuffle=False, last="pad")
 
 
 def batch_length(content: Any) -> int:
-    """The number of rows of a batch, whatever it is made of."""
+    """Return the number of rows of a batch, whatever it is made of."""
     if isinstance(content, DocumentBatch):
         return len(content)
     if isinstance(content, (tuple, list)) and content:
@@ -89,10 +94,10 @@ def batch_length(content: Any) -> int:
 
 
 def to_rank_batch(content: Any) -> RankBatch:
-    """A batch of which no more is known than what is in it."""
+    """Return a batch of which only its content is known."""
     if isinstance(content, DocumentBatch):
-        real = np.asarray(content.mask())
-        return RankBatch(content, int(real.sum()), real=None if real.all() else real)
+        valid = np.asarray(content.mask())
+        return RankBatch(content, int(valid.sum()), valid=None if valid.all() else valid)
     return RankBatch(content, batch_length(content))
 
 
@@ -100,9 +105,9 @@ def to_rank_batch(content: Any) -> RankBatch:
 
 
 def synchronize_steps(items: Iterator[RankBatch], feed: Feed, world: World, last: Last) -> Iterator[RankBatch]:
-    """The items of a rank, as many as the other ranks have, each with the number of rows of all ranks.
+    """Yield the batches of a rank, as many as the other ranks have, each with the total rows of all ranks.
 
-    Where the data has no plan the ranks ask each other before every step. One that has no more takes part with its last
+    If the data has no plan, the ranks ask each other before every step. One without more data takes part with its last
     batch, of which no row counts; with 'drop', all stop when one does.
     """
     if world.size == 1:
@@ -125,38 +130,36 @@ def _synchronize_unplanned(items: Iterator[RankBatch], world: World, last: Last)
             return
         if before is None:
             _check_first_batches(item, world, int(ready))
-        item = item or _make_idle_batch(before)
+        if item is None:  # this rank has no more data: it repeats its last batch, of which no row counts
+            assert before is not None
+            nothing = np.zeros(batch_length(before.content), np.bool_)
+            item = replace(before, rows=0, valid=nothing, position=None)
         item.total, before = int(rows), item
         yield item
 
 
-def _make_idle_batch(before: RankBatch | None) -> RankBatch:
-    assert before is not None
-    return replace(before, rows=0, real=np.zeros(batch_length(before.content), np.bool_), position=None)
-
-
 def _check_first_batches(item: RankBatch | None, world: World, ready: int) -> None:
-    """Every rank has data, and not all the same."""
+    """Raise unless every rank has data, and not all the same."""
     if ready < world.size:
         raise OptionError(
-            f"{world.size - ready} of {world.size} ranks have no data at all: use fewer workers, or share the data out "
-            "in smaller parts."
+            f"{world.size - ready} of {world.size} ranks have no data at all: use fewer workers, or divide the data "
+            "into smaller parts."
         )
     assert item is not None
     digests = world.gather(_digest(item.content))
     if len(set(digests)) < world.size:
         raise OptionError(
             f"the first batches of {world.size} ranks are the same: each rank would train on all of the data. Let the "
-            "creator give the share of its rank: def creator(rank, world_size, config)."
+            "creator return the share of its rank: def creator(rank, world_size, config)."
         )
 
 
 def _digest(content: Any) -> int:
-    """A number for the values of a batch, small enough to be exact as a float."""
-    made = blake2b(digest_size=6)
+    """Return a hash of the values of a batch, small enough to be exact as a float."""
+    digest = blake2b(digest_size=6)
     for leaf in _iter_leaves(content):
-        made.update(repr(leaf).encode() if isinstance(leaf, (str, bytes)) else np.ascontiguousarray(leaf).tobytes())
-    return int.from_bytes(made.digest(), "little")
+        digest.update(repr(leaf).encode() if isinstance(leaf, (str, bytes)) else np.ascontiguousarray(leaf).tobytes())
+    return int.from_bytes(digest.digest(), "little")
 
 
 def _iter_leaves(content: Any) -> Iterator[Any]:
@@ -175,8 +178,8 @@ def _iter_leaves(content: Any) -> Iterator[Any]:
 class Source(Protocol):
     """Data that can be sent to a rank, and opened there."""
 
-    def open(self, world: World, reading: FeedOptions) -> Feed:
-        """The share of a rank."""
+    def open(self, world: World, feed_options: FeedOptions) -> Feed:
+        """Return the share of a rank."""
         ...
 
 
@@ -187,7 +190,7 @@ DEFAULT_BATCH_SIZE = 32
 class IndexedData:
     """A dataset with rows by number, and how batches are made of it.
 
-    `sampler` gives the numbers of an epoch, in its own order; `loading` are keywords of torch's DataLoader.
+    `sampler` yields the row numbers of an epoch, in its own order; `loading` are keywords of torch's DataLoader.
     """
 
     dataset: Any
@@ -199,13 +202,13 @@ class IndexedData:
 
 
 class ArrayDataset:
-    """Arrays of one length (a tuple, a dict, a nest of both) as a dataset that gives batches."""
+    """Arrays of one length (a tuple, a dict, a nest of both) as a dataset that returns batches."""
 
     def __init__(self, arrays: Any) -> None:
         self.arrays = arrays
         lengths = {len(leaf) for leaf in iter_arrays(arrays)}
         if len(lengths) != 1:
-            raise OptionError(f"arrays of one length are rows, got lengths {sorted(lengths)}.")
+            raise OptionError(f"arrays must have the same length, got lengths {sorted(lengths)}.")
         self._length = lengths.pop()
 
     def __len__(self) -> int:
@@ -219,7 +222,7 @@ class ArrayDataset:
 
 
 def iter_arrays(nest: Any) -> Iterator[Any]:
-    """The arrays of a nest."""
+    """Yield the arrays of a nest."""
     parts = nest.values() if isinstance(nest, Mapping) else nest if isinstance(nest, (tuple, list)) else None
     if parts is None:
         yield nest
@@ -229,65 +232,66 @@ def iter_arrays(nest: Any) -> Iterator[Any]:
 
 
 def map_arrays(nest: Any, change: Any) -> Any:
-    """A nest of the same form, with each array changed."""
+    """Apply a function to each array of a nest."""
     if isinstance(nest, Mapping):
         return {name: map_arrays(part, change) for name, part in nest.items()}
     return tuple(map_arrays(part, change) for part in nest) if isinstance(nest, (tuple, list)) else change(nest)
 
 
 class IndexedFeed:
-    """One rank's share of a dataset with rows by number."""
+    """One rank's share of a dataset with rows by number.
+
+    The plan of an epoch assigns every row to one rank, and the same number of steps to all ranks.
+    """
 
     planned = resumable = True
 
-    def __init__(self, rows: IndexedData, world: World, reading: FeedOptions) -> None:
-        self.rows, self.world, self.reading = rows, world, reading
-        self.batch_size = reading.batch_size or rows.batch_size
-        self.last = "drop" if rows.drop_last and reading.last == "keep" else reading.last
+    def __init__(self, rows: IndexedData, world: World, feed_options: FeedOptions) -> None:
+        self.rows, self.world, self.feed_options = rows, world, feed_options
+        self.batch_size = feed_options.batch_size or rows.batch_size
+        self.last = "drop" if rows.drop_last and feed_options.last == "keep" else feed_options.last
         self.resumable = rows.sampler is None
         if not len(rows.dataset):
             raise OptionError("the data has no rows.")
 
     def steps(self, epoch: int, position: Position | None = None) -> int | None:
-        """The steps to the end of the epoch."""
-        return self._share(epoch, position, self._numbers(epoch)).steps
+        return self._share(epoch, position, self._sample_rows(epoch)).steps
 
-    def items(self, epoch: int, position: Position | None = None) -> Iterator[RankBatch]:
-        """The batches of an epoch, from a position on."""
-        numbers = self._numbers(epoch)
+    def batches(self, epoch: int, position: Position | None = None) -> Iterator[RankBatch]:
+        numbers = self._sample_rows(epoch)
         share = self._share(epoch, position, numbers)
         steps = _StepRows(share, numbers)
-        for step, content in enumerate(_fetch_batches(self.rows, steps, self.reading.framework)):
-            places, real = steps.places(step)
-            held = len(places) if real is None else int(real.sum())
-            yield RankBatch(content, held, count_step_rows(share, step), real, {"start": share.after(step)}, places)
+        for step, content in enumerate(_fetch_batches(self.rows, steps, self.feed_options.framework)):
+            indices, valid = steps.indices(step)
+            rows = len(indices) if valid is None else int(valid.sum())
+            yield RankBatch(content, rows, count_step_rows(share, step), valid, {"start": share.after(step)}, indices)
 
-    def _numbers(self, epoch: int) -> NDArray[np.int64] | None:
-        """The rows that a sampler gives, in its order, the same on all ranks."""
-        if self.rows.sampler is None or self.reading.shuffle is False:
+    def _sample_rows(self, epoch: int) -> NDArray[np.int64] | None:
+        """Return the rows that a sampler yields, in its order; the same on all ranks."""
+        if self.rows.sampler is None or self.feed_options.shuffle is False:
             return None
         if hasattr(self.rows.sampler, "set_epoch"):
             self.rows.sampler.set_epoch(epoch)
-        with _seed_torch(self.reading.seed + epoch):
+        with _seed_torch(self.feed_options.seed + epoch):
             numbers = np.fromiter(self.rows.sampler, np.int64)
         known = self.world.gather(float(hash(numbers.tobytes()) % 2**48)) if self.world.size > 1 else [0.0]
         if len(set(known)) > 1:
             raise OptionError(
-                "the sampler gives other rows on each rank, so that they cannot be shared out: let it follow torch's "
-                "seed, or write a creator(rank, world_size, config)."
+                "the sampler yields different rows on each rank, so they cannot be divided among ranks: let it use "
+                "torch's seed, or write a creator(rank, world_size, config)."
             )
         return numbers
 
     def _share(self, epoch: int, position: Position | None, numbers: NDArray[np.int64] | None) -> Slice:
         size = len(self.rows.dataset) if numbers is None else len(numbers)
-        wanted = self.rows.shuffle if self.reading.shuffle is None else self.reading.shuffle
-        order = RowOrder(size, self.reading.seed, "global" if wanted and numbers is None else False)
+        shuffle = self.rows.shuffle if self.feed_options.shuffle is None else self.feed_options.shuffle
+        order = RowOrder(size, self.feed_options.seed, "global" if shuffle and numbers is None else False)
         start = 0 if position is None else position["start"]
         return Slice(order, epoch, start, self.world.rank, self.world.size, self.batch_size, self.last)
 
 
 class _StepRows:
-    """The rows of each step of a share: what a DataLoader takes as batches. One without rows has a stand-in."""
+    """The rows of each step of a share, as the batch sampler of a DataLoader. An empty step has a stand-in row."""
 
     def __init__(self, share: Slice, numbers: NDArray[np.int64] | None) -> None:
         self.share, self.numbers = share, numbers
@@ -297,19 +301,19 @@ class _StepRows:
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in range(len(self)):
-            yield self.places(step)[0].tolist()
+            yield self.indices(step)[0].tolist()
 
-    def places(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-        rows, real = self.share.rows(step)
+    def indices(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+        rows, valid = self.share.rows(step)
         if not len(rows):
-            rows, real = self.share.order.rows(self.share.epoch, np.zeros(1, np.int64)), np.zeros(1, np.bool_)
-        if real is not None and real.all():
-            real = None
-        return (rows if self.numbers is None else self.numbers[rows]), real
+            rows, valid = self.share.order.rows(self.share.epoch, np.zeros(1, np.int64)), np.zeros(1, np.bool_)
+        if valid is not None and valid.all():
+            valid = None
+        return (rows if self.numbers is None else self.numbers[rows]), valid
 
 
 def count_step_rows(share: Slice, step: int) -> int:
-    """The rows of a step on all ranks together, without those that fill up."""
+    """Return the rows of a step on all ranks together, without padding."""
     full = share.world_size * share.batch_size
     if share.last == "drop" or step < share.steps - 1:
         return full
@@ -317,7 +321,7 @@ def count_step_rows(share: Slice, step: int) -> int:
 
 
 def _fetch_batches(rows: IndexedData, steps: _StepRows, framework: str) -> Iterator[Any]:
-    """The batches of the steps: by a DataLoader, or by the dataset itself if nothing asks for one."""
+    """Yield the batches of the steps: by a DataLoader, or by the dataset itself if that is enough."""
     dataset = rows.dataset
     by_itself = hasattr(dataset, "__getitems__") and not rows.loading.get("num_workers")
     if by_itself and ("collate_fn" not in rows.loading or framework != "torch"):
@@ -328,46 +332,37 @@ def _fetch_batches(rows: IndexedData, steps: _StepRows, framework: str) -> Itera
         yield from data.DataLoader(dataset, batch_sampler=steps, **rows.loading)
 
 
-class _seed_torch:  # noqa: N801 - used like a function
-    """Whatever draws from torch's generator meanwhile draws the same on every rank."""
-
-    def __init__(self, seed: int) -> None:
-        torch: Any = require("torch", extra="torch", needed_for="a sampler")
-        self.torch, self.seed, self.kept = torch, seed, torch.random.fork_rng(devices=[])
-
-    def __enter__(self) -> None:
-        self.kept.__enter__()
-        self.torch.manual_seed(self.seed)
-
-    def __exit__(self, *error: object) -> None:
-        self.kept.__exit__(*error)
+@contextmanager
+def _seed_torch(seed: int) -> Iterator[None]:
+    """Seed torch's generator meanwhile, so that a sampler draws the same rows on every rank."""
+    torch: Any = require("torch", extra="torch", needed_for="a sampler")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 class StreamFeed:
-    """One rank's share of a `StreamingDataset`."""
+    """One rank's share of a `StreamingDataset`, which plans the epoch and knows the position in it."""
 
     planned = resumable = True
 
-    def __init__(self, dataset: StreamingDataset[Any], world: World, reading: FeedOptions) -> None:
-        self.dataset = dataset_for_rank(dataset, world, reading)
-        self._counted = self.dataset.options.on_error != "skip"
+    def __init__(self, dataset: StreamingDataset[Any], world: World, feed_options: FeedOptions) -> None:
+        self.dataset = dataset_for_rank(dataset, world, feed_options)
+        self._is_counted = self.dataset.options.on_error != "skip"
 
     def steps(self, epoch: int, position: Position | None = None) -> int | None:
-        """The steps to the end of the epoch."""
         return self._slice(epoch, position).steps
 
-    def items(self, epoch: int, position: Position | None = None) -> Iterator[RankBatch]:
-        """The batches of an epoch, from a position on, made ahead by a thread."""
+    def batches(self, epoch: int, position: Position | None = None) -> Iterator[RankBatch]:
+        """Yield the batches of an epoch, from a position on, prefetched by a thread."""
         share = self._slice(epoch, position)
         for step, batch in enumerate(self.dataset.loader()):
-            there = np.asarray(batch.mask())
-            content, real = (batch, None if there.all() else there) if len(batch) else self._stand_in()
-            total = count_step_rows(share, step) if self._counted else None
-            yield RankBatch(content, int(there.sum()), total, real, batch.state, share.rows(step)[0])
-
-    def _stand_in(self) -> tuple[Any, Any]:
-        """A row that does not count, for a rank that has none."""
-        return self.dataset[[0]], np.zeros(1, np.bool_)
+            mask = np.asarray(batch.mask())
+            content, valid = batch, None if mask.all() else mask
+            if not len(batch):  # a rank without rows takes the step with one that does not count
+                content, valid = self.dataset[[0]], np.zeros(1, np.bool_)
+            total = count_step_rows(share, step) if self._is_counted else None
+            yield RankBatch(content, int(mask.sum()), total, valid, batch.state, share.rows(step)[0])
 
     def _slice(self, epoch: int, position: Position | None) -> Slice:
         if position is None:
@@ -378,64 +373,58 @@ class StreamFeed:
         return self.dataset._slice(self.dataset._registry.current_start(1))
 
 
-def dataset_for_rank(dataset: StreamingDataset[Any], world: World, reading: FeedOptions) -> StreamingDataset[Any]:
-    """A copy of a dataset for one rank. Ranks are the Estimator's business, and so is the number of epochs."""
+def dataset_for_rank(dataset: StreamingDataset[Any], world: World, feed_options: FeedOptions) -> StreamingDataset[Any]:
+    """Return a copy of a dataset for one rank. The Estimator decides ranks and the number of epochs."""
     options = dataset.options
     if options.rank is not None and (options.rank, options.world_size) != (world.rank, world.size):
         raise OptionError(
             f"the dataset is for rank {options.rank} of {options.world_size} only: leave out rank and world_size, the "
-            "Estimator shares it out."
+            "Estimator divides it among ranks."
         )
-    made: StreamingDataset[Any] = pickle.loads(pickle.dumps(dataset))  # noqa: S301 - our own
-    shuffle = options.shuffle if reading.shuffle is not False else False
-    if options.shuffle is False and reading.shuffle:
-        raise OptionError("shuffle=True, but the dataset was made with shuffle=False: leave one of them out.")
-    made.options = replace(
+    copy: StreamingDataset[Any] = pickle.loads(pickle.dumps(dataset))  # noqa: S301 - pickled just now
+    shuffle = options.shuffle if feed_options.shuffle is not False else False
+    if options.shuffle is False and feed_options.shuffle:
+        raise OptionError("shuffle=True, but the dataset has shuffle=False: leave one of them out.")
+    copy.options = replace(
         options,
         rank=world.rank,
         world_size=world.size,
         epochs=1,
-        last=_resolve_last(options.last, reading.last),
+        last=options.last if feed_options.last == "keep" else feed_options.last,  # 'keep' is the default
         shuffle=shuffle,
     )
-    made.order = replace(made.order, shuffle=shuffle)
-    if reading.batch_size not in (None, dataset.batch_size):
-        made.batch_size, made._group_size, made._group_size_ahead = reading.batch_size, 1, 1  # batches of another size, one by one
-    made._slice(PassStart())  # complains of what it does not know
-    return made
-
-
-def _resolve_last(own: Any, wanted: Any) -> Any:
-    """What the dataset says stands, unless something else than the default is asked for."""
-    return own if wanted == "keep" else wanted
+    copy.order = replace(copy.order, shuffle=shuffle)
+    if feed_options.batch_size not in (None, dataset.batch_size):
+        # The sizes of groups were chosen for batches of another size.
+        copy.batch_size, copy._group_size, copy._group_size_ahead = feed_options.batch_size, 1, 1
+    copy._slice(PassStart())  # raises for options that do not go together
+    return copy
 
 
 class IterableFeed:
-    """Batches one after the other."""
+    """Batches of an iterable."""
 
     planned = resumable = False
 
-    def __init__(self, batches: Iterable[Any]) -> None:
-        self.batches = batches
+    def __init__(self, source: Iterable[Any]) -> None:
+        self.source = source
 
     def steps(self, epoch: int, position: Position | None = None) -> int | None:
-        """The steps of the epoch, if the iterable has a length."""
         del epoch, position
         try:
-            return len(self.batches)  # type: ignore[arg-type]
+            return len(self.source)  # type: ignore[arg-type]
         except TypeError:
             return None
 
-    def items(self, epoch: int, position: Position | None = None) -> Iterator[RankBatch]:
-        """The batches of an epoch, from its beginning."""
+    def batches(self, epoch: int, position: Position | None = None) -> Iterator[RankBatch]:
         del position
-        if hasattr(self.batches, "set_epoch"):
-            self.batches.set_epoch(epoch)
-        return map(to_rank_batch, self.batches)
+        if hasattr(self.source, "set_epoch"):
+            self.source.set_epoch(epoch)
+        return map(to_rank_batch, self.source)
 
 
 class CreatorFeed:
-    """The share that a creator made for its rank: nobody knows how many steps the others have."""
+    """The share that a creator made for its rank: how many steps the other ranks have is unknown."""
 
     planned = resumable = False
 
@@ -443,9 +432,7 @@ class CreatorFeed:
         self.feed = feed
 
     def steps(self, epoch: int, position: Position | None = None) -> int | None:
-        """The steps of this rank."""
         return self.feed.steps(epoch, position)
 
-    def items(self, epoch: int, position: Position | None = None) -> Iterator[RankBatch]:
-        """The batches of this rank."""
-        return (replace(item, total=None, position=None) for item in self.feed.items(epoch, position))
+    def batches(self, epoch: int, position: Position | None = None) -> Iterator[RankBatch]:
+        return (replace(item, total=None, position=None) for item in self.feed.batches(epoch, position))

@@ -1,4 +1,9 @@
-"""A job for ranks: what is done with which model on which data. It is the same object on every rank."""
+"""A job for ranks: what is done with which model on which data. It is the same object on every rank.
+
+It is sent as one file, whose large arrays are memory-mapped. A rank touches only the rows it needs, so however large
+the arrays of a dataset are, no rank holds them all. The file is a sequence of parts: the pickle, and then each buffer
+of it. A part is a header with its size, padding to a multiple of 64 bytes, and the data.
+"""
 
 from __future__ import annotations
 
@@ -23,33 +28,33 @@ Task = Literal["fit", "evaluate", "predict"]
 
 
 class Backend(Protocol):
-    """A framework's side of a training, on one rank."""
+    """The steps of a training in one framework, on one rank."""
 
     model: Any
     tally: Floats
 
     def begin(self, *, training: bool) -> None:
-        """Begin an epoch, or an evaluation: nothing is counted yet."""
+        """Begin an epoch, or an evaluation, with all sums at zero."""
         ...
 
     def train(self, item: RankBatch) -> float:
-        """One step; the loss of this rank's rows."""
+        """Take one step; return the loss of this rank's rows."""
         ...
 
     def evaluate(self, item: RankBatch) -> None:
-        """Count the loss and the metrics of a batch."""
+        """Add the loss and the metrics of a batch to the sums."""
         ...
 
     def predict(self, item: RankBatch) -> Any:
-        """The output for the rows of a batch that count, as numpy arrays."""
+        """Return the output for the rows of a batch that count, as numpy arrays."""
         ...
 
     def epoch_done(self, logs: Mapping[str, Any]) -> None:
-        """What is to be done after an epoch of training, whose means are `logs`."""
+        """Finish an epoch of training, whose means are `logs`."""
         ...
 
     def logs(self, tally: Floats) -> dict[str, float]:
-        """The means, from the counts of all ranks."""
+        """Return the means, from the sums of all ranks."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -57,29 +62,29 @@ class Backend(Protocol):
         ...
 
     def load(self, folder: Path) -> None:
-        """Take them from there."""
+        """Read weights and the optimizer's state from a folder."""
         ...
 
 
 class Recipe(Protocol):
-    """A model and what belongs to it, as the user gave them: instances or creators. It can be sent to ranks."""
+    """A model and what belongs to it, as the user passed them: instances or creators. It can be sent to ranks."""
 
     framework: str
 
-    def world(self, seat: RankInfo) -> World:
-        """Join the other ranks."""
+    def world(self, rank_info: RankInfo) -> World:
+        """Connect to the other ranks."""
         ...
 
-    def side(self, seat: RankInfo, world: World, chosen: ColumnSelection) -> Backend:
-        """The framework's side on a rank."""
+    def backend(self, rank_info: RankInfo, world: World, selection: ColumnSelection) -> Backend:
+        """Return the backend of a rank."""
         ...
 
     def model(self) -> Any:
-        """The model, with the weights that it has now."""
+        """Return the model, with its current weights."""
         ...
 
-    def adopt(self, state: bytes) -> None:
-        """Take over the state that ranks have trained."""
+    def load_state(self, state: bytes) -> None:
+        """Load the state that ranks have trained."""
         ...
 
     def save(self, path: Path) -> None:
@@ -90,8 +95,8 @@ class Recipe(Protocol):
         """Read the weights from a file, or from a checkpoint."""
         ...
 
-    def packed(self, side: Backend) -> bytes:
-        """The state of a side, for `adopt`."""
+    def dump_state(self, backend: Backend) -> bytes:
+        """Return the state of a backend, for `load_state`."""
         ...
 
 
@@ -102,15 +107,15 @@ class Job:
     task: Task
     recipe: Recipe
     data: Source
-    reading: FeedOptions
-    chosen: ColumnSelection = field(default_factory=ColumnSelection)
+    feed_options: FeedOptions
+    selection: ColumnSelection = field(default_factory=ColumnSelection)
     validation: Source | None = None
     callbacks: Sequence[Any] = ()
     epochs: range = range(1)
     steps_before: int = 0
     max_steps: int | None = None
     folder: Path | None = None
-    """For checkpoints; None: there are none."""
+    """The folder for checkpoints; None if there are none."""
     checkpoint_every: int | None = None
     run: str = ""
     resume: bool = False
@@ -119,12 +124,12 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What a rank brings home; the state and the history are rank 0's."""
+    """The results of a rank; the state and the history are those of rank 0."""
 
     history: list[dict[str, Any]] = field(default_factory=list)
     logs: dict[str, float] = field(default_factory=dict)
     predictions: list[tuple[Any, Any]] = field(default_factory=list)
-    """For each batch, the places of its rows in the data, if they are known, and the output for them."""
+    """For each batch, the numbers of its rows in the data, if they are known, and the output for them."""
     state: bytes | None = None
     steps: int = 0
 
@@ -132,11 +137,11 @@ class Outcome:
 _PART_HEADER = struct.Struct("<QQ")
 _ALIGN = 64
 _MIN_BUFFER_BYTES = 1 << 12
-"""Tensors of fewer bytes are not worth a buffer of their own."""
+"""Smaller tensors are pickled without a buffer of their own."""
 
 
 def write_job(job: Any, path: Path) -> None:
-    """Write a job; functions and classes that cannot be imported go along by value."""
+    """Write a job; functions and classes that cannot be imported are pickled by value."""
     cloudpickle: Any = require("cloudpickle", extra="process", needed_for="sending a training to other processes")
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
@@ -155,17 +160,17 @@ def write_job(job: Any, path: Path) -> None:
 
 
 def import_paths_file(job: Path) -> Path:
-    """The file beside a job that tells where the driver imports from."""
+    """Return the file next to a job that lists where the driver imports from."""
     return job.with_suffix(".paths")
 
 
 def _make_pickler(cloudpickle: Any) -> Any:
-    """Cloudpickle, with torch's tensors as buffers."""
+    """Return cloudpickle's pickler, with torch's tensors as buffers."""
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, value: Any) -> Any:
-            found = _reduce_tensor(value)
-            return super().reducer_override(value) if found is None else found
+            reduced = _reduce_tensor(value)
+            return super().reducer_override(value) if reduced is None else reduced
 
     return Pickler
 
@@ -179,7 +184,7 @@ def _reduce_tensor(value: Any) -> Any:
         return None
     try:
         return torch.from_numpy, (value.contiguous().numpy(),)
-    except TypeError:  # numpy has no such type
+    except TypeError:  # numpy has no such dtype
         return None
 
 
@@ -190,24 +195,24 @@ def _write_part(target: Any, data: Any) -> None:
 
 
 def read_job(path: Path) -> Any:
-    """The job again. Its arrays can be written to: what is written stays in this process."""
+    """Read a job. Its arrays can be written to; changes stay in this process."""
     try:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except FileNotFoundError as error:
         raise StorageNotFoundError(
-            f"{path}: the job cannot be seen from here. Pass model_dir, a folder that all machines of the cluster see."
+            f"{path}: this machine does not see the job. Pass model_dir, a folder that all machines of the cluster see."
         ) from error
     first, *buffers = _split_parts(memoryview(mapped))
-    return pickle.loads(first, buffers=buffers)  # noqa: S301 - written by this very program
+    return pickle.loads(first, buffers=buffers)  # noqa: S301 - written by write_job
 
 
 def _split_parts(whole: memoryview) -> list[memoryview]:
-    found, at = [], 0
+    parts, at = [], 0
     while at < len(whole):
         size, _ = _PART_HEADER.unpack_from(whole, at)
         at += _PART_HEADER.size
         at += -at % _ALIGN
-        found.append(whole[at : at + size])
+        parts.append(whole[at : at + size])
         at += size
-    return found
+    return parts

@@ -1,4 +1,9 @@
-"""What became of ranks: what each brings home, what went wrong on it, or that it was lost."""
+"""Starting ranks: as processes of this machine, as workers of Ray Train, or as tasks of a Spark barrier stage.
+
+A job is written once, and launched again while ranks are lost. The ranks of an attempt leave their results, or the
+error that one of them raised, in its folder. Ray Train connects its ranks, and restarts them when one is lost. Spark
+does not restart a barrier stage when a task is lost, so that is done here.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +40,7 @@ from quire.errors import FunctionError, OptionError, QuireError
 
 _log = logging.getLogger("quire.distributed")
 _COMMUNICATION_MODULES = ("torch.distributed", "torch.nn.parallel", "torch.autograd", "torch._tensor", "tensorflow")
-"""Modules whose calls of native code talk to other ranks; a step's gradients are exchanged within `backward`."""
+"""Modules whose native calls talk to other ranks; gradients are exchanged within `backward`."""
 _LOST_CONNECTION_TEXTS = (
     "connection closed by peer",
     "connection reset by peer",
@@ -48,14 +53,14 @@ _LOST_CONNECTION_TEXTS = (
     "heartbeat",
     "gloo",
 )
-"""How gloo and TensorFlow describe a lost connection: they raise a RuntimeError, or an error that says no more."""
+"""How gloo and TensorFlow describe a lost connection, in a RuntimeError or an unspecific error."""
 
 
 class LostRanksError(Exception):
-    """A rank is gone: killed, or cut off from the others. Another attempt may fare better."""
+    """A rank is gone: killed, or cut off from the others. Another attempt may succeed."""
 
 
-class RemoteTraceback(Exception):  # noqa: N818 - it is text, as that of concurrent.futures
+class RemoteTraceback(Exception):  # noqa: N818 - it holds text, like that of concurrent.futures
     """The traceback of an error in another process."""
 
     def __str__(self) -> str:
@@ -64,50 +69,46 @@ class RemoteTraceback(Exception):  # noqa: N818 - it is text, as that of concurr
 
 @dataclass(frozen=True)
 class Attempt:
-    """The folder in which the ranks of one attempt leave what they have to say."""
+    """The folder in which the ranks of one attempt leave their results."""
 
     folder: Path
 
-    def keep(self, rank: int, outcome: Outcome) -> None:
-        """Bring home what a rank made."""
+    def write_outcome(self, rank: int, outcome: Outcome) -> None:
         _write_whole(self.folder / f"outcome-{rank}", pickle.dumps(outcome, 5))
 
-    def keep_error(self, rank: int, error: BaseException) -> None:
-        """Bring home what went wrong on a rank."""
+    def write_error(self, rank: int, error: BaseException) -> None:
         text = "".join(traceback.format_exception(error))
         try:
             content = pickle.dumps((error, text))
-            pickle.loads(content)  # noqa: S301 - our own
-        except Exception:  # noqa: BLE001 - any class may fail in its own way
+            pickle.loads(content)  # noqa: S301 - pickled just now
+        except Exception:  # noqa: BLE001 - pickling runs code of the error's class
             content = pickle.dumps((None, text))
         _write_whole(self.folder / f"error-{rank}", content)
 
-    def outcomes(self, size: int) -> list[Outcome]:
-        """What all ranks made."""
+    def read_outcomes(self, size: int) -> list[Outcome]:
         return [pickle.loads((self.folder / f"outcome-{rank}").read_bytes()) for rank in range(size)]  # noqa: S301
 
     @property
     def has_error(self) -> bool:
-        """Whether something went wrong on a rank, and was not that another one is gone."""
+        """Whether a rank has failed by itself, and not because another one was lost."""
         return any(self.folder.glob("error-*"))
 
     def raise_error(self) -> None:
-        """Raise what a rank raised; errors of quire as they are."""
+        """Raise the error of a rank, if there is one; errors of quire as they are."""
         for path in sorted(self.folder.glob("error-*")):
-            error, text = pickle.loads(path.read_bytes())  # noqa: S301 - our own ranks wrote it
+            error, text = pickle.loads(path.read_bytes())  # noqa: S301 - written by our own ranks
             remote, rank = RemoteTraceback(text), path.name.rpartition("-")[2]
             if isinstance(error, QuireError):
                 raise error from remote
-            last = text.strip().splitlines()[-1]
-            made = FunctionError(f"rank {rank} failed: {last}")
+            failure = FunctionError(f"rank {rank} failed: {text.strip().splitlines()[-1]}")
             if error is None:
-                raise made from remote
+                raise failure from remote
             error.__cause__ = remote
-            raise made from error
+            raise failure from error
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """A file that is whole or not there."""
+    """Write a file that is complete or does not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
     new.write_bytes(content)
@@ -117,9 +118,9 @@ def _write_whole(path: Path, content: bytes) -> None:
 def is_lost(error: BaseException) -> bool:
     """Whether an error only says that another rank is gone.
 
-    That is an error which the communication of a framework itself has raised: its innermost frame is theirs. What is
-    raised by code of the user (a callback, a model, a pipeline), or by a library that it calls, is an error of that
-    code, whatever it says.
+    That is an error raised by the communication of a framework itself: its innermost frame is theirs. An error raised
+    by code of the user (a callback, a model, a pipeline), or by a library that it calls, is an error of that code,
+    whatever its message.
     """
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
@@ -136,39 +137,37 @@ def is_lost(error: BaseException) -> bool:
 
 
 def with_restarts(launch: Callable[[Attempt], list[Outcome]], folder: Path, restarts: int) -> list[Outcome]:
-    """Launch ranks, and do it again when some of them are lost: they go on from the last checkpoint."""
+    """Launch ranks, and again when some of them are lost: they resume from the last checkpoint."""
     for number in range(restarts + 1):
         attempt = Attempt(folder / f"attempt-{number}")
         attempt.folder.mkdir(parents=True)
         try:
             return launch(attempt)
-        except LostRanksError as lost_rank_error:
+        except LostRanksError as error:
             attempt.raise_error()
             if number == restarts:
-                raise FunctionError(
-                    f"{lost_rank_error} This was attempt {number + 1}: max_restarts={restarts}."
-                ) from lost_rank_error
-            _log.warning("%s Training goes on from the last checkpoint.", lost_rank_error)
+                raise FunctionError(f"{error} This was attempt {number + 1}: max_restarts={restarts}.") from error
+            _log.warning("%s Training resumes from the last checkpoint.", error)
         finally:
             shutil.rmtree(attempt.folder, ignore_errors=True)
     raise AssertionError
 
 
 def lost_rank_error(rank: Any, why: str) -> LostRanksError:
-    """The error about a rank that is gone."""
+    """Return the error about a rank that is gone."""
     return LostRanksError(f"rank {rank} was lost: {why}.")
 
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """So many ranks, for a job in a file. `restarts` are left to an engine that starts lost ranks itself."""
+    """A number of ranks for a job in a file. `restarts` is for engines that restart lost ranks themselves."""
 
     job: Path
     size: int
     framework: str
     restarts: int
     shared: bool = True
-    """Whether the user has said where the files of a training are, so that all machines see them."""
+    """Whether the user has chosen the folder of the files, so that all machines see it."""
 
 
 _RANK_MODULE = "quire.distributed.estimator._rank_process"
@@ -176,36 +175,44 @@ FAILED, LOST = 1, 75
 """What it ends with when something was raised, and when only another rank is gone."""
 
 
-def start_rank(job: Path, attempt: Path, seat: RankInfo) -> subprocess.Popen[bytes]:
-    """Start a rank; its environment tells the ranks as launchers do."""
-    host, _, port = seat.addresses[0].rpartition(":")
-    cores = max(1, (os.cpu_count() or 1) // seat.size)
+def start_rank(job: Path, attempt: Path, rank_info: RankInfo) -> subprocess.Popen[bytes]:
+    """Start a rank; its environment describes the ranks as launchers do."""
+    host, _, port = rank_info.addresses[0].rpartition(":")
+    cores = max(1, (os.cpu_count() or 1) // rank_info.size)
     environment = {
         "OMP_NUM_THREADS": str(cores),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         **os.environ,
         "PYTHONPATH": os.pathsep.join(_import_paths(job)),
-        "RANK": str(seat.rank),
-        "WORLD_SIZE": str(seat.size),
+        "RANK": str(rank_info.rank),
+        "WORLD_SIZE": str(rank_info.size),
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
     }
-    command = [sys.executable, "-m", _RANK_MODULE, str(job), str(attempt), str(seat.rank), ",".join(seat.addresses)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)  # noqa: S603 - ourselves
+    command = [
+        sys.executable,
+        "-m",
+        _RANK_MODULE,
+        str(job),
+        str(attempt),
+        str(rank_info.rank),
+        ",".join(rank_info.addresses),
+    ]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)  # noqa: S603 - our own module
 
 
 def _import_paths(job: Path) -> list[str]:
-    """Where this process imports from, and then the driver, whose functions and classes the job may name."""
-    mine = [entry or str(Path.cwd()) for entry in sys.path]
-    return list(dict.fromkeys([*mine, *json.loads(import_paths_file(job).read_text())]))
+    """Return where this process imports from, and then the driver, whose modules the job may refer to."""
+    own = [entry or str(Path.cwd()) for entry in sys.path]
+    return list(dict.fromkeys([*own, *json.loads(import_paths_file(job).read_text())]))
 
 
 _GRACE_SECONDS = 20.0
-"""So many seconds the other ranks have to end by themselves when one has failed."""
+"""How many seconds the other ranks have to end by themselves when one has failed."""
 
 
 def launch_local(launch: LaunchSpec, attempt: Attempt) -> list[Outcome]:
-    """Start so many ranks, and wait for what they make."""
+    """Start ranks on this machine, and wait for their results."""
     size = launch.size
     addresses = free_addresses("127.0.0.1", size)
     ranks = [start_rank(launch.job, attempt.folder, RankInfo(rank, size, addresses)) for rank in range(size)]
@@ -214,11 +221,11 @@ def launch_local(launch: LaunchSpec, attempt: Attempt) -> list[Outcome]:
     finally:
         for process in ranks:
             end_process(process)
-    return attempt.outcomes(size)
+    return attempt.read_outcomes(size)
 
 
 def free_addresses(host: str, number: int) -> tuple[str, ...]:
-    """So many ports that are free now."""
+    """Return addresses with ports that are free now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(closing(socket.socket())) for _ in range(number)]
         for one in sockets:
@@ -227,7 +234,7 @@ def free_addresses(host: str, number: int) -> tuple[str, ...]:
 
 
 def wait_for_ranks(ranks: list[subprocess.Popen[bytes]], attempt: Attempt) -> None:
-    """Wait until all ranks are done. The first that fails is waited for, and the others are ended."""
+    """Wait until all ranks are done; raise when one fails."""
     while True:
         codes = [process.poll() for process in ranks]
         failed = [(rank, code) for rank, code in enumerate(codes) if code]
@@ -241,7 +248,7 @@ def wait_for_ranks(ranks: list[subprocess.Popen[bytes]], attempt: Attempt) -> No
 def _find_lost_rank(
     ranks: list[subprocess.Popen[bytes]], failed: list[tuple[int, int]], attempt: Attempt
 ) -> LostRanksError:
-    """What happened: of a rank that was killed, and of others that miss it, the one that was killed is told of."""
+    """Return the error: of ranks that were killed and others that miss them, it names one that was killed."""
     attempt.raise_error()
     until = time.monotonic() + (_GRACE_SECONDS if all(code > FAILED for _, code in failed) else 0.0)
     while time.monotonic() < until and any(process.poll() is None for process in ranks):
@@ -260,7 +267,7 @@ def _signal_name(number: int) -> str:
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
-    """End a rank that is still there."""
+    """Kill a rank that is still running."""
     if process.poll() is None:
         process.kill()
     process.wait()
@@ -270,40 +277,40 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
 
 
 _MAX_RAY_STARTS = 4
-"""Ray waits a minute for room for all workers, and then so many times more; left to itself it would not end."""
+"""Ray waits a minute for room for all workers, and this many times more; by default without end."""
 
 
 def launch_ray(launch: LaunchSpec, attempt: Attempt) -> list[Outcome]:
-    """Run so many workers of Ray Train, and wait for what they make."""
+    """Run ranks as workers of Ray Train, and wait for their results."""
     ray = ray_session()
     _check_ray_room(ray, launch)
-    told = {"job": str(launch.job), "attempt": str(attempt.folder)}
-    trainer = _make_trainer(ray, launch, told, attempt.folder / "ray")
+    config = {"job": str(launch.job), "attempt": str(attempt.folder)}
+    trainer = _make_trainer(ray, launch, config, attempt.folder / "ray")
     try:
         trainer.fit()
     except Exception as error:
         attempt.raise_error()
         if type(getattr(error, "controller_failure", None)).__name__ == "WorkerGroupStartupTimeoutError":
             raise FunctionError(
-                f"Ray had no room for workers={launch.size} for minutes: other work holds its cores. Wait for it, or "
+                f"Ray had no room for workers={launch.size} for minutes: other work uses its cores. Wait for it, or "
                 "use fewer workers."
             ) from error
         raise lost_rank_error("of Ray", f"{type(error).__name__}: {error}") from error
     attempt.raise_error()
-    return attempt.outcomes(launch.size)
+    return attempt.read_outcomes(launch.size)
 
 
 def _check_ray_room(ray: Any, launch: LaunchSpec) -> None:
-    """Ray would wait for more machines for ever, and other machines do not see a folder of here."""
+    """Raise where Ray would wait for ever: too few cores, or machines that do not see the folder."""
     cores = int(ray.cluster_resources().get("CPU", 0))
     if cores < launch.size:
-        raise OptionError(f"workers={launch.size}, and Ray has {cores} cores: use fewer workers, or a larger cluster.")
+        raise OptionError(f"workers={launch.size}, but Ray has {cores} cores: use fewer workers, or a larger cluster.")
     machines = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
     if len(machines) > 1 and not launch.shared:
         raise OptionError(f"Ray runs on {len(machines)} machines: pass model_dir=..., a folder that all of them see.")
 
 
-def _make_trainer(ray: Any, launch: LaunchSpec, told: dict[str, str], storage: Path) -> Any:
+def _make_trainer(ray: Any, launch: LaunchSpec, config: dict[str, str], storage: Path) -> Any:
     train: Any = require("ray.train", extra="ray", needed_for="engine='ray'")
     loopback = ray.util.get_node_ip_address().startswith("127.")
     run = train.RunConfig(
@@ -315,28 +322,28 @@ def _make_trainer(ray: Any, launch: LaunchSpec, told: dict[str, str], storage: P
     scaling = train.ScalingConfig(num_workers=launch.size)
     if launch.framework == "torch":
         torch: Any = require("ray.train.torch", extra="ray", needed_for="engine='ray'")
-        return torch.TorchTrainer(ray_rank, train_loop_config=told, scaling_config=scaling, run_config=run)
+        return torch.TorchTrainer(ray_rank, train_loop_config=config, scaling_config=scaling, run_config=run)
     tensorflow: Any = require("ray.train.tensorflow", extra="ray", needed_for="engine='ray'")
-    return tensorflow.TensorflowTrainer(ray_rank, train_loop_config=told, scaling_config=scaling, run_config=run)
+    return tensorflow.TensorflowTrainer(ray_rank, train_loop_config=config, scaling_config=scaling, run_config=run)
 
 
-def ray_rank(told: dict[str, str]) -> None:
-    """A worker's part. What its own code raises ends the training; when a worker is lost, Ray starts all again."""
+def ray_rank(config: dict[str, str]) -> None:
+    """Run a rank. An error of its own code ends the training; when a worker is lost, Ray restarts all."""
     train: Any = require("ray.train", extra="ray", needed_for="engine='ray'")
-    context, attempt = train.get_context(), Attempt(Path(told["attempt"]))
+    context, attempt = train.get_context(), Attempt(Path(config["attempt"]))
     if attempt.has_error:
         return
-    seat = RankInfo(context.get_world_rank(), context.get_world_size(), joined=True)
+    rank_info = RankInfo(context.get_world_rank(), context.get_world_size(), joined=True)
     try:
-        attempt.keep(seat.rank, run_rank(read_job(Path(told["job"])), seat))
+        attempt.write_outcome(rank_info.rank, run_rank(read_job(Path(config["job"])), rank_info))
     except Exception as error:
         if not is_lost(error):
-            attempt.keep_error(seat.rank, error)
+            attempt.write_error(rank_info.rank, error)
         raise
 
 
 def launch_spark(launch: LaunchSpec, attempt: Attempt) -> list[Outcome]:
-    """Run a barrier stage of so many tasks, and wait for what they make."""
+    """Run ranks as tasks of a barrier stage, and wait for their results."""
     session = spark_session()
     _check_spark_room(session, launch)
     work = partial(spark_rank, job=str(launch.job), attempt=str(attempt.folder))
@@ -345,13 +352,13 @@ def launch_spark(launch: LaunchSpec, attempt: Attempt) -> list[Outcome]:
     except Exception as error:
         attempt.raise_error()
         raise describe_loss(error) from error
-    return attempt.outcomes(launch.size)
+    return attempt.read_outcomes(launch.size)
 
 
 def _check_spark_room(session: Any, launch: LaunchSpec) -> None:
-    """Spark would wait ten minutes for room for all tasks, and executors elsewhere do not see a folder of here."""
+    """Raise where Spark would wait ten minutes: too few slots, or machines that do not see the folder."""
     context: Any = None
-    with suppress(Exception):  # Spark Connect has none
+    with suppress(Exception):  # Spark Connect has no context
         context = session.sparkContext
     if context is None:
         return
@@ -359,11 +366,11 @@ def _check_spark_room(session: Any, launch: LaunchSpec) -> None:
         raise OptionError(f"Spark runs on {context.master}: pass model_dir=..., a folder that all of its machines see.")
     slots = context.defaultParallelism
     if slots < launch.size:
-        raise OptionError(f"workers={launch.size}, and Spark has room for {slots} tasks at a time: use fewer workers.")
+        raise OptionError(f"workers={launch.size}, but Spark runs {slots} tasks at a time: use fewer workers.")
 
 
 def describe_loss(error: Exception) -> LostRanksError:
-    """Return the error about a task of Spark that failed: with the message of `spark_rank`, if its traceback has it."""
+    """Return the error about a task of Spark that failed, with the message of `spark_rank` if it has one."""
     ended = re.search(r"rank (\d+) was lost: (its process ended with -?\d+)", str(error))
     if ended is not None:
         return lost_rank_error(ended[1], ended[2])
@@ -371,7 +378,7 @@ def describe_loss(error: Exception) -> LostRanksError:
 
 
 def spark_rank(batches: Iterator[pa.RecordBatch], job: str, attempt: str) -> Iterator[pa.RecordBatch]:
-    """A task's part: it starts a process for the rank, and lives as long as that."""
+    """Start a process for a rank, in a task that lives as long as the process."""
     for _ in batches:
         pass
     pyspark: Any = require("pyspark", extra="spark", needed_for="engine='spark'")
@@ -396,11 +403,11 @@ _LAUNCHERS = {
     "spark": launch_spark,
 }
 _RESTARTING_ENGINES = {"ray"}
-"""Engines that start lost ranks themselves."""
+"""Engines that restart lost ranks themselves."""
 
 
 def launch(job: Job, options: EstimatorOptions, folder: Path) -> list[Outcome]:
-    """What every rank makes of a job."""
+    """Run a job on all ranks, and return their results."""
     work = folder / f".job-{uuid.uuid4().hex}"
     work.mkdir(parents=True)
     restarts = options.max_restarts if job.task == "fit" else 1

@@ -1,4 +1,4 @@
-"""What of a batch the model is given, and what its output is compared with."""
+"""The options of an Estimator and of its calls, and which columns of a batch are features and labels."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from quire.errors import ColumnError, MissingValueError, OptionError, did_you_me
 Names = str | Sequence[str] | None
 
 
-def to_names(given: Names) -> tuple[str, ...] | None:
-    """One name or several."""
-    return (given,) if isinstance(given, str) else None if given is None else tuple(given)
+def to_names(names: Names) -> tuple[str, ...] | None:
+    return (names,) if isinstance(names, str) else None if names is None else tuple(names)
 
 
 @dataclass(frozen=True)
 class ColumnSelection:
-    """The columns that are features, and those that are labels. Without them a batch is what it is.
+    """The columns that are features, and those that are labels.
 
-    A pair is features and labels, a dict with 'x' and 'y' as well; documents go to the model and to the loss as they
-    are.
+    Without a selection, a pair is features and labels, and so is a dict with 'x' and 'y'; a batch of documents goes to
+    the model and to the loss as it is.
     """
 
     features: tuple[str, ...] | None = None
@@ -34,21 +33,21 @@ class ColumnSelection:
 
     @classmethod
     def of(cls, feature_cols: Names, label_cols: Names, labels_cols: Names = None) -> ColumnSelection:
-        """As they are named in `fit`; `labels_cols` is another spelling."""
+        """Return the selection of the arguments of `fit`; `labels_cols` is another spelling."""
         if label_cols is not None and labels_cols is not None:
             raise OptionError("label_cols and labels_cols are the same: pass one of them.")
         labels = to_names(label_cols if labels_cols is None else labels_cols)
         if labels is not None and feature_cols is None:
-            raise OptionError(f"label_cols={list(labels)} without feature_cols: say which columns the model is given.")
+            raise OptionError(f"label_cols={list(labels)} without feature_cols: pass the columns for the model.")
         return cls(to_names(feature_cols), labels)
 
     @property
     def paths(self) -> tuple[str, ...] | None:
-        """All columns that are read; None where the whole batch is given to the model."""
+        """All columns that are read; None if the whole batch is passed to the model."""
         return None if self.features is None else (*self.features, *(self.labels or ()))
 
     def split(self, content: Any) -> tuple[tuple[Any, ...], Any]:
-        """The arguments of the model, and the labels."""
+        """Return the arguments of the model, and the labels."""
         if self.features is None:
             return _split_whole(content)
         arguments = tuple(batch_column(content, name) for name in self.features)
@@ -57,14 +56,14 @@ class ColumnSelection:
 
 
 def batch_column(content: Any, name: str) -> Any:
-    """A column of a batch by its name; of a document's batch, by its path."""
+    """Return a column of a batch by name; of a batch of documents, by path."""
     if isinstance(content, (DocumentBatch, Mapping)):
         if isinstance(content, Mapping) and name not in content:
             raise ColumnError(f"{name!r}: the batch has no such column. {did_you_mean(name, map(str, content))}")
-        found = content[name]
-        if found is None and isinstance(content, DocumentBatch):
+        values = content[name]
+        if values is None and isinstance(content, DocumentBatch):
             raise MissingValueError(f"{content.schema.name}.{name}: no row of the batch has a value.")
-        return found
+        return values
     raise OptionError(
         f"feature_cols and label_cols are for documents, frames and dicts; the batches are {type(content).__name__}."
     )
@@ -90,13 +89,13 @@ ENGINES = ("local", "ray", "spark")
 class EstimatorKeywords(TypedDict, total=False):
     """More keywords of `Estimator.from_torch` and `Estimator.from_keras`.
 
-    config: what creators are called with.
-    model_dir: the folder for checkpoints; on a cluster, one that all machines see. Without it, a temporary one.
-    checkpoint_every: so many steps apart, checkpoints are written in the middle of an epoch, too; without it, behind
-        each epoch. Only data that knows its position (a StreamingDataset, the address of a dataset, rows by number)
-        goes on from there; other data begins its epoch anew.
-    max_restarts: how often training goes on from the last checkpoint when a rank was lost.
-    seed: the order of the rows follows from it, and the weights that functions make.
+    config: the argument of creators.
+    model_dir: the folder for checkpoints; on a cluster, one that all machines see. By default a temporary one.
+    checkpoint_every: write a checkpoint every n steps within an epoch, too; by default only after each epoch. Only data
+        that knows its position (a StreamingDataset, the URL of a dataset, rows by number) resumes there; other data
+        starts its epoch again.
+    max_restarts: how often training resumes from the last checkpoint after a rank was lost.
+    seed: determines the order of the rows, and the weights that creators initialise.
     """
 
     config: Mapping[str, Any]
@@ -109,8 +108,8 @@ class EstimatorKeywords(TypedDict, total=False):
 class TorchEstimatorKeywords(EstimatorKeywords, total=False):
     """More keywords of `Estimator.from_torch`.
 
-    scheduler_interval: when the scheduler takes its steps: after each 'epoch' (the default), or after each 'step', that
-        is each batch, as OneCycleLR and CyclicLR need it.
+    scheduler_interval: when the scheduler steps: after each 'epoch' (the default), or after each 'step', that is each
+        batch, which OneCycleLR and CyclicLR need.
     """
 
     scheduler_interval: Literal["epoch", "step"] | None
@@ -118,7 +117,7 @@ class TorchEstimatorKeywords(EstimatorKeywords, total=False):
 
 @dataclass(frozen=True)
 class EstimatorOptions:
-    """How an Estimator works; see `Working`."""
+    """How an Estimator works; see `EstimatorKeywords`."""
 
     engine: str = "local"
     workers: int = 1
@@ -134,30 +133,30 @@ class EstimatorOptions:
         for name in ("workers", "checkpoint_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise OptionError(f"{name}={value}: at least 1.")
+                raise OptionError(f"{name}={value}: at least 1 is needed.")
         if self.max_restarts < 0:
-            raise OptionError(f"max_restarts={self.max_restarts}: at least 0.")
+            raise OptionError(f"max_restarts={self.max_restarts}: it must not be negative.")
 
 
 def engine_name(engine: Any) -> str:
-    """The name of an engine, which is given by name or as `quire.distributed.engine(...)`."""
+    """Return the name of an engine, which is passed by name or as `quire.distributed.engine(...)`."""
     return str(engine if isinstance(engine, str) else getattr(engine, "name", engine))
 
 
 class FitKeywords(TypedDict, total=False):
     """More keywords of `Estimator.fit`.
 
-    validation_data: evaluated behind each epoch; its means are `val_loss` and so on.
+    validation_data: evaluated after each epoch; its means are `val_loss` and so on.
     callbacks: objects with methods of `Callback`, or functions `callback(epoch, logs)`.
-    global_batch_size: the rows of a step on all workers together, in place of `batch_size`.
-    last: what becomes of rows that do not fill a batch on every worker: 'keep' (the default) makes the last batches
-        smaller, 'drop' leaves them out, 'pad' fills up with rows that count neither in loss nor in metrics.
-    shuffle: whether rows are shuffled in each epoch; by default as the data says, and else they are.
-    max_steps: stop after so many steps.
-    resume: go on from the last checkpoint in `model_dir`, of whatever run, to the end of `epochs` in all.
-    progress: whether to show a bar; by default on a terminal.
+    global_batch_size: the rows of a step on all workers together, instead of `batch_size`.
+    last: what happens to rows that do not fill a batch on every worker: 'keep' (the default) makes the last batches
+        smaller, 'drop' leaves the rows out, 'pad' adds rows that count neither in the loss nor in metrics.
+    shuffle: whether rows are shuffled in each epoch; by default as the data specifies, else they are.
+    max_steps: stop after this number of steps.
+    resume: continue from the last checkpoint in `model_dir`, of any run, until `epochs` epochs in total.
+    progress: whether to show a progress bar; by default on a terminal.
     labels_cols: the same as `label_cols`.
-    missing: what becomes of missing numbers and tensors in the columns that are read, as of `MultiModalDataset`:
+    missing: how missing numbers and tensors in the columns that are read are handled, as in `MultiModalDataset`:
         'raise' (the default), 'mask' or values by path. Datasets and loaders have an option of their own.
     """
 
@@ -176,7 +175,7 @@ class FitKeywords(TypedDict, total=False):
 class EvaluateKeywords(TypedDict, total=False):
     """More keywords of `Estimator.evaluate`.
 
-    global_batch_size, missing: as of `fit`. num_steps: no more steps than that. labels_cols: the same as `label_cols`.
+    global_batch_size, missing: as in `fit`. num_steps: stop after this number of steps. labels_cols: as `label_cols`.
     """
 
     global_batch_size: int | None
@@ -186,14 +185,14 @@ class EvaluateKeywords(TypedDict, total=False):
 
 
 def worker_batch_size(batch_size: int | None, global_batch_size: int | None, workers: int) -> int | None:
-    """The rows of a step on each worker; None leaves it to the data."""
+    """Return the rows of a step on each worker; None leaves it to the data."""
     if batch_size is not None and global_batch_size is not None:
-        raise OptionError("batch_size is that of a worker, global_batch_size that of all together: pass one of them.")
+        raise OptionError("batch_size is per worker, global_batch_size for all workers together: pass one of them.")
     if global_batch_size is None:
         if batch_size is not None and batch_size < 1:
-            raise OptionError(f"batch_size={batch_size}: at least 1.")
+            raise OptionError(f"batch_size={batch_size}: at least 1 is needed.")
         return batch_size
     size, rest = divmod(global_batch_size, workers)
     if rest or size < 1:
-        raise OptionError(f"global_batch_size={global_batch_size} cannot be shared out evenly among {workers} workers.")
+        raise OptionError(f"global_batch_size={global_batch_size} cannot be divided evenly among {workers} workers.")
     return size

@@ -1,6 +1,6 @@
-"""A rank as a process of its own: `python -m quire.distributed.estimator._child JOB ATTEMPT RANK ADDRESS,ADDRESS,...`.
+"""A rank as a process: `python -m quire.distributed.estimator._rank_process JOB ATTEMPT RANK ADDRESS,ADDRESS,...`.
 
-It ends when the process that started it does: it then finds its standard input closed.
+It ends when the process that started it does, because its standard input is then closed.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ def _watch_parent() -> None:
 
 
 def main(job_file: str, attempt_folder: str, rank: str, addresses: str) -> int:
-    """Do the part of a rank, and leave what came of it in the folder of the attempt."""
+    """Run a rank, and leave its result in the folder of the attempt."""
     threading.Thread(target=_watch_parent, daemon=True).start()
-    attempt, told = Attempt(Path(attempt_folder)), tuple(addresses.split(","))
-    seat = RankInfo(int(rank), len(told), told)
+    attempt, hosts = Attempt(Path(attempt_folder)), tuple(addresses.split(","))
+    rank_info = RankInfo(int(rank), len(hosts), hosts)
     try:
-        attempt.keep(seat.rank, run_rank(read_job(Path(job_file)), seat))
-    except Exception as error:  # noqa: BLE001 - it is raised where the ranks were started
+        attempt.write_outcome(rank_info.rank, run_rank(read_job(Path(job_file)), rank_info))
+    except Exception as error:  # noqa: BLE001 - it is raised by the process that started the ranks
         if is_lost(error):
-            print(f"rank {rank}: {error}", file=sys.stderr)  # noqa: T201 - nobody else hears of it
+            print(f"rank {rank}: {error}", file=sys.stderr)  # noqa: T201 - it is not reported otherwise
             return LOST
-        attempt.keep_error(seat.rank, error)
+        attempt.write_error(rank_info.rank, error)
         return FAILED
     return 0
 
 
 if __name__ == "__main__":
     code = main(*sys.argv[1:])
-    gc.collect()  # what datasets keep in folders is removed with them
+    gc.collect()  # datasets remove their temporary folders
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # without the ends of native threads, which may wait for each other
+    os._exit(code)  # skips the shutdown of native threads, which may wait for each other

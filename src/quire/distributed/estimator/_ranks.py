@@ -1,4 +1,4 @@
-"""The ranks of a training: how many there are, which of them this is, and what they tell each other."""
+"""The ranks of a training: this one's number, the addresses of all, and sums over them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One rank's place: its number, how many there are, and where each of them can be reached ('host:port').
+    """The number of a rank, the number of all ranks, and the address of each ('host:port').
 
     `joined` says that the engine has connected the ranks already.
     """
@@ -25,21 +25,21 @@ class RankInfo:
 
 
 class World:
-    """The ranks together. This one is a process alone; frameworks bring the others."""
+    """All ranks together. This class is for a single process; frameworks connect several."""
 
-    def __init__(self, seat: RankInfo | None = None) -> None:
-        seat = seat or RankInfo()
-        self.rank, self.size = seat.rank, seat.size
+    def __init__(self, rank_info: RankInfo | None = None) -> None:
+        rank_info = rank_info or RankInfo()
+        self.rank, self.size = rank_info.rank, rank_info.size
 
     def sum(self, values: Any) -> Floats:
-        """The sums of numbers over all ranks, the same on each of them."""
+        """Return the sums of numbers over all ranks, the same on each of them."""
         return np.array(values, np.float64)
 
     def gather(self, value: float) -> list[float]:
-        """The number of every rank."""
-        places = np.zeros(self.size)
-        places[self.rank] = value
-        return self.sum(places).tolist()  # type: ignore[no-any-return]
+        """Return the number of every rank."""
+        indices = np.zeros(self.size)
+        indices[self.rank] = value
+        return self.sum(indices).tolist()  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Leave the others."""
+        """Disconnect from the other ranks."""

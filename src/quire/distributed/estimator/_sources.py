@@ -1,4 +1,7 @@
-"""What `fit` takes as data, as sources: objects that go to every rank and open there the share of it."""
+"""What `fit` takes as data, as sources: objects that are sent to every rank and open its share there.
+
+Shards and frames of engines are first written as a dataset, by the engine, to a folder that all workers see.
+"""
 
 from __future__ import annotations
 
@@ -34,49 +37,47 @@ from quire.storage import StoredDataset, open_dataset
 
 
 def is_generated(document_type: type[Any]) -> bool:
-    """Whether a class was made from columns: other processes make it again."""
+    """Whether a class was inferred from columns, so that other processes have to infer it again."""
     return document_type.__module__ == "quire._parametrize"
 
 
 _ACCEPTED_DATA = (
-    "a DataLoader, a tf.data.Dataset, a function that makes one, a StreamingDataset, the address of a dataset, "
-    "DocumentShards, a DataFrame of Spark, a Dataset of Ray, a DocumentArray, or arrays"
+    "a DataLoader, a tf.data.Dataset, a function that returns one, a StreamingDataset, the URL of a dataset, "
+    "DocumentShards, a Spark DataFrame, a Ray Dataset, a DocumentArray, or arrays"
 )
 
 
 @dataclass(frozen=True)
 class StreamSource:
-    """A dataset in shards that is open already."""
+    """An open `StreamingDataset`."""
 
     dataset: StreamingDataset[Any]
 
-    def open(self, world: World, reading: FeedOptions) -> Feed:
-        """The share of a rank."""
-        return StreamFeed(self.dataset, world, reading)
+    def open(self, world: World, feed_options: FeedOptions) -> Feed:
+        return StreamFeed(self.dataset, world, feed_options)
 
 
 @dataclass(frozen=True)
 class StoredSource:
-    """A dataset in shards by its address. The class is found where it is opened, if none is given."""
+    """A dataset in shards, by its URL. Without a class, it is looked up where the dataset is opened."""
 
     url: Any
     schema: type[Any] | None = None
 
-    def open(self, world: World, reading: FeedOptions) -> Feed:
-        """The share of a rank."""
+    def open(self, world: World, feed_options: FeedOptions) -> Feed:
         stored = self.url if isinstance(self.url, StoredDataset) else open_dataset(self.url, self.schema)
-        framework = "torch" if reading.framework == "torch" else "numpy"
-        shuffle = "block" if reading.shuffle is not False else False
-        made: Any = StreamingDataset[stored.document_type]  # type: ignore[name-defined]
-        dataset = made(
+        framework = "torch" if feed_options.framework == "torch" else "numpy"
+        shuffle = "block" if feed_options.shuffle is not False else False
+        dataset_type: Any = StreamingDataset[stored.document_type]  # type: ignore[name-defined]
+        dataset = dataset_type(
             stored,
-            reading.batch_size or DEFAULT_BATCH_SIZE,
-            seed=reading.seed,
+            feed_options.batch_size or DEFAULT_BATCH_SIZE,
+            seed=feed_options.seed,
             framework=framework,
             shuffle=shuffle,
-            missing=reading.missing,
+            missing=feed_options.missing,
         )
-        return StreamFeed(dataset, world, reading)
+        return StreamFeed(dataset, world, feed_options)
 
 
 @dataclass(frozen=True)
@@ -85,30 +86,29 @@ class IndexedSource:
 
     rows: IndexedData
 
-    def open(self, world: World, reading: FeedOptions) -> Feed:
-        """The share of a rank."""
-        return IndexedFeed(self.rows, world, reading)
+    def open(self, world: World, feed_options: FeedOptions) -> Feed:
+        return IndexedFeed(self.rows, world, feed_options)
 
 
 @dataclass(frozen=True)
 class CreatorSource:
-    """A function that makes the data on the rank itself."""
+    """A function that creates the data on the rank itself."""
 
     creator: Callable[..., Any]
 
-    def open(self, world: World, reading: FeedOptions) -> Feed:
-        """The share of a rank: the one that it makes, if it is told the rank; else a share of what it makes."""
-        config = {**reading.config, "batch_size": reading.batch_size or DEFAULT_BATCH_SIZE}
+    def open(self, world: World, feed_options: FeedOptions) -> Feed:
+        """Return what the creator makes for the rank, if it takes the rank; else a share of what it makes."""
+        config = {**feed_options.config, "batch_size": feed_options.batch_size or DEFAULT_BATCH_SIZE}
         make = partial(create_data, self.creator, config, world.rank, world.size)
         data = make()
-        made = rank_source(_Repeat(make) if isinstance(data, Iterator) else data, reading)
+        source = rank_source(_Repeat(make) if isinstance(data, Iterator) else data, feed_options)
         if world.size > 1 and takes_rank(self.creator):
-            return CreatorFeed(made.open(World(), reading))
-        return made.open(world, reading)
+            return CreatorFeed(source.open(World(), feed_options))
+        return source.open(world, feed_options)
 
 
 class _Repeat:
-    """What a function that gives an iterator gives, as often as it is asked for."""
+    """An iterable that calls a function for each new iterator."""
 
     def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
         self._make = make
@@ -119,31 +119,31 @@ class _Repeat:
 
 @dataclass(frozen=True)
 class IterableSource:
-    """Whatever gives batches, again in every epoch."""
+    """Any iterable of batches, which is iterated again in every epoch."""
 
     batches: Iterable[Any]
 
-    def open(self, world: World, reading: FeedOptions) -> Feed:
-        """All of it on one rank; nobody can tell the shares of several."""
-        del reading
+    def open(self, world: World, feed_options: FeedOptions) -> Feed:
+        """Return all of it on one rank; it cannot be divided among several."""
+        del feed_options
         if world.size > 1:
             raise OptionError(
-                f"a {type(self.batches).__name__} gives batches one after the other, and {world.size} ranks would each "
-                "train on all of them. Pass a function that gives the share of a rank, creator(rank, world_size, "
-                "config), or a StreamingDataset, or a DataLoader of a dataset with rows by number."
+                f"a {type(self.batches).__name__} is an iterable of batches, and {world.size} ranks would each train "
+                "on all of them. Pass a function that returns the share of a rank, creator(rank, world_size, config), "
+                "or a StreamingDataset, or a DataLoader of a dataset with rows by number."
             )
         return IterableFeed(self.batches)
 
 
-# --- which source data is
+# --- choosing the source
 
 
-def rank_source(data: Any, reading: FeedOptions) -> Source:
-    """The source of data that a rank can open; shards and frames of engines were written out before."""
+def rank_source(data: Any, feed_options: FeedOptions) -> Source:
+    """Return the source of data that a rank can open; data of engines was written before."""
     plain = isinstance(data, (StoredDataset, str, os.PathLike, DocumentArray, DocumentBatch)) or callable(data)
-    if not plain and reading.missing.missing not in ("raise", "read"):
+    if not plain and feed_options.missing.missing not in ("raise", "read"):
         raise OptionError(
-            f"missing is for documents, shards, frames and the addresses of datasets; a {type(data).__name__} has its "
+            f"missing is for documents, shards, frames and the URLs of datasets; a {type(data).__name__} has its "
             "own: MultiModalDataset[T](..., missing=...) or StreamingDataset[T](..., missing=...)."
         )
     if isinstance(data, StreamingDataset):
@@ -151,39 +151,36 @@ def rank_source(data: Any, reading: FeedOptions) -> Source:
     if isinstance(data, StoredDataset):
         return StoredSource(data)
     if isinstance(data, (str, os.PathLike)):
-        return StoredSource(open_folder(data).url)  # absolute: a worker has another working directory
+        return StoredSource(open_folder(data).url)  # absolute, because a worker has another working directory
     if isinstance(data, (DocumentArray, DocumentBatch)):
-        return _document_source(data, reading)
+        dataset: Any = MultiModalDataset[data.document_type]
+        framework = "torch" if feed_options.framework == "torch" else "numpy"
+        return IndexedSource(IndexedData(dataset(data, framework=framework, missing=feed_options.missing)))
     if isinstance(data, MultiModalDataset):
         return IndexedSource(IndexedData(data))
     if is_loaded("torch.utils.data"):
-        found = _torch_source(data)
-        if found is not None:
-            return found
+        source = _torch_source(data)
+        if source is not None:
+            return source
     if is_loaded("tensorflow") and _is_tf_dataset(data):
         tensorflow: Any = require("quire.distributed.estimator._tensorflow", extra="tensorflow", needed_for="tf.data")
         return tensorflow.TfSource(data)  # type: ignore[no-any-return]
-    return _other_source(data)
+    return _plain_source(data)
 
 
-def _other_source(data: Any) -> Source:
+def _plain_source(data: Any) -> Source:
+    """Return the source of data that belongs to no framework."""
     if _is_arrays(data):
         return IndexedSource(IndexedData(ArrayDataset(data)))
     if callable(data):
         return CreatorSource(data)
     if isinstance(data, Iterable) and not isinstance(data, (Iterator, Mapping)):
         return IterableSource(data)
-    raise OptionError(f"data is {_ACCEPTED_DATA}; got a {type(data).__name__}.")
-
-
-def _document_source(data: Any, reading: FeedOptions) -> Source:
-    dataset: Any = MultiModalDataset[data.document_type]
-    framework = "torch" if reading.framework == "torch" else "numpy"
-    return IndexedSource(IndexedData(dataset(data, framework=framework, missing=reading.missing)))
+    raise OptionError(f"data must be {_ACCEPTED_DATA}; got a {type(data).__name__}.")
 
 
 def _is_arrays(data: Any) -> bool:
-    """Whether it is an array, or a tuple, a list or a dict of arrays; a list of tuples or dicts is batches."""
+    """Whether it is an array, or a tuple, list or dict of arrays; a list of tuples or dicts is batches."""
     if isinstance(data, list) and any(isinstance(part, (tuple, list, Mapping)) for part in data):
         return False
     if isinstance(data, Mapping):
@@ -199,7 +196,7 @@ def _is_tf_dataset(data: Any) -> bool:
 
 
 def _torch_source(data: Any) -> Source | None:
-    """The source of a DataLoader, or of a dataset of torch."""
+    """Return the source of a DataLoader, or of a torch dataset; None for other data."""
     torch_data: Any = require("torch.utils.data", extra="torch", needed_for="a DataLoader")
     if isinstance(data, torch_data.DataLoader):
         return _loader_source(data, torch_data)
@@ -234,49 +231,44 @@ def _loader_source(loader: Any, torch_data: Any) -> Source:
 
 
 def _loader_keywords(loader: Any) -> dict[str, Any]:
-    """The keywords of a DataLoader that have nothing to do with which rows there are."""
-    found = {
+    """Return the keywords of a DataLoader that do not determine which rows it loads."""
+    keywords = {
         "collate_fn": loader.collate_fn,
         "num_workers": loader.num_workers,
         "pin_memory": loader.pin_memory,
         "worker_init_fn": loader.worker_init_fn,
     }
     if loader.num_workers:
-        found["multiprocessing_context"] = _start_method(loader)
-    return found
-
-
-def _start_method(loader: Any) -> str | None:
-    context = loader.multiprocessing_context
-    return None if context is None else context.get_start_method()
+        context = loader.multiprocessing_context
+        keywords["multiprocessing_context"] = None if context is None else context.get_start_method()
+    return keywords
 
 
 @dataclass(frozen=True)
 class FrameSource:
-    """A frame of Spark that lies in a folder as Parquet."""
+    """A Spark DataFrame that was written to a folder as Parquet."""
 
     converter: Any
 
-    def open(self, world: World, reading: FeedOptions) -> Feed:
-        """The share of a rank."""
-        framework = "torch" if reading.framework == "torch" else "numpy"
-        shuffle = "block" if reading.shuffle is not False else False
-        size = reading.batch_size or DEFAULT_BATCH_SIZE
+    def open(self, world: World, feed_options: FeedOptions) -> Feed:
+        framework = "torch" if feed_options.framework == "torch" else "numpy"
+        shuffle = "block" if feed_options.shuffle is not False else False
+        size = feed_options.batch_size or DEFAULT_BATCH_SIZE
         dataset = self.converter.dataset(
-            size, seed=reading.seed, framework=framework, shuffle=shuffle, missing=reading.missing
+            size, seed=feed_options.seed, framework=framework, shuffle=shuffle, missing=feed_options.missing
         )
-        return StreamFeed(dataset, world, reading)
+        return StreamFeed(dataset, world, feed_options)
 
 
-def make_source(data: Any, reading: FeedOptions, folder: Path) -> Source:
-    """The source of data; what belongs to an engine is written to a folder first, by that engine."""
+def make_source(data: Any, feed_options: FeedOptions, folder: Path) -> Source:
+    """Return the source of data; what belongs to an engine is first written to a folder, by that engine."""
     if is_spark_frame(data):
         return FrameSource(from_spark(data, cache=folder / "frames"))
     if is_ray_dataset(data):
         data = DocumentShards.from_ray(data)
     if isinstance(data, DocumentShards):
         return _write_shards(data, folder / f"shards-{uuid.uuid4().hex}")
-    return rank_source(data, reading)
+    return rank_source(data, feed_options)
 
 
 def _write_shards(shards: DocumentShards[Any], folder: Path) -> Source:
@@ -285,10 +277,10 @@ def _write_shards(shards: DocumentShards[Any], folder: Path) -> Source:
 
 
 def is_spark_frame(data: Any) -> bool:
-    """Whether it is a DataFrame of Spark."""
+    """Whether it is a Spark DataFrame."""
     return type(data).__module__.startswith("pyspark.sql") and hasattr(data, "mapInArrow")
 
 
 def is_ray_dataset(data: Any) -> bool:
-    """Whether it is a Dataset of Ray."""
+    """Whether it is a Ray Dataset."""
     return type(data).__module__.startswith("ray.data") and hasattr(data, "iter_batches")

@@ -1,4 +1,8 @@
-"""Pipelines of tf.data as the data of a training."""
+"""Training with Keras on TensorFlow: the recipe of a model, the steps on a rank, ranks, and tf.data pipelines.
+
+The `fit` of Keras 3 does not run on several workers. Here each worker has the whole model, gradients are summed over
+the workers, and every worker takes the same step.
+"""
 
 from __future__ import annotations
 
@@ -23,53 +27,50 @@ from quire.errors import OptionError, PickleError, StorageError, StorageNotFound
 
 @dataclass(frozen=True)
 class TfSource:
-    """A pipeline of this process. Other processes make theirs with a creator."""
+    """A pipeline of this process. Other processes create theirs with a creator."""
 
     dataset: Any
 
-    def open(self, world: World, reading: FeedOptions) -> Feed:
-        """The share of a rank."""
-        return TfFeed(self.dataset, world, reading)
+    def open(self, world: World, feed_options: FeedOptions) -> Feed:
+        return TfFeed(self.dataset, world, feed_options)
 
     def __reduce__(self) -> Any:
         raise PickleError(
-            "a tf.data.Dataset lives in the process that made it, and cannot be sent to workers. Pass a function that "
-            "makes it there: est.fit(lambda config: tf.data.Dataset...); generators and py_function then work, too."
+            "a tf.data.Dataset cannot be sent to workers. Pass a function that creates it there: "
+            "est.fit(lambda config: tf.data.Dataset...); generators and py_function then work, too."
         )
 
 
 class TfFeed:
-    """A rank's share of a pipeline: every so-manieth of its elements, which are rows or batches."""
+    """A rank's share of a pipeline: every n-th of its elements, which are rows or batches."""
 
     planned = resumable = False
 
-    def __init__(self, dataset: Any, world: World, reading: FeedOptions) -> None:
+    def __init__(self, dataset: Any, world: World, feed_options: FeedOptions) -> None:
         if world.size > 1:
             if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
-                raise OptionError("the pipeline never ends: leave out repeat(), fit() counts epochs.")
+                raise OptionError("the pipeline is infinite: leave out repeat(), fit() counts epochs.")
             dataset = dataset.shard(world.size, world.rank)
         if is_unbatched(dataset.element_spec):
-            size = reading.batch_size or DEFAULT_BATCH_SIZE
-            dataset = dataset.batch(size, drop_remainder=reading.last == "drop")
+            size = feed_options.batch_size or DEFAULT_BATCH_SIZE
+            dataset = dataset.batch(size, drop_remainder=feed_options.last == "drop")
         self.dataset = dataset
 
     def steps(self, epoch: int, position: Position | None = None) -> int | None:
-        """The steps of the epoch, if they are known."""
         del epoch, position
-        found = int(self.dataset.cardinality())
-        return found if found >= 0 else None
+        cardinality = int(self.dataset.cardinality())
+        return cardinality if cardinality >= 0 else None
 
-    def items(self, epoch: int, position: Position | None = None) -> Iterator[RankBatch]:
-        """The batches of an epoch, from its beginning."""
+    def batches(self, epoch: int, position: Position | None = None) -> Iterator[RankBatch]:
         del epoch, position
         for content in self.dataset:
-            item = to_rank_batch(content)
-            item.real = np.ones(item.rows, np.bool_)
-            yield item
+            batch = to_rank_batch(content)
+            batch.valid = np.ones(batch.rows, np.bool_)
+            yield batch
 
 
 def is_unbatched(spec: Any) -> bool:
-    """Whether elements are rows: one of their tensors has no axis, or none has one of unknown or common length."""
+    """Whether elements are rows: a tensor has no axis, or the first axes differ in length."""
     shapes = [tuple(leaf.shape) for leaf in tf.nest.flatten(spec) if leaf.shape.rank is not None]
     if not shapes:
         return False
@@ -82,28 +83,27 @@ WEIGHTS = "weights.npz"
 
 
 class TensorFlowWorld(World):
-    """Ranks of a TensorFlow cluster. They sum tensors; variables are each rank's own."""
+    """Ranks of a TensorFlow cluster. They sum tensors; each rank has its own variables."""
 
-    def __init__(self, seat: RankInfo) -> None:
-        super().__init__(seat)
-        if not seat.joined:
-            task = {"type": "worker", "index": seat.rank}
-            os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": list(seat.addresses)}, "task": task})
+    def __init__(self, rank_info: RankInfo) -> None:
+        super().__init__(rank_info)
+        if not rank_info.joined:
+            task = {"type": "worker", "index": rank_info.rank}
+            os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": list(rank_info.addresses)}, "task": task})
         self._strategy = tf.distribute.MultiWorkerMirroredStrategy()
-        self._sum = tf.function(self._summed, reduce_retracing=True)
+        self._sum = tf.function(self._all_reduce, reduce_retracing=True)
 
     def sum(self, values: Any) -> Floats:
-        """The sums of numbers over all ranks."""
-        [found] = self._sum([tf.constant(np.array(values, np.float64))])
-        return np.asarray(found)
+        [sums] = self._sum([tf.constant(np.array(values, np.float64))])
+        return np.asarray(sums)
 
     def sum_tensors(self, tensors: list[Any]) -> list[Any]:
-        """The sums of tensors over all ranks; for use in a function of TensorFlow, too."""
-        return self._summed(tensors)  # type: ignore[no-any-return]
+        """Return the sums of tensors over all ranks; usable within a tf.function, too."""
+        return self._all_reduce(tensors)  # type: ignore[no-any-return]
 
-    def _summed(self, tensors: list[Any]) -> Any:
+    def _all_reduce(self, tensors: list[Any]) -> Any:
         def inside(values: list[Any]) -> Any:
-            placed = [tf.identity(value) for value in values]  # on the device of the rank, which it asks for
+            placed = [tf.identity(value) for value in values]  # all_reduce needs tensors on the device of the rank
             return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, placed)
 
         return self._strategy.run(inside, args=(tensors,))
@@ -112,13 +112,13 @@ class TensorFlowWorld(World):
 class KerasBackend:
     """The steps of a training with Keras on one rank.
 
-    A rank's loss counts by its rows, so that the gradient is that of the mean over all rows of a step.
+    A rank's loss is weighted by its rows, so that the gradient is that of the mean over all rows of a step.
     """
 
     framework = "tensorflow"
 
-    def __init__(self, model: Any, world: World, chosen: ColumnSelection) -> None:
-        self.model, self.world, self.chosen = model, world, chosen
+    def __init__(self, model: Any, world: World, selection: ColumnSelection) -> None:
+        self.model, self.world, self.selection = model, world, selection
         self._rows = self._loss = 0.0
         self._step = tf.function(self._train_step, reduce_retracing=True)
         self._test = tf.function(self._test_step, reduce_retracing=True)
@@ -141,108 +141,98 @@ class KerasBackend:
             )
 
     def _check_metrics(self) -> None:
-        """States of metrics are added over ranks: those of Keras are sums, and others must say so."""
+        """Raise for metrics whose states cannot be added over ranks: Keras's own can, others must declare it."""
         if self.world.size == 1:
             return
-        for metric in self._metrics_of_the_user():
+        for metric in self._user_metrics():
             if not getattr(type(metric), "additive_state", False):
                 raise OptionError(
-                    f"the metric {metric.name} is of the class {type(metric).__name__}: how its states on "
-                    f"{self.world.size} workers go together is not known. If they are sums over rows, say so by "
+                    f"the metric {metric.name} is of the class {type(metric).__name__}: how to combine its states on "
+                    f"{self.world.size} workers is unknown. If they are sums over rows, declare "
                     "additive_state = True in the class; else use workers=1."
                 )
 
-    def _metrics_of_the_user(self) -> list[Any]:
-        """Those whose class is not Keras's own: passed to compile(), or attributes of the model."""
-        compiled = getattr(self.model, "_compile_metrics", None)  # made, but not built before the first batch
-        given = [getattr(compiled, name, None) for name in ("_user_metrics", "_user_weighted_metrics")]
+    def _user_metrics(self) -> list[Any]:
+        """Return the metrics of other classes than Keras's: of compile(), or attributes of the model."""
+        compiled = getattr(self.model, "_compile_metrics", None)  # exists, but is not built before the first batch
+        declared = [getattr(compiled, name, None) for name in ("_user_metrics", "_user_weighted_metrics")]
         return [
             metric
-            for metric in [*getattr(self.model, "_metrics", ()), *tf.nest.flatten(given)]
+            for metric in [*getattr(self.model, "_metrics", ()), *tf.nest.flatten(declared)]
             if isinstance(metric, tf.keras.metrics.Metric) and type(metric).__module__.partition(".")[0] != "keras"
         ]
 
     # --- steps
 
     def begin(self, *, training: bool) -> None:
-        """Begin an epoch, or an evaluation."""
         del training
         self._rows = self._loss = 0.0
         for metric in self._metrics():
             metric.reset_state()
 
-    def train(self, item: RankBatch) -> float:
-        """One step: the loss of this rank's rows."""
+    def train(self, batch: RankBatch) -> float:
+        """Take one step; return the loss of this rank's rows."""
         self._check_step("train_step")
         if getattr(self.model, "optimizer", None) is None:
             raise OptionError("fit() needs a compiled model: model.compile(optimizer=..., loss=...), or compile_args.")
-        x, y = self._split(item)
+        x, y = self._split(batch)
         if not self.model.optimizer.built:
-            self._build(x)
-        weight = tf.constant(item.rows / max(item.total or item.rows, 1), tf.float32)
-        return self._count(self._step(x, y, self._real(item), weight), item)
+            self.model(x, training=False)  # builds the weights
+            self.model.optimizer.build(self.model.trainable_variables)
+        weight = tf.constant(batch.rows / max(batch.total or batch.rows, 1), tf.float32)
+        return self._add_loss(self._step(x, y, self._real(batch), weight), batch)
 
-    def evaluate(self, item: RankBatch) -> None:
-        """Count the loss and the metrics of a batch."""
+    def evaluate(self, batch: RankBatch) -> None:
         self._check_step("test_step")
-        x, y = self._split(item)
-        self._count(self._test(x, y, self._real(item)) if item.rows else 0.0, item)
+        x, y = self._split(batch)
+        self._add_loss(self._test(x, y, self._real(batch)) if batch.rows else 0.0, batch)
 
-    def predict(self, item: RankBatch) -> Any:
-        """The output for the rows of a batch that count."""
+    def predict(self, batch: RankBatch) -> Any:
         self._check_step("predict_step")
-        x, _ = self._split(item)
+        x, _ = self._split(batch)
         output = tf.nest.map_structure(np.asarray, self._output(x))
-        return output if item.real is None else tf.nest.map_structure(lambda array: array[item.real], output)
+        return output if batch.valid is None else tf.nest.map_structure(lambda array: array[batch.valid], output)
 
     def epoch_done(self, logs: Mapping[str, Any]) -> None:
-        """Schedules of Keras count steps by themselves."""
+        """Do nothing: schedules of Keras count steps by themselves."""
 
-    def _train_step(self, x: Any, y: Any, real: Any, weight: Any) -> Any:
+    def _train_step(self, x: Any, y: Any, valid: Any, weight: Any) -> Any:
         with tf.GradientTape() as tape:
-            loss, output, labels = self._forward(x, y, real, training=True)
-            counted = self.model.optimizer.scale_loss(tf.cast(loss, tf.float32) * weight)
+            loss, output, labels = self._forward(x, y, valid, training=True)
+            weighted = self.model.optimizer.scale_loss(tf.cast(loss, tf.float32) * weight)
         variables = self.model.trainable_variables
         values = [variable.value for variable in variables]
         gradients = [
-            tf.zeros_like(value) if found is None else tf.convert_to_tensor(found)
-            for value, found in zip(values, tape.gradient(counted, values), strict=True)
+            tf.zeros_like(value) if gradient is None else tf.convert_to_tensor(gradient)
+            for value, gradient in zip(values, tape.gradient(weighted, values), strict=True)
         ]
         if self.world.size > 1:
             gradients = self.world.sum_tensors(gradients)  # type: ignore[attr-defined]
         self.model.optimizer.apply(gradients, variables)
         if labels is not None:
-            self._update(labels, output, x)
+            self.model.compute_metrics(x, labels, output)
         return loss
 
-    def _test_step(self, x: Any, y: Any, real: Any) -> Any:
-        loss, output, labels = self._forward(x, y, real, training=False)
+    def _test_step(self, x: Any, y: Any, valid: Any) -> Any:
+        loss, output, labels = self._forward(x, y, valid, training=False)
         if labels is not None:
-            self._update(labels, output, x)
+            self.model.compute_metrics(x, labels, output)
         return loss
 
-    def _forward(self, x: Any, y: Any, real: Any, *, training: bool) -> tuple[Any, Any, Any]:
-        """The loss, and outputs and labels without the rows that only fill up; no row at all has no loss."""
+    def _forward(self, x: Any, y: Any, valid: Any, *, training: bool) -> tuple[Any, Any, Any]:
+        """Return the loss (0 without a row that counts), and outputs and labels without padding."""
         output = self.model(x, training=training)
-        keep = lambda tensor: tf.boolean_mask(tensor, real)  # noqa: E731
+        keep = lambda tensor: tf.boolean_mask(tensor, valid)  # noqa: E731
         output, labels = tf.nest.map_structure(keep, output), tf.nest.map_structure(keep, y)
         loss = self.model.compute_loss(x=x, y=labels, y_pred=output, training=training)
-        there = tf.reduce_any(real)
-        return tf.where(there, loss, tf.zeros_like(loss)), output, labels
-
-    def _update(self, labels: Any, output: Any, x: Any) -> None:
-        self.model.compute_metrics(x, labels, output)
-
-    def _build(self, x: Any) -> None:
-        self.model(x, training=False)
-        self.model.optimizer.build(self.model.trainable_variables)
+        return tf.where(tf.reduce_any(valid), loss, tf.zeros_like(loss)), output, labels
 
     # --- batches
 
-    def _split(self, item: RankBatch) -> tuple[Any, Any]:
-        arguments, labels = self.chosen.split(item.content)
-        given = [self._tensors(argument) for argument in arguments]
-        return given[0] if len(given) == 1 else given, self._tensors(labels)
+    def _split(self, batch: RankBatch) -> tuple[Any, Any]:
+        arguments, labels = self.selection.split(batch.content)
+        tensors = [self._tensors(argument) for argument in arguments]
+        return tensors[0] if len(tensors) == 1 else tensors, self._tensors(labels)
 
     def _tensors(self, value: Any) -> Any:
         if value is None or isinstance(value, tf.Tensor):
@@ -252,25 +242,26 @@ class KerasBackend:
         if isinstance(value, tuple):
             return tuple(self._tensors(part) for part in value)
         array = np.asarray(value)
-        if array.dtype == np.float64 and self.chosen.features is not None:
+        if array.dtype == np.float64 and self.selection.features is not None:
             array = array.astype(tf.keras.backend.floatx())
         if array.dtype.kind not in "biufcSU":
             raise OptionError(
-                f"a {type(value).__name__} has no form as a tensor of TensorFlow: pass feature_cols and label_cols."
+                f"a {type(value).__name__} cannot be converted to a TensorFlow tensor. Pass feature_cols and "
+                "label_cols."
             )
         return tf.convert_to_tensor(array)
 
-    def _real(self, item: RankBatch) -> Any:
-        if item.real is not None:
-            return tf.constant(item.real)
-        return tf.ones([len(item.places)] if item.places is not None else [item.rows], tf.bool)
+    def _real(self, batch: RankBatch) -> Any:
+        if batch.valid is not None:
+            return tf.constant(batch.valid)
+        return tf.ones([len(batch.indices)] if batch.indices is not None else [batch.rows], tf.bool)
 
-    # --- what was counted
+    # --- sums
 
-    def _count(self, loss: Any, item: RankBatch) -> float:
+    def _add_loss(self, loss: Any, batch: RankBatch) -> float:
         value = float(loss)
-        self._rows += item.rows
-        self._loss += value * item.rows
+        self._rows += batch.rows
+        self._loss += value * batch.rows
         return value
 
     def _metrics(self) -> list[Any]:
@@ -278,12 +269,13 @@ class KerasBackend:
 
     @property
     def tally(self) -> Floats:
-        """What this rank has counted since the beginning: rows, losses, and the states of the metrics."""
+        """The sums of this rank since the beginning: rows, losses, and the states of the metrics."""
         states = [np.ravel(np.asarray(v)) for metric in self._metrics() for v in metric.variables]
         return np.concatenate([[self._rows, self._loss], *states]).astype(np.float64)
 
     @tally.setter
     def tally(self, tally: Any) -> None:
+        """The sums of this rank since the beginning: rows, losses, and the states of the metrics."""
         self._rows, self._loss = float(tally[0]), float(tally[1])
         at = 2
         for metric in self._metrics():
@@ -293,53 +285,51 @@ class KerasBackend:
                 at += size
 
     def logs(self, tally: Floats) -> dict[str, float]:
-        """The means of all ranks: the states of a metric are sums, so the sum of them is the state of all."""
-        kept = self.tally
-        if len(tally) != len(kept):
-            raise OptionError("the ranks have other metrics: not all of them have seen data.")
+        """Return the means of all ranks. States of metrics are sums, so their sum is the state of all ranks."""
+        own = self.tally
+        if len(tally) != len(own):
+            raise OptionError("the ranks have different metrics: not all of them have seen data.")
         self.tally = tally
-        found = {"loss": self._loss / max(self._rows, 1.0)}
+        logs = {"loss": self._loss / max(self._rows, 1.0)}
         for metric in self._metrics():
             result = metric.result()
             named = result if isinstance(result, Mapping) else {metric.name: result}
-            found.update({name: float(value) for name, value in named.items() if name != "loss"})
-        self.tally = kept
-        return found
+            logs.update({name: float(value) for name, value in named.items() if name != "loss"})
+        self.tally = own
+        return logs
 
     # --- weights
 
     def state(self) -> dict[str, Any]:
-        """The weights, and what the optimizer keeps."""
+        """Return the weights, and the optimizer's variables."""
         optimizer = getattr(self.model, "optimizer", None)
-        held = {f"model-{place}": np.asarray(value) for place, value in enumerate(self.model.weights)}
-        kept = [] if optimizer is None else optimizer.variables
-        return {**held, **{f"optimizer-{place}": np.asarray(value) for place, value in enumerate(kept)}}
+        variables = [] if optimizer is None else optimizer.variables
+        return {
+            **{f"model-{i}": np.asarray(value) for i, value in enumerate(self.model.weights)},
+            **{f"optimizer-{i}": np.asarray(value) for i, value in enumerate(variables)},
+        }
 
     def save(self, folder: Path) -> None:
-        """Write the state into a folder."""
         np.savez(folder / WEIGHTS, **self.state())
 
     def load(self, folder: Path) -> None:
-        """Take the state from a folder."""
-        with np.load(folder / WEIGHTS, allow_pickle=False) as found:
-            restore_model(self.model, dict(found))
+        with np.load(folder / WEIGHTS, allow_pickle=False) as state:
+            restore_model(self.model, dict(state))
 
 
 def restore_model(model: Any, state: Mapping[str, Any]) -> None:
-    """Give a model, and its optimizer, the state that others had."""
-    weights = [state[f"model-{place}"] for place in range(sum(name.startswith("model-") for name in state))]
+    """Load a state into a model and its optimizer."""
+    weights = [state[f"model-{i}"] for i in range(sum(name.startswith("model-") for name in state))]
     if weights:
         if not model.built:
-            raise OptionError(
-                "the model has no shape yet: give it an Input, or call it once, before weights are loaded."
-            )
+            raise OptionError("the model is not built yet: add an Input, or call it once, before weights are loaded.")
         model.set_weights(weights)
     optimizer = getattr(model, "optimizer", None)
-    kept = [state[f"optimizer-{place}"] for place in range(sum(name.startswith("optimizer-") for name in state))]
-    if optimizer is not None and kept:
-        if len(optimizer.variables) < len(kept):
+    values = [state[f"optimizer-{i}"] for i in range(sum(name.startswith("optimizer-") for name in state))]
+    if optimizer is not None and values:
+        if len(optimizer.variables) < len(values):
             optimizer.build(model.trainable_variables)
-        for variable, value in zip(optimizer.variables, kept, strict=True):
+        for variable, value in zip(optimizer.variables, values, strict=True):
             variable.assign(value)
 
 
@@ -348,7 +338,7 @@ keras: Any = tf.keras
 
 @dataclass
 class KerasRecipe:
-    """A model, or a function of the config that makes one on the rank, and how to compile it."""
+    """A model, or a function of the config that creates one on the rank, and how to compile it."""
 
     module: Any
     compile_args: Any = None
@@ -362,15 +352,15 @@ class KerasRecipe:
         if keras.backend.backend() != "tensorflow":
             raise OptionError(f"Keras runs on {keras.backend.backend()}: from_keras() needs KERAS_BACKEND=tensorflow.")
         if not callable(self.module):
-            raise OptionError(f"keras_model is a model of Keras, or pass model_creator; got {self.module!r}.")
+            raise OptionError(f"keras_model must be a Keras model, or pass model_creator; got {self.module!r}.")
         self._model: Any = self.module if isinstance(self.module, keras.Model) else None
         if self._model is not None:
             self._compile(self._model)
 
     def model(self) -> Any:
-        """The model of this process; made once."""
+        """Return the model of this process, created once."""
         if self._model is None:
-            keras.utils.set_random_seed(self.seed)  # so that all ranks make the same
+            keras.utils.set_random_seed(self.seed)  # so that all ranks create the same weights
             self._model = create(self.module, self.config)
             self._compile(self._model)
             if self.state is not None:
@@ -378,30 +368,27 @@ class KerasRecipe:
         return self._model
 
     def _compile(self, model: Any) -> None:
-        given = self.compile_args
-        arguments = {} if given is None else dict(given if isinstance(given, Mapping) else create(given, self.config))
+        arguments = self.compile_args or {}
+        arguments = dict(arguments if isinstance(arguments, Mapping) else create(arguments, self.config))
         if self.metrics is not None:
             arguments["metrics"] = self.metrics
         if arguments:
             model.compile(**arguments)
 
-    def world(self, seat: RankInfo) -> World:
-        """Join the other ranks; all draw the same numbers, so that pipelines that shuffle do it alike."""
-        world = TensorFlowWorld(seat)
+    def world(self, rank_info: RankInfo) -> World:
+        """Connect to the other ranks; all have the same random numbers, so that pipelines shuffle alike."""
+        world = TensorFlowWorld(rank_info)
         keras.utils.set_random_seed(self.seed)
         return world
 
-    def side(self, seat: RankInfo, world: World, chosen: ColumnSelection) -> KerasBackend:
-        """The steps on a rank."""
-        del seat
-        return KerasBackend(self.model(), world, chosen)
+    def backend(self, rank_info: RankInfo, world: World, selection: ColumnSelection) -> KerasBackend:
+        del rank_info
+        return KerasBackend(self.model(), world, selection)
 
-    def packed(self, side: Any) -> bytes:
-        """The state of a side."""
-        return _dump_state(side.state())
+    def dump_state(self, backend: Any) -> bytes:
+        return _dump_state(backend.state())
 
-    def adopt(self, state: bytes) -> None:
-        """Take over the state that ranks have trained."""
+    def load_state(self, state: bytes) -> None:
         self.state = state
         if self._model is not None and not self._model.built:
             return
@@ -414,44 +401,44 @@ class KerasRecipe:
         elif path.suffix == ".keras":
             self.model().save(path)
         else:
-            raise OptionError(f"{path}: a model of Keras is saved to a .keras file, its weights to a .weights.h5 file.")
+            raise OptionError(f"{path}: a Keras model is saved to a .keras file, its weights to a .weights.h5 file.")
 
     def load(self, path: Path) -> None:
         """Read a file of `save`, or a checkpoint."""
         file = path / WEIGHTS if path.is_dir() else path
         if not file.exists():
-            raise StorageNotFoundError(f"{file}: nothing is there.")
+            raise StorageNotFoundError(f"{file}: there is no such file.")
         try:
             self._load(path)
         except (OSError, ValueError, KeyError) as error:
-            raise StorageError(f"{file}: these are no weights that Keras can read: {error}") from error
+            raise StorageError(f"{file}: Keras cannot read weights from it: {error}") from error
         self.state = _dump_state(KerasBackend(self.model(), World(), ColumnSelection()).state())
 
     def _load(self, path: Path) -> None:
         if path.is_dir():
-            with np.load(path / WEIGHTS, allow_pickle=False) as found:
-                restore_model(self.model(), dict(found))
+            with np.load(path / WEIGHTS, allow_pickle=False) as state:
+                restore_model(self.model(), dict(state))
         elif path.suffix == ".keras":
-            found = keras.models.load_model(path)
-            restore_model(self.model(), KerasBackend(found, World(), ColumnSelection()).state())
+            model = keras.models.load_model(path)
+            restore_model(self.model(), KerasBackend(model, World(), ColumnSelection()).state())
         else:
             self.model().load_weights(path)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The model as bytes: TensorFlow must know the other ranks before it makes the first variable."""
+        """Return the model as bytes: TensorFlow must know the other ranks before it creates variables."""
         if not isinstance(self.module, keras.Model):
             return {**self.__dict__, "_model": None}
         return {**self.__dict__, "_model": None, "module": _PickledModel(pickle.dumps(self.module))}
 
 
 class _PickledModel:
-    """A model on its way to a rank: made when it is asked for."""
+    """A pickled model on its way to a rank, loaded when it is needed."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
 
     def __call__(self) -> Any:
-        return pickle.loads(self.content)  # noqa: S301 - written by this very program
+        return pickle.loads(self.content)  # noqa: S301 - pickled by KerasRecipe
 
 
 def _dump_state(state: Mapping[str, Any]) -> bytes:
@@ -461,5 +448,5 @@ def _dump_state(state: Mapping[str, Any]) -> bytes:
 
 
 def _load_state(state: bytes) -> dict[str, Any]:
-    with np.load(io.BytesIO(state), allow_pickle=False) as found:
-        return dict(found)
+    with np.load(io.BytesIO(state), allow_pickle=False) as arrays:
+        return dict(arrays)

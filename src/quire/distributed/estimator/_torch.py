@@ -1,4 +1,9 @@
-"""The divisor of a mean loss: the number of rows for most losses, and the sum of their weights for some."""
+"""Training with PyTorch: the recipe of a model, the steps on a rank, metrics, losses and ranks of torch.distributed.
+
+A metric function is called for each batch, and its result is weighted by the rows of the batch. That is exact for means
+over rows only: functions known to be no such means (scikit-learn's, torchmetrics' functional ones) are refused. Objects
+with `update`, `compute` and `reset`, as in torchmetrics, keep their own state over an epoch.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +37,7 @@ from quire.errors import OptionError, StorageError, StorageNotFoundError, did_yo
 def loss_divisor(loss: Any) -> Callable[[Any], float] | None:
     """Return a function from labels to the divisor of a mean loss; None if the divisor is their number.
 
-    The mean of cross-entropy is a weighted one: each label counts by the weight of its class, and not at all if it is
+    The mean of cross-entropy is weighted: each label counts by the weight of its class, and not at all if it is
     `ignore_index`. Means of ranks and batches must be weighted by this divisor to give the mean over all rows.
     """
     if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
@@ -49,7 +54,7 @@ def loss_divisor(loss: Any) -> Callable[[Any], float] | None:
 def _sum_weights(labels: Any, weight: torch.Tensor | None, ignore_index: int) -> float:
     if not isinstance(labels, torch.Tensor):
         return float(len(labels))
-    if labels.is_floating_point():  # probabilities of classes: their mean is one over rows
+    if labels.is_floating_point():  # class probabilities: the mean is over rows
         return float(labels.numel() // max(labels.shape[1], 1) if labels.ndim > 1 else len(labels))
     is_counted = labels != ignore_index
     if weight is None:
@@ -78,14 +83,15 @@ def _mse(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 NAMED_METRICS: dict[str, Metric] = {"accuracy": _accuracy, "mae": _mae, "mse": _mse}
 
 
-def resolve_metrics(given: Any) -> dict[str, Metric]:
-    """Metrics by name: 'accuracy', 'mae', 'mse', functions, objects with a state, or a dict of them."""
-    if given is None:
+def resolve_metrics(metrics: Any) -> dict[str, Metric]:
+    """Return metrics by name: 'accuracy', 'mae', 'mse', functions, objects with a state, or a dict of them."""
+    if metrics is None:
         return {}
-    if isinstance(given, Mapping) and not is_stateful(given):
-        return {name: _resolve_metric(metric)[1] for name, metric in given.items()}
-    many = given if isinstance(given, Iterable) and not isinstance(given, str) and not callable(given) else [given]
-    return dict(_resolve_metric(metric) for metric in many)
+    if isinstance(metrics, Mapping) and not is_stateful(metrics):
+        return {name: _resolve_metric(metric)[1] for name, metric in metrics.items()}
+    if not isinstance(metrics, Iterable) or isinstance(metrics, str) or callable(metrics):
+        metrics = [metrics]
+    return dict(_resolve_metric(metric) for metric in metrics)
 
 
 def _resolve_metric(metric: Any) -> tuple[str, Metric]:
@@ -103,18 +109,18 @@ def _resolve_metric(metric: Any) -> tuple[str, Metric]:
 
 
 def is_stateful(metric: Any) -> bool:
-    """Whether a metric is an object with torchmetrics' protocol: `update(outputs, labels)`, `compute()`, `reset()`."""
+    """Whether a metric has torchmetrics' protocol: `update(outputs, labels)`, `compute()`, `reset()`."""
     return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
 
 
 def sums_over_ranks(metric: Any) -> bool:
-    """Whether the `compute` of a metric with a state is that of all ranks, as torchmetrics' is."""
+    """Whether the `compute` of a metric with a state covers all ranks, as in torchmetrics."""
     return any(base.__module__.partition(".")[0] == "torchmetrics" for base in type(metric).__mro__)
 
 
 def _check_is_mean(name: str, metric: Any) -> None:
     function = metric
-    while hasattr(function, "func"):  # a partial
+    while hasattr(function, "func"):  # functools.partial
         function = function.func
     module = getattr(function, "__module__", None) or ""
     if module.startswith("sklearn."):
@@ -130,11 +136,11 @@ def _check_is_mean(name: str, metric: Any) -> None:
 
 
 def sum_metric(metric: Metric, output: Any, labels: Any, rows: int) -> float:
-    """The sum over the rows of a batch of a metric that gives a value for each, or their mean."""
-    found = torch.as_tensor(metric(output, labels)).double()
-    if found.ndim and found.shape[0] == rows:
-        return float(found.reshape(rows, -1).mean(1).sum())
-    return float(found.mean()) * rows
+    """Return the sum over the rows of a batch of a metric that returns a value for each, or their mean."""
+    value = torch.as_tensor(metric(output, labels)).double()
+    if value.ndim and value.shape[0] == rows:
+        return float(value.reshape(rows, -1).mean(1).sum())
+    return float(value.mean()) * rows
 
 
 def compute_metric(name: str, metric: Any) -> dict[str, float]:
@@ -142,10 +148,10 @@ def compute_metric(name: str, metric: Any) -> dict[str, float]:
     value = metric.compute()
     if isinstance(value, Mapping):
         return {str(key): float(part) for key, part in value.items()}
-    found = torch.as_tensor(value)
-    if found.numel() != 1:
-        raise OptionError(f"metrics: {name} computes {found.numel()} numbers. Let it average them (average='macro').")
-    return {name: float(found)}
+    number = torch.as_tensor(value)
+    if number.numel() != 1:
+        raise OptionError(f"metrics: {name} computes {number.numel()} numbers. Let it average them (average='macro').")
+    return {name: float(number)}
 
 
 WEIGHTS = "weights.pt"
@@ -155,29 +161,28 @@ SchedulerInterval = Literal["epoch", "step"]
 class TorchWorld(World):
     """Ranks of torch.distributed."""
 
-    def __init__(self, seat: RankInfo) -> None:
-        super().__init__(seat)
-        self.device, self._joined = rank_device(seat), seat.joined
-        if not seat.joined:
-            host, _, port = seat.addresses[0].rpartition(":")
+    def __init__(self, rank_info: RankInfo) -> None:
+        super().__init__(rank_info)
+        self.device, self._joined = rank_device(rank_info), rank_info.joined
+        if not rank_info.joined:
+            host, _, port = rank_info.addresses[0].rpartition(":")
             if host.startswith("127."):
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             dist.init_process_group(
                 "nccl" if self.device.type == "cuda" else "gloo",
                 init_method=f"tcp://{host}:{port}",
-                rank=seat.rank,
-                world_size=seat.size,
+                rank=rank_info.rank,
+                world_size=rank_info.size,
                 timeout=timedelta(minutes=30),
             )
 
     def sum(self, values: Any) -> Floats:
-        """The sums of numbers over all ranks."""
         numbers = torch.as_tensor(np.array(values, np.float64)).to(self.device)
         dist.all_reduce(numbers)
         return numbers.cpu().numpy()
 
     def close(self) -> None:
-        """Leave together: a rank that goes first may leave another one waiting in its native code."""
+        """Disconnect all ranks together: one that leaves first may keep another waiting in native code."""
         if dist.is_initialized():
             dist.barrier()
             gc.collect()
@@ -185,16 +190,16 @@ class TorchWorld(World):
                 dist.destroy_process_group()
 
 
-def rank_device(seat: RankInfo) -> torch.device:
-    """The device of a rank: an accelerator of its own where there are any."""
+def rank_device(rank_info: RankInfo) -> torch.device:
+    """Return the device of a rank: an accelerator of its own if there are any."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", seat.rank)) % torch.cuda.device_count())
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank_info.rank)) % torch.cuda.device_count())
 
 
 @dataclass
 class TorchParts:
-    """What is trained: instances, all of one process."""
+    """The instances that are trained, all in one process."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | None = None
@@ -207,19 +212,19 @@ class TorchParts:
 class TorchBackend:
     """The steps of a training with torch on one rank.
 
-    A rank's loss counts by its rows (or by the weights of its labels, see `loss_divisor`), so that the gradient is that
-    of the mean over all rows of a step, however unequal the ranks are in them.
+    A rank's loss is weighted by its rows (or by the weights of its labels, see `loss_divisor`), so that the gradient is
+    that of the mean over all rows of a step, however unequally the ranks share them.
     """
 
     framework = "torch"
 
-    def __init__(self, parts: TorchParts, world: World, seat: RankInfo, chosen: ColumnSelection) -> None:
-        self.parts, self.world, self.chosen = parts, world, chosen
-        self.device = rank_device(seat)
+    def __init__(self, parts: TorchParts, world: World, rank_info: RankInfo, selection: ColumnSelection) -> None:
+        self.parts, self.world, self.selection = parts, world, selection
+        self.device = rank_device(rank_info)
         self.model = parts.model.to(self.device)
         self._net: nn.Module | None = None
         metrics = dict(parts.metrics or {})
-        self._stateful = {name: self._placed(metric) for name, metric in metrics.items() if is_stateful(metric)}
+        self._stateful = {name: self._to_device(metric) for name, metric in metrics.items() if is_stateful(metric)}
         self._metrics = {name: metric for name, metric in metrics.items() if name not in self._stateful}
         self._names = tuple(metrics)
         self._tally = np.zeros(3 + len(self._metrics))
@@ -227,74 +232,71 @@ class TorchBackend:
         self._divisor = loss_divisor(parts.loss)
         reduction = getattr(parts.loss, "reduction", "mean")
         if reduction not in ("mean", "sum"):
-            raise OptionError(f"the loss has reduction={reduction!r}: it must give one number, by 'mean' or 'sum'.")
+            raise OptionError(f"the loss has reduction={reduction!r}: it must return one number, by 'mean' or 'sum'.")
         self._is_sum = reduction == "sum"
         self._check_ranks()
 
-    def _placed(self, metric: Any) -> Any:
+    def _to_device(self, metric: Any) -> Any:
         return metric.to(self.device) if hasattr(metric, "to") else metric
 
     def _check_ranks(self) -> None:
-        """Metrics with a state that only knows the rows of its own rank are refused on several."""
-        own = [name for name, metric in self._stateful.items() if not sums_over_ranks(metric)]
-        if own and self.world.size > 1:
+        """Raise for metrics whose state only covers the rows of one rank, if there are several."""
+        local = [name for name, metric in self._stateful.items() if not sums_over_ranks(metric)]
+        if local and self.world.size > 1:
             raise OptionError(
-                f"metrics: {own[0]} keeps a state, and does not say how those of {self.world.size} ranks go together. "
-                "Use a metric of torchmetrics, which does, or workers=1."
+                f"metrics: {local[0]} keeps a state, and how to combine those of {self.world.size} ranks is unknown. "
+                "Use a metric of torchmetrics, which does it, or workers=1."
             )
 
     # --- steps
 
     def begin(self, *, training: bool) -> None:
-        """Begin an epoch, or an evaluation."""
         self.model.train(training)
         self._tally = np.zeros_like(self._tally)
         for metric in self._stateful.values():
             metric.reset()
 
-    def train(self, item: RankBatch) -> float:
-        """One step: the loss of this rank's rows."""
+    def train(self, batch: RankBatch) -> float:
+        """Take one step; return the loss of this rank's rows."""
         optimizer = self.parts.optimizer
         if optimizer is None or self.parts.loss is None:
             raise OptionError("fit() needs an optimizer and a loss: Estimator.from_torch(optimizer=..., loss=...).")
         optimizer.zero_grad(set_to_none=True)
-        output, labels = self._forward(self._distributed(), item)
-        loss = self._loss(output, labels, item)
-        (loss * (self._share(labels, item) * self.world.size)).backward()
+        output, labels = self._forward(self._wrap_model(), batch)
+        loss = self._loss(output, labels, batch)
+        (loss * (self._loss_share(labels, batch) * self.world.size)).backward()
         optimizer.step()
         if self.parts.scheduler is not None and self.parts.scheduler_interval == "step":
             self.parts.scheduler.step()
-        return self._count(loss.detach(), output, labels, item)
+        return self._add_to_tally(loss.detach(), output, labels, batch)
 
-    def _share(self, labels: Any, item: RankBatch) -> float:
-        """How much of a step's loss this rank has."""
+    def _loss_share(self, labels: Any, batch: RankBatch) -> float:
+        """Return this rank's share of a step's loss."""
         if self._is_sum or self.world.size == 1:
             return 1.0
         if self._divisor is None:
-            return item.rows / max(item.total or item.rows, 1)
-        mine = self._counts(labels, item)
-        total = float(self.world.sum([mine])[0])
-        return mine / total if total else 0.0
+            return batch.rows / max(batch.total or batch.rows, 1)
+        own = self._divisor_of(labels, batch)
+        total = float(self.world.sum([own])[0])
+        return own / total if total else 0.0
 
-    def _counts(self, labels: Any, item: RankBatch) -> float:
-        """What the mean loss of a batch counts: its rows, or the weights of its labels."""
-        return self._divisor(labels) if self._divisor and item.rows and not self._is_sum else float(item.rows)
+    def _divisor_of(self, labels: Any, batch: RankBatch) -> float:
+        """Return the weight of the mean loss of a batch: its rows, or the weights of its labels."""
+        return self._divisor(labels) if self._divisor and batch.rows and not self._is_sum else float(batch.rows)
 
-    def evaluate(self, item: RankBatch) -> None:
-        """Count the loss and the metrics of a batch."""
+    def evaluate(self, batch: RankBatch) -> None:
         with torch.no_grad():
-            output, labels = self._forward(self.model, item)
-            loss = None if self.parts.loss is None else self._loss(output, labels, item)
-            self._count(loss, output, labels, item)
+            output, labels = self._forward(self.model, batch)
+            loss = None if self.parts.loss is None else self._loss(output, labels, batch)
+            self._add_to_tally(loss, output, labels, batch)
 
-    def predict(self, item: RankBatch) -> Any:
-        """The output for the rows of a batch that count."""
+    def predict(self, batch: RankBatch) -> Any:
         with torch.no_grad():
-            output, _ = self._forward(self.model, item)
+            output, _ = self._forward(self.model, batch)
         return _map_tensors(output, lambda tensor: tensor.cpu().numpy())
 
     def epoch_done(self, logs: Mapping[str, Any]) -> None:
-        """Let a scheduler of epochs take its step; one on a plateau looks at the validation's loss, if there is one."""
+        """Step a scheduler of epochs; one on a plateau gets the validation's loss, if there is one."""
         scheduler = self.parts.scheduler
         if scheduler is None or self.parts.scheduler_interval == "step":
             return
@@ -303,105 +305,104 @@ class TorchBackend:
         else:
             scheduler.step()
 
-    def _distributed(self) -> nn.Module:
+    def _wrap_model(self) -> nn.Module:
         if self._net is None:
             wrapped = self.world.size > 1 and any(p.requires_grad for p in self.model.parameters())
             devices = [self.device] if self.device.type == "cuda" else None
             self._net = DistributedDataParallel(self.model, device_ids=devices) if wrapped else self.model
         return self._net
 
-    def _forward(self, net: nn.Module, item: RankBatch) -> tuple[Any, Any]:
-        arguments, labels = self.chosen.split(item.content)
-        arguments = tuple(self._prepared(argument) for argument in arguments)
-        output, labels = net(*arguments), self._prepared(labels)
-        if item.real is None:
+    def _forward(self, net: nn.Module, batch: RankBatch) -> tuple[Any, Any]:
+        arguments, labels = self.selection.split(batch.content)
+        arguments = tuple(self._prepare(argument) for argument in arguments)
+        output, labels = net(*arguments), self._prepare(labels)
+        if batch.valid is None:
             return output, labels
-        real = torch.as_tensor(item.real, device=self.device)
-        return _map_tensors(output, lambda tensor: tensor[real]), _map_tensors(labels, lambda tensor: tensor[real])
+        valid = torch.as_tensor(batch.valid, device=self.device)
+        return _map_tensors(output, lambda tensor: tensor[valid]), _map_tensors(labels, lambda tensor: tensor[valid])
 
-    def _loss(self, output: Any, labels: Any, item: RankBatch) -> Any:
-        if not item.rows:
+    def _loss(self, output: Any, labels: Any, batch: RankBatch) -> Any:
+        if not batch.rows:
             return sum(tensor.sum() for tensor in _iter_tensors(output)) * 0.0
         assert self.parts.loss is not None
         return self.parts.loss(output, labels)
 
-    def _prepared(self, value: Any) -> Any:
-        """On the device; columns of doubles get the width of the model's weights."""
+    def _prepare(self, value: Any) -> Any:
+        """Move a value to the device; columns of doubles get the dtype of the model's weights."""
         if isinstance(value, DocumentBatch):
             return value.to(self.device)
         if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
             value = torch.from_numpy(np.ascontiguousarray(value) if value.flags.writeable else value.copy())
         if not isinstance(value, torch.Tensor):
-            return _map_tensors(value, self._prepared) if isinstance(value, (tuple, list, Mapping)) else value
-        if value.dtype is torch.float64 and self.chosen.features is not None:
-            value = value.to(self._width())
+            return _map_tensors(value, self._prepare) if isinstance(value, (tuple, list, Mapping)) else value
+        if value.dtype is torch.float64 and self.selection.features is not None:
+            value = value.to(self._float_dtype())
         return value.to(self.device, non_blocking=True)
 
-    def _width(self) -> torch.dtype:
+    def _float_dtype(self) -> torch.dtype:
         floats = (p.dtype for p in self.model.parameters() if p.dtype.is_floating_point)
         return next(floats, torch.get_default_dtype())
 
-    # --- what was counted
+    # --- sums
 
-    def _count(self, loss: Any, output: Any, labels: Any, item: RankBatch) -> float:
+    def _add_to_tally(self, loss: Any, output: Any, labels: Any, batch: RankBatch) -> float:
         value = 0.0 if loss is None else float(loss)
-        counts = self._counts(labels, item)
-        self._tally[0] += item.rows
+        counts = self._divisor_of(labels, batch)
+        self._tally[0] += batch.rows
         self._tally[1] += value if self._is_sum else value * counts if counts else 0.0
         self._tally[2] += counts
-        if item.rows:
+        if batch.rows:
             with torch.no_grad():
                 for place, metric in enumerate(self._metrics.values(), 3):
-                    self._tally[place] += sum_metric(metric, output, labels, item.rows)
+                    self._tally[place] += sum_metric(metric, output, labels, batch.rows)
                 for metric in self._stateful.values():
                     metric.update(output, labels)
         return value
 
     @property
     def tally(self) -> Floats:
-        """What this rank has counted since the beginning."""
+        """The sums of this rank since the beginning."""
         return self._tally
 
     @tally.setter
     def tally(self, tally: Any) -> None:
+        """The sums of this rank since the beginning."""
         self._tally = np.array(tally, np.float64)
 
     def logs(self, tally: Floats) -> dict[str, float]:
-        """The means of the counts of all ranks, and what metrics with a state have computed of all rows."""
+        """Return the means of the sums of all ranks, and the results of metrics with a state."""
         rows = max(float(tally[0]), 1.0)
         means = dict(zip(self._metrics, (tally[3:] / rows).tolist(), strict=True))
-        found = {} if self.parts.loss is None else {"loss": float(tally[1]) / (float(tally[2]) or 1.0)}
+        logs = {} if self.parts.loss is None else {"loss": float(tally[1]) / (float(tally[2]) or 1.0)}
         for name in self._names:
             if name in means:
-                found[name] = means[name]
+                logs[name] = means[name]
             else:
-                found.update(compute_metric(name, self._stateful[name]))
-        return found
+                logs.update(compute_metric(name, self._stateful[name]))
+        return logs
 
     # --- weights
 
     def state(self) -> dict[str, Any]:
-        """The weights, and what the optimizer and the scheduler keep."""
+        """Return the weights, and the state of the optimizer and the scheduler."""
         parts = {"optimizer": self.parts.optimizer, "scheduler": self.parts.scheduler}
-        kept = {name: part.state_dict() for name, part in parts.items() if part is not None}
-        return {"model": self.model.state_dict(), **kept}
+        states = {name: part.state_dict() for name, part in parts.items() if part is not None}
+        return {"model": self.model.state_dict(), **states}
 
     def save(self, folder: Path) -> None:
-        """Write the state into a folder."""
         torch.save(self.state(), folder / WEIGHTS)
 
     def load(self, folder: Path) -> None:
-        """Take the state from a folder."""
         restore_parts(self.parts, torch.load(folder / WEIGHTS, map_location=self.device, weights_only=True))
 
     @property
     def stop_training(self) -> bool:
-        """A callback of Keras says it on the model; here it says it itself."""
+        """Always False: unlike Keras callbacks, ours do not set it on the model."""
         return False
 
 
 def restore_parts(parts: TorchParts, state: Mapping[str, Any]) -> None:
-    """Give parts the state that others had."""
+    """Load a state into the instances."""
     parts.model.load_state_dict(state["model"])
     if parts.optimizer is not None and "optimizer" in state:
         parts.optimizer.load_state_dict(state["optimizer"])
@@ -410,7 +411,7 @@ def restore_parts(parts: TorchParts, state: Mapping[str, Any]) -> None:
 
 
 def _map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A nest of the same form with its tensors, and batches of documents, changed."""
+    """Apply a function to the tensors, and the batches of documents, of a nest."""
     if isinstance(value, (torch.Tensor, DocumentBatch, np.ndarray)):
         return change(value)
     if isinstance(value, Mapping):
@@ -427,7 +428,7 @@ def _iter_tensors(value: Any) -> Iterator[torch.Tensor]:
 
 @dataclass
 class TorchRecipe:
-    """Instances, or functions that make them on the rank. Instances keep what was trained."""
+    """Instances, or functions that create them on the rank. Instances keep what was trained."""
 
     module: Any
     optimizer: Any = None
@@ -441,26 +442,28 @@ class TorchRecipe:
     framework = "torch"
 
     def __post_init__(self) -> None:
-        resolve_metrics(self.metrics)  # complains of what it does not know
+        resolve_metrics(self.metrics)  # raises for unknown ones
         self._parts: TorchParts | None = None
         if self.scheduler_interval not in (None, "epoch", "step"):
             raise OptionError(f"scheduler_interval={self.scheduler_interval!r}: use 'epoch' or 'step'.")
         if not isinstance(self.module, nn.Module) and not callable(self.module):
-            raise OptionError(f"model is a Module, or a function that makes one; got a {type(self.module).__name__}.")
+            raise OptionError(
+                f"model must be a Module or a function that returns one; got a {type(self.module).__name__}."
+            )
         if isinstance(self.optimizer, torch.optim.Optimizer) and not isinstance(self.module, nn.Module):
             raise OptionError(
-                "the optimizer has parameters of another model: pass a function of the model that makes one."
+                "the optimizer has parameters of another model: pass a function of the model that returns one."
             )
 
     @property
     def has_stateful_metrics(self) -> bool:
-        """Whether a metric keeps a state over the batches of an epoch, which checkpoints do not hold."""
+        """Whether a metric keeps a state over the batches of an epoch, which checkpoints lack."""
         return any(map(is_stateful, resolve_metrics(self.metrics).values()))
 
     def parts(self) -> TorchParts:
-        """The instances of this process; made once."""
+        """Return the instances of this process, created once."""
         if self._parts is None:
-            model = self.module if isinstance(self.module, nn.Module) else self._created()
+            model = self.module if isinstance(self.module, nn.Module) else self._create_model()
             optimizer = self._optimizer(model)
             scheduler = self.scheduler
             if isinstance(scheduler, type) or (callable(scheduler) and not hasattr(scheduler, "state_dict")):
@@ -471,72 +474,67 @@ class TorchRecipe:
                 restore_parts(self._parts, _load_state(self.state))
         return self._parts
 
-    def _created(self) -> Any:
-        """The model that a function makes, with the same weights on every rank."""
+    def _create_model(self) -> Any:
+        """Call the creator of the model, with the same initial weights on every rank."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return create(self.module, self.config)
 
     def _optimizer(self, model: nn.Module) -> Any:
-        given = self.optimizer
-        if given is None or isinstance(given, torch.optim.Optimizer):
-            return given
-        first: Any = model.parameters() if required_parameters(given)[:1] == ["params"] else model
-        return create(given, self.config, first)
+        optimizer = self.optimizer
+        if optimizer is None or isinstance(optimizer, torch.optim.Optimizer):
+            return optimizer
+        first: Any = model.parameters() if required_parameters(optimizer)[:1] == ["params"] else model
+        return create(optimizer, self.config, first)
 
     def _loss(self) -> Any:
-        """A loss takes outputs and labels; what takes no more than a config makes one."""
+        """Return the loss. A function of at most a config creates one; a loss takes outputs and labels."""
         loss = self.loss
         is_class = isinstance(loss, type)
         creates = not isinstance(loss, nn.Module) and callable(loss) and len(required_parameters(loss)) < 2
         return create(loss, self.config) if is_class or (creates and required_parameters(loss)) else loss
 
-    def world(self, seat: RankInfo) -> World:
-        """Join the other ranks; each draws its own numbers, and the same ones in every run."""
-        torch.manual_seed(self.seed + seat.rank)
-        return TorchWorld(seat)
+    def world(self, rank_info: RankInfo) -> World:
+        """Connect to the other ranks; each has its own random numbers, the same in every run."""
+        torch.manual_seed(self.seed + rank_info.rank)
+        return TorchWorld(rank_info)
 
-    def side(self, seat: RankInfo, world: World, chosen: ColumnSelection) -> TorchBackend:
-        """The steps on a rank."""
-        return TorchBackend(self.parts(), world, seat, chosen)
+    def backend(self, rank_info: RankInfo, world: World, selection: ColumnSelection) -> TorchBackend:
+        return TorchBackend(self.parts(), world, rank_info, selection)
 
     def model(self) -> nn.Module:
-        """The model, with the weights that it has now."""
         return self.parts().model
 
-    def packed(self, side: Any) -> bytes:
-        """The state of a side."""
+    def dump_state(self, backend: Any) -> bytes:
         file = io.BytesIO()
-        torch.save(side.state(), file)
+        torch.save(backend.state(), file)
         return file.getvalue()
 
-    def adopt(self, state: bytes) -> None:
-        """Take over the state that ranks have trained."""
+    def load_state(self, state: bytes) -> None:
         self.state = state
         restore_parts(self.parts(), _load_state(state))
 
     def save(self, path: Path) -> None:
-        """Write the weights to a file."""
         torch.save({name: value.cpu() for name, value in self.model().state_dict().items()}, path)
 
     def load(self, path: Path) -> None:
         """Read the weights from a file of `save`, or weights and the optimizer's state from a checkpoint."""
         file = path / WEIGHTS if path.is_dir() else path
         try:
-            found = torch.load(file, map_location="cpu", weights_only=True)
+            state = torch.load(file, map_location="cpu", weights_only=True)
         except FileNotFoundError as error:
-            raise StorageNotFoundError(f"{file}: nothing is there.") from error
+            raise StorageNotFoundError(f"{file}: there is no such file.") from error
         except Exception as error:
-            raise StorageError(f"{file}: these are no weights that torch can read: {error}") from error
-        restore_parts(self.parts(), found if path.is_dir() else {"model": found})
-        self.state = self.packed(TorchBackend(self.parts(), World(), RankInfo(), ColumnSelection()))
+            raise StorageError(f"{file}: torch cannot read weights from it: {error}") from error
+        restore_parts(self.parts(), state if path.is_dir() else {"model": state})
+        self.state = self.dump_state(TorchBackend(self.parts(), World(), RankInfo(), ColumnSelection()))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_parts": None}
 
 
 def resolve_interval(scheduler: Any, interval: SchedulerInterval | None) -> SchedulerInterval:
-    """Return when a scheduler takes its steps: as is said, else after each epoch. Where that would be wrong, raise."""
+    """Return when a scheduler steps: as specified, else after each epoch; raise if that would be wrong."""
     name = type(scheduler).__name__
     if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) and interval == "step":
         raise OptionError(f"scheduler_interval='step': {name} looks at the loss of an epoch. Leave it out.")
@@ -544,8 +542,8 @@ def resolve_interval(scheduler: Any, interval: SchedulerInterval | None) -> Sche
     counts_steps = [one for one in inner if isinstance(one, (lr_scheduler.OneCycleLR, lr_scheduler.CyclicLR))]
     if counts_steps and interval is None:
         raise OptionError(
-            f"{type(counts_steps[0]).__name__} counts steps, and schedulers take theirs after each epoch by default. "
-            "Pass scheduler_interval='step' (or 'epoch', if that is meant)."
+            f"{type(counts_steps[0]).__name__} counts batches, and schedulers step after each epoch by default. "
+            "Pass scheduler_interval='step' (or 'epoch', if that is intended)."
         )
     return interval or "epoch"
 
