@@ -164,7 +164,7 @@ def _open_dataset(path: str, options: SourceOptions) -> Source:
 
     def items() -> Iterator[Any]:
         batch: Any = DocumentBatch[dataset.schema.document_type]  # type: ignore[name-defined]
-        return map(batch._wrap, dataset._read_parts())
+        return map(batch._wrap, dataset.read_parts())
 
     return Source(path, "dataset", dataset.document_type, len(dataset), dataset.nbytes, items, facts, dataset)
 
@@ -328,7 +328,7 @@ def _read_header(path: str) -> tuple[str, dict[str, Any]]:
         if not codec.starts_stream(file, None):
             return "", facts
         index = codec.read_index(file, options)
-        type_name = codec.Header(next(codec.segments_of(file, options))).type_name
+        type_name = codec.Header(next(codec.read_segments(file, options))).type_name
     facts = {"class": type_name, **facts, "index": index is not None}
     if index is not None:
         facts |= {"blocks": len(index.counts), "rows": sum(index.counts)}
