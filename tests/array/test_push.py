@@ -13,7 +13,7 @@ from quire import BaseDocument, DocumentArray
 from quire.errors import DecodeError, StorageError, StorageNotFoundError
 from quire.files import RemoteOptions
 from quire.typing import NdArray
-from tests.files.faults import FaultyFileSystem, faulty_store
+from tests.files.faulty_store import FaultyFileSystem, faulty_store
 
 pytestmark = pytest.mark.needs("fsspec")
 

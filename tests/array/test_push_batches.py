@@ -12,7 +12,7 @@ from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.errors import DocumentTypeError, StorageNotFoundError
 from quire.files import RemoteOptions
 from quire.typing import NdArray
-from tests.files.shelf import Shelf, shelf
+from tests.files.upload_server import UploadServer, run_upload_server
 
 
 class Passage(BaseDocument):
@@ -32,14 +32,14 @@ def passages(count: int = 1500, start: int = 0) -> DocumentBatch[Passage]:
 
 
 @pytest.fixture
-def site() -> Iterator[Shelf]:
-    with shelf() as site:
+def site() -> Iterator[UploadServer]:
+    with run_upload_server() as site:
         yield site
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("name", ["plain", "packed.protobuf.gz"])
-def test_what_is_pushed_is_the_file_that_is_saved(site: Shelf, tmp_path: Path, name: str, workers: int) -> None:
+def test_what_is_pushed_is_the_file_that_is_saved(site: UploadServer, tmp_path: Path, name: str, workers: int) -> None:
     batch = passages(700)
     batch.push(f"{site.url}/{name}", num_workers=workers)
     batch.save_binary(tmp_path / name)
@@ -59,7 +59,7 @@ def test_batches_and_arrays_read_what_the_other_wrote(tmp_path: Path, form: str)
     assert DocumentBatch[Passage].pull(url).identical(batch)
 
 
-def test_batches_are_sent_as_they_come_and_come_block_by_block(site: Shelf) -> None:
+def test_batches_are_sent_as_they_come_and_come_block_by_block(site: UploadServer) -> None:
     taken: list[int] = []
 
     def parts() -> Iterator[DocumentBatch[Passage]]:
@@ -74,7 +74,7 @@ def test_batches_are_sent_as_they_come_and_come_block_by_block(site: Shelf) -> N
     assert DocumentBatch[Passage].concat(found).identical(passages(3000))
 
 
-def test_a_server_that_is_busy_gets_a_stream_again_from_its_start(site: Shelf) -> None:
+def test_a_server_that_is_busy_gets_a_stream_again_from_its_start(site: UploadServer) -> None:
     site.failures, site.status = 2, 503
     parts = (passages(500, start) for start in (0, 500))
     DocumentBatch[Passage].push_stream(parts, f"{site.url}/docs", remote=RemoteOptions(retries=3, timeout=5))

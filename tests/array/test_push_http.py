@@ -17,7 +17,7 @@ from quire import BaseDocument, DocumentArray
 from quire.errors import DecodeError, EncodeError, OptionError, StorageError, StorageNotFoundError
 from quire.files import RemoteOptions
 from quire.typing import NdArray
-from tests.files.shelf import Shelf, shelf
+from tests.files.upload_server import UploadServer, run_upload_server
 
 
 class Passage(BaseDocument):
@@ -34,8 +34,8 @@ ONCE = RemoteOptions(retries=0, timeout=5)
 
 
 @pytest.fixture
-def site() -> Iterator[Shelf]:
-    with shelf() as site:
+def site() -> Iterator[UploadServer]:
+    with run_upload_server() as site:
         yield site
 
 
@@ -49,7 +49,7 @@ def docs() -> DocumentArray[Passage]:
     return DocumentArray[Passage](passages())
 
 
-def stored(site: Shelf, name: str) -> DocumentArray[Passage]:
+def stored(site: UploadServer, name: str) -> DocumentArray[Passage]:
     return DocumentArray[Passage].load_binary(io.BytesIO(site.files[f"/data/{name}"]))
 
 
@@ -58,7 +58,7 @@ def stored(site: Shelf, name: str) -> DocumentArray[Passage]:
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("name", ["plain", "packed.protobuf.gz"])
-def test_what_is_pushed_is_the_file_that_is_saved(site: Shelf, tmp_path: Path, name: str, workers: int) -> None:
+def test_what_is_pushed_is_the_file_that_is_saved(site: UploadServer, tmp_path: Path, name: str, workers: int) -> None:
     docs = DocumentArray[Passage](passages(700))
     docs.push(f"{site.url}/{name}", num_workers=workers)
     docs.save_binary(tmp_path / name)
@@ -66,7 +66,7 @@ def test_what_is_pushed_is_the_file_that_is_saved(site: Shelf, tmp_path: Path, n
     assert DocumentArray[Passage].pull(f"{site.url}/{name}").identical(docs)
 
 
-def test_a_body_goes_in_chunks_and_comes_back_in_any_form(site: Shelf, docs: DocumentArray[Passage]) -> None:
+def test_a_body_goes_in_chunks_and_comes_back_in_any_form(site: UploadServer, docs: DocumentArray[Passage]) -> None:
     url = f"{site.url}/docs"
     docs.push(url)
     assert site.headers[0]["Transfer-Encoding"] == "chunked"
@@ -77,32 +77,35 @@ def test_a_body_goes_in_chunks_and_comes_back_in_any_form(site: Shelf, docs: Doc
     assert len(DocumentArray[Passage].pull(url, copy=False)) == len(docs)
 
 
-def test_an_empty_array_is_a_file_too(site: Shelf) -> None:
+def test_an_empty_array_is_a_file_too(site: UploadServer) -> None:
     DocumentArray[Passage]().push(f"{site.url}/empty")
     assert len(DocumentArray[Passage].pull(f"{site.url}/empty")) == 0
 
 
-def test_the_query_of_an_address_tells_no_compression(site: Shelf) -> None:
+def test_the_query_of_an_address_tells_no_compression(site: UploadServer) -> None:
     DocumentArray[Passage](passages(3)).push(f"{site.url}/plain?next=file.gz")
     assert site.files["/data/plain?next=file.gz"].startswith(b"\x93QUIRE")
 
 
-def test_headers_and_a_password_reach_the_server(site: Shelf) -> None:
+def test_headers_and_a_password_reach_the_server(site: UploadServer) -> None:
     options = RemoteOptions(storage_options={"headers": {"X-Key": "k"}})
     url = site.url.replace("http://", "http://me:secret@")
     DocumentArray[Passage](passages(3)).push(f"{url}/a", remote=options)
     assert (site.headers[0]["X-Key"], site.headers[0]["Authorization"]) == ("k", "Basic bWU6c2VjcmV0")
 
 
-def test_a_certificate_of_ones_own_is_trusted_when_asked_to(site: Shelf) -> None:
-    folder = Path(__file__).parents[1] / "services" / "certificates"
+@pytest.mark.needs("trustme")
+def test_push_trusts_certificate_of_ssl_context(site: UploadServer, tmp_path: Path) -> None:
+    from tests.certificates import generate_certificates
+
+    certificates = generate_certificates(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "server.pem", folder / "server.key")
+    context.load_cert_chain(certificates.server.certificate, certificates.server.key)
     site.socket = context.wrap_socket(site.socket, server_side=True)
     docs, url = DocumentArray[Passage](passages(300)), site.url.replace("http://", "https://") + "/docs"
     with pytest.raises(StorageError, match=f"{url}: .*certificate"):
         docs.push(url, remote=ONCE)
-    trusting = RemoteOptions(storage_options={"ssl": ssl.create_default_context(cafile=folder / "ca.pem")})
+    trusting = RemoteOptions(storage_options={"ssl": ssl.create_default_context(cafile=certificates.authority)})
     docs.push(url, remote=trusting)
     assert DocumentArray[Passage].pull(url, remote=trusting).identical(docs)
 
@@ -110,7 +113,7 @@ def test_a_certificate_of_ones_own_is_trusted_when_asked_to(site: Shelf) -> None
 # --- while it is made
 
 
-def test_the_first_bytes_arrive_before_the_last_document_is_made(site: Shelf) -> None:
+def test_the_first_bytes_arrive_before_the_last_document_is_made(site: UploadServer) -> None:
     def slowly() -> Iterator[Passage]:
         yield from passages(3000)
         assert site.some.wait(20)  # else this would never end
@@ -120,7 +123,7 @@ def test_the_first_bytes_arrive_before_the_last_document_is_made(site: Shelf) ->
     assert len(stored(site, "docs")) == 3001
 
 
-def test_a_server_that_does_not_read_holds_the_source_back(site: Shelf) -> None:
+def test_a_server_that_does_not_read_holds_the_source_back(site: UploadServer) -> None:
     taken = 0
 
     def counted() -> Iterator[Passage]:
@@ -138,7 +141,7 @@ def test_a_server_that_does_not_read_holds_the_source_back(site: Shelf) -> None:
 # --- failures
 
 
-def test_an_answer_that_may_pass_is_asked_again(site: Shelf, docs: DocumentArray[Passage]) -> None:
+def test_an_answer_that_may_pass_is_asked_again(site: UploadServer, docs: DocumentArray[Passage]) -> None:
     site.failures = 2
     docs.push(f"{site.url}/docs", remote=SOON)
     assert len(site.seen) == 3
@@ -146,7 +149,7 @@ def test_an_answer_that_may_pass_is_asked_again(site: Shelf, docs: DocumentArray
 
 
 @pytest.mark.parametrize("compress", [None, "gzip"])
-def test_a_stream_that_breaks_off_is_sent_again_from_its_start(site: Shelf, compress: str | None) -> None:
+def test_a_stream_that_breaks_off_is_sent_again_from_its_start(site: UploadServer, compress: str | None) -> None:
     site.breaks = [1, 3_000_000, 9_000_000]
     DocumentArray[Passage].push_stream(passages(), f"{site.url}/docs", compress=compress, remote=SOON)
     assert len(site.seen) == 4
@@ -154,7 +157,7 @@ def test_a_stream_that_breaks_off_is_sent_again_from_its_start(site: Shelf, comp
 
 
 def test_a_file_that_is_too_large_is_refused_once_with_the_servers_reason(
-    site: Shelf, docs: DocumentArray[Passage]
+    site: UploadServer, docs: DocumentArray[Passage]
 ) -> None:
     site.refuses = 1
     with pytest.raises(StorageError, match=rf"{site.url}/docs: writing the file is not possible .*413"):
@@ -165,7 +168,7 @@ def test_a_file_that_is_too_large_is_refused_once_with_the_servers_reason(
     assert site.files == {}
 
 
-def test_a_server_that_fails_for_good_is_an_error_that_tells_the_address_but_no_password(site: Shelf) -> None:
+def test_a_server_that_fails_for_good_is_an_error_that_tells_the_address_but_no_password(site: UploadServer) -> None:
     site.failures = 100
     url = site.url.replace("http://", "http://me:secret@")
     with pytest.raises(StorageError, match="tried twice|tried 2 times") as caught:
@@ -174,7 +177,7 @@ def test_a_server_that_fails_for_good_is_an_error_that_tells_the_address_but_no_
     assert "secret" not in str(caught.value)
 
 
-def test_a_redirection_is_told(site: Shelf) -> None:
+def test_a_redirection_is_told(site: UploadServer) -> None:
     site.failures, site.status = 1, 307
     with pytest.raises(StorageError, match="points to"):
         DocumentArray[Passage](passages(3)).push(f"{site.url}/a")
@@ -185,7 +188,7 @@ def test_nobody_there_is_an_error_with_the_address() -> None:
         DocumentArray[Passage](passages(3)).push("http://127.0.0.1:9/x", remote=ONCE)
 
 
-def test_a_server_that_hangs_is_not_waited_for(site: Shelf) -> None:
+def test_a_server_that_hangs_is_not_waited_for(site: UploadServer) -> None:
     site.hangs = True
     options = RemoteOptions(retries=1, timeout=0.2, deadline=5)
     with pytest.raises(StorageError, match="writing the file failed"):
@@ -194,7 +197,7 @@ def test_a_server_that_hangs_is_not_waited_for(site: Shelf) -> None:
         DocumentArray[Passage].pull(f"{site.url}/a", remote=options)
 
 
-def test_an_error_of_the_source_is_raised_as_it_is_and_nothing_arrives(site: Shelf) -> None:
+def test_an_error_of_the_source_is_raised_as_it_is_and_nothing_arrives(site: UploadServer) -> None:
     def broken() -> Iterator[Passage]:
         yield from passages()
         raise LookupError("no more")
@@ -211,7 +214,7 @@ def test_an_error_of_the_source_is_raised_as_it_is_and_nothing_arrives(site: She
     assert site.unfinished == len(site.seen)
 
 
-def test_an_old_file_stays_when_the_new_one_breaks_off(site: Shelf) -> None:
+def test_an_old_file_stays_when_the_new_one_breaks_off(site: UploadServer) -> None:
     old = DocumentArray[Passage](passages(3))
     old.push(f"{site.url}/docs")
     site.breaks = [1_000_000]
@@ -223,7 +226,7 @@ def test_an_old_file_stays_when_the_new_one_breaks_off(site: Shelf) -> None:
 # --- pull
 
 
-def test_what_breaks_off_is_read_on_from_there(site: Shelf, docs: DocumentArray[Passage]) -> None:
+def test_what_breaks_off_is_read_on_from_there(site: UploadServer, docs: DocumentArray[Passage]) -> None:
     docs.push(f"{site.url}/docs")
     site.cuts = 2
     assert DocumentArray[Passage].pull(f"{site.url}/docs", remote=SOON).identical(docs)
@@ -234,7 +237,7 @@ def test_what_breaks_off_is_read_on_from_there(site: Shelf, docs: DocumentArray[
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_server_without_ranges_or_lengths_is_read_again(
-    site: Shelf, docs: DocumentArray[Passage], ranges: bool
+    site: UploadServer, docs: DocumentArray[Passage], ranges: bool
 ) -> None:
     docs.push(f"{site.url}/docs")
     site.ranges, site.cuts = ranges, 1
@@ -242,23 +245,23 @@ def test_a_server_without_ranges_or_lengths_is_read_again(
         assert sum(1 for _ in found) == len(docs)
 
 
-def test_a_file_that_changes_while_it_is_read_is_an_error(site: Shelf, docs: DocumentArray[Passage]) -> None:
+def test_a_file_that_changes_while_it_is_read_is_an_error(site: UploadServer, docs: DocumentArray[Passage]) -> None:
     docs.push(f"{site.url}/docs")
-    site.cuts, site.marks = 1, ['"one"', '"one"']
+    site.cuts, site.etags = 1, ['"one"', '"one"']
     assert len(DocumentArray[Passage].pull(f"{site.url}/docs", remote=SOON)) == len(docs)
-    site.cuts, site.marks = 1, ['"one"', '"two"']
+    site.cuts, site.etags = 1, ['"one"', '"two"']
     with pytest.raises(StorageError, match=f"{site.url}/docs: the file was changed while it was read"):
         DocumentArray[Passage].pull(f"{site.url}/docs", remote=SOON)
 
 
-def test_a_file_that_is_not_there_is_not_asked_for_again(site: Shelf) -> None:
+def test_a_file_that_is_not_there_is_not_asked_for_again(site: UploadServer) -> None:
     with pytest.raises(StorageNotFoundError, match=f"{site.url}/none: "):
         DocumentArray[Passage].pull(f"{site.url}/none")
     assert len(site.seen) == 1
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -100, -1])
-def test_half_a_file_is_an_error_with_its_address(site: Shelf, keep: int) -> None:
+def test_half_a_file_is_an_error_with_its_address(site: UploadServer, keep: int) -> None:
     DocumentArray[Passage](passages(100)).push(f"{site.url}/docs")
     site.files["/data/docs"] = site.files["/data/docs"][:keep] if keep != -1 else b"not a file of documents"
     with pytest.raises(DecodeError, match=f"^{site.url}/docs: "):
@@ -267,7 +270,7 @@ def test_half_a_file_is_an_error_with_its_address(site: Shelf, keep: int) -> Non
         list(DocumentArray[Passage].pull_stream(f"{site.url}/docs"))
 
 
-def test_a_reader_that_stops_early_ends_the_download(site: Shelf, docs: DocumentArray[Passage]) -> None:
+def test_a_reader_that_stops_early_ends_the_download(site: UploadServer, docs: DocumentArray[Passage]) -> None:
     docs.push(f"{site.url}/docs")
     found = DocumentArray[Passage].pull_stream(f"{site.url}/docs")
     assert next(found).identical(docs[0])
@@ -278,7 +281,7 @@ def test_a_reader_that_stops_early_ends_the_download(site: Shelf, docs: Document
 # --- options
 
 
-def test_bad_options_are_told_before_anything_is_sent(site: Shelf) -> None:
+def test_bad_options_are_told_before_anything_is_sent(site: UploadServer) -> None:
     docs = DocumentArray[Passage](passages(3))
     with pytest.raises(OptionError, match="num_workers=0"):
         docs.push(f"{site.url}/a", num_workers=0)
@@ -293,7 +296,7 @@ def test_bad_options_are_told_before_anything_is_sent(site: Shelf) -> None:
     assert site.seen == []
 
 
-def test_the_bar_is_silent_unless_asked_for(site: Shelf, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_bar_is_silent_unless_asked_for(site: UploadServer, capfd: pytest.CaptureFixture[str]) -> None:
     docs = DocumentArray[Passage](passages(300))
     docs.push(f"{site.url}/a")
     DocumentArray[Passage].pull(f"{site.url}/a")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.files.servers import LoopbackServer
+from tests.files.http_server import LoopbackServer
 
 BODY = b"0123456789" * 1000
 

@@ -1,4 +1,4 @@
-"""A dataset's folder at a local path: names, sizes, ranges, whole files or none, lines from many processes."""
+"""Local folders: names, sizes, ranges, atomic writes, and lines from many processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ with open_folder(sys.argv[1]).open_for_write("a.bin") as file:
 """
 
 
-def test_a_path_and_a_file_address_are_the_same_folder(tmp_path: Path) -> None:
+def test_open_folder_accepts_paths_and_file_urls(tmp_path: Path) -> None:
     for url in (tmp_path, str(tmp_path), tmp_path.as_uri(), f"{tmp_path}/"):
         folder = open_folder(url)
         assert folder.url == str(tmp_path)
@@ -38,9 +38,7 @@ def test_a_path_and_a_file_address_are_the_same_folder(tmp_path: Path) -> None:
         assert folder.local_path("a.bin") == tmp_path / "a.bin"
 
 
-def test_a_relative_path_means_the_same_file_in_a_worker_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pickled_folder_of_relative_path_names_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = open_folder("data")
     with folder.open_for_write("a.bin") as file:
@@ -49,7 +47,7 @@ def test_a_relative_path_means_the_same_file_in_a_worker_elsewhere(
     assert pickle.loads(pickle.dumps(folder)).read("a.bin") == b"abc"
 
 
-def test_files_are_listed_by_name_with_their_sizes(tmp_path: Path) -> None:
+def test_list_returns_sorted_visible_files_with_sizes(tmp_path: Path) -> None:
     for name in ("b.parquet", "a.parquet", "year=1/c.parquet", "note.txt", "_SUCCESS", ".a.crc", "_tmp/d.parquet"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -61,7 +59,7 @@ def test_files_are_listed_by_name_with_their_sizes(tmp_path: Path) -> None:
     assert open_folder(tmp_path / "nowhere").list() == []
 
 
-def test_a_file_is_read_whole_and_in_ranges(tmp_path: Path) -> None:
+def test_read_and_read_range_return_content(tmp_path: Path) -> None:
     folder = open_folder(tmp_path)
     (tmp_path / "a.bin").write_bytes(bytes(range(100)))
     assert folder.exists("a.bin")
@@ -74,7 +72,7 @@ def test_a_file_is_read_whole_and_in_ranges(tmp_path: Path) -> None:
     assert folder.read("b.bin") == folder.read("a.bin")
 
 
-def test_a_range_beyond_the_end_is_an_error_that_tells_the_size(tmp_path: Path) -> None:
+def test_read_range_beyond_end_reports_file_size(tmp_path: Path) -> None:
     folder = open_folder(tmp_path)
     (tmp_path / "a.bin").write_bytes(bytes(100))
     with pytest.raises(StorageError, match=r"a.bin: the file has 100 bytes, and bytes 90 to 101 were asked for"):
@@ -83,7 +81,7 @@ def test_a_range_beyond_the_end_is_an_error_that_tells_the_size(tmp_path: Path) 
         folder.read_range("a.bin", 3, 2)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_file_error_names_file(tmp_path: Path) -> None:
     folder = open_folder(tmp_path)
     for call in (folder.read, folder.size, lambda name: folder.read_range(name, 0, 1)):
         with pytest.raises(StorageNotFoundError, match=f"^{tmp_path}/sub/a.bin: there is no such file"):
@@ -95,7 +93,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/../../b", "", "a//b", ".", "a\\..\\b", "a\0"])
-def test_a_name_never_leaves_the_folder(tmp_path: Path, name: str) -> None:
+def test_names_outside_the_folder_are_rejected(tmp_path: Path, name: str) -> None:
     folder = open_folder(tmp_path / "data")
     for call in (folder.read, folder.exists, folder.delete, folder.join, folder.local_path):
         with pytest.raises(StorageError, match="is not the name of a file in this folder"):
@@ -105,7 +103,7 @@ def test_a_name_never_leaves_the_folder(tmp_path: Path, name: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+def test_failed_write_keeps_old_file(tmp_path: Path) -> None:
     folder = open_folder(tmp_path)
     with folder.open_for_write("sub/a.bin") as file:
         file.write(b"old")
@@ -116,7 +114,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     assert folder.read("sub/a.bin") == b"old"
 
 
-def test_a_writer_killed_half_way_leaves_no_file(tmp_path: Path) -> None:
+def test_killed_writer_leaves_no_file(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", DIE_WRITING, str(tmp_path)], check=False)
     assert done.returncode == -9
     folder = open_folder(tmp_path)
@@ -124,7 +122,7 @@ def test_a_writer_killed_half_way_leaves_no_file(tmp_path: Path) -> None:
     assert folder.list() == []
 
 
-def test_lines_of_many_processes_are_all_there_and_whole(tmp_path: Path) -> None:
+def test_append_line_from_many_processes_loses_no_line(tmp_path: Path) -> None:
     command = [sys.executable, "-c", APPEND, str(tmp_path)]
     workers = [subprocess.Popen([*command, str(worker)]) for worker in range(3)]
     assert [worker.wait() for worker in workers] == [0, 0, 0]
@@ -134,7 +132,7 @@ def test_lines_of_many_processes_are_all_there_and_whole(tmp_path: Path) -> None
         assert [number for name, number, _ in rows if name == str(worker)] == list(range(200))
 
 
-def test_a_half_line_of_a_killed_writer_stays_alone(tmp_path: Path) -> None:
+def test_append_line_starts_new_line_after_partial_one(tmp_path: Path) -> None:
     folder = open_folder(tmp_path)
     folder.append_line("log", "one")
     with (tmp_path / "log").open("ab") as file:
@@ -145,7 +143,7 @@ def test_a_half_line_of_a_killed_writer_stays_alone(tmp_path: Path) -> None:
         folder.append_line("log", "a\nb")
 
 
-def test_a_local_folder_does_not_import_fsspec(tmp_path: Path) -> None:
+def test_local_folder_does_not_import_fsspec(tmp_path: Path) -> None:
     code = """
 import sys
 from quire.files import open_folder
@@ -157,7 +155,7 @@ assert "fsspec" not in sys.modules
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
 
 
-def test_a_missing_fsspec_tells_its_command() -> None:
+def test_missing_fsspec_error_has_install_command() -> None:
     code = """
 import sys
 sys.modules["fsspec"] = None

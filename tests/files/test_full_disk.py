@@ -1,4 +1,4 @@
-"""Files that cannot be written or opened: errors of quire that name the path, and nothing half-written."""
+"""Files that cannot be written or opened: errors that name the path, and no partial files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quire.errors import OptionError, StorageError, StorageNotFoundError
 from quire.files import open_source, open_target
 from quire.typing import NdArray
 
-resource = pytest.importorskip("resource")  # limits of file sizes, as a disk that is full: not on Windows
+resource = pytest.importorskip("resource")  # a limit of file sizes acts like a full disk; not on Windows
 
 
 class Row(BaseDocument):
@@ -37,7 +37,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
 
 @contextmanager
 def full_disk(size: int) -> Iterator[None]:
-    """Let no file grow beyond a size."""
+    """Limit the size of files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -48,7 +48,7 @@ def full_disk(size: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("size", [0, 1000])
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_full_disk_is_an_error_of_quire_and_leaves_the_old_file(name: str, size: int, tmp_path: Path) -> None:
+def test_full_disk_raises_storage_error_and_keeps_old_file(name: str, size: int, tmp_path: Path) -> None:
     path = tmp_path / "rows.bin"
     path.write_bytes(b"old")
     with pytest.raises(StorageError) as caught, full_disk(size):
@@ -60,7 +60,7 @@ def test_a_full_disk_is_an_error_of_quire_and_leaves_the_old_file(name: str, siz
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_folder_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
+def test_missing_folder_error_names_folder(name: str, tmp_path: Path) -> None:
     path = tmp_path / "missing" / "rows.bin"
     with pytest.raises(StorageNotFoundError) as caught:
         WRITERS[name](path)
@@ -68,7 +68,7 @@ def test_a_folder_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
     assert isinstance(caught.value, FileNotFoundError)
 
 
-def test_a_path_that_is_a_folder_is_named(tmp_path: Path) -> None:
+def test_folder_instead_of_file_error_names_path(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=f"^{tmp_path}: the file cannot be written: "):
         ROWS.save_binary(tmp_path)
     with pytest.raises(StorageError, match=f"^{tmp_path}: the file cannot be opened: "):
@@ -76,12 +76,12 @@ def test_a_path_that_is_a_folder_is_named(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_load_binary_names_missing_file(tmp_path: Path) -> None:
     with pytest.raises(StorageNotFoundError, match=f"^{tmp_path / 'rows.bin'}: there is no such file.$"):
         DocumentArray[Row].load_binary(tmp_path / "rows.bin")
 
 
-def test_errors_of_the_caller_stay_what_they_are(tmp_path: Path) -> None:
+def test_open_target_passes_errors_of_the_caller_on(tmp_path: Path) -> None:
     with pytest.raises(ConnectionError, match="the source is gone"), open_target(tmp_path / "a"):
         raise ConnectionError("the source is gone")
     with pytest.raises(FileNotFoundError) as caught, open_target(tmp_path / "a"):

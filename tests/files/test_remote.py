@@ -1,4 +1,4 @@
-"""Folders behind addresses: a store in memory, a real HTTP server, and one that fails as it is told."""
+"""Remote folders: a store in memory, a real HTTP server, and a store that fails on demand."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import fsspec
 import pytest
 
 from quire.errors import MissingDependencyError, OptionError, StorageError, StorageNotFoundError
-from quire.files import Entry, Folder, RemoteOptions, _remote, open_folder
-from tests.files.faults import FaultyFileSystem, faulty_store
-from tests.files.servers import Site, served
+from quire.files import Entry, Folder, RemoteOptions, _remote, open_folder, open_seekable
+from tests.files.faulty_store import FaultyFileSystem, faulty_store
+from tests.files.http_server import Site, serve_files
 
 pytestmark = pytest.mark.needs("fsspec", "aiohttp")
 
@@ -39,7 +39,7 @@ def faulty() -> Iterator[type[FaultyFileSystem]]:
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with served({"a.parquet": CONTENT, "b.parquet": b"b", "note.txt": b"note"}) as site:
+    with serve_files({"a.parquet": CONTENT, "b.parquet": b"b", "note.txt": b"note"}) as site:
         yield site
 
 
@@ -48,10 +48,10 @@ def write(folder: Folder, name: str, content: bytes) -> None:
         file.write(content)
 
 
-# --- any store
+# --- a store in memory
 
 
-def test_a_store_does_what_a_local_folder_does(memory: Folder, tmp_path: Path) -> None:
+def test_remote_folder_supports_all_methods(memory: Folder, tmp_path: Path) -> None:
     assert memory.list() == []
     write(memory, "b.parquet", b"old")
     write(memory, "b.parquet", CONTENT)
@@ -78,7 +78,7 @@ def test_a_store_does_what_a_local_folder_does(memory: Folder, tmp_path: Path) -
     assert not memory.exists("b.parquet")
 
 
-def test_lines_are_added_to_a_small_file(memory: Folder) -> None:
+def test_append_line_rewrites_remote_file(memory: Folder) -> None:
     for line in ("one", "two", "drei ä"):
         memory.append_line("log", line)
     assert memory.read("log").decode() == "one\ntwo\ndrei ä\n"
@@ -87,7 +87,7 @@ def test_lines_are_added_to_a_small_file(memory: Folder) -> None:
     assert memory.read("log") == b"half\nwhole\n"
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(memory: Folder) -> None:
+def test_failed_remote_write_keeps_old_file_only(memory: Folder) -> None:
     write(memory, "a", b"old")
     with pytest.raises(ZeroDivisionError), memory.open_for_write("a") as file:
         file.write(b"new")
@@ -104,21 +104,21 @@ def test_large_files_are_read_in_parts(memory: Folder, tmp_path: Path, monkeypat
     assert (tmp_path / "a").read_bytes() == CONTENT
 
 
-def test_a_missing_file_is_named(memory: Folder, tmp_path: Path) -> None:
+def test_missing_file_error_names_file(memory: Folder, tmp_path: Path) -> None:
     for call in (memory.read, memory.size, lambda name: memory.fetch(name, tmp_path / "a")):
         with pytest.raises(StorageNotFoundError, match=f"^{memory.url}/a.bin: there is no such file"):
             call("a.bin")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_range_beyond_the_end_is_an_error(memory: Folder) -> None:
+def test_remote_read_range_beyond_end_raises_error(memory: Folder) -> None:
     write(memory, "a", b"abc")
     folder = open_folder(memory.url, RemoteOptions(retries=1))
     with pytest.raises(StorageError, match="reading bytes 1 to 9 failed, tried 2 times .* 2 bytes came instead of 8"):
         folder.read_range("a", 1, 9)
 
 
-def test_a_folder_is_pickled_by_its_address_and_options() -> None:
+def test_remote_folder_pickles_url_and_options_and_hides_secrets() -> None:
     options = RemoteOptions(retries=2, storage_options={"key": "secret"})
     folder = open_folder("memory://pickled", options)
     again = pickle.loads(pickle.dumps(folder))
@@ -127,7 +127,7 @@ def test_a_folder_is_pickled_by_its_address_and_options() -> None:
     hash(options)
 
 
-def test_an_unknown_scheme_and_a_package_that_is_not_there_are_told() -> None:
+def test_unknown_scheme_and_missing_package_raise_errors() -> None:
     with pytest.raises(StorageError, match="^nosuch://x/a: reading the file is not possible .*[Pp]rotocol not known"):
         open_folder("nosuch://x").read("a")
     with pytest.raises(MissingDependencyError, match="^quire-missing://x/a: .* is not installed"):
@@ -138,15 +138,20 @@ def test_an_unknown_scheme_and_a_package_that_is_not_there_are_told() -> None:
 @pytest.mark.parametrize(
     "options", [{"retries": -1}, {"deadline": 0.0}, {"timeout": -1.0}], ids=["retries", "deadline", "timeout"]
 )
-def test_options_without_meaning_are_refused(options: dict[str, Any]) -> None:
+def test_remote_options_reject_invalid_values(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=next(iter(options))):
         RemoteOptions(**options)
+
+
+def test_open_seekable_rejects_negative_retries() -> None:
+    with pytest.raises(OptionError, match="retries is 0 or more, got -1"), open_seekable("http://a/b", retries=-1):
+        pass
 
 
 # --- faults
 
 
-def test_what_may_pass_is_tried_again(faulty: type[FaultyFileSystem], tmp_path: Path) -> None:
+def test_temporary_failures_are_retried(faulty: type[FaultyFileSystem], tmp_path: Path) -> None:
     folder = open_folder("faulty://data")
     write(folder, "a", CONTENT)
     for method, call in {
@@ -163,13 +168,13 @@ def test_what_may_pass_is_tried_again(faulty: type[FaultyFileSystem], tmp_path: 
     assert (tmp_path / "a").read_bytes() == CONTENT
 
 
-def test_an_error_tells_file_attempts_and_last_reason(faulty: type[FaultyFileSystem]) -> None:
+def test_error_reports_file_attempts_and_last_reason(faulty: type[FaultyFileSystem]) -> None:
     faulty.plan["cat_file"] = [OSError("first"), OSError("second"), OSError("third")]
     folder = open_folder("faulty://data", RemoteOptions(retries=2))
-    told = (
+    message = (
         r"^faulty://data/a: reading the file failed, tried 3 times in [\d.]+ seconds. The last reason: OSError: third"
     )
-    with pytest.raises(StorageError, match=told) as caught:
+    with pytest.raises(StorageError, match=message) as caught:
         folder.read("a")
     assert str(caught.value.__cause__) == "third"
 
@@ -179,14 +184,14 @@ def test_an_error_tells_file_attempts_and_last_reason(faulty: type[FaultyFileSys
     [PermissionError("no"), IsADirectoryError("dir"), NotImplementedError("never"), ValueError("bad")],
     ids=repr,
 )
-def test_what_will_not_pass_is_not_tried_again(faulty: type[FaultyFileSystem], error: Exception) -> None:
+def test_permanent_failures_are_not_retried(faulty: type[FaultyFileSystem], error: Exception) -> None:
     faulty.plan["cat_file"] = [error, OSError("never reached")]
     with pytest.raises(StorageError, match="^faulty://data/a: reading the file is not possible .*access rights"):
         open_folder("faulty://data").read("a")
     assert faulty.calls.count("cat_file") == 1
 
 
-def test_a_store_that_cannot_be_listed_is_not_an_empty_folder(faulty: type[FaultyFileSystem]) -> None:
+def test_failed_listing_is_not_an_empty_folder(faulty: type[FaultyFileSystem]) -> None:
     faulty.plan["ls"] = [OSError("down")] * 2
     with pytest.raises(StorageError, match="^faulty://data: listing the files failed, tried 2 times"):
         open_folder("faulty://data", RemoteOptions(retries=1)).list()
@@ -195,7 +200,7 @@ def test_a_store_that_cannot_be_listed_is_not_an_empty_folder(faulty: type[Fault
         open_folder("faulty://data", RemoteOptions(retries=1)).exists("a")
 
 
-def test_a_call_that_hangs_ends_with_the_deadline(faulty: type[FaultyFileSystem]) -> None:
+def test_hanging_call_ends_at_deadline(faulty: type[FaultyFileSystem]) -> None:
     faulty.hanging["cat_file"] = threading.Event()
     folder = open_folder("faulty://data", RemoteOptions(retries=100, timeout=0.05, deadline=0.3))
     with pytest.raises(StorageError, match="The last reason: TimeoutError: no answer within"):
@@ -203,7 +208,7 @@ def test_a_call_that_hangs_ends_with_the_deadline(faulty: type[FaultyFileSystem]
     assert faulty.calls.count("cat_file") < 100
 
 
-def test_a_failed_write_leaves_the_old_file(faulty: type[FaultyFileSystem]) -> None:
+def test_write_that_store_rejects_keeps_old_file(faulty: type[FaultyFileSystem]) -> None:
     folder = open_folder("faulty://data", RemoteOptions(retries=1))
     write(folder, "a", b"old")
     for method in ("put_file", "mv"):
@@ -214,7 +219,7 @@ def test_a_failed_write_leaves_the_old_file(faulty: type[FaultyFileSystem]) -> N
     assert folder.read("a") == b"old"
 
 
-def test_a_write_is_done_once_even_if_the_answer_is_lost(faulty: type[FaultyFileSystem]) -> None:
+def test_write_succeeds_when_answer_is_lost(faulty: type[FaultyFileSystem]) -> None:
     folder = open_folder("faulty://data")
     for method in ("put_file", "mv", "makedirs"):
         faulty.after[method] = [ConnectionResetError("the answer is lost")]
@@ -223,7 +228,7 @@ def test_a_write_is_done_once_even_if_the_answer_is_lost(faulty: type[FaultyFile
     assert [entry.name for entry in folder.list(hidden=True)] == ["makedirs", "mv", "put_file"]
 
 
-def test_a_removal_is_done_once_even_if_the_answer_is_lost(faulty: type[FaultyFileSystem]) -> None:
+def test_delete_succeeds_when_answer_is_lost(faulty: type[FaultyFileSystem]) -> None:
     folder = open_folder("faulty://data")
     write(folder, "a", b"a")
     faulty.after["rm_file"] = [ConnectionResetError("the answer is lost")]
@@ -231,16 +236,16 @@ def test_a_removal_is_done_once_even_if_the_answer_is_lost(faulty: type[FaultyFi
     assert folder.list(hidden=True) == []
 
 
-def test_an_interrupt_is_not_taken_for_a_fault(faulty: type[FaultyFileSystem]) -> None:
+def test_keyboard_interrupt_is_not_retried(faulty: type[FaultyFileSystem]) -> None:
     faulty.plan["cat_file"] = [KeyboardInterrupt()]
     with pytest.raises(KeyboardInterrupt):
         open_folder("faulty://data").read("a")
 
 
-# --- a server
+# --- an HTTP server
 
 
-def test_a_dataset_is_read_over_http(site: Site, tmp_path: Path) -> None:
+def test_http_folder_lists_and_reads_files(site: Site, tmp_path: Path) -> None:
     folder = open_folder(site.url)
     assert folder.list([".parquet"]) == [Entry("a.parquet", 1000), Entry("b.parquet", 1)]
     assert folder.read_range("a.parquet", 5, 9) == CONTENT[5:9]
@@ -252,7 +257,9 @@ def test_a_dataset_is_read_over_http(site: Site, tmp_path: Path) -> None:
         folder.size("x")
 
 
-def test_a_server_without_ranges_is_asked_once(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_without_ranges_is_read_with_one_request(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_remote, "_PART", 300)
     site.ranges = False
     folder = open_folder(site.url, RemoteOptions(retries=0))
@@ -264,7 +271,7 @@ def test_a_server_without_ranges_is_asked_once(site: Site, tmp_path: Path, monke
         folder.read_range("a.parquet", 10, 1001)
 
 
-def test_a_server_that_tells_no_sizes(site: Site, tmp_path: Path) -> None:
+def test_server_without_sizes_is_read(site: Site, tmp_path: Path) -> None:
     site.lengths = False
     folder = open_folder(site.url)
     assert folder.size("a.parquet") == 1000
@@ -272,35 +279,35 @@ def test_a_server_that_tells_no_sizes(site: Site, tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == CONTENT
 
 
-def test_a_server_that_fails_twice_is_asked_again(site: Site) -> None:
+def test_http_failures_are_retried(site: Site) -> None:
     folder = open_folder(site.url)
     site.failures = 2
     assert folder.read("a.parquet") == CONTENT
     assert len(site.seen) == 3
-    site.failures = 4  # one attempt asks by HEAD, and by GET
+    site.failures = 4  # one attempt sends HEAD and GET
     assert folder.size("a.parquet") == 1000
     site.cuts = 2
     assert folder.read_range("a.parquet", 0, 1000) == CONTENT
 
 
 @pytest.mark.parametrize("call", ["read", "exists", "size", "list"])
-def test_a_server_that_is_down_is_not_a_missing_file(site: Site, call: str) -> None:
+def test_unavailable_server_is_not_a_missing_file(site: Site, call: str) -> None:
     site.failures = 1000
     folder = open_folder(site.url, RemoteOptions(retries=1))
-    ask: Callable[..., Any] = getattr(folder, call)
+    method: Callable[..., Any] = getattr(folder, call)
     with pytest.raises(StorageError, match="tried 2 times .*503") as caught:
-        ask(*[] if call == "list" else ["a.parquet"])
+        method(*[] if call == "list" else ["a.parquet"])
     assert not isinstance(caught.value, FileNotFoundError)
 
 
-def test_a_refusal_is_not_asked_again(site: Site) -> None:
+def test_http_403_is_not_retried(site: Site) -> None:
     site.failures, site.status = 1, 403
     with pytest.raises(StorageError, match="is not possible .*403"):
         open_folder(site.url).read("a.parquet")
     assert len(site.seen) == 1
 
 
-def test_a_server_that_hangs_is_left_at_the_deadline(site: Site) -> None:
+def test_hanging_server_is_abandoned_at_deadline(site: Site) -> None:
     site.hangs = True
     folder = open_folder(site.url, RemoteOptions(timeout=0.2, deadline=0.7))
     with pytest.raises(StorageError, match="^http://.*/a.parquet: reading the file failed.* no answer within"):
@@ -310,13 +317,13 @@ def test_a_server_that_hangs_is_left_at_the_deadline(site: Site) -> None:
     assert folder.read("a.parquet") == CONTENT
 
 
-def test_no_server_at_all_is_an_error_that_names_the_file() -> None:
+def test_missing_server_error_names_file() -> None:
     url = "http://127.0.0.1:9/data"
     with pytest.raises(StorageError, match="^http://127.0.0.1:9/data/a: reading the file failed, tried 2 times"):
         open_folder(url, RemoteOptions(retries=1)).read("a")
 
 
-def test_nothing_is_written_over_http(site: Site) -> None:
+def test_http_folder_rejects_writes(site: Site) -> None:
     with pytest.raises(StorageError, match="nothing is written to an http address"):
         write(open_folder(site.url), "a", b"x")
     assert site.seen == []
@@ -333,7 +340,7 @@ def _read_in_child(folder: Folder, answers: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_folder_in_use_works_in_other_processes(site: Site, method: str) -> None:
+def test_connected_folder_works_in_other_processes(site: Site, method: str) -> None:
     folder = open_folder(site.url, RemoteOptions(deadline=20))
     assert folder.read("b.parquet") == b"b"
     context = multiprocessing.get_context(method)
@@ -341,16 +348,16 @@ def test_a_folder_in_use_works_in_other_processes(site: Site, method: str) -> No
     children = [context.Process(target=_read_in_child, args=(folder, answers)) for _ in range(2)]
     for child in children:
         child.start()
-    found = [answers.get() for _ in children]
+    received = [answers.get() for _ in children]
     for child in children:
         child.join()
-    assert {answer[1:] for answer in found} == {(CONTENT, 1)}
-    assert len({answer[0] for answer in found} | {os.getpid()}) == 3
+    assert {answer[1:] for answer in received} == {(CONTENT, 1)}
+    assert len({answer[0] for answer in received} | {os.getpid()}) == 3
     assert folder.read("a.parquet") == CONTENT
 
 
-def test_many_threads_share_a_folder(site: Site) -> None:
+def test_threads_share_a_folder(site: Site) -> None:
     folder = open_folder(site.url)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda start: folder.read_range("a.parquet", start, start + 10), range(100)))
-    assert found == [CONTENT[start : start + 10] for start in range(100)]
+        parts = list(pool.map(lambda start: folder.read_range("a.parquet", start, start + 10), range(100)))
+    assert parts == [CONTENT[start : start + 10] for start in range(100)]

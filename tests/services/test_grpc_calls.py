@@ -1,4 +1,4 @@
-"""Functions that are served, called from a client: like the functions themselves."""
+"""Calls of served functions: values, streams, errors and types."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from quire.errors import (
 )
 from quire.services import AsyncClient, Client, Limits, Server, serve, serve_async, service_proto
 from quire.typing import NdArray, float32
-from tests.services import gallery
-from tests.services.gallery import EVERYTHING, Picture, Score, pictures
+from tests.services import sample_service
+from tests.services.sample_service import EVERYTHING, Picture, Score, pictures
 
 pytestmark = pytest.mark.needs("grpc", "grpc_health", "grpc_reflection")
 
@@ -43,44 +43,44 @@ def client(server: Server) -> Iterator[Client]:
 # --- calls
 
 
-def test_a_call_gives_what_the_function_gives(client: Client) -> None:
+def test_call_returns_what_the_function_returns(client: Client) -> None:
     docs = pictures(3)
     answer = client.embed(docs)
     assert type(answer) is DocumentArray[Picture]
-    assert answer.identical(gallery.embed(pictures(3)))
-    assert docs[0].embedding is None  # what is sent is not changed
+    assert answer.identical(sample_service.embed(pictures(3)))
+    assert docs[0].embedding is None  # the argument is not changed
 
 
-def test_batches_and_single_documents_go_too(client: Client) -> None:
+def test_batches_and_single_documents_can_be_sent(client: Client) -> None:
     doubled = client.double(pictures(3).stack())
     assert doubled.pixels.tolist() == [[0] * 4, [2] * 4, [4] * 4]
     assert client.rate(pictures(3)[2]) == Score(value=8, of="2")
 
 
-def test_rows_and_columns_are_made_of_each_other(client: Client) -> None:
+def test_client_converts_between_rows_and_columns(client: Client) -> None:
     assert client.embed(pictures(2).stack()).label == ["0", "1"]
     assert client.double(list(pictures(2))).label == ["0", "1"]
 
 
-def test_an_empty_array_is_an_array(client: Client) -> None:
+def test_call_accepts_empty_array(client: Client) -> None:
     assert client.embed(pictures(0)) == pictures(0)
 
 
-def test_the_endpoints_are_told(client: Client) -> None:
-    told = client.endpoints()
-    assert told.keys() == {function.__name__ for function in EVERYTHING}
-    assert told["total"] == "total(a stream of DocumentArray[Picture]) -> Score"
+def test_client_lists_endpoint_signatures(client: Client) -> None:
+    signatures = client.endpoints()
+    assert signatures.keys() == {function.__name__ for function in EVERYTHING}
+    assert signatures["total"] == "total(a stream of DocumentArray[Picture]) -> Score"
 
 
-def test_async_functions_are_served_too(client: Client) -> None:
-    assert client.later(pictures(2)) == gallery.embed(pictures(2))
+def test_async_functions_can_be_served(client: Client) -> None:
+    assert client.later(pictures(2)) == sample_service.embed(pictures(2))
     assert [score.value for score in client.running_later(pictures(3))] == [0, 4, 12]
 
 
-# --- streams, and what is larger than a message
+# --- streams and large values
 
 
-def test_an_array_larger_than_a_message_goes_in_parts(client: Client) -> None:
+def test_array_larger_than_a_message_is_sent_in_parts(client: Client) -> None:
     docs = pictures(5_000)
     assert len(docs.to_bytes()) > 100_000
     answer = client.embed(docs)
@@ -96,12 +96,12 @@ def echo(doc: Long) -> Long:
     return doc
 
 
-def test_one_document_larger_than_a_message_goes_in_parts() -> None:
+def test_document_larger_than_a_message_is_sent_in_parts() -> None:
     with serve(echo, limits=Limits(max_message_bytes=1_000)) as server, Client(server.address) as client:
         assert client.echo(Long(text="x" * 50_000)).text == "x" * 50_000
 
 
-def test_streams_go_both_ways(client: Client) -> None:
+def test_streams_work_in_both_directions(client: Client) -> None:
     assert [score.value for score in client.running(pictures(4))] == [0, 4, 12, 24]
     assert [doc.label for doc in client.spread(pictures(3))] == ["0", "1", "2"]
     assert client.total([pictures(2), pictures(3)]).of == "5 pictures"
@@ -110,7 +110,7 @@ def test_streams_go_both_ways(client: Client) -> None:
     assert client.total([]).of == "0 pictures"
 
 
-def test_values_of_a_stream_are_taken_no_faster_than_they_are_read() -> None:
+def test_stream_requests_have_backpressure() -> None:
     reached: list[int] = []
 
     def source() -> Iterator[Picture]:
@@ -129,7 +129,7 @@ def test_values_of_a_stream_are_taken_no_faster_than_they_are_read() -> None:
         answers = client.first(source())
         next(answers)
         before = -1
-        while before != len(reached):  # until nothing more is taken
+        while before != len(reached):  # until no more values are taken
             before = len(reached)
             threading.Event().wait(0.3)
         assert len(reached) < 1_000  # the windows of HTTP/2 are full
@@ -137,26 +137,26 @@ def test_values_of_a_stream_are_taken_no_faster_than_they_are_read() -> None:
         assert sum(1 for _ in answers) == 1_999
 
 
-def test_answers_are_made_no_faster_than_they_are_taken() -> None:
-    made: list[int] = []
+def test_stream_answers_have_backpressure() -> None:
+    produced: list[int] = []
 
     def many(doc: Picture) -> Iterator[Picture]:
         for number in range(2_000):
-            made.append(number)
+            produced.append(number)
             yield Picture(pixels=doc.pixels, label="x" * 10_000)
 
     with serve(many) as server, Client(server.address) as client:
         answers = client.many(pictures(1)[0])
         next(answers)
         before = -1
-        while before != len(made):
-            before = len(made)
+        while before != len(produced):
+            before = len(produced)
             threading.Event().wait(0.3)
-        assert len(made) < 1_000
+        assert len(produced) < 1_000
         answers.close()
 
 
-def test_a_stream_that_is_closed_ends_the_function() -> None:
+def test_closing_a_stream_ends_the_function() -> None:
     ended = threading.Event()
 
     def forever(doc: Picture) -> Iterator[Picture]:
@@ -173,7 +173,7 @@ def test_a_stream_that_is_closed_ends_the_function() -> None:
         assert ended.wait(10)
 
 
-def test_an_error_of_the_source_of_a_stream_is_that_error(client: Client) -> None:
+def test_error_of_stream_source_is_raised_unchanged(client: Client) -> None:
     def source() -> Iterator[Picture]:
         yield pictures(1)[0]
         raise KeyError("mine")
@@ -185,27 +185,27 @@ def test_an_error_of_the_source_of_a_stream_is_that_error(client: Client) -> Non
 # --- errors
 
 
-def test_a_function_that_fails_is_an_error_with_its_words(client: Client) -> None:
+def test_function_error_has_type_and_message_of_the_failure(client: Client) -> None:
     with pytest.raises(FunctionError, match="fail failed: ValueError: no good: 7"):
         client.fail(pictures(1, start=7))
 
 
-def test_a_function_may_refuse_in_its_own_words(client: Client) -> None:
+def test_service_error_of_a_function_reaches_the_caller(client: Client) -> None:
     with pytest.raises(ServiceLimitError, match="not 3 today"):
         client.refuse(pictures(3))
 
 
-def test_a_function_that_gives_what_it_does_not_say_is_an_error(client: Client) -> None:
+def test_result_of_wrong_type_is_a_function_error(client: Client) -> None:
     with pytest.raises(FunctionError, match="lie failed.*Score"):
         client.lie(pictures(1))
 
 
-def test_an_unknown_endpoint_tells_the_nearest(client: Client) -> None:
+def test_unknown_endpoint_error_suggests_nearest_name(client: Client) -> None:
     with pytest.raises(PathError, match="no endpoint 'embedd'. Did you mean 'embed'"):
         client.embedd(pictures(1))
 
 
-def test_a_deadline_is_an_error(client: Client) -> None:
+def test_timeout_raises_service_timeout_error(client: Client) -> None:
     with pytest.raises(ServiceTimeoutError) as caught:
         client.slow(DocumentArray[Picture]([Picture(pixels=np.zeros(4, np.float32), label="5")]), timeout=0.05)
     assert caught.value.code == "DEADLINE_EXCEEDED"
@@ -221,18 +221,18 @@ async def leave_later(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
     raise SystemExit(len(docs))
 
 
-def test_a_function_that_would_end_the_process_ends_its_call() -> None:
-    with serve([leave, leave_later, gallery.embed]) as server, Client(server.address, timeout=20) as client:
+def test_system_exit_in_a_function_fails_only_its_call() -> None:
+    with serve([leave, leave_later, sample_service.embed]) as server, Client(server.address, timeout=20) as client:
         for called in (client.leave, client.leave_later, client.leave_later):
             with pytest.raises(FunctionError, match="leave.* failed: .*SystemExit: 1"):
                 called(pictures(1))
         assert len(client.embed(pictures(1))) == 1
 
 
-def test_a_function_on_asyncio_that_would_end_the_process_ends_its_call() -> None:
+def test_system_exit_on_async_server_fails_only_its_call() -> None:
     async def run() -> None:
         async with (
-            serve_async([leave, leave_later, gallery.embed]) as server,
+            serve_async([leave, leave_later, sample_service.embed]) as server,
             AsyncClient(server.address, timeout=20) as client,
         ):
             for called in (client.leave, client.leave_later):
@@ -243,7 +243,7 @@ def test_a_function_on_asyncio_that_would_end_the_process_ends_its_call() -> Non
     asyncio.run(run())
 
 
-def test_a_client_that_was_closed_says_so(server: Server) -> None:
+def test_closed_client_rejects_calls(server: Server) -> None:
     with Client(server.address) as client:
         embed = client.embed
     for call in (lambda: client.embed(pictures(1)), lambda: embed(pictures(1)), lambda: embed.future(pictures(1))):
@@ -259,12 +259,12 @@ def test_a_client_that_was_closed_says_so(server: Server) -> None:
     asyncio.run(run())
 
 
-def test_what_has_no_functions_is_no_service() -> None:
+def test_serve_rejects_object_without_endpoints() -> None:
     with pytest.raises(SchemaError, match="int has no endpoint"):
         serve(3)
 
 
-def test_a_call_can_be_cancelled(client: Client) -> None:
+def test_future_can_be_cancelled(client: Client) -> None:
     docs = DocumentArray[Picture]([Picture(pixels=np.zeros(4, np.float32), label="0.5")])
     call = client.slow.future(docs)
     assert call.cancel()
@@ -274,7 +274,7 @@ def test_a_call_can_be_cancelled(client: Client) -> None:
     assert client.embed.future(pictures(1)).result().label == ["0"]
 
 
-def test_nobody_there_is_an_error_that_names_the_address() -> None:
+def test_unreachable_server_error_names_address() -> None:
     with (
         Client("127.0.0.1:1", retries=0, timeout=5) as client,
         pytest.raises(ServiceUnavailableError, match="127.0.0.1:1"),
@@ -282,12 +282,12 @@ def test_nobody_there_is_an_error_that_names_the_address() -> None:
         client.embed(pictures(1))
 
 
-def test_a_port_that_is_taken_is_an_error(server: Server) -> None:
+def test_serve_rejects_port_in_use(server: Server) -> None:
     with pytest.raises(ServiceError, match=f"127.0.0.1:{server.port} cannot be opened"):
-        serve(gallery.embed, port=server.port)
+        serve(sample_service.embed, port=server.port)
 
 
-# --- types on both sides
+# --- schemas of client and server
 
 
 class Other(BaseDocument):
@@ -300,32 +300,32 @@ class Less(BaseDocument):
 
 
 class Same(BaseDocument):
-    """The same fields, in another class."""
+    """Another class with the fields of Picture."""
 
     pixels: NdArray[float32, 4]
     label: str = ""
     embedding: NdArray[float32, 2] | None = None
 
 
-def test_a_class_that_does_not_fit_is_an_error_with_the_field(client: Client) -> None:
+def test_schema_mismatch_error_names_field(client: Client) -> None:
     with pytest.raises(
         SchemaError, match=r"embed: Other does not fit .*Picture.pixels: .*4.* is read, but .*8.* is sent"
     ):
         client.embed(DocumentArray[Other]([Other(pixels=np.zeros(8, np.float32))]))
 
 
-def test_a_class_without_a_field_is_an_error_with_the_field(client: Client) -> None:
+def test_missing_required_field_error_names_field(client: Client) -> None:
     with pytest.raises(SchemaError, match=r"Picture.pixels: .* is required, and is not sent"):
         client.embed(DocumentArray[Less]([Less()]))
 
 
-def test_a_class_with_the_same_fields_fits_and_comes_back(client: Client) -> None:
+def test_other_class_with_equal_fields_is_accepted_and_returned(client: Client) -> None:
     answer = client.embed(DocumentArray[Same]([Same(pixels=np.ones(4, np.float32))]))
     assert type(answer) is DocumentArray[Same]
     assert answer[0].embedding.tolist() == [2, 2]
 
 
-def test_what_is_not_a_document_is_an_error(client: Client) -> None:
+def test_call_rejects_value_that_is_no_document(client: Client) -> None:
     with pytest.raises(DocumentTypeError, match="embed: expected a document, an array or a batch, got str"):
         client.embed("docs")
 
@@ -334,15 +334,15 @@ def wrong(docs: DocumentArray[Other]) -> DocumentArray[Other]:
     return docs
 
 
-def test_a_client_with_the_signatures_checks_them_first(server: Server) -> None:
-    with Client(server.address, gallery.embed) as client:
+def test_client_with_service_checks_its_signatures(server: Server) -> None:
+    with Client(server.address, sample_service.embed) as client:
         assert type(client.embed(pictures(1))) is DocumentArray[Picture]
         with pytest.raises(DocumentTypeError, match="embed: expected documents of Picture, got Other"):
             client.embed(DocumentArray[Other]([Other(pixels=np.zeros(8, np.float32))]))
 
 
-def test_a_server_without_the_clients_check_names_the_field_too(server: Server) -> None:
-    """Bytes from a client that did not ask first, or asked before the server was changed."""
+def test_server_names_field_of_unchecked_request(server: Server) -> None:
+    """The client did not compare schemas, or did so before the server changed."""
     import grpc
 
     data = DocumentArray[Other]([Other(pixels=np.zeros(8, np.float32))]).stack().to_bytes()
@@ -353,7 +353,7 @@ def test_a_server_without_the_clients_check_names_the_field_too(server: Server) 
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         ("def f(docs): return docs", "no type for 'docs'"),
         ("def f(docs: DocumentArray[Picture]): return docs", "no type for 'return'"),
@@ -362,16 +362,16 @@ def test_a_server_without_the_clients_check_names_the_field_too(server: Server) 
         ("def f(docs: 'Missing') -> Picture: return docs", "Missing"),
     ],
 )
-def test_a_signature_that_cannot_be_served_is_an_error(source: str, told: str) -> None:
+def test_serve_rejects_unsupported_signatures(source: str, message: str) -> None:
     namespace = {"DocumentArray": DocumentArray, "Picture": Picture}
     exec(source, namespace)
-    with pytest.raises(SchemaError, match=told):
+    with pytest.raises(SchemaError, match=message):
         serve(namespace["f"])
 
 
 class Painter:
     def embed(self, docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
-        return gallery.embed(docs)
+        return sample_service.embed(docs)
 
     def _hidden(self, docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
         return docs
@@ -381,21 +381,21 @@ class Painter:
 
 
 @pytest.mark.parametrize("service", [Painter, Painter()], ids=["class", "object"])
-def test_a_class_serves_its_typed_public_methods(service: object) -> None:
+def test_class_serves_its_typed_public_methods(service: object) -> None:
     with serve(service) as server, Client(server.address) as client:
         assert client.endpoints().keys() == {"embed"}
         assert client.embed(pictures(1))[0].embedding.tolist() == [0, 0]
 
 
-def test_two_of_one_name_are_an_error() -> None:
+def test_serve_rejects_duplicate_endpoint_names() -> None:
     with pytest.raises(SchemaError, match="two endpoints are called 'embed'"):
-        serve([gallery.embed, Painter])
+        serve([sample_service.embed, Painter])
 
 
 # --- asyncio
 
 
-def test_all_of_it_on_asyncio() -> None:
+def test_async_server_and_client_support_all_calls() -> None:
     async def main() -> None:
         limits = Limits(max_message_bytes=100_000)
         async with serve_async(EVERYTHING, limits=limits) as server, AsyncClient(server.address) as client:
@@ -419,7 +419,7 @@ def test_all_of_it_on_asyncio() -> None:
     asyncio.run(main())
 
 
-def test_a_task_that_is_cancelled_cancels_the_call() -> None:
+def test_cancelling_a_task_cancels_the_call() -> None:
     cancelled = threading.Event()
 
     async def wait(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
@@ -443,7 +443,7 @@ def test_a_task_that_is_cancelled_cancels_the_call() -> None:
 
 
 class Embedder:
-    """A service that is made with its model, and has a property that only works then."""
+    """A service that needs its model, with a property that needs it too."""
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -453,10 +453,10 @@ class Embedder:
         return len(self.model)
 
     def embed(self, docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
-        return gallery.embed(docs)
+        return sample_service.embed(docs)
 
 
-def test_a_client_takes_the_types_of_a_class_without_making_it() -> None:
+def test_client_reads_signatures_without_constructing_the_class() -> None:
     with serve(Embedder("a model")) as server, Client(server.address, Embedder) as client:
-        assert client.embed(pictures(3)).identical(gallery.embed(pictures(3)))
+        assert client.embed(pictures(3)).identical(sample_service.embed(pictures(3)))
     assert "rpc Embed" in service_proto(Embedder)

@@ -32,10 +32,9 @@ METHOD = "/quire.v1.Documents/embed"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serve(
-        [sample_service.embed, sample_service.total], limits=Limits(max_message_bytes=20_000, max_request_bytes=50_000)
-    ) as s:
-        yield s
+    limits = Limits(max_message_bytes=20_000, max_request_bytes=50_000)
+    with serve([sample_service.embed, sample_service.total], limits=limits) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -351,9 +350,7 @@ def test_idle_streams_on_every_thread_refuse_calls_and_change_health(kind: str) 
 
         ends = stack.enter_context(open_streams(client, "running", Limits().max_concurrency))
         message = r"open streams hold all 64 threads .*max_stream_wait.* Close streams .* Limits\(max_concurrency="
-        waiting = [
-            client.embed.future(pictures(1), timeout=300) for _ in range(3)
-        ]  # queued before the streams are noticed
+        waiting = [client.embed.future(pictures(1), timeout=300) for _ in range(3)]  # before the streams are noticed
         for call in waiting:
             with pytest.raises(ServiceLimitError, match=message) as caught:
                 call.result()

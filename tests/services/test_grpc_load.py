@@ -1,4 +1,4 @@
-"""A small part of the load and the faults; `nox -s services` runs them large."""
+"""Load and faults at small size; `nox -s services` runs them at full size."""
 
 from __future__ import annotations
 
@@ -7,33 +7,35 @@ import threading
 import pytest
 
 from quire.services import Client
-from tests.services.gallery import pictures
-from tests.services.pressure import ask, malformed, process
+from tests.services.load_generator import send_malformed, send_requests, server_process
+from tests.services.sample_service import pictures
 
 pytestmark = pytest.mark.needs("grpc", "grpc_health", "grpc_reflection")
 
 
-def test_every_answer_is_to_its_question() -> None:
-    with process() as (_, address):
-        assert ask(address, clients=16, requests=1_600) == {"answered": 1_600}
+def test_concurrent_clients_get_their_own_answers() -> None:
+    with server_process() as (_, address):
+        assert send_requests(address, clients=16, requests=1_600) == {"answered": 1_600}
 
 
-def test_a_server_killed_in_the_middle_loses_no_call_that_may_be_repeated() -> None:
-    with process() as (first, address):
+def test_idempotent_calls_survive_a_server_kill() -> None:
+    with server_process() as (first, address):
         kill = threading.Timer(0.5, first.kill)
         kill.start()
-        done: list[object] = []
-        asking = threading.Thread(target=lambda: done.append(ask(address, clients=4, requests=2_400, retries=30)))
-        asking.start()
+        outcomes: list[object] = []
+        clients = threading.Thread(
+            target=lambda: outcomes.append(send_requests(address, clients=4, requests=2_400, retries=30))
+        )
+        clients.start()
         first.wait(20)
-        with process(int(address.rpartition(":")[2])):
-            asking.join(60)
-    assert done == [{"answered": 2_400}]
+        with server_process(int(address.rpartition(":")[2])):
+            clients.join(60)
+    assert outcomes == [{"answered": 2_400}]
 
 
-def test_malformed_messages_are_refused_and_the_server_lives_on() -> None:
-    with process() as (server, address):
-        assert malformed(address, 400) == {"INVALID_ARGUMENT": 400}
+def test_server_survives_malformed_messages() -> None:
+    with server_process() as (server, address):
+        assert send_malformed(address, 400) == {"INVALID_ARGUMENT": 400}
         with Client(address) as client:
-            assert client.alone(pictures(1)).label == ["0"]
+            assert client.embed_alone(pictures(1)).label == ["0"]
         assert server.poll() is None

@@ -1,4 +1,4 @@
-"""What functions and callers get is their own: equal to what was sent, and free to be written to."""
+"""Memory of arguments and answers: equal to what was sent, independent and writable."""
 
 from __future__ import annotations
 
@@ -92,42 +92,42 @@ def test_answers_are_equal_independent_and_writable(client: Client, number: int,
     assert batch.identical(charts(number, width))
 
 
-def test_what_a_function_only_passes_on_is_not_copied(client: Client) -> None:
+def test_columns_passed_through_are_not_copied(client: Client) -> None:
     _seen.clear()
     answer = client.passed_on(charts(8))
     assert _seen == [LentColumn]
     assert type(answer._columns.columns["points"]) is LentColumn
 
 
-def test_documents_of_an_answer_can_be_written_to(client: Client) -> None:
+def test_documents_of_an_answer_are_writable(client: Client) -> None:
     answer = client.rows(charts(8).unstack())
     answer[0].points[:] = 0
     assert (answer[1].points == charts(8).points[1] + 1).all()
 
 
-def test_values_of_a_stream_are_their_own(client: Client) -> None:
+def test_values_of_a_stream_are_independent(client: Client) -> None:
     answers = list(client.halves([charts(8), charts(8)]))
     answers[0].points[...] = 0
     assert [len(answer) for answer in answers] == [4, 4, 4, 4]
     assert (answers[2].points == charts(8).points[:4] + 1).all()
 
 
-def test_rows_of_other_callers_are_not_seen(client: Client) -> None:
-    found: dict[int, Any] = {}
+def test_batched_callers_do_not_share_memory(client: Client) -> None:
+    answers: dict[int, Any] = {}
 
-    def ask(number: int) -> None:
-        found[number] = client.together(charts(number))
-        found[number].points -= 1
+    def call(number: int) -> None:
+        answers[number] = client.together(charts(number))
+        answers[number].points -= 1
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(1, 9)]
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(1, 9)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(found[number].identical(charts(number)) for number in range(1, 9))
+    assert all(answers[number].identical(charts(number)) for number in range(1, 9))
 
 
-def test_on_asyncio_too() -> None:
+def test_answers_of_async_server_are_writable() -> None:
     async def main() -> None:
         async with serve_async(SERVED) as server, AsyncClient(server.address) as client:
             passed, changed = await asyncio.gather(client.passed_on(charts(8)), client.written(charts(8)))

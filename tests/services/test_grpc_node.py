@@ -1,4 +1,4 @@
-"""A client in Node calls a service in Python, with the `.proto` alone."""
+"""A Node client of a service in Python, which has only the `.proto`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 
 from quire.services import serve, service_proto
 from tests.conftest import node_environment
-from tests.services import gallery
+from tests.services import sample_service
 
 pytestmark = pytest.mark.needs(
     "grpc", "grpc_health", "grpc_reflection", "node:@grpc/grpc-js", "node:@grpc/proto-loader"
 )
-SERVICE = [gallery.embed, gallery.rate, gallery.running]
+SERVICE = [sample_service.embed, sample_service.rate, sample_service.running]
 
 
-def test_a_client_in_node_calls_the_service(tmp_path: Path) -> None:
+def test_node_client_calls_the_service(tmp_path: Path) -> None:
     text = service_proto(SERVICE, package="art", name="Gallery")
     file = tmp_path / "gallery.proto"
     file.write_text(text)
@@ -27,10 +27,10 @@ def test_a_client_in_node_calls_the_service(tmp_path: Path) -> None:
         command = ["node", str(script), str(file), server.address]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=node_environment())
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["embeddings"] == [[2, 4], [10, 12]]
-    assert told["labels"] == ["one", "two"]
-    assert told["scores"] == [10, 36]
-    assert told["streamed"] == [["one"], ["two", "one"]]
-    assert told["wrong"]["code"] == 3  # INVALID_ARGUMENT
-    assert "Picture.pixels" in told["wrong"]["details"]
+    output = json.loads(done.stdout)
+    assert output["embeddings"] == [[2, 4], [10, 12]]
+    assert output["labels"] == ["one", "two"]
+    assert output["scores"] == [10, 36]
+    assert output["streamed"] == [["one"], ["two", "one"]]
+    assert output["wrong"]["code"] == 3  # INVALID_ARGUMENT
+    assert "Picture.pixels" in output["wrong"]["details"]

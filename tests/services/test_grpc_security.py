@@ -1,77 +1,98 @@
-"""Who may call: certificates on both sides, and a hook that looks at the caller."""
+"""TLS certificates of servers and clients, and the authorization of callers."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from pathlib import Path
+from collections.abc import Callable
 
 import grpc
 import pytest
 
 from quire.errors import OptionError, ServiceAccessError, ServiceUnavailableError
 from quire.services import AsyncClient, Caller, Client, Tls, serve, serve_async
-from tests.services.gallery import embed, pictures, running
+from tests.certificates import Certificates, KeyPair, generate_certificates
+from tests.services.sample_service import embed, pictures, running
 
-pytestmark = pytest.mark.needs("grpc", "grpc_health", "grpc_reflection")
-FOLDER = Path(__file__).parent / "certificates"
-
-
-def pair(name: str) -> tuple[Path, Path]:
-    return FOLDER / f"{name}.pem", FOLDER / f"{name}.key"
+pytestmark = pytest.mark.needs("grpc", "grpc_health", "grpc_reflection", "trustme")
 
 
-CA = FOLDER / "ca.pem"
-SERVER, MUTUAL = Tls(*pair("server")), Tls(*pair("server"), ca=CA)
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return generate_certificates(tmp_path_factory.mktemp("certificates"))
 
 
-def test_a_client_that_trusts_the_authority_is_answered() -> None:
-    with serve(embed, tls=SERVER) as server, Client(f"localhost:{server.port}", tls=Tls(ca=CA)) as client:
+def make_tls(pair: KeyPair, **options: object) -> Tls:
+    return Tls(pair.certificate, pair.key, **options)  # type: ignore[arg-type]
+
+
+def test_client_that_trusts_the_authority_is_answered(certificates: Certificates) -> None:
+    trusting = Tls(ca=certificates.authority)
+    with (
+        serve(embed, tls=make_tls(certificates.server)) as server,
+        Client(f"localhost:{server.port}", tls=trusting) as client,
+    ):
         assert client.embed(pictures(1)).label == ["0"]
 
 
-@pytest.mark.parametrize("tls", [None, Tls(ca=FOLDER / "stranger.pem")], ids=["plain", "another authority"])
-def test_a_client_that_does_not_is_not(tls: Tls | None) -> None:
+UNTRUSTING: dict[str, Callable[[Certificates], Tls | None]] = {
+    "plain": lambda _: None,
+    "another authority": lambda certificates: Tls(ca=certificates.other_authority),
+}
+
+
+@pytest.mark.parametrize("tls", UNTRUSTING.values(), ids=UNTRUSTING)
+def test_client_without_trust_cannot_connect(
+    certificates: Certificates, tls: Callable[[Certificates], Tls | None]
+) -> None:
     with (
-        serve(embed, tls=SERVER) as server,
-        Client(f"localhost:{server.port}", tls=tls, retries=0, timeout=5) as client,
+        serve(embed, tls=make_tls(certificates.server)) as server,
+        Client(f"localhost:{server.port}", tls=tls(certificates), retries=0, timeout=5) as client,
         pytest.raises(ServiceUnavailableError),
     ):
         client.embed(pictures(1))
 
 
-def test_with_mutual_tls_the_client_shows_its_certificate_and_the_hook_sees_it() -> None:
-    seen: list[Caller] = []
+def test_authorize_sees_identities_of_client_certificate(certificates: Certificates) -> None:
+    callers: list[Caller] = []
 
     def authorize(caller: Caller) -> bool:
-        seen.append(caller)
+        callers.append(caller)
         return "client.quire.test" in caller.identities
 
-    tls = Tls(*pair("client"), ca=CA.read_bytes())
+    tls = make_tls(certificates.client, ca=certificates.authority.read_bytes())
     with (
-        serve(embed, tls=MUTUAL, authorize=authorize) as server,
+        serve(embed, tls=make_tls(certificates.server, ca=certificates.authority), authorize=authorize) as server,
         Client(f"localhost:{server.port}", tls=tls) as client,
     ):
         assert client.embed(pictures(1)).label == ["0"]
-    assert [caller.endpoint for caller in seen] == ["Describe", "embed"]
+    assert [caller.endpoint for caller in callers] == ["Describe", "embed"]
 
 
-@pytest.mark.parametrize("tls", [Tls(ca=CA), Tls(*pair("stranger"), ca=CA)], ids=["none", "a stranger's"])
-def test_without_a_certificate_that_is_known_there_is_no_answer(tls: Tls) -> None:
+UNKNOWN: dict[str, Callable[[Certificates], Tls]] = {
+    "no certificate": lambda certificates: Tls(ca=certificates.authority),
+    "of a stranger": lambda certificates: make_tls(certificates.stranger, ca=certificates.authority),
+}
+
+
+@pytest.mark.parametrize("tls", UNKNOWN.values(), ids=UNKNOWN)
+def test_mutual_tls_rejects_clients_without_known_certificate(
+    certificates: Certificates, tls: Callable[[Certificates], Tls]
+) -> None:
     with (
-        serve(embed, tls=MUTUAL) as server,
-        Client(f"localhost:{server.port}", tls=tls, retries=0, timeout=5) as client,
+        serve(embed, tls=make_tls(certificates.server, ca=certificates.authority)) as server,
+        Client(f"localhost:{server.port}", tls=tls(certificates), retries=0, timeout=5) as client,
         pytest.raises(ServiceUnavailableError),
     ):
         client.embed(pictures(1))
 
 
-def known(caller: Caller) -> bool:
+def has_token(caller: Caller) -> bool:
     return caller.token == "secret"
 
 
-def test_a_token_is_looked_at_before_anything_is_read() -> None:
-    with serve([embed, running], authorize=known) as server:
+def test_authorize_checks_token_before_request_is_read() -> None:
+    with serve([embed, running], authorize=has_token) as server:
         with Client(server.address, token="secret") as client:
             assert client.embed(pictures(1)).label == ["0"]
             assert len(list(client.running(pictures(2)))) == 2
@@ -91,14 +112,14 @@ def test_a_token_is_looked_at_before_anything_is_read() -> None:
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_where_callers_are_looked_at_nothing_is_told_to_others() -> None:
-    with serve(embed, authorize=known) as server, grpc.insecure_channel(server.address) as channel:
+def test_authorize_turns_reflection_off() -> None:
+    with serve(embed, authorize=has_token) as server, grpc.insecure_channel(server.address) as channel:
         with pytest.raises(grpc.RpcError) as caught:
             list(channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")(iter([b""])))
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_hook_that_fails_lets_nobody_in() -> None:
+def test_failing_authorize_refuses_every_call() -> None:
     def broken(caller: Caller) -> bool:
         raise RuntimeError(caller.endpoint)
 
@@ -110,10 +131,10 @@ def test_a_hook_that_fails_lets_nobody_in() -> None:
             assert "RuntimeError" not in caught.value.details()
 
 
-def test_the_asyncio_server_looks_too() -> None:
+def test_async_server_checks_tokens(certificates: Certificates) -> None:
     async def main() -> None:
-        async with serve_async([embed, running], authorize=known, tls=SERVER) as server:
-            target, tls = f"localhost:{server.port}", Tls(ca=CA)
+        async with serve_async([embed, running], authorize=has_token, tls=make_tls(certificates.server)) as server:
+            target, tls = f"localhost:{server.port}", Tls(ca=certificates.authority)
             async with AsyncClient(target, tls=tls, token="secret") as client:
                 assert (await client.embed(pictures(1))).label == ["0"]
                 assert len([score async for score in await client.running(pictures(2))]) == 2
@@ -124,7 +145,7 @@ def test_the_asyncio_server_looks_too() -> None:
     asyncio.run(main())
 
 
-def test_only_this_machine_reaches_a_server_unless_asked_otherwise() -> None:
+def test_server_listens_on_loopback_by_default() -> None:
     with serve(embed) as server:
         assert server.host == "127.0.0.1"
         others = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)} - {"127.0.0.1"}
@@ -133,8 +154,8 @@ def test_only_this_machine_reaches_a_server_unless_asked_otherwise() -> None:
                 socket.create_connection((address, server.port), timeout=5)
 
 
-def test_half_a_pair_is_an_error() -> None:
+def test_tls_rejects_certificate_without_key() -> None:
     with pytest.raises(OptionError, match="a certificate goes with its key"):
-        Tls(certificate=CA)
+        Tls(certificate=b"certificate")
     with pytest.raises(OptionError, match="a server needs a certificate"):
-        serve(embed, tls=Tls(ca=CA))
+        serve(embed, tls=Tls(ca=b"certificate"))

@@ -1,4 +1,4 @@
-"""What other tools and languages see of a service: health, reflection, the `.proto`, generated classes."""
+"""Services for tools and other languages: health, reflection, the `.proto`, and generated classes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from quire import BaseDocument
 from quire.errors import SchemaError
 from quire.services import Server, serve, serve_async, service_proto
 from tests.codec.protoc import compile_proto
-from tests.services import gallery
-from tests.services.gallery import pictures
+from tests.services.sample_service import double, embed, pictures, rate, running, spread, total
 
 pytestmark = pytest.mark.needs("grpc", "grpc_health", "grpc_reflection", "grpc_tools")
-SERVICE = [gallery.embed, gallery.rate, gallery.running, gallery.spread, gallery.total, gallery.double]
+SERVICE = [embed, rate, running, spread, total, double]
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +46,8 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Any:
 # --- health and reflection
 
 
-def test_health_is_told_until_the_server_stops() -> None:
-    with serve(gallery.embed) as server, grpc.insecure_channel(server.address) as channel:
+def test_health_service_reports_serving() -> None:
+    with serve(embed) as server, grpc.insecure_channel(server.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         for name in ("", "quire.v1.Documents", "Embed"):
             assert (
@@ -59,7 +58,7 @@ def test_health_is_told_until_the_server_stops() -> None:
         server.stop(grace=0.5)
 
 
-def test_reflection_tells_the_services_and_their_files(channel: Any) -> None:
+def test_reflection_lists_services_and_files(channel: Any) -> None:
     ask = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
     request = reflection_pb2.ServerReflectionRequest
     [listed] = ask(iter([request(list_services="")]))
@@ -75,7 +74,7 @@ def test_reflection_tells_the_services_and_their_files(channel: Any) -> None:
     assert service.FindMethodByName("Rate").output_type.full_name == "art.Score"
 
 
-def test_a_tool_can_call_with_what_reflection_tells(channel: Any) -> None:
+def test_descriptors_of_reflection_suffice_for_a_call(channel: Any) -> None:
     """As grpcurl does: with the descriptors of the server and nothing else."""
     from google.protobuf import json_format, message_factory
 
@@ -95,7 +94,7 @@ def test_a_tool_can_call_with_what_reflection_tells(channel: Any) -> None:
 # --- the .proto
 
 
-def test_classes_of_protoc_call_every_method(channel: Any, generated: Any) -> None:
+def test_protoc_classes_call_every_method(channel: Any, generated: Any) -> None:
     def sent(number: int) -> Any:
         return generated.Picture.FromString(pictures(number + 1)[number].to_typed_protobuf().SerializeToString())
 
@@ -121,7 +120,7 @@ def test_classes_of_protoc_call_every_method(channel: Any, generated: Any) -> No
     assert np.frombuffer(doubled.documents[0].pixels.data, "<f4").tolist() == [6] * 4
 
 
-def test_a_wrong_value_from_another_language_names_the_field(channel: Any, generated: Any) -> None:
+def test_invalid_value_of_typed_message_names_field(channel: Any, generated: Any) -> None:
     wrong = generated.Picture(pixels={"dtype": "float32", "shape": [8], "data": bytes(32)})
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary("/art.Gallery/Rate")(wrong.SerializeToString())
@@ -129,13 +128,13 @@ def test_a_wrong_value_from_another_language_names_the_field(channel: Any, gener
     assert "Picture.pixels" in caught.value.details()
 
 
-def test_numbers_and_package_stay_with_the_previous_file() -> None:
-    before = service_proto(gallery.rate, package="art")
+def test_previous_proto_keeps_numbers_and_package() -> None:
+    before = service_proto(rate, package="art")
     text = before.replace("label = 3", "label = 9")
-    again = service_proto(gallery.rate, text)
+    again = service_proto(rate, text)
     assert "package art;" in again
     assert "label = 9" in again
-    assert service_proto(gallery.rate, again) == again
+    assert service_proto(rate, again) == again
 
 
 class Gallery(BaseDocument):
@@ -146,7 +145,7 @@ def gallery_of(doc: Gallery) -> Gallery:
     return doc
 
 
-def test_a_service_named_like_a_message_gets_another_name(tmp_path: Path) -> None:
+def test_service_named_like_a_message_is_renamed(tmp_path: Path) -> None:
     text = service_proto(gallery_of, name="Gallery")
     assert "service GalleryService {" in text
     compile_proto(text, tmp_path)
@@ -165,9 +164,9 @@ def test_documents_of_any_class_have_no_proto_but_can_be_served() -> None:
         assert client.anything(pictures(1)[0]).label == "0"
 
 
-def test_the_command_writes_the_service_beside_the_messages(tmp_path: Path) -> None:
+def test_proto_command_writes_messages_and_service(tmp_path: Path) -> None:
     out = tmp_path / "gallery.proto"
-    command = [sys.executable, "-m", "quire", "proto", "--service", "tests.services.gallery:embed"]
+    command = [sys.executable, "-m", "quire", "proto", "--service", "tests.services.sample_service:embed"]
     done = subprocess.run(
         [*command, "--package", "shop", "--output", str(out)], capture_output=True, text=True, check=False
     )
@@ -179,7 +178,7 @@ def test_the_command_writes_the_service_beside_the_messages(tmp_path: Path) -> N
     assert "package shop;" in out.read_text()
 
 
-def test_the_asyncio_server_offers_the_same(generated: Any) -> None:
+def test_async_server_offers_health_and_typed_methods(generated: Any) -> None:
     async def main() -> None:
         proto = service_proto(SERVICE, package="art", name="Gallery")
         async with (
@@ -197,6 +196,6 @@ def test_the_asyncio_server_offers_the_same(generated: Any) -> None:
     asyncio.run(main())
 
 
-def test_importing_services_imports_no_grpc() -> None:
+def test_importing_services_does_not_import_grpc() -> None:
     code = "import sys, quire.services\nfrom quire.services import endpoint, Limits\nprint('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -1,4 +1,4 @@
-"""A service as routes of FastAPI, with a real server."""
+"""A service mounted as routes of FastAPI, on a real server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.errors import CodecError, ServiceUnavailableError
 from quire.services import DocumentRoute, Limits, endpoint, mount
 from quire.typing import NdArray
-from tests.services.web import JSON, PROTOBUF, Site, running
+from tests.services.http_server import JSON, PROTOBUF, Site, run_app
 
 pytestmark = pytest.mark.needs("fastapi", "uvicorn")
 
@@ -85,7 +85,7 @@ mount(app, double, "/closed", dependencies=[Depends(check)], tags=["closed"])
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    with running(app) as site:
+    with run_app(app) as site:
         yield site
 
 
@@ -96,30 +96,30 @@ def numbers(body: bytes) -> list[int]:
     return list(DocumentArray[Item].from_bytes(body).number)
 
 
-def test_a_function_is_a_route_that_speaks_json_and_protobuf(site: Site) -> None:
-    found = site.ask("/v1/double", ITEMS.to_json(), Content_Type=JSON)
+def test_mounted_function_speaks_json_and_protobuf(site: Site) -> None:
+    found = site.request("/v1/double", ITEMS.to_json(), Content_Type=JSON)
     assert [row["number"] for row in found.json()] == [0, 2, 4, 6]
     data = ITEMS.to_protobuf().SerializeToString()
-    found = site.ask("/v1/double", data, Content_Type=PROTOBUF, Accept=PROTOBUF)
+    found = site.request("/v1/double", data, Content_Type=PROTOBUF, Accept=PROTOBUF)
     assert numbers(found.body) == [0, 2, 4, 6]
 
 
-def test_methods_may_be_asynchronous_and_take_one_document(site: Site) -> None:
-    assert site.ask("/v1/negate", '{"number": 5}', Content_Type=JSON).json()["number"] == -5
+def test_mounted_method_may_be_async_and_take_one_document(site: Site) -> None:
+    assert site.request("/v1/negate", '{"number": 5}', Content_Type=JSON).json()["number"] == -5
 
 
-def test_streams_go_in_as_one_body_and_come_out_while_they_run(site: Site) -> None:
-    lines = site.ask("/v1/running", ITEMS.to_json(), Content_Type=JSON)
+def test_mounted_streams_take_one_body_and_answer_while_running(site: Site) -> None:
+    lines = site.request("/v1/running", ITEMS.to_json(), Content_Type=JSON)
     assert lines.type == "application/x-ndjson"
     assert DocumentArray[Item].from_ndjson(text=lines.body.decode()).number == [0, 1, 3, 6]
-    found = site.ask("/v1/slowly", ITEMS.to_bytes(), Content_Type=FILE, Accept=FILE)
+    found = site.request("/v1/slowly", ITEMS.to_bytes(), Content_Type=FILE, Accept=FILE)
     assert numbers(found.body) == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
-def test_calls_at_the_same_time_are_one_call_and_fail_alone(site: Site) -> None:
+def test_mounted_endpoint_batches_calls_and_isolates_failures(site: Site) -> None:
     def ask(number: int) -> Any:
         body = DocumentArray[Item]([Item(number=number)]).stack().to_bytes()
-        return site.ask("/v1/batched", body, Content_Type=PROTOBUF, Accept=PROTOBUF)
+        return site.request("/v1/batched", body, Content_Type=PROTOBUF, Accept=PROTOBUF)
 
     sums.calls.clear()
     with ThreadPoolExecutor(24) as pool:
@@ -135,21 +135,21 @@ def test_calls_at_the_same_time_are_one_call_and_fail_alone(site: Site) -> None:
     ("number", "status", "words"),
     [(1, 503, "the model is away"), (2, 422, "too odd"), (3, 418, "a teapot"), (4, 500, "fails")],
 )
-def test_errors_have_their_status(site: Site, number: int, status: int, words: str) -> None:
-    found = site.ask("/v1/fails", Item(number=number).to_json(), Content_Type=JSON)
+def test_mounted_errors_map_to_http_status(site: Site, number: int, status: int, words: str) -> None:
+    found = site.request("/v1/fails", Item(number=number).to_json(), Content_Type=JSON)
     assert found.status == status
     assert words in found.json()["detail"]
 
 
-def test_limits_and_dependencies_are_those_of_the_mount(site: Site) -> None:
+def test_mount_applies_limits_and_dependencies(site: Site) -> None:
     large = DocumentArray[Item](Item(number=i) for i in range(1000)).to_json()
-    assert site.ask("/v1/double", large, Content_Type=JSON).status == 413
-    assert site.ask("/closed/double", large, Content_Type=JSON).status == 401
-    assert len(site.ask("/closed/double", large, Content_Type=JSON, X_Token="open").json()) == 1000
+    assert site.request("/v1/double", large, Content_Type=JSON).status == 413
+    assert site.request("/closed/double", large, Content_Type=JSON).status == 401
+    assert len(site.request("/closed/double", large, Content_Type=JSON, X_Token="open").json()) == 1000
 
 
-def test_the_description_has_every_endpoint(site: Site) -> None:
-    paths = site.ask("/openapi.json", method="GET").json()["paths"]
+def test_openapi_lists_every_mounted_endpoint(site: Site) -> None:
+    paths = site.request("/openapi.json", method="GET").json()["paths"]
     names = ["batched", "double", "fails", "negate", "running", "slowly"]
     assert sorted(paths) == ["/closed/double", *(f"/v1/{name}" for name in names)]
     assert paths["/v1/double"]["post"]["description"] == "Twice as much."
@@ -157,7 +157,7 @@ def test_the_description_has_every_endpoint(site: Site) -> None:
     assert "application/x-ndjson" in paths["/v1/running"]["post"]["responses"]["200"]["content"]
 
 
-def test_calls_that_wait_are_answered_when_the_application_shuts_down_and_their_threads_end() -> None:
+def test_shutdown_answers_waiting_calls_and_ends_threads() -> None:
     events: list[str] = []
 
     @asynccontextmanager
@@ -169,24 +169,24 @@ def test_calls_that_wait_are_answered_when_the_application_shuts_down_and_their_
     sums, app = Sums(), FastAPI(lifespan=own)
     mount(app, sums, "/v1")
     before = {thread for thread in threading.enumerate() if thread.name == "quire batched"}
-    for number in (1, 2):  # an application may be started again
-        with running(app, lifespan="on") as site:
+    for number in (1, 2):  # an application may be started more than once
+        with run_app(app, lifespan="on") as site:
             body = DocumentArray[Item]([Item(number=number)]).to_json()
-            answer = site.ask("/v1/batched", body, Content_Type=JSON, Accept=JSON)
+            answer = site.request("/v1/batched", body, Content_Type=JSON, Accept=JSON)
             assert [item["number"] for item in answer.json()] == [number + 1]
             assert {thread for thread in threading.enumerate() if thread.name == "quire batched"} > before
         assert {thread for thread in threading.enumerate() if thread.name == "quire batched"} == before
     assert events == ["begin", "end"] * 2
 
 
-def test_a_router_takes_its_services_with_it() -> None:
+def test_router_with_mounted_service_can_be_included() -> None:
     router, app = APIRouter(), FastAPI()
     mount(router, Sums())
     app.include_router(router, prefix="/v2")
     before = {thread for thread in threading.enumerate() if thread.name == "quire batched"}
-    with running(app, lifespan="on") as site:
+    with run_app(app, lifespan="on") as site:
         body = DocumentArray[Item]([Item(number=1)]).to_json()
-        assert site.ask("/v2/batched", body, Content_Type=JSON, Accept=JSON).status == 200
+        assert site.request("/v2/batched", body, Content_Type=JSON, Accept=JSON).status == 200
     assert {thread for thread in threading.enumerate() if thread.name == "quire batched"} == before
 
 
@@ -216,7 +216,7 @@ def unread(docs: DocumentBatch[Photo]) -> DocumentBatch[Photo]:
     return docs
 
 
-def test_reading_missing_values_of_a_request_is_an_error_of_the_client() -> None:
+def test_reading_missing_values_responds_422() -> None:
     app, router = FastAPI(), APIRouter(route_class=DocumentRoute)
     router.post("/plain")(classify)
     router.post("/plain_later")(classify_later)
@@ -225,11 +225,11 @@ def test_reading_missing_values_of_a_request_is_an_error_of_the_client() -> None
     whole = json.dumps([{"pixels": [3, 3]}, {"pixels": [0, 0]}])
     part = json.dumps([{"pixels": [3, 3]}, {"pixels": None}])
     paths = ["/plain", "/plain_later", "/mounted/classify", "/mounted/classify_later", "/mounted/classify_together"]
-    with running(app) as site:
+    with run_app(app) as site:
         for path in paths:
-            answer = site.ask(path, whole, content_type=JSON)
+            answer = site.request(path, whole, content_type=JSON)
             assert [row["bright"] for row in answer.json()] == [True, False]
-            answer = site.ask(path, part, content_type=JSON)
+            answer = site.request(path, part, content_type=JSON)
             assert answer.status == 422
             assert "Photo.pixels: row 1" in answer.json()["detail"]
-        assert site.ask("/mounted/unread", part, content_type=JSON).json()[1]["pixels"] is None
+        assert site.request("/mounted/unread", part, content_type=JSON).json()[1]["pixels"] is None

@@ -1,4 +1,4 @@
-"""Documents over FastAPI: JSON and protobuf by what the client says, with a real server."""
+"""Documents in FastAPI routes: JSON and protobuf by content negotiation, on a real server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.services import DocumentRoute, Limits
 from quire.services._http_responses import negotiate
 from quire.typing import NdArray
-from tests.services.web import JSON, PROTOBUF, Answer, Site, running
+from tests.services.http_server import JSON, PROTOBUF, Answer, Site, run_app
 
 pytestmark = pytest.mark.needs("fastapi", "uvicorn")
 
@@ -74,7 +74,7 @@ async def parts(count: int) -> AsyncIterator[DocumentArray[Vector]]:
 
 
 @app.post("/default")
-def default(docs: DocumentArray[Passage] = Body(description="documents")) -> Passage:  # noqa: B008, FAST002 - the older way
+def default(docs: DocumentArray[Passage] = Body(description="documents")) -> Passage:  # noqa: B008, FAST002 - the older style
     return docs[0]
 
 
@@ -132,13 +132,13 @@ app.include_router(small, prefix="/small")
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    with running(app) as site:
+    with run_app(app) as site:
         yield site
 
 
 @pytest.fixture(scope="module")
 def spec(site: Site) -> Any:
-    return site.ask("/openapi.json", method="GET").json()
+    return site.request("/openapi.json", method="GET").json()
 
 
 PASSAGES = DocumentArray[Passage](
@@ -155,14 +155,14 @@ def as_protobuf(value: Any) -> bytes:
 
 JUNK = [b"\xff\xfe\x00", b"\x80\x05N.", b"\x93QUIRE\r\n" + bytes(70), b"\x0a\xff\xff\xff\x7f"]
 
-# --- one request, four ways
+# --- content negotiation
 
 
 @pytest.mark.parametrize("accept", [JSON, PROTOBUF, "application/protobuf", "*/*", None])
 @pytest.mark.parametrize("sent", [JSON, PROTOBUF])
-def test_an_array_goes_and_comes_in_any_form(site: Site, sent: str, accept: str | None) -> None:
+def test_arrays_are_negotiated_between_json_and_protobuf(site: Site, sent: str, accept: str | None) -> None:
     body = PASSAGES.to_json() if sent == JSON else as_protobuf(PASSAGES)
-    found = site.ask("/many?times=2", body, Content_Type=sent, **({"Accept": accept} if accept else {}))
+    found = site.request("/many?times=2", body, Content_Type=sent, **({"Accept": accept} if accept else {}))
     assert found.status == 200, found.body
     if accept is not None and "protobuf" in accept:
         assert found.type == PROTOBUF
@@ -172,84 +172,84 @@ def test_an_array_goes_and_comes_in_any_form(site: Site, sent: str, accept: str 
         assert DocumentArray[Vector].from_json(found.body) == VECTORS
 
 
-def test_a_document_and_a_batch_do_so_too(site: Site) -> None:
-    one = site.ask("/one", as_protobuf(PASSAGES[3]), Content_Type=PROTOBUF, Accept=PROTOBUF)
+def test_documents_and_batches_are_negotiated(site: Site) -> None:
+    one = site.request("/one", as_protobuf(PASSAGES[3]), Content_Type=PROTOBUF, Accept=PROTOBUF)
     assert Vector.from_bytes(one.body) == Vector(values=np.ones(4) * 3, name="xxx")
     batch = VECTORS.stack()
     for sent, body in ((PROTOBUF, as_protobuf(batch)), (JSON, batch.to_json())):
-        binary = site.ask("/columns", body, Content_Type=sent, Accept=f"{JSON};q=0.5, {PROTOBUF}")
+        binary = site.request("/columns", body, Content_Type=sent, Accept=f"{JSON};q=0.5, {PROTOBUF}")
         assert (binary.status, binary.type) == (201, PROTOBUF)
         assert np.array_equal(DocumentBatch[Vector].from_bytes(binary.body).values, batch.values * 2)
-        text = site.ask("/columns", body, Content_Type=sent)
+        text = site.request("/columns", body, Content_Type=sent)
         assert (text.status, text.type) == (201, JSON)
         assert np.array_equal(DocumentBatch[Vector].from_json(text.body).values, batch.values * 2)
 
 
-def test_rows_and_columns_are_read_as_what_the_route_wants(site: Site) -> None:
-    found = site.ask("/many?times=2", as_protobuf(PASSAGES.stack()), Content_Type=PROTOBUF, Accept=PROTOBUF)
+def test_route_reads_rows_and_columns(site: Site) -> None:
+    found = site.request("/many?times=2", as_protobuf(PASSAGES.stack()), Content_Type=PROTOBUF, Accept=PROTOBUF)
     assert DocumentArray[Vector].from_bytes(found.body).identical(VECTORS)
 
 
-def test_what_is_not_documents_is_as_before(site: Site) -> None:
-    assert site.ask("/plain?number=4", method="GET", Accept="text/html").json() == {"number": 4}
-    assert site.ask("/depends?name=a", method="GET").json()["text"] == "a"
+def test_other_parameters_work_as_in_fastapi(site: Site) -> None:
+    assert site.request("/plain?number=4", method="GET", Accept="text/html").json() == {"number": 4}
+    assert site.request("/depends?name=a", method="GET").json()["text"] == "a"
     both = {"doc": {"text": "a"}, "more": [{"text": "b"}, {"text": "c"}]}
-    assert site.ask("/two", json.dumps(both), Content_Type=JSON).json()["text"] == "abc"
+    assert site.request("/two", json.dumps(both), Content_Type=JSON).json()["text"] == "abc"
 
 
-def test_a_body_may_be_told_of_in_its_default(site: Site, spec: Any) -> None:
+def test_body_may_be_declared_as_default(site: Site, spec: Any) -> None:
     for sent, body in ((JSON, PASSAGES.to_json()), (PROTOBUF, PASSAGES.to_bytes())):
-        assert site.ask("/default", body, Content_Type=sent).json()["id"] == "0"
-    assert refused(site.ask("/default"))["type"] == "missing"
+        assert site.request("/default", body, Content_Type=sent).json()["id"] == "0"
+    assert refused(site.request("/default"))["type"] == "missing"
     assert spec["paths"]["/default"]["post"]["requestBody"]["content"][JSON]["schema"]["description"] == "documents"
 
 
-def test_a_body_may_be_left_out(site: Site) -> None:
-    assert site.ask("/none").json() == {"none": True}
+def test_optional_body_may_be_omitted(site: Site) -> None:
+    assert site.request("/none").json() == {"none": True}
     for sent, body in ((JSON, PASSAGES.to_json()), (PROTOBUF, PASSAGES.to_bytes())):
-        assert site.ask("/none", body, Content_Type=sent).json() == {"none": False}
+        assert site.request("/none", body, Content_Type=sent).json() == {"none": False}
 
 
 # --- streams
 
 
-def test_documents_are_sent_while_they_are_made(site: Site) -> None:
+def test_iterator_is_streamed_as_ndjson_or_file(site: Site) -> None:
     expected = [Vector(id=str(i), values=np.full(4, i, np.float32)) for i in range(3)]
-    lines = site.ask("/stream?count=3", method="GET")
+    lines = site.request("/stream?count=3", method="GET")
     assert lines.type == "application/x-ndjson"
     assert list(DocumentArray[Vector].from_ndjson(text=lines.body.decode())) == expected
     for accept in (FILE, PROTOBUF):
-        found = site.ask("/stream?count=3", method="GET", Accept=accept)
+        found = site.request("/stream?count=3", method="GET", Accept=accept)
         assert found.type == FILE
         assert DocumentArray[Vector].from_bytes(found.body).identical(DocumentArray[Vector](expected))
 
 
-def test_arrays_of_an_asynchronous_generator_are_one_stream(site: Site) -> None:
+def test_async_generator_of_arrays_is_one_stream(site: Site) -> None:
     for accept in ("application/x-ndjson", FILE):
-        found = site.ask("/parts?count=3", method="GET", Accept=accept)
+        found = site.request("/parts?count=3", method="GET", Accept=accept)
         read = DocumentArray[Vector].from_bytes(found.body) if accept == FILE else found.body.decode()
         docs = DocumentArray[Vector].from_ndjson(text=read) if isinstance(read, str) else read
         assert docs.id == ["0", "0", "1", "1", "2", "2"]
 
 
-def test_push_and_pull_speak_with_a_route(site: Site) -> None:
+def test_push_and_pull_work_with_a_route(site: Site) -> None:
     PASSAGES.push(f"{site.url}/upload")
     DocumentArray[Passage].push_stream(iter(PASSAGES), f"{site.url}/upload", compress="gzip")
     assert DocumentArray[Vector].pull(f"{site.url}/stream?count=2000").id[-1] == "1999"
 
 
-# --- what is refused
+# --- errors
 
 
-def test_a_media_type_that_is_not_known_is_told_with_those_that_are(site: Site) -> None:
-    found = site.ask("/many", b"<docs/>", Content_Type="text/xml")
+def test_unsupported_media_types_get_415_and_406(site: Site) -> None:
+    found = site.request("/many", b"<docs/>", Content_Type="text/xml")
     assert (found.status, found.json()["detail"]) == (
         415,
         f"the body is text/xml; this route takes {JSON}, {PROTOBUF}, {FILE}.",
     )
-    assert site.ask("/many", PASSAGES.to_json(), Content_Type="").status == 415
-    assert site.ask("/one", b"x", Content_Type=FILE).status == 415
-    assert site.ask("/many", PASSAGES.to_json(), Content_Type=JSON, Accept="image/png").status == 406
+    assert site.request("/many", PASSAGES.to_json(), Content_Type="").status == 415
+    assert site.request("/one", b"x", Content_Type=FILE).status == 415
+    assert site.request("/many", PASSAGES.to_json(), Content_Type=JSON, Accept="image/png").status == 406
 
 
 def refused(found: Answer) -> dict[str, Any]:
@@ -258,15 +258,15 @@ def refused(found: Answer) -> dict[str, Any]:
     return error  # type: ignore[no-any-return]
 
 
-def test_an_unknown_field_is_refused_with_the_nearest_one(site: Site) -> None:
-    error = refused(site.ask("/many", json.dumps([{"text": "a"}, {"text": "b", "txt": "c"}]), Content_Type=JSON))
+def test_unknown_field_error_suggests_nearest_name(site: Site) -> None:
+    error = refused(site.request("/many", json.dumps([{"text": "a"}, {"text": "b", "txt": "c"}]), Content_Type=JSON))
     assert error["loc"] == ["body", 1, "txt"]
     assert error["msg"] == "Passage has no field 'txt'. Did you mean 'text'?"
 
 
-def test_a_field_that_does_not_fit_is_named(site: Site) -> None:
+def test_invalid_field_error_names_field(site: Site) -> None:
     rows = [{"text": "a"}, {"text": "b", "embedding": [1, 2, 3]}]
-    error = refused(site.ask("/many", json.dumps(rows), Content_Type=JSON))
+    error = refused(site.request("/many", json.dumps(rows), Content_Type=JSON))
     assert error["loc"] == ["body", 1, "embedding"]
     assert "(4,)" in error["msg"]
 
@@ -275,13 +275,13 @@ def test_a_field_that_does_not_fit_is_named(site: Site) -> None:
         embedding: NdArray[3]
 
     others = DocumentArray[Other]([Other(text="a", embedding=np.ones(3))])
-    error = refused(site.ask("/many", as_protobuf(others), Content_Type=PROTOBUF))
+    error = refused(site.request("/many", as_protobuf(others), Content_Type=PROTOBUF))
     assert error["loc"][0] == "body"
     assert "embedding" in error["msg"]
 
 
-def test_numbers_that_json_does_not_have_are_no_trouble_in_an_error(site: Site) -> None:
-    error = refused(site.ask("/one", '{"text": "a", "embedding": [NaN, 1]}', Content_Type=JSON))
+def test_nan_in_invalid_body_gets_422(site: Site) -> None:
+    error = refused(site.request("/one", '{"text": "a", "embedding": [NaN, 1]}', Content_Type=JSON))
     assert error["loc"] == ["body", "embedding"]
 
 
@@ -289,50 +289,50 @@ def test_numbers_that_json_does_not_have_are_no_trouble_in_an_error(site: Site) 
 @pytest.mark.parametrize(
     "body", [b"\xff\xfe\x00", b"\x80\x05N.", b"\x93QUIRE\r\n" + bytes(70), b"\x0a\xff\xff\xff\x7f"]
 )
-def test_bytes_that_are_no_documents_are_refused(site: Site, path: str, body: bytes) -> None:
+def test_malformed_bodies_are_refused(site: Site, path: str, body: bytes) -> None:
     for content_type in (PROTOBUF, *([FILE] if path != "/one" else [])):
-        assert refused(site.ask(path, body, Content_Type=content_type))["loc"] == ["body"]
-    assert site.ask(path, body, Content_Type=JSON).status in (400, 422)
+        assert refused(site.request(path, body, Content_Type=content_type))["loc"] == ["body"]
+    assert site.request(path, body, Content_Type=JSON).status in (400, 422)
 
 
-def test_no_body_is_a_missing_body(site: Site) -> None:
+def test_missing_body_gets_422(site: Site) -> None:
     for headers in ({}, {"Content_Type": JSON}, {"Content_Type": PROTOBUF}):
-        assert refused(site.ask("/many", None, **headers))["type"] == "missing"
+        assert refused(site.request("/many", None, **headers))["type"] == "missing"
 
 
 def test_pickles_are_never_read(site: Site) -> None:
     data = PASSAGES.to_bytes(protocol="pickle")
-    assert "pickle" in refused(site.ask("/many", data, Content_Type=FILE))["msg"]
+    assert "pickle" in refused(site.request("/many", data, Content_Type=FILE))["msg"]
 
 
-def test_a_body_that_is_too_large_is_413_whether_it_says_so_or_not(site: Site) -> None:
-    assert site.ask("/small/size", PASSAGES[:2].to_json(), Content_Type=JSON).status == 200
+def test_body_over_the_limit_gets_413(site: Site) -> None:
+    assert site.request("/small/size", PASSAGES[:2].to_json(), Content_Type=JSON).status == 200
     body = PASSAGES[4].to_json() * 100
-    found = site.ask("/small/size", body, Content_Type=JSON)
+    found = site.request("/small/size", body, Content_Type=JSON)
     assert (found.status, found.json()["detail"]) == (
         413,
         f"the body has {len(body):,} bytes, and the limit is 2,000 bytes.",
     )
     chunks = iter([body.encode()[:1000]] * 3)
-    assert site.ask("/small/size", chunks, Content_Type=PROTOBUF, Transfer_Encoding="chunked").status == 413
+    assert site.request("/small/size", chunks, Content_Type=PROTOBUF, Transfer_Encoding="chunked").status == 413
     packed = DocumentArray[Passage]([Passage(text="x" * 500_000)]).to_bytes(compress="gzip")
     assert len(packed) < 2000
-    assert "max_bytes" in refused(site.ask("/small/size", packed, Content_Type=FILE))["msg"]
+    assert "max_bytes" in refused(site.request("/small/size", packed, Content_Type=FILE))["msg"]
 
 
-def test_more_requests_than_may_wait_are_sent_away(site: Site) -> None:
+def test_requests_beyond_the_queue_get_503(site: Site) -> None:
     body = PASSAGES[0].to_json()
     found: list[Answer] = []
     busy.clear()
     free.clear()
     threads = [
-        threading.Thread(target=lambda: found.append(site.ask("/small/wait", body, Content_Type=JSON)))
+        threading.Thread(target=lambda: found.append(site.request("/small/wait", body, Content_Type=JSON)))
         for _ in range(6)
     ]
     for thread in threads:
         thread.start()
     assert busy.wait(20)
-    while len(found) < 4:  # one is worked on, one waits
+    while len(found) < 4:  # one runs, one waits
         assert any(thread.is_alive() for thread in threads)
     free.set()
     for thread in threads:
@@ -341,15 +341,15 @@ def test_more_requests_than_may_wait_are_sent_away(site: Site) -> None:
     assert next(answer for answer in found if answer.status == 503).headers["retry-after"] == "1"
 
 
-def test_an_answer_of_the_wrong_class_is_the_servers_fault(site: Site) -> None:
+def test_answer_of_wrong_class_gets_500(site: Site) -> None:
     for accept in (JSON, PROTOBUF):
-        assert site.ask("/wrong", '{"text": "a"}', Content_Type=JSON, Accept=accept).status == 500
+        assert site.request("/wrong", '{"text": "a"}', Content_Type=JSON, Accept=accept).status == 500
 
 
 # --- OpenAPI
 
 
-def test_the_description_names_every_media_type_and_schema(spec: Any) -> None:
+def test_openapi_has_media_types_and_schemas(spec: Any) -> None:
     operation = spec["paths"]["/many"]["post"]
     assert set(operation["requestBody"]["content"]) == {JSON, PROTOBUF, FILE}
     rows = operation["requestBody"]["content"][JSON]["schema"]
@@ -362,7 +362,7 @@ def test_the_description_names_every_media_type_and_schema(spec: Any) -> None:
     assert [parameter["name"] for parameter in operation["parameters"]] == ["times"]
 
 
-def test_documents_batches_and_streams_are_described(spec: Any) -> None:
+def test_openapi_describes_documents_batches_and_streams(spec: Any) -> None:
     one = spec["paths"]["/one"]["post"]
     assert one["requestBody"]["content"][JSON]["schema"] == {"$ref": "#/components/schemas/Passage"}
     assert one["description"] == "One makes one."
@@ -377,7 +377,7 @@ def test_documents_batches_and_streams_are_described(spec: Any) -> None:
     assert spec["components"]["schemas"]["Passage"]["properties"]["text"] == {"type": "string", "title": "Text"}
 
 
-# --- what a client likes best
+# --- the Accept header
 
 
 @pytest.mark.parametrize(
@@ -398,5 +398,5 @@ def test_documents_batches_and_streams_are_described(spec: Any) -> None:
     ],
     ids=str,
 )
-def test_the_best_liked_is_chosen(accept: str | None, found: str | None) -> None:
+def test_negotiate_returns_preferred_media_type(accept: str | None, found: str | None) -> None:
     assert negotiate(accept, [JSON, PROTOBUF]) == found

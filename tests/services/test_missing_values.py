@@ -1,4 +1,4 @@
-"""Missing values in requests: the caller who left them out gets the error, from the function that reads them."""
+"""Missing values in requests: reading them fails the call of the caller who left them out."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def label(docs: DocumentBatch[Picture]) -> DocumentBatch[Picture]:
 
 
 def classify_filled(docs: DocumentBatch[Picture]) -> DocumentBatch[Picture]:
-    there = docs.validity("pixels")
-    docs.bright = [bool(mean > 1) if real else None for mean, real in _means(docs, there)]
+    valid = docs.validity("pixels")
+    docs.bright = [bool(mean > 1) if real else None for mean, real in _means(docs, valid)]
     return docs
 
 
-def _means(docs: Any, there: Any) -> Any:
-    return zip(docs.fill_missing({"pixels": 0}).pixels.mean(1), there.tolist(), strict=True)
+def _means(docs: Any, valid: Any) -> Any:
+    return zip(docs.fill_missing({"pixels": 0}).pixels.mean(1), valid.tolist(), strict=True)
 
 
 def describe(docs: DocumentBatch[Picture]) -> DocumentBatch[Picture]:
@@ -88,12 +88,12 @@ def pictures(*pixels: float | None) -> DocumentBatch[Picture]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with serve(EVERYTHING) as server, Client(server.address) as made:
-        yield made
+    with serve(EVERYTHING) as server, Client(server.address) as client:
+        yield client
 
 
 @pytest.mark.parametrize("function", UNARY)
-def test_the_caller_gets_a_typed_error(client: Client, function: Callable[..., Any]) -> None:
+def test_reading_missing_values_raises_missing_value_error(client: Client, function: Callable[..., Any]) -> None:
     assert client[function.__name__](pictures(0, 3)).bright.tolist() == [False, True]
     with pytest.raises(
         MissingValueError, match=r"Picture\.pixels: row 1 \(id p1\) has no value \(1 of 3 are missing\)"
@@ -102,36 +102,36 @@ def test_the_caller_gets_a_typed_error(client: Client, function: Callable[..., A
 
 
 @pytest.mark.parametrize("function", STREAMS)
-def test_a_stream_raises_at_the_batch_with_the_missing_value(client: Client, function: Callable[..., Any]) -> None:
+def test_stream_raises_at_batch_with_missing_value(client: Client, function: Callable[..., Any]) -> None:
     answers = client[function.__name__](iter([pictures(0), pictures(2, None)]))
     assert next(answers).bright.tolist() == [False]
     with pytest.raises(MissingValueError, match=r"Picture\.pixels: row 1"):
         next(answers)
 
 
-def test_a_server_on_asyncio_sends_a_typed_error() -> None:
-    async def ask() -> None:
+def test_async_server_raises_missing_value_error() -> None:
+    async def main() -> None:
         async with serve_async(EVERYTHING) as server, AsyncClient(server.address) as client:
             for function in UNARY:
                 assert (await client[function.__name__](pictures(0, 3))).bright.tolist() == [False, True]
                 with pytest.raises(MissingValueError, match=r"Picture\.pixels: row 1 \(id p1\)"):
                     await client[function.__name__](pictures(0, None, 3))
 
-    asyncio.run(ask())
+    asyncio.run(main())
 
 
-def test_columns_that_are_not_read_may_miss_values(client: Client) -> None:
+def test_unread_columns_may_have_missing_values(client: Client) -> None:
     answer = client.label(pictures(1, None))
     assert answer.label == ["L0", "L1"]
     assert answer[1].pixels is None
     assert answer.validity("pixels").tolist() == [True, False]
 
 
-def test_a_function_fills_what_is_missing(client: Client) -> None:
+def test_function_may_fill_missing_values(client: Client) -> None:
     assert [doc.bright for doc in client.classify_filled(pictures(3, None, 0))] == [True, None, False]
 
 
-def test_a_column_that_is_missing_in_every_row_reads_as_none(client: Client) -> None:
+def test_column_missing_in_every_row_reads_as_none(client: Client) -> None:
     assert client.describe(pictures(None, None)).label == ["no pixels"] * 2
     assert client.describe(pictures(1, 2)).label == ["pixels"] * 2
     with pytest.raises(FunctionError, match="NoneType"):
@@ -139,7 +139,7 @@ def test_a_column_that_is_missing_in_every_row_reads_as_none(client: Client) -> 
 
 
 @pytest.mark.parametrize("name", ["classify_together", "classify_together_later"])
-def test_a_missing_value_fails_only_its_own_caller(client: Client, name: str) -> None:
+def test_missing_value_fails_only_its_caller(client: Client, name: str) -> None:
     questions = [pictures(0), pictures(3), pictures(0, None), pictures(3), pictures(None), pictures(3)]
     with ThreadPoolExecutor(len(questions)) as pool:
         futures = [pool.submit(client[name], docs) for docs in questions]
@@ -150,6 +150,6 @@ def test_a_missing_value_fails_only_its_own_caller(client: Client, name: str) ->
     assert isinstance(answers[4], FunctionError)
 
 
-def test_the_answer_is_an_ordinary_batch(client: Client) -> None:
+def test_answer_with_missing_values_is_an_ordinary_batch(client: Client) -> None:
     answer = client.label(pictures(1, None))
     assert answer.pixels.tolist() == [[1, 1], [0, 0]]

@@ -14,8 +14,8 @@ import pytest
 from quire.errors import ShardError, StorageError, StorageNotFoundError
 from quire.files import RemoteOptions
 from quire.storage import ReadOptions, open_dataset, write_dataset
-from tests.files.faults import faulty_store
-from tests.files.servers import Site, served
+from tests.files.faulty_store import faulty_store
+from tests.files.http_server import Site, serve_files
 from tests.storage.shelf import Photo, photos
 
 pytestmark = pytest.mark.needs("fsspec", "pyarrow")
@@ -121,7 +121,7 @@ def test_a_store_that_takes_nothing_is_a_typed_error_and_leaves_no_dataset() -> 
 def site(tmp_path: Path) -> Iterator[Site]:
     write_dataset(photos(12), tmp_path / "d", group_bytes=1500, shard_bytes=1500)
     files = {str(file.relative_to(tmp_path / "d")): file.read_bytes() for file in (tmp_path / "d").rglob("*.*")}
-    with served(files) as running:
+    with serve_files(files) as running:
         yield running
 
 

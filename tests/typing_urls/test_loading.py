@@ -28,7 +28,7 @@ from quire.typing import (
     VideoBytes,
     VideoUrl,
 )
-from tests.files.servers import Site, served
+from tests.files.http_server import Site, serve_files
 from tests.media.sample_media import FRAMEWORKS, frame_numbers, numbered_frames, tone
 
 pytestmark = pytest.mark.needs("PIL", "av", "trimesh", "fsspec")
@@ -57,7 +57,7 @@ CHECKS: dict[str, tuple[Any, Any, Callable[[Any], bool]]] = {
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with served(FILES) as server:
+    with serve_files(FILES) as server:
         yield server
 
 

@@ -13,7 +13,7 @@ from quire import BaseDocument, DocumentArray
 from quire.errors import OptionError, SchemaError, UriError, UriTimeoutError
 from quire.typing import AudioUrl, ImageUrl, Schemes, TextUrl
 from tests.documents.conftest import BODY
-from tests.files.servers import served
+from tests.files.http_server import serve_files
 
 
 class Post(BaseDocument):
@@ -147,7 +147,7 @@ def test_load_bytes_enforces_max_bytes(address: str) -> None:
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with served({"a": b"content"}) as server:
+    with serve_files({"a": b"content"}) as server:
         yield server
 
 

@@ -1,4 +1,4 @@
-"""Load and faults, large: minutes, so only `nox -s services` runs them."""
+"""Load and faults at full size, which takes minutes; `nox -s services` runs them."""
 
 from __future__ import annotations
 
@@ -9,58 +9,62 @@ from collections import Counter
 import pytest
 
 from quire.services import Client
-from tests.services.gallery import pictures
-from tests.services.pressure import ask, malformed, process, resident
+from tests.services.load_generator import resident_memory, send_malformed, send_requests, server_process
+from tests.services.sample_service import pictures
 
 pytestmark = pytest.mark.needs("grpc", "grpc_health", "grpc_reflection")
 
 
-def test_200_000_requests_from_64_clients_are_all_answered_and_none_mixed() -> None:
-    with process() as (server, address):
-        ask(address, clients=64, requests=6_400)
-        before = resident(server.pid)
-        assert ask(address, clients=64, requests=200_000) == {"answered": 200_000}
-        assert resident(server.pid) - before < 64 << 20
+def test_200_000_requests_from_64_clients_get_their_own_answers() -> None:
+    with server_process() as (server, address):
+        send_requests(address, clients=64, requests=6_400)
+        before = resident_memory(server.pid)
+        assert send_requests(address, clients=64, requests=200_000) == {"answered": 200_000}
+        assert resident_memory(server.pid) - before < 64 << 20
 
 
-def test_a_server_killed_again_and_again_loses_nothing() -> None:
-    done: list[Counter[str]] = []
-    with process() as (server, address):
+def test_idempotent_calls_survive_repeated_server_kills() -> None:
+    outcomes: list[Counter[str]] = []
+    with server_process() as (server, address):
         port = int(address.rpartition(":")[2])
-        asking = threading.Thread(target=lambda: done.append(ask(address, clients=64, requests=32_000, retries=60)))
-        asking.start()
+        clients = threading.Thread(
+            target=lambda: outcomes.append(send_requests(address, clients=64, requests=32_000, retries=60))
+        )
+        clients.start()
         time.sleep(3)
         server.kill()
         server.wait(20)
     for pause in (4, 4, None):
-        with process(port) as (server, _):
+        with server_process(port) as (server, _):
             if pause is None:
-                asking.join(300)
+                clients.join(300)
             else:
                 time.sleep(pause)
                 server.kill()
                 server.wait(20)
-    assert done == [{"answered": 32_000}]
+    assert outcomes == [{"answered": 32_000}]
 
 
-def test_without_retries_the_errors_are_typed() -> None:
-    done: list[Counter[str]] = []
-    with process() as (server, address):
-        asking = threading.Thread(target=lambda: done.append(ask(address, clients=16, requests=16_000, retries=0)))
-        asking.start()
+def test_killed_server_raises_unavailable_error_without_retries() -> None:
+    outcomes: list[Counter[str]] = []
+    with server_process() as (server, address):
+        clients = threading.Thread(
+            target=lambda: outcomes.append(send_requests(address, clients=16, requests=16_000, retries=0))
+        )
+        clients.start()
         time.sleep(3)
         server.kill()
-        asking.join(120)
-    [ended] = done
-    assert ended.keys() == {"answered", "ServiceUnavailableError"}
-    assert ended.total() == 16_000
+        clients.join(120)
+    [outcome] = outcomes
+    assert outcome.keys() == {"answered", "ServiceUnavailableError"}
+    assert outcome.total() == 16_000
 
 
-def test_10_000_malformed_messages_are_refused_and_memory_is_flat() -> None:
-    with process() as (server, address):
-        assert malformed(address, 2_000) == {"INVALID_ARGUMENT": 2_000}
-        before = resident(server.pid)
-        assert malformed(address, 10_000, seed=1) == {"INVALID_ARGUMENT": 10_000}
-        assert resident(server.pid) - before < 16 << 20
+def test_10_000_malformed_messages_are_refused_without_leaking_memory() -> None:
+    with server_process() as (server, address):
+        assert send_malformed(address, 2_000) == {"INVALID_ARGUMENT": 2_000}
+        before = resident_memory(server.pid)
+        assert send_malformed(address, 10_000, seed=1) == {"INVALID_ARGUMENT": 10_000}
+        assert resident_memory(server.pid) - before < 16 << 20
         with Client(address) as client:
-            assert client.together(pictures(2)).label == ["0", "1"]
+            assert client.embed_batched(pictures(2)).label == ["0", "1"]

@@ -1,6 +1,6 @@
-"""A server and a client on protobuf runtimes that are years apart, in two environments, both ways.
+"""A server and a client on old and new protobuf runtimes, in two environments.
 
-`QUIRE_OLD_PYTHON` is the Python of an environment with protobuf 3.20 and gRPC 1.48; `nox -s services` makes it.
+`QUIRE_OLD_PYTHON` is the Python of an environment with protobuf 3.20 and gRPC 1.48; `nox -s services` creates it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[3]
 CLIENT = """
 import sys, google.protobuf, grpc
 from quire.services import Client
-from tests.services.gallery import embed, pictures, running
-from tests.services.gallery import Picture
+from tests.services.sample_service import embed, pictures, running
+from tests.services.sample_service import Picture
 with Client(sys.argv[1]) as client:
     docs = pictures(3)
     assert client.embed(docs).identical(embed(pictures(3)))
@@ -32,17 +32,17 @@ with grpc.insecure_channel(sys.argv[1]) as channel:
     assert b"2" in channel.unary_unary("/Service/Rate")(message)
 print(google.protobuf.__version__.split(".")[0], grpc.__version__)
 """
-SERVED = [f"tests.services.gallery:{name}" for name in ("embed", "double", "running", "running_later", "rate")]
+SERVED = [f"tests.services.sample_service:{name}" for name in ("embed", "double", "running", "running_later", "rate")]
 
 
 def old_python() -> str:
-    found = os.environ.get("QUIRE_OLD_PYTHON")
-    assert found, "set QUIRE_OLD_PYTHON, or run `nox -s services`"
-    return found
+    python = os.environ.get("QUIRE_OLD_PYTHON")
+    assert python, "set QUIRE_OLD_PYTHON, or run `nox -s services`"
+    return python
 
 
 @pytest.mark.parametrize("server_is_old", [True, False], ids=["old server", "old client"])
-def test_both_ways(server_is_old: bool) -> None:
+def test_old_and_new_protobuf_runtimes_work_together(server_is_old: bool) -> None:
     old, new = old_python(), sys.executable
     server, client = (old, new) if server_is_old else (new, old)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -1,4 +1,4 @@
-"""An application on a real server on loopback, and the simplest client."""
+"""An application on a real server on loopback, and a minimal client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROTOBUF = "application/x-protobuf"
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back."""
+    """The response to a request."""
 
     status: int
     type: str
@@ -40,19 +40,20 @@ class Site:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def ask(self, path: str, body: Any = None, method: str = "POST", **headers: str) -> Answer:
-        """One request; names of headers are spelled with underscores, and a list of chunks goes in chunks."""
+    def request(self, path: str, body: Any = None, method: str = "POST", **headers: str) -> Answer:
+        """Send a request. Underscores in header names become hyphens, and an iterator is sent in chunks."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with closing(connection):
             named = {name.replace("_", "-"): value for name, value in headers.items()}
             connection.request(method, path, body, named, encode_chunked=isinstance(body, Iterator))
-            found = connection.getresponse()
-            told = dict(found.getheaders())
-            return Answer(found.status, told.get("content-type", ""), found.read(), told)
+            response = connection.getresponse()
+            response_headers = dict(response.getheaders())
+            content_type = response_headers.get("content-type", "")
+            return Answer(response.status, content_type, response.read(), response_headers)
 
 
 @contextmanager
-def running(app: Any, *, lifespan: str = "off") -> Iterator[Site]:
+def run_app(app: Any, *, lifespan: str = "off") -> Iterator[Site]:
     with closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that takes files in chunks, and can be told to misbehave."""
+"""A real HTTP server on loopback that accepts uploads in chunks and fails on demand."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.files.servers import Site, _Answer
+from tests.files.http_server import FileHandler, Site
 
 
-class Shelf(Site):
-    """Files by path, which are there when all of them came. See `Site`.
+class UploadServer(Site):
+    """Stores uploaded files by path once they are complete. See `Site`.
 
-    `breaks` has the bytes after which the next bodies are broken off, without an answer; `refuses` is the number of
-    bytes after which a body is too large. `marks` are the ETags of the next answers.
-    `reads` is cleared to let no more be read, and `rate` is bytes a second.
+    `breaks` has the numbers of bytes after which the next bodies are broken off, without an answer; `refuses` is the
+    number of bytes after which a body is too large. `etags` are the ETags of the next answers. `reads` is cleared to
+    stop reading, and `rate` limits the bytes per second.
     """
 
     def __init__(self, files: dict[str, bytes]) -> None:
         super().__init__(files)
-        self.RequestHandlerClass = _Take
+        self.RequestHandlerClass = _UploadHandler
         self.breaks: list[int] = []
         self.refuses: int | None = None
         self.rate: float | None = None
@@ -30,12 +30,12 @@ class Shelf(Site):
         self.headers: list[dict[str, str]] = []
         self.unfinished = 0
         self.some = threading.Event()
-        self.marks: list[str] = []
+        self.etags: list[str] = []
 
 
 @contextmanager
-def shelf() -> Iterator[Shelf]:
-    site = Shelf({})
+def run_upload_server() -> Iterator[UploadServer]:
+    site = UploadServer({})
     thread = threading.Thread(target=site.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
@@ -48,8 +48,8 @@ def shelf() -> Iterator[Shelf]:
         thread.join()
 
 
-class _Take(_Answer):
-    server: Shelf
+class _UploadHandler(FileHandler):
+    server: UploadServer
 
     def do_PUT(self) -> None:  # noqa: N802 - http.server looks for it
         site = self.server
@@ -64,7 +64,7 @@ class _Take(_Answer):
         content = bytearray()
         stop = site.breaks.pop(0) if site.breaks else None
         began = time.monotonic()
-        while chunk := self._chunk():
+        while chunk := self._read_chunk():
             content += chunk
             site.received += len(chunk)
             site.some.set()
@@ -85,11 +85,11 @@ class _Take(_Answer):
         return self._send(201, b"", {})
 
     def _send(self, status: int, content: bytes, head: dict[str, str]) -> None:
-        mark = {"ETag": self.server.marks.pop(0)} if self.server.marks else {}
-        super()._send(status, content, {**head, **mark})
+        etag = {"ETag": self.server.etags.pop(0)} if self.server.etags else {}
+        super()._send(status, content, {**head, **etag})
 
-    def _chunk(self) -> bytes | None:
-        """The next chunk, an empty one at the end; None if the client has gone."""
+    def _read_chunk(self) -> bytes | None:
+        """Return the next chunk, an empty one at the end; None if the client has disconnected."""
         size = self.rfile.readline().strip()
         if not size:
             return None

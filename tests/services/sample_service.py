@@ -1,4 +1,4 @@
-"""Documents and functions that are served in the tests, also by other processes."""
+"""Documents and functions that tests serve, also in other processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pictures(number: int, start: int = 0) -> DocumentArray[Picture]:
 
 
 def embed(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
-    """Twice the first two pixels."""
+    """Return twice the first two pixels as the embedding."""
     for doc in docs:
         doc.embedding = doc.pixels[:2] * 2
     return docs
@@ -62,8 +62,8 @@ def lie(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
 
 
 def total(parts: Iterator[DocumentArray[Picture]]) -> Score:
-    found = [doc for docs in parts for doc in docs]
-    return Score(value=sum(float(doc.pixels.sum()) for doc in found), of=f"{len(found)} pictures")
+    documents = [doc for docs in parts for doc in docs]
+    return Score(value=sum(float(doc.pixels.sum()) for doc in documents), of=f"{len(documents)} pictures")
 
 
 def spread(docs: DocumentArray[Picture]) -> Iterator[Picture]:
@@ -91,7 +91,7 @@ async def running_later(parts: AsyncIterator[Picture]) -> AsyncIterator[Score]:
 
 @endpoint(idempotent=True)
 def who(docs: DocumentArray[Picture]) -> DocumentArray[Score]:
-    """Which process answers."""
+    """Return the id of the process that answers."""
     return DocumentArray[Score]([Score(value=os.getpid(), of=doc.label) for doc in docs])
 
 
@@ -104,7 +104,7 @@ EVERYTHING = [embed, double, rate, fail, refuse, lie, total, spread, running, la
 
 
 class Batches:
-    """Calls that are put together; it remembers how large they were."""
+    """Endpoints with dynamic batching, which record the sizes of their batches."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []

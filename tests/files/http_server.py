@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that can be told to misbehave."""
+"""A real HTTP server on loopback that serves files and fails on demand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class LoopbackServer(ThreadingHTTPServer):
-    """A server that prints no traceback when a client goes away in the middle of an answer, as tests make them do."""
+    """A server that prints no traceback when a client disconnects during an answer."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], ConnectionError):
@@ -20,13 +20,16 @@ class LoopbackServer(ThreadingHTTPServer):
 
 
 class Site(LoopbackServer):
-    """Files by path. The first `failures` requests get `status`; `hangs` never answers; `cuts` breaks off bodies."""
+    """Files by path.
+
+    The first `failures` requests get `status`, `hangs` never answers, and the next `cuts` bodies break off.
+    """
 
     daemon_threads = True
     block_on_close = False
 
     def __init__(self, files: dict[str, bytes]) -> None:
-        super().__init__(("127.0.0.1", 0), _Answer)
+        super().__init__(("127.0.0.1", 0), FileHandler)
         self.files = {f"/data/{name}": content for name, content in files.items()}
         self.failures, self.status = 0, 503
         self.ranges, self.lengths, self.hangs, self.cuts = True, True, False, 0
@@ -36,7 +39,7 @@ class Site(LoopbackServer):
 
 
 @contextmanager
-def served(files: dict[str, bytes]) -> Iterator[Site]:
+def serve_files(files: dict[str, bytes]) -> Iterator[Site]:
     site = Site(files)
     thread = threading.Thread(target=site.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
@@ -49,7 +52,7 @@ def served(files: dict[str, bytes]) -> Iterator[Site]:
         thread.join()
 
 
-class _Answer(BaseHTTPRequestHandler):
+class FileHandler(BaseHTTPRequestHandler):
     server: Site
     protocol_version = "HTTP/1.1"
 
@@ -80,10 +83,10 @@ class _Answer(BaseHTTPRequestHandler):
 
     def _send_file(self, content: bytes, *, body: bool) -> None:
         site = self.server
-        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+        byte_range = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
         status, head = 200, {"Content-Length": str(len(content))}
-        if asked and site.ranges:
-            start, stop = int(asked[1]), int(asked[2] or len(content) - 1) + 1
+        if byte_range and site.ranges:
+            start, stop = int(byte_range[1]), int(byte_range[2] or len(content) - 1) + 1
             head = {"Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"}
             status, content = 206, content[start:stop]
             head["Content-Length"] = str(len(content))

@@ -1,4 +1,4 @@
-"""A filesystem of fsspec that fails as it is told, with files in memory."""
+"""An fsspec filesystem in memory that fails on demand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FaultyFileSystem(MemoryFileSystem):
     calls: list[str] = []
 
 
-def _faulty(method: str) -> Any:
+def _make_faulty(method: str) -> Any:
     def call(self: FaultyFileSystem, *args: Any, **kwargs: Any) -> Any:
         self.calls.append(method)
         if method in self.hanging:
@@ -43,12 +43,12 @@ def _raise_next(errors: list[BaseException | None]) -> None:
 
 
 for _name in ("ls", "info", "cat_file", "put_file", "mv", "rm_file", "makedirs"):
-    setattr(FaultyFileSystem, _name, _faulty(_name))
+    setattr(FaultyFileSystem, _name, _make_faulty(_name))
 
 
 @contextmanager
 def faulty_store() -> Iterator[type[FaultyFileSystem]]:
-    """The filesystem, empty and without faults, under faulty://."""
+    """Register the filesystem, empty and without faults, as faulty://."""
     fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
     for state in (FaultyFileSystem.store, FaultyFileSystem.plan, FaultyFileSystem.after, FaultyFileSystem.hanging):
         state.clear()
