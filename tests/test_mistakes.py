@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire._optional import require
 from quire.data import MultiModalDataset, StreamingDataset, batched
-from quire.data._collate import known_to_default_collate
+from quire.data._collate import register_default_collate
 from quire.data._stream_options import Streaming
 from quire.distributed import DocumentShards
 from quire.errors import (
@@ -592,7 +592,7 @@ def test_an_output_that_is_not_a_document_class(students: DocumentArray[Student]
 
 def test_missing_values_in_a_loader_of_documents(students: DocumentArray[Student]) -> None:
     students[0].grade = None
-    known_to_default_collate()
+    register_default_collate()
     message = message_of(MissingValueError, lambda: list(DataLoader(students, batch_size=2)))
     assert message.startswith("Student.grade: document 0 of the batch")
     assert message.endswith(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from quire.data._bijection import LARGEST, key_of, permute, unpermute
+from quire.data._bijection import LARGEST, derive_key, permute, unpermute
 from quire.errors import OptionError, QuireError, RowIndexError
 from tests.strategies import laws
 
@@ -106,7 +106,7 @@ def test_golden_values() -> None:
     }
     made = {size: permute(size, 42, numbers(0, 1, size // 3, size - 1) % size).tolist() for size in golden}
     assert made == golden
-    assert key_of(1, 2, 3) == 7702586659592502839
+    assert derive_key(1, 2, 3) == 7702586659592502839
 
 
 def mixed(number: int) -> int:
@@ -181,6 +181,6 @@ def test_one_order_is_not_correlated_with_itself(size: int) -> None:
 
 
 def test_keys_of_several_numbers_differ() -> None:
-    made = {key_of(*parts) for parts in permutations(range(12), 3)}
+    made = {derive_key(*parts) for parts in permutations(range(12), 3)}
     assert len(made) == 12 * 11 * 10
-    assert key_of(1, 2) != key_of(2, 1) != key_of(2, 1, 0)
+    assert derive_key(1, 2) != derive_key(2, 1) != derive_key(2, 1, 0)

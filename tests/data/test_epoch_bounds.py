@@ -94,8 +94,8 @@ def test_runs_hold_the_rows_of_the_positions(shuffle: Any, size: int) -> None:
             if shuffle is False:
                 assert rows == set(held), "no more than is needed"
             elif shuffle == "block" and held:
-                begin = order.begin_of(1, order.window_at(1, start))
-                end = order.begin_of(1, order.window_at(1, stop - 1) + 1)
+                begin = order.window_start(1, order.window_at(1, start))
+                end = order.window_start(1, order.window_at(1, stop - 1) + 1)
                 assert set(held) == set(order.rows(1, np.arange(begin, end)).tolist()), "the windows that are touched"
 
 
@@ -108,7 +108,7 @@ def test_windows_are_runs_of_positions_over_whole_units(size: int, epoch: int) -
     assert set(windows) == set(range(windows[-1] + 1)), "no window is left out"
     units: list[int] = []
     for window in range(windows[-1] + 1):
-        begin, end = order.begin_of(epoch, window), order.begin_of(epoch, window + 1)
+        begin, end = order.window_start(epoch, window), order.window_start(epoch, window + 1)
         assert windows[begin:end] == [window] * (end - begin)
         rows = sorted(order.rows(epoch, np.arange(begin, end)).tolist())
         in_window = sorted({row // 4 for row in rows})
@@ -116,7 +116,7 @@ def test_windows_are_runs_of_positions_over_whole_units(size: int, epoch: int) -
         assert len(in_window) == 2 or window == windows[-1]
         units += in_window
     assert sorted(units) == list(range(-(-size // 4)))
-    assert order.begin_of(epoch, windows[-1] + 1) == order.begin_of(epoch, windows[-1] + 5) == size
+    assert order.window_start(epoch, windows[-1] + 1) == order.window_start(epoch, windows[-1] + 5) == size
 
 
 # --- the share of a rank

@@ -225,10 +225,10 @@ def test_files_are_removed_at_the_end_of_the_process(tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "from quire.data import _spark\n"
-        "from quire.data._spark import Written\n"
+        "from quire.data._spark import WrittenFrame\n"
         "import pyarrow as pa, os\n"
         "os.mkdir(sys.argv[1])\n"
-        "made = _spark.SparkConverter(Written(sys.argv[1], 0, pa.schema([('x', pa.int64())])))\n"
+        "made = _spark.SparkConverter(WrittenFrame(sys.argv[1], 0, pa.schema([('x', pa.int64())])))\n"
         "_spark._made.append((None, (), made))\n"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "quire-x")], check=True)

@@ -69,7 +69,7 @@ def test_runs_that_cross_record_batches_are_read_whole(folder: Path, monkeypatch
     dataset.read_ahead(np.array([0, 120, 2_000]), np.array([10, 140, 2_010]))
     data = dataset.layout.codecs[2]
     rows = dataset._located(np.r_[0:10, 120:140, 2_000:2_010])
-    assert pages == set((rows.part(data.first + 1) + rows.places * WIDTH).tolist())
+    assert pages == set((rows.part(data.first + 1) + rows.positions * WIDTH).tolist())
 
 
 def test_a_shard_that_is_gone_is_told_by_who_asks_for_its_rows(folder: Path, tmp_path: Path) -> None:

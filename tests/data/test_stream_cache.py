@@ -33,13 +33,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def transcodes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each shard is written anew, in this process."""
     counts: Counter[str] = Counter()
-    transcode = ShardReader._transcode
+    transcode = ShardReader._write_copy
 
     def counting(self: ShardReader, shard: Any, target: Path) -> None:
         counts[shard.name] += 1
         transcode(self, shard, target)
 
-    monkeypatch.setattr(ShardReader, "_transcode", counting)
+    monkeypatch.setattr(ShardReader, "_write_copy", counting)
     return counts
 
 

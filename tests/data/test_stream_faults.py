@@ -125,7 +125,7 @@ def test_a_shard_that_disappears_in_the_middle_of_an_epoch(tmp_path: Path) -> No
     folder = written(tmp_path / "d", ROWS)
     shards = sorted(folder.glob("*.arrow"))
     raising, skipping = streamed(folder, 10, shuffle=False), streamed(folder, 10, shuffle=False, on_error="skip")
-    raising._together = skipping._together = 1  # batch by batch, so that shards are opened late
+    raising._group_size = skipping._group_size = 1  # batch by batch, so that shards are opened late
     first, second = iter(raising), iter(skipping)
     assert numbers([next(first)]) == numbers([next(second)]) == [[*range(10)]]
     shards[0].unlink()  # open by now, and there for who has it open
@@ -155,7 +155,7 @@ class Other(BaseDocument):
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 def test_a_class_that_does_not_fit_the_data_is_not_skipped_silently(tmp_path: Path, on_error: Any) -> None:
     dataset = StreamingDataset[Other](written(tmp_path / "d", 20), 8, on_error=on_error)
-    with pytest.raises(ShardError, match=r"first error: .*Other\.surname: the data does not hold it"):
+    with pytest.raises(ShardError, match=r"first error: .*Other\.surname: the data does not have it"):
         list(dataset)
 
 

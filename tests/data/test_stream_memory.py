@@ -40,7 +40,7 @@ class Held:
         self._lock = threading.Lock()
 
     def watch(self, dataset: Any) -> None:
-        finish = dataset._fetch._finished
+        finish = dataset._fetch._finish
 
         def watching(*arguments: Any) -> Any:
             batch = finish(*arguments)
@@ -50,7 +50,7 @@ class Held:
             weakref.finalize(batch._columns.columns["vector"].data, self._gone)
             return batch
 
-        dataset._fetch._finished = watching
+        dataset._fetch._finish = watching
 
     def _gone(self) -> None:
         with self._lock:
@@ -77,7 +77,7 @@ def test_a_loader_holds_no_more_than_its_budget(tmp_path: Path, batches: int) ->
 
 def test_a_loader_makes_as_many_ahead_as_it_is_asked_to(folder: Path) -> None:
     dataset, held = streamed(folder, 10), Held()
-    dataset._ahead = 1
+    dataset._group_size_ahead = 1
     held.watch(dataset)
     batches = iter(dataset.loader(prefetch=3))
     taken = [next(batches) for _ in range(2)]
@@ -91,20 +91,20 @@ class _Clock:
     """A clock on which a batch takes a second to be made."""
 
     def __init__(self, dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.names, finish = 0.0, list[str](), dataset._fetch._finished
+        self.now, self.names, finish = 0.0, list[str](), dataset._fetch._finish
 
         def watching(*arguments: Any) -> Any:
             self.now += 1
             self.names.append(threading.current_thread().name)
             return finish(*arguments)
 
-        dataset._fetch._finished = watching
+        dataset._fetch._finish = watching
         monkeypatch.setattr("quire.data._loader.perf_counter", lambda: self.now)
 
 
 def test_a_loop_that_only_takes_makes_its_batches_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, dataset = numbers(streamed(folder, 4)), streamed(folder, 4)
-    dataset._ahead = 2
+    dataset._group_size_ahead = 2
     clock = _Clock(dataset, monkeypatch)
     assert numbers(dataset.loader(prefetch=2)) == expected
     assert clock.names[0].startswith("quire-loader")
@@ -113,7 +113,7 @@ def test_a_loop_that_only_takes_makes_its_batches_itself(folder: Path, monkeypat
 
 def test_for_a_loop_that_works_threads_make_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = streamed(folder, 10)
-    dataset._ahead = 2
+    dataset._group_size_ahead = 2
     clock = _Clock(dataset, monkeypatch)
     for _ in dataset.loader(threads=2):
         clock.now += 10
@@ -122,7 +122,7 @@ def test_for_a_loop_that_works_threads_make_them(folder: Path, monkeypatch: pyte
 
 def test_what_is_preprocessed_is_made_by_threads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = streamed(folder, 4, preprocessing={"number": lambda number: number + 1})
-    dataset._ahead = 2
+    dataset._group_size_ahead = 2
     clock = _Clock(dataset, monkeypatch)
     list(dataset.loader(threads=2))
     assert all(name.startswith("quire-loader") for name in clock.names)

@@ -1,30 +1,41 @@
-"""Datasets for training."""
+"""Datasets for training: documents in memory, streams from shards, mixes of them, and Spark frames."""
 
 import importlib
 from typing import TYPE_CHECKING
 
 from quire.data._dataset import MultiModalDataset
+from quire.data._epoch import Last as Last
+from quire.data._epoch import RowOrder as RowOrder
+from quire.data._epoch import Slice as Slice
+from quire.data._missing import Missing as Missing
+from quire.data._missing import MissingOptions as MissingOptions
 from quire.data._preprocessing import batched
 
 if TYPE_CHECKING:
+    from quire.data._epoch_registry import PassStart as PassStart
     from quire.data._measure import measure as measure
     from quire.data._mixing import MixedDataset
     from quire.data._spark import SparkConverter, from_spark
+    from quire.data._spark import is_vector as is_vector
+    from quire.data._spark import prepare_frame as prepare_frame
     from quire.data._streaming import StreamingDataset
 
 __all__ = ["MixedDataset", "MultiModalDataset", "SparkConverter", "StreamingDataset", "batched", "from_spark"]
 
-_HOMES = {
+_LAZY = {
     "MixedDataset": "_mixing",
+    "PassStart": "_epoch_registry",
     "SparkConverter": "_spark",
     "StreamingDataset": "_streaming",
     "from_spark": "_spark",
+    "is_vector": "_spark",
     "measure": "_measure",
+    "prepare_frame": "_spark",
 }
-"""Where names are that need pyarrow, which is an extra."""
+"""Names that need pyarrow, which is an extra, by the module that defines them; it is imported on first use."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"quire.data.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"quire.data.{_LAZY[name]}"), name)

@@ -87,7 +87,7 @@ class Arena:
         if not is_plain(column):
             return column.index_select(0, rows if column.is_cpu else rows.to(column.device))
         out = self.empty((len(indices), *column.shape[1:]), column.dtype)
-        return column.index_select(0, rows) if out is None else torch.index_select(column, 0, rows, out=out)  # type: ignore[no-any-return]
+        return column.index_select(0, rows) if out is None else torch.index_select(column, 0, rows, out=out)
 
     def stack(self, rows: list[Any]) -> torch.Tensor | None:
         """Stack tensors of one shape and dtype; None for other values, for which stacking them raises the error."""

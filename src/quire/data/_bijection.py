@@ -1,11 +1,17 @@
-"""A seeded permutation of the numbers below any size, position by position: no buffer, no list of all rows, no state.
+"""A seeded permutation of the numbers below any size, computed for each position: no buffer, no list of rows, no state.
 
-A position is a place in a rectangle of about sqrt(size) x sqrt(size). Each round moves it along one side, by a hash of
-where it stands on the other. A round can be undone, so all of them together are a bijection. What lands in the few
-places of the rectangle past the size goes round again. (Black and Rogaway 2002: a Feistel network over Z_a x Z_b with
-cycle walking.) Small sizes are sorted by hash, which makes every one of their permutations equally likely.
+A position is written as (row, column) of a rectangle of about sqrt(size) x sqrt(size) cells. Each round of a Feistel
+network adds a hash of the column to the row, modulo the number of rows, or a hash of the row to the column. The summand
+depends only on the coordinate that the round leaves unchanged, so a round can be undone by subtracting it, and all
+rounds together are a bijection of the rectangle. The rectangle has a few more cells than there are numbers. A position
+that lands on one of them goes through the rounds again until it is below the size (cycle walking): since the rounds are
+a permutation of the rectangle, following its cycle from a number below the size leads back to one. (Black and Rogaway,
+"Ciphers with Arbitrary Finite Domains", 2002.)
 
-An order that was begun is resumed later, elsewhere: what these functions give is a format, and never changes.
+Small sizes are sorted by hash instead, which makes each of their permutations equally likely.
+
+A training run that has begun is resumed later, elsewhere, with the same order. So the results of these functions are a
+file format, and must never change.
 """
 
 from __future__ import annotations
@@ -26,43 +32,52 @@ LARGEST = 2**62  # each side of the rectangle stays below 2**32, and each produc
 
 _ROUNDS = 6
 _SORTED = 4_096  # sizes up to this one are sorted by hash
-_CHUNK = 8_192  # positions at a time, so that what is in the making stays in the cache
+_CHUNK = 8_192  # positions at a time, so that intermediate results stay in the processor's cache
 _BITS = 2**64 - 1
-_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # splitmix64's
+_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # the constants of splitmix64
 
 
-def _number(value: int) -> Numbers:
-    return np.array(value & _BITS, np.uint64)  # numpy takes it in half the time that a scalar needs
+def _uint64(value: int) -> Numbers:
+    return np.array(
+        value & _BITS, np.uint64
+    )  # numpy computes with an array without axes twice as fast as with a scalar
 
 
-_30, _27, _32, _FACTOR, _LAST_FACTOR = map(_number, (30, 27, 32, _FIRST, _SECOND))
+_30, _27, _32, _FACTOR, _LAST_FACTOR = map(_uint64, (30, 27, 32, _FIRST, _SECOND))
 
 
-def key_of(*parts: int) -> int:
-    """One key of 64 bits from several numbers, such as a seed and an epoch; their order counts."""
+def derive_key(*parts: int) -> int:
+    """Derive a key of 64 bits from several numbers, such as a seed and an epoch; their order matters."""
     key = 0
     for part in parts:
-        key = _mixed(key + part)
+        key = _splitmix64(key + part)
     return key
 
 
+def uniform(key: int, numbers: Numbers) -> NDArray[np.float64]:
+    """Return a pseudo-random number in [0, 1) for each number, always the same for a key."""
+    hashes = _hash(numbers, _uint64(_splitmix64(key)), np.empty_like(numbers))
+    chances: NDArray[np.float64] = (hashes >> np.uint64(11)) / 2**53  # the 53 bits of a float64
+    return chances
+
+
 def permute(size: int, key: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where the permutation of [0, size) with that key takes each position."""
-    positions = _checked(size, positions)
-    return _sorted(size, key)[positions] if size <= _SORTED else _walked(size, key, positions, _forward)
+    """Return the images of positions under the permutation of [0, size) with a key."""
+    positions = _check_positions(size, positions)
+    return _sort_by_hash(size, key)[positions] if size <= _SORTED else _apply(_forward, size, key, positions)
 
 
 def unpermute(size: int, key: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The positions that `permute` takes to these: its inverse."""
-    positions = _checked(size, positions)
-    return _unsorted(size, key)[positions] if size <= _SORTED else _walked(size, key, positions, _backward)
+    """Return the positions that `permute` maps to these: its inverse."""
+    positions = _check_positions(size, positions)
+    return _invert_sort(size, key)[positions] if size <= _SORTED else _apply(_backward, size, key, positions)
 
 
-def _checked(size: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+def _check_positions(size: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
     positions = np.asarray(positions, np.int64)
     if not 1 <= size <= LARGEST:
         raise OptionError(f"size: expected 1 to 2**62, got {size}. There is nothing to permute, or too much.")
-    if positions.size and int(positions.view(np.uint64).max()) >= size:  # what is below 0 is huge without a sign
+    if positions.size and int(positions.view(np.uint64).max()) >= size:  # a negative number is huge without its sign
         wrong = positions[(positions < 0) | (positions >= size)][0]
         raise RowIndexError(f"position {wrong} is not one of [0, {size}).")
     return positions
@@ -72,22 +87,22 @@ def _checked(size: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 @lru_cache(maxsize=32)
-def _sorted(size: int, key: int) -> NDArray[np.int64]:
-    """The whole permutation: the numbers in the order of their hashes."""
-    hashes = _hash(np.arange(size, dtype=np.uint64), _number(_mixed(key)), np.empty(size, np.uint64))
+def _sort_by_hash(size: int, key: int) -> NDArray[np.int64]:
+    """Return the whole permutation: the numbers in the order of their hashes."""
+    hashes = _hash(np.arange(size, dtype=np.uint64), _uint64(_splitmix64(key)), np.empty(size, np.uint64))
     return np.argsort(hashes, kind="stable").astype(np.int64, copy=False)
 
 
 @lru_cache(maxsize=32)
-def _unsorted(size: int, key: int) -> NDArray[np.int64]:
-    return np.argsort(_sorted(size, key)).astype(np.int64, copy=False)
+def _invert_sort(size: int, key: int) -> NDArray[np.int64]:
+    return np.argsort(_sort_by_hash(size, key)).astype(np.int64, copy=False)
 
 
 # --- large sizes
 
 
-class _Walk(NamedTuple):
-    """A rectangle that holds [0, size), and the keys of the rounds."""
+class _Network(NamedTuple):
+    """The rectangle that contains [0, size), and the keys of the rounds."""
 
     size: Numbers
     rows: Numbers
@@ -95,74 +110,79 @@ class _Walk(NamedTuple):
     keys: tuple[Numbers, ...]
 
 
-Rounds = Callable[[Numbers, _Walk], Numbers]
+Rounds = Callable[[Numbers, _Network], Numbers]
 
 
 @lru_cache(maxsize=256)
-def _walk(size: int, key: int) -> _Walk:
+def _make_network(size: int, key: int) -> _Network:
     rows = isqrt(size - 1) + 1
-    start = _mixed(key)
-    keys = tuple(_number(start + number * _STEP) for number in range(_ROUNDS))
-    return _Walk(_number(size), _number(rows), _number(-(-size // rows)), keys)
+    start = _splitmix64(key)
+    keys = tuple(_uint64(start + number * _STEP) for number in range(_ROUNDS))
+    return _Network(_uint64(size), _uint64(rows), _uint64(-(-size // rows)), keys)
 
 
-def _walked(size: int, key: int, positions: NDArray[np.int64], rounds: Rounds) -> NDArray[np.int64]:
-    given, walk = positions.view(np.uint64), _walk(size, key)
-    if given.size <= _CHUNK:
-        return _inside(given, walk, rounds).view(np.int64)
-    made = np.empty_like(positions)
-    for begin in range(0, given.size, _CHUNK):
+def _apply(rounds: Rounds, size: int, key: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    numbers, network = positions.view(np.uint64), _make_network(size, key)
+    if numbers.size <= _CHUNK:
+        return _walk_cycles(rounds, numbers, network).view(np.int64)
+    results = np.empty_like(positions)
+    for begin in range(0, numbers.size, _CHUNK):
         part = slice(begin, begin + _CHUNK)
-        made[part] = _inside(given[part], walk, rounds).view(np.int64)
-    return made
+        results[part] = _walk_cycles(rounds, numbers[part], network).view(np.int64)
+    return results
 
 
-def _inside(given: Numbers, walk: _Walk, rounds: Rounds) -> Numbers:
-    """Rounds, and more rounds for those that are past the size."""
-    made = rounds(given, walk)
-    outside = np.flatnonzero(made >= walk.size)
+def _walk_cycles(rounds: Rounds, numbers: Numbers, network: _Network) -> Numbers:
+    """Apply the rounds, and again to the results that are not below the size."""
+    results = rounds(numbers, network)
+    outside = np.flatnonzero(results >= network.size)
     while outside.size:
-        made[outside] = again = rounds(made[outside], walk)
-        outside = outside[again >= walk.size]
-    return made
+        results[outside] = again = rounds(results[outside], network)
+        outside = outside[again >= network.size]
+    return results
 
 
-def _forward(given: Numbers, walk: _Walk) -> Numbers:
-    row = given // walk.columns
-    column = given - row * walk.columns
+def _forward(numbers: Numbers, network: _Network) -> Numbers:
+    row = numbers // network.columns
+    column = numbers - row * network.columns
     spare = np.empty_like(row)
     for number in range(0, _ROUNDS, 2):
-        _advance(row, _below(walk.rows, column, walk.keys[number], spare), walk.rows)
-        _advance(column, _below(walk.columns, row, walk.keys[number + 1], spare), walk.columns)
-    return row * walk.columns + column
+        _add_modulo(row, _hash_below(network.rows, column, network.keys[number], spare), network.rows)
+        _add_modulo(column, _hash_below(network.columns, row, network.keys[number + 1], spare), network.columns)
+    return row * network.columns + column
 
 
-def _backward(given: Numbers, walk: _Walk) -> Numbers:
-    row = given // walk.columns
-    column = given - row * walk.columns
+def _backward(numbers: Numbers, network: _Network) -> Numbers:
+    row = numbers // network.columns
+    column = numbers - row * network.columns
     spare = np.empty_like(row)
     for number in range(_ROUNDS - 2, -1, -2):
-        _retreat(column, _below(walk.columns, row, walk.keys[number + 1], spare), walk.columns)
-        _retreat(row, _below(walk.rows, column, walk.keys[number], spare), walk.rows)
-    return row * walk.columns + column
+        _subtract_modulo(column, _hash_below(network.columns, row, network.keys[number + 1], spare), network.columns)
+        _subtract_modulo(row, _hash_below(network.rows, column, network.keys[number], spare), network.rows)
+    return row * network.columns + column
 
 
-def _advance(numbers: Numbers, by: Numbers, side: Numbers) -> None:
-    """(numbers + by) % side, in place: what is below 0 wraps round to a huge number, so the smaller one is right."""
-    np.add(numbers, by, numbers)
-    np.subtract(numbers, side, by)
-    np.minimum(numbers, by, out=numbers)
+# Both operands of the next two functions are below `side`, so the sum is below twice the side, and at most one side has
+# to be subtracted. numpy's `%` is slow. Instead both candidates, with and without the side, are computed: the one that
+# is negative wraps around to a huge number, and the minimum of the two is the result. `summand` is overwritten.
 
 
-def _retreat(numbers: Numbers, by: Numbers, side: Numbers) -> None:
-    """(numbers - by) % side, in place."""
-    np.subtract(numbers, by, numbers)
-    np.add(numbers, side, by)
-    np.minimum(numbers, by, out=numbers)
+def _add_modulo(numbers: Numbers, summand: Numbers, side: Numbers) -> None:
+    """Compute (numbers + summand) % side in place."""
+    np.add(numbers, summand, numbers)
+    np.subtract(numbers, side, summand)
+    np.minimum(numbers, summand, out=numbers)
 
 
-def _below(side: Numbers, numbers: Numbers, key: Numbers, spare: Numbers) -> Numbers:
-    """A number below the side for each number: the upper half of its hash, scaled."""
+def _subtract_modulo(numbers: Numbers, summand: Numbers, side: Numbers) -> None:
+    """Compute (numbers - summand) % side in place."""
+    np.subtract(numbers, summand, numbers)
+    np.add(numbers, side, summand)
+    np.minimum(numbers, summand, out=numbers)
+
+
+def _hash_below(side: Numbers, numbers: Numbers, key: Numbers, spare: Numbers) -> Numbers:
+    """Return a number below `side` for each number: the upper 32 bits of its hash, scaled."""
     hashes = _hash(numbers, key, spare)
     np.right_shift(hashes, _32, hashes)
     np.multiply(hashes, side, hashes)
@@ -171,19 +191,21 @@ def _below(side: Numbers, numbers: Numbers, key: Numbers, spare: Numbers) -> Num
 
 
 def _hash(numbers: Numbers, key: Numbers, spare: Numbers) -> Numbers:
-    """splitmix64 of numbers + key, without its last step, which is for the lower half. No two numbers have one hash."""
-    made = numbers + key
-    np.right_shift(made, _30, spare)
-    np.bitwise_xor(made, spare, made)
-    np.multiply(made, _FACTOR, made)
-    np.right_shift(made, _27, spare)
-    np.bitwise_xor(made, spare, made)
-    np.multiply(made, _LAST_FACTOR, made)
-    return made
+    """Return splitmix64 of numbers + key, without its last step, which only improves the lower bits.
+
+    Each step can be undone, so different numbers have different hashes. `spare` is memory for intermediate results.
+    """
+    hashes = numbers + key
+    np.right_shift(hashes, _30, spare)
+    np.bitwise_xor(hashes, spare, hashes)
+    np.multiply(hashes, _FACTOR, hashes)
+    np.right_shift(hashes, _27, spare)
+    np.bitwise_xor(hashes, spare, hashes)
+    np.multiply(hashes, _LAST_FACTOR, hashes)
+    return hashes
 
 
-def _mixed(number: int) -> int:
-    """splitmix64 of a number."""
+def _splitmix64(number: int) -> int:
     number = (number + _STEP) & _BITS
     number = (number ^ number >> 30) * _FIRST & _BITS
     number = (number ^ number >> 27) * _SECOND & _BITS

@@ -13,7 +13,7 @@ from quire._parametrize import ParametrizedMeta
 from quire.array import DocumentArray, DocumentBatch, batches, bind, resolve_index
 from quire.columns import Columns, ShapePolicy, StackOptions, stack
 from quire.data._arena import Arena
-from quire.data._collate import Collate, check_output, in_framework, known_to_default_collate, validated_as
+from quire.data._collate import Collate, check_output, register_default_collate, validate_as
 from quire.data._column_store import (
     Arenas,
     convert_columns,
@@ -24,9 +24,9 @@ from quire.data._column_store import (
     plan_gathering,
     store_columns,
 )
-from quire.data._frameworks import Wanted, tensorflow_dataset
+from quire.data._frameworks import Paths, convert_batch, make_tf_dataset
 from quire.data._missing import Missing, MissingPolicy
-from quire.data._preprocessing import Preprocessing, Run, Step, in_shape, plan_steps, run_steps
+from quire.data._preprocessing import BatchRun, Preprocessing, Step, plan_steps, run_steps, unify_batch_shapes
 from quire.data._shm_transport import shared_arena, use_shared_memory
 from quire.document import BaseDocument
 from quire.errors import DocumentTypeError, OptionError, SchemaError
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 DocT = TypeVar("DocT", bound=BaseDocument)
 
-if TYPE_CHECKING:  # to a checker it is what torch's DataLoader takes; at run time torch asks for no more than methods
+if TYPE_CHECKING:  # type checkers see a torch Dataset; at run time, torch only needs the methods
 
     class _Base(Dataset[DocT]): ...
 
@@ -47,7 +47,7 @@ else:
 
 
 class _CollateFunction:
-    """`dataset.collate_fn` does with missing values what the dataset does; that of the class raises."""
+    """The `collate_fn` of a dataset applies its policy for missing values; that of the class raises an error."""
 
     @overload
     def __get__(self, dataset: None, owner: type[MultiModalDataset[DocT]]) -> Collate[DocT]: ...
@@ -60,11 +60,11 @@ class _CollateFunction:
 class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
     """Documents as a dataset for torch's DataLoader, TensorFlow and JAX.
 
-    The documents are held as columns and stay as they are: each batch is gathered, and preprocessed on its own memory.
+    The documents are held as columns and never change: each batch is a copy, and is preprocessed in memory of its own.
     `preprocessing` maps dotted paths ('' is the document itself) or types to functions, or lists of functions, which
     run in this order on every value there; a function marked `batched` gets the whole column. A function changes its
-    value in place, or gives another, which need not be of the field's type: `batch.schema` tells. With `output`, the
-    results are validated as documents of that class.
+    value in place or returns another one, which may be of another type than the field (see `batch.schema`). With
+    `output`, the results are validated as documents of that class.
     """
 
     __slots__ = (
@@ -105,9 +105,9 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         if self.document_type is BaseDocument:
             raise SchemaError("MultiModalDataset needs the documents' class: MultiModalDataset[Student](...).")
         self._framework, self._shapes, self._output = framework or default_framework(), shapes, output
-        StackOptions(self._framework, shapes)  # complains of what it does not know
+        StackOptions(self._framework, shapes)  # raises an error for unknown values
         check_output(output)
-        self._columns = store_columns(_columns_of(type(self), documents), self._framework)
+        self._columns = store_columns(_stack_documents(type(self), documents), self._framework)
         if not len(self._columns) and not allow_empty:
             raise OptionError(
                 f"{type(self).__name__} has no rows: training on it would do nothing. "
@@ -133,7 +133,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
     @overload
     def __getitem__(self, key: slice | Sequence[int] | NDArray[Any]) -> Self: ...
     def __getitem__(self, key: Any) -> Any:
-        """A preprocessed document by position; by slice, list or mask, a dataset of those documents."""
+        """Return a preprocessed document by position, or a dataset of the documents of a slice, list or mask."""
         rows = resolve_index(key, len(self))
         if isinstance(rows, int):
             return self.__getitems__([rows])[0]
@@ -144,8 +144,8 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         return part
 
     def __getitems__(self, indices: Any) -> DocumentBatch[DocT]:
-        """A batch of preprocessed documents: what a DataLoader asks for."""
-        known_to_default_collate()
+        """Return a batch of preprocessed documents, for a DataLoader."""
+        register_default_collate()
         rows = resolve_index(indices, len(self))
         positions = np.array([rows]) if isinstance(rows, int) else rows
         if isinstance(positions, slice):
@@ -153,31 +153,29 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         return self._batch(positions if self._rows is None else self._rows[positions])
 
     def _batch(self, positions: NDArray[np.int64]) -> DocumentBatch[DocT]:
-        arenas = self._arenas()
+        # In a worker, the columns of the batch go to shared memory, and those that only preprocessing reads do not.
+        arenas = Arenas(shared_arena() if in_worker() else self._arena, self._arena)
         columns = gather_rows(self._columns, positions, arenas, self._gathering)
         ids, name = columns.columns.get("id"), columns.schema.name
         shows_zeros = self._missing.mode == "mask"
-        run = Run(positions, ids, self._shapes, self._framework, name, arenas.batch, shows_zeros)
+        run = BatchRun(positions, ids, self._shapes, self._framework, name, arenas.batch, shows_zeros)
         if self._steps or self._ragged:
-            columns = in_shape(run_steps(columns, self._steps, run), run)
+            columns = unify_batch_shapes(run_steps(columns, self._steps, run), run)
         if self._output is not None:
-            columns = validated_as(self._output, columns, self._shapes, run.where)
+            columns = validate_as(self._output, columns, self._shapes, run.describe_row)
             columns = convert_columns(columns, self._framework)
-        columns = self._missing.apply(columns, run.where)
+        columns = self._missing.apply(columns, run.describe_row)
         batch_type = DocumentBatch[columns.schema.document_type]  # type: ignore[name-defined]
         if arenas.batch is not self._arena:
             use_shared_memory(batch_type)
         batch: DocumentBatch[DocT] = self._missing.mark(batch_type._wrap(columns))
         return batch
 
-    def _arenas(self) -> Arenas:
-        return Arenas(shared_arena() if in_worker() else self._arena, self._arena)
-
     def __iter__(self) -> Iterator[DocT]:
         return (self[row] for row in range(len(self)))
 
     collate_fn = _CollateFunction()
-    """What a DataLoader is given to make a batch with: the batch itself, or documents, stacked."""
+    """Pass this to a DataLoader: it returns batches unchanged, and collates documents."""
 
     def iter_batches(
         self,
@@ -188,35 +186,36 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         seed: int | None = None,
         drop_last: bool = False,
     ) -> Iterator[DocumentBatch[DocT]]:
-        """Batches of so many documents, in order or shuffled, with the tensors of a framework."""
+        """Iterate over batches of documents, in order or shuffled, with the tensors of a framework."""
         for rows in batches(len(self), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last):
             batch = self.__getitems__(rows)
-            yield batch if framework is None else in_framework(batch, framework)
+            yield batch if framework is None else convert_batch(batch, framework)
 
     def to_tf_dataset(
         self,
         batch_size: int,
         *,
-        features: Wanted = None,
-        labels: Wanted = None,
+        features: Paths = None,
+        labels: Paths = None,
         shuffle: bool = False,
         seed: int | None = None,
         drop_last: bool = False,
     ) -> Any:
-        """A `tf.data.Dataset` of batches, for `model.fit` and its kin.
+        """Return a `tf.data.Dataset` of batches, for `model.fit`.
 
-        `features` and `labels` are paths: one gives a tensor, several give a dict of tensors; without `features`, all
-        that can be tensors comes in nested dicts. With `labels`, an element is a pair. Every pass is shuffled anew.
+        `features` and `labels` are paths: one path gives a tensor, several give a dict of tensors. Without `features`,
+        all fields that can be tensors are in nested dicts. With `labels`, an element is a pair. Each pass is shuffled
+        anew.
         """
         passes = itertools.count()
 
         def batches() -> Iterator[DocumentBatch[DocT]]:
-            turn = None if seed is None else seed + next(passes)
-            return self.iter_batches(batch_size, shuffle=shuffle, seed=turn, drop_last=drop_last)
+            pass_seed = None if seed is None else seed + next(passes)
+            return self.iter_batches(batch_size, shuffle=shuffle, seed=pass_seed, drop_last=drop_last)
 
         first = self.__getitems__(range(min(len(self), batch_size)))
-        number = len(self) // batch_size if drop_last else -(-len(self) // batch_size)
-        return tensorflow_dataset(batches, number, first, features, labels)
+        length = len(self) // batch_size if drop_last else -(-len(self) // batch_size)
+        return make_tf_dataset(batches, length, first, features, labels)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self)}>"
@@ -229,8 +228,8 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
             setattr(self, name, value)
 
 
-def _columns_of(dataset_type: type[Any], documents: Any) -> Columns:
-    """The columns of documents; those of a batch as they are."""
+def _stack_documents(dataset_type: type[MultiModalDataset[Any]], documents: Any) -> Columns:
+    """Stack documents; a batch has columns already."""
     schema = dataset_type.document_type.document_schema()
     if isinstance(documents, DocumentBatch):
         if documents.document_type is not dataset_type.document_type:

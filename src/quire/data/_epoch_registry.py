@@ -1,4 +1,16 @@
-"""Which epoch a pass over a dataset is: told by a small file, so that every worker process of a pass knows the same."""
+"""Count the passes over a dataset, so that all worker processes of a pass agree on its epoch.
+
+Each iteration over a dataset is a pass, and each pass is the next epoch. A DataLoader may start new worker processes
+for every pass. They are copies of the dataset as it was before, and do not know how many passes there were. So the
+trainer and its workers share a small file: the first worker of a pass writes down where the pass begins, and the others
+read it.
+
+Workers recognise a pass by its id, which follows from the seed that torch draws for each pass. A generator that is
+seeded again yields the same id for another pass. Therefore the record lists the workers that have begun: a worker that
+begins for the second time begins another pass. With workers that live for several passes (`persistent_workers`), one
+may be late and begin when the others are one pass ahead. Each process counts how often it has begun a pass with an id
+(its round), and a worker of an earlier round than that of the record does not change it.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +29,12 @@ from typing import Any, NamedTuple
 from quire._optional import is_installed, is_loaded, require
 from quire.storage import lock_file
 
-_NEW = 0
-"""The mark of a pass that has not begun."""
+_NOT_BEGUN = 0
+"""The id of a pass that has not begun."""
 
 
-class Pass(NamedTuple):
-    """Where a pass begins: the epoch, the position in it, and how many epochs of the pass are done."""
+class PassStart(NamedTuple):
+    """Where a pass begins: the epoch, the position in it, and the number of epochs of the pass before it."""
 
     epoch: int = 0
     position: int = 0
@@ -30,118 +42,115 @@ class Pass(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Record:
-    """The last pass, or, with no mark, the next one: its mark, and which workers have begun it, and for which time.
+class PassRecord:
+    """The last pass, or the next one if it was set and has not begun.
 
-    `reached` is the last epoch that a pass without an end has come to.
+    `begun` are the numbers of the workers that have begun the pass, `round` is their count of passes with this id, and
+    `reached` is the last epoch that a pass without end has come to.
     """
 
-    start: Pass = field(default_factory=Pass)
-    mark: int = _NEW
-    turn: int = 0
+    start: PassStart = field(default_factory=PassStart)
+    pass_id: int = _NOT_BEGUN
+    round: int = 0
     workers: int = 0
     begun: list[int] = field(default_factory=list)
     reached: int = 0
     is_over: bool = False
 
     @property
-    def is_new(self) -> bool:
-        """Whether the pass has not begun."""
-        return self.mark == _NEW
+    def has_begun(self) -> bool:
+        """Whether a pass was begun since its start was set."""
+        return self.pass_id != _NOT_BEGUN
 
-    def following(self, epochs: int) -> Pass:
-        """Where the pass behind this one begins."""
-        return Pass(max(self.start.epoch - self.start.done + epochs, self.reached + 1))
+    def next_start(self, epochs: int) -> PassStart:
+        """Return where the next pass begins, if a pass has this number of epochs."""
+        return PassStart(max(self.start.epoch - self.start.done + epochs, self.reached + 1))
 
 
-class Passes:
-    """The passes over one dataset, and what went wrong in them.
+class EpochRegistry:
+    """The passes over one dataset, and the errors in them, shared with worker processes by files.
 
-    Workers that are started for every pass anew do not know how many there were. So the first of a pass to come, which
-    it tells by a mark that all of its workers have, writes down the epoch; the others read it. There is one file for
-    each process that has workers: ranks that were forked with the dataset in hand count each on their own.
+    There is one file for each process that has workers, so ranks that were forked with a dataset count for themselves.
+    A file is replaced as a whole, under a file lock.
     """
 
-    def __init__(self, record: Record | None = None) -> None:
+    def __init__(self, record: PassRecord | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="quire-passes-"))
-        self._last = record or Record()
-        self._turns: tuple[int, int, dict[int, int]] = (0, _NEW, {})
-        weakref.finalize(self, _remove, self.folder, os.getpid())
+        self._record = record or PassRecord()
+        self._rounds: tuple[int, int, dict[int, int]] = (0, _NOT_BEGUN, {})
+        weakref.finalize(self, _remove_folder, self.folder, os.getpid())
 
-    def set(self, start: Pass) -> None:
-        """Say where the next pass begins."""
+    def read(self) -> PassRecord:
+        """Return the last pass, or the next one if it was set and has not begun."""
+        with suppress(FileNotFoundError):  # this process has written none: the record it was created with counts
+            values = json.loads(self._path("json").read_bytes())
+            self._record = PassRecord(**{**values, "start": PassStart(*values["start"])})
+        return self._record
+
+    def current_start(self, epochs: int) -> PassStart:
+        """Return where the pass under way began, or where the next one begins."""
+        record = self.read()
+        return record.next_start(epochs) if record.is_over else record.start
+
+    def set_next(self, start: PassStart) -> None:
+        """Set where the next pass begins."""
         with lock_file(self._path("lock")):
-            self._write(Record(start))
+            self._write(PassRecord(start))
 
-    def last(self) -> Record:
-        """The last pass, or the next one if it was set and has not begun."""
-        with suppress(FileNotFoundError):  # of this process, none was written yet: it is as it was given to it
-            self._last = _from_json(self._path("json").read_bytes())
-        return self._last
-
-    def next(self, epochs: int) -> Pass:
-        """Where the pass that is under way has begun; if there is none, where the next one will."""
-        record = self.last()
-        return record.following(epochs) if record.is_over else record.start
-
-    def begin(self, mark: int, worker: int, workers: int, epochs: int) -> Pass:
-        """Where the pass of this mark begins: as was set, or behind the one before.
-
-        A worker that has begun the pass already begins another: workers may live for several passes, and a generator
-        that is seeded alike gives those of another pass the same mark.
-        """
-        turn = self._turn(mark, worker)
+    def begin(self, worker: Worker, epochs: int) -> PassStart:
+        """Begin a pass as one of its workers, and return where it begins: as set, or after the pass before."""
+        own_round = self._count_round(worker)
         with lock_file(self._path("lock")):
-            record = self.last()
-            if record.mark == mark and worker not in record.begun:
-                if turn >= record.turn:  # else it is late: the others are in a later pass by now
-                    self._write(replace(record, begun=[*record.begun, worker]))
+            record = self.read()
+            if record.pass_id == worker.pass_id and worker.number not in record.begun:
+                if own_round >= record.round:  # otherwise this worker is late: the others are in a later pass
+                    self._write(replace(record, begun=[*record.begun, worker.number]))
                 return record.start
-            start = record.start if record.is_new else record.following(epochs)
-            self._write(Record(start, mark, turn, workers, [worker], start.epoch))
+            start = record.next_start(epochs) if record.has_begun else record.start
+            self._write(PassRecord(start, worker.pass_id, own_round, worker.workers, [worker.number], start.epoch))
         return start
 
-    def _turn(self, mark: int, worker: int) -> int:
-        """How often this process has begun a pass with the mark as that worker."""
-        pid, known, turns = self._turns
-        if (pid, known) != (os.getpid(), mark):
-            turns = {}
-            self._turns = os.getpid(), mark, turns
-        turns[worker] = turns.get(worker, -1) + 1
-        return turns[worker]
-
-    def resume(self, start: Pass, mark: int, worker: int, workers: int) -> None:
-        """Say that a worker goes on in a pass that it began in another process."""
-        turn = self._turn(mark, worker)
+    def resume(self, start: PassStart, worker: Worker) -> None:
+        """Continue, as one of its workers, a pass that was begun in another process."""
+        own_round = self._count_round(worker)
         with lock_file(self._path("lock")):
-            record = self.last()
-            same = record.mark == mark and worker not in record.begun
-            begun = [*record.begun, worker] if same else [worker]
-            self._write(Record(start, mark, turn, workers, begun, start.epoch))
+            record = self.read()
+            is_same = record.pass_id == worker.pass_id and worker.number not in record.begun
+            begun = [*record.begun, worker.number] if is_same else [worker.number]
+            self._write(PassRecord(start, worker.pass_id, own_round, worker.workers, begun, start.epoch))
 
-    def reach(self, mark: int, epoch: int) -> None:
-        """Say that a pass without an end has come to an epoch."""
+    def _count_round(self, worker: Worker) -> int:
+        """Count how often this process has begun a pass with this id as this worker, from 0."""
+        pid, pass_id, rounds = self._rounds
+        if (pid, pass_id) != (os.getpid(), worker.pass_id):
+            rounds = {}
+            self._rounds = os.getpid(), worker.pass_id, rounds
+        rounds[worker.number] = rounds.get(worker.number, -1) + 1
+        return rounds[worker.number]
+
+    def reach(self, pass_id: int, epoch: int) -> None:
+        """Record that a pass without end has come to an epoch."""
         with lock_file(self._path("lock")):
-            record = self.last()
-            if record.mark == mark:
+            record = self.read()
+            if record.pass_id == pass_id:
                 self._write(replace(record, reached=max(record.reached, epoch)))
 
-    def end(self, mark: int) -> None:
-        """Say that the pass is over."""
+    def end(self, pass_id: int) -> None:
+        """Record that a pass is over."""
         with lock_file(self._path("lock")):
-            record = self.last()
-            if record.mark == mark:
+            record = self.read()
+            if record.pass_id == pass_id:
                 self._write(replace(record, is_over=True))
 
     # --- errors
 
-    def note(self, error: str) -> None:
-        """Note what went wrong, in any worker."""
+    def add_error(self, error: str) -> None:
+        """Record an error, in any worker."""
         with self._path("errors").open("a") as file:
             file.write(json.dumps(error) + "\n")
 
     def errors(self) -> list[str]:
-        """What went wrong, once each."""
+        """Return the errors of all workers, each once."""
         try:
             lines = self._path("errors").read_text().splitlines()
         except FileNotFoundError:
@@ -151,63 +160,57 @@ class Passes:
     # --- files
 
     def _path(self, suffix: str) -> Path:
-        """A file of the process that has workers: this one, or the one that this is a worker of."""
-        if not self.folder.exists():  # it came from another machine, or from a process that is gone
+        """Return a file of the process that has workers: this one, or the one that this is a worker of."""
+        if not self.folder.exists():  # the dataset came from another machine, or from a process that has ended
             self.folder = Path(tempfile.gettempdir(), self.folder.name)
             self.folder.mkdir(exist_ok=True)
         parent = multiprocessing.parent_process() if this_worker() else None
         return self.folder / f"{os.getpid() if parent is None else parent.pid}.{suffix}"
 
-    def _write(self, record: Record) -> None:
-        self._last = record
-        content = json.dumps({**record.__dict__, "begun": record.begun})
-        made = self._path("new")
-        made.write_text(content)
-        made.replace(self._path("json"))
+    def _write(self, record: PassRecord) -> None:
+        self._record = record
+        new_file = self._path("new")
+        new_file.write_text(json.dumps(record.__dict__))
+        new_file.replace(self._path("json"))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _attached, (str(self.folder), self.last(), os.getpid())
+        return _restore, (str(self.folder), self.read(), os.getpid())
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Passes:
-        return Passes(self.last())
-
-
-def _attached(folder: str, record: Record, origin: int) -> Passes:
-    if os.getpid() == origin:  # a copy, which counts for itself
-        return Passes(record)
-    made = object.__new__(Passes)
-    made.folder, made._last, made._turns = Path(folder), record, (0, _NEW, {})
-    return made
+    def __deepcopy__(self, memo: dict[int, Any]) -> EpochRegistry:
+        return EpochRegistry(self.read())
 
 
-def _from_json(content: bytes) -> Record:
-    values = json.loads(content)
-    return Record(**{**values, "start": Pass(*values["start"])})
+def _restore(folder: str, record: PassRecord, origin: int) -> EpochRegistry:
+    if os.getpid() == origin:  # a copy in the same process counts for itself
+        return EpochRegistry(record)
+    registry = object.__new__(EpochRegistry)
+    registry.folder, registry._record, registry._rounds = Path(folder), record, (0, _NOT_BEGUN, {})
+    return registry
 
 
-def _remove(folder: Path, owner: int) -> None:
-    if os.getpid() == owner:  # and not in a worker that was forked
+def _remove_folder(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # not in a forked worker
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def new_mark() -> int:
-    """The mark of a pass that no one else takes part in."""
-    return secrets.randbits(63) | 1
 
 
 # --- workers of torch's DataLoader
 
 
 class Worker(NamedTuple):
-    """A worker of a DataLoader: its number, how many there are, and a mark of the pass that all of them have."""
+    """A worker of a DataLoader: its number, the number of workers, and the id of the pass that all of them share."""
 
     number: int
     workers: int
-    mark: int
+    pass_id: int
+
+    @classmethod
+    def alone(cls) -> Worker:
+        """Return this process as the only one that takes part in a new pass."""
+        return cls(0, 0, secrets.randbits(63) | 1)
 
 
 def this_worker() -> Worker | None:
-    """The worker that this process is; None if it is none."""
+    """Return the worker that this process is; None in other processes."""
     if not is_loaded("torch.utils.data"):
         return None
     data: Any = require("torch.utils.data", extra="torch", needed_for="workers")
@@ -215,8 +218,8 @@ def this_worker() -> Worker | None:
     return None if info is None else Worker(info.id, info.num_workers, (info.seed - info.id) % 2**63 | 1)
 
 
-def known_to_torch(dataset_type: type[Any]) -> None:
-    """Let torch's DataLoader see what it iterates over, once torch is there."""
+def register_with_torch(dataset_type: type[Any]) -> None:
+    """Let torch's DataLoader treat a class as an `IterableDataset`, if torch is installed."""
     if is_installed("torch"):
         data: Any = require("torch.utils.data", extra="torch", needed_for="StreamingDataset")
         data.IterableDataset.register(dataset_type)

@@ -1,4 +1,4 @@
-"""What kind of column values make, whatever the schema says of them."""
+"""Infer the column for the results of preprocessing, which may be of other types than the schema says."""
 
 from __future__ import annotations
 
@@ -31,31 +31,36 @@ from quire.errors import ColumnError
 from quire.schema import Field, FieldKind, Schema, simple_kind
 from quire.tensors import describe, framework_of, plain_tensor_type
 
-Where = Callable[[int], str]
-"""How a message names a row."""
+DescribeRow = Callable[[int], str]
+"""Describes a row, by its number, in an error message."""
 
 
-def column_of(field: Field, values: list[Any], options: StackOptions, path: str, where: Where) -> Column:
-    """The column of values that a function gave: of the field's kind if they are, else of their own."""
-    found = value_field(field, values, path, where)
-    if found.kind is FieldKind.DOCUMENT and not found.recursive:
-        return DocumentColumn(found, loose_stack(found.document_type.document_schema(), values, options, path, where))
-    if found.kind is FieldKind.DOCUMENTS and not found.recursive:
-        return _arrays_column(found, values, options, path, where)
-    return _honest(stack_values(found, _plain_numbers(found, values), options, path))
+def infer_column(
+    field: Field, values: list[Any], options: StackOptions, path: str, describe_row: DescribeRow
+) -> Column:
+    """Make a column of the results of a function: of the kind of the field if they fit, else of their own kind."""
+    inferred = infer_field(field, values, path, describe_row)
+    if inferred.kind is FieldKind.DOCUMENT and not inferred.recursive:
+        schema = inferred.document_type.document_schema()
+        return DocumentColumn(inferred, stack_inferred(schema, values, options, path, describe_row))
+    if inferred.kind is FieldKind.DOCUMENTS and not inferred.recursive:
+        return _stack_arrays(inferred, values, options, path, describe_row)
+    return _relax_field(stack_values(inferred, _unify_numbers(inferred, values), options, path))
 
 
-def tensors_column(field: Field, values: list[Any], arena: Arena) -> Column | None:
-    """The column of torch's tensors that are alike, stacked in the memory of the arena; None for other values."""
+def stack_tensors(field: Field, values: list[Any], arena: Arena) -> Column | None:
+    """Stack torch's tensors of one shape in memory of an arena; None for other values."""
     framework = framework_of(values[0]) if values and field.kind is FieldKind.TENSOR else None
     if framework is None or framework.name != "torch" or field.type.framework not in (None, framework):
         return None
     data = arena.stack(values)
-    return None if data is None else _honest(TensorColumn(field, data, framework))
+    return None if data is None else _relax_field(TensorColumn(field, data, framework))
 
 
-def _arrays_column(field: Field, values: list[Any], options: StackOptions, path: str, where: Where) -> Column:
-    """The column of arrays, whose documents may hold something else than their class says."""
+def _stack_arrays(
+    field: Field, values: list[Any], options: StackOptions, path: str, describe_row: DescribeRow
+) -> Column:
+    """Stack arrays of documents, whose fields may hold other types than their class says."""
     if not set(map(type, values)) <= {field.type, type(None)} or have_own_attributes(field.type, values):
         return ObjectColumn(field, values)
     arrays = [[] if array is None else array._documents for array in values]
@@ -63,21 +68,21 @@ def _arrays_column(field: Field, values: list[Any], options: StackOptions, path:
     owners = np.repeat(np.arange(len(arrays)), sizes)
     documents = [document for array in arrays for document in array]
     schema = field.document_type.document_schema()
-    flat = loose_stack(schema, documents, options, path, lambda row: where(int(owners[row])))
+    flat = stack_inferred(schema, documents, options, path, lambda row: describe_row(int(owners[row])))
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     return DocumentsColumn(field, flat, offsets, validity_of(values))
 
 
-def _plain_numbers(field: Field, values: list[Any]) -> list[Any]:
-    """numpy's numbers as Python's; integers among floats as floats."""
+def _unify_numbers(field: Field, values: list[Any]) -> list[Any]:
+    """Convert numpy's numbers to Python's, and integers to floats if there are floats."""
     if field.kind is not FieldKind.SCALAR or set(map(type, values)) <= {field.type, type(None)}:
         return values
     plain = [value.item() if isinstance(value, np.generic) else value for value in values]
     return [float(value) if field.type is float and type(value) is int else value for value in plain]
 
 
-def _honest(column: Column) -> Column:
-    """The column, whose field asks for no other shape or dtype than it has."""
+def _relax_field(column: Column) -> Column:
+    """Remove the shape and dtype from the field of a tensor column that does not have them."""
     if (
         not isinstance(column, TensorColumn)
         or isinstance(column, ScalarColumn)
@@ -90,51 +95,53 @@ def _honest(column: Column) -> Column:
     return column
 
 
-def loose_stack(schema: Schema, documents: list[Any], options: StackOptions, path: str, where: Where) -> Columns:
-    """The columns of documents whose fields may hold something else than their class says."""
+def stack_inferred(
+    schema: Schema, documents: list[Any], options: StackOptions, path: str, describe_row: DescribeRow
+) -> Columns:
+    """Stack documents whose fields may hold other types than their class says."""
     validity = validity_of(documents)
     rows = [None if document is None else document.__dict__ for document in documents]
-    made = {
-        field.name: column_of(field, gather(rows, field.name, path, validity), options, f"{path}.{field.name}", where)
-        for field in schema.fields
-    }
+    columns: dict[str, Column] = {}
+    for field in schema.fields:
+        values = gather(rows, field.name, path, validity)
+        columns[field.name] = infer_column(field, values, options, f"{path}.{field.name}", describe_row)
     extra_states = collect_extra_states(schema, documents)
-    return Columns(with_fields(schema, made.values()), made, len(rows), validity, extra_states)
+    return Columns(with_fields(schema, columns.values()), columns, len(rows), validity, extra_states)
 
 
 def with_fields(schema: Schema, columns: Iterable[Column]) -> Schema:
-    """The schema with the fields that columns have."""
+    """Return the schema with the fields of columns."""
     fields = tuple(column.field for column in columns)
     same = len(fields) == len(schema.fields) and all(map(operator.is_, fields, schema.fields))
     return schema if same else replace(schema, fields=fields)
 
 
-def value_field(field: Field, values: list[Any], path: str, where: Where) -> Field:
-    """The field as the values have it; values of several kinds are an error."""
+def infer_field(field: Field, values: list[Any], path: str, describe_row: DescribeRow) -> Field:
+    """Return the field that values need; values of several kinds are an error."""
     missing = any(value is None for value in values)
     kinds = {(type(value)): value for value in values if value is not None}
-    fields = {tp: _field_of(field, value) for tp, value in kinds.items()}
-    different = set(fields.values())
-    if not different or all(_same_kind(field, found) for found in different):
+    fields = {tp: _infer_value_field(field, value) for tp, value in kinds.items()}
+    inferred = set(fields.values())
+    if not inferred or all(_is_same_kind(field, other) for other in inferred):
         return field if field.nullable or not missing else replace(field, nullable=True)
-    if len(different) > 1 and {found.type for found in different} != {int, float}:
-        raise _mixed(values, fields, path, where)
-    found = next(found for found in different if len(different) == 1 or found.type is float)
-    return replace(found, nullable=missing)
+    if len(inferred) > 1 and {other.type for other in inferred} != {int, float}:
+        raise _mixed_kinds(values, fields, path, describe_row)
+    result = next(other for other in inferred if len(inferred) == 1 or other.type is float)
+    return replace(result, nullable=missing)
 
 
-def _same_kind(field: Field, found: Field) -> bool:
+def _is_same_kind(field: Field, other: Field) -> bool:
     if field.kind in (FieldKind.ANY, FieldKind.UNION):
         return True
-    same = field.kind is found.kind
+    same = field.kind is other.kind
     if field.kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS):
-        return same and issubclass(found.type, field.type)
+        return same and issubclass(other.type, field.type)
     if field.kind is FieldKind.TENSOR:
-        return same and (field.type.framework is None or field.type.framework is found.type.framework)
-    return same and (field.kind is not FieldKind.SCALAR or found.type is field.type)
+        return same and (field.type.framework is None or field.type.framework is other.type.framework)
+    return same and (field.kind is not FieldKind.SCALAR or other.type is field.type)
 
 
-def _field_of(field: Field, value: Any) -> Field:
+def _infer_value_field(field: Field, value: Any) -> Field:
     plain = Field(field.name, FieldKind.ANY, type(value))
     framework = framework_of(value)
     if framework is not None:
@@ -148,21 +155,24 @@ def _field_of(field: Field, value: Any) -> Field:
     return replace(plain, kind=simple_kind(type(value)))
 
 
-def _mixed(values: list[Any], fields: Mapping[type, Field], path: str, where: Where) -> ColumnError:
+def _mixed_kinds(values: list[Any], fields: Mapping[type, Field], path: str, describe_row: DescribeRow) -> ColumnError:
     first = next(value for value in values if value is not None)
     row = next(
         row for row, value in enumerate(values) if value is not None and fields[type(value)] != fields[type(first)]
     )
     return ColumnError(
-        f"{path}: all rows must hold the same kind of value, but {where(row)} gives {describe(values[row])} "
+        f"{path}: all rows must hold the same kind of value, but {describe_row(row)} gives {describe(values[row])} "
         f"where others give {describe(first)}."
     )
 
 
-def column_of_data(field: Field, data: Any, rows: tuple[int, Validity], options: StackOptions, path: str) -> Column:
-    """The column of what a batched function gave: a tensor, a batch, or a sequence of values.
+def infer_batched_column(
+    field: Field, data: Any, rows: tuple[int, Validity], options: StackOptions, path: str
+) -> Column:
+    """Make a column of the result of a batched function: a tensor, a batch, or a sequence of values.
 
-    `rows` are how many there are, and which had a value before: in a tensor, which cannot tell, others stay without.
+    `rows` are the number of rows, and which had a value before. The elements of a tensor are never missing, so the rows
+    that had no value before have none in the result.
     """
     number, validity = rows
     columns = getattr(data, "_columns", None)
@@ -176,17 +186,17 @@ def column_of_data(field: Field, data: Any, rows: tuple[int, Validity], options:
     elif isinstance(arrays := getattr(data, "_column", None), DocumentsColumn):
         column = arrays
     elif (framework := framework_of(data)) is not None and framework.shape(data) and not framework.is_sparse(data):
-        column = _tensor_column(field, framework, framework.unwrap(data), validity)
+        column = _wrap_tensor(field, framework, framework.unwrap(data), validity)
     elif isinstance(data, (str, bytes, Mapping)) or not hasattr(type(data), "__iter__"):
         raise ColumnError(f"{path}: a batched function gives a tensor, a batch or a list, not {describe(data)}.")
     else:
-        column = column_of(field, list(data), options, path, lambda row: f"row {row} of the batch")
+        column = infer_column(field, list(data), options, path, lambda row: f"row {row} of the batch")
     if len(column) != number:
         raise ColumnError(f"{path}: the batch has {number} rows, and the function gave {len(column)}.")
     return column
 
 
-def _tensor_column(field: Field, framework: Any, data: Any, validity: Validity) -> Column:
+def _wrap_tensor(field: Field, framework: Any, data: Any, validity: Validity) -> Column:
     missing = validity is not None and not validity.all()
     if field.kind is FieldKind.SCALAR and len(framework.shape(data)) == 1:
         kind = framework.to_numpy(data).dtype.kind if framework.convertible(data) is None else "?"
@@ -196,4 +206,4 @@ def _tensor_column(field: Field, framework: Any, data: Any, validity: Validity) 
     same = field.kind is FieldKind.TENSOR and field.type.framework in (None, framework)
     tensor_type = plain_tensor_type(framework.name)
     tensor = field if same else Field(field.name, FieldKind.TENSOR, tensor_type, nullable=missing)
-    return _honest(TensorColumn(tensor, data, framework, validity))
+    return _relax_field(TensorColumn(tensor, data, framework, validity))

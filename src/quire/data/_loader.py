@@ -1,4 +1,4 @@
-"""A loop of its own: batches made ahead by threads, in order, within a budget of bytes."""
+"""Prefetch the batches of a StreamingDataset with threads, in order and within a budget of memory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from quire.array import DocumentBatch
-from quire.columns import Columns, DocumentColumn, DocumentsColumn, PackedColumn, RaggedColumn, TensorColumn
-from quire.data._epoch import Group
-from quire.data._epoch_registry import new_mark
+from quire.data._epoch import StepGroup
+from quire.data._epoch_registry import Worker
 from quire.document import BaseDocument
 from quire.errors import OptionError
 
@@ -20,130 +19,111 @@ if TYPE_CHECKING:
     from quire.data._streaming import StreamingDataset
 
 DocT = TypeVar("DocT", bound=BaseDocument)
-_FAST = 3
+_FAST_GROUPS = 3
+"""The number of groups in a row that a loop has to take fast before it makes its batches itself."""
 
 
 class Loader(Generic[DocT]):
-    """The passes over a dataset; its state is that of the batches that were taken, not of those made ahead."""
+    """Iterates over a dataset. Its state is that of the batches that were taken, not of those prefetched.
+
+    Rows that are only copied are copied as fast by one thread as by several, and even faster by the thread that then
+    reads them, since they are in its cache. So a loop that spends less time on its batches than making them takes
+    makes them itself, until it slows down again.
+    """
 
     def __init__(self, dataset: StreamingDataset[DocT], prefetch: int, threads: int) -> None:
         if prefetch < 1 or threads < 1:
             raise OptionError(f"prefetch and threads are at least 1, got {prefetch} and {threads}.")
         self.dataset, self.prefetch, self.threads = dataset, prefetch, threads
-        self._pace = _Pace()
+        self._fast_groups = 0  # in a row
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __iter__(self) -> Iterator[DocumentBatch[DocT]]:
-        dataset, mark = self.dataset, new_mark()
-        for batch in self._batches(dataset.groups(mark, self._is_alone)):
+        dataset, pass_id = self.dataset, Worker.alone().pass_id
+        for batch in self._batches(dataset.groups(pass_id, self._is_alone)):
             dataset._state = batch._state
             yield batch
-        dataset._passes.end(mark)
-
-    def _is_alone(self) -> bool:
-        """Whether none are made ahead."""
-        return self._pace.is_fast and self.dataset.only_copies
-
-    def _batches(self, groups: Iterator[Group]) -> Iterator[DocumentBatch[DocT]]:
-        """The batches of groups in order; while those of one are taken, others are made, if they have room."""
-        pool = ThreadPoolExecutor(self.threads, thread_name_prefix="quire-loader")
-        ahead = _Ahead(self, groups, pool)
-        try:
-            while (made := ahead.next(alone=self._is_alone())) is not None:
-                yield from self._pace.timed(*made)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        dataset._registry.end(pass_id)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loop is: behind the last batch that was taken."""
+        """Return the position after the last batch that was taken."""
         return self.dataset.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         self.dataset.load_state_dict(state)
 
+    def _is_alone(self) -> bool:
+        """Return whether the loop makes its batches itself."""
+        return self._fast_groups >= _FAST_GROUPS and self.dataset.only_copies
 
-class _Ahead(Generic[DocT]):
-    """The groups that are made ahead, as many as were asked for and as the budget allows, and one for each thread."""
+    def _batches(self, groups: Iterator[StepGroup]) -> Iterator[DocumentBatch[DocT]]:
+        pool = ThreadPoolExecutor(self.threads, thread_name_prefix="quire-loader")
+        prefetch, is_complete = _Prefetch(self, groups, pool), False
+        try:
+            while (group := prefetch.next(alone=self._is_alone())) is not None:
+                yield from self._measure(*group)
+            is_complete = True
+        finally:
+            # At the end of a pass the threads are idle, and waiting for them costs nothing. It matters if the program
+            # forks next, for instance for the workers of a DataLoader: a thread that is just ending may hold a lock of
+            # the C library or of an allocator, and this lock would stay locked in the child for ever. After a `break`,
+            # threads may be in the middle of a batch, and the caller does not wait for them.
+            pool.shutdown(wait=is_complete, cancel_futures=True)
 
-    def __init__(self, loader: Loader[DocT], groups: Iterator[Group], pool: ThreadPoolExecutor) -> None:
-        self._loader, self._groups, self._pool = loader, groups, pool
-        self._waiting: deque[Future[tuple[float, deque[DocumentBatch[DocT]]]]] = deque()
-        self._largest = 1
+    def _measure(self, making: float, batches: Iterator[DocumentBatch[DocT]]) -> Iterator[DocumentBatch[DocT]]:
+        """Yield the batches of a group, and note whether the loop was faster than making them was.
 
-    def submit(self, number: int) -> None:
-        """Let so many more be made."""
-        for group in islice(self._groups, max(0, number)):
-            self._waiting.append(self._pool.submit(_fetched, self._loader.dataset, group))
-
-    def next(self, *, alone: bool) -> tuple[float, Iterator[DocumentBatch[DocT]]] | None:
-        """The batches of the next group, and the seconds that they took; none are made ahead of who is alone."""
-        if not self._waiting and not alone:
-            self.submit(1)
-        if not self._waiting:
-            group = next(self._groups, None)
-            return None if group is None else (0.0, self._loader.dataset.fetch(group))
-        seconds, batches = self._waiting.popleft().result()
-        if not alone:
-            self._largest = max(self._largest, sum(batch_bytes(batch._columns) for batch in batches))
-            self.submit(self._wanted(len(batches)) - len(self._waiting))
-        return seconds, _popped(batches)
-
-    def _wanted(self, length: int) -> int:
-        loader = self._loader
-        room = loader.dataset.options.memory_bytes // self._largest - 1  # one is being taken
-        return max(1, min(max(loader.threads, -(-loader.prefetch // length)), room))
-
-
-class _Pace:
-    """How fast the loop takes batches.
-
-    Rows that are only copied are made as fast by one thread as by several, and faster by the one that takes them, where
-    they lie in its cache. So a loop that does next to nothing with its batches makes them itself.
-    """
-
-    def __init__(self) -> None:
-        self._fast = 0  # groups in a row
-
-    @property
-    def is_fast(self) -> bool:
-        """Whether it took several groups in a row faster than they are made."""
-        return self._fast >= _FAST
-
-    def timed(self, making: float, batches: Iterator[DocumentBatch[DocT]]) -> Iterator[DocumentBatch[DocT]]:
-        """The batches, which took some time already."""
+        `making` are the seconds that were spent on the batches before; those that are made here are added.
+        """
         taking, start = 0.0, perf_counter()
         for batch in batches:
-            got = perf_counter()
+            received = perf_counter()
             yield batch
-            making, start, taking = making + got - start, perf_counter(), taking + perf_counter() - got
-        self._fast = self._fast + 1 if taking < making / 2 else 0
+            making, start, taking = making + received - start, perf_counter(), taking + perf_counter() - received
+        self._fast_groups = self._fast_groups + 1 if taking < making / 2 else 0
 
 
-def _fetched(dataset: StreamingDataset[DocT], group: Group) -> tuple[float, deque[DocumentBatch[DocT]]]:
+class _Prefetch(Generic[DocT]):
+    """The groups of batches that are made ahead: as many as `prefetch` and the memory budget allow."""
+
+    def __init__(self, loader: Loader[DocT], groups: Iterator[StepGroup], pool: ThreadPoolExecutor) -> None:
+        self._loader, self._groups, self._pool = loader, groups, pool
+        self._pending: deque[Future[tuple[float, deque[DocumentBatch[DocT]]]]] = deque()
+        self._largest = 1  # bytes of a group
+
+    def next(self, *, alone: bool) -> tuple[float, Iterator[DocumentBatch[DocT]]] | None:
+        """Return the next group: the seconds that its batches took, and the batches. `alone` prefetches no more."""
+        if not self._pending and not alone:
+            self._submit(1)
+        if not self._pending:
+            group = next(self._groups, None)
+            return None if group is None else (0.0, self._loader.dataset.fetch(group))
+        seconds, batches = self._pending.popleft().result()
+        if not alone:
+            self._largest = max(self._largest, sum(batch._columns.nbytes for batch in batches))
+            self._submit(self._count_groups(len(batches)) - len(self._pending))
+        return seconds, _drain(batches)
+
+    def _submit(self, number: int) -> None:
+        for group in islice(self._groups, max(0, number)):
+            self._pending.append(self._pool.submit(_fetch_group, self._loader.dataset, group))
+
+    def _count_groups(self, batches: int) -> int:
+        """Return how many groups may be pending: enough for `prefetch` batches and for all threads, within memory."""
+        loader = self._loader
+        room = loader.dataset.options.memory_bytes // self._largest - 1  # without the one that is taken now
+        return max(1, min(max(loader.threads, -(-loader.prefetch // batches)), room))
+
+
+def _fetch_group(dataset: StreamingDataset[DocT], group: StepGroup) -> tuple[float, deque[DocumentBatch[DocT]]]:
     start = perf_counter()
-    made = deque(dataset.fetch(group))
-    return perf_counter() - start, made
+    batches = deque(dataset.fetch(group))
+    return perf_counter() - start, batches
 
 
-def _popped(batches: deque[DocumentBatch[DocT]]) -> Iterator[DocumentBatch[DocT]]:
-    while batches:
+def _drain(batches: deque[DocumentBatch[DocT]]) -> Iterator[DocumentBatch[DocT]]:
+    while batches:  # holds no reference to a batch that the loop has let go, so that its memory can be reused
         yield batches.popleft()
-
-
-def batch_bytes(columns: Columns) -> int:
-    """About the bytes that the columns take."""
-    return sum(map(_column_bytes, columns.columns.values()))
-
-
-def _column_bytes(column: Any) -> int:
-    if isinstance(column, DocumentColumn):
-        return batch_bytes(column.columns)
-    if isinstance(column, DocumentsColumn):
-        return batch_bytes(column.flat)
-    if isinstance(column, (TensorColumn, RaggedColumn)):
-        data = column.data if isinstance(column, TensorColumn) else column.flat
-        return int(getattr(data, "nbytes", 0))
-    return len(column.data) if isinstance(column, PackedColumn) else 64 * len(column)

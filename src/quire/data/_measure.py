@@ -1,16 +1,15 @@
-"""How fast a dataset is read: rows and bytes in a second, CPU time, the time to the first batch, and memory."""
+"""Measure how fast a dataset is read: rows and bytes per second, CPU time, the time to the first batch, and memory."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from quire._optional import require
-from quire.data._loader import batch_bytes
 from quire.data._streaming import StreamingDataset
 from quire.errors import OptionError
 
@@ -18,10 +17,10 @@ MB = 1_000_000
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What was measured from the first batch on, for so many seconds; `first_batch_seconds` is what came before it.
+class Measurement:
+    """What was measured from the first batch on; `first_batch_seconds` is the time before it.
 
-    CPU time is that of all threads, and of worker processes with all that they did.
+    CPU time includes all threads, and all that worker processes did.
     """
 
     rows: int
@@ -34,46 +33,45 @@ class Measured:
 
     @property
     def rows_per_second(self) -> float:
-        """Rows that came in a second."""
+        """The rows read in a second."""
         return self.rows / self.seconds
 
     @property
     def mb_per_second(self) -> float:
-        """Millions of bytes of batches that came in a second."""
+        """The size of the batches read in a second, in millions of bytes."""
         return self.bytes / MB / self.seconds
 
     @property
     def cpu_seconds_per_million_rows(self) -> float:
-        """Seconds of CPU time that a million rows cost."""
+        """The seconds of CPU time for a million rows."""
         return self.cpu_seconds / max(self.rows, 1) * 1e6
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers by their names."""
+        """Return all numbers by name."""
         names = ("rows_per_second", "mb_per_second", "cpu_seconds_per_million_rows")
         return {**{name: getattr(self, name) for name in names}, **asdict(self)}
 
 
-def measure(dataset: StreamingDataset[Any], seconds: float, threads: int = 1, workers: int = 0) -> Measured:
-    """Read a dataset for so many seconds, over and over: in our own loop, or with the workers of a DataLoader."""
+def measure(dataset: StreamingDataset[Any], seconds: float, threads: int = 1, workers: int = 0) -> Measurement:
+    """Read a dataset for some seconds, pass after pass, with a loader or with the workers of a DataLoader."""
     if seconds <= 0:
         raise OptionError(f"seconds={seconds}: more than none.")
     if not len(dataset):
         raise OptionError(f"{dataset!r}: there is not one batch to read.")
     started = time.perf_counter()
-    batches = _passes(dataset, threads, workers)
+    batches = _read_passes(dataset, threads, workers)
     next(batches)
     first = time.perf_counter()
-    cpu, rows, size, number, now = _cpu(), 0, 0, 0, first
+    cpu, rows, size, number, now = _cpu_seconds(), 0, 0, 0, first
     while now - first < seconds:
         batch = next(batches)
-        rows, size, number = rows + len(batch), size + batch_bytes(batch._columns), number + 1
+        rows, size, number = rows + len(batch), size + batch._columns.nbytes, number + 1
         now = time.perf_counter()
-    batches.close()  # type: ignore[attr-defined]  # workers end, and then their CPU time is known
-    return Measured(rows, number, now - first, _cpu() - cpu, size, first - started, _peak())
+    batches.close()  # ends the workers: the system counts the CPU time of processes that have ended
+    return Measurement(rows, number, now - first, _cpu_seconds() - cpu, size, first - started, _peak_memory_mb())
 
 
-def _passes(dataset: StreamingDataset[Any], threads: int, workers: int) -> Iterator[Any]:
-    """The batches of one pass after the other."""
+def _read_passes(dataset: StreamingDataset[Any], threads: int, workers: int) -> Generator[Any]:
     if workers:
         data: Any = require("torch.utils.data", extra="torch", needed_for="workers")
         loader: Any = data.DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=True)
@@ -83,16 +81,16 @@ def _passes(dataset: StreamingDataset[Any], threads: int, workers: int) -> Itera
         yield from loader
 
 
-def _cpu() -> float:
-    found = os.times()
-    return found.user + found.system + found.children_user + found.children_system
+def _cpu_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
-def _peak() -> float | None:
-    """The most memory that this process had, in MB; workers have their own."""
+def _peak_memory_mb() -> float | None:
+    """Return the peak memory of this process, without its workers; None on Windows."""
     if sys.platform == "win32":
         return None
-    import resource  # noqa: PLC0415 - there is none on Windows
+    import resource  # noqa: PLC0415 - does not exist on Windows
 
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most / MB if sys.platform == "darwin" else most * 1024 / MB
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / MB if sys.platform == "darwin" else peak * 1024 / MB

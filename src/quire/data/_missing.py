@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.array import find_column
 from quire.columns import Columns, ShapePolicy, check_fill, fill_columns, find_missing, numeric_paths, present_rows
+from quire.data._infer_column import DescribeRow
 from quire.data._preprocessing import EACH, Step
 from quire.errors import ColumnError, DecodeError, MissingValueError, OptionError, PathError, StorageError
 from quire.schema import FieldPath, Schema, join_path, parse_path
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 
 Missing = Literal["raise", "mask"] | Mapping[str, Any]
 """What a dataset does with missing numbers and tensors: raise, deliver zeros and a mask, or fill them by path."""
-Where = Callable[[int], str]
-"""Describes a row, by its number, in an error message."""
+_ROWS_AT_A_TIME = 65_536
 
 
 @dataclass(frozen=True)
@@ -137,19 +137,36 @@ class MissingPolicy:
                 where = f"document {row}" if ids is None else f"document {row} (id {ids.value(row)})"
                 number = f"{values.number} of {len(values.present)} values"
                 raise missing_value_error(columns.schema, values.path, where, number)
-        self.is_partial = _Partial(columns)
+        self.is_partial = _PartialColumns(columns)
         self.in_batches = bool(self.steps) or any(values.path in self.fills for values in fields)
+
+    def check_stored(self, dataset: StoredDataset[Any]) -> None:
+        """Check the fields of a stored dataset that no function touches, from the null counts of its files.
+
+        All else is checked in the batches: shards that are not on this machine, Parquet files without statistics,
+        fields of documents in lists in Parquet, and fields whose missing values a filter may exclude.
+        """
+        if self.mode != "raise":
+            return
+        paths = [path for path in numeric_paths(dataset.schema) if not self.touches(path)]
+        counts = _read_null_counts(dataset, paths) if paths else {}
+        for path in paths:
+            if path in counts and counts[path].is_partial and self.checks(path):
+                _check_rows(dataset, path)
+        unknown = [path for path in paths if path not in counts or counts[path].is_partial]
+        self.in_batches = bool(self.steps or self.fills or unknown)
+        self.is_partial = _PartialFields(dataset)
 
     # --- batches
 
-    def apply(self, columns: Columns, where: Where) -> Columns:
+    def apply(self, columns: Columns, describe_row: DescribeRow) -> Columns:
         """Check the columns of a batch after preprocessing, and fill missing values as configured."""
         if self.mode != "raise" or not self.in_batches:
             return columns
         for values in find_missing(columns):
             if self.checks(values.path) and (not values.is_absent or self.is_partial(values.path)):
                 number = f"{values.number} of {len(values.present)} values of the batch"
-                raise missing_value_error(columns.schema, values.path, where(values.first_row), number)
+                raise missing_value_error(columns.schema, values.path, describe_row(values.first_row), number)
         try:
             missing = [path for path in self.fills if present_rows(find_column(columns, join_path(path))) is not None]
             fills = {path: self.fills[path] for path in missing}
@@ -166,7 +183,7 @@ class MissingPolicy:
         return batch if self.mode == "mask" else batch._guarded()
 
 
-class _Partial:
+class _PartialColumns:
     """Looks up, once for each path, whether a column of the source has values in some rows only."""
 
     def __init__(self, columns: Columns) -> None:
@@ -180,6 +197,61 @@ class _Partial:
                 return False  # a function made the field
             self._known[path] = bool(present.any() and not present.all())
         return self._known[path]
+
+
+class _PartialFields:
+    """Looks up whether a field of a stored dataset has values in some rows only; False without null counts."""
+
+    def __init__(self, dataset: StoredDataset[Any]) -> None:
+        self._dataset, self._known = dataset, dict[FieldPath, bool]()
+
+    def __call__(self, path: FieldPath) -> bool:
+        if path not in self._known:
+            self._known[path] = self._dataset.rows is None and self._look_up(path)
+        return self._known[path]
+
+    def _look_up(self, path: FieldPath) -> bool:
+        try:
+            self._dataset.schema.resolve(path)
+        except PathError:
+            return False  # a function made the field
+        counts = _read_null_counts(self._dataset, [path])
+        return path in counts and counts[path].is_partial
+
+
+def _check_rows(dataset: StoredDataset[Any], path: FieldPath) -> None:
+    """Raise an error for the first row without a value. A filter may have excluded all such rows."""
+    if dataset.rows is not None and not dataset.is_mapped:
+        return  # reading the rows would copy whole shards to the cache
+    # The field is absent, which is no error, if none of the rows that a filter keeps has a value.
+    has_values = False
+    first: tuple[int, Any] | None = None
+    names = [join_path(path), *(["id"] if "id" in dataset.schema.by_name else [])]
+    url = dataset.folder.join(dataset._file) if dataset._file else dataset.folder.url
+    try:
+        narrow = type(dataset)(url, names, None, dataset.options)
+        for start in range(0, len(dataset), _ROWS_AT_A_TIME):
+            rows = np.arange(start, min(start + _ROWS_AT_A_TIME, len(dataset)))
+            columns = narrow.gather(dataset.stored_rows(rows))
+            values = next((each for each in find_missing(columns) if each.path == path), None)
+            has_values = has_values or values is None or not values.is_absent
+            if values is not None and first is None:
+                ids = columns.columns.get("id")
+                first = start + values.first_row, None if ids is None else ids.value(values.first_row)
+            if first is not None and has_values:
+                break
+    except (StorageError, DecodeError):
+        return  # `on_error` decides about rows that cannot be read
+    if first is not None and has_values:
+        row, identity = first
+        where = f"row {row}" if identity is None else f"row {row} (id {identity})"
+        raise missing_value_error(dataset.schema, path, where)
+
+
+def _read_null_counts(dataset: StoredDataset[Any], paths: list[FieldPath]) -> Any:
+    from quire.storage import null_counts  # noqa: PLC0415 - storage needs pyarrow, which MultiModalDataset does not
+
+    return null_counts(dataset, paths)
 
 
 def _parse_key(path: Any) -> FieldPath:
@@ -212,84 +284,3 @@ def _optional_around(schema: Schema, path: FieldPath) -> FieldPath:
         return ()
     depths = [depth for depth, each in enumerate(fields[:-1], 1) if each.nullable]
     return path[: depths[-1]] if depths else ()
-
-
-_ROWS = 65_536
-
-
-def check_stored(policy: MissingPolicy, dataset: StoredDataset[Any]) -> None:
-    """Check the fields that no function touches, where the files have null counts.
-
-    All else is checked in the batches: shards that are not on this machine, Parquet files without statistics, fields
-    of documents in lists in Parquet, and fields whose missing values a filter may exclude.
-    """
-    if policy.mode != "raise":
-        return
-    paths = [path for path in numeric_paths(dataset.schema) if not policy.touches(path)]
-    counts = _null_counts(dataset, paths) if paths else {}
-    for path in paths:
-        if path in counts and counts[path].is_partial and policy.checks(path):
-            _check_rows(dataset, path)
-    unknown = [path for path in paths if path not in counts or counts[path].is_partial]
-    policy.in_batches = bool(policy.steps or policy.fills or unknown)
-    policy.is_partial = StoredPartial(dataset)
-
-
-def _check_rows(dataset: StoredDataset[Any], path: FieldPath) -> None:
-    """Raise an error for the first row without a value. A filter may have excluded all such rows."""
-    if dataset.rows is not None and not dataset.is_mapped:
-        return  # it would take copies of whole shards
-    has_values = (
-        False  # a field is absent if no row has a value, of those that a filter keeps, or in documents that are None
-    )
-    first: tuple[int, Any] | None = None
-    try:
-        for start in range(0, len(dataset), _ROWS):
-            columns = _gather(dataset, path, start)
-            values = next((each for each in find_missing(columns) if each.path == path), None)
-            has_values = has_values or values is None or not values.is_absent
-            if values is not None and first is None:
-                ids = columns.columns.get("id")
-                first = start + values.first_row, None if ids is None else ids.value(values.first_row)
-            if first is not None and has_values:
-                break
-    except (StorageError, DecodeError):
-        return  # `on_error` decides about rows that cannot be read
-    if first is not None and has_values:
-        row, identity = first
-        where = f"row {row}" if identity is None else f"row {row} (id {identity})"
-        raise missing_value_error(dataset.schema, path, where)
-
-
-def _gather(dataset: StoredDataset[Any], path: FieldPath, start: int) -> Any:
-    """Gather a field and the ids of some rows, starting at a position."""
-    names = [join_path(path), *(["id"] if "id" in dataset.schema.by_name else [])]
-    url = dataset.folder.join(dataset._file) if dataset._file else dataset.folder.url
-    narrow: Any = type(dataset)(url, names, None, dataset.options)
-    return narrow.gather(dataset._stored(np.arange(start, min(start + _ROWS, len(dataset)))))
-
-
-def _null_counts(dataset: StoredDataset[Any], paths: list[FieldPath]) -> Any:
-    from quire.storage import null_counts  # noqa: PLC0415 - storage needs pyarrow, which MultiModalDataset does not
-
-    return null_counts(dataset, paths)
-
-
-class StoredPartial:
-    """Looks up whether a field of a dataset has values in some rows only; False without null counts."""
-
-    def __init__(self, dataset: StoredDataset[Any]) -> None:
-        self._dataset, self._known = dataset, dict[FieldPath, bool]()
-
-    def __call__(self, path: FieldPath) -> bool:
-        if path not in self._known:
-            self._known[path] = self._dataset.rows is None and self._look_up(path)
-        return self._known[path]
-
-    def _look_up(self, path: FieldPath) -> bool:
-        try:
-            self._dataset.schema.resolve(path)
-        except PathError:
-            return False  # a function made the field
-        counts = _null_counts(self._dataset, [path])
-        return path in counts and counts[path].is_partial

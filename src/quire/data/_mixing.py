@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from quire.array import DocumentBatch
-from quire.data._bijection import _hash, _mixed, _number, key_of
-from quire.data._epoch import Group
-from quire.data._epoch_registry import Pass, Passes, Worker, known_to_torch, new_mark, this_worker
+from quire.data._bijection import derive_key, uniform
+from quire.data._epoch import StepGroup
+from quire.data._epoch_registry import EpochRegistry, PassStart, Worker, register_with_torch, this_worker
 from quire.data._streaming import StreamingDataset, StreamState
 from quire.errors import OptionError
 
@@ -85,11 +85,12 @@ class MixedDataset:
         never_drawn = [name for name, share in zip(self.datasets, shares, strict=True) if share <= 0]
         if stop == "all" and never_drawn:
             raise OptionError(f"stop='all' waits for every dataset, and {never_drawn} have weight 0: leave them out.")
-        self._mix = f"{key_of(seed, len(self.datasets), *np.frombuffer(self._bounds.tobytes(), np.uint64).tolist()):x}"
-        self._passes = Passes()
+        bounds = np.frombuffer(self._bounds.tobytes(), np.uint64).tolist()
+        self._mix = f"{derive_key(seed, len(self.datasets), *bounds):x}"
+        self._registry = EpochRegistry()
         self._state: MixedState | None = None
         self._resume: MixedState | None = None
-        known_to_torch(type(self))
+        register_with_torch(type(self))
 
     # --- batches
 
@@ -97,42 +98,44 @@ class MixedDataset:
         """Iterate over one pass: the batches of this rank, or those of this DataLoader worker."""
         worker = this_worker()
         if worker is None:
-            return self.batches(0, 0, new_mark())
+            return self.batches(*Worker.alone())
         return self._batches(worker, *self._begin(worker))  # begins now, so that all workers see the same pass
 
-    def batches(self, worker: int, workers: int, mark: int) -> Iterator[DocumentBatch[Any]]:
-        """Iterate over the batches of one of several workers; `mark` identifies the pass that they share."""
-        who = Worker(worker, workers, mark)
-        yield from self._batches(who, *self._begin(who))
+    def batches(self, worker: int, workers: int, pass_id: int) -> Iterator[DocumentBatch[Any]]:
+        """Iterate over the batches of one of several workers; `pass_id` identifies the pass that they share."""
+        this = Worker(worker, workers, pass_id)
+        yield from self._batches(this, *self._begin(this))
         if not workers:
-            for passes in (self._passes, *(dataset._passes for dataset in self.datasets.values())):
-                passes.end(mark)
+            for registry in (self._registry, *(dataset._registry for dataset in self.datasets.values())):
+                registry.end(pass_id)
 
-    def _begin(self, who: Worker) -> tuple[Pass, int, list[_Cursor]]:
+    def _begin(self, worker: Worker) -> tuple[PassStart, int, list[_Cursor]]:
         """Begin or resume a pass: its start, the step at which it began, and a cursor for each dataset."""
         resumed, self._resume = self._resume, None
         if resumed is not None:
-            start = Pass(resumed.epoch, resumed.step)
-            self._passes.resume(start, who.mark, who.number, who.workers)
-            cursors = [_Cursor.resume(ds, resumed.datasets[name], who) for name, ds in self.datasets.items()]
+            start = PassStart(resumed.epoch, resumed.step)
+            self._registry.resume(start, worker)
+            cursors = [_Cursor.resume(ds, resumed.datasets[name], worker) for name, ds in self.datasets.items()]
             return start, resumed.origin, cursors
-        start = self._passes.begin(who.mark, who.number, who.workers, 1)
-        cursors = [_Cursor.begin(dataset, who) for dataset in self.datasets.values()]
+        start = self._registry.begin(worker, 1)
+        cursors = [_Cursor.begin(dataset, worker) for dataset in self.datasets.values()]
         self._state = self._state_at(start, start.position, "", cursors)
         return start, start.position, cursors
 
-    def _batches(self, who: Worker, start: Pass, origin: int, cursors: list[_Cursor]) -> Iterator[DocumentBatch[Any]]:
+    def _batches(
+        self, worker: Worker, start: PassStart, origin: int, cursors: list[_Cursor]
+    ) -> Iterator[DocumentBatch[Any]]:
         names = list(self.datasets)
         for step, number in self._steps(start, cursors):
-            if who.workers and (step - origin) % who.workers != who.number:
+            if worker.workers and (step - origin) % worker.workers != worker.number:
                 continue
             [batch] = cursors[number].fetch()
-            state = self._state_at(Pass(start.epoch, step + 1), origin, names[number], cursors)
+            state = self._state_at(PassStart(start.epoch, step + 1), origin, names[number], cursors)
             object.__setattr__(batch, "_state", state)
             self._state = state
             yield batch
 
-    def _steps(self, start: Pass, cursors: list[_Cursor]) -> Iterator[tuple[int, int]]:
+    def _steps(self, start: PassStart, cursors: list[_Cursor]) -> Iterator[tuple[int, int]]:
         """Advance the cursors step by step to the end of the pass: each step, and the number of its dataset."""
         for step in itertools.count(start.position):
             if self._is_over(start.epoch, step, cursors):
@@ -157,8 +160,7 @@ class MixedDataset:
         known = getattr(self, "_known", None)
         if known is None or known[0] != (epoch, first):
             numbers = np.arange(first, first + _DRAWS, dtype=np.uint64)
-            key = _number(_mixed(key_of(self.seed, epoch)))
-            chances = (_hash(numbers, key, np.empty_like(numbers)) >> np.uint64(11)) / 2**53
+            chances = uniform(derive_key(self.seed, epoch), numbers)
             drawn = np.minimum(np.searchsorted(self._bounds, chances, side="right"), len(self._bounds) - 1)
             self._known = known = (epoch, first), drawn
         return known[1]
@@ -167,22 +169,22 @@ class MixedDataset:
         """Count the batches of the current pass on this rank, or of the next pass when none is under way."""
         if self.stop == "first" and all(dataset.options.epochs is None for dataset in self.datasets.values()):
             raise TypeError("datasets with epochs=None never end, and have no length together.")
-        start = self._passes.next(1)
+        start = self._registry.current_start(1)
         return sum(1 for _ in self._steps(start, [_Cursor.next(dataset) for dataset in self.datasets.values()]))
 
     # --- state
 
-    def _state_at(self, at: Pass, origin: int, drawn: str, cursors: list[_Cursor]) -> MixedState:
+    def _state_at(self, at: PassStart, origin: int, drawn: str, cursors: list[_Cursor]) -> MixedState:
         states = {name: cursor.state() for name, cursor in zip(self.datasets, cursors, strict=True)}
         return MixedState(at.epoch, at.position, origin, self._mix, drawn, states)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch that this process took."""
-        if this_worker() is None and self._passes.last().workers:
+        if this_worker() is None and self._registry.read().workers:
             raise OptionError("workers of a DataLoader make the batches: keep the state of the last one, batch.state.")
         if self._state is None:
             cursors = [_Cursor.next(dataset) for dataset in self.datasets.values()]
-            start = self._passes.next(1)
+            start = self._registry.current_start(1)
             return self._state_at(start, start.position, "", cursors).to_dict()
         return self._state.to_dict()
 
@@ -202,18 +204,18 @@ class MixedDataset:
             return
         starts = {name: resumed.datasets[name].position() for name in self.datasets}
         cursors = [_Cursor(dataset, starts[name], 0) for name, dataset in self.datasets.items()]
-        start = Pass(resumed.epoch, resumed.step)
+        start = PassStart(resumed.epoch, resumed.step)
         if self._is_over(resumed.epoch, resumed.step, cursors):
-            start = Pass(resumed.epoch + 1)
+            start = PassStart(resumed.epoch + 1)
             starts = {name: cursor.next_pass() for name, cursor in zip(self.datasets, cursors, strict=True)}
         for name, part_start in starts.items():
-            self.datasets[name]._passes.set(part_start)
-        self._passes.set(start)
+            self.datasets[name]._registry.set_next(part_start)
+        self._registry.set_next(start)
         self._state = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        known_to_torch(type(self))
+        register_with_torch(type(self))
 
 
 class _Cursor:
@@ -224,29 +226,29 @@ class _Cursor:
     different positions: only at the latter has another epoch of the dataset begun.
     """
 
-    def __init__(self, dataset: StreamingDataset[Any], start: Pass, step: int, mark: int = 0) -> None:
-        self._dataset, self._start, self._mark = dataset, start, mark
+    def __init__(self, dataset: StreamingDataset[Any], start: PassStart, step: int, pass_id: int = 0) -> None:
+        self._dataset, self._start, self._pass_id = dataset, start, pass_id
         self._share, self._next = dataset._slice(start), step
 
     @classmethod
     def next(cls, dataset: StreamingDataset[Any]) -> _Cursor:
         """Return a cursor where the current pass began, or where the next one will."""
-        return cls(dataset, dataset._passes.next(dataset.options.epochs or 1), 0)
+        return cls(dataset, dataset._registry.current_start(dataset.options.epochs or 1), 0)
 
     @classmethod
-    def begin(cls, dataset: StreamingDataset[Any], who: Worker) -> _Cursor:
+    def begin(cls, dataset: StreamingDataset[Any], worker: Worker) -> _Cursor:
         """Begin a pass as one of its workers."""
-        start = dataset._passes.begin(who.mark, who.number, who.workers, dataset.options.epochs or 1)
-        return cls(dataset, start, 0, who.mark)
+        start = dataset._registry.begin(worker, dataset.options.epochs or 1)
+        return cls(dataset, start, 0, worker.pass_id)
 
     @classmethod
-    def resume(cls, dataset: StreamingDataset[Any], state: StreamState, who: Worker) -> _Cursor:
+    def resume(cls, dataset: StreamingDataset[Any], state: StreamState, worker: Worker) -> _Cursor:
         """Resume a worker of a pass from its own state."""
-        start = Pass(state.epoch, state.start, state.done)
-        if not state.divides_like(dataset._slice(Pass())):
+        start = PassStart(state.epoch, state.start, state.done)
+        if not state.divides_like(dataset._slice(PassStart())):
             raise OptionError("with other ranks, batch_size or last, give the state to the MixedDataset itself.")
-        dataset._passes.resume(start, who.mark, who.number, who.workers)
-        return cls(dataset, start, state.step, who.mark)
+        dataset._registry.resume(start, worker)
+        return cls(dataset, start, state.step, worker.pass_id)
 
     @property
     def is_complete(self) -> bool:
@@ -259,34 +261,34 @@ class _Cursor:
         """Whether the dataset repeats for ever."""
         return self._dataset.options.epochs is None
 
-    def next_pass(self) -> Pass:
+    def next_pass(self) -> PassStart:
         """Return where the dataset begins the pass that follows this one."""
         epochs = self._dataset.options.epochs or 1
-        return Pass(max(self._start.epoch - self._start.done + epochs, self._start.epoch + 1))
+        return PassStart(max(self._start.epoch - self._start.done + epochs, self._start.epoch + 1))
 
     def advance(self) -> None:
         """Take a step, if need be the first one of the next epoch."""
         while self._next >= self._share.steps:
-            if not self._dataset._slice(Pass()).steps:
+            if not self._dataset._slice(PassStart()).steps:
                 raise OptionError(f"{self._dataset!r} has no steps, and was drawn.")
-            self._start, self._next = Pass(self._start.epoch + 1, 0, self._start.done + 1), 0
+            self._start, self._next = PassStart(self._start.epoch + 1, 0, self._start.done + 1), 0
             self._share = self._dataset._slice(self._start)
-            if self._mark:
-                self._dataset._passes.reach(self._mark, self._start.epoch)
+            if self._pass_id:
+                self._dataset._registry.reach(self._pass_id, self._start.epoch)
         self._next += 1
 
     def fetch(self) -> Iterator[DocumentBatch[Any]]:
         """Read the batch of the step that was taken last."""
-        return self._dataset.fetch(Group(self._share, self._start.done, 0, [self._next - 1]))
+        return self._dataset.fetch(StepGroup(self._share, self._start.done, 0, [self._next - 1]))
 
     def state(self) -> StreamState:
         """Return the position as the state of the dataset."""
-        return self._dataset._state_at(self._share, self._next, (self._start.done, 0))
+        return self._dataset._state_at(self._share, self._next, self._start.done, 0)
 
 
 def _cumulative_weights(datasets: Mapping[str, Any], weights: Sequence[float] | None) -> Any:
     """Return the upper bound of each dataset's share of [0, 1)."""
-    given = np.ones(len(datasets)) if weights is None else np.asarray(weights, np.float64)
-    if not datasets or given.shape != (len(datasets),) or not (given >= 0).all() or not 0 < given.sum() < np.inf:
+    shares = np.ones(len(datasets)) if weights is None else np.asarray(weights, np.float64)
+    if not datasets or shares.shape != (len(datasets),) or not (shares >= 0).all() or not 0 < shares.sum() < np.inf:
         raise OptionError(f"a mix has datasets, and a weight from 0 up for each; got {len(datasets)} and {weights}.")
-    return np.cumsum(given / given.sum())
+    return np.cumsum(shares / shares.sum())

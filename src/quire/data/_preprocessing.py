@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from quire.columns import (
 )
 from quire.data._arena import Arena
 from quire.data._column_store import convert_column, convert_columns, has_ragged, unify_column, unify_shapes
-from quire.data._infer_column import column_of, column_of_data, tensors_column, with_fields
+from quire.data._infer_column import infer_batched_column, infer_column, stack_tensors, with_fields
 from quire.errors import ColumnError, FunctionError, MissingValueError, PathError, SchemaError
 from quire.schema import Field, FieldKind, FieldPath, Schema, join_path, parse_path
 from quire.tensors import TensorType
@@ -35,17 +36,24 @@ if TYPE_CHECKING:
 
 Function = Callable[[Any], Any]
 Preprocessing = Mapping[Any, Function | Sequence[Function]]
-"""Functions by dotted path, '' for the document itself, or by a document or field type."""
+"""Functions by dotted path ('' is the document itself), or by a document or field type."""
 FunctionT = TypeVar("FunctionT", bound=Function)
 EACH = ""
-"""Behind the path of an array: each of its documents, which no path that users write can name."""
+"""The last part of the path of an array of documents, for functions that run on each of them; users cannot name it."""
+
+_MUTABLE = (FieldKind.LIST, FieldKind.DICT, FieldKind.UNION, FieldKind.ANY, FieldKind.DOCUMENT, FieldKind.DOCUMENTS)
+_RAGGED = StackOptions(shapes="ragged")  # between steps; a later one may bring the rows to one shape
+_MAX_NAMED = 8  # documents in one message
+
+
+# --- planning
 
 
 def batched(function: FunctionT) -> FunctionT:
     """Mark a function that takes a whole column: a tensor, a list, or a batch.
 
-    The mark is set on the function itself, so that a decorated one is still found by its name in a worker. What takes
-    no mark, such as `torch.sigmoid` or a method, is given back in a `functools.partial` that has it.
+    The mark is an attribute of the function, so that workers still find a decorated function by its name. A callable
+    that takes no attributes, such as `torch.sigmoid` or a method, is returned in a `functools.partial` with the mark.
     """
     try:
         function.__quire_batched__ = True  # type: ignore[attr-defined]
@@ -55,94 +63,80 @@ def batched(function: FunctionT) -> FunctionT:
     return function
 
 
-@dataclass(frozen=True)
-class Step:
-    """Functions that run one after the other on each value, or one that takes the whole column, and where."""
-
-    path: FieldPath
-    functions: tuple[Function, ...]
-
-    @functools.cached_property
-    def is_batched(self) -> bool:
-        """Whether the function takes a whole column."""
-        return _is_batched(self.functions[0])
-
-    @functools.cached_property
-    def named_path(self) -> str:
-        """The path as users write it."""
-        return join_path(tuple(part for part in self.path if part != EACH))
-
-    @property
-    def name(self) -> str:
-        """What a message calls the step."""
-        return self.name_of(*self.functions)
-
-    def name_of(self, *functions: Function) -> str:
-        """What a message calls some of the functions."""
-        path = repr(self.named_path) if self.named_path else "'' (the document)"
-        return f"preprocessing of {path} by {', '.join(map(_function_name, functions))}"
-
-
 def _is_batched(function: Function) -> bool:
     inner = getattr(function, "func", function)  # of a partial
     return bool(getattr(function, "__quire_batched__", False) or getattr(inner, "__quire_batched__", False))
 
 
-def _function_name(function: Function) -> str:
-    inner = getattr(function, "func", function)
-    return str(getattr(inner, "__name__", None) or repr(inner))
+@dataclass(frozen=True)
+class Step:
+    """The functions for one path: several that run in order on each value, or one that takes the whole column."""
+
+    path: FieldPath
+    functions: tuple[Function, ...]
+    is_batched: bool = dataclasses.field(init=False, compare=False)
+    """Whether the function takes a whole column."""
+    named_path: str = dataclasses.field(init=False, compare=False)
+    """The path as users write it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_batched", _is_batched(self.functions[0]))
+        object.__setattr__(self, "named_path", join_path(tuple(part for part in self.path if part != EACH)))
+
+    @property
+    def name(self) -> str:
+        """The name of the step in messages."""
+        return self.describe(*self.functions)
+
+    def describe(self, *functions: Function) -> str:
+        """Describe some of the functions for a message."""
+        path = repr(self.named_path) if self.named_path else "'' (the document)"
+        inner = [getattr(function, "func", function) for function in functions]
+        names = [str(getattr(function, "__name__", None) or repr(function)) for function in inner]
+        return f"preprocessing of {path} by {', '.join(names)}"
 
 
 def plan_steps(schema: Schema, preprocessing: Preprocessing | None) -> tuple[Step, ...]:
-    """The steps in order; a path that is not there is an error now."""
+    """Plan the steps in order; an unknown path or type is an error."""
     if not isinstance(preprocessing or {}, Mapping):
         raise SchemaError(
             f"preprocessing: give functions by the path or type of what they change, as {{'photo.pixels': normalise}}; "
             f"'' is the document. Got {preprocessing!r}."
         )
     steps: list[Step] = []
-    for key, given in (preprocessing or {}).items():
-        runs = _runs(_functions(key, given))
-        steps += [Step(path, functions) for path in _paths(schema, key) for functions in runs]
+    for key, value in (preprocessing or {}).items():
+        functions: list[Any] = list(value) if isinstance(value, (list, tuple)) and not callable(value) else [value]
+        for function in functions:
+            if not callable(function):
+                raise SchemaError(f"preprocessing[{key!r}]: give a function or a list of functions, not {function!r}.")
+        groups: list[tuple[Function, ...]] = []  # a batched function is a step of its own, others run together
+        for alone, group in itertools.groupby(functions, _is_batched):
+            together = tuple(group)
+            groups += [(function,) for function in together] if alone else [together]
+        steps += [Step(path, group) for path in _find_paths(schema, key) for group in groups]
     return tuple(steps)
 
 
-def _runs(functions: list[Function]) -> list[tuple[Function, ...]]:
-    """Functions in groups that make one column: a batched one alone, others together."""
-    runs: list[tuple[Function, ...]] = []
-    for alone, group in itertools.groupby(functions, _is_batched):
-        together = tuple(group)
-        runs += [(function,) for function in together] if alone else [together]
-    return runs
-
-
-def _functions(key: Any, given: Any) -> list[Function]:
-    listed = isinstance(given, (list, tuple)) and not callable(given)
-    functions = list(given) if listed else [given]
-    for function in functions:
-        if not callable(function):
-            raise SchemaError(f"preprocessing[{key!r}]: give a function or a list of functions, not {function!r}.")
-    return functions
-
-
-def _paths(schema: Schema, key: Any) -> list[FieldPath]:
+def _find_paths(schema: Schema, key: Any) -> list[FieldPath]:
+    """Return the path of a key, or the paths of all fields of a type."""
     if isinstance(key, str):
         path = parse_path(key)
         schema.resolve(path)
         return [path]
     if not isinstance(key, type):
         raise SchemaError(f"preprocessing: a key is a path or a type, got {key!r}.")
-    whole: list[FieldPath] = [()]
-    found = whole if issubclass(schema.document_type, key) else list(_fields_of_type(schema, key, ()))
-    if not found:
+    if issubclass(schema.document_type, key):
+        return [()]
+    paths = list(_fields_of_type(schema, key, ()))
+    if not paths:
         raise PathError(f"preprocessing: {schema.name} has no field of the type {key.__name__}.")
-    return found
+    return paths
 
 
-def _fields_of_type(schema: Schema, tp: type, before: FieldPath) -> Iterator[FieldPath]:
+def _fields_of_type(schema: Schema, tp: type, prefix: FieldPath) -> Iterator[FieldPath]:
     for field in schema.fields:
-        path = (*before, field.name)
-        if field.name == "id":  # a document stays known by it; who wants to change ids names their path
+        path = (*prefix, field.name)
+        if field.name == "id":  # ids identify documents in messages; a function changes them only by path
             continue
         if _is_of_type(field, tp):
             yield path
@@ -160,243 +154,226 @@ def _is_of_type(field: Field, tp: type) -> bool:
     return isinstance(field.type, type) and issubclass(field.type, tp)
 
 
-_MUTABLE = (FieldKind.LIST, FieldKind.DICT, FieldKind.UNION, FieldKind.ANY, FieldKind.DOCUMENT, FieldKind.DOCUMENTS)
-_RAGGED = StackOptions(shapes="ragged")  # between steps; a later one may bring the rows to one shape
-_MOST_NAMED = 8  # documents in one message
+# --- running
 
 
-class Run(NamedTuple):
-    """A batch on its way through the steps: where its rows come from, and how they are stacked again."""
+class BatchRun(NamedTuple):
+    """The context of preprocessing one batch."""
 
     indices: NDArray[np.int64]
+    """The number of each row in the dataset."""
     ids: Column | None
     shapes: ShapePolicy
     framework: str
     name: str
-    """The document class, as messages call it."""
+    """The name of the document class in messages."""
     arena: Arena
-    """The memory that its tensors are made in."""
+    """The memory for new tensors."""
     shows_zeros: bool
-    """Whether batched functions read zeros for missing values; else reading them is an error."""
+    """Whether batched functions read zeros for missing values; otherwise, reading them is an error."""
 
-    def where(self, row: int) -> str:
-        """The document that a row stands for, as a message names it."""
+    def describe_row(self, row: int) -> str:
+        """Describe the document of a row for a message."""
         document = f"document {int(self.indices[row])}"
         return document if self.ids is None else f"{document} (id {self.ids.value(row)})"
 
-    def where_of(self, rows: NDArray[np.int64], element: int) -> str:
-        """The document that a value belongs to, where value i belongs to row rows[i]."""
-        return self.where(int(rows[element]))
+    def describe_owner(self, rows: NDArray[np.int64], element: int) -> str:
+        """Describe the document that a value belongs to, if value i belongs to row rows[i]."""
+        return self.describe_row(int(rows[element]))
 
-    def documents(self) -> str:
-        """All documents of the batch, as a message names them."""
-        named = ", ".join(map(str, self.indices[:_MOST_NAMED].tolist()))
-        return f"the batch of documents {named}{', ...' if len(self.indices) > _MOST_NAMED else ''}"
+    def describe_batch(self) -> str:
+        """Describe the documents of the batch for a message."""
+        numbers = ", ".join(map(str, self.indices[:_MAX_NAMED].tolist()))
+        return f"the batch of documents {numbers}{', ...' if len(self.indices) > _MAX_NAMED else ''}"
 
-    def path(self, step: Step) -> str:
-        """Where a step runs, as a message names it."""
+    def describe_path(self, step: Step) -> str:
+        """Describe the path of a step for a message."""
         return f"{self.name}.{step.named_path}" if step.named_path else self.name
 
 
-def run_steps(columns: Columns, steps: Iterable[Step], run: Run) -> Columns:
-    """The columns after all steps."""
+def run_steps(columns: Columns, steps: Iterable[Step], run: BatchRun) -> Columns:
+    """Run all steps on the columns of a batch."""
     rows = np.arange(len(columns))
     for step in steps:
         try:
-            columns = _inside(columns, step, step.path or (EACH,), rows, run)
+            columns = _run_inside(columns, step, step.path or (EACH,), rows, run)
         except ColumnError as error:
-            raise FunctionError(f"{step.name} on {run.documents()}: {error}") from error
+            raise FunctionError(f"{step.name} on {run.describe_batch()}: {error}") from error
     return columns
 
 
-def in_shape(columns: Columns, run: Run) -> Columns:
-    """The columns, ragged no more, as the policy says."""
+def unify_batch_shapes(columns: Columns, run: BatchRun) -> Columns:
+    """Bring the ragged columns of a batch to one shape each, following the policy."""
     if run.shapes == "ragged" or not has_ragged(columns):
         return columns
     try:
         return unify_shapes(columns, run.shapes)
     except ColumnError as error:
-        raise ColumnError(f"{run.documents()}: {error}") from error
+        raise ColumnError(f"{run.describe_batch()}: {error}") from error
 
 
-def _whole(columns: Columns, step: Step, rows: NDArray[np.int64], run: Run) -> Columns:
-    """The function runs on the documents, or on the batch of them."""
-    schema, own, path = columns.schema, _own(columns), run.path(step)
+def _run_inside(columns: Columns, step: Step, path: FieldPath, rows: NDArray[np.int64], run: BatchRun) -> Columns:
+    """Run a step on the column at a path. `rows[i]` is the row of the batch that row i of these columns belongs to."""
+    name, *rest = path
+    if name == EACH:
+        return _run_on_documents(columns, step, rows, run)
+    if name not in columns.columns:
+        raise FunctionError(f"{step.name}: an earlier function gave a {columns.schema.name}, which has no {name!r}.")
+    column = columns.columns[name]
+    if not rest:
+        changed = convert_column(_run_on_column(columns, column, step, rows, run), run.framework)
+    elif isinstance(column, DocumentColumn):
+        changed = DocumentColumn(column.field, _run_inside(column.columns, step, tuple(rest), rows, run))
+    elif isinstance(column, DocumentsColumn):
+        owners = np.repeat(rows, np.diff(column.offsets))
+        flat = _run_inside(column.flat, step, tuple(rest), owners, run)
+        field, document_type = column.field, flat.schema.document_type
+        if document_type is not field.document_type:  # the function returned documents of another class
+            field = replace(field, type=DocumentArray[document_type])  # type: ignore[valid-type]
+        changed = DocumentsColumn(field, flat, column.offsets, column.validity)
+    else:
+        changed = _run_on_objects(column, step, tuple(rest), rows, run)
+    new_columns = {**columns.columns, name: changed}
+    schema = columns.schema if changed.field is column.field else with_fields(columns.schema, new_columns.values())
+    return Columns(schema, new_columns, columns.length, columns.validity, columns.extra_states)
+
+
+def _run_on_documents(columns: Columns, step: Step, rows: NDArray[np.int64], run: BatchRun) -> Columns:
+    """Run a step on each document, or on the batch of them."""
+    own, path = _own_columns(columns), run.describe_path(step)
+    field = Field("", FieldKind.DOCUMENT, columns.schema.document_type)
     if step.is_batched:
-        batch = DocumentBatch[schema.document_type]._wrap(unify_shapes(own, run.shapes))  # type: ignore[name-defined]
+        unified = unify_shapes(own, run.shapes)
+        batch = DocumentBatch[columns.schema.document_type]._wrap(unified)  # type: ignore[name-defined]
         if not run.shows_zeros:
             batch._guarded()
-        result = _called_batched(step, batch, run)
-        made = batch if result is None else result
-        column = column_of_data(_document_field(schema), made, (len(columns), None), _RAGGED, path)
+        result = _call_batched(step, batch, run)
+        column = infer_batched_column(field, batch if result is None else result, (len(columns), None), _RAGGED, path)
     else:
-        results = _called(step, own.documents(), rows, run)
-        where = functools.partial(run.where_of, rows)
-        column = column_of(_document_field(schema), results, _RAGGED, path, where)
+        results = _call_each(step, own.documents(), rows, run)
+        column = infer_column(field, results, _RAGGED, path, functools.partial(run.describe_owner, rows))
     if isinstance(column, DocumentColumn) and column.columns.validity is None:
         return convert_columns(column.columns, run.framework)
     raise FunctionError(f"{step.name} must give documents, or None after changing the document in place.")
 
 
-def _document_field(schema: Schema) -> Field:
-    return Field("", FieldKind.DOCUMENT, schema.document_type)
-
-
-def _inside(columns: Columns, step: Step, path: FieldPath, rows: NDArray[np.int64], run: Run) -> Columns:
-    """The columns with the one at the path changed. `rows` are the rows of the batch that these columns belong to."""
-    name, *rest = path
-    if name == EACH:
-        return _whole(columns, step, rows, run)
-    if name not in columns.columns:
-        raise FunctionError(f"{step.name}: an earlier function gave a {columns.schema.name}, which has no {name!r}.")
-    column = columns.columns[name]
-    if not rest:
-        made = convert_column(_changed(columns, column, step, rows, run), run.framework)
-    elif isinstance(column, DocumentColumn):
-        made = DocumentColumn(column.field, _inside(column.columns, step, tuple(rest), rows, run))
-    elif isinstance(column, DocumentsColumn):
-        owners = np.repeat(rows, np.diff(column.offsets))
-        flat = _inside(column.flat, step, tuple(rest), owners, run)
-        made = DocumentsColumn(_array_field(column.field, flat), flat, column.offsets, column.validity)
-    else:
-        made = _deep(column, step, tuple(rest), rows, run)
-    changed = {**columns.columns, name: made}
-    schema = columns.schema if made.field is column.field else with_fields(columns.schema, changed.values())
-    return Columns(schema, changed, columns.length, columns.validity, columns.extra_states)
-
-
-def _array_field(field: Field, flat: Columns) -> Field:
-    """The field of arrays whose documents may be of another class now."""
-    found = flat.schema.document_type
-    return field if found is field.document_type else replace(field, type=DocumentArray[found])  # type: ignore[valid-type]
-
-
-def _changed(columns: Columns, column: Column, step: Step, rows: NDArray[np.int64], run: Run) -> Column:
+def _run_on_column(columns: Columns, column: Column, step: Step, rows: NDArray[np.int64], run: BatchRun) -> Column:
     own = _own_column(column)
     if step.is_batched:
-        return _changed_whole(columns, own, step, run)
+        return _run_batched(columns, own, step, run)
     values = own.values()
-    results = _called(step, values, rows, run)
-    if _shares_rows(own) and all(a is b for a, b in zip(values, results, strict=True)):
+    results = _call_each(step, values, rows, run)
+    if _shares_memory(own) and all(a is b for a, b in zip(values, results, strict=True)):
         return own  # changed in place, in the memory of the batch
-    alike = tensors_column(column.field, results, run.arena)
-    if alike is not None:
-        return alike
-    return column_of(column.field, results, _RAGGED, run.path(step), functools.partial(run.where_of, rows))
+    stacked = stack_tensors(column.field, results, run.arena)
+    if stacked is not None:
+        return stacked
+    describe_row = functools.partial(run.describe_owner, rows)
+    return infer_column(column.field, results, _RAGGED, run.describe_path(step), describe_row)
 
 
-def _changed_whole(columns: Columns, column: Column, step: Step, run: Run) -> Column:
-    """What a batched function makes of a column, which it gets in one shape if the policy asks for that."""
-    column = unify_column(column, run.shapes, run.path(step))
-    name, own = column.field.name, columns
+def _run_batched(columns: Columns, column: Column, step: Step, run: BatchRun) -> Column:
+    """Run a batched function on a column, in one shape if the policy says so."""
+    column = unify_column(column, run.shapes, run.describe_path(step))
+    name = column.field.name
     if column is not columns.columns[name]:
-        own = replace(columns, columns={**columns.columns, name: column})
-    given = _as_given(own, column, run)
-    result = _called_batched(step, given, run)
-    if result is None and not isinstance(given, list):
+        columns = replace(columns, columns={**columns.columns, name: column})
+    argument = _make_argument(columns, column, run)
+    result = _call_batched(step, argument, run)
+    if result is None and not isinstance(argument, list):
         return column
-    whole = isinstance(column, TensorColumn) and column.validity is None
-    validity = None if whole else column.valid_rows()
-    data = given if result is None else result
+    data = argument if result is None else result
     if isinstance(column, TensorColumn) and isinstance(data, (list, tuple)) and len(data) == len(column):
-        data = column.mask_values(list(data))  # what it made of the zeros in rows without a value is no value
-    return column_of_data(column.field, data, (len(column), validity), _RAGGED, run.path(step))
+        data = column.mask_values(list(data))  # results for rows without a value, which were zeros, are dropped
+    has_all = isinstance(column, TensorColumn) and column.validity is None
+    rows = len(column), None if has_all else column.valid_rows()
+    return infer_batched_column(column.field, data, rows, _RAGGED, run.describe_path(step))
 
 
-def _as_given(columns: Columns, column: Column, run: Run) -> Any:
-    """A column as a batch gives it, for a batched function.
+def _make_argument(columns: Columns, column: Column, run: BatchRun) -> Any:
+    """Return a column as a batch does, for a batched function.
 
-    Rows of a tensor without a value are zeros here, and have no value again in what the function returns.
+    Rows of a tensor without a value are zeros here, and have no value again in the result.
     """
     if isinstance(column, TensorColumn):
         return wrap_rows(column.field, column.framework, [column.data])[0]
     batch = DocumentBatch[columns.schema.document_type]._wrap(columns)  # type: ignore[name-defined]
     if run.shows_zeros or not isinstance(column, (DocumentColumn, DocumentsColumn)):
         return batch[column.field.name]
-    given = batch._guarded()[column.field.name]
-    if isinstance(column, DocumentColumn):  # where it is None, it stays None
-        given._set(given._columns, given._guard._replace(skips_none=True))
-    return given
+    nested = batch._guarded()[column.field.name]
+    if isinstance(column, DocumentColumn):  # rows where the document is None stay None, and are no error
+        nested._set(nested._columns, nested._guard._replace(skips_none=True))
+    return nested
 
 
-def _shares_rows(column: Column) -> bool:
-    """Whether the values of the column are views of it: not where the field is typed with another framework."""
+def _shares_memory(column: Column) -> bool:
+    """Return whether the values of a column are views of it: not if the field is typed with another framework."""
     if not isinstance(column, TensorColumn):
         return False
     declared = column.field.type.framework if isinstance(column.field.type, TensorType) else None
     return declared is None or declared is column.framework
 
 
-def _deep(column: Column, step: Step, rest: FieldPath, rows: NDArray[np.int64], run: Run) -> Column:
-    """A path that goes on inside documents held as objects, as recursive ones are."""
+def _run_on_objects(column: Column, step: Step, rest: FieldPath, rows: NDArray[np.int64], run: BatchRun) -> Column:
+    """Run a step inside documents that are held as objects, as recursive ones are."""
     if column.field.kind not in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS) or step.is_batched:
-        what = (
+        reason = (
             "is held as objects, and has no columns for a batched function" if step.is_batched else "has no fields now"
         )
-        raise FunctionError(f"{step.name}: {column.field.name!r} {what}.")
+        raise FunctionError(f"{step.name}: {column.field.name!r} {reason}.")
     values = _own_column(column).values()
     for value, row in zip(values, rows.tolist(), strict=True):
         for document in [] if value is None else getattr(value, "_documents", [value]):
-            _set_inside(document, rest, step, row, run)
+            _run_on_object(document, rest, step, row, run)
     return ObjectColumn(column.field, values)
 
 
-def _set_inside(document: Any, path: FieldPath, step: Step, row: int, run: Run) -> None:
+def _run_on_object(document: Any, path: FieldPath, step: Step, row: int, run: BatchRun) -> None:
     name, *rest = path
     value = document.__dict__.get(name)
     if value is None:
         return
     if not rest:
-        document.__dict__[name] = _called(step, [value], np.array([row]), run)[0]
+        document.__dict__[name] = _call_each(step, [value], np.array([row]), run)[0]
         return
     for inner in getattr(value, "_documents", [value]):
-        _set_inside(inner, tuple(rest), step, row, run)
+        _run_on_object(inner, tuple(rest), step, row, run)
 
 
-def _called(step: Step, values: list[Any], rows: NDArray[np.int64], run: Run) -> list[Any]:
-    """What the functions give for each value; None stands for the value itself, which they may have changed."""
-    results = values
+def _call_each(step: Step, values: list[Any], rows: NDArray[np.int64], run: BatchRun) -> list[Any]:
+    """Call the functions for each value; if a function returns None, the value itself is the result."""
     for function in step.functions:
-        results = _mapped(function, results, step, rows, run)
-    return results
+        results: list[Any] = []
+        try:
+            for value in values:
+                result = None if value is None else function(value)
+                results.append(value if result is None else result)
+        except Exception as error:
+            name, where = step.describe(function), run.describe_row(int(rows[len(results)]))
+            raise FunctionError(f"{name} failed on {where}: {type(error).__name__}: {error}") from error
+        values = results
+    return values
 
 
-def _mapped(function: Function, values: list[Any], step: Step, rows: NDArray[np.int64], run: Run) -> list[Any]:
-    results: list[Any] = []
+def _call_batched(step: Step, argument: Any, run: BatchRun) -> Any:
     try:
-        for value in values:
-            result = None if value is None else function(value)
-            results.append(value if result is None else result)
-    except Exception as error:
-        name, where = step.name_of(function), run.where(int(rows[len(results)]))
-        raise FunctionError(f"{name} failed on {where}: {type(error).__name__}: {error}") from error
-    return results
-
-
-def _called_batched(step: Step, column: Any, run: Run) -> Any:
-    try:
-        return step.functions[0](column)
+        return step.functions[0](argument)
     except MissingValueError as error:
         raise MissingValueError(
-            f"{step.name} on {run.documents()}: {error} With missing='mask', functions read zeros, too."
+            f"{step.name} on {run.describe_batch()}: {error} With missing='mask', functions read zeros, too."
         ) from error
     except Exception as error:
-        raise FunctionError(f"{step.name} failed on {run.documents()}: {type(error).__name__}: {error}") from error
+        batch = run.describe_batch()
+        raise FunctionError(f"{step.name} failed on {batch}: {type(error).__name__}: {error}") from error
 
 
-def _own(columns: Columns) -> Columns:
-    """The columns with objects of their own: those of a batch are the source's, and functions may change them."""
-    made = {name: _own_column(column) for name, column in columns.columns.items()}
-    return replace(columns, columns=made, extra_states=copy.deepcopy(columns.extra_states))
+def _own_columns(columns: Columns) -> Columns:
+    """Copy the objects of columns: a batch shares them with the dataset, and functions may change them."""
+    own = {name: _own_column(column) for name, column in columns.columns.items()}
+    return replace(columns, columns=own, extra_states=copy.deepcopy(columns.extra_states))
 
 
 def _own_column(column: Column) -> Column:
-    if isinstance(column, TensorColumn):
-        return column  # gathered for this batch
-    if isinstance(column, DocumentColumn):
-        return DocumentColumn(column.field, _own(column.columns))
-    if isinstance(column, DocumentsColumn):
-        return DocumentsColumn(column.field, _own(column.flat), column.offsets, column.validity)
     if isinstance(column, ObjectColumn) and (column.field.kind in _MUTABLE or column.field.kind is FieldKind.TENSOR):
         return ObjectColumn(column.field, copy.deepcopy(column.values()))
-    return column
+    return column.map_children(_own_columns)  # other leaves are gathered for this batch, or immutable

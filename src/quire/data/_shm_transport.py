@@ -275,8 +275,7 @@ def _restore_batch(batch_type: type[DocumentBatch[Any]], state: tuple[Any, ...])
 
 def _content(memory: mmap.mmap) -> torch.UntypedStorage:
     torch = sys.modules["torch"]
-    storage: torch.UntypedStorage = torch.frombuffer(memory, dtype=torch.uint8, offset=_HEADER).untyped_storage()
-    return storage
+    return torch.frombuffer(memory, dtype=torch.uint8, offset=_HEADER).untyped_storage()  # type: ignore[no-any-return]
 
 
 def _piece_name(token: str, number: int) -> str:

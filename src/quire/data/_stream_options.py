@@ -27,20 +27,21 @@ MiB = 1 << 20
 class Streaming(TypedDict, total=False):
     """The keywords of `StreamingDataset`.
 
-    shuffle: 'block' (the default) mixes rows from all over the data, a window of blocks at a time; 'global' puts any
-        row anywhere; False leaves them as they lie.
-    seed: the order of every epoch follows from it.
-    last: what becomes of rows that do not fill a batch on every rank: 'keep' (the default), 'drop' or 'pad'.
-    columns: the paths of the fields to read. where: which rows.
-    framework: that of the batches, torch by default. shapes: the policy for tensors of mixed shapes.
-    missing: what becomes of numbers and tensors that are None in some rows: 'raise' (the default), 'mask', or values by
-        path, as for `MultiModalDataset`. If the shards have null counts, the error comes here.
-    rank, world_size: this process's share; by default those of torch.distributed, or of the launcher's environment.
-    epochs: how many epochs one pass has; None never ends.
-    on_error: what becomes of rows whose shard cannot be read: 'raise', 'skip' them, or 'replace' them by others.
-    memory_bytes: what a window of blocks may take, and what a loader may hold ahead.
-    storage: where shards are cached, and how remote stores are asked.
-    allow_empty: whether a dataset without rows, or of which `where` leaves none, is accepted; else it is an error.
+    shuffle: 'block' (the default) mixes rows from all over the data, one window of blocks at a time; 'global' may put
+        any row at any position; False keeps the order of the data.
+    seed: determines the order of every epoch.
+    last: the policy for rows that do not fill a batch on every rank: 'keep' (the default), 'drop' or 'pad'.
+    columns: the paths of the fields to read. where: selects rows.
+    framework: the framework of the batches, torch by default. shapes: the policy for tensors of mixed shapes.
+    missing: the policy for numbers and tensors that are None in some rows: 'raise' (the default), 'mask', or values by
+        path, as for `MultiModalDataset`. If the shards have null counts, the error is raised here.
+    rank, world_size: the share of this process; by default those of torch.distributed, or of the launcher's
+        environment.
+    epochs: the number of epochs of one pass; with None, a pass never ends.
+    on_error: the policy for rows whose shard cannot be read: 'raise', 'skip' them, or 'replace' them by others.
+    memory_bytes: the budget for a window of blocks, and for the batches that a loader prefetches.
+    storage: where shards are cached, and the options of remote stores.
+    allow_empty: whether the dataset may have no rows, or none that match `where`; otherwise that is an error.
     verify: when stored data is compared with its checksums: 'first_touch' (the default), 'always' or 'never'.
     """
 
@@ -64,7 +65,7 @@ class Streaming(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """How a dataset is streamed; see `Streaming`."""
+    """The options of a StreamingDataset, checked; see `Streaming`."""
 
     shuffle: Shuffle = "block"
     seed: int = 0
@@ -101,18 +102,27 @@ class StreamOptions:
         MissingOptions.of(self.missing)
 
     def resolved_framework(self) -> str:
-        """The framework of the batches."""
+        """Return the framework of the batches."""
         return self.framework or default_framework()
 
-    def share(self) -> tuple[int, int]:
-        """The rank and the number of ranks: given, or told by torch.distributed or by a launcher."""
+    def rank_and_world_size(self) -> tuple[int, int]:
+        """Return the rank and the number of ranks: the options, or those of torch.distributed or of a launcher."""
         if self.rank is not None and self.world_size is not None:
             return self.rank, self.world_size
         if is_loaded("torch.distributed"):
             distributed: Any = require("torch.distributed", extra="torch", needed_for="ranks")
             if distributed.is_available() and distributed.is_initialized():
                 return distributed.get_rank(), distributed.get_world_size()
-        return _launched()
+        rank, world_size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+        if not rank and not world_size:
+            return 0, 1
+        try:
+            return int(rank), int(world_size)
+        except ValueError as error:
+            raise OptionError(
+                f"the environment says RANK={rank!r} and WORLD_SIZE={world_size!r}: both are numbers, or neither is "
+                "there. Pass rank and world_size."
+            ) from error
 
 
 def check_stream_options(names: Iterable[str], batch_size: int) -> int:
@@ -124,74 +134,56 @@ def check_stream_options(names: Iterable[str], batch_size: int) -> int:
     return size
 
 
-def _launched() -> tuple[int, int]:
-    """The rank and the number of ranks that a launcher tells of; else one process is all there is."""
-    rank, world_size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
-    if not rank and not world_size:
-        return 0, 1
-    try:
-        return int(rank), int(world_size)
-    except ValueError as error:
-        raise OptionError(
-            f"the environment says RANK={rank!r} and WORLD_SIZE={world_size!r}: both are numbers, or neither is there. "
-            "Pass rank and world_size."
-        ) from error
+# --- the order of the rows
 
 
-MiB = 1 << 20
+def choose_order(stored: StoredDataset[Any], options: StreamOptions) -> RowOrder:
+    """Choose the order of the rows; raise an error for one that the cache is too small for.
 
-
-def order_of(stored: StoredDataset[Any], options: StreamOptions) -> RowOrder:
-    """The order of the rows; one that the cache is too small for is an error."""
+    Shards that are mapped, or fit into the cache, are read in small blocks. Otherwise each shard is fetched or decoded
+    into the cache when one of its rows is read, so a block is about a shard, and a window what the cache can hold.
+    """
     rows = len(stored)
     if stored.is_mapped or options.shuffle is False or not stored.shards:
-        block, window = choose_block(rows, row_bytes(stored), options.memory_bytes)
+        block, window = choose_block(rows, estimate_row_bytes(stored), options.memory_bytes)
     else:
-        needed, room = int(stored.nbytes * _growth(stored)), stored.reader.cache.max_bytes
+        needed, room = int(stored.nbytes * _estimate_growth(stored)), stored.reader.cache.max_bytes
         if needed <= room:
-            block, window = choose_block(rows, row_bytes(stored), options.memory_bytes)
+            block, window = choose_block(rows, estimate_row_bytes(stored), options.memory_bytes)
         elif options.shuffle == "global":
-            raise _too_small(needed, room)
+            raise OptionError(
+                f"shuffle='global' needs all shards at hand, and the cache holds {room:,} bytes of about {needed:,}. "
+                "Use shuffle='block', or pass storage=ReadOptions(cache_bytes=...)."
+            )
         else:
-            block, window = _by_shards(rows, len(stored.shards), needed, room)
-    window = min(window, max(1, -(-rows // block)))  # all of them; more make no other order, and no other state
+            # The cache has room for two windows: rows of the next window are read before the last rows of this one.
+            # So each shard is fetched or decoded about once per epoch.
+            shards = len(stored.shards)
+            block, window = max(1, -(-rows // shards)), max(1, room * shards // (2 * needed))
+    # A window of more than all units makes no other order, so it must not make another state either.
+    window = min(window, max(1, -(-rows // block)))
     return RowOrder(rows, options.seed, options.shuffle, block, window)
 
 
-def row_bytes(stored: StoredDataset[Any]) -> float:
-    """About the bytes of a row in the shards."""
+def estimate_row_bytes(stored: StoredDataset[Any]) -> float:
+    """Return the approximate size of a row in the shards."""
     return stored.nbytes / max(int(stored.starts[-1]), 1)
 
 
-def fingerprint(stored: StoredDataset[Any]) -> str:
-    """What tells a dataset from another: the content of its shards, where it is known, and which rows are meant."""
+def compute_fingerprint(stored: StoredDataset[Any]) -> str:
+    """Return a digest that identifies a dataset: the checksums of its shards (or names), and the selected rows."""
     digest = blake2b("\n".join(f"{s.rows} {s.xxh3 or s.name}" for s in stored.shards).encode(), digest_size=8)
     if stored.rows is not None:
         digest.update(stored.rows.tobytes())
     return digest.hexdigest()
 
 
-def _by_shards(rows: int, shards: int, needed: int, room: int) -> tuple[int, int]:
-    """A unit is about a shard, and the cache has room for two windows: while one is left, the next is entered.
-
-    So each shard is fetched or written anew about once an epoch.
-    """
-    return max(1, -(-rows // shards)), max(1, room * shards // (2 * needed))
-
-
-def _growth(stored: StoredDataset[Any]) -> float:
-    """How much larger shards are in the cache than they are in the dataset: as the first one tells."""
+def _estimate_growth(stored: StoredDataset[Any]) -> float:
+    """Return how much larger shards are in the cache than in the dataset, as the first shard is."""
     first = stored.shards[0]
     if first.format != "parquet":
         return 1.0
     with shard_errors(stored.folder, first):
         metadata = pq.read_metadata(RangeReader(stored.folder, first))
-    plain: int = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
-    return max(1.0, plain / max(first.bytes, 1))
-
-
-def _too_small(needed: int, room: int) -> OptionError:
-    return OptionError(
-        f"shuffle='global' needs all shards at hand, and the cache holds {room:,} bytes of about {needed:,}. "
-        "Use shuffle='block', or pass storage=ReadOptions(cache_bytes=...)."
-    )
+    decompressed: int = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+    return max(1.0, decompressed / max(first.bytes, 1))
