@@ -8,13 +8,13 @@ ignores what it does not know.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any, Literal, cast, get_args
 
 from pydantic import ValidationError
 from pydantic_core import CoreSchema, PydanticCustomError, SchemaValidator, core_schema
 
+from quire._fork import ForkSafeLock
 from quire.errors import OptionError, did_you_mean
 from quire.schema import Field, FieldKind, first_keys, takes_names
 
@@ -24,7 +24,7 @@ Extra = Literal["forbid", "ignore"]
 _FORBIDDEN = "Extra inputs are not permitted"
 _ERROR_TYPES = frozenset(get_args(core_schema.ErrorType))
 _NOT_SCHEMAS = ("metadata", "serialization", "default", "expected", "config", "cls")
-_hiding = threading.Lock()
+_hiding = ForkSafeLock()
 
 
 def check_extra(extra: str) -> None:

@@ -73,8 +73,17 @@ def test_a_run_on_other_ranks_goes_on_where_it_stopped() -> None:
     assert np.array_equal(others[0].rows(0)[0], order.rows(2, np.arange(stopped, stopped + 96)))
 
 
+_CACHES = (
+    _bijection._sort_by_hash,
+    _bijection._invert_sort,
+    _bijection._make_network,
+    _epoch._layout,
+    _epoch._units_in_window,
+)
+
+
 def forget() -> None:
-    for cached in (_bijection._sorted, _bijection._unsorted, _bijection._walk, _epoch._layout, _epoch._units_of):
+    for cached in _CACHES:
         cached.cache_clear()
 
 

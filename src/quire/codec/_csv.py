@@ -10,7 +10,6 @@ import csv
 import io
 import json
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from pydantic_core import from_json as parse_json
 from typing_extensions import Self
 
 from quire._extra_fields import Extra
+from quire._fork import ForkSafeLock
 from quire.codec._json import from_json, to_json
 from quire.codec._readback import check_read_back
 from quire.codec._table_columns import (
@@ -40,7 +40,7 @@ from quire.errors import DecodeError, EncodeError
 from quire.schema import FieldKind, FieldPath, Schema
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_size_limit_lock = threading.Lock()
+_size_limit_lock = ForkSafeLock()
 _RECORDS_PER_READ = 256
 
 

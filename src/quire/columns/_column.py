@@ -6,7 +6,6 @@ Columns of nested documents are in `_columns`, next to the `Columns` that they c
 from __future__ import annotations
 
 import io
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from typing_extensions import Self
 
+from quire._fork import ForkSafeLock
 from quire.errors import ColumnError, TensorError
 from quire.schema import Field, FieldKind
 from quire.tensors import Framework, NativeTensorFlow, TensorType, framework_of_type, get_framework, to_framework
@@ -195,12 +195,14 @@ class TensorColumn(Column):
         return wrap_rows(self.field, framework, [row])[0]
 
     def take(self, indices: NDArray[np.int64]) -> TensorColumn:
+        data = self.framework.take(self.data, indices)
         shapes = None if self.shapes is None else self.shapes[indices]
-        return self.with_data(self.framework.take(self.data, indices), self._select_validity(indices), shapes)
+        return type(self)(self.field, data, self.framework, self._select_validity(indices), shapes)
 
     def slice(self, rows: slice) -> TensorColumn:
+        data = self.data[rows]
         shapes = None if self.shapes is None else self.shapes[rows]
-        return self.with_data(self.data[rows], self._select_validity(rows), shapes)
+        return type(self)(self.field, data, self.framework, self._select_validity(rows), shapes)
 
     def concat(self, others: Sequence[TensorColumn]) -> TensorColumn | None:
         columns = [self, *others]
@@ -298,15 +300,24 @@ class LentColumn(TensorColumn):
     ) -> TensorColumn:
         return TensorColumn(self.field, data, framework or self.framework, validity, shapes)
 
+    def _to_plain(self) -> TensorColumn:
+        return TensorColumn(self.field, self.data, self.framework, self.validity, self.shapes)
+
+    def take(self, indices: NDArray[np.int64]) -> TensorColumn:
+        return self._to_plain().take(indices)
+
+    def slice(self, rows: slice) -> TensorColumn:
+        return self._to_plain().slice(rows)
+
     def payload(self) -> dict[str, Any]:
-        return self.with_data(self.data, self.validity, self.shapes).payload()
+        return self._to_plain().payload()
 
     @classmethod
     def restore(cls, field: Field, payload: dict[str, Any]) -> Column:
         return TensorColumn.restore(field, payload)
 
 
-_copying = threading.Lock()
+_copying = ForkSafeLock()
 
 
 class ScalarColumn(TensorColumn):
