@@ -202,9 +202,10 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def layers(session: nox.Session) -> None:
-    """Imports only go down."""
+    """Imports only go down, and only to what other packages export."""
     session.install(*group("layers"))
     session.run("lint-imports", "--no-cache", env={"PYTHONPATH": "src"})
+    session.run("python", "tools/figures.py", "--check")
 
 
 TEST_GROUPS = ("test", "test-protoc", "test-torch", "test-remote", "test-browser", "test-node")

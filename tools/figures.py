@@ -136,6 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=ROOT, help="the folder of a package")
     parser.add_argument("--packages", action="store_true", help="one row for each subpackage")
+    parser.add_argument("--check", action="store_true", help="fail if a package imports private names of another one")
     options = parser.parse_args()
     root: Path = options.root
     groups: dict[str, list[Path]] = {}
@@ -157,6 +158,8 @@ def main() -> None:
     else:
         for label, value in rows[root.name].items():
             print(f"{label:45} {value}")
+    if options.check and any(row["imports of private names of other packages"] != "0" for row in rows.values()):
+        raise SystemExit("packages use only what other packages export: see imports_private_names in tools/figures.py")
 
 
 if __name__ == "__main__":
