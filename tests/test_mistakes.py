@@ -473,15 +473,15 @@ def test_a_file_in_the_place_of_a_dataset(students: DocumentArray[Student], tmp_
 
 def test_writing_where_a_dataset_is(students: DocumentArray[Student], folder: Path) -> None:
     assert message_of(StorageError, lambda: write_dataset(students, folder, schema=Student)) == (
-        f"{folder}: there is a dataset already. Pass mode='append' to add to it, 'resume' to go on with a write that "
-        "was broken off, or 'overwrite' to replace it."
+        f"{folder}: there is a dataset already. Pass mode='append' to add to it, 'resume' to continue a write that was "
+        "interrupted, or 'overwrite' to replace it."
     )
 
 
 def test_appending_documents_of_another_class(folder: Path) -> None:
     clips = [Clip(frames=np.zeros((2, 2), np.float32))]
     assert message_of(StorageError, lambda: write_dataset(clips, folder, schema=Clip, mode="append")) == (
-        f"{folder}: Clip does not go with the documents that are there. Clip.frames: the data does not hold it, and it "
+        f"{folder}: Clip is not compatible with the stored documents. Clip.frames: the data does not have it, and it "
         "has no default. Append documents of the same class, give new fields defaults, or write to another folder."
     )
     assert len(open_dataset(folder, Student)) == 10

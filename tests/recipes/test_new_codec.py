@@ -87,14 +87,14 @@ def test_damage_inside_of_a_compression_is_an_error_of_ours() -> None:
 def test_a_format_of_others_becomes_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from quire.storage import import_dataset
     from quire.storage.importers import _import
-    from quire.storage.importers._source import ForeignDataset, ImportOptions, made_documents
+    from quire.storage.importers._source import ForeignDataset, ImportOptions, validate_rows
 
     def read_points(source: Any, schema: type[Any] | None, options: ImportOptions) -> ForeignDataset:
         lines = Path(source).read_text().splitlines()
 
         def rows(first: int) -> Iterator[Any]:
             records = ((f"{source}, line {number}", json.loads(lines[number])) for number in range(first, len(lines)))
-            return made_documents(schema or Point, records, options.extra)
+            return validate_rows(schema or Point, records, options.extra)
 
         return ForeignDataset(schema or Point, rows, len(lines))
 

@@ -88,7 +88,7 @@ def test_the_default_place_follows_the_environment(tmp_path: Path, monkeypatch: 
 
 def test_a_place_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match=r"file/cache: the folder of the cache cannot be made .* QUIRE_CACHE"):
+    with pytest.raises(StorageError, match=r"file/cache: the folder of the cache cannot be created .* QUIRE_CACHE"):
         ShardCache(tmp_path / "file" / "cache", 100)
 
 
@@ -131,7 +131,7 @@ def test_a_maker_that_raises_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         cache.get(A, fail)
     assert names(cache) == set()
-    with pytest.raises(StorageError, match="there is no file"):
+    with pytest.raises(StorageError, match="returned without creating it"):
         cache.get(A, lambda _: None)
     assert cache.get(A, sized(2)).read_bytes() == b"xx"
 

@@ -433,9 +433,9 @@ def test_two_classes_of_one_name_stay_apart(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_tells_no_format(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="the files do not tell their format"):
+    with pytest.raises(OptionError, match="the format cannot be detected by the files"):
         import_dataset(tmp_path, tmp_path / "made")
-    with pytest.raises(OptionError, match="format='mdx' is not a format that is imported. Did you mean 'mds'?"):
+    with pytest.raises(OptionError, match="format='mdx' is not a format that can be imported. Did you mean 'mds'?"):
         import_dataset(tmp_path, tmp_path / "made", "mdx")  # type: ignore[arg-type]
     for name in ("petastorm", "mds", "webdataset", "huggingface"):
         with pytest.raises(StorageError, match="no such file|there are no"):

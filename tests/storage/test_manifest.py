@@ -19,12 +19,12 @@ from quire.storage._manifest import (
     _log_names,
     decode_line,
     encode_line,
+    find_strays,
     list_plain_files,
-    logs_folder,
+    open_logs,
     read_manifest,
-    strays,
     write_index,
-    writer_of,
+    writer_name,
 )
 
 pytestmark = pytest.mark.needs("pyarrow", "fsspec", "xxhash")
@@ -163,9 +163,9 @@ def test_logs_are_named_in_the_order_of_their_writers(folder: Folder) -> None:
     for log in logs:
         assert log.path == f"_quire/{log.name}.v2.jsonl"
         assert not log.replaces
-        assert writer_of(Path(log.path).name) == log.name
+        assert writer_name(Path(log.path).name) == log.name
     assert logs[0].shard_name(7, ".arrow") == f"{logs[0].name}-00007.arrow"
-    assert writer_of("old.jsonl") == "old"
+    assert writer_name("old.jsonl") == "old"
 
 
 def test_a_log_begins_with_one_head_and_has_a_line_for_each_shard(folder: Folder) -> None:
@@ -288,12 +288,12 @@ def test_the_later_of_two_replacements_counts(folder: Folder) -> None:
 
 def test_the_address_of_a_dataset_may_end_with_a_slash(tmp_path: Path) -> None:
     for url in (f"{tmp_path}", f"{tmp_path}/"):
-        assert logs_folder(url).url == f"{tmp_path}/_quire"
+        assert open_logs(url).url == f"{tmp_path}/_quire"
 
 
 def test_the_index_names_the_logs(folder: Folder) -> None:
     write_index(folder, Manifest((), ("1.jsonl", "2.v2.jsonl"), ("0.jsonl",)))
-    assert _log_names(logs_folder(folder.url)) == ["1.jsonl", "2.v2.jsonl"]
+    assert _log_names(open_logs(folder.url)) == ["1.jsonl", "2.v2.jsonl"]
 
 
 # A log that is replaced may be removed after the logs were listed, and before it is read.
@@ -339,7 +339,7 @@ def test_lines_that_require_unknown_features_are_errors(folder: Folder) -> None:
 @pytest.mark.parametrize("log", ["1.jsonl", "1.v2.jsonl"])
 def test_lines_that_do_not_describe_a_shard_are_errors(folder: Folder, log: str) -> None:
     put(folder, log, {**shard_line("a.arrow"), "rows": -1})
-    with pytest.raises(StorageError, match=rf"{log}: a line of the log does not tell of a shard"):
+    with pytest.raises(StorageError, match=rf"{log}: a line of the log does not describe a shard"):
         read_manifest(folder)
 
 
@@ -387,7 +387,7 @@ def test_strays_are_grouped_by_their_writer(tmp_path: Path, folder: Folder) -> N
     for name in (*stray_names, "known.arrow", "old.arrow", "foreign.parquet", f"{log.name}-1.arrow", "note.txt"):
         (tmp_path / name).write_bytes(b"1234")
     manifest = Manifest((Shard("known.arrow", 1, 4),), (), (), ("old.arrow",))
-    assert strays(folder, manifest) == {
+    assert find_strays(folder, manifest) == {
         log.name: [Shard(stray_names[0], -1, 4), Shard(stray_names[1], -1, 4)],
         other.name: [Shard(stray_names[2], -1, 4)],
         "": [Shard(f"{log.name}-1.arrow", -1, 4), Shard("foreign.parquet", -1, 4)],

@@ -119,7 +119,7 @@ def test_a_sample_is_rows_in_order_without_repetition(pages: Pages, count: int) 
 
 def test_a_brief_row_tells_sizes_and_beginnings(stored: Any, pages: Pages) -> None:
     for head in (4, 512):
-        found = pages.brief(ROWS, head)
+        found = pages.preview(ROWS, head)
         for place, row in enumerate(ROWS.tolist()):
             check_brief({path: values[place] for path, values in found.items()}, stored[0][row], head)
 
@@ -187,7 +187,7 @@ def test_a_shard_that_was_cut_off_meanwhile_is_an_error(tmp_path: Path, end: int
     pages.take(np.array([0]))
     [shard] = (tmp_path / "rows").glob("*.parquet")
     shard.write_bytes(shard.read_bytes()[:end])
-    with pytest.raises(ShardError, match="altered or cut off"):
+    with pytest.raises(ShardError, match="altered or truncated"):
         pages.take(np.array([399]))
 
 
@@ -196,10 +196,10 @@ def test_a_shard_that_was_written_anew_is_read_by_its_own_footer(tmp_path: Path)
     pages = Pages(open_dataset(tmp_path / "rows", Page, cache=tmp_path / "cache"))
     [shard] = (tmp_path / "rows").glob("*.parquet")
     pages.take(np.array([0]))
-    footer = pages._footer(0, shard)
-    assert pages._footer(0, shard) is footer
+    footer = pages._load_footer(0, shard)
+    assert pages._load_footer(0, shard) is footer
     os.utime(shard, ns=(0, 0))
-    assert pages._footer(0, shard) is not footer
+    assert pages._load_footer(0, shard) is not footer
     assert pages.take(np.array([399]))[0].number == 399
 
 

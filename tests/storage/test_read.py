@@ -356,7 +356,7 @@ def test_many_threads_read_one_dataset(folder: Path) -> None:
 
 
 def test_more_shards_than_may_be_open_are_closed_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.storage._dataset._MOST_OPEN", 3)
+    monkeypatch.setattr("quire.storage._dataset._MAX_OPEN", 3)
     dataset = open_dataset(folder, Photo)
 
     def some(seed: int) -> bool:
@@ -453,6 +453,6 @@ def test_a_dataset_that_was_written_anew_is_to_be_opened_again(tmp_path: Path) -
     write_dataset(photos(3), tmp_path / "photos")
     dataset = open_dataset(tmp_path / "photos", Photo)
     write_dataset(photos(5), tmp_path / "photos", mode="overwrite")
-    with pytest.raises(ShardError, match="written anew meanwhile, open it again"):
+    with pytest.raises(ShardError, match="written anew in the meantime, open it again"):
         dataset.read()
     assert len(open_dataset(tmp_path / "photos", Photo).read()) == 5

@@ -244,7 +244,7 @@ def test_what_cannot_be_asked_for_is_an_error(tmp_path: Path) -> None:
 def test_of_large_rows_fewer_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_dataset(photos(1500), tmp_path, format="arrow")
     dataset = open_dataset(tmp_path, Photo)
-    monkeypatch.setattr(sampling, "_MOST_BYTES", dataset.nbytes // 10)
+    monkeypatch.setattr(sampling, "_MAX_BYTES", dataset.nbytes // 10)
     assert column_statistics(dataset, ["number"])["number"].rows == 1000
 
 

@@ -45,8 +45,8 @@ from quire.storage._block_table import (
     checksum,
     find_table,
     parse_table,
+    read_from,
     read_message_layout,
-    reads_from,
 )
 from quire.storage._manifest import decode_line, encode_line
 from quire.storage._pages import Pages
@@ -250,7 +250,7 @@ def test_a_single_file_is_verified_by_its_own_table(tmp_path: Path, kind: str) -
         shard_files(tmp_path / "d")[0].rename(file)
     assert open_dataset(file, Row)[3].n == 1003
     content = file.read_bytes()
-    place = find_table(reads_from(memoryview(content)), len(content), kind)
+    place = find_table(read_from(memoryview(content)), len(content), kind)
     assert place is not None
     table = parse_table(memoryview(content)[place[0] : sum(place)])
     offset, size = table.columns[0, table.names.index("n")].tolist()
@@ -414,13 +414,13 @@ def test_pieces_are_asked_for_all_at_once(samples: Path, monkeypatch: pytest.Mon
 def test_a_brief_of_large_values_verifies_what_it_reads(samples: Path) -> None:
     file, table = table_of(samples)
     pages = Pages(open_dataset(samples, Sample))
-    heads = pages.brief(np.arange(200), head=10)
+    heads = pages.preview(np.arange(200), head=10)
     assert heads["blob",][8].content == bytes([8]) * 10
     offset, size = pieces_of(table, 0, "blob")[3]
     bitrot.flip_byte(file, offset + size // 2, 1)
-    assert pages.brief(np.arange(200), head=10).keys() == heads.keys()
+    assert pages.preview(np.arange(200), head=10).keys() == heads.keys()
     with pytest.raises(ShardError, match="'blob' in block 0"):
-        Pages(open_dataset(samples, Sample)).brief(np.arange(200), head=10)
+        Pages(open_dataset(samples, Sample)).preview(np.arange(200), head=10)
 
 
 def test_opening_a_shard_reads_its_metadata_and_no_data(tmp_path: Path) -> None:

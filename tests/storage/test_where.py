@@ -21,12 +21,12 @@ from quire.storage._layout import Layout
 from quire.storage._shard_reader import read_table
 from quire.storage._where import (
     _bounds,
+    _cache_name,
     _canonical_bytes,
     _fraction,
+    _is_ruled_out,
     _load_rows,
     _may_match,
-    _cache_name,
-    _is_ruled_out,
     _save_rows,
     matching_rows,
 )

@@ -370,8 +370,8 @@ class Loose(BaseDocument):
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ({"number": 2**70}, rf"Loose\.number: .*\({2**70}\)\. A Decimal or a text holds any\."),
-        ({"text": "ab\ud800"}, r"Loose\.text: half a character .*'ab\\ud800'.*errors='replace'"),
+        ({"number": 2**70}, rf"Loose\.number: .*\({2**70}\)\. A field of Decimal or str holds any number\."),
+        ({"text": "ab\ud800"}, r"Loose\.text: a lone surrogate .*'ab\\ud800'.*errors='replace'"),
         ({"span": timedelta.max}, r"Loose\.span: .*\(datetime\.timedelta\(days=999999999"),
     ],
     ids=["number", "text", "span"],
@@ -385,7 +385,7 @@ def test_a_file_is_not_written_over(tmp_path: Path) -> None:
     file = tmp_path / "photos"
     file.write_text("mine")
     for mode in ("create", "append", "resume", "overwrite"):
-        with pytest.raises(StorageError, match=r"photos: there is a file already, and a dataset is a folder"):
+        with pytest.raises(StorageError, match=r"photos: this is a file, and a dataset is a folder"):
             write_dataset(photos(3), file, mode=mode)
     assert file.read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]

@@ -336,7 +336,7 @@ def test_damaged_rows_show_an_error_in_place(browser: Browser, tmp_path: Path) -
         watched = Watched(browser, viewer)
         page = watched.open()
         page.keyboard.press("End")
-        expect(page.locator(".row.failed").first).to_contain_text("the shard was altered or cut off")
+        expect(page.locator(".row.failed").first).to_contain_text("the shard was altered or truncated")
         page.keyboard.press("Home")
         expect(page.locator(".row[data-row='0']")).to_be_visible()
         watched.problems.clear()  # the browser logs responses with status 400

@@ -9,12 +9,14 @@ from quire.columns import ColumnStatistics
 from quire.storage import _needs as _needs
 from quire.storage._arrow_codec import EXTENSION_METADATA as EXTENSION_METADATA
 from quire.storage._arrow_codec import EXTENSION_NAME as EXTENSION_NAME
+from quire.storage._arrow_codec import is_list_type as is_list_type
 from quire.storage._arrow_codec import read_extension as read_extension
 from quire.storage._cache import ShardCache
 from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset
 from quire.storage._dataset import list_shards as list_shards
 from quire.storage._dataset import split_file as split_file
 from quire.storage._dataset_writer import DatasetWriter, WriteOptions, write_dataset
+from quire.storage._dataset_writer import RecordBatchWriter as RecordBatchWriter
 from quire.storage._dataset_writer import confirm_append as confirm_append
 from quire.storage._dataset_writer import count_rows_within as count_rows_within
 from quire.storage._dataset_writer import iter_columns as iter_columns
@@ -59,7 +61,6 @@ from quire.storage._spark_types import SPARK_FIELD_KEY as SPARK_FIELD_KEY
 from quire.storage._spark_types import convert_array as convert_array
 from quire.storage._spark_types import field_from_text as field_from_text
 from quire.storage._spark_types import field_to_text as field_to_text
-from quire.storage._spark_types import is_list_type as is_list_type
 from quire.storage._spark_types import spark_arrow_schema as spark_arrow_schema
 from quire.storage._spark_types import spark_type as spark_type
 from quire.storage._statistics import column_statistics

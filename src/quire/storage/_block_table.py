@@ -1,7 +1,13 @@
 """The block table of a shard: where each column of each block is stored, and a checksum for every byte of the file.
 
-docs/decisions/0015-storage-format-2.md describes the layout. A writer collects regions while it writes, and puts the
-table directly before the footer of the file.
+A *block* is a Parquet row group or an Arrow record batch. A *region* is a run of bytes with one checksum (xxh3); the
+regions of a file do not overlap, and cover all of it but the table itself. A column of a block is one region, or
+several if it is large. The regions that belong to no column are the *frame*: schema, metadata of blocks, footer.
+
+The table is stored directly before the footer of the file, where neither Parquet nor Arrow readers look. It has a
+header, a directory of named sections, the sections (arrays of little-endian 64-bit integers, and the column names as
+JSON), and a trailer with the checksum and length of the table. The log of the dataset has the checksum of the table, so
+a reader that trusts the log can verify any byte of the shard. docs/decisions/0015-storage-format-2.md specifies it.
 """
 
 from __future__ import annotations
@@ -25,16 +31,20 @@ if TYPE_CHECKING:
 MAGIC = b"QUIRETBL"
 VERSION = 2
 _HEADER = struct.Struct("<8sIIQII")
+"""Magic, version, number of sections, bytes of the file, number of blocks, number of columns."""
 _SECTION = struct.Struct("<8sQQQ")
+"""Name, flags, offset in the table, length."""
 _TRAILER = struct.Struct("<QQ8s")
+"""Checksum of the table up to here, length of the table, magic."""
 TRAILER_BYTES = _TRAILER.size
 _REQUIRED = 1
+"""The flag of a section that readers must understand."""
 _KNOWN = ("blocks", "columns", "regions", "nulls", "names", "lengths")
 _FOOTERS = {"parquet": b"PAR1", "arrow": b"ARROW1"}
 _PADDING = 64
-"""Arrow fills up buffers with fewer bytes than this."""
+"""Arrow pads buffers by fewer bytes than this."""
 PIECE = 1 << 16
-"""Bytes of the data of a column that have a checksum of their own, rounded down to whole rows."""
+"""The bytes of a piece, a region of the data of a large column; rounded down to whole rows."""
 
 
 def checksum(*parts: Any) -> int:
@@ -48,13 +58,13 @@ def checksum(*parts: Any) -> int:
 
 
 def hasher() -> Any:
-    """An xxh3 that is fed in parts."""
+    """Return an xxh3 hash that takes its input in parts."""
     return _xxhash().xxh3_64()
 
 
 @cache
 def digest_function() -> Callable[[Any], int]:
-    """The function that returns the xxh3 of bytes."""
+    """Return the function that computes the xxh3 of bytes."""
     digest: Callable[[Any], int] = _xxhash().xxh3_64_intdigest
     return digest
 
@@ -65,9 +75,9 @@ def _xxhash() -> Any:
 
 
 class Pieces(NamedTuple):
-    """The data of a column of a block that is verified in parts: regions `first` to `end`, of `size` bytes each.
+    """The regions of a column's data that is verified piece by piece: `first` to `end`, of `size` bytes each.
 
-    The last one has the rest of the data, and its padding.
+    The last region has the rest of the data, and its padding.
     """
 
     first: int
@@ -106,13 +116,13 @@ class BlockTable:
 
     @cached_property
     def _spans(self) -> list[list[list[int]]]:
-        """The same as lists, which are read faster."""
+        """`_span_array` as lists, whose elements are read faster."""
         spans: list[list[list[int]]] = self._span_array.tolist()
         return spans
 
     @cached_property
     def region_list(self) -> list[list[int]]:
-        """The regions as a list, which is read faster."""
+        """The regions as lists, whose elements are read faster."""
         regions: list[list[int]] = self.regions.tolist()
         return regions
 
@@ -123,7 +133,7 @@ class BlockTable:
 
     @cached_property
     def _split_columns(self) -> dict[int, tuple[int, int]]:
-        """The regions of columns that have several: from a region up to the end of the column, by offset in the file.
+        """For columns of several regions, by the offset where data may begin: the first region of data, and the end.
 
         The data of a column begins with its first region, or with the second one if validity or offsets are before it.
         """
@@ -133,9 +143,9 @@ class BlockTable:
         return {regions[begin][0]: (begin, last) for first, last in several for begin in (first, first + 1)}
 
     def pieces_at(self, offset: int, width: int) -> Pieces | None:
-        """The regions of data that begins at an offset, if it was split into several; rows of `width` bytes stay whole.
+        """Return the pieces of the data at an offset; None if it was not split, or not between rows of `width` bytes.
 
-        Data of rows of any length has a width of 0.
+        A width of 0 stands for rows of any length, which may cross pieces.
         """
         first, end = self._split_columns.get(offset, (0, 0))
         if end - first < 2:
@@ -146,7 +156,7 @@ class BlockTable:
         return Pieces(first, end, size) if is_even else None
 
     def large_columns(self, block: int, columns: Sequence[int], size: int, pieces: Mapping[int, int]) -> list[int]:
-        """Which columns of a block have at least `size` bytes, and no pieces that are left out by `check_column`."""
+        """Return the columns of a block of at least `size` bytes, without pieces that `check_column` leaves out."""
         sizes, spans = self._columns[block], self._spans[block]
         return [column for column in columns if sizes[column][1] >= size and spans[column][1] not in pieces]
 
@@ -173,10 +183,10 @@ class BlockTable:
             self._check(content, region, f"{self.names[column]!r} in block {block}")
 
     def describe(self, region: int) -> str:
-        """What is wrong with a region of a column."""
+        """Return the message about a region of a column whose checksum is wrong."""
         spans = self._span_array
         block, column = np.argwhere((spans[..., 0] <= region) & (region < spans[..., 1]))[0].tolist()
-        return _differs(f"{self.names[column]!r} in block {block}")
+        return _mismatch(f"{self.names[column]!r} in block {block}")
 
     def check_all(self, content: memoryview) -> None:
         """Verify every byte of a file, except for the table itself."""
@@ -189,30 +199,30 @@ class BlockTable:
         """Verify the last region, the footer; `tail` is the end of the file, from `start` on."""
         offset, size, expected = self.regions[-1].tolist()
         if checksum(tail[offset - start : offset - start + size]) != expected:
-            raise DecodeError(_differs("its footer"))
+            raise DecodeError(_mismatch("its footer"))
 
     def _check(self, content: memoryview, region: int, what: str) -> None:
         offset, size, expected = self.region_list[region]
         if checksum(content[offset : offset + size]) != expected:
-            raise DecodeError(_differs(what))
+            raise DecodeError(_mismatch(what))
 
 
-def _differs(what: str) -> str:
+def _mismatch(what: str) -> str:
     return f"the checksum of {what} differs from what was written"
 
 
 def count_regions(table_bytes: int) -> int:
-    """How many regions a table of this length has at most."""
+    """Return the number of regions that a table of this length has at most."""
     return table_bytes // 24
 
 
 def parse_table(data: memoryview) -> BlockTable:
-    """Parse a table whose own checksum is verified here."""
+    """Verify the checksum of a table, and parse it."""
     if len(data) < _HEADER.size + TRAILER_BYTES:
-        raise DecodeError("its block table is cut off")
+        raise DecodeError("its block table is truncated")
     own, size, magic = _TRAILER.unpack_from(data, len(data) - TRAILER_BYTES)
     if magic != MAGIC or size != len(data) or checksum(data[:-TRAILER_BYTES]) != own:
-        raise DecodeError(_differs("its block table"))
+        raise DecodeError(_mismatch("its block table"))
     magic, version, count, file_bytes, blocks, columns = _HEADER.unpack_from(data)
     if magic != MAGIC or version != VERSION:
         raise StorageError("a later version of quire wrote this shard; update quire to read it.")
@@ -234,7 +244,7 @@ def parse_table(data: memoryview) -> BlockTable:
 
 
 Read = Callable[[int, int], Any]
-"""Returns the bytes of a file from one offset to another."""
+"""A function that returns the bytes of a file from one offset to another."""
 
 
 def footer_start(read: Read, size: int, kind: str) -> int:
@@ -243,7 +253,7 @@ def footer_start(read: Read, size: int, kind: str) -> int:
     end = size - len(magic) - 4
     tail = bytes(read(end, size)) if end >= 0 else b""
     if tail[4:] != magic:
-        raise DecodeError("it does not end as such a file does")
+        raise DecodeError(f"it does not end like {'a Parquet' if kind == 'parquet' else 'an Arrow'} file")
     start = end - int.from_bytes(tail[:4], "little")
     if start < 0:
         raise DecodeError("its footer is damaged")
@@ -259,8 +269,8 @@ def find_table(read: Read, size: int, kind: str) -> tuple[int, int] | None:
     return (end - length, length) if magic == MAGIC and length <= end else None
 
 
-def reads_from(content: memoryview) -> Read:
-    """Reads parts of a file in memory."""
+def read_from(content: memoryview) -> Read:
+    """Return a function that reads ranges of a file in memory."""
     return lambda start, stop: content[start:stop]
 
 
@@ -294,7 +304,8 @@ class TableBuilder:
         names = json.dumps(list(self.names)).encode()
         names += b" " * (-len(names) % 8)
         count = len(self.regions) + 1
-        sizes = [len(self.blocks) * 32, _size(self.columns) * 16, count * 24, _size(self.nulls) * 8, len(names)]
+        cells = sum(map(len, self.columns))
+        sizes = [len(self.blocks) * 32, cells * 16, count * 24, cells * 8, len(names)]
         directory = _HEADER.size + len(sizes) * _SECTION.size
         size = directory + sum(sizes) + TRAILER_BYTES
         regions = [*self.regions, (offset + size, len(footer), checksum(footer))]
@@ -313,10 +324,6 @@ class TableBuilder:
         ]
         table = b"".join(parts)
         return table + _TRAILER.pack(checksum(table), size, MAGIC)
-
-
-def _size(rows: Sequence[Sequence[Any]]) -> int:
-    return sum(map(len, rows))
 
 
 # --- Arrow data
@@ -351,7 +358,12 @@ class MessageLayout:
 
 
 def read_message_layout(message: bytes) -> MessageLayout:
-    """Read the flatbuffer of a record batch message; pyarrow does not expose where buffers are stored."""
+    """Read the flatbuffer of a record batch message; pyarrow does not expose where buffers are stored.
+
+    A message begins with 0xFFFFFFFF and the length of its metadata, followed by a flatbuffer. The root table is
+    `Message` (field 2: header, field 3: body length), its header `RecordBatch` (field 0: rows, 1: nodes, 2: buffers). A
+    flatbuffer table starts with the distance back to its vtable, which lists the offset of each field in the table.
+    """
     size = 8 + int.from_bytes(message[4:8], "little")
     root = 8 + _u32(message, 8)
     header = _indirect(message, root, 2)

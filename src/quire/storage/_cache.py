@@ -1,8 +1,8 @@
-"""A local folder of files that are made once and kept while there is room, for many processes and threads.
+"""A local folder of files that are created once and kept while there is room, for many processes and threads.
 
-A file has the name of its key. Who makes it, in the folder `<key>.part`, holds a lock on `<key>.lock`; the system lets
-go of it when the process ends, whichever way. The one lock on `room.lock` is held, for a moment, by who counts the
-files and removes some.
+A file has the name of its key. The process that creates it, in the folder `<key>.part`, holds a lock on `<key>.lock`,
+which the system releases when the process ends, whichever way. The lock on `room.lock` is entry for a moment by a
+process that counts the files and removes some.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from quire.errors import OptionError, StorageError
 from quire.storage._locks import lock_file
 
 Make = Callable[[Path], None]
-"""Writes the file for a key to the path that it is given."""
+"""A function that writes the file for a key to a path."""
 
 _KEY = re.compile(r"[0-9a-f]{8,128}")
-_LEFT = re.compile(rf"({_KEY.pattern})\.(part|lock)")
-_MOST = 100 * 10**9
+_LEFTOVER = re.compile(rf"({_KEY.pattern})\.(part|lock)")
+_DEFAULT_MAX_BYTES = 100 * 10**9
 
 
 def cache_key(*parts: str | int) -> str:
-    """A digest of the parts, in order: of 40 hex digits."""
+    """Return a digest of the parts, in order, of 40 hex digits."""
     digest = blake2b(digest_size=20)
     for part in parts:
         content = str(part).encode("utf-8", "surrogatepass")
@@ -39,7 +39,7 @@ def cache_key(*parts: str | int) -> str:
 
 
 def default_folder() -> Path:
-    """Where files are kept: QUIRE_CACHE, or `quire` in XDG_CACHE_HOME or ~/.cache."""
+    """Return the folder of the cache: QUIRE_CACHE, or `quire` in XDG_CACHE_HOME or ~/.cache."""
     chosen = os.environ.get("QUIRE_CACHE")
     if chosen:
         return Path(chosen).expanduser().absolute() / "shards"
@@ -48,8 +48,8 @@ def default_folder() -> Path:
     return base / "quire" / "shards"
 
 
-class _Held(NamedTuple):
-    """A file in the folder; the oldest are the least recently used."""
+class _Entry(NamedTuple):
+    """A file in the folder; entries sort by their last use."""
 
     used: int
     key: str
@@ -58,10 +58,11 @@ class _Held(NamedTuple):
 
 @dataclass(frozen=True, init=False)
 class ShardCache:
-    """Files by key, each made by one process while the others wait, at most `max_bytes` together.
+    """Files by key, each created by one process while the others wait, of at most `max_bytes` in total.
 
-    When there is no room for one more, the least recently used are removed; who has one open or mapped keeps it. What
-    is just being made comes on top. Without `max_bytes`, it is half of what the disk has for it, and at most 100 GB.
+    When there is no room for another one, the least recently used are removed; processes that have them open or mapped
+    keep them. Files that are being created come on top. The default of `max_bytes` is half of the free disk space, and
+    at most 100 GB.
     """
 
     folder: Path
@@ -76,17 +77,17 @@ class ShardCache:
         object.__setattr__(self, "max_bytes", self._default_limit() if max_bytes is None else max_bytes)
 
     def holds(self, total_bytes: int) -> bool:
-        """Whether that many bytes can all be here at the same time."""
+        """Whether files of this total size fit into the cache at the same time."""
         return total_bytes <= self.max_bytes
 
     def total_bytes(self) -> int:
-        """The bytes of the files that are here."""
-        return sum(held.size for held in self._files())
+        """Return the total size of the files in the cache."""
+        return sum(entry.size for entry in self._files())
 
     def get(self, key: str, make: Make) -> Path:
-        """The file for the key, which is made if it is not there.
+        """Return the path of the file for a key, which is created if it is missing.
 
-        When others need room, it may be removed before it is opened: `open` has no such gap.
+        Another process that needs room may remove it before it is opened: `open` has no such gap.
         """
         path = self._path(key)
         if not _touch(path):
@@ -95,7 +96,7 @@ class ShardCache:
         return path
 
     def open(self, key: str, make: Make) -> BinaryIO:
-        """The file for the key, open for reading, or for mapping into memory; no one can take it away."""
+        """Open the file for a key, which is created if it is missing. It stays readable even if it is removed."""
         path = self._path(key)
         try:
             file = path.open("rb")
@@ -107,26 +108,26 @@ class ShardCache:
         return file
 
     def remove(self, key: str) -> None:
-        """Remove the file for the key, as one that is damaged; who has it open keeps it."""
+        """Remove the file for a key, such as a damaged one; processes that have it open keep it."""
         self._path(key).unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Remove every file, except what is just being made."""
+        """Remove every file, except those that are being created."""
         self._make_folder()
         with self._room():
-            for held in self._files():
-                self._remove(held)
+            for entry in self._files():
+                self._remove(entry)
             self._sweep()
 
-    # --- making
+    # --- creating files
 
     def _ensure(self, key: str, make: Make) -> None:
-        """Make the file unless it is there. The lock of the key is held."""
+        """Create the file unless it exists. The caller holds the lock of the key."""
         path = self._path(key)
         if _touch(path):
             return
         self._drop(key)
-        part = self._workshop(key) / key
+        part = self._part_folder(key) / key
         part.parent.mkdir()
         try:
             make(part)
@@ -135,14 +136,14 @@ class ShardCache:
             self._drop(key)
 
     def _finish(self, part: Path) -> int:
-        """Bring what was made to the disk, so that a loss of power leaves no file with holes; its size."""
+        """Flush a new file to the disk, so that a loss of power leaves no file with holes; return its size."""
         try:
             with part.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 self._check_size(size)
                 os.fsync(file.fileno())
         except FileNotFoundError as error:
-            raise StorageError(f"{part}: the function that makes this file returned, and there is no file.") from error
+            raise StorageError(f"{part}: the function that creates this file returned without creating it.") from error
         _touch(part)
         return size
 
@@ -154,13 +155,13 @@ class ShardCache:
             )
 
     def _drop(self, key: str) -> None:
-        """Remove what is left of making a file, by us or by who was killed."""
-        shutil.rmtree(self._workshop(key), ignore_errors=True)
+        """Remove the unfinished file of this process, or of one that was killed."""
+        shutil.rmtree(self._part_folder(key), ignore_errors=True)
 
     # --- room
 
     def _admit(self, part: Path, path: Path, size: int) -> None:
-        """Give the file its name when there is room for it."""
+        """Rename the new file to its key when there is room for it."""
         while True:
             with self._room():
                 busy = self._make_room(size)
@@ -168,44 +169,44 @@ class ShardCache:
                     part.replace(path)
                     return
             with lock_file(self._lock_path(busy)):
-                continue  # who is about to open that file has it now
+                continue  # the process that was about to open that file has opened it
 
     def _make_room(self, size: int) -> str | None:
-        """Remove the least recently used until so many bytes have a place; the key of one that could not be."""
+        """Remove the least recently used files until `size` bytes fit; return the key of a busy one if they do not."""
         files = sorted(self._files())
-        excess = sum(held.size for held in files) + size - self.max_bytes
+        excess = sum(entry.size for entry in files) + size - self.max_bytes
         if excess <= 0:
             return None
         self._sweep()
         busy = None
-        for held in files:
+        for entry in files:
             if excess <= 0:
                 return None
-            if self._remove(held):
-                excess -= held.size
+            if self._remove(entry):
+                excess -= entry.size
             else:
-                busy = held.key
+                busy = entry.key
         return busy if excess > 0 else None
 
-    def _remove(self, held: _Held) -> bool:
-        """Remove a file unless someone is about to open it."""
-        with lock_file(self._lock_path(held.key), wait=False) as mine:
+    def _remove(self, entry: _Entry) -> bool:
+        """Remove a file unless a process is about to open it."""
+        with lock_file(self._lock_path(entry.key), wait=False) as mine:
             if mine:
-                self._path(held.key).unlink(missing_ok=True)
+                self._path(entry.key).unlink(missing_ok=True)
             return mine
 
     def _sweep(self) -> None:
-        """Remove what killed makers left."""
-        matches = (_LEFT.fullmatch(name) for name in os.listdir(self.folder))  # noqa: PTH208 - names are enough
+        """Remove the unfinished files of processes that were killed."""
+        matches = (_LEFTOVER.fullmatch(name) for name in os.listdir(self.folder))  # noqa: PTH208 - names are enough
         for key in {match[1] for match in matches if match}:
             with lock_file(self._lock_path(key), wait=False) as mine:
                 if mine:
                     self._drop(key)
 
-    def _files(self) -> list[_Held]:
+    def _files(self) -> list[_Entry]:
         try:
             with os.scandir(self.folder) as entries:
-                return [held for entry in entries if _KEY.fullmatch(entry.name) and (held := _held(entry))]
+                return [entry for file in entries if _KEY.fullmatch(file.name) and (entry := _read_entry(file))]
         except FileNotFoundError:
             return []
 
@@ -213,19 +214,19 @@ class ShardCache:
 
     def _path(self, key: str) -> Path:
         if not _KEY.fullmatch(key):
-            raise OptionError(f"a key is 8 to 128 hex digits, got {key!r}. Make one with cache_key(...).")
+            raise OptionError(f"a key is 8 to 128 hex digits, got {key!r}. Create one with cache_key(...).")
         return self.folder / key
 
     def _lock_path(self, key: str) -> Path:
         return self.folder / f"{key}.lock"
 
-    def _workshop(self, key: str) -> Path:
-        """The folder where a file is made, with whatever else its maker needs."""
+    def _part_folder(self, key: str) -> Path:
+        """Return the folder where a file is created, which may hold other files of the function that creates it."""
         return self.folder / f"{key}.part"
 
     @contextmanager
     def _lock(self, key: str) -> Iterator[None]:
-        self._make_folder()  # someone may have removed it
+        self._make_folder()  # it may have been removed
         with lock_file(self._lock_path(key)):
             yield
 
@@ -239,31 +240,31 @@ class ShardCache:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(
-                f"{self.folder}: the folder of the cache cannot be made ({error.strerror}). "
+                f"{self.folder}: the folder of the cache cannot be created ({error.strerror}). "
                 "Set the environment variable QUIRE_CACHE to a folder that can be written to."
             ) from error
 
     def _default_limit(self) -> int:
-        """Half of the free disk, where what the cache holds counts as free, so that it does not shrink as it fills."""
+        """Return half of the free disk space. Files of the cache count as free, so it does not shrink as it fills."""
         free = shutil.disk_usage(self.folder).free + self.total_bytes()
-        return max(1, min(free // 2, _MOST))
+        return max(1, min(free // 2, _DEFAULT_MAX_BYTES))
 
 
-def _held(entry: os.DirEntry[str]) -> _Held | None:
+def _read_entry(file: os.DirEntry[str]) -> _Entry | None:
     try:
-        status = entry.stat()
+        status = file.stat()
     except FileNotFoundError:
-        return None  # removed since
-    return _Held(status.st_mtime_ns, entry.name, status.st_size)
+        return None  # removed in the meantime
+    return _Entry(status.st_mtime_ns, file.name, status.st_size)
 
 
 def _touch(path: Path) -> bool:
-    """Note that the file is used; whether it is there."""
-    now = time.time_ns()  # the clock of the system's own time stamps ticks too slowly to tell two uses apart
+    """Record that a file is used, and return whether it exists."""
+    now = time.time_ns()  # the system's own time stamps are too coarse to tell two uses apart
     try:
         os.utime(path, ns=(now, now))
     except FileNotFoundError:
         return False
     except PermissionError:
-        return path.exists()  # made by another user
+        return path.exists()  # a file of another user
     return True

@@ -1,4 +1,10 @@
-"""Datasets that are open: rows by their number, wherever their shards lie."""
+"""Stored datasets: rows by number, wherever their shards are stored.
+
+A row number becomes a memory address in three steps. A `RangeIndex` finds the shard. If the shard is not open, it is
+mapped, and its record batches are appended to the `AddressTable`: all record batches of open shards have consecutive
+*virtual* row numbers, in the order in which shards were opened. A second `RangeIndex` finds the record batch of a
+virtual row number, and the codecs of the layout copy the rows by address (`quire.storage._row_locations`).
+"""
 
 from __future__ import annotations
 
@@ -17,14 +23,12 @@ import pyarrow as pa
 from quire._extra_fields import Extra, check_extra
 from quire._parametrize import ParametrizedMeta
 from quire._protocols import is_document_type
-from quire.array import DocumentBatch
-from quire.array._index import resolve_index
-from quire.array._rows import bind, html
+from quire.array import DocumentBatch, bind, html, resolve_index
 from quire.columns import Columns
 from quire.display import GALLERY, facts_table, print_facts, track
 from quire.document import BaseDocument
 from quire.errors import DecodeError, SchemaError, ShardError, StorageError, check_options
-from quire.files import Folder, RemoteOptions, open_folder, shown
+from quire.files import Folder, RemoteOptions, display_uri, open_folder
 from quire.schema import parse_path
 from quire.storage._block_table import Pieces, count_regions
 from quire.storage._cache import ShardCache
@@ -36,8 +40,8 @@ from quire.storage._row_locations import RowLocations
 from quire.storage._schema_conversion import class_from_arrow, loaded_class, refuse_unknown_columns
 from quire.storage._shard_reader import (
     Block,
+    DamagedCopyError,
     ShardReader,
-    SpoiledCopyError,
     count_rows,
     partition_values,
     read_arrow_schema,
@@ -53,18 +57,18 @@ if TYPE_CHECKING:
 
 DocT = TypeVar("DocT", bound=BaseDocument)
 _FOOTERS = 16
-"""So many footers of plain files are read at a time."""
+"""The number of footers of plain files that are read at a time."""
 _LARGE = 16 << 20
-"""Bytes of a shard of which a part may be read ahead."""
+"""The average size of shards from which on parts of them are read ahead."""
 _SLOTS = 64
-"""Parts in which a copy of a shard in the cache is verified."""
-_MOST_OPEN = 16_384
-"""Of more shards, all are closed before the next is opened: a process has a limited number of mappings."""
+"""The number of flags for the blocks of a copy in the cache, whose number is not known before it is opened."""
+_MAX_OPEN = 16_384
+"""Before more shards are opened, all are closed: the system limits the number of mappings of a process."""
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Where shards are cached that must be fetched or converted, how stores are asked, and when data is verified.
+    """The cache for shards that must be fetched or converted, options of remote stores, and when data is verified.
 
     verify: 'first_touch' (the default) compares a column of a block with its checksum when a row of it is first read,
         a large column in pieces of 64 KiB or a row; 'always' at every read, 'never' not at all.
@@ -82,15 +86,18 @@ class ReadOptions:
 class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
     """A dataset in a folder: `dataset[i]` is a document, `dataset[[3, 1]]` and `dataset[10:20]` are batches.
 
-    Opening it reads which shards there are; a shard is opened when one of its rows is asked for. It can be pickled and
-    used in many processes and threads.
+    Opening a dataset reads the list of its shards; a shard is opened when one of its rows is first read. Datasets can
+    be pickled, and used by many processes and threads.
     """
 
     document_type: ClassVar[type[Any]] = BaseDocument
     _opened: NDArray[np.int64]
+    """For each shard, the virtual number of its first row; -1 if it is not open."""
     _batch_starts: NDArray[np.int64]
-    _virtual: int
-    _cached: int
+    """The virtual numbers of the first rows of all open record batches."""
+    _virtual_rows: int
+    _cached_bytes: int
+    """The size of open copies in the cache."""
 
     def __init__(
         self,
@@ -108,23 +115,31 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         self._paths = resolve_columns(schema, columns)
         self.layout = Layout(schema, paths=self._paths)
         self.schema = self.layout.schema
-        self.shards: tuple[Shard, ...] = _shards_in(self)
+        self.shards: tuple[Shard, ...] = self._list_shards()
         self.starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum([s.rows for s in self.shards], dtype=np.int64)])
         cache = ShardCache(self.options.cache, self.options.cache_bytes)
         self.reader = ShardReader(self.folder, self.layout, cache, self.options.verify)
-        self._start(None)
-        self.rows: NDArray[np.int64] | None = _rows(self, where)
+        self._prepare(None)
+        self.rows: NDArray[np.int64] | None = None if where is None else matching_rows(self.reader, self.shards, where)
 
     @classmethod
     def _bind(cls, parameter: Any) -> dict[str, Any]:
         return bind(cls, parameter)
+
+    def _list_shards(self) -> tuple[Shard, ...]:
+        """Return the shards that have rows; the number of rows of plain files is in their footers."""
+        shards = list_shards(self.folder, self._file, self.options)
+        if any(shard.rows < 0 for shard in shards):
+            with ThreadPoolExecutor(_FOOTERS) as pool:
+                shards = list(pool.map(lambda shard: count_rows(self.folder, shard), shards))
+        return tuple(shard for shard in shards if shard.rows)
 
     def __len__(self) -> int:
         return int(self.starts[-1]) if self.rows is None else len(self.rows)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all shards."""
+        """The size of all shards in bytes."""
         return sum(shard.bytes for shard in self.shards)
 
     # --- rows
@@ -134,109 +149,138 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
     @overload
     def __getitem__(self, key: slice | Sequence[int] | NDArray[Any]) -> DocumentBatch[DocT]: ...
     def __getitem__(self, key: Any) -> Any:
-        """A document by position; by slice, list or mask, a batch."""
+        """Return a document by position; by slice, list or mask, a batch."""
         rows = resolve_index(key, len(self))
         if isinstance(rows, int):
             return self.take(np.array([rows]))[0]
         return self.take(np.arange(len(self))[rows] if isinstance(rows, slice) else rows)
 
     def take(self, rows: NDArray[np.int64]) -> DocumentBatch[DocT]:
-        """The rows at these positions."""
+        """Return the rows at these positions as a batch."""
         document_type = self.schema.document_type
         return DocumentBatch[document_type]._wrap(self.gather(rows))  # type: ignore[valid-type]
 
     def gather(self, rows: NDArray[np.int64], framework: Framework | None = None) -> Columns:
-        """The columns of rows by position, copied; with the tensors of a framework, or of those that fields name."""
+        """Copy the columns of rows by position, with tensors of `framework`, or of those that fields name."""
         [columns] = self.gather_parts([rows], framework)
         return columns
 
     def gather_parts(self, parts: Sequence[NDArray[np.int64]], framework: Framework | None = None) -> Iterator[Columns]:
-        """The columns of several parts of rows, each when it is asked for; the shards are opened now."""
+        """Yield the columns of several parts of rows, each when it is needed; the shards are opened at once."""
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        with self._lock:
-            found = self._located(self._stored(rows))
-        found.framework = framework
-        return self._gather_located(found, [*map(len, parts)], rows)
+        locations = self.locate(rows)
+        locations.framework = framework
+        return self._gather_located(locations, [*map(len, parts)], rows)
 
-    def _gather_located(self, found: RowLocations, sizes: Sequence[int], rows: NDArray[np.int64]) -> Iterator[Columns]:
-        """Gather rows whose shards are open; what goes wrong names the shard."""
+    def _gather_located(
+        self, locations: RowLocations, sizes: Sequence[int], rows: NDArray[np.int64]
+    ) -> Iterator[Columns]:
+        """Yield parts of rows whose shards are open; errors name the shard."""
         try:
-            yield from self.layout.gather_parts(found, sizes)
-        except SpoiledCopyError:  # nothing was gathered yet, and the copy is gone from the cache: make another
+            yield from self.layout.gather_parts(locations, sizes)
+        except DamagedCopyError:  # nothing was gathered yet, and the copy was removed from the cache: write another
             self._close_shards(rows)
-            with self._lock:
-                again = self._located(self._stored(rows))
-            again.framework = found.framework
+            again = self.locate(rows)
+            again.framework = locations.framework
             yield from self.layout.gather_parts(again, sizes)
         except DecodeError:
             numbers = self.shards_of(rows)
             for number in np.unique(numbers).tolist():
-                with self._lock, shard_errors(self.folder, self.shards[number]):
-                    self.layout.gather(self._located(self._stored(rows[numbers == number])))
+                with shard_errors(self.folder, self.shards[number]):
+                    self.layout.gather(self.locate(rows[numbers == number]))
             raise
 
     def read_ahead(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Let the system read runs of rows before they are asked for, of shards that are mapped as they are.
+        """Let the system read ranges of rows before they are needed, of shards that are mapped as they are.
 
-        From the first such call on, it reads nothing else of shards that are opened but what is asked for. Small
-        shards are left alone: all would have to be opened, and there is not much in them to read too much of.
+        After the first such call, the system reads nothing else of shards that are opened but what is asked for. Small
+        shards are left alone: all would have to be opened, and there is little in them that is read in vain.
         """
         if self.rows is not None or not self.is_mapped or self.nbytes < _LARGE * len(self.shards) or not len(begins):
             return
-        self.reader.advise_random, self._addresses.asked = True, self.layout.read_ahead_parts
+        self.reader.reads_ahead, self._addresses.read_ahead_parts = True, self.layout.read_ahead_parts
         with self._lock:
-            first, last = self._located(begins), self._located(ends - 1)
-        lengths = np.append(self._batch_starts[1:], self._virtual) - self._batch_starts
-        counts = np.minimum(ends - begins, lengths[first.batches] - first.places)
+            first, last = self.locate(begins), self.locate(ends - 1)
+        lengths = np.append(self._batch_starts[1:], self._virtual_rows) - self._batch_starts
+        counts = np.minimum(ends - begins, lengths[first.batches] - first.positions)
         self.layout.read_ahead(first, counts)
-        across = np.flatnonzero(first.batches != last.batches)
+        across = np.flatnonzero(first.batches != last.batches)  # ranges that end in another record batch
         if len(across):
             rest = RowLocations(self._addresses, last.batches[across], np.zeros(len(across), np.int64))
-            self.layout.read_ahead(rest, last.places[across] + 1)
+            self.layout.read_ahead(rest, last.positions[across] + 1)
 
-    def _located(self, rows: NDArray[np.int64]) -> RowLocations:
-        """Where the rows are; the shards that they are in are opened."""
-        shards = self._shard_starts.find(rows)
-        if (self._opened[shards] < 0).any():
-            self._open_shards(np.unique(shards))
-        virtual = self._opened[shards] + rows - self.starts[shards]
-        batches = self._batches_at.find(virtual)
-        return RowLocations(self._addresses, batches, virtual - self._batch_starts[batches])
+    def stored_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers in the shards of rows by position, which differ if the dataset is filtered."""
+        return rows if self.rows is None else self.rows[rows]
+
+    def shards_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers of the shards that rows are in."""
+        return self._shard_index.find(self.stored_rows(rows))
+
+    def locate(self, rows: NDArray[np.int64]) -> RowLocations:
+        """Return the locations of rows by position; the shards that they are in are opened."""
+        with self._lock:
+            rows = self.stored_rows(rows)
+            shards = self._shard_index.find(rows)
+            if (self._opened[shards] < 0).any():
+                self._open_shards(np.unique(shards))
+            virtual = self._opened[shards] + rows - self.starts[shards]
+            batches = self._batch_index.find(virtual)
+            return RowLocations(self._addresses, batches, virtual - self._batch_starts[batches])
+
+    # --- open shards
+
+    def open_shard(self, number: int) -> None:
+        """Open a shard, if it is not open; raise an error if it cannot be read."""
+        with self._lock:
+            if self._opened[number] < 0:
+                self._open_shards(np.array([number]))
 
     def _open_shards(self, shards: NDArray[np.int64]) -> None:
-        if self._addresses.count + len(shards) > _MOST_OPEN or self._cached > self.reader.cache.max_bytes:
-            self._forget()  # of what the cache has removed, the disk is free when no one has it open
+        if self._addresses.count + len(shards) > _MAX_OPEN or self._cached_bytes > self.reader.cache.max_bytes:
+            self._close_all()  # the disk space of copies that the cache has removed is free once they are closed
         starts = [self._batch_starts]
         try:
             for number in shards[self._opened[shards] < 0].tolist():
                 with no_fork():
                     blocks = self.reader.open(self.shards[number])
-                    located = [self.layout.locate(block.batch) for block in blocks]
-                pieces = self._remember_checks(number, blocks, located)
-                self._opened[number] = self._virtual
-                self._cached += 0 if self.is_mapped else sum(block.batch.nbytes for block in blocks)
-                for block, parts, own_pieces in zip(blocks, located, pieces, strict=True):
-                    self._addresses.add(parts, block.batch, block.check, own_pieces)
-                    starts.append(np.array([self._virtual]))
-                    self._virtual += len(block.batch)
+                    parts = [self.layout.locate(block.batch) for block in blocks]
+                pieces = self._share_checks(number, blocks, parts)
+                self._opened[number] = self._virtual_rows
+                self._cached_bytes += 0 if self.is_mapped else sum(block.batch.nbytes for block in blocks)
+                for block, own_parts, own_pieces in zip(blocks, parts, pieces, strict=True):
+                    self._addresses.add(own_parts, block.batch, block.check, own_pieces)
+                    starts.append(np.array([self._virtual_rows]))
+                    self._virtual_rows += len(block.batch)
         finally:
-            self._batch_starts = np.concatenate(starts)  # those before one that cannot be read are open
-            self._batches_at = RangeIndex(self._batch_starts, self._virtual)
+            self._batch_starts = np.concatenate(starts)  # those before a shard that cannot be read are open
+            self._batch_index = RangeIndex(self._batch_starts, self._virtual_rows)
 
     def _close_shards(self, rows: NDArray[np.int64]) -> None:
-        """Let the shards of rows be opened again when they are needed: damaged copies were removed from the cache."""
+        """Let the shards of rows be opened again: damaged copies were removed from the cache."""
         with self._lock:
             for number in np.unique(self.shards_of(rows)).tolist():
                 self._opened[number] = -1
                 self._verified.flags[self._slots[number] : self._slots[number + 1]] = 0
 
-    def _remember_checks(
-        self, number: int, blocks: Sequence[Block], located: Sequence[list[int]]
-    ) -> list[dict[int, Pieces]]:
-        """Let the checks of a shard use the memory that worker processes share: flags for the pieces of each block.
+    def _close_all(self) -> None:
+        """Close all shards; rows that are being gathered keep theirs."""
+        self._addresses = self.layout.addresses()
+        self._addresses.use_flags(self._verified.pieces, keep=self.options.verify != "always")
+        if self.reader.reads_ahead:
+            self._addresses.read_ahead_parts = self.layout.read_ahead_parts
+        self._opened = np.full(len(self.shards), -1, np.int64)
+        self._batch_starts, self._virtual_rows = np.zeros(0, np.int64), 0
+        self._batch_index = RangeIndex(self._batch_starts, 0)
+        self._cached_bytes = 0
 
-        A copy in the cache may have more blocks than there are slots: then several share one, and each of them is
-        verified with the others of its slot. Only the pieces of shards that are mapped as they are have flags.
+    def _share_checks(
+        self, number: int, blocks: Sequence[Block], parts: Sequence[list[int]]
+    ) -> list[dict[int, Pieces]]:
+        """Let the checks of a shard use the flags that processes share, and return the pieces of each block.
+
+        A copy in the cache may have more blocks than flags: then consecutive blocks share one, and are verified
+        together. Only shards that are mapped as they are have flags for pieces.
         """
         pieces: list[dict[int, Pieces]] = [{} for _ in blocks]
         first, slots = int(self._slots[number]), int(self._slots[number + 1] - self._slots[number])
@@ -244,108 +288,97 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         keep = self.options.verify != "always"
         for place, block in enumerate(blocks):
             if block.check is not None:
-                slot = place if count <= slots else place * slots // count
+                slot, together = place, None
                 if count > slots:
-                    block.check.widen(range(-(-slot * count // slots), -(-(slot + 1) * count // slots)))
-                block.check.remember(flags[first + slot], keep=keep)
+                    slot = place * slots // count
+                    together = range(-(-slot * count // slots), -(-(slot + 1) * count // slots))
+                block.check.use_flags(flags[first + slot], keep=keep, blocks=together)
                 if self._piece_flags[number] < self._piece_flags[number + 1]:
-                    pieces[place] = block.check.split(located[place], self._data_parts, int(self._piece_flags[number]))
+                    pieces[place] = block.check.split(parts[place], self._data_parts, int(self._piece_flags[number]))
         return pieces
 
-    def _start(self, verified: VerifiedBlocks | None) -> None:
+    def _prepare(self, verified: VerifiedBlocks | None) -> None:
+        """Set up what is not pickled: the index of shards, flags for their blocks and pieces, and the lock."""
         self._lock = threading.RLock()
-        self._shard_starts = RangeIndex(self.starts[:-1], int(self.starts[-1]))
-        sizes = [shard.blocks if self._can_map(shard) and shard.table else _SLOTS for shard in self.shards]
-        self._slots: NDArray[np.int64] = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-        regions = [
-            count_regions(shard.table[1]) if self._can_map(shard) and shard.table else 0 for shard in self.shards
-        ]
+        self._shard_index = RangeIndex(self.starts[:-1], int(self.starts[-1]))
+        tables = [shard.table if self._can_map(shard) else None for shard in self.shards]
+        slots = [_SLOTS if table is None else shard.blocks for shard, table in zip(self.shards, tables, strict=True)]
+        self._slots: NDArray[np.int64] = np.concatenate([[0], np.cumsum(slots, dtype=np.int64)])
+        regions = [0 if table is None else count_regions(table[1]) for table in tables]
         self._piece_flags: NDArray[np.int64] = np.cumsum([1, *regions], dtype=np.int64)
         self._data_parts = [part for codec in self.layout.codecs for part in codec.data_parts()]
         shape = int(self._slots[-1]), len(self.layout.codecs), sum(regions)
         self._verified = verified or VerifiedBlocks(*shape)
-        self._forget()
+        self._close_all()
         _alive.add(self)
 
     def _can_map(self, shard: Shard) -> bool:
         return shard.format == "arrow" and self.folder.local_path(shard.name) is not None
 
-    def _forget(self) -> None:
-        """Close all shards; rows that are being gathered keep theirs."""
-        self._addresses = self.layout.addresses()
-        self._addresses.remember(self._verified.pieces, keep=self.options.verify != "always")
-        if self.reader.advise_random:
-            self._addresses.asked = self.layout.read_ahead_parts
-        self._opened = np.full(len(self.shards), -1, np.int64)
-        self._batch_starts, self._virtual = np.zeros(0, np.int64), 0
-        self._batches_at = RangeIndex(self._batch_starts, 0)
-        self._cached = 0  # the bytes of copies in the cache that are open
-
-    def _stored(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The numbers in the shards of rows by position."""
-        return rows if self.rows is None else self.rows[rows]
-
-    def shards_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The numbers of the shards that rows are in."""
-        return self._shard_starts.find(self._stored(rows))
-
-    def open_shard(self, number: int) -> None:
-        """Open a shard, if it is not open; one that cannot be read is an error."""
-        with self._lock:
-            if self._opened[number] < 0:
-                self._open_shards(np.array([number]))
-
     @property
     def is_mapped(self) -> bool:
         """Whether rows are read from the shards themselves, without a copy in the cache."""
-        if not self.shards:
-            return True
-        return self._can_map(self.shards[0])
+        return not self.shards or self._can_map(self.shards[0])
 
     @property
     def fits_cache(self) -> bool:
         """Whether the cache has room for all shards."""
         return self.reader.cache.holds(self.nbytes)
 
+    # --- all rows
+
     def iter_batches(self, batch_size: int = 1024) -> Iterator[DocumentBatch[DocT]]:
-        """The rows in order; shards that would have to be written anew are read as they are, a part at a time."""
+        """Yield the rows in order, `batch_size` at a time."""
         for start in range(0, len(self), batch_size):
             yield self.take(np.arange(start, min(start + batch_size, len(self))))
 
     def read(self) -> DocumentBatch[DocT]:
-        """All rows in one batch."""
-        parts = list(track(self._read_parts(), "reading", len(self), size=len)) if self.rows is None else []
+        """Read all rows into one batch."""
+        parts = list(track(self.read_parts(), "reading", len(self), size=len)) if self.rows is None else []
         if not parts:
             return self.take(np.arange(len(self)))
         batch: Any = DocumentBatch[self.schema.document_type]  # type: ignore[name-defined]
         return batch.concat([batch._wrap(part) for part in parts], shapes="ragged")  # type: ignore[no-any-return]
 
-    def _read_parts(self) -> Iterator[Columns]:
+    def read_parts(self) -> Iterator[Columns]:
+        """Yield the columns of all shards in parts, without the cache and without the filter of the dataset."""
         for shard in self.shards:
             with shard_errors(self.folder, shard):
                 for batch in self.reader.read(shard):
-                    yield self.reader.columns(batch)
+                    yield self.layout.decode(batch)
+
+    def narrow(self, columns: Iterable[str]) -> StoredDataset[DocT]:
+        """Return the same rows of the same shards, with some of the columns."""
+        dataset: StoredDataset[DocT] = object.__new__(type(self))
+        paths = resolve_columns(self.document_type.document_schema(), columns)
+        dataset.__setstate__({**self.__getstate__(), "_paths": paths, "verified": None})  # the flags are per column
+        return dataset
+
+    # --- metadata
 
     def verify(self, *, show_progress: bool | None = None) -> None:
-        """Read every shard, and compare its size, checksum and rows with what was written. The error names all bad."""
-        bad = self.faults(show_progress=show_progress)
-        if bad:
-            told_all = "".join(f"\n  {error}" for _, error in bad)
-            raise ShardError(f"{len(bad)} of {len(self.shards)} shards cannot be read:{told_all}") from bad[0][1]
+        """Read every shard, and compare its size, checksums and rows with what was written.
+
+        The error names all damaged shards.
+        """
+        faults = self.faults(show_progress=show_progress)
+        if faults:
+            details = "".join(f"\n  {error}" for _, error in faults)
+            raise ShardError(f"{len(faults)} of {len(self.shards)} shards cannot be read:{details}") from faults[0][1]
 
     def faults(self, *, show_progress: bool | None = None) -> list[tuple[Shard, ShardError]]:
-        """The shards that are not what was written, each with what is wrong."""
-        bad = []
-        sizes = track(self.shards, "verifying", self.nbytes, show=show_progress, size=lambda shard: shard.bytes)
-        for shard in sizes:
+        """Return the shards that are not what was written, each with the error."""
+        faults = []
+        shards = track(self.shards, "verifying", self.nbytes, show=show_progress, size=lambda shard: shard.bytes)
+        for shard in shards:
             try:
                 self.reader.check(shard)
             except ShardError as error:
-                bad.append((shard, error))
-        return bad
+                faults.append((shard, error))
+        return faults
 
     def null_count(self, path: str) -> int | None:
-        """The number of rows without a value at a path, from the metadata of shards; None if that does not say.
+        """Return the number of rows without a value at a path; None if the metadata of shards does not have it.
 
         No data is read: block tables of format 2 have the number, and so have the footers of most Parquet files.
         """
@@ -359,17 +392,30 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
     # --- display
 
     def summary(self) -> None:
-        """Print the type, the rows and shards, the fields, and what the first row has in them."""
-        print_facts(type(self).__name__, facts_of(self), self.schema, next(iter(first_rows(self, 1)), None))
+        """Print the type, the number of rows and shards, the fields, and the values of the first row."""
+        print_facts(type(self).__name__, self._facts(), self.schema, next(iter(self._first_rows(1)), None))
 
     def __rich__(self) -> Any:
-        return facts_table(type(self).__name__, facts_of(self), self.schema, next(iter(first_rows(self, 1)), None))
+        return facts_table(type(self).__name__, self._facts(), self.schema, next(iter(self._first_rows(1)), None))
 
     def _repr_html_(self) -> str:
-        return html(type(self).__name__, self.schema, list(first_rows(self, GALLERY)), len(self))
+        return html(type(self).__name__, self.schema, list(self._first_rows(GALLERY)), len(self))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self)} in {len(self.shards)} shards>"
+
+    def _facts(self) -> dict[str, Any]:
+        return {"rows": len(self), "shards": len(self.shards), "bytes": self.nbytes}
+
+    def _first_rows(self, count: int) -> Iterable[Any]:
+        """Return documents to show; none of a remote dataset, so that showing it fetches nothing."""
+        if not len(self) or self.folder.local_path(self.shards[0].name) is None:
+            return ()
+        if self.rows is not None or self.is_mapped:
+            return self[: min(count, len(self))]
+        return next(self.read_parts()).slice(slice(0, count)).documents()
+
+    # --- pickling
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("options", "folder", "shards", "starts", "rows", "_file", "_paths")
@@ -382,67 +428,53 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         self.layout = Layout(self.document_type.document_schema(), paths=self._paths)
         self.schema = self.layout.schema
         self.reader = ShardReader(self.folder, self.layout, cache, self.options.verify)
-        self._start(verified)
-
-
-def facts_of(dataset: StoredDataset[Any]) -> dict[str, Any]:
-    """What is known of a dataset without a look at its rows."""
-    return {"rows": len(dataset), "shards": len(dataset.shards), "bytes": dataset.nbytes}
-
-
-def first_rows(dataset: StoredDataset[Any], count: int) -> Iterable[Any]:
-    """Some documents to show; none of a store that is elsewhere, since showing fetches nothing."""
-    if not len(dataset) or dataset.folder.local_path(dataset.shards[0].name) is None:
-        return ()
-    if dataset.rows is not None or dataset.is_mapped:
-        return dataset[: min(count, len(dataset))]
-    part = next(dataset._read_parts())
-    return part.slice(slice(0, count)).documents()
+        self._prepare(verified)
 
 
 _alive: weakref.WeakSet[StoredDataset[Any]] = weakref.WeakSet()
 
 
-def _forked() -> None:
-    """In a child, let go of what other threads of the parent were just doing."""
+def _renew_locks() -> None:
+    """In a forked child, renew the datasets whose lock another thread of the parent held: it never releases it here."""
     for dataset in list(_alive):
         if dataset._lock.acquire(blocking=False):
             dataset._lock.release()
         else:
-            dataset._start(dataset._verified)
+            dataset._prepare(dataset._verified)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
-
-
-def _rows(dataset: StoredDataset[Any], where: Where | None) -> NDArray[np.int64] | None:
-    return None if where is None else matching_rows(dataset.reader, dataset.shards, where)
-
-
-def _shards_in(dataset: StoredDataset[Any]) -> tuple[Shard, ...]:
-    """The shards that have rows."""
-    folder = dataset.folder
-    shards = list_shards(folder, dataset._file, dataset.options)
-    if any(shard.rows < 0 for shard in shards):
-        with ThreadPoolExecutor(_FOOTERS) as pool:
-            shards = list(pool.map(lambda shard: count_rows(folder, shard), shards))
-    return tuple(shard for shard in shards if shard.rows)
+    os.register_at_fork(after_in_child=_renew_locks)
 
 
 def list_shards(folder: Folder, file: str | None, options: ReadOptions) -> Sequence[Shard]:
-    """The shards that the logs tell of, or else the plain files of the folder; or the one file that was asked for."""
+    """Return the shards in the logs of a folder, or else its plain files; or the one `file` of it."""
     if file is not None:
         return [Shard(file, -1, folder.size(file))]
-    found = read_manifest(folder, options.remote)
-    return found.shards if found.logs else list_plain_files(folder)
+    manifest = read_manifest(folder, options.remote)
+    return manifest.shards if manifest.logs else list_plain_files(folder)
 
 
-def class_of(folder: Folder, shards: Sequence[Shard]) -> type[Any]:
-    """The class of the first shard: loaded, or made."""
+def split_file(url: str | os.PathLike[str], remote: RemoteOptions) -> tuple[Folder, str | None]:
+    """Return the folder at an address and None; for one Parquet or Arrow file, its folder and its name."""
+    folder = open_folder(url, remote)
+    if not folder.url.endswith(tuple(SUFFIXES.values())):
+        if Path(folder.url).is_file():
+            raise StorageError(
+                f"{display_uri(folder.url)}: this is a file, and a dataset is a folder, or a file that ends with "
+                f"{' or '.join(SUFFIXES.values())}. Files of save_binary are read by load_binary."
+            )
+        return folder, None
+    parent, _, name = folder.url.rpartition("/")
+    outside = open_folder(parent or "/", remote)
+    return (outside, name) if outside.exists(name) else (folder, None)
+
+
+def _find_class(folder: Folder, shards: Sequence[Shard]) -> type[Any]:
+    """Return the class of the first shard: the one that wrote it if that is loaded, else one made of its schema."""
     if not shards:
         raise StorageError(
-            f"{shown(folder.url)}: no shard is whole that could tell the class. Pass it: schema=Student."
+            f"{display_uri(folder.url)}: there is no complete shard to infer the class from. Pass it: schema=Student."
         )
     schema = read_arrow_schema(folder, shards[0])
     for key, value in partition_values(shards[0].name).items():
@@ -450,21 +482,6 @@ def class_of(folder: Folder, shards: Sequence[Shard]) -> type[Any]:
             schema = schema.append(pa.field(key, pa.int64() if isinstance(value, int) else pa.string()))
     name = (schema.metadata or {}).get(CLASS_KEY, b"").decode()
     return loaded_class(schema) or class_from_arrow(schema, name.rpartition(":")[2].rpartition(".")[2] or "Row")
-
-
-def split_file(url: str | os.PathLike[str], remote: RemoteOptions) -> tuple[Folder, str | None]:
-    """The folder at an address; or that of the one Parquet or Arrow file that is there, and its name."""
-    folder = open_folder(url, remote)
-    if not folder.url.endswith(tuple(SUFFIXES.values())):
-        if Path(folder.url).is_file():
-            raise StorageError(
-                f"{shown(folder.url)}: this is a file, and a dataset is a folder, or a file that ends with "
-                f"{' or '.join(SUFFIXES.values())}. Files of save_binary are read by load_binary."
-            )
-        return folder, None
-    parent, _, name = folder.url.rpartition("/")
-    outside = open_folder(parent or "/", remote)
-    return (outside, name) if outside.exists(name) else (folder, None)
 
 
 def open_dataset(
@@ -477,11 +494,11 @@ def open_dataset(
     options: ReadOptions | None = None,
     **more: Any,
 ) -> StoredDataset[DocT]:
-    """The dataset in a folder: one that quire wrote, or any folder of Parquet or Arrow files.
+    """Open the dataset in a folder: one that quire wrote, or any folder of Parquet or Arrow files.
 
-    Without a class, it is the one that wrote the dataset if that is loaded, else one made from what the files hold.
-    `columns` are the paths of the fields to read, `where` tells which rows: a query as `DocumentArray.filter` takes it,
-    a `Split`, or a function. Columns that the class has no field for are ignored, or refused with `extra='forbid'`, for
+    Without `schema`, the class is the one that wrote the dataset if it is loaded, else one made from the files.
+    `columns` are the paths of the fields to read. `where` selects rows: a query as `DocumentArray.filter` takes it, a
+    `Split`, or a function. Columns that the class has no field for are ignored, or refused with `extra='forbid'`, for
     which the footers of all shards are read. `more` are fields of `ReadOptions`: cache, cache_bytes, remote, verify.
     """
     check_options("open_dataset", more, ReadOptions.__dataclass_fields__)
@@ -491,12 +508,12 @@ def open_dataset(
         raise SchemaError(f"open_dataset: schema takes a document class, got {describe(document_type)}.")
     if document_type is None:
         folder, file = split_file(url, options.remote)
-        document_type = class_of(folder, list_shards(folder, file, options))
+        document_type = _find_class(folder, list_shards(folder, file, options))
     dataset = StoredDataset[document_type](url, columns, where, options)
     check_extra(extra)
     if "forbid" in (extra, document_type.__quire_extra__):
         for shard in dataset.shards:
-            columns_of_shard = read_arrow_schema(dataset.folder, shard)
-            name = shown(dataset.folder.join(shard.name))
-            refuse_unknown_columns(document_type.document_schema(), columns_of_shard, extra, name)
+            name = display_uri(dataset.folder.join(shard.name))
+            stored_schema = read_arrow_schema(dataset.folder, shard)
+            refuse_unknown_columns(document_type.document_schema(), stored_schema, extra, name)
     return dataset

@@ -1,11 +1,11 @@
-"""Documents as a dataset of Hugging Face: the folder that its `load_from_disk` opens."""
+"""Writing documents as a dataset of Hugging Face: the folder that `datasets.load_from_disk` opens."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 from itertools import islice
@@ -17,7 +17,7 @@ import pyarrow as pa
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 
 from quire._protocols import is_array_type, is_document_type
-from quire.codec._json import to_json
+from quire.codec import to_json
 from quire.errors import EncodeError
 from quire.schema import Field, FieldKind, Schema
 from quire.storage._arrow_codec import NumberCodec
@@ -25,46 +25,8 @@ from quire.storage._nested_codecs import has_list_codec
 from quire.tensors import framework_of
 
 _ROWS = 1000
-"""So many rows are in a record batch."""
-_MOMENTS = {FieldKind.DATE: pa.date32(), FieldKind.TIME: pa.time64("us"), FieldKind.TIMEDELTA: pa.duration("us")}
-_PLAIN = {FieldKind.TEXT: (pa.string(), str), FieldKind.BYTES: (pa.binary(), bytes), FieldKind.UUID: (pa.string(), str)}
+"""The number of rows of a record batch."""
 _ITEMS = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string(), bytes: pa.binary()}
-
-
-class _FeatureCodec(NamedTuple):
-    """How a field lies in Arrow there: its type, what Hugging Face calls it, and values as Arrow takes them."""
-
-    type: pa.DataType
-    feature: Any
-    value: Callable[[Any], Any]
-
-
-def write_huggingface(document_type: type[Any], documents: Iterable[Any], folder: Path) -> int:
-    """Write documents as they come, and give their number.
-
-    Tensors are nested lists. What has no type there is text: enums and decimals, and dicts and unions as JSON.
-    """
-    schema = document_type.document_schema()
-    if not schema.fields:
-        raise EncodeError(f"{schema.name} has no fields, and a table without columns has no rows.")
-    rows = iter(documents)
-    first = list(islice(rows, _ROWS))
-    codecs = {field.name: _field_codec(field, _column(first, field.name)) for field in schema.fields}
-    features = {name: codec.feature for name, codec in codecs.items()}
-    arrow_schema = pa.schema(
-        [pa.field(name, codec.type) for name, codec in codecs.items()],
-        {"huggingface": json.dumps({"info": {"features": features}})},
-    )
-    name, total = "data-00000-of-00001.arrow", 0
-    with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, arrow_schema) as writer:
-        for block in _blocks(first, rows):
-            writer.write_batch(_batch(block, codecs, arrow_schema, total))
-            total += len(block)
-    _write_json(folder / "dataset_info.json", {"features": features, "citation": "", "description": "", "license": ""})
-    _write_json(folder / "state.json", {**_STATE, "_data_files": [{"filename": name}]})
-    return total
-
-
 _STATE: dict[str, Any] = {
     "_fingerprint": "quire",
     "_format_columns": None,
@@ -75,114 +37,139 @@ _STATE: dict[str, Any] = {
 }
 
 
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2), encoding="utf-8")
+class _Feature(NamedTuple):
+    """How a field is stored: its Arrow type, its description in `features`, and a function from values to Arrow's."""
+
+    type: pa.DataType
+    description: Any
+    convert: Callable[[Any], Any]
+
+    def to_arrow(self, value: Any) -> Any:
+        """Return a value as Arrow takes it; None stays None."""
+        return None if value is None else self.convert(value)
 
 
-def _blocks(first: list[Any], rest: Iterator[Any]) -> Iterator[list[Any]]:
-    block = first
-    while block:
-        yield block
-        block = list(islice(rest, _ROWS))
+def write_huggingface(document_type: type[Any], documents: Iterable[Any], folder: Path) -> int:
+    """Write documents, and return their number.
+
+    Tensors become nested lists. Values without a type there become text: enums and decimals as they are, dicts and
+    unions as JSON.
+    """
+    schema = document_type.document_schema()
+    if not schema.fields:
+        raise EncodeError(f"{schema.name} has no fields, and a table without columns has no rows.")
+    rows = iter(documents)
+    block = list(islice(rows, _ROWS))
+    features = {field.name: _feature(field, _present_values(block, field.name)) for field in schema.fields}
+    descriptions = {name: feature.description for name, feature in features.items()}
+    arrow_schema = pa.schema(
+        [pa.field(name, feature.type) for name, feature in features.items()],
+        {"huggingface": json.dumps({"info": {"features": descriptions}})},
+    )
+    name, total = "data-00000-of-00001.arrow", 0
+    with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, arrow_schema) as writer:
+        while block:
+            writer.write_batch(_to_batch(block, features, arrow_schema, total))
+            total += len(block)
+            block = list(islice(rows, _ROWS))
+    info = {"features": descriptions, "citation": "", "description": "", "license": ""}
+    state = {**_STATE, "_data_files": [{"filename": name}]}
+    (folder / "dataset_info.json").write_text(json.dumps(info, indent=2), encoding="utf-8")
+    (folder / "state.json").write_text(json.dumps(state, indent=2), encoding="utf-8")
+    return total
 
 
-def _column(documents: Sequence[Any], name: str) -> list[Any]:
+def _present_values(documents: Sequence[Any], name: str) -> list[Any]:
     return [value for document in documents if (value := document.__dict__.get(name)) is not None]
 
 
-def _batch(block: list[Any], codecs: dict[str, _FeatureCodec], schema: pa.Schema, first: int) -> pa.RecordBatch:
+def _to_batch(block: list[Any], features: dict[str, _Feature], schema: pa.Schema, first: int) -> pa.RecordBatch:
     arrays = []
-    for name, codec in codecs.items():
-        values = [_value(codec, document.__dict__.get(name)) for document in block]
+    for name, feature in features.items():
+        values = [feature.to_arrow(document.__dict__.get(name)) for document in block]
         try:
-            arrays.append(pa.array(values, codec.type))
+            arrays.append(pa.array(values, feature.type))
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise EncodeError(f"rows {first} to {first + len(block) - 1}, {name}: {error}") from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _value(codec: _FeatureCodec, value: Any) -> Any:
-    return None if value is None else codec.value(value)
+def _feature(field: Field, sample: list[Any]) -> _Feature:
+    """Return the feature of a field; that of tensors and datetimes depends on the first rows."""
+    build = _FEATURES.get(field.kind)
+    feature = None if build is None else build(field, sample)
+    return _value_feature(pa.string(), _to_json_text) if feature is None else feature
 
 
-def _field_codec(field: Field, sample: list[Any]) -> _FeatureCodec:
-    """The form of a field; of tensors, what the first rows have."""
-    kind = field.kind
-    if kind is FieldKind.SCALAR and field.type in NumberCodec.types:
-        arrow_type = NumberCodec.types[field.type][0]
-        return _FeatureCodec(arrow_type, _named(arrow_type), field.type)
-    if kind in _PLAIN:
-        arrow_type, value = _PLAIN[kind]
-        return _FeatureCodec(arrow_type, _named(arrow_type), value)
-    if kind in _MOMENTS:
-        return _FeatureCodec(_MOMENTS[kind], _named(_MOMENTS[kind]), _without_zone)
-    if kind is FieldKind.DATETIME:
-        return _datetime(field, sample)
-    if kind is FieldKind.TENSOR:
-        return _tensor(sample)
-    if has_list_codec(field):
-        arrow_type = _ITEMS[field.items[0].type]
-        return _FeatureCodec(pa.list_(arrow_type), [_named(arrow_type)], list)
-    if kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS) and not field.recursive:
-        return _documents(field, sample)
-    text = pa.string()
-    return _FeatureCodec(
-        text, _named(text), _name if kind in (FieldKind.ENUM, FieldKind.DECIMAL, FieldKind.PATH) else _json
-    )
+def _value_feature(arrow_type: pa.DataType, convert: Callable[[Any], Any]) -> _Feature:
+    return _Feature(arrow_type, _describe(arrow_type), convert)
 
 
-def _named(arrow_type: pa.DataType) -> dict[str, str]:
-    known = {"double": "float64", "float": "float32", "halffloat": "float16", "date32[day]": "date32"}
-    return {"dtype": known.get(str(arrow_type), str(arrow_type)), "_type": "Value"}
+def _describe(arrow_type: pa.DataType) -> dict[str, str]:
+    names = {"double": "float64", "float": "float32", "halffloat": "float16", "date32[day]": "date32"}
+    return {"dtype": names.get(str(arrow_type), str(arrow_type)), "_type": "Value"}
 
 
-def _datetime(field: Field, sample: list[Any]) -> _FeatureCodec:
-    """Times with a zone are in UTC, and those without stay without; a column has one kind, as the first rows have it.
+def _number_feature(field: Field, _: list[Any]) -> _Feature | None:
+    if field.type not in NumberCodec.types:
+        return None
+    return _value_feature(NumberCodec.types[field.type][0], field.type)
 
-    Where the first rows have both, times are texts.
+
+def _list_feature(field: Field, _: list[Any]) -> _Feature | None:
+    if not has_list_codec(field):
+        return None
+    arrow_type = _ITEMS[field.items[0].type]
+    return _Feature(pa.list_(arrow_type), [_describe(arrow_type)], list)
+
+
+def _datetime_feature(field: Field, sample: list[Any]) -> _Feature:
+    """Store times with a time zone in UTC, and others without; the first rows decide which of both a column has.
+
+    If the first rows have both, times become text.
     """
     zoned = {value.utcoffset() is not None for value in sample}
     if len(zoned) > 1:
-        return _FeatureCodec(pa.string(), _named(pa.string()), datetime.isoformat)
+        return _value_feature(pa.string(), datetime.isoformat)
     has_zone = zoned == {True}
     arrow_type = pa.timestamp("us", "UTC" if has_zone else None)
 
-    def value_of(value: datetime) -> datetime:
+    def check_zone(value: datetime) -> datetime:
         if (value.utcoffset() is not None) != has_zone:
-            held, other = ("a", "none") if has_zone else ("no", "one")
+            first, other = ("a", "none") if has_zone else ("no", "one")
             raise EncodeError(
-                f"{field.name}: the first times have {held} time zone, and {value.isoformat()} has {other}. "
+                f"{field.name}: the first times have {first} time zone, and {value.isoformat()} has {other}. "
                 "A column of Hugging Face has one kind of time: give all of them a zone, or none."
             )
         return value
 
-    return _FeatureCodec(arrow_type, _named(arrow_type), value_of)
+    return _value_feature(arrow_type, check_zone)
 
 
-def _name(value: Any) -> str:
-    """Decimals and paths as text; of an enum, the value where that is a text, as other writers have it."""
+def _to_text(value: Any) -> str:
+    """Return decimals and paths as text; of an enum, the value if that is a text, as other tools write it."""
     if not isinstance(value, Enum):
         return str(value)
     return value.value if isinstance(value.value, str) else value.name
 
 
-def _without_zone(value: Any) -> Any:
+def _check_no_zone(value: Any) -> Any:
     if getattr(value, "tzinfo", None) is not None:
-        raise EncodeError(f"{value!r}: Hugging Face has no times of day with a zone. Use a datetime, or text.")
+        raise EncodeError(f"{value!r}: Hugging Face has no times of day with a time zone. Use a datetime, or text.")
     return value
 
 
-def _json(value: Any) -> str:
+def _to_json_text(value: Any) -> str:
     if is_document_type(type(value)):
         return to_json(value, None, "lists")
     try:
-        return json.dumps(value, default=_jsonable)
+        return json.dumps(value, default=_to_jsonable)
     except (TypeError, ValueError, RecursionError) as error:  # keys that JSON does not have; cycles
-        raise EncodeError(f"a {type(value).__name__} has no form in JSON: {error}.") from error
+        raise EncodeError(f"a {type(value).__name__} cannot be written as JSON: {error}.") from error
 
 
-def _jsonable(value: Any) -> Any:
-    """What JSON has in place of a value inside of others; most have a text."""
+def _to_jsonable(value: Any) -> Any:
+    """Return what JSON has in place of a value; text for most."""
     if is_document_type(type(value)):
         return json.loads(to_json(value, None, "lists"))
     if is_array_type(type(value)) or isinstance(value, (set, frozenset)):
@@ -198,42 +185,63 @@ def _jsonable(value: Any) -> Any:
     return str(value)
 
 
-def _tensor(sample: list[Any]) -> _FeatureCodec:
-    arrays = [_numpy(value) for value in sample]
+def _tensor_feature(_: Field, sample: list[Any]) -> _Feature:
+    arrays = [_to_numpy(value) for value in sample]
     depths, dtypes = {array.ndim for array in arrays}, {array.dtype for array in arrays}
     if len(depths) > 1 or len(dtypes) > 1:
-        return _FeatureCodec(pa.string(), _named(pa.string()), lambda value: json.dumps(_numpy(value).tolist()))
+        return _value_feature(pa.string(), lambda value: json.dumps(_to_numpy(value).tolist()))
     depth, dtype = (depths or {1}).pop(), (dtypes or {np.dtype(np.float32)}).pop()
     arrow_type = pa.from_numpy_dtype(dtype)
-    feature: Any = _named(arrow_type)
-    for _ in range(depth):
-        arrow_type, feature = pa.list_(arrow_type), [feature]
-    return _FeatureCodec(arrow_type, feature, lambda value: _numpy(value).tolist())
+    description: Any = _describe(arrow_type)
+    for _axis in range(depth):
+        arrow_type, description = pa.list_(arrow_type), [description]
+    return _Feature(arrow_type, description, lambda value: _to_numpy(value).tolist())
 
 
-def _numpy(value: Any) -> np.ndarray[Any, Any]:
+def _to_numpy(value: Any) -> np.ndarray[Any, Any]:
     framework = framework_of(value)
     if framework is None or framework.is_sparse(value):
-        raise EncodeError(f"a {type(value).__name__} has no form as lists of numbers.")
+        raise EncodeError(f"a {type(value).__name__} cannot be written as lists of numbers.")
     array = framework.to_numpy(value)
     return array if array.dtype.kind in "biuf" else array.astype(np.float32)
 
 
-def _documents(field: Field, sample: list[Any]) -> _FeatureCodec:
-    inner: Schema = field.document_type.document_schema()
-    if not inner.fields:
-        raise EncodeError(f"{field.name}: {inner.name} has no fields, and Hugging Face has no documents without them.")
-    many = field.kind is FieldKind.DOCUMENTS
-    found = [document for value in sample for document in value] if many else sample
-    codecs = {part.name: _field_codec(part, _column(found, part.name)) for part in inner.fields}
-    arrow_type = pa.struct([pa.field(name, codec.type) for name, codec in codecs.items()])
-    feature = {name: codec.feature for name, codec in codecs.items()}
+def _document_feature(field: Field, sample: list[Any]) -> _Feature | None:
+    if field.recursive:
+        return None
+    schema: Schema = field.document_type.document_schema()
+    if not schema.fields:
+        raise EncodeError(f"{field.name}: {schema.name} has no fields, and Hugging Face has no documents without them.")
+    is_array = field.kind is FieldKind.DOCUMENTS
+    documents = [document for value in sample for document in value] if is_array else sample
+    features = {part.name: _feature(part, _present_values(documents, part.name)) for part in schema.fields}
+    arrow_type = pa.struct([pa.field(name, feature.type) for name, feature in features.items()])
+    description = {name: feature.description for name, feature in features.items()}
 
-    def one(document: Any) -> dict[str, Any]:
-        return {name: _value(codec, document.__dict__.get(name)) for name, codec in codecs.items()}
+    def convert(document: Any) -> dict[str, Any]:
+        return {name: feature.to_arrow(document.__dict__.get(name)) for name, feature in features.items()}
 
-    if many:
-        return _FeatureCodec(
-            pa.list_(arrow_type), [feature], lambda documents: [one(document) for document in documents]
-        )
-    return _FeatureCodec(arrow_type, feature, one)
+    if is_array:
+        return _Feature(pa.list_(arrow_type), [description], lambda documents: list(map(convert, documents)))
+    return _Feature(arrow_type, description, convert)
+
+
+_Build = Callable[[Field, list[Any]], _Feature | None]
+_FEATURES: Mapping[FieldKind, _Build] = {
+    FieldKind.SCALAR: _number_feature,
+    FieldKind.TEXT: lambda *_: _value_feature(pa.string(), str),
+    FieldKind.BYTES: lambda *_: _value_feature(pa.binary(), bytes),
+    FieldKind.UUID: lambda *_: _value_feature(pa.string(), str),
+    FieldKind.DATE: lambda *_: _value_feature(pa.date32(), _check_no_zone),
+    FieldKind.TIME: lambda *_: _value_feature(pa.time64("us"), _check_no_zone),
+    FieldKind.TIMEDELTA: lambda *_: _value_feature(pa.duration("us"), _check_no_zone),
+    FieldKind.DATETIME: _datetime_feature,
+    FieldKind.ENUM: lambda *_: _value_feature(pa.string(), _to_text),
+    FieldKind.DECIMAL: lambda *_: _value_feature(pa.string(), _to_text),
+    FieldKind.PATH: lambda *_: _value_feature(pa.string(), _to_text),
+    FieldKind.LIST: _list_feature,
+    FieldKind.TENSOR: _tensor_feature,
+    FieldKind.DOCUMENT: _document_feature,
+    FieldKind.DOCUMENTS: _document_feature,
+}
+"""The feature of each kind of field. Fields of other kinds, and where an entry returns None, become JSON text."""

@@ -1,4 +1,4 @@
-"""The layout of a document class in Arrow: which form each of its fields has, worked out from its schema alone."""
+"""The layout of a document class in Arrow: the codec of each field, chosen by the schema alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Flag
 from functools import cached_property
@@ -39,8 +39,9 @@ from quire.storage._nested_codecs import (
     DocumentsCodec,
     ListCodec,
     encode_fields,
+    find_node,
     has_list_codec,
-    placeholder,
+    placeholder_array,
 )
 from quire.storage._row_locations import AddressTable, RowLocations
 from quire.storage._tensor_codecs import ComplexCodec, RaggedTensorCodec, TensorCodec
@@ -49,35 +50,58 @@ TensorStorage = Literal["fixed", "binary", "list"]
 """How tensors of one shape are stored: as bytes of one length, as bytes, or as nested lists."""
 SCHEMA_KEY, FINGERPRINT_KEY, CLASS_KEY = b"quire.json_schema", b"quire.fingerprint", b"quire.class"
 FORMAT_KEY, CLASSES_KEY, ENUMS_KEY = b"quire.format", b"quire.classes", b"quire.enums"
-_LISTED = re.compile(r"bool|u?int\d+|float(16|32|64)")
-"""The dtypes that lists can have."""
-_MOMENTS = FixedWidthCodec.types
-_NAMED = {FieldKind.ENUM: EnumCodec, FieldKind.DECIMAL: AsTextCodec, FieldKind.PATH: AsTextCodec}
+_LISTABLE = re.compile(r"bool|u?int\d+|float(16|32|64)")
+"""The dtypes that Arrow lists can have."""
+Paths = Sequence[FieldPath] | None
+"""The paths of the fields that are read; None for all of them."""
+
+
+def resolve_columns(schema: Schema, columns: Iterable[str] | None) -> Paths:
+    """Parse the paths of columns, and check that the schema has them."""
+    if columns is None:
+        return None
+    if isinstance(columns, str):
+        raise OptionError(f"columns is a list of paths, as in ['image', 'meta.source'], got {columns!r}.")
+    paths = [parse_path(path) for path in columns]
+    if not paths:
+        raise OptionError(f"columns=[] reads nothing: name fields of {schema.name}, or leave it out to read all.")
+    for path in paths:
+        schema.resolve(path)
+    return None if () in paths else paths
+
+
+def _select_fields(schema: Schema, paths: Paths) -> Schema:
+    """Return the schema with the fields that paths begin with, in the order of the class."""
+    if paths is None:
+        return schema
+    names = {path[0] for path in paths}
+    return replace(schema, fields=tuple(field for field in schema.fields if field.name in names))
 
 
 class Layout:
-    """The forms of all fields of a schema, and the Arrow schema that they make."""
+    """The codecs of all fields of a schema, and the Arrow schema that they make."""
 
     def __init__(self, schema: Schema, tensor_storage: TensorStorage = "fixed", paths: Paths = None) -> None:
         if tensor_storage not in ("fixed", "binary", "list"):
             raise OptionError(f"tensor_storage={tensor_storage!r}: use 'fixed', 'binary' or 'list'.")
         if schema.is_open:
             raise SchemaError("a dataset needs the documents' class: schema=Student.")
-        self.schema = select_fields(schema, paths)
-        self.codecs = _field_codecs(self.schema, schema.name, tensor_storage, paths)
+        self.schema = _select_fields(schema, paths)
+        self.codecs = _choose_codecs(self.schema, schema.name, tensor_storage, paths)
         self.fields = pa.schema([codec.arrow_field() for codec in self.codecs] or [PLACEHOLDER])
         self.parts = 0
         for codec in self.codecs:
-            self.parts = codec.place(self.parts)
+            self.parts = codec.assign_parts(self.parts)
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells layouts apart: the names and types of all fields."""
-        return hashlib.blake2b(_described(self.fields).encode(), digest_size=8).hexdigest()
+        """A digest of the names and types of all fields."""
+        fields = [(f.name, str(f.type), f.nullable, sorted((f.metadata or {}).items())) for f in self.fields]
+        return hashlib.blake2b(repr(fields).encode(), digest_size=8).hexdigest()
 
     @cached_property
     def arrow_schema(self) -> pa.Schema:
-        """The Arrow schema of shards, with what is told of the class."""
+        """The Arrow schema of shards, whose metadata describes the class."""
         metadata = {
             CLASS_KEY: class_name(self.schema.document_type).encode(),
             FINGERPRINT_KEY: self.fingerprint.encode(),
@@ -89,112 +113,159 @@ class Layout:
         return self.fields.with_metadata(metadata)
 
     def encode(self, columns: Columns) -> pa.RecordBatch:
-        """The columns as a record batch."""
+        """Return the columns as a record batch."""
         return self.batch(encode_fields(self.codecs, columns, self.schema.name), len(columns))
 
     def batch(self, arrays: Sequence[pa.Array], rows: int) -> pa.RecordBatch:
-        """A record batch of the arrays of all forms; one without any has a column that keeps the number of rows."""
-        return pa.RecordBatch.from_arrays(list(arrays) or [placeholder(rows)], schema=self.fields)
+        """Return a record batch of the arrays of all codecs; without any, a column keeps the number of rows."""
+        return pa.RecordBatch.from_arrays(list(arrays) or [placeholder_array(rows)], schema=self.fields)
+
+    def decode(self, batch: pa.RecordBatch) -> Columns:
+        """Copy the columns of a record batch of this layout."""
+        return self.gather(self.locate_rows(batch))
 
     def addresses(self) -> AddressTable:
-        """A table for the addresses of record batches of this layout."""
+        """Return an empty table for the addresses of record batches of this layout."""
         return AddressTable(self.parts)
 
     def locate(self, batch: pa.RecordBatch) -> list[int]:
-        """The parts of a record batch."""
+        """Return the parts of a record batch, as an address table holds them."""
         arrays = batch.columns if self.codecs else ()
         return [part for codec, array in zip(self.codecs, arrays, strict=True) for part in codec.locate(array)]
 
+    def locate_rows(self, batch: pa.RecordBatch) -> RowLocations:
+        """Return the locations of all rows of a record batch."""
+        addresses = self.addresses()
+        addresses.add(self.locate(batch), batch)
+        return RowLocations(addresses, np.zeros(len(batch), np.int64), np.arange(len(batch), dtype=np.int64))
+
+    def field_nodes(self, schema: pa.Schema) -> list[list[int]]:
+        """Return the Arrow field nodes of a file that each codec reads."""
+        fields = list(schema)
+        return [codec.field_nodes(*find_node(codec, fields, 0)) for codec in self.codecs]
+
+    @cached_property
+    def _large_tensors(self) -> list[TensorCodec]:
+        return [codec for codec in self.codecs if codec.is_large and isinstance(codec, TensorCodec)]
+
     def read_ahead(self, rows: RowLocations, counts: NDArray[np.int64]) -> None:
         """Let the system read the large columns of `counts` rows from each of these on."""
-        for codec in self.codecs:
-            if codec.is_large and isinstance(codec, TensorCodec):
-                codec.read_ahead(rows, counts)
+        for codec in self._large_tensors:
+            codec.read_ahead(rows, counts)
 
     @cached_property
     def read_ahead_parts(self) -> frozenset[int]:
         """The parts that `read_ahead` reads."""
-        return frozenset(codec.first + 1 for codec in self.codecs if codec.is_large and isinstance(codec, TensorCodec))
+        return frozenset(codec.first + 1 for codec in self._large_tensors)
 
     def gather(self, rows: RowLocations) -> Columns:
-        """The columns of rows, copied; their checksums are verified first, where that is due."""
+        """Copy the columns of rows, after their checksums are verified where that is due."""
         rows.verify()
-        made = {codec.field.name: codec.gather(rows) for codec in self.codecs}
-        return Columns(self.schema, made, len(rows))
+        return Columns(self.schema, {codec.field.name: codec.gather(rows) for codec in self.codecs}, len(rows))
 
     def gather_parts(self, rows: RowLocations, sizes: Sequence[int]) -> Iterator[Columns]:
-        """The columns of parts of rows, of these sizes: the small columns of all of them are gathered at once."""
+        """Copy the columns of consecutive parts of rows, of these sizes; small columns are copied for all at once."""
         rows.verify()
         small = {codec.field.name: codec.gather(rows) for codec in self.codecs if not codec.is_large}
         start = 0
         for size in sizes:
             span = slice(start, start + size)
-            start, own = start + size, rows.slice(span)
-            made = {
-                codec.field.name: small[codec.field.name].slice(span)
-                if codec.field.name in small
-                else codec.gather(own)
-                for codec in self.codecs
-            }
-            yield Columns(self.schema, made, size)
+            own = rows.select(span)
+            start += size
+            columns = {}
+            for codec in self.codecs:
+                name = codec.field.name
+                columns[name] = small[name].slice(span) if name in small else codec.gather(own)
+            yield Columns(self.schema, columns, size)
 
 
-def _field_codecs(schema: Schema, path: str, storage: str, paths: Paths) -> Sequence[ArrowCodec]:
-    made = []
+# --- the codec of each kind of field
+
+
+def _choose_codecs(schema: Schema, path: str, storage: str, paths: Paths) -> Sequence[ArrowCodec]:
+    """Return the codec of each field; values of fields without a column type are stored as messages."""
+    codecs = []
     for field in schema.fields:
-        codec = _field_codec(field, f"{path}.{field.name}", storage, paths_below(field.name, paths))
-        made.append(MessageCodec(field, f"{path}.{field.name}", schema) if codec is None else codec)
-    return made
+        field_path = f"{path}.{field.name}"
+        below = None if paths is None else [rest[1:] for rest in paths if rest[0] == field.name]
+        if below is not None and () in below:
+            below = None  # the path of the field itself: all of it is read
+        build = _CODECS.get(field.kind)
+        codec = None if build is None else build(field, field_path, storage, below)
+        codecs.append(MessageCodec(field, field_path, schema) if codec is None else codec)
+    return codecs
 
 
-def _field_codec(field: Field, path: str, storage: str, paths: Paths) -> ArrowCodec | None:
-    """The form of a field; None where it has no columns of its own."""
-    kind = field.kind
-    if kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS) and not field.recursive:
-        return _document_codec(field, path, storage, paths)
-    if kind is FieldKind.TENSOR:
-        return _tensor_codec(field, path, storage)
-    if kind is FieldKind.SCALAR and field.type in NumberCodec.types:
-        return NumberCodec(field, path)
-    if kind is FieldKind.SCALAR and field.type is complex:
-        return ComplexCodec(field, path)
-    if kind is FieldKind.TEXT:
-        return TextCodec(field, path)
-    if kind is FieldKind.BYTES and (field.type is bytes or field.wrapper):
-        return BytesCodec(field, path)
-    if kind in _MOMENTS:
-        return FixedWidthCodec(field, path)
-    if kind is FieldKind.DATETIME:
-        return DatetimeCodec(field, path)
-    if kind in _NAMED and not (kind is FieldKind.ENUM and issubclass(field.type, Flag)):
-        return _NAMED[kind](field, path)
-    return ListCodec(field, path) if has_list_codec(field) else None
-
-
-def _document_codec(field: Field, path: str, storage: str, paths: Paths) -> ArrowCodec:
-    schema = select_fields(field.document_type.document_schema(), paths)
-    codecs = _field_codecs(schema, path, storage, paths)
+def _document_codec(field: Field, path: str, storage: str, paths: Paths) -> ArrowCodec | None:
+    if field.recursive:
+        return None
+    schema = _select_fields(field.document_type.document_schema(), paths)
+    codecs = _choose_codecs(schema, path, storage, paths)
     if field.kind is FieldKind.DOCUMENT:
         return DocumentCodec(field, path, schema, codecs)
-    one = Field("item", FieldKind.DOCUMENT, field.document_type)
-    return DocumentsCodec(field, path, DocumentCodec(one, path, schema, codecs))
+    item = Field("item", FieldKind.DOCUMENT, field.document_type)
+    return DocumentsCodec(field, path, DocumentCodec(item, path, schema, codecs))
 
 
-def _tensor_codec(field: Field, path: str, storage: str) -> ArrowCodec | None:
+def _tensor_codec(field: Field, path: str, storage: str, _: Paths) -> ArrowCodec | None:
     spec = field.spec
     if spec.dtype == "string":
         return None
-    if spec.dtype is None or spec.fixed_shape is None:
+    if spec.dtype is None or spec.fixed_shape is None or 0 in spec.fixed_shape:
         return RaggedTensorCodec(field, path)
-    if 0 in spec.fixed_shape:
-        return RaggedTensorCodec(field, path)
-    if storage == "list" and not _LISTED.fullmatch(spec.dtype):
+    if storage == "list" and not _LISTABLE.fullmatch(spec.dtype):
         storage = "fixed"  # lists have no short floats and no complex numbers
     return TensorCodec(field, path, spec.dtype, spec.fixed_shape, storage)
 
 
+def _number_codec(field: Field, path: str, *_: Any) -> ArrowCodec | None:
+    if field.type is complex:
+        return ComplexCodec(field, path)
+    return NumberCodec(field, path) if field.type in NumberCodec.types else None
+
+
+def _bytes_codec(field: Field, path: str, *_: Any) -> ArrowCodec | None:
+    return BytesCodec(field, path) if field.type is bytes or field.wrapper else None
+
+
+def _enum_codec(field: Field, path: str, *_: Any) -> ArrowCodec | None:
+    return None if issubclass(field.type, Flag) else EnumCodec(field, path)
+
+
+def _list_codec(field: Field, path: str, *_: Any) -> ArrowCodec | None:
+    return ListCodec(field, path) if has_list_codec(field) else None
+
+
+_Build = Callable[[Field, str, str, Paths], ArrowCodec | None]
+_CODECS: Mapping[FieldKind, _Build] = {
+    FieldKind.SCALAR: _number_codec,
+    FieldKind.TEXT: lambda field, path, *_: TextCodec(field, path),
+    FieldKind.BYTES: _bytes_codec,
+    FieldKind.DATE: lambda field, path, *_: FixedWidthCodec(field, path),
+    FieldKind.TIME: lambda field, path, *_: FixedWidthCodec(field, path),
+    FieldKind.TIMEDELTA: lambda field, path, *_: FixedWidthCodec(field, path),
+    FieldKind.UUID: lambda field, path, *_: FixedWidthCodec(field, path),
+    FieldKind.DATETIME: lambda field, path, *_: DatetimeCodec(field, path),
+    FieldKind.ENUM: _enum_codec,
+    FieldKind.DECIMAL: lambda field, path, *_: AsTextCodec(field, path),
+    FieldKind.PATH: lambda field, path, *_: AsTextCodec(field, path),
+    FieldKind.LIST: _list_codec,
+    FieldKind.TENSOR: _tensor_codec,
+    FieldKind.DOCUMENT: _document_codec,
+    FieldKind.DOCUMENTS: _document_codec,
+}
+"""How each kind of field is stored in Arrow and Parquet: the one place where a new kind is added.
+
+An entry returns None where a field of the kind has no column type. Those, and kinds without an entry, are stored as
+messages of the wire format (`MessageCodec`).
+"""
+
+
+# --- what the metadata of a shard says about the class
+
+
 def _nested_classes(codecs: Sequence[ArrowCodec], above: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """The classes of documents inside documents, by path."""
+    """Yield the paths and classes of documents inside documents."""
     for codec in codecs:
         path = (*above, codec.field.name)
         document = codec.item if isinstance(codec, DocumentsCodec) else codec
@@ -204,7 +275,7 @@ def _nested_classes(codecs: Sequence[ArrowCodec], above: tuple[str, ...]) -> Ite
 
 
 def _enums(fields: Iterable[Field], above: tuple[str, ...], seen: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """The enums of fields, by path: the class, and the values of its members by name, as far as JSON has them."""
+    """Yield the paths of enums, with the class and the values of its members by name, as far as JSON has them."""
     for field in fields:
         path = (*above, field.name)
         if field.kind is FieldKind.ENUM:
@@ -221,18 +292,18 @@ def _enums(fields: Iterable[Field], above: tuple[str, ...], seen: tuple[Any, ...
 
 
 def layout_fingerprint(schema: Schema) -> str:
-    """The fingerprint of the layout of all fields of a class."""
+    """Return the fingerprint of the layout of all fields of a class."""
     key = "storage", "fingerprint"
     if key not in schema.notes:
         schema.notes[key] = Layout(schema).fingerprint
-    found: str = schema.notes[key]
-    return found
+    fingerprint: str = schema.notes[key]
+    return fingerprint
 
 
 def json_schema(schema: Schema) -> str:
-    """The JSON schema of a class; an empty one where pydantic has none for a field.
+    """Return the JSON schema of a class; an empty one where pydantic has none for a field.
 
-    pydantic warns of defaults that have no form in JSON. They are left out: the reader has the class, or does without.
+    pydantic warns about defaults that JSON cannot express. They are left out: readers have the class, or do without.
     """
     notes, key = schema.document_type.document_schema().notes, ("storage", "json_schema")
     if key not in notes:
@@ -242,42 +313,5 @@ def json_schema(schema: Schema) -> str:
                 notes[key] = json.dumps(schema.document_type.model_json_schema())
         except (PydanticInvalidForJsonSchema, PydanticUserError):
             notes[key] = "{}"
-    found: str = notes[key]
-    return found
-
-
-def _described(schema: Any) -> str:
-    fields = [(field.name, str(field.type), field.nullable, sorted((field.metadata or {}).items())) for field in schema]
-    return repr(fields)
-
-
-Paths = Sequence[FieldPath] | None
-"""The paths of the fields that are read; None for all of them."""
-
-
-def resolve_columns(schema: Schema, columns: Iterable[str] | None) -> Paths:
-    """The paths that users write; one that is not there is an error."""
-    if columns is None:
-        return None
-    if isinstance(columns, str):
-        raise OptionError(f"columns is a list of paths, as in ['image', 'meta.source'], got {columns!r}.")
-    paths = [parse_path(path) for path in columns]
-    if not paths:
-        raise OptionError(f"columns=[] reads nothing: name fields of {schema.name}, or leave it out to read all.")
-    for path in paths:
-        schema.resolve(path)
-    return None if () in paths else paths
-
-
-def select_fields(schema: Schema, paths: Paths) -> Schema:
-    """The schema with the fields that paths begin with, in the order of the class."""
-    if paths is None:
-        return schema
-    names = {path[0] for path in paths}
-    return replace(schema, fields=tuple(field for field in schema.fields if field.name in names))
-
-
-def paths_below(name: str, paths: Paths) -> Paths:
-    """What is read of a nested document; all of it where its own path is named."""
-    below = None if paths is None else [path[1:] for path in paths if path[0] == name]
-    return None if below is None or () in below else below
+    text: str = notes[key]
+    return text

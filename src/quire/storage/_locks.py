@@ -1,7 +1,15 @@
-"""Locks on files, between processes and threads: the system lets go of them when their process ends.
+"""Locks on files, between processes and threads; and forks that wait until no shard is being opened.
 
-And forks, which wait for shards that are being opened. A thread that opens one may hold locks of Arrow and of Python
-itself: a child that is forked meanwhile would inherit them, held by a thread that it does not have, and wait for good.
+A lock is an `flock` on a file, which the system releases when its process ends, whichever way. Two facts need care:
+
+- The holder removes the file of a lock when it releases it. Whoever waited for the lock then holds one on a file
+  without a name, while others create and lock a new file. So a waiter checks that its file still has its name, and
+  starts again if not.
+- An flock belongs to the open file, which a forked child inherits: closing it in the parent does not release the lock
+  while the child has it open. Children therefore close every inherited lock file, and release is explicit.
+
+A thread that opens a shard may hold locks of Arrow and of Python's import system. A child forked meanwhile would
+inherit them, held by a thread that it does not have, and wait forever. `no_fork` makes forks wait for such threads.
 """
 
 from __future__ import annotations
@@ -19,53 +27,42 @@ if sys.platform != "win32":
     import fcntl
 
 _held: set[int] = set()
+"""The descriptors of all lock files that are open, for children to close."""
 _opening = threading.Lock()
-"""Held while a file is opened and noted, and by who forks, so that a child knows every one that it inherits."""
+"""Held while a lock file is opened or closed, and during a fork, so that `_held` is complete in the child."""
 
 
 @contextmanager
 def lock_file(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock; whether it is held, which without `wait` may not be. Its file is removed by who held it."""
+    """Hold the lock on a file, and yield whether it is held; without `wait`, another process may have it."""
     handle = _acquire(path, wait=wait)
     try:
         yield handle is not None
     finally:
-        if handle in _held:  # not so in a child that was forked in between
+        if handle in _held:  # not in a child that was forked in between
             path.unlink(missing_ok=True)
             _release(handle)
 
 
 def _acquire(path: Path, *, wait: bool) -> int | None:
     if sys.platform == "win32":
-        raise StorageError(f"{path}: files are locked by flock, which this system has not.")
+        raise StorageError(f"{path}: files are locked by flock, which this system does not have.")
     while True:
-        handle = _open(path)
+        with _opening:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            _held.add(handle)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(path, handle):
-                return handle
+            with suppress(FileNotFoundError):
+                if os.path.samestat(path.stat(), os.fstat(handle)):
+                    return handle
         except BlockingIOError:
             _release(handle)
             return None
         except BaseException:
             _release(handle)
             raise
-        _release(handle)  # who held it removed the file while we waited: others lock a new one
-
-
-def _open(path: Path) -> int:
-    with _opening:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        _held.add(handle)
-    return handle
-
-
-def _is_at(path: Path, handle: int) -> bool:
-    try:
-        there = path.stat()
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(there, os.fstat(handle))
+        _release(handle)  # the holder removed the file while this process waited: others lock a new one
 
 
 def _release(handle: int) -> None:
@@ -78,15 +75,15 @@ def _release(handle: int) -> None:
 
 # --- forks
 
-_PATIENCE = 30.0
-"""Seconds: from far away, a shard may take long. Then a fork takes its chance."""
+_FORK_TIMEOUT = 30.0
+"""Seconds that a fork waits for shards that are being opened, which takes long from a remote store."""
 _change = threading.Condition(threading.Lock())
 _busy = 0
 
 
 @contextmanager
 def no_fork() -> Iterator[None]:
-    """Let no thread of this process fork."""
+    """Let forks of this process wait until the context is left."""
     global _busy  # noqa: PLW0603 - of the process, as forks are
     with _change:
         _busy += 1
@@ -100,17 +97,17 @@ def no_fork() -> Iterator[None]:
 
 def _before_fork() -> None:
     _change.acquire()
-    _change.wait_for(lambda: not _busy, _PATIENCE)
-    _opening.acquire()  # last: who opens a shard opens files
+    _change.wait_for(lambda: not _busy, _FORK_TIMEOUT)
+    _opening.acquire()  # last: a thread that opens a shard opens lock files
 
 
-def _in_parent() -> None:
+def _after_in_parent() -> None:
     _opening.release()
     _change.release()
 
 
-def _in_child() -> None:
-    """Close what the parent holds: else its locks would last as long as this child."""
+def _after_in_child() -> None:
+    """Close the lock files of the parent: otherwise its locks would last as long as this child."""
     global _change, _busy
     _change, _busy = threading.Condition(threading.Lock()), 0
     for handle in _held:
@@ -121,4 +118,4 @@ def _in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

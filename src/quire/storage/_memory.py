@@ -1,8 +1,10 @@
-"""Memory by its address: rows that lie in any number of mapped files are gathered in one call.
+"""Raw memory: copying rows from any number of mapped files in one call, mapping files, and advice to the system.
 
-numpy gathers rows of one array. Here the array is all of the memory that a process can address, so that rows of many
-files, one behind the other in each of them, are one index. Who asks must know that every address is that of memory
-which is there, and keep it there until the call returns.
+numpy gathers rows of one array (`array[index]`). Here that array is the whole address space of the process, declared
+through the array interface and never read as a whole: element i is the memory at address `_LOWEST + i`. Rows of many
+mapped files then need one index of addresses and one call, instead of a call for each file. Nothing checks the
+addresses. Callers must pass only those of memory that is mapped, and keep it mapped until the call returns;
+`AddressTable` does both, by checking offsets against the sizes of buffers and by holding their owners.
 """
 
 from __future__ import annotations
@@ -25,17 +27,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _LOWEST, _HIGHEST = 1 << 12, 1 << 48
+"""The addresses of the window: user space on 64-bit systems, without the first page, which is never mapped."""
 _WIDE = 1 << 12
-"""Rows of so many bytes are copied one by one, which costs them little, into memory that was used before."""
+"""Rows of at least this size are copied one by one, which costs little per row, into memory that was used before."""
 _KEPT = 128 << 20
-"""So many bytes are kept for later at most."""
+"""At most this number of bytes of free memory is kept for reuse."""
 _LINE = 64
-"""Rows go to a multiple of so many bytes. Large memory is given out sixteen bytes behind the begin of a page, and rows
-that lie as pages do in their file take a third longer to be copied there."""
+"""Rows are copied to a multiple of this. malloc returns large memory 16 bytes after the start of a page; copying rows
+there that are aligned to pages in their file takes a third longer."""
 
 
-class _Span:
-    """A run of memory as numpy's array interface tells of it."""
+class _Window:
+    """The memory of the process as numpy's array interface describes it: an element of `width` bytes at every address.
+
+    The stride is one byte, so elements overlap, and any address is an index.
+    """
 
     def __init__(self, width: int) -> None:
         self.__array_interface__ = {
@@ -49,8 +55,8 @@ class _Span:
 
 @cache
 def _window(width: int) -> NDArray[Any]:
-    """All memory as rows of so many bytes, one at every address."""
-    return np.asarray(_Span(width))
+    """Return all memory as elements of `width` bytes."""
+    return np.asarray(_Window(width))
 
 
 @cache
@@ -59,40 +65,40 @@ def _view() -> memoryview:
 
 
 def fetch(addresses: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
-    """The bytes at each address, a row each, copied."""
+    """Copy `width` bytes at each address into an array of shape (addresses, width)."""
     count = len(addresses)
     if not width or not count:
         return np.empty((count, width), np.uint8)
     if width < _WIDE:
-        found: NDArray[np.uint8] = _window(width)[addresses - _LOWEST].view(np.uint8).reshape(count, width)
-        return found
+        gathered: NDArray[np.uint8] = _window(width)[addresses - _LOWEST].view(np.uint8).reshape(count, width)
+        return gathered
     rows = take_buffer(count * width)
-    fetch_into(rows, addresses, width)
+    view, target = _view(), memoryview(rows)  # type: ignore[arg-type]
+    for place, source in zip(range(0, rows.nbytes, width), (addresses - _LOWEST).tolist(), strict=True):
+        target[place : place + width] = view[source : source + width]
     return rows.reshape(count, width)
 
 
-def fetch_into(target: NDArray[np.uint8], addresses: NDArray[np.int64], width: int) -> None:
-    """Copy the bytes at each address, one row behind the other."""
-    view, rows = _view(), memoryview(target)  # type: ignore[arg-type]
-    for place, source in zip(range(0, target.nbytes, width), (addresses - _LOWEST).tolist(), strict=True):
-        rows[place : place + width] = view[source : source + width]
+class _BufferPool:
+    """Memory of batches that were freed, for the next ones.
 
-
-class _Reuse:
-    """Memory of batches that are gone, for those that come: fresh memory costs more than what is copied into it."""
+    The first write to each page of fresh memory is a page fault, which costs more than copying the page.
+    """
 
     def __init__(self) -> None:
         self._free: dict[int, list[tuple[bytearray, int]]] = {}
         self._kept = 0
 
     def take(self, size: int) -> NDArray[np.uint8]:
-        """So many bytes; they come back when nothing refers to the array any more."""
+        """Return an array of `size` bytes; its memory comes back when nothing refers to it any more."""
         try:
             memory, start = self._free[size].pop()
             self._kept -= size
         except (KeyError, IndexError):
-            memory, start = _aligned(size)
-        array = np.frombuffer(memory, np.uint8, size, start)  # views of it keep it: what it is a view of is no array
+            memory = bytearray(size + _LINE)
+            start = -np.frombuffer(memory, np.uint8).ctypes.data % _LINE
+        # Views of the array refer to the array itself, as its base is not an array: the finalizer runs after the last.
+        array = np.frombuffer(memory, np.uint8, size, start)
         weakref.finalize(array, self._give, memory, start, size).atexit = False
         return array
 
@@ -102,21 +108,17 @@ class _Reuse:
             self._kept += size
 
 
-def _aligned(size: int) -> tuple[bytearray, int]:
-    memory = bytearray(size + _LINE)
-    return memory, -np.frombuffer(memory, np.uint8).ctypes.data % _LINE
-
-
-take_buffer = _Reuse().take
+take_buffer = _BufferPool().take
 
 
 def fetch_ranges(
     addresses: NDArray[np.int64], sizes: NDArray[np.int64], room: NDArray[np.int64], before: NDArray[np.int64]
 ) -> bytes:
-    """The bytes of runs of any size, one behind the other.
+    """Copy ranges of any size, concatenated.
 
-    `room` is how many may be read at each address, and `before` how many in front of it. Short runs of about one size
-    are taken all at once, with what is around them, which is then left out.
+    `room` is the number of bytes that may be read from each address on, and `before` the number in front of it. Short
+    ranges of similar sizes are copied all at once, as rows of the longest size, and the bytes around them are cut off.
+    A range at the end of its buffer is extended to the front instead (`lead`).
     """
     if not len(sizes):
         return b""
@@ -130,13 +132,13 @@ def fetch_ranges(
 
 
 def _cut(rows: NDArray[np.uint8], lead: NDArray[np.int64], sizes: NDArray[np.int64], total: int) -> bytes:
-    """Of each row so many bytes, behind those that lead it."""
+    """Return `sizes` bytes of each row, after the first `lead` bytes."""
     if total == rows.size:
         return rows.tobytes()
-    places = np.arange(rows.shape[1])
-    kept = places < (lead + sizes)[:, None]
+    columns = np.arange(rows.shape[1])
+    kept = columns < (lead + sizes)[:, None]
     if lead.any():
-        kept &= places >= lead[:, None]
+        kept &= columns >= lead[:, None]
     return rows[kept].tobytes()
 
 
@@ -144,7 +146,7 @@ def _cut(rows: NDArray[np.uint8], lead: NDArray[np.int64], sizes: NDArray[np.int
 
 
 def map_file(file: BinaryIO) -> pa.Buffer:
-    """The bytes of an open file, mapped; it can be closed, so that any number of files can be mapped."""
+    """Map an open file into memory. The file can be closed, so the number of descriptors does not limit mappings."""
     size = os.fstat(file.fileno()).st_size
     if not size:
         return pa.py_buffer(b"")
@@ -159,13 +161,13 @@ def map_file(file: BinaryIO) -> pa.Buffer:
 
 
 class _Mapping:
-    """Unmaps its memory when nobody needs it any more."""
+    """Unmaps its memory when nothing refers to it any more."""
 
     def __init__(self, address: int, size: int) -> None:
         self._address, self._size, self._unmap = address, size, _libc().munmap
 
-    def drop_mapped_pages(self) -> None:
-        """Take the pages out of this process."""
+    def drop_pages(self) -> None:
+        """Remove the pages from the memory of this process."""
         _libc().madvise(self._address, self._size, mmap.MADV_DONTNEED)
 
     def __del__(self) -> None:
@@ -173,7 +175,7 @@ class _Mapping:
 
 
 class SharedMemory:
-    """Memory of zeros that forked processes share, or that of a file of the same size, which others map too."""
+    """Zeroed memory that forked processes share, or that of a file of the same size, which other processes map."""
 
     def __init__(self, size: int, path: Path | None = None) -> None:
         self.size, self.is_file = size, False
@@ -196,10 +198,13 @@ class SharedMemory:
         self._address: int = found
 
     def move_to(self, path: Path) -> None:
-        """Let a file take the place of anonymous memory, at the same address, with the same content."""
+        """Replace the anonymous memory by a file, at the same address and with the same content.
+
+        MAP_FIXED replaces the mapping in one step, so arrays that point into it stay valid.
+        """
         with path.open("r+b") as file:
             file.truncate(self.size)
-            for start in range(0, self.size, _CHUNK):  # leaves holes where nothing was noted
+            for start in range(0, self.size, _CHUNK):  # leaves holes in the file where all is zero
                 content = self.array[start : start + _CHUNK].tobytes()
                 if content.strip(b"\0"):
                     os.pwrite(file.fileno(), content, start)
@@ -213,25 +218,25 @@ _mapped_lock = ForkSafeLock()
 
 
 def drop_mapped_pages() -> None:
-    """Take all pages of mapped files out of this process; who looks at one gets it again, as a rule without the disk.
+    """Remove all pages of mapped files from the memory of this process; the system mostly keeps them in its cache.
 
-    A look at one byte can map two megabytes around it, which count as memory of the process until it lets go of them.
+    Reading one byte can map two megabytes around it, which count as memory of the process until they are dropped.
     """
     if hasattr(mmap, "MADV_DONTNEED"):
         with _mapped_lock:
             mappings = list(_mapped)
         for mapping in mappings:
-            mapping.drop_mapped_pages()
+            mapping.drop_pages()
 
 
-# --- what is read ahead
+# --- advice to the system
 
 
 def read_ahead(addresses: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-    """Let the system read runs of mapped files, and no more than they are, before they are needed.
+    """Ask the system to read ranges of mapped files in the background, and nothing around them.
 
-    Left to itself it reads around every page that is missing, on some machines many megabytes, which a process with
-    little memory has to let go of again before it comes to them.
+    A page fault makes it read around the missing page, on some machines many megabytes, which a process with little
+    memory loses again before it needs them.
     """
     if not hasattr(mmap, "MADV_WILLNEED") or _are_resident(addresses):
         return
@@ -242,7 +247,7 @@ def read_ahead(addresses: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
 
 
 def _are_resident(addresses: NDArray[np.int64]) -> bool:
-    """Whether the first pages of some of the runs are in memory, as where a dataset was read before."""
+    """Whether the first pages of a sample of the ranges are in memory, as when a dataset was read before."""
     some = addresses[:: max(1, len(addresses) // _SAMPLE)] // mmap.PAGESIZE * mmap.PAGESIZE
     answer = ctypes.create_string_buffer(1)
     return all(not _libc().mincore(start, 1, answer) and answer.raw[0] & 1 for start in some.tolist())
@@ -252,7 +257,7 @@ _SAMPLE = 32
 
 
 def advise_random(buffer: pa.Buffer, *, on: bool = True) -> pa.Buffer:
-    """Mapped memory that is read in any order: around what is missing, nothing else is read. Or as usual again."""
+    """Advise the system to read nothing around missing pages of mapped memory; with `on=False`, to do so again."""
     if buffer.size and hasattr(mmap, "MADV_RANDOM"):
         _libc().madvise(buffer.address, buffer.size, mmap.MADV_RANDOM if on else mmap.MADV_NORMAL)
     return buffer

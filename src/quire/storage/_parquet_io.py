@@ -1,4 +1,4 @@
-"""Documents in hand as Parquet and back, in one call each: a plain file, or the folder of a dataset."""
+"""Saving and loading arrays and batches as Parquet in one call: a plain file, or the folder of a dataset."""
 
 from __future__ import annotations
 
@@ -22,33 +22,31 @@ def save_parquet(data: Any, document_type: type[Any], path: str | os.PathLike[st
     check_options("save_parquet", more, WriteOptions.__dataclass_fields__)
     options = WriteOptions(**more)
     if options.mode != "create" or options.format != "parquet":
-        raise OptionError("one file of Parquet is always written anew: mode and format are for datasets in folders.")
+        raise OptionError(
+            "a single Parquet file is always replaced: mode and format are options of datasets in folders."
+        )
     save_shard(data, document_type, path, options)
 
 
 def save_shard(data: Any, document_type: type[Any], path: str | os.PathLike[str], options: WriteOptions) -> None:
-    """Write documents, batches, or what a generator gives of them, to one plain file of Parquet or Arrow."""
+    """Write documents or batches, from any iterable, to one plain Parquet or Arrow file."""
     parent, slash, name = os.fspath(path).rpartition("/")
     layout = Layout(document_type.document_schema(), options.tensor_storage)
-    packing = parquet_options(layout, options.compression or {})
-    file = ShardFile(open_folder(parent + slash or ".", options.remote), name, layout, packing)
+    folder = open_folder(parent + slash or ".", options.remote)
+    file = ShardFile(folder, name, layout, parquet_options(layout, options.compression or {}))
     try:
-        _write_all(file, layout, data, options.group_bytes)
+        items = [data] if hasattr(data, "_columns") else data
+        for columns in iter_columns(items, layout.schema, options.group_bytes):
+            batch = layout.encode(columns)
+            rows = count_rows_within(batch, options.group_bytes)
+            for start in range(0, len(batch), rows):
+                file.write(batch.slice(start, rows))
     except BaseException as error:
         file.abandon(error)
         raise
     file.finish()
 
 
-def _write_all(file: ShardFile, layout: Layout, data: Any, group_bytes: int) -> None:
-    items = [data] if hasattr(data, "_columns") else data
-    for columns in iter_columns(items, layout.schema, group_bytes):
-        batch = layout.encode(columns)
-        rows = count_rows_within(batch, group_bytes)
-        for start in range(0, len(batch), rows):
-            file.write(batch.slice(start, rows))
-
-
 def load_parquet(document_type: type[Any], path: str | os.PathLike[str], **more: Any) -> Any:
-    """All rows of a file or a dataset as a batch, of the class that it holds where none is given."""
+    """Read all rows of a file or a dataset into a batch; of `BaseDocument`, the class is that of the file."""
     return open_dataset(path, None if document_type is BaseDocument else document_type, **more).read()

@@ -1,4 +1,4 @@
-"""What a table shows of rows: small values as they are; of what may be large, the size and the beginning."""
+"""Previews of values for tables: small values as they are; of large ones, the size and the beginning."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_VECTOR = 4096
-"""Tensors of so many elements are shown with their values."""
-_ITEMS = 64
-"""Lists of so many items are."""
-_MESSAGE = 1 << 14
-"""Values without a column of their own are, up to so many bytes."""
+_MAX_VECTOR = 4096
+"""Vectors of at most this number of elements are shown with their values."""
+_MAX_ITEMS = 64
+"""Lists of at most this number of items are shown with their values."""
+_MAX_MESSAGE = 1 << 14
+"""Values that are stored as messages are shown if these have at most this number of bytes."""
 
 
 class BytesPreview(NamedTuple):
-    """The beginning of a text or a blob, and how many bytes it has."""
+    """The beginning of a text or a blob, and the number of bytes of all of it."""
 
     content: bytes
     size: int
 
 
 class ItemCount(NamedTuple):
-    """How many items, or documents, there are."""
+    """The number of items of a list, or of documents of an array."""
 
     items: int
 
@@ -49,81 +49,74 @@ class TensorPreview(NamedTuple):
 
 
 def preview_columns(codecs: Sequence[ArrowCodec], rows: RowLocations, head: int) -> dict[FieldPath, list[Any]]:
-    """The values of each column of the rows, nested ones by their path: values, or one of the classes above."""
+    """Return the columns of rows, nested ones by their path: lists of values, or of one of the classes above."""
     return dict(_preview_fields(codecs, rows, head, (), None))
 
 
 def _preview_fields(
-    codecs: Sequence[ArrowCodec], rows: RowLocations, head: int, above: FieldPath, there: Validity
+    codecs: Sequence[ArrowCodec], rows: RowLocations, head: int, above: FieldPath, validity: Validity
 ) -> Iterator[tuple[FieldPath, list[Any]]]:
     for codec in codecs:
         path = (*above, codec.field.name)
-        own = _both(there, rows.validity(codec.first))
+        own = rows.validity(codec.first)
+        if validity is not None:
+            own = validity if own is None else own & validity
         if isinstance(codec, DocumentCodec):
             yield from _preview_fields(codec.codecs, rows, head, path, own)
         else:
-            yield path, mask_missing(_preview_field(codec, rows, head), own)
+            yield path, mask_missing(_preview_values(codec, rows, head), own)
 
 
-def _both(first: Validity, second: Validity) -> Validity:
-    if first is None or second is None:
-        return second if first is None else first
-    return first & second
-
-
-def _preview_field(codec: ArrowCodec, rows: RowLocations, head: int) -> list[Any]:
+def _preview_values(codec: ArrowCodec, rows: RowLocations, head: int) -> list[Any]:
     if isinstance(codec, (TextCodec, BytesCodec)):
-        return _heads(codec, rows, head)
+        return _preview_bytes(codec, rows, head)
     if isinstance(codec, TensorCodec) and not isinstance(codec, ComplexCodec):
-        return _tensors(codec, rows)
+        return _preview_tensors(codec, rows)
     if isinstance(codec, RaggedTensorCodec):
-        return _ragged(codec, rows)
+        return _preview_ragged_tensors(codec, rows)
     if isinstance(codec, DocumentsCodec):
-        return [ItemCount(size) for size in rows.content(codec.first + 1)[1].tolist()]
+        return [ItemCount(size) for size in rows.read_offsets(codec.first + 1)[1].tolist()]
     if isinstance(codec, (ListCodec, MessageCodec)):
-        return _if_small(codec, rows)
+        return _preview_small(codec, rows)
     return codec.gather(rows).values()
 
 
-def _heads(codec: BinaryCodec, rows: RowLocations, head: int) -> list[Any]:
-    starts, sizes = rows.content(codec.first + 1)
+def _preview_bytes(codec: BinaryCodec, rows: RowLocations, head: int) -> list[Any]:
+    starts, sizes = rows.read_offsets(codec.first + 1)
     short = np.minimum(sizes, head)
-    data = rows.bytes_at(codec.first + 1, starts, short)
+    data = rows.gather_ranges(codec.first + 1, starts, short)
     ends = np.cumsum(short).tolist()
-    cut = [data[a:b] for a, b in zip([0, *ends], ends, strict=False)]
-    return [BytesPreview(content, size) for content, size in zip(cut, sizes.tolist(), strict=True)]
+    heads = [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return [BytesPreview(content, size) for content, size in zip(heads, sizes.tolist(), strict=True)]
 
 
-def _tensors(codec: TensorCodec, rows: RowLocations) -> list[Any]:
+def _preview_tensors(codec: TensorCodec, rows: RowLocations) -> list[Any]:
     name = codec.dtype.name
-    if len(codec.shape) != 1 or prod(codec.shape) > _VECTOR:
+    if len(codec.shape) != 1 or prod(codec.shape) > _MAX_VECTOR:
         return [TensorPreview(codec.shape, name)] * len(rows)
-    data = rows.fixed(codec.first + 1, codec.width).view(codec.dtype)
+    data = rows.gather_fixed(codec.first + 1, codec.width).view(codec.dtype)
     return [TensorPreview(codec.shape, name, row) for row in data]
 
 
-def _ragged(codec: RaggedTensorCodec, rows: RowLocations) -> list[Any]:
-    shapes = [tuple(shape or ()) for shape in codec._shape.gather(rows).values()]
-    names = codec._names.get("dtype")
-    dtypes = [codec._dtype or ""] * len(rows) if names is None else names.gather(rows).values()
-    made = [TensorPreview(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-    vectors = [i for i, shape in enumerate(shapes) if len(shape) == 1 and 0 < shape[0] <= _VECTOR]
+def _preview_ragged_tensors(codec: RaggedTensorCodec, rows: RowLocations) -> list[Any]:
+    shapes = codec.gather_shapes(rows)
+    dtypes = [codec.dtype or ""] * len(rows) if codec.dtypes is None else codec.dtypes.gather(rows).values()
+    previews = [TensorPreview(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    vectors = [i for i, shape in enumerate(shapes) if len(shape) == 1 and 0 < shape[0] <= _MAX_VECTOR]
     if vectors:
-        picked = np.array(vectors)
-        some = RowLocations(rows.addresses, rows.batches[picked], rows.places[picked], rows.framework)
-        for i, value in zip(vectors, codec.gather(some).values(), strict=True):
+        for i, value in zip(vectors, codec.gather(rows.select(np.array(vectors))).values(), strict=True):
             if value is not None:
-                made[i] = made[i]._replace(values=np.asarray(value))
-    return made
+                previews[i] = previews[i]._replace(values=np.asarray(value))
+    return previews
 
 
-def _if_small(codec: ListCodec | MessageCodec, rows: RowLocations) -> list[Any]:
-    """The values of the rows whose content is small; of the others, how much there is."""
-    sizes = rows.content(codec.first + 1)[1]
+def _preview_small(codec: ListCodec | MessageCodec, rows: RowLocations) -> list[Any]:
+    """Return the values of rows whose content is small; of the others, their size."""
+    sizes = rows.read_offsets(codec.first + 1)[1]
     is_list = isinstance(codec, ListCodec)
-    small = np.flatnonzero(sizes <= (_ITEMS if is_list else _MESSAGE))
+    small = np.flatnonzero(sizes <= (_MAX_ITEMS if is_list else _MAX_MESSAGE))
     values: list[Any] = [ItemCount(size) if is_list else BytesPreview(b"", size) for size in sizes.tolist()]
-    some = RowLocations(rows.addresses, rows.batches[small], rows.places[small], rows.framework)
-    for i, value in zip(small.tolist(), codec.gather(some).values() if len(small) else [], strict=True):
-        values[i] = value
+    if len(small):
+        for i, value in zip(small.tolist(), codec.gather(rows.select(small)).values(), strict=True):
+            values[i] = value
     return values

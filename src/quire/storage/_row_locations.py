@@ -1,4 +1,10 @@
-"""Where rows lie in memory: the parts of Arrow data by their addresses, a column of a table for each record batch."""
+"""The memory addresses of rows, and gathering rows by address.
+
+Arrow describes a record batch by buffers. `AddressTable` keeps the addresses of the buffers of all open record batches
+in one array: a line for each *part* of a layout (the address of a buffer, or the number of its elements), a column for
+each record batch. `RowLocations` names rows by record batch and position. The address of a row is then plain
+arithmetic on arrays, such as `table[part, batches] + positions * width`, whatever number of files the rows are in.
+"""
 
 from __future__ import annotations
 
@@ -24,24 +30,25 @@ class Check(Protocol):
     """Verifies the checksums of a record batch, column by column."""
 
     def __call__(self, columns: Sequence[int] | None) -> bool:
-        """Verify some of the columns of the layout, or all; whether all of them need no other look."""
+        """Verify some of the columns of the layout, or all; return whether every column is verified for good."""
 
     def check_piece(self, flag: int) -> None:
         """Verify a piece of a large column."""
 
-    def piece_place(self, flag: int) -> tuple[int, int]:
-        """The address and the bytes of a piece."""
+    def piece_range(self, flag: int) -> tuple[int, int]:
+        """Return the address and the number of bytes of a piece."""
 
 
 class AddressTable:
-    """A row for each part of a record batch (a buffer's address, or its size), a column for each record batch.
+    """The parts of record batches, and the checks that are still due for them.
 
-    A record batch may come with a check, which runs when its rows are first gathered. No lock is needed: `count` grows
-    last, and a check that has passed never becomes due again.
+    A record batch may come with a check, which runs when its rows are first gathered. Readers take no lock: `count`
+    grows last, after everything else about a record batch is in place, and a check that has passed never becomes due
+    again.
 
     The data of large columns is verified piece by piece, when a row of a piece is first gathered. For each part that
-    has pieces in some record batch, `_pieces` has the bytes of a piece and the flag of the first piece, by record
-    batch. Where a part has none, its only piece is endless and has the flag 0, which is always set.
+    has pieces in some record batch, `_pieces` holds the bytes of a piece and the flag of the first piece, by record
+    batch. Where a record batch has none, its only piece is endless and has flag 0, which is always set.
     """
 
     __slots__ = (
@@ -49,21 +56,21 @@ class AddressTable:
         "_due",
         "_flags",
         "_is_kept",
-        "_keep",
+        "_owners",
         "_passed",
         "_passed_runs",
         "_piece_checks",
         "_pieces",
         "_runs",
         "_table",
-        "asked",
         "count",
+        "read_ahead_parts",
     )
 
     def __init__(self, parts: int) -> None:
         self._table = np.zeros((parts, 16), np.int64)
         self._due = np.zeros(16, np.bool_)
-        self._keep: list[Any] = []
+        self._owners: list[Any] = []
         self._checks: list[Check | None] = []
         self._piece_checks: dict[int, Check] = {}
         self._passed = 0
@@ -72,17 +79,17 @@ class AddressTable:
         self._passed_runs = 0
         self._flags: NDArray[np.uint8] = np.ones(1, np.uint8)
         self._is_kept = True
-        self.asked: frozenset[int] = frozenset()  # the parts that whoever reads the rows has read ahead
+        self.read_ahead_parts: frozenset[int] = frozenset()  # parts that whoever reads the rows has read ahead
         self.count = 0
 
-    def remember(self, flags: NDArray[np.uint8], *, keep: bool) -> None:
-        """Note which pieces were verified here; unless it is kept, every read verifies again."""
+    def use_flags(self, flags: NDArray[np.uint8], *, keep: bool) -> None:
+        """Record in `flags` which pieces were verified; without `keep`, every read verifies again."""
         self._flags, self._is_kept = flags, keep
 
     def add(
         self, parts: list[int], owner: Any, check: Check | None = None, pieces: Mapping[int, Pieces] | None = None
     ) -> None:
-        """Another record batch; its owner keeps the memory there. `pieces` has flags for the pieces of its parts."""
+        """Add a record batch. Its owner keeps the memory alive; `pieces` has the flags of the pieces of its parts."""
         if self.count == self._table.shape[1]:
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
             self._due = np.concatenate([self._due, np.zeros_like(self._due)])
@@ -98,7 +105,7 @@ class AddressTable:
             sizes[self.count], firsts[self.count] = size, first
             self._runs.append((first, end))
         self._table[:, self.count] = parts
-        self._keep.append(owner)
+        self._owners.append(owner)
         self._checks.append(check)
         if check is not None and pieces:
             self._piece_checks[self.count] = check
@@ -123,141 +130,137 @@ class AddressTable:
     def verify_pieces(
         self, part: int, batches: NDArray[np.int64], begins: NDArray[np.int64], sizes: NDArray[np.int64] | None = None
     ) -> None:
-        """Verify the pieces of a part that have the bytes of rows: `sizes` bytes from `begins` on, or whole rows."""
+        """Verify the pieces of a part that hold the bytes of rows: `sizes` bytes from `begins` on.
+
+        Without `sizes`, rows have a fixed width. No row of such a part crosses from one piece into the next.
+        """
         if self._passed_runs == len(self._runs) or part not in self._pieces:
             return
         of_batches, firsts = self._pieces[part]
         piece_sizes = of_batches[batches]
         numbers = firsts[batches] + begins // piece_sizes
         if sizes is not None:
+            # A row of `counts` pieces needs flags n, n + 1, ...: repeat n, and add the position within the row.
             counts = np.where(sizes > 0, (begins + sizes - 1) // piece_sizes - begins // piece_sizes + 1, 0)
-            inside = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-            numbers, batches = np.repeat(numbers, counts) + inside, np.repeat(batches, counts)
+            within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+            numbers, batches = np.repeat(numbers, counts) + within, np.repeat(batches, counts)
         if self._is_kept:
-            self._check_due(numbers, batches, is_asked=part in self.asked)
+            self._check_due_pieces(numbers, batches, is_read_ahead=part in self.read_ahead_parts)
         else:
             for number, batch in dict(zip(numbers.tolist(), batches.tolist(), strict=True)).items():
                 if number:
                     self._piece_checks[batch].check_piece(number)
 
-    def _check_due(self, numbers: NDArray[np.int64], batches: NDArray[np.int64], *, is_asked: bool) -> None:
-        """Verify the pieces that were not verified yet, and remember that."""
+    def _check_due_pieces(self, numbers: NDArray[np.int64], batches: NDArray[np.int64], *, is_read_ahead: bool) -> None:
         marks = self._flags[numbers]
         if 0 not in marks.tobytes():  # which is much faster than marks.all()
-            self._pass_runs()
+            self._count_passed_runs()
             return
         due = marks == 0
         pieces = dict(zip(numbers[due].tolist(), batches[due].tolist(), strict=True))
-        if not is_asked:
-            self._read_ahead(pieces)
+        if not is_read_ahead:
+            # Request all pieces at once: by page faults, the system would read them one by one, and much more of each.
+            ranges = [self._piece_checks[batch].piece_range(number) for number, batch in pieces.items()]
+            addresses, sizes = np.array(ranges, np.int64).T
+            read_ahead(addresses, sizes)
         for number, batch in pieces.items():
             self._piece_checks[batch].check_piece(number)
             self._flags[number] = 1
 
-    def _read_ahead(self, pieces: Mapping[int, int]) -> None:
-        """Ask the disk for all pieces at once. Left to itself, the system reads much more than a piece, one by one."""
-        places = [self._piece_checks[batch].piece_place(number) for number, batch in pieces.items()]
-        addresses, sizes = np.array(places, np.int64).T
-        read_ahead(addresses, sizes)
-
-    def _pass_runs(self) -> None:
-        """Count the runs of pieces of which all were verified, up to the first that was not; none becomes due again."""
+    def _count_passed_runs(self) -> None:
+        """Count the leading runs of pieces that are verified completely; none of them becomes due again."""
         passed = self._passed_runs
         while passed < len(self._runs) and self._flags[slice(*self._runs[passed])].all():
             passed += 1
         self._passed_runs = passed
 
-    def row(self, part: int) -> NDArray[np.int64]:
-        """One part of every record batch."""
-        found: NDArray[np.int64] = self._table[part, : self.count]
-        return found
+    def values(self, part: int) -> NDArray[np.int64]:
+        """Return one part of every record batch."""
+        line: NDArray[np.int64] = self._table[part, : self.count]
+        return line
 
 
 class RowLocations:
-    """Rows of a table: the record batch of each, its place there, and the framework of the tensors to make of them.
+    """Rows by record batch and position in it, and the framework of the tensors that are made of them.
 
-    Without a framework, tensors are of that which their field is typed with.
+    Without a framework, tensors have that of their field's type.
     """
 
-    __slots__ = ("addresses", "batches", "framework", "places")
+    __slots__ = ("addresses", "batches", "framework", "positions")
 
     def __init__(
         self,
         addresses: AddressTable,
         batches: NDArray[np.int64],
-        places: NDArray[np.int64],
+        positions: NDArray[np.int64],
         framework: Framework | None = None,
     ) -> None:
-        self.addresses, self.batches, self.places, self.framework = addresses, batches, places, framework
+        self.addresses, self.batches, self.positions, self.framework = addresses, batches, positions, framework
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.positions)
+
+    def select(self, rows: slice | NDArray[np.int64]) -> RowLocations:
+        """Return some of the rows."""
+        return RowLocations(self.addresses, self.batches[rows], self.positions[rows], self.framework)
 
     def verify(self, columns: Sequence[int] | None = None) -> None:
-        """Verify what is about to be gathered: some of the columns of the layout, by their number, or all."""
+        """Verify the checksums of some columns of the layout, by number, or of all."""
         self.addresses.verify(self.batches, columns)
 
-    def slice(self, rows: slice) -> RowLocations:
-        """A run of the rows."""
-        return RowLocations(self.addresses, self.batches[rows], self.places[rows], self.framework)
-
     def part(self, part: int) -> NDArray[np.int64]:
-        """One part of the record batch of each row."""
-        row = self.addresses.row(part)
-        return np.full(len(self), row[0]) if len(row) == 1 else row[self.batches]
+        """Return one part of the record batch of each row."""
+        values = self.addresses.values(part)
+        return np.full(len(self), values[0]) if len(values) == 1 else values[self.batches]
 
-    def fixed(self, part: int, width: int) -> NDArray[np.uint8]:
-        """The bytes of rows that have so many each, a row each."""
-        begins = self.places * width
+    def gather_fixed(self, part: int, width: int) -> NDArray[np.uint8]:
+        """Copy rows of `width` bytes each into an array of shape (rows, width)."""
+        begins = self.positions * width
         self.addresses.verify_pieces(part, self.batches, begins)
         return fetch(self.part(part) + begins, width)
 
-    def spans(self, part: int, width: int, counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where rows of so many bytes begin, and the bytes of so many rows from each on."""
-        return self.part(part) + self.places * width, counts * width
-
-    def bits(self, part: int) -> NDArray[np.bool_]:
-        """A bit of each row; the part is the address of the first one, counted in bits."""
-        at = self.part(part) + self.places
+    def gather_bits(self, part: int) -> NDArray[np.bool_]:
+        """Copy a bit of each row. The part is the address of the first bit, counted in bits."""
+        at = self.part(part) + self.positions
         shifted = fetch(at >> 3, 1)[:, 0] >> (at & 7).astype(np.uint8)
         return (shifted & 1).astype(np.bool_)
 
     def validity(self, part: int) -> Validity:
-        """Which rows have a value; None where all have. A record batch without nulls has no such bits."""
-        if not self.addresses.row(part).any():
+        """Return which rows have a value; None if all have. Record batches without nulls have no bits."""
+        if not self.addresses.values(part).any():
             return None
-        there = np.ones(len(self), np.bool_)
-        marked = np.flatnonzero(self.part(part))
-        if len(marked):
-            some = RowLocations(self.addresses, self.batches[marked], self.places[marked])
-            there[marked] = some.bits(part)
-        return None if there.all() else there
+        validity = np.ones(len(self), np.bool_)
+        with_bits = np.flatnonzero(self.part(part))
+        if len(with_bits):
+            validity[with_bits] = self.select(with_bits).gather_bits(part)
+        return None if validity.all() else validity
 
-    def content(self, part: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the content of each row begins, and its size; behind the part of the offsets is that of their limit."""
-        pairs = fetch(self.part(part) + self.places * 4, 8).view(np.int32).astype(np.int64)
+    def read_offsets(self, part: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where the content of each row begins, and its size. The part after the offsets is their limit."""
+        pairs = fetch(self.part(part) + self.positions * 4, 8).view(np.int32).astype(np.int64)
         starts, ends = pairs[:, 0], pairs[:, 1]
         if len(pairs) and ((starts < 0) | (ends < starts) | (ends > self.part(part + 1))).any():
-            raise DecodeError("a row's content lies outside of its record batch.")
+            raise DecodeError("the content of a row is outside of its record batch.")
         return starts, ends - starts
 
-    def texts(self, part: int) -> tuple[bytes, NDArray[np.int64]]:
-        """The bytes of all rows one behind the other, and where each begins and ends.
+    def gather_bytes(self, part: int) -> tuple[bytes, NDArray[np.int64]]:
+        """Copy the bytes of all rows, concatenated, and return them with the offsets of rows.
 
-        The part is that of the offsets; behind it are how many bytes there are, and the address of the first.
+        The part is that of the offsets; after it come the number of bytes, and the address of the first.
         """
-        starts, sizes = self.content(part)
+        starts, sizes = self.read_offsets(part)
         offsets = np.zeros(len(self) + 1, np.int64)
         np.cumsum(sizes, out=offsets[1:])
-        return self.bytes_at(part, starts, sizes), offsets
+        return self.gather_ranges(part, starts, sizes), offsets
 
-    def bytes_at(self, part: int, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> bytes:
-        """The bytes of all rows, concatenated: of the content of each, `sizes` bytes from `starts` on."""
+    def gather_ranges(self, part: int, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> bytes:
+        """Copy `sizes` bytes from `starts` on of the content of each row, concatenated."""
         self.addresses.verify_pieces(part + 2, self.batches, starts, sizes)
         return fetch_ranges(self.part(part + 2) + starts, sizes, self.part(part + 1) - starts, starts)
 
-    def spread(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> RowLocations:
-        """The elements of lists: row i has so many of them from its start on."""
+    def items(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> RowLocations:
+        """Return the locations of the items of lists: `sizes` items from `starts` on of each row."""
+        # Item k of all is at starts[row] + (k - items before the row), for every row repeated by its size.
         before = np.cumsum(sizes) - sizes
-        places = np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()), dtype=np.int64)
-        return RowLocations(self.addresses, np.repeat(self.batches, sizes), places, self.framework)
+        positions = np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()), dtype=np.int64)
+        return RowLocations(self.addresses, np.repeat(self.batches, sizes), positions, self.framework)

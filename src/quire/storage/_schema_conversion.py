@@ -1,4 +1,9 @@
-"""Arrow data that is not in the layout of the class: of other writers, or of an earlier version of the class."""
+"""Conversion between Arrow schemas and document classes.
+
+`conform_fields` converts Arrow data of another schema to the codecs of a class: data of other tools, or of an earlier
+version of the class (schema evolution). Conversions never lose information: what does not fit is an error.
+`class_from_arrow` goes the other way, and makes a document class for the columns of an Arrow schema.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,7 @@ from quire.document import BaseDocument, field_name
 from quire.errors import DecodeError, QuireError, StorageError, TensorError, did_you_mean
 from quire.media import decode_image
 from quire.schema import Field, FieldKind, Schema
-from quire.storage._arrow_codec import ArrowCodec, NumberCodec, read_extension
+from quire.storage._arrow_codec import ArrowCodec, NumberCodec, is_list_type, read_extension
 from quire.storage._layout import CLASS_KEY
 from quire.storage._nested_codecs import PLACEHOLDER, DocumentCodec, DocumentsCodec
 from quire.tensors import DType, Shape, cast_numbers, common_dtype, format_shape, get_framework
@@ -32,150 +37,140 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-Arrays = list[pa.Array]
+Arrays = Mapping[str, tuple[pa.Field, pa.Array]]
+"""Arrays by their names in the data, with their Arrow fields."""
 _RAGGED = StackOptions(shapes="ragged")
-_FROM_TENSORS = ("", "quire.tensor", "quire.ragged_tensor")
-_WIDER = {int: "iu", float: "iuf", bool: "b"}
-"""Which numbers a field takes, by the letter of their kind: what can be told without loss."""
+_TENSOR_EXTENSIONS = ("", "quire.tensor", "quire.ragged_tensor")
+_NUMBER_KINDS = {int: "iu", float: "iuf", bool: "b"}
+"""The kinds of numbers that a field takes: those that it holds without loss."""
+_EMBEDDED = {"bytes", "path"}
+"""The fields of an encoded file in datasets of Hugging Face: its content, and the path that it had."""
 
 
 def refuse_unknown_columns(schema: Schema, columns: pa.Schema, extra: Extra, where: str) -> None:
-    """Refuse the columns of a file that the class has no field for, if it forbids them, or else the reader does.
+    """Raise an error for columns that the class has no field for, if the class or the reader forbids them.
 
-    What quire wrote follows the rules of schema evolution, unless the reader forbids unknown columns.
+    Files that quire wrote follow the rules of schema evolution, unless the reader forbids unknown columns.
     """
     if extra == "forbid" or CLASS_KEY not in (columns.metadata or {}):
         _refuse_unknown(schema, columns, extra, where, "")
 
 
-def _refuse_unknown(schema: Schema, fields: Iterable[pa.Field], extra: Extra, where: str, before: str) -> None:
+def _refuse_unknown(schema: Schema, fields: Iterable[pa.Field], extra: Extra, where: str, prefix: str) -> None:
     for column in fields:
-        found = schema.accepted.get(column.name)
-        if found is None and extra_rule(schema.document_type, extra) == "forbid":
-            hint = did_you_mean(column.name, schema.accepted)
-            chosen = schema.document_type.__quire_extra__
-            way_out = "Or pass extra='ignore'." if chosen is None else f"{schema.name} sets extra={chosen!r}."
-            raise StorageError(f"{where}: {schema.name} has no field {before + column.name!r}. {hint} {way_out}")
-        kind = column.type.value_type if found is not None and _is_list(column.type) else column.type
-        if found is None or not pa.types.is_struct(kind) or found[0].recursive:
+        known = schema.accepted.get(column.name)
+        if known is None:
+            if extra_rule(schema.document_type, extra) == "forbid":
+                hint = did_you_mean(column.name, schema.accepted)
+                rule = schema.document_type.__quire_extra__
+                way_out = "Or pass extra='ignore'." if rule is None else f"{schema.name} sets extra={rule!r}."
+                raise StorageError(f"{where}: {schema.name} has no field {prefix + column.name!r}. {hint} {way_out}")
             continue
-        if found[0].kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS):
-            inner = found[0].document_type.document_schema()
-            _refuse_unknown(inner, kind, extra, where, f"{before}{column.name}.")
+        field = known[0]
+        arrow_type = column.type.value_type if is_list_type(column.type) else column.type
+        if not pa.types.is_struct(arrow_type) or field.recursive:
+            continue
+        if field.kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS):
+            nested = field.document_type.document_schema()
+            _refuse_unknown(nested, arrow_type, extra, where, f"{prefix}{column.name}.")
 
 
-def conform(codec: ArrowCodec, array: pa.Array, field: pa.Field, schema: Schema) -> pa.Array:
-    """The array of an Arrow field in the form that the field of the class has; an error says what it is instead."""
+def conform_fields(
+    codecs: Sequence[ArrowCodec], arrays: Arrays, schema: Schema, present: Validity, length: int
+) -> list[pa.Array]:
+    """Convert arrays, by name, to the types of codecs; missing ones are filled with the defaults of their fields.
+
+    `present` says which rows are documents at all; in these, a field that is not optional must have a value.
+    """
+    names = stored_names(schema, arrays)
+    conformed = []
+    for codec in codecs:
+        if codec.field.name not in names:
+            conformed.append(_default_array(codec, schema, length))
+            continue
+        field, array = arrays[names[codec.field.name]]
+        if isinstance(array, pa.ExtensionArray) and not isinstance(array.type, pa.FixedShapeTensorType):
+            array = array.storage
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        conformed.append(_conform(codec, array, field.with_type(array.type), schema))
+        _check_values(codec, conformed[-1], present)
+    return conformed
+
+
+def stored_names(schema: Schema, names: Iterable[str]) -> dict[str, str]:
+    """Return the name under which the data has each field: its own, or else another that the class accepts."""
+    stored = set(names)
+    accepted = {field.name: name for name, (field, _) in schema.accepted.items() if name in stored}
+    return accepted | {field.name: field.name for field in schema.fields if field.name in stored}
+
+
+def _conform(codec: ArrowCodec, array: pa.Array, field: pa.Field, schema: Schema) -> pa.Array:
+    """Convert the array of an Arrow field to the type of a codec."""
     if pa.types.is_null(array.type):
         return pa.nulls(len(array), codec.type)
     if _is_embedded(codec, array.type):
-        array = _embedded(array, codec.path)
+        array = extract_bytes(
+            array, f"{codec.path}: some files are not in the data, but at a path. Embed them, and save anew."
+        )
         field = field.with_type(array.type)
     if isinstance(codec, DocumentCodec) and pa.types.is_struct(array.type):
-        return _struct(codec, array)
-    if isinstance(codec, DocumentsCodec) and _is_list(array.type):
-        items = conform(codec.item, _flattened(array), array.type.value_field, schema)
+        return _conform_struct(codec, array)
+    if isinstance(codec, DocumentsCodec) and is_list_type(array.type):
+        items = _conform(codec.item, _flatten(array), array.type.value_field, schema)
         if items.null_count:
             raise DecodeError(f"{codec.path}: a document in an array is null.")
-        return codec.array(items, _offsets(array), _validity(array))
+        sizes = np.asarray(_compute().list_value_length(array).fill_null(0)).astype(np.int64)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        return codec.from_items(items, offsets, _validity(array))
     if codec.can_read(field):
         return array
     try:
-        return codec.encode(_column(codec, array, field, schema))
+        return codec.encode(_to_column(codec, array, field, schema))
     except (QuireError, pa.ArrowException, ValueError, KeyError, TypeError, OverflowError) as error:
         raise DecodeError(
-            f"{codec.path}: the data has {_told(field, array)}, the field is {codec.field}: {error}"
+            f"{codec.path}: the data has {_describe(field, array)}, the field is {codec.field}: {error}"
         ) from error
 
 
-def _told(field: pa.Field, array: pa.Array) -> str:
-    """What the data has, in the words of schemas where it was written by quire."""
+def _conform_struct(codec: DocumentCodec, array: pa.Array) -> pa.Array:
+    fields = [array.type.field(i) for i in range(array.type.num_fields)]
+    # flatten() sets the fields of missing documents to null; without nulls, field() does not copy.
+    nested = array.flatten() if array.null_count else [array.field(i) for i in range(len(fields))]
+    arrays = {field.name: (field, part) for field, part in zip(fields, nested, strict=True)}
+    present = _validity(array)
+    conformed = conform_fields(codec.codecs, arrays, codec.schema, present, len(array))
+    return codec.from_arrays(conformed, len(array), present)
+
+
+def _describe(field: pa.Field, array: pa.Array) -> str:
+    """Describe the data; tensors that quire wrote in the words of schemas."""
     _, details = read_extension(field) or ("", None)
     if not isinstance(details, dict) or not isinstance(details.get("shape"), list):
         return str(array.type)
     return f"tensors of {details.get('dtype')} {format_shape(tuple(details['shape']))}"
 
 
-def fits(codec: ArrowCodec, field: pa.Field) -> bool:
-    """Whether the data of an Arrow field can be read as it is."""
-    if field.nullable and not codec.field.nullable and codec.field.kind is not FieldKind.ANY:
-        return False  # whether it has nulls, someone must look
-    return _has_form(codec, field)
-
-
-def _has_form(codec: ArrowCodec, field: pa.Field) -> bool:
-    arrow_type = field.type
-    if isinstance(codec, DocumentCodec):
-        return pa.types.is_struct(arrow_type) and all(
-            (at := arrow_type.get_field_index(child.field.name)) >= 0 and _has_form(child, arrow_type.field(at))
-            for child in codec.codecs
-        )
-    if isinstance(codec, DocumentsCodec):
-        return pa.types.is_list(arrow_type) and _has_form(codec.item, arrow_type.value_field)
-    return codec.can_read(field)
-
-
-_EMBEDDED = {"bytes", "path"}
-"""How Hugging Face's libraries keep an encoded file: its content, and the path that it had."""
-
-
 def _is_embedded(codec: ArrowCodec, arrow_type: pa.DataType) -> bool:
-    """Whether the data has encoded files where the field has bytes, a tensor, or a document that is made of bytes."""
+    """Whether the data has encoded files, and the field bytes, a tensor, or a document that is made of bytes."""
     if not pa.types.is_struct(arrow_type) or isinstance(codec, DocumentsCodec):
         return False
     names = {arrow_type.field(place).name for place in range(arrow_type.num_fields)}
-    known = isinstance(codec, DocumentCodec) and names & set(codec.schema.accepted)
-    return "bytes" in names and names <= _EMBEDDED and not known
+    is_document = isinstance(codec, DocumentCodec) and names & set(codec.schema.accepted)
+    return "bytes" in names and names <= _EMBEDDED and not is_document
 
 
-def _embedded(array: pa.Array, path: str) -> pa.Array:
-    """The bytes of files; one that is elsewhere is not looked for."""
+def extract_bytes(array: pa.Array, error: str) -> pa.Array:
+    """Return the content of embedded files; raise a DecodeError if some have only a path."""
     content = _compute().struct_field(array, "bytes")
     if content.null_count > array.null_count:
-        raise DecodeError(f"{path}: some files are not in the data, but at a path. Embed them, and save anew.")
+        raise DecodeError(error)
     return content
 
 
-Found = Mapping[str, tuple[pa.Field, pa.Array]]
-"""Arrays by their names in the data, with their Arrow fields."""
-
-
-def conform_fields(
-    codecs: Sequence[ArrowCodec], found: Found, schema: Schema, present: Validity, length: int
-) -> Arrays:
-    """The arrays of forms, from those that the data has by name; what it has not takes its default.
-
-    `present` tells which rows are documents at all; there, a field that is not optional must have a value.
-    """
-    names = stored_names(schema, found)
-    made = []
-    for codec in codecs:
-        if codec.field.name not in names:
-            made.append(_default(codec, schema, length))
-            continue
-        field, array = found[names[codec.field.name]]
-        array = _plain_array(array)
-        made.append(conform(codec, array, field.with_type(array.type), schema))
-        _check_values(codec, made[-1], present)
-    return made
-
-
-def _plain_array(array: pa.Array) -> pa.Array:
-    """Without the dictionaries and extensions that say no more than what is in them."""
-    if isinstance(array, pa.ExtensionArray) and not isinstance(array.type, pa.FixedShapeTensorType):
-        array = array.storage
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
-
-
-def stored_names(schema: Schema, found: Iterable[str]) -> dict[str, str]:
-    """Under which name the data has each field: its own, or else another that the class accepts."""
-    there = set(found)
-    names = {field.name: name for name, (field, _) in schema.accepted.items() if name in there}
-    return names | {field.name: field.name for field in schema.fields if field.name in there}
-
-
 def _check_values(codec: ArrowCodec, array: pa.Array, present: Validity) -> None:
-    if codec.field.nullable or codec.field.kind is FieldKind.ANY or not array.null_count:
+    """Raise an error if a field that is not optional has no value in a row that is a document."""
+    if codec.allows_nulls or not array.null_count:
         return
     missing = np.asarray(array.is_null())
     if present is not None:
@@ -185,10 +180,10 @@ def _check_values(codec: ArrowCodec, array: pa.Array, present: Validity) -> None
         raise DecodeError(f"{codec.path}: row {row} of the record batch has no value, and the field is not optional.")
 
 
-def _default(codec: ArrowCodec, schema: Schema, length: int) -> pa.Array:
+def _default_array(codec: ArrowCodec, schema: Schema, length: int) -> pa.Array:
     field = codec.field
     if field.required:
-        raise DecodeError(f"{codec.path}: the data does not hold it, and it has no default.")
+        raise DecodeError(f"{codec.path}: the data does not have it, and it has no default.")
     info = schema.document_type.model_fields[field.name]
     try:
         values = [info.get_default(call_default_factory=True, validated_data={}) for _ in range(length)]
@@ -196,56 +191,37 @@ def _default(codec: ArrowCodec, schema: Schema, length: int) -> pa.Array:
         return codec.encode(stack_values(field, values, _RAGGED, codec.path))
     except (QuireError, KeyError, TypeError) as error:
         raise DecodeError(
-            f"{codec.path}: the data does not hold it, and its default cannot be made: {error}"
+            f"{codec.path}: the data does not have it, and its default cannot be created: {error}"
         ) from error
-
-
-def _struct(codec: DocumentCodec, array: pa.Array) -> pa.Array:
-    fields = [array.type.field(i) for i in range(array.type.num_fields)]
-    parts = array.flatten() if array.null_count else [array.field(i) for i in range(len(fields))]
-    found = {field.name: (field, part) for field, part in zip(fields, parts, strict=True)}  # null where none is there
-    present = _validity(array)
-    arrays = conform_fields(codec.codecs, found, codec.schema, present, len(array))
-    return codec.array(arrays, len(array), present)
 
 
 def _validity(array: pa.Array) -> Validity:
     return None if not array.null_count else np.asarray(array.is_valid())
 
 
-def _is_list(arrow_type: pa.DataType) -> bool:
-    types = pa.types
-    return bool(types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type))
-
-
-def _flattened(array: pa.Array) -> pa.Array:
-    """The items of all lists. Offsets beyond them, which Arrow lets pass where lists are empty, end the process."""
+def _flatten(array: pa.Array) -> pa.Array:
+    """Return the items of all lists, after checking offsets: Arrow does not check all, and would read other memory."""
     if not pa.types.is_fixed_size_list(array.type):
         offsets, limit = np.asarray(array.offsets), len(array.values)
         if len(offsets) and (offsets.min() < 0 or offsets.max() > limit or (np.diff(offsets) < 0).any()):
-            raise DecodeError("the items of a list lie outside of the data.")
+            raise DecodeError("the items of a list are outside of the data.")
     return array.flatten()
 
 
-def _offsets(array: pa.Array) -> NDArray[np.int64]:
-    sizes = np.asarray(_compute().list_value_length(array).fill_null(0)).astype(np.int64)
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-
-
-def _column(codec: ArrowCodec, array: pa.Array, stored: pa.Field, schema: Schema) -> Column:
-    field, mark = codec.field, (read_extension(stored) or ("",))[0]
-    if mark not in (_FROM_TENSORS if field.kind is FieldKind.TENSOR else ("", "quire.enum")):
-        raise DecodeError("what was written so can be read as nothing else.")
+def _to_column(codec: ArrowCodec, array: pa.Array, stored: pa.Field, schema: Schema) -> Column:
+    """Return a column of the field with the values of an array of another type."""
+    field, extension = codec.field, (read_extension(stored) or ("",))[0]
+    if extension not in (_TENSOR_EXTENSIONS if field.kind is FieldKind.TENSOR else ("", "quire.enum")):
+        raise DecodeError("data of this kind cannot be converted.")
     if isinstance(codec, NumberCodec) and field.kind is FieldKind.SCALAR:
-        return _numbers(field, array)
+        return _to_number_column(field, array)
     if field.kind is FieldKind.TENSOR:
-        return stack_values(field, _tensors(codec, array, stored), _RAGGED, codec.path)
+        return stack_values(field, _to_tensors(codec, array, stored), _RAGGED, codec.path)
     if field.kind in (FieldKind.TEXT, FieldKind.BYTES) and field.type in (str, bytes):
         if not _is_text(array.type):
-            raise DecodeError("values are not turned into texts.")
-        wanted = pa.string() if field.kind is FieldKind.TEXT else pa.binary()
-        return ObjectColumn(field, array.cast(wanted).to_pylist())
-    values = _objects(array)
+            raise DecodeError("other values are not converted to text.")
+        return ObjectColumn(field, array.cast(pa.string() if field.kind is FieldKind.TEXT else pa.binary()).to_pylist())
+    values = _to_objects(array)
     for value in values:
         _refuse_rounding(field, value)
     values = validate_values(schema, field, values, codec.path, np.asarray(array.is_valid()), "ignore")
@@ -253,7 +229,7 @@ def _column(codec: ArrowCodec, array: pa.Array, stored: pa.Field, schema: Schema
 
 
 def _refuse_rounding(field: Field, value: Any) -> None:
-    """Refuse an integer that a field of floats, or of lists of them, would round."""
+    """Raise an error for an integer that a field of floats, or of lists of them, would round."""
     if isinstance(value, list) and len(field.items) == 1:
         for item in value:
             _refuse_rounding(field.items[0], item)
@@ -270,140 +246,126 @@ def _is_text(arrow_type: pa.DataType) -> bool:
     return bool(views or long or fixed or types.is_string(arrow_type) or types.is_binary(arrow_type))
 
 
-def _objects(array: pa.Array) -> list[Any]:
-    """Values as pydantic takes them."""
-    if pa.types.is_fixed_size_binary(array.type):
-        array = array.cast(pa.binary())
-    if pa.types.is_map(array.type):
+def _to_objects(array: pa.Array) -> list[Any]:
+    """Return values as pydantic takes them; times that are finer than the microseconds of Python are errors."""
+    arrow_type = array.type
+    if pa.types.is_map(arrow_type):
         return [None if row is None else dict(row) for row in array.to_pylist()]
-    objects: list[Any] = _micros(array).to_pylist()
+    if pa.types.is_fixed_size_binary(arrow_type):
+        array = array.cast(pa.binary())
+    elif pa.types.is_timestamp(arrow_type):
+        array = array.cast(pa.timestamp("us", arrow_type.tz))
+    elif pa.types.is_duration(arrow_type):
+        array = array.cast(pa.duration("us"))
+    elif pa.types.is_time64(arrow_type):
+        array = array.cast(pa.time64("us"))
+    objects: list[Any] = array.to_pylist()
     return objects
 
 
-def _micros(array: pa.Array) -> pa.Array:
-    """Moments and durations in the microseconds that Python has; what is finer is an error."""
-    arrow_type = array.type
-    if pa.types.is_timestamp(arrow_type):
-        return array.cast(pa.timestamp("us", arrow_type.tz))
-    if pa.types.is_duration(arrow_type):
-        return array.cast(pa.duration("us"))
-    return array.cast(pa.time64("us")) if pa.types.is_time64(arrow_type) else array
-
-
-def _numbers(field: Field, array: pa.Array) -> Column:
-    kind = "b" if pa.types.is_boolean(array.type) else _kind(array.type)
-    if kind not in _WIDER[field.type]:
-        raise DecodeError("a number of another kind is no wider one.")
+def _to_number_column(field: Field, array: pa.Array) -> Column:
+    types = pa.types
+    tests = {"b": types.is_boolean, "i": types.is_integer, "f": types.is_floating}
+    kind = next((kind for kind, test in tests.items() if test(array.type)), "?")
+    if kind not in _NUMBER_KINDS[field.type]:
+        raise DecodeError("numbers of another kind are not converted.")
     target, dtype = NumberCodec.types[field.type]
-    cast = array.cast(target)  # safely: what does not fit is an error
+    cast = array.cast(target)  # which raises an error if a number does not fit
     data: NDArray[Any] = np.asarray(cast.fill_null(False if field.type is bool else 0)).astype(dtype)
     return ScalarColumn(field, data, get_framework("numpy"), _validity(array))
-
-
-def _kind(arrow_type: pa.DataType) -> str:
-    if pa.types.is_integer(arrow_type):
-        return "i"
-    return "f" if pa.types.is_floating(arrow_type) else "?"
 
 
 # --- tensors
 
 
-def _tensors(codec: ArrowCodec, array: pa.Array, stored: pa.Field) -> list[Any]:
-    """The tensors of lists of numbers, of bytes, of images in bytes, or of another dtype."""
+def _to_tensors(codec: ArrowCodec, array: pa.Array, stored: pa.Field) -> list[Any]:
+    """Return the tensors of lists of numbers, of bytes, of encoded images, or of another dtype."""
     field = codec.field
     dtype = None if field.spec.dtype is None else common_dtype(field.spec.dtype)
     framework = field.type.framework or get_framework("numpy")
-    rows = _arrays(codec, array, stored, dtype)
-    return [None if row is None else framework.from_numpy(_as_dtype(row, dtype)) for row in rows]
+    return [
+        None if row is None else framework.from_numpy(row if dtype is None else cast_numbers(row, dtype))
+        for row in _to_arrays(codec, array, stored, dtype)
+    ]
 
 
-def _arrays(codec: ArrowCodec, array: pa.Array, stored: pa.Field, dtype: np.dtype[Any] | None) -> list[Any]:
+def _to_arrays(codec: ArrowCodec, array: pa.Array, stored: pa.Field, dtype: np.dtype[Any] | None) -> list[Any]:
+    types, arrow_type = pa.types, array.type
     name, details = read_extension(stored) or ("", {})
     written = details.get("dtype") if isinstance(details, dict) else None
     if name and dtype is not None and written is not None and common_dtype(written) != dtype:
         raise TensorError(f"the tensors were written as {written}.")
-    if isinstance(array.type, pa.FixedShapeTensorType):
-        return _from_tensors(array)
+    if isinstance(arrow_type, pa.FixedShapeTensorType):
+        return _from_arrow_tensors(array)
     if name == "quire.tensor":
-        return [None if row is None else _elements(row, details) for row in array.to_pylist()]
-    if name == "quire.ragged_tensor" or _is_ragged(array.type):
+        return [None if row is None else _read_tensor(row, details) for row in array.to_pylist()]
+    # A struct of data and shape is a ragged tensor whose metadata was lost, in a tool that keeps none.
+    is_struct = types.is_struct(arrow_type) and min(map(arrow_type.get_field_index, ("data", "shape"))) >= 0
+    if name == "quire.ragged_tensor" or is_struct:
         known = details or {"dtype": codec.field.spec.dtype}
-        return [None if row is None else _elements(row["data"], {**known, **row}) for row in array.to_pylist()]
-    if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type) or _is_fixed_binary(array.type):
+        return [None if row is None else _read_tensor(row["data"], {**known, **row}) for row in array.to_pylist()]
+    if types.is_binary(arrow_type) or types.is_large_binary(arrow_type) or types.is_fixed_size_binary(arrow_type):
         return [None if row is None else _from_bytes(codec.field, row, dtype, codec.path) for row in array.to_pylist()]
     return _from_lists(array)
 
 
-def _is_ragged(arrow_type: pa.DataType) -> bool:
-    """Whether it looks like tensors of any shape whose mark got lost, in a tool that keeps none."""
-    return bool(pa.types.is_struct(arrow_type)) and min(map(arrow_type.get_field_index, ("data", "shape"))) >= 0
-
-
-def _elements(row: bytes, details: Mapping[str, Any]) -> NDArray[Any]:
-    """A tensor that was written with another dtype or shape."""
+def _read_tensor(row: bytes, details: Mapping[str, Any]) -> NDArray[Any]:
+    """Return a tensor that was written with another dtype or shape."""
     array: NDArray[Any] = np.frombuffer(bytearray(row), common_dtype(details["dtype"]))
     shaped: NDArray[Any] = array.reshape(tuple(details["shape"]))
     return shaped
 
 
-def _from_tensors(array: pa.Array) -> list[Any]:
-    """Arrow's own tensors; their axes may lie in another order than they are told."""
-    kind, there = array.type, array.is_valid().to_pylist()
-    order = kind.permutation or range(len(kind.shape))
-    flat = _plain(array.storage.values)[array.storage.offset * array.storage.type.list_size :]
-    rows = flat[: len(array) * array.storage.type.list_size].reshape(len(array), *kind.shape)
-    moved = rows.transpose(0, *(axis + 1 for axis in order))
-    return [np.ascontiguousarray(row) if ok else None for row, ok in zip(moved, there, strict=True)]
-
-
-def _is_fixed_binary(arrow_type: pa.DataType) -> bool:
-    return bool(pa.types.is_fixed_size_binary(arrow_type))
-
-
-def _as_dtype(row: NDArray[Any], dtype: np.dtype[Any] | None) -> NDArray[Any]:
-    return row if dtype is None else cast_numbers(row, dtype)
+def _from_arrow_tensors(array: pa.Array) -> list[Any]:
+    """Return the rows of Arrow's own tensors, whose axes may be stored in another order than they are named."""
+    arrow_type, storage = array.type, array.storage
+    size = storage.type.list_size
+    flat = _to_numbers(storage.values)[storage.offset * size :]
+    rows = flat[: len(array) * size].reshape(len(array), *arrow_type.shape)
+    order = arrow_type.permutation or range(len(arrow_type.shape))
+    transposed = rows.transpose(0, *(axis + 1 for axis in order))
+    valid = array.is_valid().to_pylist()
+    return [np.ascontiguousarray(row) if ok else None for row, ok in zip(transposed, valid, strict=True)]
 
 
 def _from_lists(array: pa.Array) -> list[Any]:
-    """Nested lists as arrays: all at once where they have one length, else row by row."""
-    validity = _validity(array)
-    if validity is None and len(array):
+    """Return nested lists as arrays: all at once if they have the same lengths, else row by row."""
+    if not array.null_count and len(array):
         sizes: list[int] = []
         level = array
-        while _is_list(level.type) and not level.null_count:
+        while is_list_type(level.type) and not level.null_count:
             lengths = np.asarray(_compute().list_value_length(level))
             if len(lengths) == 0 or (lengths != lengths[0]).any():
                 break
             sizes.append(int(lengths[0]))
-            level = _flattened(level)
-        if not _is_list(level.type) and not level.null_count:
-            return list(_plain(level).reshape(len(array), *sizes))
-    return [None if row.values is None else _row(row.values) for row in array]
+            level = _flatten(level)
+        if not is_list_type(level.type) and not level.null_count:
+            return list(_to_numbers(level).reshape(len(array), *sizes))
+    return [None if row.values is None else _from_list(row.values) for row in array]
 
 
-def _row(values: pa.Array) -> NDArray[Any]:
-    """The array of one row's list; it has the type of the data even where it is empty."""
-    if not _is_list(values.type):
-        return _plain(values)
+def _from_list(values: pa.Array) -> NDArray[Any]:
+    """Return one row's list as an array; it has the type of the data even if it is empty."""
+    if not is_list_type(values.type):
+        return _to_numbers(values)
     parts = _from_lists(values)
     if not parts:
-        return _row(_flattened(values))
+        return _from_list(_flatten(values))
     if any(part is None or part.shape != parts[0].shape for part in parts):
         raise TensorError("its lists have different lengths, or are null.")
     return np.stack(parts)
 
 
-def _plain(array: pa.Array) -> NDArray[Any]:
-    found: NDArray[Any] = array.to_numpy(zero_copy_only=False)
-    if found.dtype.kind not in "biuf":
+def _to_numbers(array: pa.Array) -> NDArray[Any]:
+    numbers: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    if numbers.dtype.kind not in "biuf":
         raise TensorError(f"{array.type} is not a number.")
-    copied: NDArray[Any] = found.copy()
+    copied: NDArray[Any] = numbers.copy()
     return copied
 
 
 def _from_bytes(field: Field, row: bytes, dtype: np.dtype[Any] | None, path: str) -> NDArray[Any]:
-    """The elements themselves, where their number fits the shape; else an image."""
+    """Return the elements of a tensor if their number fits the shape; otherwise, decode an image."""
     shape = field.spec.fixed_shape
     if dtype is not None and shape is not None and len(row) == dtype.itemsize * int(np.prod(shape)):
         elements: NDArray[Any] = np.frombuffer(bytearray(row), dtype)
@@ -416,11 +378,13 @@ def _from_bytes(field: Field, row: bytes, dtype: np.dtype[Any] | None, path: str
 
 
 def _compute() -> Any:
-    """Arrow's functions, which take longer to import than quire's own files need to be opened."""
+    """Import Arrow's compute functions, which takes longer than opening a dataset of quire, where none is needed."""
     return import_module("pyarrow.compute")
 
 
-_SIMPLE: tuple[tuple[Any, Any], ...] = (
+# --- classes for Arrow schemas
+
+_SIMPLE_TYPES: tuple[tuple[Any, Any], ...] = (
     (pa.types.is_boolean, bool),
     (pa.types.is_integer, int),
     (pa.types.is_floating, float),
@@ -436,33 +400,33 @@ _SIMPLE: tuple[tuple[Any, Any], ...] = (
     (pa.types.is_decimal, Decimal),
 )
 HAS_NULLS = {b"quire.has_nulls": b"true"}
-"""The metadata of an Arrow field whose data is known to have nulls: a list of such items is no tensor."""
+"""The metadata of an Arrow field whose data is known to have nulls: a list of such items is not a tensor."""
 
 
 class Row(BaseDocument):
-    """A row of another writer, which has no id unless it says so."""
+    """The base of classes for data without an id."""
 
     id: ClassVar[None] = None  # type: ignore[assignment,misc]
 
 
-def loaded_class(schema: Any) -> type[Any] | None:
-    """The class that an Arrow schema names, if it is loaded.
+def loaded_class(schema: pa.Schema) -> type[Any] | None:
+    """Return the class that an Arrow schema names, if it is loaded.
 
-    Classes that were made at run time have names of their own process only: in another process, the same name may be
-    that of a class with other fields, which is not meant.
+    The names of classes that were made at run time are those of their process: in another process, the same name may
+    be that of a class with other fields.
     """
     name = (schema.metadata or {}).get(CLASS_KEY, b"").decode()
-    found = find(name, None) if name else None
-    if found is None or found.__module__ != _parametrize.__name__:
-        return found
-    columns = {info.alias or field for field, info in found.model_fields.items()}
-    return found if columns - {"id"} == set(schema.names) - {"id", PLACEHOLDER.name} else None
+    document_type = find(name, None) if name else None
+    if document_type is None or document_type.__module__ != _parametrize.__name__:
+        return document_type
+    columns = {info.alias or field for field, info in document_type.model_fields.items()}
+    return document_type if columns - {"id"} == set(schema.names) - {"id", PLACEHOLDER.name} else None
 
 
-def class_from_arrow(schema: Any, name: str, base: type[Any] | None = None) -> type[Any]:
-    """A document class with a field for each of an Arrow schema; a name that no field can have becomes an alias.
+def class_from_arrow(schema: Iterable[pa.Field], name: str, base: type[Any] | None = None) -> type[Any]:
+    """Make a document class with a field for each of an Arrow schema; a name that no field can have becomes an alias.
 
-    It has an id if the schema has one, or the base does.
+    The class has an id if the schema or the base has one.
     """
     fields: dict[str, Any] = {}
     for field in schema:
@@ -475,28 +439,30 @@ def class_from_arrow(schema: Any, name: str, base: type[Any] | None = None) -> t
         fields[own] = (annotation | None if field.nullable else annotation, default)
     config = ConfigDict(populate_by_name=True, protected_namespaces=())
     base = base or (BaseDocument if "id" in fields else Row)
-    made: type[Any] = create_model(name, __base__=base, **fields)
-    made.model_config = {**made.model_config, **config}
-    made.model_rebuild(force=True)
-    return register_class(made)
+    document_type: type[Any] = create_model(name, __base__=base, **fields)
+    document_type.model_config = {**document_type.model_config, **config}
+    document_type.model_rebuild(force=True)
+    return register_class(document_type)
 
 
-def register_class(made: type[Any]) -> type[Any]:
-    """A class that was made, so that pickle finds it again: in this process, and in those that are forked from it."""
-    made.__module__, made.__qualname__ = _parametrize.__name__, _parametrize.publish(made.__name__)
-    _parametrize.register(made)
-    return made
+def register_class(document_type: type[Any]) -> type[Any]:
+    """Register a class that was made at run time, so that pickle finds it in this process and its forked children."""
+    name = _parametrize.publish(document_type.__name__)
+    document_type.__module__, document_type.__qualname__ = _parametrize.__name__, name
+    _parametrize.register(document_type)
+    return document_type
 
 
 def annotation_from_arrow(field: pa.Field, name: str) -> Any:
+    """Return the annotation for an Arrow field; `name` is that of the class of a nested document."""
     arrow_type = field.type.storage_type if isinstance(field.type, pa.ExtensionType) else field.type
-    kind, details = read_extension(field) or ("", None)
-    if kind in ("quire.tensor", "quire.ragged_tensor"):
-        return _tensor_annotation(details)
-    if kind == "quire.value":
+    extension, details = read_extension(field) or ("", {})
+    if extension in ("quire.tensor", "quire.ragged_tensor"):
+        return _tensor_annotation(details.get("dtype"), details.get("shape"))
+    if extension == "quire.value":
         return Any
     if isinstance(field.type, pa.FixedShapeTensorType):
-        return Annotated[np.ndarray, Shape(*field.type.shape), DType(_dtype_name(field.type.value_type))]
+        return _tensor_annotation(_dtype_name(field.type.value_type), field.type.shape)
     return _plain_annotation(arrow_type, name)
 
 
@@ -508,36 +474,33 @@ def _plain_annotation(arrow_type: pa.DataType, name: str) -> Any:
         return datetime if [f.name for f in fields] == ["at", "zone"] else class_from_arrow(fields, name)
     if pa.types.is_map(arrow_type):
         return dict[_plain_annotation(arrow_type.key_type, name), Any]  # type: ignore[misc]
-    if _is_list(arrow_type):
+    if is_list_type(arrow_type):
         return _list_annotation(arrow_type, name)
-    return next((tp for test, tp in _SIMPLE if test(arrow_type)), Any)
+    return next((annotation for test, annotation in _SIMPLE_TYPES if test(arrow_type)), Any)
 
 
 def _list_annotation(arrow_type: pa.DataType, name: str) -> Any:
-    """Documents, a tensor of numbers, or a list of something else."""
+    """Return the annotation of a list: an array of documents, a tensor of numbers, or a list of something else."""
     if pa.types.is_struct(arrow_type.value_type):
         return DocumentArray[_plain_annotation(arrow_type.value_type, name)]  # type: ignore[misc]
     inner, sizes = arrow_type, []
-    while _is_list(inner):
+    while is_list_type(inner):
         if inner.value_field.metadata == HAS_NULLS:
             item = arrow_type.value_field
             annotation = annotation_from_arrow(item, name)
             return list[annotation | None if item.metadata == HAS_NULLS else annotation]  # type: ignore[misc]
-        sizes.append(inner.list_size if pa.types.is_fixed_size_list(inner) else ...)
+        sizes.append(inner.list_size if pa.types.is_fixed_size_list(inner) else None)
         inner = inner.value_type
     if not (pa.types.is_integer(inner) or pa.types.is_floating(inner) or pa.types.is_boolean(inner)):
         return list[_plain_annotation(arrow_type.value_type, name)]  # type: ignore[misc]
-    if ... in sizes:
-        return Annotated[np.ndarray, DType(_dtype_name(inner))]
-    return Annotated[np.ndarray, Shape(*sizes), DType(_dtype_name(inner))]
+    return _tensor_annotation(_dtype_name(inner), None if None in sizes else sizes)
 
 
 def _dtype_name(arrow_type: pa.DataType) -> str:
     return str(np.dtype(arrow_type.to_pandas_dtype()).name)
 
 
-def _tensor_annotation(details: Any) -> Any:
-    shape, dtype = details.get("shape"), details.get("dtype")
-    if shape is None:
-        return np.ndarray if dtype is None else Annotated[np.ndarray, DType(dtype)]
-    return Annotated[np.ndarray, Shape(*shape), DType(dtype)]
+def _tensor_annotation(dtype: str | None, shape: Iterable[Any] | None) -> Any:
+    if shape is not None:
+        return Annotated[np.ndarray, Shape(*shape), DType(str(dtype))]
+    return np.ndarray if dtype is None else Annotated[np.ndarray, DType(dtype)]

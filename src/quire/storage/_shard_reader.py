@@ -1,4 +1,8 @@
-"""Opening shards: record batches in the layout of the class, mapped into memory, from the cache where they must be."""
+"""Reading shards: record batches in the layout of the class, mapped into memory, or from the cache.
+
+A shard that is an Arrow file on this machine, in the layout of the class, is mapped as it is. Every other shard
+(Parquet, remote, or in another layout) is converted once, into an Arrow file in the cache, and that copy is mapped.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ import pyarrow.parquet as pq
 
 from quire.columns import Columns
 from quire.errors import DecodeError, ShardError, StorageError, StorageNotFoundError
-from quire.files import Folder, shown
+from quire.files import Folder, display_uri
 from quire.schema import Schema
 from quire.storage._arrow_codec import ArrowCodec
 from quire.storage._block_table import (
@@ -28,31 +32,30 @@ from quire.storage._block_table import (
     find_table,
     hasher,
     parse_table,
-    reads_from,
+    read_from,
 )
 from quire.storage._cache import ShardCache, cache_key
 from quire.storage._layout import FINGERPRINT_KEY, Layout, json_schema, layout_fingerprint
 from quire.storage._manifest import Shard
 from quire.storage._memory import advise_random, map_file, read_ahead
 from quire.storage._nested_codecs import DocumentCodec
-from quire.storage._row_locations import RowLocations
-from quire.storage._schema_conversion import conform_fields, fits, stored_names
+from quire.storage._schema_conversion import conform_fields, stored_names
 from quire.storage._shard_writer import BlockFile
 from quire.storage._spark_types import restore_batch, restore_schema
 from quire.storage._tensor_codecs import TensorCodec
-from quire.storage._verification import BlockCheck, Verify, layout_nodes
+from quire.storage._verification import BlockCheck, Verify
 
-_ROWS, _BYTES = 8192, 16 << 20
-"""Of a row group of another writer, so many rows, or bytes, are read at a time."""
+_MAX_ROWS, _MAX_BYTES = 8192, 16 << 20
+"""At most this number of rows, and about this number of bytes, of a row group of another writer are read at a time."""
 _TAIL = 1 << 16
 
 
-class SpoiledCopyError(ShardError):
+class DamagedCopyError(ShardError):
     """A copy of a shard in the cache is damaged; it was removed."""
 
 
 class Block(NamedTuple):
-    """A record batch of an open shard, and what verifies it when its rows are first read."""
+    """A record batch of an open shard, and the check that verifies it when its rows are first read."""
 
     batch: pa.RecordBatch
     check: BlockCheck | None = None
@@ -63,208 +66,256 @@ class ShardReader:
 
     def __init__(self, folder: Folder, layout: Layout, cache: ShardCache, verify: Verify = "first_touch") -> None:
         self.folder, self.layout, self.cache, self.verify = folder, layout, cache, verify
-        self.advise_random = False
+        self.reads_ahead = False
+        """Whether the caller asks for what it needs of mapped files, so that the system reads nothing around it."""
+
+    # --- mapped shards
 
     def open(self, shard: Shard) -> list[Block]:
-        """The record batches of a shard, mapped into memory. Their metadata is verified here, their columns later."""
+        """Map the record batches of a shard. Their metadata is verified now, their columns when they are read."""
         with shard_errors(self.folder, shard):
-            blocks = self._mapped(shard)
+            blocks = self._open_mapped(shard)
             if blocks is None:
-                blocks = self._from_cache(shard)
+                blocks = self._open_cached(shard)
         self._check_rows(shard, sum(len(block.batch) for block in blocks))
         return blocks
 
-    def _mapped(self, shard: Shard) -> list[Block] | None:
-        """The shard itself, if it can be mapped as it is."""
+    def _open_mapped(self, shard: Shard) -> list[Block] | None:
+        """Map the shard itself; None if it must be converted."""
         path = self.folder.local_path(shard.name)
         if shard.format != "arrow" or path is None:
             return None
-        buffer = self._buffer(path, shard)
-        table = self._checked_table(buffer, shard)
+        buffer = self._map(path, shard)
+        table = self._verified_table(buffer, shard)
         if table is None and self.verify == "always":
             self._check_whole(buffer, shard)
-        reader = pa.ipc.open_file(advise_random(buffer) if self.advise_random else buffer)
-        if not self._in_layout(reader.schema):
+        reader = pa.ipc.open_file(advise_random(buffer) if self.reads_ahead else buffer)
+        if not self._is_in_layout(reader.schema):
             return None
-        return self._selected(reader, buffer, table, lambda why: self._altered(shard, why))
+        return self._read_blocks(reader, buffer, table, partial(self._altered_error, shard))
 
-    def _buffer(self, path: Path, shard: Shard) -> pa.Buffer:
-        with path.open("rb") as file:
-            buffer = map_file(file)
-        self._check_size(shard, buffer.size)
-        return buffer
-
-    def _checked_table(self, content: pa.Buffer, shard: Shard) -> BlockTable | None:
-        """The block table of a shard, with all metadata of the file verified; None if it has none, or is trusted."""
-        if self.verify == "never":
-            return None
-        view = memoryview(content)
-        place = shard.table
-        with self._no_read_around(content):
-            if place is None and not shard.xxh3:  # a single file that quire may have written
-                place = find_table(reads_from(view), len(view), shard.format)
-            if place is None:
-                return None
-            try:
-                table = parse_table(_table_bytes(view[place[0] : sum(place)], shard))
-                _check_frame(table, content)
-            except DecodeError as error:
-                raise self._altered(shard, str(error)) from error
-        return table
-
-    @contextmanager
-    def _no_read_around(self, content: pa.Buffer) -> Iterator[None]:
-        """Let the system read nothing but the metadata that is looked at within the context.
-
-        There are a few bytes of it in front of each block, and some at the end of the file. Around a page that is
-        missing, the system reads up to several megabytes, depending on the disk: for all of the metadata, that can be
-        all of the file.
-        """
-        advise_random(content)
-        try:
-            yield
-        finally:
-            if not self.advise_random:
-                advise_random(content, on=False)
-
-    def _check_whole(self, content: pa.Buffer, shard: Shard) -> None:
-        """Compare a file of format 1 with its only checksum."""
-        if shard.xxh3 and shard.table is None and f"{checksum(memoryview(content)):016x}" != shard.xxh3:
-            raise self._altered(shard, "its checksum is another one")
-
-    def _in_layout(self, schema: pa.Schema) -> bool:
-        places = [(codec, schema.get_all_field_indices(codec.field.name)) for codec in self.layout.codecs]
-        return all(len(found) == 1 and fits(codec, schema.field(found[0])) for codec, found in places)
-
-    def _selected(
-        self, reader: Any, content: pa.Buffer, table: BlockTable | None, fail: Callable[[str], ShardError]
-    ) -> list[Block]:
-        names = [codec.field.name for codec in self.layout.codecs]
-        nodes = [] if table is None else layout_nodes(self.layout.codecs, reader.schema)
-        blocks = []
-        for number in range(reader.num_record_batches):
-            batch = _select(reader.get_batch(number), names)
-            batch.validate()  # that the buffers are as long as the rows ask for
-            check = None if table is None else BlockCheck(table, range(number, number + 1), nodes, content, fail)
-            blocks.append(Block(batch, check))
-        return blocks
-
-    def _from_cache(self, shard: Shard) -> list[Block]:
-        key = self._key(shard)
+    def _open_cached(self, shard: Shard) -> list[Block]:
+        """Map the copy of a shard in the cache; a missing or damaged one is written."""
+        key = self._cache_key(shard)
         for attempt in range(2):
-            with self.cache.open(key, lambda target: self._transcode(shard, target)) as file:
+            with self.cache.open(key, lambda target: self._write_copy(shard, target)) as file:
                 content = map_file(file)
             try:
-                return self._copied(content, shard, key)
+                table = self._verified_copy_table(content)
+                make_error = partial(self._damaged_copy_error, shard, key)
+                return self._read_blocks(pa.ipc.open_file(content), content, table, make_error)
             except (DecodeError, pa.ArrowException):
-                self.cache.remove(key)  # a copy that is damaged is made anew
+                self.cache.remove(key)
                 if attempt:
                     raise
         raise AssertionError
 
-    def _copied(self, content: pa.Buffer, shard: Shard, key: str) -> list[Block]:
-        """The record batches of the copy of a shard in the cache."""
-        table = None
-        if self.verify != "never":
-            view = memoryview(content)
-            with self._no_read_around(content):
-                place = find_table(reads_from(view), len(view), "arrow")
-                if place is None:
-                    raise DecodeError("the copy in the cache has no block table")
-                table = parse_table(view[place[0] : sum(place)])
-                _check_frame(table, content)
-        return self._selected(pa.ipc.open_file(content), content, table, lambda why: self._spoiled(shard, key, why))
+    def _read_blocks(
+        self, reader: Any, content: pa.Buffer, table: BlockTable | None, make_error: Callable[[str], ShardError]
+    ) -> list[Block]:
+        names = [codec.field.name for codec in self.layout.codecs]
+        nodes = [] if table is None else self.layout.field_nodes(reader.schema)
+        blocks = []
+        for number in range(reader.num_record_batches):
+            batch = _select(reader.get_batch(number), names)
+            batch.validate()  # that buffers are as long as the number of rows requires
+            check = None if table is None else BlockCheck(table, range(number, number + 1), nodes, content, make_error)
+            blocks.append(Block(batch, check))
+        return blocks
 
-    def _spoiled(self, shard: Shard, key: str, why: str) -> ShardError:
-        """A copy in the cache that was damaged after it was opened; the next one to open the shard makes another."""
-        self.cache.remove(key)
-        name = shown(self.folder.join(shard.name))
-        return SpoiledCopyError(
-            f"{name}: the copy of the shard in the cache ({self.cache.folder / key}) was damaged: {why}. It has been "
-            "removed: read again, and the shard is copied anew."
-        )
+    def _is_in_layout(self, schema: pa.Schema) -> bool:
+        """Whether a file has a column for each field that can be read without conversion, and no unexpected nulls."""
+        for codec in self.layout.codecs:
+            places = schema.get_all_field_indices(codec.field.name)
+            if len(places) != 1:
+                return False
+            field = schema.field(places[0])
+            if (field.nullable and not codec.allows_nulls) or not codec.can_read(field):
+                return False
+        return True
 
-    def _key(self, shard: Shard) -> str:
-        """What is in the cache depends on the class too where the shard is not in its layout: on aliases, defaults."""
+    def _cache_key(self, shard: Shard) -> str:
+        """Return the key of the copy. Where the shard is in another layout, its aliases and defaults matter as well."""
         layout, whole = self.layout, self.layout.schema.document_type.document_schema()
-        same = shard.layout in (layout.fingerprint, layout_fingerprint(whole))
+        is_same = shard.layout in (layout.fingerprint, layout_fingerprint(whole))
         where = "" if shard.xxh3 else self.folder.url
-        about = "" if same else json_schema(layout.schema)
-        return cache_key("2", where, *shard.identity, layout.fingerprint, about)
+        return cache_key("2", where, *shard.identity, layout.fingerprint, "" if is_same else json_schema(layout.schema))
 
-    def _transcode(self, shard: Shard, target: Path) -> None:
-        """Write a shard anew as Arrow, in the layout of the class, with a block table of its own."""
+    def _write_copy(self, shard: Shard, target: Path) -> None:
+        """Write a shard as an Arrow file in the layout of the class, with a block table of its own."""
         with target.open("wb") as file:
             copy = BlockFile(file, "arrow", self.layout.arrow_schema)
             for batch in self.read(shard):
                 copy.write(batch)
             copy.close()
 
+    # --- verification
+
+    def _map(self, path: Path, shard: Shard) -> pa.Buffer:
+        with path.open("rb") as file:
+            buffer = map_file(file)
+        self.check_size(shard, buffer.size)
+        return buffer
+
+    def _verified_table(self, content: pa.Buffer, shard: Shard) -> BlockTable | None:
+        """Return the block table of a shard, after all metadata of the file is verified.
+
+        None if the shard has no table (format 1, other writers), or nothing is to be verified.
+        """
+        if self.verify == "never":
+            return None
+        view, place = memoryview(content), shard.table
+        with self._no_read_around(content):
+            if place is None and not shard.xxh3:  # a single file that quire may have written
+                place = find_table(read_from(view), len(view), shard.format)
+            if place is None:
+                return None
+            try:
+                table = parse_table(_checked_table_bytes(view[place[0] : sum(place)], shard))
+                _check_frame(table, content)
+            except DecodeError as error:
+                raise self._altered_error(shard, str(error)) from error
+        return table
+
+    def _verified_copy_table(self, content: pa.Buffer) -> BlockTable | None:
+        """Return the block table of a copy in the cache, after all metadata of the file is verified."""
+        if self.verify == "never":
+            return None
+        view = memoryview(content)
+        with self._no_read_around(content):
+            place = find_table(read_from(view), len(view), "arrow")
+            if place is None:
+                raise DecodeError("the copy in the cache has no block table")
+            table = parse_table(view[place[0] : sum(place)])
+            _check_frame(table, content)
+        return table
+
+    @contextmanager
+    def _no_read_around(self, content: pa.Buffer) -> Iterator[None]:
+        """Let the system read nothing but the metadata that is accessed within the context.
+
+        There are a few bytes of it before each block, and some at the end of the file. Around a missing page, the
+        system reads up to several megabytes, depending on the disk: for all metadata, that can be the whole file.
+        """
+        advise_random(content)
+        try:
+            yield
+        finally:
+            if not self.reads_ahead:
+                advise_random(content, on=False)
+
+    def _check_whole(self, content: pa.Buffer, shard: Shard) -> None:
+        """Verify a file of format 1 against its only checksum."""
+        if shard.xxh3 and shard.table is None and f"{checksum(memoryview(content)):016x}" != shard.xxh3:
+            raise self._altered_error(shard, "its checksum differs")
+
+    def check_size(self, shard: Shard, size: int) -> None:
+        """Raise an error unless a file has the size that the log says."""
+        if size != shard.bytes:
+            raise self._altered_error(shard, f"it has {size:,} bytes, and the dataset says {shard.bytes:,}")
+
+    def _check_rows(self, shard: Shard, rows: int) -> None:
+        if shard.rows not in (-1, rows):
+            raise self._altered_error(shard, f"it has {rows:,} rows, and the dataset says {shard.rows:,}")
+
+    def _altered_error(self, shard: Shard, reason: str) -> ShardError:
+        name = display_uri(self.folder.join(shard.name))
+        return ShardError(f"{name}: the shard was altered or truncated: {reason}. Write it again.")
+
+    def _damaged_copy_error(self, shard: Shard, key: str, reason: str) -> ShardError:
+        """Remove a copy that was damaged after it was opened, and return the error; the next reader copies anew."""
+        self.cache.remove(key)
+        name = display_uri(self.folder.join(shard.name))
+        return DamagedCopyError(
+            f"{name}: the copy of the shard in the cache ({self.cache.folder / key}) was damaged: {reason}. It has "
+            "been removed: read again, and the shard is copied anew."
+        )
+
+    def check(self, shard: Shard) -> None:
+        """Read all of a shard, and compare its size, checksums and rows with what was written."""
+        always = ShardReader(self.folder, self.layout, self.cache, "first_touch")
+        with shard_errors(self.folder, shard), self.local_file(shard) as path:
+            buffer = self._map(path, shard)
+            table = always._verified_table(buffer, shard)
+            if table is None:
+                self._check_whole(buffer, shard)
+            else:
+                try:
+                    table.check_all(memoryview(buffer))
+                except DecodeError as error:
+                    raise self._altered_error(shard, str(error)) from error
+            rows = 0
+            for batch in self._read_file(path, shard):
+                batch.validate(full=True)
+                rows += len(self.conform(batch, shard))
+            self._check_rows(shard, rows)
+
+    # --- shards that are read once, in order
+
     def read(self, shard: Shard) -> Iterator[pa.RecordBatch]:
-        """The record batches of a shard in the layout of the class, one at a time, whatever its format."""
+        """Yield the record batches of a shard in the layout of the class, whatever its format."""
         rows = 0
         with shard_errors(self.folder, shard):
-            for batch in self.raw(shard):
+            for batch in self.read_raw(shard):
                 rows += len(batch)
-                yield self.conformed(batch, shard)
+                yield self.conform(batch, shard)
         self._check_rows(shard, rows)
 
-    def raw(self, shard: Shard, groups: Sequence[int] | None = None) -> Iterator[pa.RecordBatch]:
-        """The record batches of a shard as they are; or those of some of its row groups."""
+    def read_raw(self, shard: Shard, groups: Sequence[int] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the record batches of a shard, or of some of its row groups, as they are stored."""
         with shard_errors(self.folder, shard), self.local_file(shard) as path:
-            yield from self._batches(path, shard, groups)
+            yield from self._read_file(path, shard, groups)
 
-    def _batches(self, path: Path, shard: Shard, groups: Sequence[int] | None = None) -> Iterator[pa.RecordBatch]:
+    def _read_file(self, path: Path, shard: Shard, groups: Sequence[int] | None = None) -> Iterator[pa.RecordBatch]:
         if shard.format == "parquet":
-            file = self._parquet(path, shard, groups)
+            file = self._open_parquet(path, shard, groups)
             rows = _rows_at_once(file.metadata, self.layout)
-            names = self._wanted(file.schema_arrow)
+            names = self.column_names(file.schema_arrow)
             if names:
                 yield from file.iter_batches(rows, groups, names)
-            else:  # nothing but the number of rows is asked for
+            else:  # only the number of rows is needed
                 counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
                 yield from (empty_batch(counts[i]) for i in (range(len(counts)) if groups is None else groups))
             return
-        buffer = self._buffer(path, shard)
-        table = self._checked_table(buffer, shard)
+        buffer = self._map(path, shard)
+        table = self._verified_table(buffer, shard)
         if table is None and groups is None and self.verify != "never":
             self._check_whole(buffer, shard)
         reader = pa.ipc.open_file(buffer)
-        checked = self._in_layout(reader.schema)  # then each row is looked at when it is gathered
-        names = [codec.field.name for codec in self.layout.codecs] if checked else reader.schema.names
-        nodes = None if table is None else self._nodes(reader.schema, checked=checked)
+        # In the layout of the class, values are checked when rows are gathered, and only its columns are verified.
+        in_layout = self._is_in_layout(reader.schema)
+        names = [codec.field.name for codec in self.layout.codecs] if in_layout else reader.schema.names
+        nodes: list[list[int]] = []
+        if table is not None and in_layout:
+            nodes = self.layout.field_nodes(reader.schema)
+        elif table is not None:
+            nodes = [list(range(sum(count_nodes(field.type) for field in reader.schema)))]
         for number in range(reader.num_record_batches) if groups is None else groups:
-            if table is not None and nodes is not None:
-                fail = partial(self._altered, shard)
-                BlockCheck(table, range(number, number + 1), nodes, buffer, fail)(None)
+            if table is not None:
+                make_error = partial(self._altered_error, shard)
+                BlockCheck(table, range(number, number + 1), nodes, buffer, make_error)(None)
             batch = _select(reader.get_batch(number), names)
-            batch.validate(full=not checked)
+            batch.validate(full=not in_layout)
             yield batch
 
-    def _nodes(self, schema: pa.Schema, *, checked: bool) -> list[list[int]]:
-        """The field nodes to verify: those that the layout reads, or all where the file is in another layout."""
-        if checked:
-            return layout_nodes(self.layout.codecs, schema)
-        return [list(range(sum(count_nodes(field.type) for field in schema)))]
-
-    def _parquet(self, path: Path, shard: Shard, groups: Iterable[int] | None = None) -> pq.ParquetFile:
-        """An open Parquet file; what is read of some of its row groups, or of all, is verified."""
-        buffer = self._buffer(path, shard)
-        table = self._checked_table(buffer, shard)
-        is_checked = self.verify != "never"
-        if table is None and is_checked and groups is None:
+    def _open_parquet(self, path: Path, shard: Shard, groups: Iterable[int] | None = None) -> pq.ParquetFile:
+        """Open a Parquet file after the columns that are read of some row groups, or of all, are verified."""
+        buffer = self._map(path, shard)
+        table = self._verified_table(buffer, shard)
+        is_verified = self.verify != "never"
+        if table is None and is_verified and groups is None:
             self._check_whole(buffer, shard)
         source = pa.BufferReader(buffer)
-        file = pq.ParquetFile(source, page_checksum_verification=is_checked and table is None)
+        file = pq.ParquetFile(source, page_checksum_verification=is_verified and table is None)
         if table is not None:
             self._check_groups(table, memoryview(buffer), shard, file, groups)
         return file
 
     def check_row_group(self, path: Path, shard: Shard, file: pq.ParquetFile, group: int) -> None:
-        """Verify what the layout reads of one row group."""
+        """Verify the columns that the layout reads of one row group."""
         if self.verify != "never" and shard.table is not None:
-            buffer = self._buffer(path, shard)
-            table = self._checked_table(buffer, shard)
+            buffer = self._map(path, shard)
+            table = self._verified_table(buffer, shard)
             if table is not None:
                 self._check_groups(table, memoryview(buffer), shard, file, (group,))
 
@@ -272,7 +323,7 @@ class ShardReader:
         self, table: BlockTable, content: memoryview, shard: Shard, file: pq.ParquetFile, groups: Iterable[int] | None
     ) -> None:
         """Verify the columns that the layout reads of some row groups of a Parquet file, or of all."""
-        names = self._wanted(file.schema_arrow)
+        names = self.column_names(file.schema_arrow)
         leaves = [
             number
             for number, path in enumerate(table.names)
@@ -283,198 +334,48 @@ class ShardReader:
                 for leaf in leaves:
                     table.check_column(content, group, leaf)
         except DecodeError as error:
-            raise self._altered(shard, str(error)) from error
+            raise self._altered_error(shard, str(error)) from error
 
-    def groups(self, shard: Shard, wanted: Callable[[Any], bool]) -> Iterator[tuple[int, Columns]]:
-        """The row groups of a Parquet shard whose metadata are wanted: the number of the first row, and the columns."""
+    def read_groups(
+        self, shard: Shard, predicate: Callable[[pq.RowGroupMetaData], bool]
+    ) -> Iterator[tuple[int, Columns]]:
+        """Yield the row groups of a Parquet shard whose metadata meet a predicate: the first row, and the columns."""
         with shard_errors(self.folder, shard), self.local_file(shard) as path:
-            file = self._parquet(path, shard, ())
-            numbers = [i for i in range(file.num_row_groups) if wanted(file.metadata.row_group(i))]
-            file = self._parquet(path, shard, numbers)
+            file = self._open_parquet(path, shard, ())
+            numbers = [i for i in range(file.num_row_groups) if predicate(file.metadata.row_group(i))]
+            file = self._open_parquet(path, shard, numbers)
             rows = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
             for number in numbers:
-                table = file.read_row_group(number, columns=self._wanted(file.schema_arrow))
+                table = file.read_row_group(number, columns=self.column_names(file.schema_arrow))
                 start = sum(rows[:number])
                 for batch in table.to_batches():
-                    yield start, self.columns(self.conformed(batch, shard))
+                    yield start, self.layout.decode(self.conform(batch, shard))
                     start += len(batch)
 
-    def read_block_rows(self, shard: Shard) -> tuple[int, ...]:
-        """The rows of each row group, or record batch."""
-        return read_block_rows(self.folder, shard)
-
-    def columns(self, batch: pa.RecordBatch) -> Columns:
-        """The columns of a record batch in the layout of the class, copied."""
-        addresses = self.layout.addresses()
-        addresses.add(self.layout.locate(batch), batch)
-        rows = np.arange(len(batch), dtype=np.int64)
-        return self.layout.gather(RowLocations(addresses, np.zeros(len(batch), np.int64), rows))
-
-    def _wanted(self, schema: pa.Schema) -> list[str]:
-        """The columns of a Parquet file that the layout asks for, under any name that the class accepts."""
+    def column_names(self, schema: pa.Schema) -> list[str]:
+        """Return the columns of a Parquet file that the layout reads, under any name that the class accepts."""
         return list(_columns_of(self.layout.codecs, self.layout.schema, schema, ""))
 
-    def conformed(self, batch: pa.RecordBatch, shard: Shard) -> pa.RecordBatch:
-        """A record batch in the layout of the class."""
+    def conform(self, batch: pa.RecordBatch, shard: Shard) -> pa.RecordBatch:
+        """Convert a record batch to the layout of the class."""
         batch = restore_batch(batch)
-        found = dict(zip(batch.schema.names, zip(batch.schema, batch.columns, strict=True), strict=True))
+        arrays = dict(zip(batch.schema.names, zip(batch.schema, batch.columns, strict=True), strict=True))
         for name, value in partition_values(shard.name).items():
             array = pa.repeat(value, len(batch))
-            found.setdefault(name, (pa.field(name, array.type), array))
-        arrays = conform_fields(self.layout.codecs, found, self.layout.schema, None, len(batch))
-        return self.layout.batch(arrays, len(batch))
+            arrays.setdefault(name, (pa.field(name, array.type), array))
+        conformed = conform_fields(self.layout.codecs, arrays, self.layout.schema, None, len(batch))
+        return self.layout.batch(conformed, len(batch))
 
     def local_file(self, shard: Shard) -> AbstractContextManager[Path]:
         """Yield the path of a shard on this machine; a remote one is fetched next to the files of the cache."""
         return local_file(self.folder, shard.name, self.cache.folder)
 
-    def _check_size(self, shard: Shard, size: int) -> None:
-        if size != shard.bytes:
-            raise self._altered(shard, f"it has {size:,} bytes, and the dataset says {shard.bytes:,}")
-
-    def _check_rows(self, shard: Shard, rows: int) -> None:
-        if shard.rows not in (-1, rows):
-            raise self._altered(shard, f"it has {rows:,} rows, and the dataset says {shard.rows:,}")
-
-    def _altered(self, shard: Shard, why: str) -> ShardError:
-        """A shard that is not what was written."""
-        name = shown(self.folder.join(shard.name))
-        return ShardError(f"{name}: the shard was altered or cut off: {why}. Write it again.")
-
-    def check(self, shard: Shard) -> None:
-        """Read all of a shard, and compare its size, checksums and rows."""
-        whole = ShardReader(self.folder, self.layout, self.cache, "first_touch")
-        with shard_errors(self.folder, shard), self.local_file(shard) as path:
-            buffer = self._buffer(path, shard)
-            table = whole._checked_table(buffer, shard)
-            if table is None:
-                self._check_whole(buffer, shard)
-            else:
-                try:
-                    table.check_all(memoryview(buffer))
-                except DecodeError as error:
-                    raise self._altered(shard, str(error)) from error
-            rows = 0
-            for batch in self._batches(path, shard):
-                batch.validate(full=True)
-                rows += len(self.conformed(batch, shard))
-            self._check_rows(shard, rows)
-
-
-def _check_frame(table: BlockTable, content: pa.Buffer) -> None:
-    """Verify the metadata of a mapped file, all of which is asked for at once."""
-    places = table.regions[table.frame, :2].astype(np.int64)
-    read_ahead(places[:, 0] + content.address, places[:, 1])
-    table.check_frame(memoryview(content))
-
-
-def _table_bytes(table: memoryview, shard: Shard) -> memoryview:
-    """The bytes of a block table, if they are those that the log of the shard means."""
-    if shard.table is not None and f"{checksum(table):016x}" != shard.xxh3:
-        raise DecodeError("the checksum of its block table differs from what was written")
-    return table
-
-
-def read_table(folder: Folder, shard: Shard) -> BlockTable | None:
-    """The block table of a shard, in one read of a part of the file; None for format 1 and other writers' files."""
-    if shard.table is None:
-        return None
-    with shard_errors(folder, shard):
-        start, size = shard.table
-        return parse_table(_table_bytes(memoryview(folder.read_range(shard.name, start, start + size)), shard))
-
-
-def read_block_rows(folder: Folder, shard: Shard) -> tuple[int, ...]:
-    """The rows of each row group, or record batch, of a shard."""
-    table = read_table(folder, shard)
-    return shard.groups if table is None else table.rows
-
-
-def read_null_count(folder: Folder, shard: Shard, path: str) -> int | None:
-    """The nulls of a column of a shard that quire wrote, from its metadata; None if that does not say.
-
-    A column of nested documents counts only where none of the documents around it is missing: in Arrow data, values
-    inside a missing document are not nulls of their own.
-    """
-    counts: dict[str, int]
-    table = read_table(folder, shard)
-    if table is not None:
-        sums = np.where((table.nulls < 0).any(axis=0), -1, table.nulls.sum(axis=0)).tolist()
-        counts = dict(zip(table.names, sums, strict=True))
-    elif shard.format == "parquet":
-        with shard_errors(folder, shard), pa.PythonFile(RangeReader(folder, shard), "r") as file:
-            counts = _footer_nulls(pq.read_metadata(file))
-    else:
-        return None
-    parts = path.split(".")
-    above = [counts.get(".".join(parts[:size]), 0) for size in range(1, len(parts))]
-    found = counts.get(path, -1)
-    return None if found < 0 or any(above) else found
-
-
-def _footer_nulls(metadata: pq.FileMetaData) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        for chunk in map(group.column, range(group.num_columns)):
-            statistics: Any = chunk.statistics if chunk.is_stats_set else None
-            known = statistics is not None and statistics.has_null_count
-            before = counts.get(chunk.path_in_schema, 0)
-            counts[chunk.path_in_schema] = before + statistics.null_count if known and before >= 0 else -1
-    return counts
-
-
-def empty_batch(rows: int) -> pa.RecordBatch:
-    """A record batch without columns, which has rows all the same."""
-    return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
-
-
-def _select(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
-    return batch.select(names) if names else empty_batch(len(batch))
-
-
-def _rows_at_once(metadata: pq.FileMetaData, layout: Layout) -> int:
-    """How many rows of a Parquet file are read at a time: about so many bytes, whatever its row groups are."""
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    tensors = sum(
-        codec.width for codec in layout.codecs if isinstance(codec, TensorCodec)
-    )  # a page may hold one many times
-    widest: int = max([tensors, *(group.total_byte_size // max(group.num_rows, 1) for group in groups)])
-    return max(1, min(_ROWS, _BYTES // max(widest, 1)))
-
-
-def _columns_of(codecs: Sequence[ArrowCodec], schema: Schema, fields: Any, before: str) -> Iterator[str]:
-    """The columns that hold what forms ask for; of nested documents, only the parts that are read."""
-    found = {field.name: field.type for field in fields}
-    names = stored_names(schema, found)
-    for codec in codecs:
-        name = names.get(codec.field.name)
-        if name is None:
-            continue
-        inner = found[name]
-        parts: list[str] = []
-        if isinstance(codec, DocumentCodec) and pa.types.is_struct(inner) and codec.is_narrow:
-            children = [inner.field(i) for i in range(inner.num_fields)]
-            parts = list(_columns_of(codec.codecs, codec.schema, children, f"{before}{name}."))
-        yield from parts or [f"{before}{name}"]
-
-
-def partition_values(name: str) -> dict[str, int | str | None]:
-    """The columns that the folders of a file tell, as Spark and Hive name them: 'year=2024/lang=en/part-0.parquet'."""
-    parts = [part.partition("=") for part in name.split("/")[:-1] if "=" in part]
-    return {unquote(key): _partition_value(unquote(value)) for key, _, value in parts}
-
-
-def _partition_value(text: str) -> int | str | None:
-    if text == "__HIVE_DEFAULT_PARTITION__":
-        return None
-    return int(text) if re.fullmatch(r"-?\d{1,18}", text) else text
-
 
 @contextmanager
 def local_file(folder: Folder, name: str, fetch_into: Path | None = None) -> Iterator[Path]:
-    """Yield the path of a file of a folder on this machine; a remote file is fetched, and removed afterwards.
+    """Yield the path of a file on this machine; a remote file is fetched, and removed afterwards.
 
-    `fetch_into` is the folder that it is fetched into; by default, that of the system for temporary files.
+    `fetch_into` is the folder that it is fetched into, by default that of the system for temporary files.
     """
     path = folder.local_path(name)
     if path is not None:
@@ -488,18 +389,77 @@ def local_file(folder: Folder, name: str, fetch_into: Path | None = None) -> Ite
         yield target
 
 
+def _check_frame(table: BlockTable, content: pa.Buffer) -> None:
+    """Verify the metadata of a mapped file, after all of it is requested from the disk at once."""
+    places = table.regions[table.frame, :2].astype(np.int64)
+    read_ahead(places[:, 0] + content.address, places[:, 1])
+    table.check_frame(memoryview(content))
+
+
+def _checked_table_bytes(table: memoryview, shard: Shard) -> memoryview:
+    """Return the bytes of a block table, after comparing them with the checksum in the log."""
+    if shard.table is not None and f"{checksum(table):016x}" != shard.xxh3:
+        raise DecodeError("the checksum of its block table differs from what was written")
+    return table
+
+
+def empty_batch(rows: int) -> pa.RecordBatch:
+    """Return a record batch that has rows, but no columns."""
+    return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
+
+
+def _select(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
+    return batch.select(names) if names else empty_batch(len(batch))
+
+
+def _rows_at_once(metadata: pq.FileMetaData, layout: Layout) -> int:
+    """Return the number of rows of a Parquet file that have about `_MAX_BYTES`, whatever its row groups are."""
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    # The size of a row group is that of encoded pages: a dictionary page may hold one tensor for many rows.
+    tensors = sum(codec.width for codec in layout.codecs if isinstance(codec, TensorCodec))
+    widest: int = max([tensors, *(group.total_byte_size // max(group.num_rows, 1) for group in groups)])
+    return max(1, min(_MAX_ROWS, _MAX_BYTES // max(widest, 1)))
+
+
+def _columns_of(codecs: Sequence[ArrowCodec], schema: Schema, fields: Any, prefix: str) -> Iterator[str]:
+    """Yield the columns that hold the fields of codecs; of nested documents, only the fields that are read."""
+    types = {field.name: field.type for field in fields}
+    names = stored_names(schema, types)
+    for codec in codecs:
+        name = names.get(codec.field.name)
+        if name is None:
+            continue
+        nested: list[str] = []
+        if isinstance(codec, DocumentCodec) and pa.types.is_struct(types[name]) and codec.is_narrow:
+            children = [types[name].field(i) for i in range(types[name].num_fields)]
+            nested = list(_columns_of(codec.codecs, codec.schema, children, f"{prefix}{name}."))
+        yield from nested or [f"{prefix}{name}"]
+
+
+def partition_values(name: str) -> dict[str, int | str | None]:
+    """Return the columns in the path of a file, as Spark and Hive write them: 'year=2024/lang=en/part-0.parquet'."""
+    values: dict[str, int | str | None] = {}
+    for part in name.split("/")[:-1]:
+        key, equals, text = part.partition("=")
+        if equals:
+            text = unquote(text)
+            is_null, is_int = text == "__HIVE_DEFAULT_PARTITION__", re.fullmatch(r"-?\d{1,18}", text)
+            values[unquote(key)] = None if is_null else int(text) if is_int else text
+    return values
+
+
 @contextmanager
 def shard_errors(folder: Folder, shard: Shard) -> Iterator[None]:
-    """Raise what goes wrong with a shard as a `ShardError` that names it."""
-    name = shown(folder.join(shard.name))
+    """Raise errors within the context as a `ShardError` that names the shard."""
+    name = display_uri(folder.join(shard.name))
     try:
         yield
     except ShardError:
         raise
     except StorageNotFoundError as error:
         raise ShardError(
-            f"{name}: the shard is missing. If the dataset was written anew meanwhile, open it again; else verify() "
-            "tells whether others are."
+            f"{name}: the shard is missing. If the dataset was written anew in the meantime, open it again; otherwise "
+            "verify() finds out whether others are missing."
         ) from error
     except (pa.ArrowException, DecodeError, ValueError, OverflowError, EOFError, MemoryError) as error:
         raise ShardError(f"{name}: the shard cannot be read: {error}") from error
@@ -509,8 +469,113 @@ def shard_errors(folder: Folder, shard: Shard) -> Iterator[None]:
         raise ShardError(f"{name}: {error.strerror or error}") from error
 
 
+# --- metadata of shards, read without their data
+
+
+class RangeReader:
+    """A shard as a file object for pyarrow, which reads ranges of it, such as the footer, from any store."""
+
+    closed = False
+
+    def __init__(self, folder: Folder, shard: Shard) -> None:
+        self._folder, self._shard, self._position = folder, shard, 0
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Change the position."""
+        self._position = offset + (0, self._position, self._shard.bytes)[whence]
+        return self._position
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._position
+
+    def read(self, count: int = -1) -> bytes:
+        """Read the next bytes."""
+        end = self._shard.bytes if count < 0 else min(self._position + count, self._shard.bytes)
+        content = self._folder.read_range(self._shard.name, self._position, end)
+        self._position = end
+        return content
+
+    def size(self) -> int:
+        """Return the size of the file."""
+        return self._shard.bytes
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def close(self) -> None:
+        """Do nothing: every read is a request of its own."""
+
+
+def read_table(folder: Folder, shard: Shard) -> BlockTable | None:
+    """Read the block table of a shard, in one read of a range; None for format 1 and files of other writers."""
+    if shard.table is None:
+        return None
+    with shard_errors(folder, shard):
+        start, size = shard.table
+        return parse_table(_checked_table_bytes(memoryview(folder.read_range(shard.name, start, start + size)), shard))
+
+
+def read_block_rows(folder: Folder, shard: Shard) -> tuple[int, ...]:
+    """Return the number of rows of each row group or record batch of a shard."""
+    table = read_table(folder, shard)
+    return shard.groups if table is None else table.rows
+
+
+def read_arrow_schema(folder: Folder, shard: Shard) -> pa.Schema:
+    """Read the Arrow schema in the footer of a shard."""
+    with shard_errors(folder, shard):
+        if shard.table is not None:
+            start, size = shard.table
+            tail = memoryview(folder.read_range(shard.name, start, shard.bytes))
+            try:
+                parse_table(_checked_table_bytes(tail[:size], shard)).check_footer(tail, start)
+            except DecodeError as error:
+                raise ShardError(f"{display_uri(folder.join(shard.name))}: the shard was altered: {error}.") from error
+        with pa.PythonFile(RangeReader(folder, shard), "r") as file:
+            return restore_schema(pq.read_schema(file)) if shard.format == "parquet" else pa.ipc.open_file(file).schema
+
+
+def read_null_count(folder: Folder, shard: Shard, path: str) -> int | None:
+    """Return the number of nulls in a column of a shard that quire wrote; None if the metadata does not have it.
+
+    A column of nested documents has a number only where none of the documents around it is missing: in Arrow data,
+    values inside a missing document are not nulls of their own.
+    """
+    counts: dict[str, int]
+    table = read_table(folder, shard)
+    if table is not None:
+        sums = np.where((table.nulls < 0).any(axis=0), -1, table.nulls.sum(axis=0)).tolist()
+        counts = dict(zip(table.names, sums, strict=True))
+    elif shard.format == "parquet":
+        with shard_errors(folder, shard), pa.PythonFile(RangeReader(folder, shard), "r") as file:
+            counts = _footer_null_counts(pq.read_metadata(file))
+    else:
+        return None
+    parts = path.split(".")
+    above = [counts.get(".".join(parts[:size]), 0) for size in range(1, len(parts))]
+    count = counts.get(path, -1)
+    return None if count < 0 or any(above) else count
+
+
+def _footer_null_counts(metadata: pq.FileMetaData) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for chunk in map(group.column, range(group.num_columns)):
+            statistics: Any = chunk.statistics if chunk.is_stats_set else None
+            is_known = statistics is not None and statistics.has_null_count
+            before = counts.get(chunk.path_in_schema, 0)
+            counts[chunk.path_in_schema] = before + statistics.null_count if is_known and before >= 0 else -1
+    return counts
+
+
 def count_rows(folder: Folder, shard: Shard) -> Shard:
-    """A shard of another writer with its rows, which its footer tells."""
+    """Return a shard of another writer with its number of rows, from its footer."""
     if shard.rows >= 0:
         return shard
     with shard_errors(folder, shard), pa.PythonFile(RangeReader(folder, shard), "r") as file:
@@ -518,13 +583,13 @@ def count_rows(folder: Folder, shard: Shard) -> Shard:
             metadata = pq.read_metadata(file)
             groups = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
         else:
-            opened = pa.ipc.open_file(file)
-            groups = tuple(len(opened.get_batch(i)) for i in range(opened.num_record_batches))
+            reader = pa.ipc.open_file(file)
+            groups = tuple(len(reader.get_batch(i)) for i in range(reader.num_record_batches))
         return replace(shard, rows=sum(groups), groups=groups, stamp=_stamp(folder, shard))
 
 
 def _stamp(folder: Folder, shard: Shard) -> str:
-    """The time of a local file; of a remote one, a checksum of its end, where the sizes of all of its parts are."""
+    """Return the time of a local file; of a remote one, a checksum of its end, which has the sizes of all its parts."""
     path = folder.local_path(shard.name)
     if path is not None:
         return str(path.stat().st_mtime_ns)
@@ -532,71 +597,16 @@ def _stamp(folder: Folder, shard: Shard) -> str:
 
 
 def recover_shard(folder: Folder, shard: Shard) -> Shard:
-    """A whole file whose writer was killed before it could log it, with everything that a log says of a shard."""
-    counted_shard = count_rows(folder, shard)
+    """Return a complete file whose writer was killed before it could log it, with all that a log says about a shard."""
     metadata = read_arrow_schema(folder, shard).metadata or {}
-    found = replace(counted_shard, layout=metadata.get(FINGERPRINT_KEY, b"").decode(), stamp="")
+    recovered = replace(count_rows(folder, shard), layout=metadata.get(FINGERPRINT_KEY, b"").decode(), stamp="")
     with shard_errors(folder, shard):
         place = find_table(partial(folder.read_range, shard.name), shard.bytes, shard.format)
         if place is None:  # format 1
-            total = hasher()
-            for start in range(0, shard.bytes, _BYTES):
-                total.update(folder.read_range(shard.name, start, min(start + _BYTES, shard.bytes)))
-            return replace(found, xxh3=total.hexdigest())
+            digest = hasher()
+            for start in range(0, shard.bytes, _MAX_BYTES):
+                digest.update(folder.read_range(shard.name, start, min(start + _MAX_BYTES, shard.bytes)))
+            return replace(recovered, xxh3=digest.hexdigest())
         table = folder.read_range(shard.name, place[0], sum(place))
         blocks = len(parse_table(memoryview(table)).blocks)
-    return replace(found, xxh3=f"{checksum(table):016x}", table=place, blocks=blocks, groups=())
-
-
-def read_arrow_schema(folder: Folder, shard: Shard) -> pa.Schema:
-    """The Arrow schema in the footer of a shard."""
-    with shard_errors(folder, shard):
-        if shard.table is not None:
-            start, size = shard.table
-            tail = memoryview(folder.read_range(shard.name, start, shard.bytes))
-            try:
-                parse_table(_table_bytes(tail[:size], shard)).check_footer(tail, start)
-            except DecodeError as error:
-                raise ShardError(f"{shown(folder.join(shard.name))}: the shard was altered: {error}.") from error
-        with pa.PythonFile(RangeReader(folder, shard), "r") as file:
-            return restore_schema(pq.read_schema(file)) if shard.format == "parquet" else pa.ipc.open_file(file).schema
-
-
-class RangeReader:
-    """A file of a folder that is read in parts, for its footer."""
-
-    closed = False
-
-    def __init__(self, folder: Folder, shard: Shard) -> None:
-        self._folder, self._shard, self._at = folder, shard, 0
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to a place."""
-        self._at = offset + (0, self._at, self._shard.bytes)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        """Where it is."""
-        return self._at
-
-    def read(self, count: int = -1) -> bytes:
-        """The next bytes."""
-        end = self._shard.bytes if count < 0 else min(self._at + count, self._shard.bytes)
-        content = self._folder.read_range(self._shard.name, self._at, end)
-        self._at = end
-        return content
-
-    def size(self) -> int:
-        """All of its bytes."""
-        return self._shard.bytes
-
-    def readable(self) -> bool:
-        """It is for nothing else."""
-        return True
-
-    def seekable(self) -> bool:
-        """It is."""
-        return True
-
-    def close(self) -> None:
-        """There is nothing to close."""
+    return replace(recovered, xxh3=f"{checksum(table):016x}", table=place, blocks=blocks, groups=())

@@ -1,4 +1,8 @@
-"""Files of shards: written as blocks, with a block table that has a checksum for every byte."""
+"""Writing shards: Parquet or Arrow files whose block table has a checksum for every byte.
+
+`BlockFile` writes record batches to an open file, and collects the regions of the block table (see
+`quire.storage._block_table`) on the way. `ShardFile` puts such a file into a folder: complete, or not at all.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from quire.errors import StorageError
-from quire.files import Folder, shown
+from quire.files import Folder, display_uri
 from quire.schema import parse_path
 from quire.storage import _block_table
 from quire.storage._arrow_codec import read_extension
@@ -21,24 +25,22 @@ from quire.storage._block_table import (
     arrow_children,
     checksum,
     footer_start,
+    read_from,
     read_message_layout,
-    reads_from,
 )
 from quire.storage._layout import Layout
 from quire.storage._manifest import Shard
 
 Format = Literal["parquet", "arrow"]
-
-
-Packing = Mapping[str, Any]
-"""How the columns of Parquet files are packed, as pyarrow takes it."""
+ParquetOptions = Mapping[str, Any]
+"""The keyword arguments of `pyarrow.parquet.ParquetWriter`."""
 
 
 class _ChecksummingFile:
-    """The file that pyarrow writes to: it notes the checksums of what is written.
+    """The file object that pyarrow writes to, which records the checksums of what is written.
 
-    Each write is a region of the block table, which suits Parquet: pages are written one by one. While `collect` is
-    active, writes are kept, and the caller decides about regions. While `hold` is active, nothing goes to the file.
+    Each write becomes a region of the block table, which suits Parquet: pages are written one by one. While `collect`
+    is active, writes are kept for the caller, who decides about regions; with `hold`, nothing goes to the file.
     """
 
     closed = False
@@ -50,7 +52,7 @@ class _ChecksummingFile:
         self._is_held = False
 
     def write(self, data: Any) -> int:
-        """Take bytes."""
+        """Write bytes."""
         size = memoryview(data).nbytes
         if self._parts is None:
             self._table.add_region(self.size, data)
@@ -63,7 +65,7 @@ class _ChecksummingFile:
 
     @contextmanager
     def collect(self, *, hold: bool = False) -> Iterator[list[Any]]:
-        """Keep what is written within the context, for the caller."""
+        """Yield a list that receives what is written within the context."""
         parts: list[Any] = []
         self._parts, self._is_held = parts, hold
         try:
@@ -72,7 +74,7 @@ class _ChecksummingFile:
             self._parts, self._is_held = None, False
 
     def tell(self) -> int:
-        """The bytes written so far."""
+        """Return the number of bytes written."""
         return self.size
 
     def flush(self) -> None:
@@ -80,28 +82,30 @@ class _ChecksummingFile:
         self._file.flush()
 
     def writable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def readable(self) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
     seekable = readable
 
     def close(self) -> None:
-        """The file is closed by whoever opened it."""
+        """Do nothing: the file is closed by its owner."""
 
 
 class BlockFile:
     """Writes record batches to an open file, as Parquet row groups or Arrow record batches, with a block table."""
 
-    def __init__(self, file: IO[bytes], kind: Format, schema: pa.Schema, packing: Packing | None = None) -> None:
+    def __init__(
+        self, file: IO[bytes], kind: Format, schema: pa.Schema, parquet_options: ParquetOptions | None = None
+    ) -> None:
         self._kind, self._schema = kind, schema
         if kind == "parquet":
             self.table = TableBuilder(())
             self._output = _ChecksummingFile(file, self.table)
-            self._writer: Any = pq.ParquetWriter(self._output, schema, **(packing or {}))
+            self._writer: Any = pq.ParquetWriter(self._output, schema, **(parquet_options or {}))
         else:
             nodes = [node for field in schema for node in _arrow_nodes(field, field.name)]
             self._buffer_counts = [_count_buffers(arrow_type) for _, arrow_type in nodes]
@@ -113,11 +117,11 @@ class BlockFile:
 
     @property
     def size(self) -> int:
-        """The bytes written so far."""
+        """The number of bytes written."""
         return self._output.size
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Write a row group, or a record batch."""
+        """Write a row group or a record batch."""
         batch = batch.replace_schema_metadata(self._schema.metadata)
         if self._kind == "parquet":
             self._writer.write_batch(batch, len(batch) or None)
@@ -131,7 +135,11 @@ class BlockFile:
         self._add_message(start, parts)
 
     def _add_message(self, start: int, parts: list[Any]) -> None:
-        """Note the regions of a record batch message: its metadata, and the buffers of each field node."""
+        """Add the regions of a record batch message: its metadata, and the buffers of each field node.
+
+        The bytes of a message are its metadata, then a body with the buffers of all field nodes in depth-first order.
+        The metadata has the offset of each buffer in the body; those of a node are consecutive.
+        """
         views = [memoryview(part) for part in parts]
         if not start:  # the magic and the schema come with the first record batch
             head = b"".join(_take(views, 16))
@@ -150,16 +158,16 @@ class BlockFile:
         columns, last_buffer = [], -1
         for node, (first, last) in enumerate(zip(starts, [*starts[1:], layout.body_bytes], strict=True)):
             last_buffer += self._buffer_counts[node]
-            for begin, end in pairwise(self._cut(node, layout, last_buffer, first, last)):
+            for begin, end in pairwise(self._region_bounds(node, layout, last_buffer, first, last)):
                 self.table.add_region(body + begin, *_take(views, end - begin))
             columns.append((body + first, last - first))
         place = layout.rows, start, len(metadata) + layout.body_bytes, len(metadata)
         self.table.add_block(place, columns, [nulls for _, nulls in layout.nodes])
 
-    def _cut(self, node: int, layout: MessageLayout, buffer: int, first: int, last: int) -> list[int]:
-        """Where the regions of a field node begin in the body of its message, and where the last of them ends.
+    def _region_bounds(self, node: int, layout: MessageLayout, buffer: int, first: int, last: int) -> list[int]:
+        """Return where the regions of a field node begin in the body of its message, and where the last one ends.
 
-        The data of a large column is cut into pieces of whole rows, each with a checksum of its own, so that reading
+        The data of a large column is split into pieces of whole rows, each with a checksum of its own, so that reading
         a few rows verifies a few pieces. Validity and offsets, which are before the data, are one region.
         """
         width = self._widths[node]
@@ -172,11 +180,12 @@ class BlockFile:
         return [first, *range(start, start + size, piece), last][start == first :]
 
     def close(self) -> tuple[int, int, int]:
-        """Write the table and the footer: the offset, length and checksum of the table."""
+        """Write the table and the footer, and return the offset, length and checksum of the table."""
+        # pyarrow writes the rest of the file and the footer in one go. Both are held back, to put the table between.
         with self._output.collect(hold=True) as parts:
             self._writer.close()
         content = b"".join(parts)
-        at = footer_start(reads_from(memoryview(content)), len(content), self._kind)
+        at = footer_start(read_from(memoryview(content)), len(content), self._kind)
         rest, footer = content[:at], content[at:]
         if self._kind == "parquet":
             self._add_row_groups(footer)
@@ -191,31 +200,30 @@ class BlockFile:
         return offset, len(table), checksum(table)
 
     def abandon(self) -> None:
-        """Let go of the writer; the file is of no use."""
+        """Close the writer of a file that is not needed any more."""
         with suppress(Exception):  # the disk may be full
             self._writer.close()
 
     def _add_row_groups(self, footer: bytes) -> None:
-        """Note the blocks and columns of a Parquet file, which its footer describes."""
+        """Add the blocks and columns of a Parquet file, which its footer describes."""
         metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         self.table.names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
         for number, group in enumerate(groups):
             chunks = [group.column(i) for i in range(group.num_columns)]
-            starts = [_chunk_start(chunk) for chunk in chunks]
+            starts = [
+                int(chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset)
+                for chunk in chunks
+            ]
             places = [(start, chunk.total_compressed_size) for start, chunk in zip(starts, chunks, strict=True)]
             size = sum(length for _, length in places)
             known = self._nulls[number] if number < len(self._nulls) else {}
-            nulls = [_chunk_nulls(chunk, known) for chunk in chunks]
+            nulls = [_count_chunk_nulls(chunk, known) for chunk in chunks]
             self.table.add_block((group.num_rows, min(starts, default=0), size, 0), places, nulls)
 
 
-def _chunk_start(chunk: Any) -> int:
-    return int(chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset)
-
-
-def _chunk_nulls(chunk: Any, known: Mapping[str, int]) -> int:
-    """The nulls of a column chunk; -1 where they are not known, as of blobs within documents."""
+def _count_chunk_nulls(chunk: Any, known: Mapping[str, int]) -> int:
+    """Return the number of nulls of a column chunk; -1 if it is unknown, as for blobs inside documents."""
     if chunk.path_in_schema in known:
         return known[chunk.path_in_schema]
     statistics = chunk.statistics if chunk.is_stats_set else None
@@ -223,7 +231,7 @@ def _chunk_nulls(chunk: Any, known: Mapping[str, int]) -> int:
 
 
 def _take(views: list[memoryview], size: int) -> list[memoryview]:
-    """Views of the next bytes, which are removed from the list."""
+    """Remove the next `size` bytes from the list, and return views of them."""
     taken = []
     while size:
         view = views[0]
@@ -247,19 +255,19 @@ _BUFFERS: tuple[tuple[Any, int], ...] = (
 
 
 def _arrow_nodes(field: pa.Field, path: str) -> Iterator[tuple[str, pa.DataType]]:
-    """The field nodes of a column in depth-first order: paths and types."""
+    """Yield the paths and types of the field nodes of a column, in depth-first order."""
     yield path, field.type
     for child in arrow_children(field.type):
         yield from _arrow_nodes(child, f"{path}.{child.name}")
 
 
 def _count_buffers(arrow_type: pa.DataType) -> int:
-    """How many buffers a field node of a type has itself."""
+    """Return the number of buffers of a field node, without those of its children."""
     return next((count for applies, count in _BUFFERS if applies(arrow_type)), 2)
 
 
 def _row_width(arrow_type: pa.DataType) -> int | None:
-    """The bytes of a row in the last buffer of a field node; 0 if rows differ, None if that buffer is not cut."""
+    """Return the bytes of a row in the last buffer of a field node; 0 if rows differ, None if it is never split."""
     if pa.types.is_string(arrow_type) or pa.types.is_binary(arrow_type):
         return 0
     is_fixed = pa.types.is_primitive(arrow_type) or pa.types.is_fixed_size_binary(arrow_type)
@@ -267,41 +275,43 @@ def _row_width(arrow_type: pa.DataType) -> int | None:
 
 
 class ShardFile:
-    """One shard on its way to the folder; it is there when `finish` returns, or not at all."""
+    """A shard that is being written; it appears in the folder when `finish` returns, or not at all."""
 
-    def __init__(self, folder: Folder, name: str, layout: Layout, packing: Packing, *, durable: bool = True) -> None:
-        self._where = shown(folder.join(name))
+    def __init__(
+        self, folder: Folder, name: str, layout: Layout, parquet_options: ParquetOptions, *, durable: bool = True
+    ) -> None:
+        self._where = display_uri(folder.join(name))
         self.name, self._layout, self._rows = name, layout, 0
         kind: Format = "parquet" if name.endswith(".parquet") else "arrow"
-        with self._named():
+        with self._write_errors():
             self._target: AbstractContextManager[IO[bytes]] = folder.open_for_write(name, durable=durable)
             file = self._target.__enter__()
         try:
-            self._file = BlockFile(file, kind, layout.arrow_schema, packing)
+            self._file = BlockFile(file, kind, layout.arrow_schema, parquet_options)
         except BaseException as error:
             self._target.__exit__(type(error), error, error.__traceback__)
             raise
 
     @property
     def size(self) -> int:
-        """The bytes that were written so far."""
+        """The number of bytes written."""
         return self._file.size
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """A row group, or a record batch."""
-        with self._named():
+        """Write a row group or a record batch."""
+        with self._write_errors():
             self._file.write(batch)
         self._rows += len(batch)
 
     def finish(self) -> Shard:
-        """Write the block table and the footer, and let the file take its name."""
+        """Write the block table and the footer, and give the file its name."""
         try:
-            with self._named():
+            with self._write_errors():
                 offset, length, digest = self._file.close()
         except BaseException as error:
             self.abandon(error)
             raise
-        with self._named():
+        with self._write_errors():
             self._target.__exit__(None, None, None)
         return Shard(
             self.name,
@@ -314,14 +324,14 @@ class ShardFile:
         )
 
     def abandon(self, error: BaseException) -> None:
-        """Leave nothing behind."""
+        """Remove the file."""
         self._file.abandon()
         with suppress(Exception):
             self._target.__exit__(type(error), error, error.__traceback__)
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Errors of the system name the shard that they are about."""
+    def _write_errors(self) -> Iterator[None]:
+        """Raise errors of the system as errors that name the shard."""
         try:
             yield
         except StorageError:
@@ -330,19 +340,21 @@ class ShardFile:
             raise StorageError(f"{self._where}: the shard cannot be written: {error.strerror or error}.") from error
 
 
-def parquet_options(layout: Layout, compression: Mapping[str, str]) -> Packing:
-    """Tensors as they are, which is what makes them fast, and the rest with zstd; or what is said of a field."""
+def parquet_options(layout: Layout, compression: Mapping[str, str]) -> ParquetOptions:
+    """Return the options of the Parquet writer. Tensors are not compressed, everything else is with zstd.
+
+    `compression` maps paths to other codecs. Uncompressed tensors are read without a copy, which makes them fast.
+    """
     leaves = [leaf for field in layout.fields for leaf in _leaves(field, (field.name,))]
-    blobs = {path for path, field in leaves if _is_blob(field)}
-    packed = {
-        path: "none" if (read_extension(field) or ("",))[0] == "quire.tensor" else "zstd" for path, field in leaves
-    }
-    for chosen, how in sorted(compression.items()):  # what is said of a part comes after what is said of all
+    codecs = {path: "none" if (read_extension(f) or ("",))[0] == "quire.tensor" else "zstd" for path, f in leaves}
+    for chosen, codec in sorted(compression.items()):  # 'meta.source' comes after 'meta', and overrides it
         layout.schema.resolve(parse_path(chosen))
-        packed |= {path: how for path in packed if f"{path}.".startswith(f"{chosen}.")}
-    rest = [path for path in packed if path not in blobs]
+        codecs |= {path: codec for path in codecs if f"{path}.".startswith(f"{chosen}.")}
+    # Of blobs, neither dictionaries nor minima and maxima are of use.
+    blobs = {path for path, f in leaves if pa.types.is_binary(f.type) or pa.types.is_fixed_size_binary(f.type)}
+    rest = [path for path in codecs if path not in blobs]
     return {
-        "compression": packed,
+        "compression": codecs,
         "use_dictionary": rest,
         "write_statistics": rest,
         "store_schema": True,
@@ -352,7 +364,7 @@ def parquet_options(layout: Layout, compression: Mapping[str, str]) -> Packing:
 
 
 def _leaves(field: pa.Field, path: tuple[str, ...]) -> Iterator[tuple[str, pa.Field]]:
-    """The columns of a Parquet file that a field makes."""
+    """Yield the columns of a Parquet file that a field is stored in."""
     arrow_type = field.type
     if pa.types.is_struct(arrow_type):
         for inner in [arrow_type.field(i) for i in range(arrow_type.num_fields)]:
@@ -363,26 +375,28 @@ def _leaves(field: pa.Field, path: tuple[str, ...]) -> Iterator[tuple[str, pa.Fi
         yield ".".join(path), field
 
 
-def _is_blob(field: pa.Field) -> bool:
-    """Whether the least and the greatest value tell nothing."""
-    return bool(pa.types.is_binary(field.type) or pa.types.is_fixed_size_binary(field.type))
-
+# --- alignment of tensors in Arrow files
 
 _LINE = 64
 _STEP = 8
 _LARGE = 1 << 12
-_KEY = "quire.padding"
-_MAGIC = 8
+_PADDING_KEY = "quire.padding"
+_MAGIC_BYTES = 8
 
 
 class AlignedWriter:
-    """Writes record batches such that their large tensors begin with a line, as far as they can all at once."""
+    """Writes Arrow record batches whose large tensors begin at multiples of 64 bytes, as far as all of them can.
+
+    Arrow aligns buffers to 8 bytes. Copying large rows takes a quarter longer from such a place than from the start of
+    a cache line. The metadata of a record batch comes before its buffers, so custom metadata of the right length moves
+    all of them. Lengths from 0 to 64 are tried by writing the batch to a file object that only counts bytes.
+    """
 
     def __init__(self, file: Any, schema: pa.Schema) -> None:
         self._writer, self._schema = pa.ipc.new_file(file, schema), schema
         self._file = file
         self._columns = [place for place, field in enumerate(schema) if _is_large(field.type)]
-        self._header = _MAGIC + schema.serialize().size
+        self._header = _MAGIC_BYTES + schema.serialize().size
         self._padding: int = 0
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
@@ -391,34 +405,30 @@ class AlignedWriter:
             self._writer.write_batch(batch)
             return
         start = (self._file.tell() or self._header) - self._header
-        self._padding = self._best(batch, start)
-        self._writer.write_batch(batch, custom_metadata=_told(self._padding))
+        self._padding = self._choose_padding(batch, start)
+        self._writer.write_batch(batch, custom_metadata=_padding_metadata(self._padding))
 
     def close(self) -> None:
         """Write the footer."""
         self._writer.close()
 
-    def _best(self, batch: pa.RecordBatch, start: int) -> int:
-        """The length of what is told that lets most bytes begin with a line; that of the last time, if it will do."""
-        sizes: dict[int, int] = dict(_span(batch.column(place)) for place in self._columns)
+    def _choose_padding(self, batch: pa.RecordBatch, start: int) -> int:
+        """Return the length of metadata that aligns most bytes; that of the last batch, if it aligns all."""
+        sizes: dict[int, int] = dict(_memory_range(batch.column(place)) for place in self._columns)
         aligned = dict[int, int]()
-        tries: list[int] = [self._padding, *range(0, _LINE + _STEP, _STEP)]
-        for padding in tries:
-            places = self._places(batch, padding)
-            aligned[padding] = sum(size for at, size in sizes.items() if (start + places[at]) % _LINE == 0)
+        paddings: list[int] = [self._padding, *range(0, _LINE + _STEP, _STEP)]
+        for padding in paddings:
+            recorder = _PlaceRecorder()
+            writer = pa.ipc.new_file(recorder, self._schema)
+            writer.write_batch(batch, custom_metadata=_padding_metadata(padding))
+            aligned[padding] = sum(size for at, size in sizes.items() if (start + recorder.places[at]) % _LINE == 0)
             if aligned[padding] == sum(sizes.values()):
                 return padding
         return max(aligned, key=lambda padding: aligned[padding])
 
-    def _places(self, batch: pa.RecordBatch, padding: int) -> dict[int, int]:
-        """Where each run of memory would lie in a file of this batch alone."""
-        nowhere = _Nowhere()
-        pa.ipc.new_file(nowhere, self._schema).write_batch(batch, custom_metadata=_told(padding))
-        return nowhere.places
 
-
-class _Nowhere:
-    """A file that keeps nothing but where each run of memory would lie."""
+class _PlaceRecorder:
+    """A file object that keeps nothing but the offset that each run of memory is written to, by its address."""
 
     closed = False
 
@@ -426,28 +436,28 @@ class _Nowhere:
         self._size, self.places = 0, dict[int, int]()
 
     def write(self, data: Any) -> int:
-        """Take bytes, and forget them."""
+        """Record where the bytes would be."""
         buffer = pa.py_buffer(data)
         self.places[buffer.address] = self._size
         self._size += buffer.size
         return int(buffer.size)
 
     def tell(self) -> int:
-        """How many bytes there were."""
+        """Return the number of bytes written."""
         return self._size
 
     def writable(self) -> bool:
-        """It is for nothing else."""
+        """Return True."""
         return True
 
     def readable(self) -> bool:
-        """It is not."""
+        """Return False."""
         return False
 
     seekable = readable
 
     def flush(self) -> None:
-        """There is nothing to do."""
+        """Do nothing."""
 
     close = flush
 
@@ -456,11 +466,11 @@ def _is_large(arrow_type: pa.DataType) -> bool:
     return bool(pa.types.is_fixed_size_binary(arrow_type)) and arrow_type.byte_width >= _LARGE
 
 
-def _span(rows: pa.Array) -> tuple[int, int]:
-    """Where the bytes of rows of one width begin in memory, and how many they are."""
+def _memory_range(rows: pa.Array) -> tuple[int, int]:
+    """Return the address and the number of bytes of rows of a fixed width."""
     width = rows.type.byte_width
     return rows.buffers()[1].address + rows.offset * width, len(rows) * width
 
 
-def _told(padding: int) -> dict[str, str] | None:
-    return {_KEY: " " * padding} if padding else None
+def _padding_metadata(padding: int) -> dict[str, str] | None:
+    return {_PADDING_KEY: " " * padding} if padding else None

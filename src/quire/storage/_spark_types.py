@@ -1,7 +1,8 @@
-"""Arrow data as other tools carry it: a type that a tool has not is carried by another, and can be told back.
+"""Arrow types that Spark does not have: the types that hold them in Spark, and conversion both ways.
 
-Spark has no bytes of a fixed number, no times and no unsigned numbers. What quire gives to Spark is carried by types
-that Spark has, and each column says in its metadata what it was; Spark writes that into its files.
+Spark has no bytes of a fixed length, no times and no unsigned numbers. Columns of such types are given to Spark in
+types that it has. The metadata of each column keeps the original Arrow field, and Spark writes it into its files, so
+that quire restores the original types when it reads them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pyarrow as pa
 
+from quire.storage._arrow_codec import is_list_type
+
 SPARK_FIELD_KEY = "quire.arrow"
-"""Under this name, the metadata of a field of Spark has the Arrow field that it carries."""
+"""The key of the original Arrow field in the metadata of a field of Spark."""
 _SPARK = b"org.apache.spark.sql.parquet.row.metadata"
 _types = pa.types
 _WIDER = {
@@ -27,11 +30,11 @@ _WIDER = {
     pa.large_binary(): pa.binary(),
     pa.date64(): pa.date32(),
 }
-"""Types that others hold without loss, and that are cast."""
+"""Types that are cast to others that hold their values without loss."""
 
 
 def spark_type(arrow_type: pa.DataType) -> pa.DataType:
-    """The Arrow type that Spark takes for another."""
+    """Return the Arrow type that Spark takes in place of another."""
     if _types.is_fixed_size_binary(arrow_type):
         return pa.binary()
     if _types.is_time(arrow_type) or _types.is_duration(arrow_type):
@@ -50,158 +53,133 @@ def spark_type(arrow_type: pa.DataType) -> pa.DataType:
 
 
 def spark_field(field: pa.Field) -> pa.Field:
-    """A field as Spark has it: it may always be null."""
+    """Return a field as Spark has it, where it may always be null."""
     return pa.field(field.name, spark_type(field.type))
 
 
 def spark_arrow_schema(schema: pa.Schema) -> pa.Schema:
-    """The columns as Spark has them."""
+    """Return the columns as Spark has them."""
     return pa.schema([spark_field(field) for field in schema])
-
-
-def is_list_type(arrow_type: pa.DataType) -> bool:
-    """Whether it is one of the kinds of lists."""
-    return bool(
-        _types.is_list(arrow_type) or _types.is_large_list(arrow_type) or _types.is_fixed_size_list(arrow_type)
-    )
 
 
 # --- arrays
 
 
-def convert_array(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """An array in another type that holds the same: between a type and its carrier, both ways."""
-    found = array.type
-    if found == wanted:
+def convert_array(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """Convert an array between a type and the one that holds it in Spark, either way."""
+    if array.type == target:
         return array
-    for applies, change in _CHANGES:
-        if applies(found, wanted):
-            return change(array, wanted)
-    return array.cast(wanted)
+    for applies, convert in _CONVERSIONS:
+        if applies(array.type, target):
+            return convert(array, target)
+    return array.cast(target)
 
 
-def _unfixed(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Rows of one width as rows of any: the same bytes, and where each of them ends."""
+def _from_fixed_width(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """Convert rows of one width to rows of any: the same bytes, with offsets."""
     width, end = array.type.byte_width, array.offset + len(array)
     validity, data = array.buffers()
-    if end * width >= 1 << 31:
+    if end * width >= 1 << 31:  # the offsets of a slice of a larger array would not fit: cut the slice out
         offsets = np.arange(len(array) + 1, dtype=np.int64) * width
         data = data.slice(array.offset * width, len(array) * width)
-        bits = _bits(array)
-        return pa.Array.from_buffers(wanted, len(array), [bits, pa.py_buffer(offsets.astype(np.int32)), data])
+        buffers = [_own_bitmap(array), pa.py_buffer(offsets.astype(np.int32)), data]
+        return pa.Array.from_buffers(target, len(array), buffers)
     offsets = np.arange(end + 1, dtype=np.int32) * np.int32(width)
-    return pa.Array.from_buffers(wanted, len(array), [validity, pa.py_buffer(offsets), data], -1, array.offset)
+    return pa.Array.from_buffers(target, len(array), [validity, pa.py_buffer(offsets), data], -1, array.offset)
 
 
-def _fixed(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Rows of any width as rows of one, which they must have."""
+def _to_fixed_width(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """Convert rows of any width to rows of one, which they must have; rows without a value may have another."""
     if _types.is_large_binary(array.type):
         array = array.cast(pa.binary())
     _, offsets, data = array.buffers()
-    width, count = wanted.byte_width, len(array)
+    width, count = target.byte_width, len(array)
     ends = np.frombuffer(offsets, np.int32)[array.offset : array.offset + count + 1] if count else np.zeros(1, np.int32)
     sizes = np.diff(ends)
     if (sizes == width).all():
-        held = pa.py_buffer(b"") if data is None else data.slice(int(ends[0]), count * width)
-        return pa.Array.from_buffers(wanted, count, [_bits(array), held])
-    there = np.asarray(array.is_valid())
-    if (sizes[there] != width).any():
-        raise ValueError(f"a row has {int(sizes[there][sizes[there] != width][0])} bytes, and not {width}")
-    room = np.zeros((count, width), np.uint8)
-    room[there] = np.frombuffer(b"".join(array.drop_null().to_pylist()), np.uint8).reshape(-1, width)
-    return pa.Array.from_buffers(wanted, count, [_bits(array), pa.py_buffer(room)])
+        content = pa.py_buffer(b"") if data is None else data.slice(int(ends[0]), count * width)
+        return pa.Array.from_buffers(target, count, [_own_bitmap(array), content])
+    valid = np.asarray(array.is_valid())
+    if (sizes[valid] != width).any():
+        raise ValueError(f"a row has {int(sizes[valid][sizes[valid] != width][0])} bytes, and not {width}")
+    rows = np.zeros((count, width), np.uint8)
+    rows[valid] = np.frombuffer(b"".join(array.drop_null().to_pylist()), np.uint8).reshape(-1, width)
+    return pa.Array.from_buffers(target, count, [_own_bitmap(array), pa.py_buffer(rows)])
 
 
-def _bits(array: pa.Array) -> pa.Buffer | None:
-    """The validity of an array, from its first row on."""
+def _own_bitmap(array: pa.Array) -> pa.Buffer | None:
+    """Return the validity of an array, from its first row on."""
     if not array.null_count:
         return None
     return pa.py_buffer(np.packbits(np.asarray(array.is_valid()), bitorder="little"))
 
 
-def _numbers(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    return array.view(wanted)
-
-
-def _struct(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    fields = [wanted.field(i) for i in range(wanted.num_fields)]
+def _convert_struct(array: pa.Array, target: pa.DataType) -> pa.Array:
+    fields = [target.field(i) for i in range(target.num_fields)]
     places = [array.type.get_field_index(field.name) for field in fields]
     if -1 in places:
         raise ValueError(f"there is no {fields[places.index(-1)].name!r} in it")
-    inner = [convert_array(array.field(place), field.type) for place, field in zip(places, fields, strict=True)]
-    if not inner:
+    children = [convert_array(array.field(place), field.type) for place, field in zip(places, fields, strict=True)]
+    if not children:
         return array
-    return pa.Array.from_buffers(wanted, len(array), [_bits(array)], children=inner)
+    return pa.Array.from_buffers(target, len(array), [_own_bitmap(array)], children=children)
 
 
-def _list(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    if not (_types.is_list(array.type) and _types.is_list(wanted)):
-        return _other_list(array, wanted)
+def _convert_list(array: pa.Array, target: pa.DataType) -> pa.Array:
+    if not (_types.is_list(array.type) and _types.is_list(target)):
+        return array.cast(pa.list_(array.type.value_field)).cast(target)  # lists of one length, and long lists
     validity, offsets = array.buffers()[:2]
-    items = convert_array(array.values, wanted.value_type)
-    return pa.Array.from_buffers(wanted, len(array), [validity, offsets], -1, array.offset, children=[items])
+    items = convert_array(array.values, target.value_type)
+    return pa.Array.from_buffers(target, len(array), [validity, offsets], -1, array.offset, children=[items])
 
 
-def _other_list(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Between lists of one length, long lists and lists; what is in them is cast first."""
-    return array.cast(pa.list_(array.type.value_field)).cast(wanted)
-
-
-def _storage(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    return convert_array(array.storage, wanted)
-
-
-def _extended(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    return wanted.wrap_array(convert_array(array, wanted.storage_type))
-
-
-def _is_plain(arrow_type: pa.DataType) -> bool:
-    return bool(_types.is_integer(arrow_type))
-
-
-def _is_moment(arrow_type: pa.DataType) -> bool:
-    return bool(_types.is_time(arrow_type) or _types.is_duration(arrow_type))
+def _is_temporal_as_integer(one: pa.DataType, other: pa.DataType) -> bool:
+    return bool((_types.is_time(one) or _types.is_duration(one)) and _types.is_integer(other))
 
 
 def _is_bytes(arrow_type: pa.DataType) -> bool:
     return bool(_types.is_binary(arrow_type) or _types.is_large_binary(arrow_type))
 
 
-_Change = tuple[Callable[[pa.DataType, pa.DataType], bool], Callable[[pa.Array, pa.DataType], pa.Array]]
-_CHANGES: list[_Change] = [
-    (lambda a, _: isinstance(a, pa.BaseExtensionType), _storage),
-    (lambda _, b: isinstance(b, pa.BaseExtensionType), _extended),
-    (lambda a, b: _types.is_fixed_size_binary(a) and _types.is_binary(b), _unfixed),
-    (lambda a, b: _is_bytes(a) and _types.is_fixed_size_binary(b), _fixed),
-    (lambda a, b: (_is_moment(a) and _is_plain(b)) or (_is_plain(a) and _is_moment(b)), _numbers),
-    (lambda a, b: _types.is_struct(a) and _types.is_struct(b), _struct),
-    (lambda a, b: is_list_type(a) and is_list_type(b), _list),
+_Conversion = tuple[Callable[[pa.DataType, pa.DataType], bool], Callable[[pa.Array, pa.DataType], pa.Array]]
+_CONVERSIONS: list[_Conversion] = [
+    (lambda a, _: isinstance(a, pa.BaseExtensionType), lambda array, b: convert_array(array.storage, b)),
+    (
+        lambda _, b: isinstance(b, pa.BaseExtensionType),
+        lambda array, b: b.wrap_array(convert_array(array, b.storage_type)),
+    ),
+    (lambda a, b: _types.is_fixed_size_binary(a) and _types.is_binary(b), _from_fixed_width),
+    (lambda a, b: _is_bytes(a) and _types.is_fixed_size_binary(b), _to_fixed_width),
+    (lambda a, b: _is_temporal_as_integer(a, b) or _is_temporal_as_integer(b, a), lambda array, b: array.view(b)),
+    (lambda a, b: _types.is_struct(a) and _types.is_struct(b), _convert_struct),
+    (lambda a, b: is_list_type(a) and is_list_type(b), _convert_list),
 ]
+"""Conversions by the types that they apply to; the first that applies is used, else a cast."""
 
 
-# --- what a file of Spark tells of its columns
+# --- files of Spark
 
 
 def field_to_text(field: pa.Field) -> str:
-    """An Arrow field, all of it, as text."""
+    """Return an Arrow field, with its metadata, as text."""
     return base64.b64encode(pa.schema([field]).serialize()).decode()
 
 
 def field_from_text(text: str) -> pa.Field:
-    """The Arrow field that `field_to_text` was given."""
+    """Return the Arrow field of a text of `field_to_text`."""
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))).field(0)
 
 
 def restore_schema(schema: pa.Schema) -> pa.Schema:
-    """The columns as they were before Spark carried them, where its file tells it; else as they are."""
-    told = _told(schema.metadata)
-    if not told:
+    """Return the columns as they were before Spark, if its file says so; else as they are."""
+    originals = _original_fields(schema.metadata)
+    if not originals:
         return schema
-    return pa.schema([_restored_field(field, told.get(field.name)) for field in schema], schema.metadata)
+    return pa.schema([_restore_field(field, originals.get(field.name)) for field in schema], schema.metadata)
 
 
 def restore_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A record batch in the columns of `told_schema`."""
+    """Return a record batch with the columns of `restore_schema`."""
     schema = restore_schema(batch.schema)
     if schema is batch.schema:
         return batch
@@ -209,26 +187,22 @@ def restore_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _told(metadata: Mapping[bytes, bytes] | None) -> dict[str, pa.Field]:
+def _original_fields(metadata: Mapping[bytes, bytes] | None) -> dict[str, pa.Field]:
     if metadata is None or _SPARK not in metadata:
         return {}
     try:
         fields = json.loads(metadata[_SPARK])["fields"]
-        texts = {
-            field["name"]: field["metadata"][SPARK_FIELD_KEY]
-            for field in fields
-            if SPARK_FIELD_KEY in field["metadata"]
-        }
+        texts = {f["name"]: f["metadata"][SPARK_FIELD_KEY] for f in fields if SPARK_FIELD_KEY in f["metadata"]}
         return {name: field_from_text(text) for name, text in texts.items()}
     except (ValueError, KeyError, TypeError, AttributeError, pa.ArrowException):
-        return {}  # some other tool's
+        return {}  # metadata of another tool
 
 
-def _restored_field(field: pa.Field, told: pa.Field | None) -> pa.Field:
-    if told is None:
+def _restore_field(field: pa.Field, original: pa.Field | None) -> pa.Field:
+    if original is None:
         return field
     try:
-        convert_array(pa.array([], field.type), told.type)
+        convert_array(pa.array([], field.type), original.type)
     except (ValueError, pa.ArrowException):
-        return field  # only a part of it was read, or it was made anew
-    return told.with_name(field.name).with_nullable(True)  # noqa: FBT003 - pyarrow's signature
+        return field  # only a part of it was read, or it was replaced by another column
+    return original.with_name(field.name).with_nullable(True)  # noqa: FBT003 - pyarrow's signature

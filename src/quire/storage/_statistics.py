@@ -1,4 +1,4 @@
-"""Statistics of the columns of a dataset, from a sample of its rows where it has many."""
+"""Statistics of the columns of a dataset, and counts of missing values from the metadata of its files."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from quire.storage._block_table import BlockTable
 from quire.storage._dataset import StoredDataset
 from quire.storage._layout import Layout, Paths, resolve_columns
 from quire.storage._manifest import Shard
-from quire.storage._shard_reader import ShardReader, read_table
+from quire.storage._shard_reader import ShardReader, read_block_rows, read_table
 from quire.tensors import get_framework
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_BLOCKS = 64
-"""A sample is of so many runs of rows, spread over the dataset; of shards that are not mapped, of a quarter of them."""
-_ROWS, _BYTES = 8192, 32 << 20
-"""So many rows, or bytes, are in memory at a time."""
-_MOST_BYTES = 512 << 20
-"""About so many bytes are looked at, where rows are large; a thousand rows in any case."""
+_RUNS = 64
+"""The number of runs of rows in a sample, spread over the dataset; a quarter of it if shards are not mapped."""
+_MAX_ROWS, _MAX_PART_BYTES = 8192, 32 << 20
+"""The number of rows and bytes that are in memory at a time."""
+_MAX_BYTES = 512 << 20
+"""About this number of bytes is read if rows are large, but at least a thousand rows."""
 
 
 def column_statistics(
@@ -40,30 +40,31 @@ def column_statistics(
     seed: int = 0,
     bins: int = 20,
 ) -> dict[str, ColumnStatistics]:
-    """What the columns of a dataset hold, by path: missing values, ranges, histograms, lengths, shapes, top values.
+    """Return statistics of columns by path: missing values, ranges, histograms, lengths, shapes, top values.
 
-    All rows are looked at where there are no more than `rows`; else so many, in runs that are spread over the dataset
-    and depend on the seed. Of large rows, such as images, fewer: about 512 MiB are read.
+    If the dataset has more than `rows` rows, a sample of that size is read, in runs that are spread over the dataset
+    and depend on the seed. Of large rows, such as images, fewer are read: about 512 MiB.
     """
     if rows < 1 or bins < 1:
         raise OptionError(f"rows and bins are at least 1, got rows={rows}, bins={bins}.")
     paths = resolve_columns(dataset.schema, columns)
-    found = Statistics(paths, seed)
-    for part in _parts(dataset, _sampled(dataset, rows, seed), paths):
-        found.add(part)
-    return found.to_dict(bins)
+    statistics = Statistics(paths, seed)
+    for part in _read_sample(dataset, _sample_rows(dataset, rows, seed), paths):
+        statistics.add(part)
+    return statistics.to_dict(bins)
 
 
-def _sampled(dataset: StoredDataset[Any], rows: int, seed: int) -> NDArray[np.int64]:
-    """The positions of the rows to look at, in order."""
-    total, wanted = len(dataset), min(rows, max(1000, _MOST_BYTES // _row_bytes(dataset)))
-    if total <= wanted:
+def _sample_rows(dataset: StoredDataset[Any], rows: int, seed: int) -> NDArray[np.int64]:
+    """Return the positions of the rows of the sample, in order."""
+    total, count = len(dataset), min(rows, max(1000, _MAX_BYTES // _row_bytes(dataset)))
+    if total <= count:
         return np.arange(total)
-    blocks = min(_BLOCKS if dataset.is_mapped else _BLOCKS // 4, wanted)
-    edges = np.arange(blocks + 1, dtype=np.int64) * total // blocks
-    sizes = np.diff(edges * wanted // total)
-    free = np.diff(edges) - sizes  # a run begins anywhere in its share of the rows, and ends there
-    starts = edges[:-1] + (np.random.default_rng(seed).random(blocks) * (free + 1)).astype(np.int64)
+    # The dataset is divided into equal shares. A run begins anywhere in its share, and ends there.
+    runs = min(_RUNS if dataset.is_mapped else _RUNS // 4, count)
+    edges = np.arange(runs + 1, dtype=np.int64) * total // runs
+    sizes = np.diff(edges * count // total)
+    free = np.diff(edges) - sizes
+    starts = edges[:-1] + (np.random.default_rng(seed).random(runs) * (free + 1)).astype(np.int64)
     return np.concatenate([np.arange(start, start + size) for start, size in zip(starts, sizes, strict=True)])
 
 
@@ -71,61 +72,64 @@ def _row_bytes(dataset: StoredDataset[Any]) -> int:
     return max(1, dataset.nbytes // max(int(dataset.starts[-1]), 1))
 
 
-def _parts(dataset: StoredDataset[Any], rows: NDArray[np.int64], paths: Paths) -> Iterator[Columns]:
-    yield _gathered(dataset, rows[:0], paths)  # so that a dataset without rows tells of its columns
+def _read_sample(dataset: StoredDataset[Any], rows: NDArray[np.int64], paths: Paths) -> Iterator[Columns]:
+    yield _gather(dataset, rows[:0], paths)  # so that a dataset without rows has statistics of its columns
     if dataset.is_mapped:
-        size = max(1, min(_ROWS, _BYTES // _row_bytes(dataset)))
+        size = max(1, min(_MAX_ROWS, _MAX_PART_BYTES // _row_bytes(dataset)))
         for start in range(0, len(rows), size):
-            yield _gathered(dataset, rows[start : start + size], paths)
+            yield _gather(dataset, rows[start : start + size], paths)
         return
     layout = Layout(dataset.document_type.document_schema(), paths=dataset._paths if paths is None else paths)
     reader = ShardReader(dataset.folder, layout, dataset.reader.cache, dataset.options.verify)
-    stored = dataset._stored(rows)
+    stored = dataset.stored_rows(rows)
     numbers = dataset.shards_of(rows)
     for number in np.unique(numbers).tolist():
-        yield from _read(reader, dataset.shards[number], stored[numbers == number] - dataset.starts[number])
+        yield from _read_rows(reader, dataset.shards[number], stored[numbers == number] - dataset.starts[number])
 
 
-def _gathered(dataset: StoredDataset[Any], rows: NDArray[np.int64], paths: Paths) -> Columns:
-    """The columns of rows of shards that are mapped; no tensor is made of a framework that may not be installed."""
+def _gather(dataset: StoredDataset[Any], rows: NDArray[np.int64], paths: Paths) -> Columns:
+    """Copy columns of rows of mapped shards, with tensors of numpy: other frameworks may not be installed."""
+    locations = dataset.locate(rows)
+    locations.framework = get_framework("numpy")
     names = None if paths is None else {path[0] for path in paths}
-    with dataset._lock:
-        found = dataset._located(dataset._stored(rows))
-    found.framework = get_framework("numpy")
-    chosen = [
-        number for number, codec in enumerate(dataset.layout.codecs) if names is None or codec.field.name in names
-    ]
-    found.verify(chosen)
-    codecs = [dataset.layout.codecs[number] for number in chosen]
-    return Columns(dataset.schema, {codec.field.name: codec.gather(found) for codec in codecs}, len(rows))
+    codecs = {
+        number: codec
+        for number, codec in enumerate(dataset.layout.codecs)
+        if names is None or codec.field.name in names
+    }
+    locations.verify([*codecs])
+    columns = {codec.field.name: codec.gather(locations) for codec in codecs.values()}
+    return Columns(dataset.schema, columns, len(rows))
 
 
-def _read(reader: ShardReader, shard: Shard, rows: NDArray[np.int64]) -> Iterator[Columns]:
-    """The columns of rows of a shard; only the row groups that they are in are read, a part at a time."""
-    sizes = np.array(reader.read_block_rows(shard) or (shard.rows,), np.int64)
+def _read_rows(reader: ShardReader, shard: Shard, rows: NDArray[np.int64]) -> Iterator[Columns]:
+    """Yield the columns of rows of a shard in parts, reading only the row groups that they are in."""
+    sizes = np.array(read_block_rows(reader.folder, shard) or (shard.rows,), np.int64)
     ends = np.cumsum(sizes)
-    inside = np.searchsorted(ends, rows, side="right")
-    groups = np.unique(inside)
-    before = np.concatenate([[0], np.cumsum(sizes[groups])[:-1]])  # where each begins among those that are read
-    wanted = rows - (ends - sizes)[inside] + before[np.searchsorted(groups, inside)]
+    group_of_row = np.searchsorted(ends, rows, side="right")
+    groups = np.unique(group_of_row)
+    begins = np.concatenate([[0], np.cumsum(sizes[groups])[:-1]])  # among the row groups that are read
+    positions = rows - (ends - sizes)[group_of_row] + begins[np.searchsorted(groups, group_of_row)]
     start = 0
-    for batch in reader.raw(shard, groups.tolist()):
-        here = wanted[(wanted >= start) & (wanted < start + len(batch))] - start
+    for batch in reader.read_raw(shard, groups.tolist()):
+        here = positions[(positions >= start) & (positions < start + len(batch))] - start
         start += len(batch)
         if len(here):
-            columns = reader.columns(reader.conformed(batch, shard))
+            columns = reader.layout.decode(reader.conform(batch, shard))
             yield columns if len(here) == len(batch) else columns.take(here)
-        if start > wanted[-1]:
+        if start > positions[-1]:
             return
 
 
-_MOST_SHARDS = 256
-"""The most shards whose metadata is read: it takes about 1 ms each from a disk, and a request each from a store."""
+# --- null counts
+
+_MAX_SHARDS = 256
+"""The number of shards whose metadata is read: each takes about 1 ms from a disk, and a request to a remote store."""
 _REQUESTS = 16
 
 
 class NullCount(NamedTuple):
-    """The number of missing values of a field, and of all its values; below an array, those of its documents."""
+    """The number of missing values of a field, and of its rows; in an array of documents, of all of these."""
 
     missing: int
     total: int
@@ -139,10 +143,10 @@ class NullCount(NamedTuple):
 def null_counts(dataset: StoredDataset[Any], paths: Sequence[FieldPath]) -> dict[FieldPath, NullCount]:
     """Count the missing values at paths over all shards; paths without null counts in the metadata are left out.
 
-    Block tables have null counts, and the footers of files on this machine. Rows that a filter excludes count as well.
+    Block tables have null counts, and so have the footers of local files. Rows that a filter excludes count as well.
     """
     shards = dataset.shards
-    if not paths or not shards or len(shards) > _MOST_SHARDS:
+    if not paths or not shards or len(shards) > _MAX_SHARDS:
         return {}
     try:
         if dataset.folder.local_path(shards[0].name) is None:
@@ -178,8 +182,8 @@ def _count_table(table: BlockTable, schema: Schema, paths: Sequence[FieldPath]) 
     for path in paths:
         if _is_listed(schema, path) or nulls.get(join_path(path), -1) < 0:
             continue  # a table has no number of documents in lists
-        around = [nulls.get(join_path(path[:size]), 0) for size in range(1, len(path))]
-        counts[path] = NullCount(max(nulls[join_path(path)], *around, 0), rows)
+        above = [nulls.get(join_path(path[:size]), 0) for size in range(1, len(path))]
+        counts[path] = NullCount(max(nulls[join_path(path)], *above, 0), rows)
     return counts
 
 

@@ -1,4 +1,9 @@
-"""Which blocks of an open dataset were verified: remembered, and shared with the processes that read it."""
+"""Verifying the blocks of open shards against their checksums, once, for all processes that read a dataset.
+
+Opening a shard verifies its frame (`quire.storage._block_table`). The columns of a block are verified when one of its
+rows is first read, by a `BlockCheck`; the pieces of large columns one by one. `VerifiedBlocks` remembers what was
+verified in shared memory, so the workers of a data loader do not verify the same data again.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from quire.errors import DecodeError, OptionError, ShardError
-from quire.storage._arrow_codec import ArrowCodec
-from quire.storage._block_table import BlockTable, Pieces, count_nodes, digest_function
+from quire.storage._block_table import BlockTable, Pieces, digest_function
 from quire.storage._memory import SharedMemory, read_ahead
-from quire.storage._nested_codecs import DocumentCodec, DocumentsCodec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,24 +28,25 @@ if TYPE_CHECKING:
 Verify = Literal["first_touch", "always", "never"]
 """When data is compared with its checksums: when it is first read, at every read, or never."""
 _LARGE = 1 << 16
-"""Bytes of a region that is worth a call to read it ahead."""
+"""Columns of at least this number of bytes are worth a system call that reads them ahead."""
 
 
 def check_verify(verify: str) -> None:
-    """Whether it is a value of the option `verify`."""
+    """Raise an error unless this is a value of the option `verify`."""
     if verify not in ("first_touch", "always", "never"):
         raise OptionError(f"verify={verify!r}: use 'first_touch', 'always' or 'never'.")
 
 
 class VerifiedBlocks:
-    """What was verified, in memory that is shared with forked and spawned processes.
+    """Flags of what was verified, in memory that is shared with forked and spawned processes.
 
     `flags` has a byte for each column of each block, without the pieces of large columns. `pieces` has a byte for each
-    region of each block table, of which those of pieces are used; its first byte is that of no region, and is set.
+    region of each block table, of which only those of pieces are used; byte 0 belongs to no region, and is set. Bytes
+    only ever change from 0 to 1, so processes need no lock: at worst, two of them verify the same data.
 
-    The memory is anonymous at first, which forked processes share. When the object is pickled, a temporary file takes
-    its place at the same address, which the other process maps too. The file is removed with the object that made it.
-    No descriptor stays open.
+    The memory is anonymous at first, which forked processes share. When the object is pickled, for a spawned process,
+    a temporary file replaces it at the same address, and the other process maps that file. The object that created the
+    file removes it. No descriptor stays open.
     """
 
     def __init__(self, slots: int, columns: int, regions: int = 0, shared: str | None = None) -> None:
@@ -56,7 +60,7 @@ class VerifiedBlocks:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._path is None:
-            with suppress(OSError):  # then the other process verifies for itself
+            with suppress(OSError):  # without a file, the other process verifies for itself
                 handle, name = tempfile.mkstemp(prefix="quire-verified-")
                 os.close(handle)
                 self._path = Path(name)
@@ -66,14 +70,15 @@ class VerifiedBlocks:
 
 
 def _remove(path: Path, owner: int) -> None:
-    if os.getpid() == owner:  # and not in a process that was forked
+    if os.getpid() == owner:  # not in a forked process
         path.unlink(missing_ok=True)
 
 
 class BlockCheck:
-    """Verifies some blocks of a mapped file, each column of the layout when it is first needed.
+    """Verifies blocks of a mapped file, each column of the layout when it is first needed.
 
-    After `split`, the pieces of large columns are left out, and verified one by one by `check_piece`.
+    `nodes` are the Arrow field nodes of each column of the layout. After `split`, the pieces of large columns are left
+    out, and `check_piece` verifies them one by one. `make_error` returns the error for a reason.
     """
 
     def __init__(
@@ -82,9 +87,9 @@ class BlockCheck:
         blocks: range,
         nodes: Sequence[Sequence[int]],
         content: pa.Buffer,
-        fail: Callable[[str], ShardError],
+        make_error: Callable[[str], ShardError],
     ) -> None:
-        self._table, self._blocks, self._nodes, self._fail = table, blocks, nodes, fail
+        self._table, self._blocks, self._nodes, self._make_error = table, blocks, nodes, make_error
         self._buffer, self._view = content, memoryview(content)
         self._flags: Any = np.zeros(len(nodes), np.uint8)
         self._is_kept = True
@@ -93,10 +98,10 @@ class BlockCheck:
         self._digest = digest_function()
 
     def split(self, parts: Sequence[int], data: Sequence[tuple[int, int]], first_flag: int) -> dict[int, Pieces]:
-        """Leave out the pieces of columns from now on: for each part of the layout that has some, which flags they use.
+        """Leave out the pieces of columns from now on, and return their flags for each part that has some.
 
-        `parts` are the addresses of the block, as the layout locates them; `data` are the parts that are read piece by
-        piece, and the bytes of a row of each; `first_flag` is the flag of the first region of the file.
+        `parts` are the addresses of the block, as the layout locates them; `data` are the parts that may be read piece
+        by piece, and the bytes of a row of each; `first_flag` is the flag of the first region of the file.
         """
         flags, self._first_flag = {}, first_flag
         for part, width in data:
@@ -111,20 +116,19 @@ class BlockCheck:
         region = flag - self._first_flag
         offset, size, expected = self._table.region_list[region]
         if self._digest(self._view[offset : offset + size]) != expected:
-            raise self._fail(self._table.describe(region))
+            raise self._make_error(self._table.describe(region))
 
-    def piece_place(self, flag: int) -> tuple[int, int]:
-        """The address and the bytes of the piece that has a flag."""
+    def piece_range(self, flag: int) -> tuple[int, int]:
+        """Return the address and the number of bytes of the piece that has a flag."""
         offset, size, _ = self._table.region_list[flag - self._first_flag]
         return self._buffer.address + offset, size
 
-    def widen(self, blocks: range) -> None:
-        """Verify more blocks, which are remembered as one."""
-        self._blocks = blocks
+    def use_flags(self, flags: NDArray[np.uint8], *, keep: bool, blocks: range | None = None) -> None:
+        """Record in `flags` which columns were verified; without `keep`, every read verifies again.
 
-    def remember(self, flags: NDArray[np.uint8], *, keep: bool) -> None:
-        """Note what was verified here; unless it is kept, every read verifies again."""
-        self._flags, self._is_kept = flags, keep
+        `blocks` are all blocks that share these flags, and are verified together.
+        """
+        self._flags, self._is_kept, self._blocks = flags, keep, self._blocks if blocks is None else blocks
 
     def __call__(self, columns: Sequence[int] | None) -> bool:
         for column in range(len(self._nodes)) if columns is None else columns:
@@ -137,36 +141,11 @@ class BlockCheck:
 
     def _check(self, block: int, nodes: Sequence[int]) -> None:
         large = self._table.large_columns(block, nodes, _LARGE, self._pieces)
-        if large:  # one request to the disk, also where pages are only read as they are asked for
-            places = self._table.columns[block, large].astype(np.int64)
-            read_ahead(places[:, 0] + self._buffer.address, places[:, 1])
+        if large:  # one request to the disk, instead of a page fault for each page
+            ranges = self._table.columns[block, large].astype(np.int64)
+            read_ahead(ranges[:, 0] + self._buffer.address, ranges[:, 1])
         try:
             for node in nodes:
                 self._table.check_column(self._view, block, node, self._pieces)
         except DecodeError as error:
-            raise self._fail(str(error)) from error
-
-
-def layout_nodes(codecs: Sequence[ArrowCodec], schema: pa.Schema) -> list[list[int]]:
-    """The field nodes of an Arrow file that each form of a layout reads."""
-    fields = list(schema)
-    return [_nodes_of(codec, *_find(codec, fields, 0)) for codec in codecs]
-
-
-def _find(codec: ArrowCodec, fields: Sequence[pa.Field], first: int) -> tuple[pa.DataType, int]:
-    """The type of the field of a form, and the number of its first node."""
-    for field in fields:
-        if field.name == codec.field.name:
-            return field.type, first
-        first += count_nodes(field.type)
-    raise DecodeError(f"{codec.path}: the file has no column for it")
-
-
-def _nodes_of(codec: ArrowCodec, arrow_type: pa.DataType, first: int) -> list[int]:
-    if isinstance(codec, DocumentsCodec):
-        return [first, *_nodes_of(codec.item, arrow_type.value_type, first + 1)]
-    if isinstance(codec, DocumentCodec):
-        children = [arrow_type.field(i) for i in range(arrow_type.num_fields)]
-        inner = [_nodes_of(child, *_find(child, children, first + 1)) for child in codec.codecs]
-        return [first, *(node for nodes in inner for node in nodes)]
-    return list(range(first, first + count_nodes(arrow_type)))
+            raise self._make_error(str(error)) from error

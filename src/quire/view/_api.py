@@ -79,7 +79,7 @@ class ViewedDataset:
         return self._read_rows(np.array([row for row in numbers if row < len(self.pages)], np.int64))
 
     def _read_rows(self, numbers: NDArray[np.int64]) -> dict[str, Any]:
-        columns = self.pages.brief(numbers) if len(numbers) else {}
+        columns = self.pages.preview(numbers) if len(numbers) else {}
         cells = [self._column_cells(path, values) for path, values in columns.items()]
         rows = [{"row": row, "cells": [column[i] for column in cells]} for i, row in enumerate(numbers.tolist())]
         return {"columns": [join_path(path) for path in columns], "rows": rows}

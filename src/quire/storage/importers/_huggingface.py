@@ -1,4 +1,4 @@
-"""Datasets of Hugging Face: a folder that `save_to_disk` wrote, or a dataset that is open."""
+"""Datasets of Hugging Face: a folder of `save_to_disk`, or an open dataset."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from quire.array import DocumentBatch
 from quire.errors import DecodeError, OptionError, StorageError
 from quire.files import Folder, display_uri, open_folder
 from quire.storage._layout import Layout
-from quire.storage._schema_conversion import HAS_NULLS
-from quire.storage._schema_conversion import annotation_from_arrow as annotation_of
+from quire.storage._schema_conversion import HAS_NULLS, annotation_from_arrow, extract_bytes
 from quire.storage._shard_reader import local_file
 from quire.storage.importers._source import (
     BATCH_ROWS,
     ForeignDataset,
     ImportOptions,
     class_name,
-    conform_batch_to,
     document_class,
     field_names,
-    name_errors,
+    source_errors,
     tensor_annotation,
+    to_batch,
 )
 
 INFO, STATE, SPLITS = "dataset_info.json", "state.json", "dataset_dict.json"
@@ -35,28 +34,27 @@ _ARRAYS = {"Array2D", "Array3D", "Array4D", "Array5D"}
 
 
 class _Part(NamedTuple):
-    """Rows in Arrow, with their place."""
+    """A record batch, with its place in the source."""
 
     where: str
     batch: pa.RecordBatch
 
 
 def read_huggingface(source: Any, schema: type[Any] | None, options: ImportOptions) -> ForeignDataset:
-    """A dataset or one of its splits."""
-    opened: _Saved | _Open = (
-        _Saved(source, options) if isinstance(source, (str, os.PathLike)) else _Open(source, options)
-    )
-    document_type = schema or _class_of(opened, options)
+    """Read a dataset or one of its splits."""
+    is_folder = isinstance(source, (str, os.PathLike))
+    opened: _SavedDataset | _OpenDataset = (_SavedDataset if is_folder else _OpenDataset)(source, options)
+    document_type = schema or _infer_class(opened, options)
     layout = Layout(document_type.document_schema())
 
     def rows(first: int) -> Iterator[DocumentBatch[Any]]:
         for where, batch in opened.parts(first):
-            yield conform_batch_to(layout, _columns(batch, opened.features, where), len(batch), where, options.extra)
+            yield to_batch(layout, _plain_columns(batch, opened.features, where), len(batch), where, options.extra)
 
     return ForeignDataset(document_type, rows, opened.total)
 
 
-class _Saved:
+class _SavedDataset:
     """A folder of `save_to_disk`."""
 
     total: int | None = None
@@ -68,10 +66,8 @@ class _Saved:
         self.prefix = f"{options.split}/" if options.split else ""
         if not self.folder.exists(f"{self.prefix}{STATE}"):
             where = display_uri(self.folder.join(f"{self.prefix}{STATE}"))
-            raise StorageError(
-                f"{where}: no such file. save_to_disk() makes it; open_dataset() reads Parquet as it is."
-            )
-        with name_errors(self.folder.url):
+            raise StorageError(f"{where}: no such file. save_to_disk() creates it; open_dataset() reads Parquet files.")
+        with source_errors(self.folder.url):
             state = json.loads(self.folder.read(f"{self.prefix}{STATE}"))
             self.files = [f"{self.prefix}{file['filename']}" for file in state["_data_files"]]
             self.features: dict[str, Any] = json.loads(self.folder.read(f"{self.prefix}{INFO}"))["features"] or {}
@@ -81,10 +77,10 @@ class _Saved:
             )
 
     def parts(self, first: int) -> Iterator[_Part]:
-        """The rows from that one on."""
+        """Yield the rows from `first` on."""
         for name in self.files:
             where = self.folder.join(name)
-            with name_errors(where), local_file(self.folder, name) as path, pa.memory_map(str(path)) as file:
+            with source_errors(where), local_file(self.folder, name) as path, pa.memory_map(str(path)) as file:
                 for batch in pa.ipc.open_stream(file):
                     left = batch.slice(min(first, len(batch)))
                     first -= len(batch) - len(left)
@@ -92,7 +88,7 @@ class _Saved:
                         yield _Part(where, left.slice(start, BATCH_ROWS))
 
 
-class _Open:
+class _OpenDataset:
     """A `datasets.Dataset` or `IterableDataset`, or a dict of them by split."""
 
     def __init__(self, source: Any, options: ImportOptions) -> None:
@@ -107,7 +103,7 @@ class _Open:
         self.features: dict[str, Any] = json.loads(json.dumps(source.features.to_dict())) if source.features else {}
 
     def parts(self, first: int) -> Iterator[_Part]:
-        """The rows from that one on."""
+        """Yield the rows from `first` on."""
         left = self.source.skip(first) if first else self.source
         for table in left.with_format("arrow").iter(BATCH_ROWS):
             for batch in table.to_batches():
@@ -122,100 +118,97 @@ def _check_split(split: str | None, splits: list[str], where: str) -> None:
 # --- columns
 
 
-def _columns(batch: pa.RecordBatch, features: Mapping[str, Any], where: str) -> dict[str, pa.Array]:
-    with name_errors(where):
-        found = zip(batch.schema.names, batch.columns, strict=True)
-        return {name: _plain(array, features.get(name), name) for name, array in found}
+def _plain_columns(batch: pa.RecordBatch, features: Mapping[str, Any], where: str) -> dict[str, pa.Array]:
+    with source_errors(where):
+        columns = zip(batch.schema.names, batch.columns, strict=True)
+        return {name: _to_plain(array, features.get(name), name) for name, array in columns}
 
 
-def _plain(array: pa.Array, feature: Any, path: str) -> pa.Array:
-    """An array without what only Hugging Face knows: of images and sounds, the bytes alone."""
+def _to_plain(array: pa.Array, feature: Any, path: str) -> pa.Array:
+    """Return an array without extension types, and images and sounds as their bytes."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     kind = feature.get("_type") if isinstance(feature, Mapping) else None
     if kind in _ENCODED and pa.types.is_struct(array.type):
-        return _embedded(array, path)
+        return extract_bytes(
+            array, f"{path}: some files are not in the dataset, but at a path. Embed them, and save anew."
+        )
     if pa.types.is_struct(array.type) and isinstance(feature, Mapping) and not isinstance(kind, str):
         names = [array.type.field(i).name for i in range(array.type.num_fields)]
-        children = [_plain(array.field(i), feature.get(name), f"{path}.{name}") for i, name in enumerate(names)]
+        children = [_to_plain(array.field(i), feature.get(name), f"{path}.{name}") for i, name in enumerate(names)]
         return pa.StructArray.from_arrays(children, names, mask=array.is_null() if array.null_count else None)
     if pa.types.is_list(array.type):
         inner = feature[0] if isinstance(feature, list) else (feature or {}).get("feature")
-        values = _plain(array.values, inner, path)
+        values = _to_plain(array.values, inner, path)
         if values is not array.values:
-            return pa.ListArray.from_arrays(_offsets(array), values)
+            return pa.ListArray.from_arrays(_nullable_offsets(array), values)
     return array
 
 
-def _offsets(array: pa.Array) -> pa.Array:
-    """Where lists begin; a null there is a list that is none."""
+def _nullable_offsets(array: pa.Array) -> pa.Array:
+    """Return the offsets of lists, with a null for each list that is null."""
     if not array.null_count:
         return array.offsets
-    there = [*array.is_valid().to_pylist(), True]
-    return pa.array(
-        [at if known else None for at, known in zip(array.offsets.to_pylist(), there, strict=True)], pa.int32()
-    )
+    valid = [*array.is_valid().to_pylist(), True]
+    offsets = [at if is_valid else None for at, is_valid in zip(array.offsets.to_pylist(), valid, strict=True)]
+    return pa.array(offsets, pa.int32())
 
 
-def _embedded(array: pa.Array, path: str) -> pa.Array:
-    """The bytes of files; one that is elsewhere is not looked for."""
-    content = pa.compute.struct_field(array, "bytes")
-    if content.null_count > array.null_count:
-        raise DecodeError(f"{path}: some files are not in the dataset, but at a path. Embed them, and save anew.")
-    return content
+# --- the class of the documents
 
 
-# --- the class
-
-
-def _class_of(opened: _Saved | _Open, options: ImportOptions) -> type[Any]:
+def _infer_class(opened: _SavedDataset | _OpenDataset, options: ImportOptions) -> type[Any]:
     fields: list[pa.Field] = []
     for where, batch in opened.parts(0):
-        arrays = _columns(batch, opened.features, where)
-        found = [_field(name, array) for name, array in arrays.items()]
-        fields = [_either(*pair) for pair in zip(fields, found, strict=True)] if fields else found
+        arrays = _plain_columns(batch, opened.features, where)
+        own = [_field_of(name, array) for name, array in arrays.items()]
+        fields = [_merge_fields(*pair) for pair in zip(fields, own, strict=True)] if fields else own
     if not fields:
-        raise DecodeError("a dataset without rows tells no class. Pass schema=...")
+        raise DecodeError("no class can be inferred from a dataset without rows. Pass schema=...")
     names = field_names(field.name for field in fields)
     name = class_name(options.name or "Row")
-    typed = {names[f.name]: _typed(f, opened.features.get(f.name), f"{name}_{f.name}", options) for f in fields}
-    return document_class(name, typed)
+    annotations = {
+        names[field.name]: _annotation(field, opened.features.get(field.name), f"{name}_{field.name}", options)
+        for field in fields
+    }
+    return document_class(name, annotations)
 
 
-def _field(name: str, array: pa.Array) -> pa.Field:
-    """A field that may be null if some row is, and its parts as well."""
-    found = array.type
-    if pa.types.is_struct(found):
-        parts = [_field(found.field(i).name, child) for i, child in enumerate(array.flatten())]
-        found = pa.struct(parts)
-    elif pa.types.is_list(found):
-        found = pa.list_(_field("item", array.flatten()))
-    return _nullable_field(name, found, nullable=array.null_count > 0)
+def _field_of(name: str, array: pa.Array) -> pa.Field:
+    """Return the field of an array, which is nullable if some row is null, as are the fields nested in it."""
+    arrow_type = array.type
+    if pa.types.is_struct(arrow_type):
+        children = [_field_of(arrow_type.field(i).name, child) for i, child in enumerate(array.flatten())]
+        arrow_type = pa.struct(children)
+    elif pa.types.is_list(arrow_type):
+        arrow_type = pa.list_(_field_of("item", array.flatten()))
+    return _nullable_field(name, arrow_type, nullable=array.null_count > 0)
 
 
 def _nullable_field(name: str, arrow_type: pa.DataType, *, nullable: bool) -> pa.Field:
-    """A field that says whether it has nulls. In other schemas, almost every field is nullable, and few have nulls."""
+    """Return a field that says whether it has nulls; in other schemas, fields are nullable that never have nulls."""
     return pa.field(name, arrow_type, nullable=nullable, metadata=HAS_NULLS if nullable else None)
 
 
-def _either(one: pa.Field, other: pa.Field) -> pa.Field:
-    """A field that may be null where one of two may."""
-    found = one.type
-    if pa.types.is_struct(found):
-        found = pa.struct([_either(found.field(i), other.type.field(i)) for i in range(found.num_fields)])
-    elif pa.types.is_list(found):
-        found = pa.list_(_either(found.value_field, other.type.value_field))
-    return _nullable_field(one.name, found, nullable=one.nullable or other.nullable)
+def _merge_fields(one: pa.Field, other: pa.Field) -> pa.Field:
+    """Return a field that is nullable if one of two fields is."""
+    arrow_type = one.type
+    if pa.types.is_struct(arrow_type):
+        pairs = [(arrow_type.field(i), other.type.field(i)) for i in range(arrow_type.num_fields)]
+        arrow_type = pa.struct([_merge_fields(*pair) for pair in pairs])
+    elif pa.types.is_list(arrow_type):
+        arrow_type = pa.list_(_merge_fields(arrow_type.value_field, other.type.value_field))
+    return _nullable_field(one.name, arrow_type, nullable=one.nullable or other.nullable)
 
 
-def _typed(field: pa.Field, feature: Any, name: str, options: ImportOptions) -> Any:
+def _annotation(field: pa.Field, feature: Any, name: str, options: ImportOptions) -> Any:
     kind = feature.get("_type") if isinstance(feature, Mapping) else None
     if kind in _ARRAYS:
-        found = tensor_annotation(feature["dtype"], feature["shape"])
+        annotation = tensor_annotation(feature["dtype"], feature["shape"])
     elif kind == "Image" and options.images == "decode":
-        found = tensor_annotation("uint8")
+        annotation = tensor_annotation("uint8")
     elif kind == "ClassLabel":
-        found = Annotated[int, PydanticField(json_schema_extra={"names": feature.get("names") or []})]
+        annotation = Annotated[int, PydanticField(json_schema_extra={"names": feature.get("names") or []})]
     else:
-        found = annotation_of(field, name)
-    return found | None if field.nullable else found
+        annotation = annotation_from_arrow(field, name)
+    return annotation | None if field.nullable else annotation

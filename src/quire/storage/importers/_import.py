@@ -1,4 +1,4 @@
-"""import_dataset(): a foreign dataset, row by row, into shards."""
+"""`import_dataset`: write a dataset of another format, row by row, into shards."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ IMPORTERS: Mapping[str, Importer] = {
     "webdataset": _webdataset.read_webdataset,
     "huggingface": _huggingface.read_huggingface,
 }
-"""How the formats are read, by their names."""
+"""The functions that read formats, by name."""
 
-_SIGNS = {
+_MARKER_FILES = {
     _petastorm.METADATA: "petastorm",
     _mds.INDEX: "mds",
     _huggingface.STATE: "huggingface",
@@ -38,54 +38,47 @@ _OPTIONS = {field.name for field in fields(ImportOptions)}
 def import_dataset(
     source: Any,
     target: str | os.PathLike[str],
-    format: ImportFormat | None = None,  # noqa: A002 - what users know it by
+    format: ImportFormat | None = None,  # noqa: A002 - the name that users expect
     schema: type[Any] | None = None,
     *,
     options: WriteOptions | None = None,
     show_progress: bool | None = None,
     **more: Any,
 ) -> StoredDataset[Any]:
-    """Write a dataset of Petastorm, MDS, WebDataset or Hugging Face anew, as documents in shards, and open it.
+    """Write a dataset of Petastorm, MDS, WebDataset or Hugging Face as documents in shards, and open it.
 
-    Without a format, it is the one that the files of the folder tell. Without a class, one is made of what the source
-    tells about itself. `more` are fields of `ImportOptions` (allow_pickle, images, name, split, remote, extra) and of
-    `WriteOptions` (mode, shard_bytes, ...); with mode='resume', an import that was broken off goes on where it was.
-    Memory is bounded by a row group; no code from the source is ever run, not even with allow_pickle=True.
+    Without `format`, it is detected by the files of the folder. Without `schema`, a class is made from the metadata of
+    the source. `more` are fields of `ImportOptions` (allow_pickle, images, name, split, remote, extra) and of
+    `WriteOptions` (mode, shard_bytes, ...); with mode='resume', an import that was interrupted continues where it
+    stopped. Memory is bounded by a row group; no code from the source is ever run, not even with allow_pickle=True.
     """
-    reading_options = ImportOptions(**{name: more.pop(name) for name in _OPTIONS & more.keys()})
+    import_options = ImportOptions(**{name: more.pop(name) for name in _OPTIONS & more.keys()})
     check_options("import_dataset", more, [*WriteOptions.__dataclass_fields__, *_OPTIONS])
     options = replace(options or WriteOptions(), **more)
-    reading = _importer(format, source, reading_options)(source, schema, reading_options)
-    with DatasetWriter(target, reading.document_type, options) as writer:
+    source_format = format or _detect_format(source, import_options)
+    if source_format not in IMPORTERS:
+        hint = did_you_mean(source_format, IMPORTERS)
+        raise OptionError(f"format={source_format!r} is not a format that can be imported. {hint}")
+    foreign = IMPORTERS[source_format](source, schema, import_options)
+    with DatasetWriter(target, foreign.document_type, options) as writer:
         done = writer.rows_before if options.mode == "resume" else 0
-        rows = track(reading.rows(done), "importing", _left(reading.total, done), show=show_progress, size=rows_of)
-        writer.write(rows)
-    return open_dataset(target, reading.document_type, options=ReadOptions(remote=options.remote))
+        left = None if foreign.total is None else max(0, foreign.total - done)
+        writer.write(track(foreign.rows(done), "importing", left, show=show_progress, size=rows_of))
+    return open_dataset(target, foreign.document_type, options=ReadOptions(remote=options.remote))
 
 
-def _left(total: int | None, done: int) -> int | None:
-    return None if total is None else max(0, total - done)
-
-
-def _importer(name: str | None, source: Any, options: ImportOptions) -> Importer:
-    found = name or _guessed(source, options)
-    if found not in IMPORTERS:
-        raise OptionError(f"format={found!r} is not a format that is imported. {did_you_mean(found, IMPORTERS)}")
-    return IMPORTERS[found]
-
-
-def _guessed(source: Any, options: ImportOptions) -> str:
-    """The format that the files of a folder tell."""
+def _detect_format(source: Any, options: ImportOptions) -> str:
+    """Return the format of a folder, by the files in it."""
     if not isinstance(source, (str, os.PathLike)):
         return "huggingface"
     folder = open_folder(source, options.remote)
     prefixes = ("", f"{options.split}/") if options.split else ("",)
-    for sign, name in _SIGNS.items():
-        if any(folder.exists(f"{prefix}{sign}") for prefix in prefixes):
+    for marker, name in _MARKER_FILES.items():
+        if any(folder.exists(f"{prefix}{marker}") for prefix in prefixes):
             return name
     if folder.list(_webdataset.SUFFIXES):
         return "webdataset"
     raise OptionError(
-        f"{display_uri(folder.url)}: the files do not tell their format: "
+        f"{display_uri(folder.url)}: the format cannot be detected by the files: "
         f"pass format={' or '.join(map(repr, IMPORTERS))}."
     )

@@ -1,4 +1,4 @@
-"""What an importer gives: a class, and rows from any number on."""
+"""What importers share: options, the dataset that an importer returns, classes for its rows, and decoding of values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from quire.media import open_image
 from quire.schema import Field, FieldKind
 from quire.storage._arrow_codec import ArrowCodec
 from quire.storage._layout import Layout
-from quire.storage._row_locations import RowLocations
 from quire.storage._schema_conversion import Row, conform_fields, register_class
 from quire.tensors import DType, Shape, cast_numbers, common_dtype, get_framework
 
@@ -35,18 +34,19 @@ if TYPE_CHECKING:
 
 Images = Literal["bytes", "decode"]
 BATCH_ROWS = 1024
-"""So many rows of a columnar format are read at a time."""
+"""The number of rows of a columnar format that are read at a time."""
 
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """How datasets of others are read.
+    """How datasets of other formats are read.
 
-    allow_pickle: whether what is pickled in them may be read; even then only numbers, texts, arrays and the like are.
-    images: encoded images stay 'bytes', or become tensors ('decode'), where no class says what they are.
-    name: of the class that is made where none is given. split: which of several parts of a dataset.
-    remote: how the store is asked that they come from.
-    extra: columns that the class has no field for are ignored, or errors with 'forbid'.
+    allow_pickle: whether pickled values may be read; even then, only numbers, texts, arrays and containers of them are.
+    images: whether encoded images stay 'bytes' or become tensors ('decode'), if no class says what they are.
+    name: the name of the class that is made if none is passed.
+    split: which of several splits of a dataset is read.
+    remote: options of the remote store of the source.
+    extra: whether columns that the class has no field for are ignored ('ignore') or errors ('forbid').
     """
 
     allow_pickle: bool = False
@@ -64,9 +64,10 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class ForeignDataset:
-    """A foreign dataset: the class of its documents, its documents and batches from a row on, and how many there are.
+    """A dataset of another format: the class of its documents, and a function that yields documents or batches.
 
-    Rows that come before the first one that is asked for are passed over without being decoded.
+    The function takes the number of the first row to yield; earlier rows are skipped without being decoded. `total` is
+    the number of all rows, if it is known.
     """
 
     document_type: type[Any]
@@ -75,8 +76,8 @@ class ForeignDataset:
 
 
 @contextmanager
-def name_errors(where: str) -> Iterator[None]:
-    """Whatever is wrong with foreign data names its place."""
+def source_errors(where: str) -> Iterator[None]:
+    """Raise errors within the context as a `DecodeError` that names the place in the source."""
     try:
         yield
     except OptionError:
@@ -94,37 +95,39 @@ def name_errors(where: str) -> Iterator[None]:
 
 
 def validate_rows(document_type: type[Any], rows: Iterator[tuple[str, Any]], extra: Extra) -> Iterator[Any]:
-    """The documents of rows, each with its place, which an error tells; a row is a mapping, or makes one."""
+    """Yield the documents of rows, each given by its place in the source, for errors, and its values.
+
+    Values are a mapping, or a function that returns one.
+    """
     for where, row in rows:
-        with name_errors(where):
+        with source_errors(where):
             values = row() if callable(row) else row
             document = document_validator(document_type, extra).validate_python(values)
         yield document
 
 
-def conform_batch_to(
+def to_batch(
     layout: Layout, columns: Mapping[str, pa.Array], length: int, where: str, extra: Extra
 ) -> DocumentBatch[Any]:
-    """A batch of arrays by the names of columns, of whatever Arrow type can be told as that of the field.
+    """Convert Arrow arrays, by column name, to a batch.
 
-    Bytes in a field for tensors are arrays that numpy saved, or images.
+    Arrays may have any Arrow type that can be converted to that of the field. Bytes in a field for tensors are arrays
+    that numpy saved, or images.
     """
     codecs = {codec.field.name: codec for codec in layout.codecs}
-    with name_errors(where):
-        wanted = match_fields(layout.schema.document_type, columns, extra)
-        found = {key: _decoded(codecs[field.name], columns[name], where) for name, (key, field) in wanted.items()}
-        told_types = {name: (pa.field(name, array.type), array) for name, array in found.items()}
-        arrays = conform_fields(layout.codecs, told_types, layout.schema, None, length)
-        batch = pa.RecordBatch.from_arrays(arrays, schema=layout.fields)
-        addresses = layout.addresses()
-        addresses.add(layout.locate(batch), batch)
-        rows = RowLocations(addresses, np.zeros(length, np.int64), np.arange(length, dtype=np.int64))
-        made: Any = DocumentBatch[layout.schema.document_type]  # type: ignore[name-defined]
-        return made._wrap(layout.gather(rows))  # type: ignore[no-any-return]
+    with source_errors(where):
+        arrays = {}
+        for name, (key, field) in match_fields(layout.schema.document_type, columns, extra).items():
+            array = _decode_array(codecs[field.name], columns[name], where)
+            arrays[key] = pa.field(key, array.type), array
+        conformed = conform_fields(layout.codecs, arrays, layout.schema, None, length)
+        batch = pa.RecordBatch.from_arrays(conformed, schema=layout.fields)
+        batch_type: Any = DocumentBatch[layout.schema.document_type]  # type: ignore[name-defined]
+        return batch_type._wrap(layout.decode(batch))  # type: ignore[no-any-return]
 
 
-def _decoded(codec: ArrowCodec, array: pa.Array, where: str) -> pa.Array:
-    """A column of encoded tensors as they are stored here; of a text that a number was written as, the number."""
+def _decode_array(codec: ArrowCodec, array: pa.Array, where: str) -> pa.Array:
+    """Decode tensors that are stored as bytes, and numbers that are stored as text."""
     field = codec.field
     if field.kind is FieldKind.SCALAR and pa.types.is_string(array.type):
         return array.cast(codec.type)
@@ -135,98 +138,100 @@ def _decoded(codec: ArrowCodec, array: pa.Array, where: str) -> pa.Array:
     return codec.encode(stack_values(field, tensors, StackOptions(shapes="ragged"), field.name))
 
 
-def document_class(name: str, fields: Mapping[str, Any]) -> type[Any]:
-    """A class with these fields; None is a default where the annotation allows it."""
-    base = BaseDocument if "id" in fields else Row
-    given = {field: (annotation, None if _takes_none(annotation) else ...) for field, annotation in fields.items()}
-    made: type[Any] = create_model(class_name(name), __base__=base, **given)  # type: ignore[call-overload]
-    return register_class(made)
+# --- classes
 
 
-def _takes_none(annotation: Any) -> bool:
-    return annotation is Any or type(None) in getattr(annotation, "__args__", ())
+def document_class(name: str, annotations: Mapping[str, Any]) -> type[Any]:
+    """Make a class with these fields; the default is None if the annotation allows it."""
+    base = BaseDocument if "id" in annotations else Row
+    fields: dict[str, Any] = {}
+    for field_name, annotation in annotations.items():
+        allows_none = annotation is Any or type(None) in getattr(annotation, "__args__", ())
+        fields[field_name] = annotation, None if allows_none else ...
+    return register_class(create_model(class_name(name), __base__=base, **fields))
 
 
 def class_name(name: str) -> str:
-    """A name for a class, of a name of any kind."""
+    """Return a valid class name for any name: 'my-data' becomes 'MyData'."""
     words = re.findall(r"[^\W_]+", name)
-    made = "".join(word[0].upper() + word[1:] for word in words)
-    return made if made[:1].isalpha() else f"Row{made}"
+    joined = "".join(word[0].upper() + word[1:] for word in words)
+    return joined if joined[:1].isalpha() else f"Row{joined}"
 
 
-def field_names(names: Iterable[str]) -> dict[str, str]:
-    """Names that fields can have, by those that columns have: 'crop.npy' is crop_npy, and 'json' is json_."""
-    found: dict[str, str] = {}
-    for name in names:
-        made = re.sub(r"\W", "_", name).lstrip("_") or "field"
-        made = f"n{made}" if made[0].isdigit() else made
-        if keyword.iskeyword(made) or (made != "id" and hasattr(BaseDocument, made)) or made.startswith("model_"):
-            made = f"{made}_"
-        if made in found.values():
-            raise DecodeError(f"two columns would both be the field {made!r}: {name!r} is one. Pass schema=...")
-        found[name] = made
-    return found
+def field_names(columns: Iterable[str]) -> dict[str, str]:
+    """Return valid field names for columns: 'crop.npy' becomes crop_npy, and 'json' becomes json_."""
+    names: dict[str, str] = {}
+    for column in columns:
+        name = re.sub(r"\W", "_", column).lstrip("_") or "field"
+        name = f"n{name}" if name[0].isdigit() else name
+        if keyword.iskeyword(name) or (name != "id" and hasattr(BaseDocument, name)) or name.startswith("model_"):
+            name = f"{name}_"
+        if name in names.values():
+            raise DecodeError(f"two columns would both be the field {name!r}: {column!r} is one. Pass schema=...")
+        names[column] = name
+    return names
 
 
-def match_fields(document_type: type[Any], names: Iterable[str], extra: Extra) -> dict[str, tuple[str, Field]]:
-    """The columns that a class has a field for, by their own names: the name that the class knows, and the field."""
+def match_fields(document_type: type[Any], columns: Iterable[str], extra: Extra) -> dict[str, tuple[str, Field]]:
+    """Return the columns that a class has a field for, with the name that the class accepts, and the field."""
     accepted = document_type.document_schema().accepted
-    found = {}
-    for name, made in field_names(names).items():
-        key = next((known for known in (name, made) if known in accepted), None)
+    matches = {}
+    for column, name in field_names(columns).items():
+        key = next((known for known in (column, name) if known in accepted), None)
         if key is not None:
-            found[name] = key, accepted[key][0]
-        elif extra_rule(document_type, extra) == "forbid" and not name.startswith("__"):  # as '__key__' of WebDataset
-            raise DecodeError(f"{document_type.__name__} has no field {name!r}. {did_you_mean(name, accepted)}")
-    return found
+            matches[column] = key, accepted[key][0]
+        elif extra_rule(document_type, extra) == "forbid" and not column.startswith("__"):  # '__key__' of WebDataset
+            raise DecodeError(f"{document_type.__name__} has no field {column!r}. {did_you_mean(column, accepted)}")
+    return matches
 
 
 def tensor_annotation(dtype: Any = None, shape: Iterable[int | None] | None = None) -> Any:
-    """The type of a numpy tensor; dimensions that are None are free."""
-    found: Any = np.ndarray
+    """Return the annotation of a numpy tensor; dimensions that are None are free."""
+    annotation: Any = np.ndarray
     if shape is not None:
-        found = Annotated[found, Shape(*(f"dim{i}" if size is None else size for i, size in enumerate(shape)))]
-    return found if dtype is None else Annotated[found, DType(np.dtype(dtype).name)]
+        sizes = (f"dim{i}" if size is None else size for i, size in enumerate(shape))
+        annotation = Annotated[annotation, Shape(*sizes)]
+    return annotation if dtype is None else Annotated[annotation, DType(np.dtype(dtype).name)]
 
 
-_PLAIN = {"L", "LA", "RGB", "RGBA", "F"}
+# --- values: arrays as numpy saves them, and encoded images
+
+_PLAIN_MODES = {"L", "LA", "RGB", "RGBA", "F"}
 _MAX_RATIO = 1000
-"""No array may be packed better than so many to one: it would not be one, but an attack on memory."""
+"""Arrays that are compressed better than this are refused: they would be an attack on memory."""
 
 
 def load_npy(content: bytes) -> NDArray[Any]:
-    """An array as `np.save` wrote it; one of Python objects, which is a pickle, is refused."""
+    """Load an array of `np.save`; arrays of Python objects, which are pickled, are refused."""
     array: NDArray[Any] = np.load(io.BytesIO(content), allow_pickle=False)
     return array
 
 
 def load_npz(content: bytes) -> dict[str, NDArray[Any]]:
-    """Arrays as `np.savez` wrote them, by their names."""
+    """Load the arrays of `np.savez`, by name."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         for entry in archive.infolist():
             if entry.file_size > _MAX_RATIO * max(entry.compress_size, 1024):
-                raise DecodeError(f"{entry.filename} would unpack to {entry.file_size:,} bytes, too many to be real.")
+                raise DecodeError(
+                    f"{entry.filename} would decompress to {entry.file_size:,} bytes, too many for its size."
+                )
         return {entry.filename.removesuffix(".npy"): load_npy(archive.read(entry)) for entry in archive.infolist()}
 
 
 def load_image(content: bytes, where: str) -> NDArray[Any]:
-    """The pixels of an image: rows and columns of gray, or rows, columns and channels, as it was encoded."""
+    """Decode an image into pixels of shape (height, width) or (height, width, channels), as it was encoded."""
     with open_image(content, where) as image:
-        return _pixels(image)
-
-
-def _pixels(image: Any) -> NDArray[Any]:
-    if image.mode.startswith("I"):  # older Pillows hold sixteen bits in thirty-two
-        return np.array(image).astype(np.uint16 if image.format in ("PNG", "PPM", "TIFF") else np.int32)
-    if image.mode == "1":
-        return np.array(image.convert("L"))
-    if image.mode in _PLAIN:
-        return np.array(image)
-    return np.array(image.convert("RGBA" if "transparency" in image.info else "RGB"))
+        if image.mode.startswith("I"):  # older versions of Pillow hold 16 bits in 32
+            return np.array(image).astype(np.uint16 if image.format in ("PNG", "PPM", "TIFF") else np.int32)
+        if image.mode == "1":
+            return np.array(image.convert("L"))
+        if image.mode in _PLAIN_MODES:
+            return np.array(image)
+        return np.array(image.convert("RGBA" if "transparency" in image.info else "RGB"))
 
 
 def decode_tensor(content: bytes, field: Field, where: str) -> Any:
-    """A tensor of the field's framework: of an array that numpy saved, or of an image."""
+    """Decode an array that numpy saved, or an image, into a tensor of the field."""
     if content.startswith(b"\x93NUMPY"):
         return to_field_tensor(load_npy(content), field)
     if content.startswith(b"PK"):
@@ -235,14 +240,14 @@ def decode_tensor(content: bytes, field: Field, where: str) -> Any:
 
 
 def decode_image_tensor(content: bytes, field: Field, where: str) -> Any:
-    """A tensor of an image: gray or coloured, channels behind or in front, whatever fits the field."""
+    """Decode an image into a tensor of the field: gray or in colour, channels last or first, whichever fits."""
     pixels = load_image(content, where)
     dtype = field.spec.dtype or pixels.dtype.name
-    fitting = (found for found in _readings(pixels) if field.spec.fits(found.shape, dtype))
+    fitting = (array for array in _image_layouts(pixels) if field.spec.fits(array.shape, dtype))
     return to_field_tensor(next(fitting, pixels), field)
 
 
-def _readings(pixels: NDArray[Any]) -> Iterator[NDArray[Any]]:
+def _image_layouts(pixels: NDArray[Any]) -> Iterator[NDArray[Any]]:
     yield pixels
     if pixels.ndim == 2:
         yield pixels[:, :, None]
@@ -251,11 +256,11 @@ def _readings(pixels: NDArray[Any]) -> Iterator[NDArray[Any]]:
         yield pixels
     yield np.ascontiguousarray(pixels.transpose(2, 0, 1))
     if pixels.shape[2] == 4:
-        yield from _readings(np.ascontiguousarray(pixels[:, :, :3]))
+        yield from _image_layouts(np.ascontiguousarray(pixels[:, :, :3]))
 
 
 def to_field_tensor(array: NDArray[Any], field: Field) -> Any:
-    """An array as the field has it: of its framework, and of its dtype if no number changes by that."""
+    """Convert an array to the framework of the field, and to its dtype if that changes no number."""
     framework = field.type.framework or get_framework("numpy")
     if field.spec.dtype not in (None, "string"):
         array = cast_numbers(array, common_dtype(field.spec.dtype))

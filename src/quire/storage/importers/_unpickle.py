@@ -1,4 +1,8 @@
-"""Reading pickles without running them: names stand for values of our own, and all other names are refused."""
+"""Reading pickles without running them.
+
+A pickle is a program: it names functions and classes, and calls them. Here every name is looked up in a short list of
+harmless ones, or becomes a stand-in that only keeps its arguments. All other names are errors.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +26,21 @@ _TYPE = re.compile(r"[A-Z]\w*Type")
 
 @dataclass(frozen=True)
 class TypeName:
-    """A type that a pickle names; it cannot be called."""
+    """A type that a pickle names. It cannot be called."""
 
     module: str
     name: str
 
 
-class Standing:
-    """What a pickle makes of a class that is not looked up: its name, what it was made from, and its state."""
+class StandIn:
+    """An instance of a class that is not looked up: it keeps the name of the class, the arguments and the state."""
 
     arguments: tuple[Any, ...]
 
     def __new__(cls, *arguments: Any) -> Self:
-        made = super().__new__(cls)
-        made.__dict__["arguments"] = arguments
-        return made
+        stand_in = super().__new__(cls)
+        stand_in.__dict__["arguments"] = arguments
+        return stand_in
 
     def __setstate__(self, state: Any) -> None:
         if isinstance(state, dict):
@@ -48,32 +52,33 @@ class Standing:
         return type(self).__name__
 
 
-Found = Callable[[str, str], Any]
+FindName = Callable[[str, str], Any]
+"""A function from a module and a name to what a pickle may use for it; None if the name is refused."""
 
 
 class _Unpickler(pickle.Unpickler):
-    """Looks up names where it is told, and nowhere else."""
+    """Looks up names with a function, and nowhere else."""
 
-    def __init__(self, content: bytes, find: Found) -> None:
+    def __init__(self, content: bytes, find: FindName) -> None:
         super().__init__(io.BytesIO(content))
         self._find = find
         self._known: dict[tuple[str, str], Any] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        """What a name stands for, the same for the whole pickle."""
+        """Return what a name stands for, the same one for the whole pickle."""
         if (module, name) not in self._known:
-            found = self._find(module, name)
-            if found is None:
+            value = self._find(module, name)
+            if value is None:
                 raise DecodeError(f"the pickle names {module}.{name}, which is refused: nothing of that name is run.")
-            self._known[module, name] = found
+            self._known[module, name] = value
         return self._known[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
-        """Values outside of the pickle are refused."""
+        """Refuse values outside of the pickle."""
         raise DecodeError(f"the pickle refers to {pid!r} outside of itself, which is refused.")
 
 
-def _load(content: bytes, find: Found) -> Any:
+def _load(content: bytes, find: FindName) -> Any:
     try:
         return _Unpickler(content, find).load()
     except DecodeError:
@@ -86,35 +91,35 @@ def _load(content: bytes, find: Found) -> Any:
 
 
 def load_schema(content: bytes) -> Any:
-    """A pickled Unischema, in values of our own; nothing of petastorm, pyspark or numpy is called."""
-    return _load(content, _schema_name)
+    """Load a pickled Unischema as stand-ins; nothing of petastorm, pyspark or numpy is called."""
+    return _load(content, _find_in_schema)
 
 
-def _schema_name(module: str, name: str) -> Any:
+def _find_in_schema(module: str, name: str) -> Any:
     if module == "collections" and name == "OrderedDict":
         return OrderedDict
     if (module, name) == ("pyspark.serializers", "_restore"):
-        return _restored
+        return _restore
     if module in ("copy_reg", "copyreg") and name == "_reconstructor":
-        return _reconstructed
+        return _reconstruct
     if module in ("petastorm.unischema", "petastorm.codecs") or (module, name) == ("numpy", "dtype"):
-        return type(name, (Standing,), {})
+        return type(name, (StandIn,), {})
     if module == "pyspark.sql.types" and _TYPE.fullmatch(name):
-        return type(name, (Standing,), {})
+        return type(name, (StandIn,), {})
     if module in ("numpy", "builtins", "__builtin__") or (module, name) == ("decimal", "Decimal"):
         return TypeName(module, name)
     return None
 
 
-def _restored(name: str, fields: tuple[str, ...], values: tuple[Any, ...]) -> Any:  # noqa: ARG001 - as it is called
-    """A named tuple as older versions of Spark pickle it."""
-    return type(str(name), (Standing,), {})(*values)
+def _restore(name: str, fields: tuple[str, ...], values: tuple[Any, ...]) -> Any:  # noqa: ARG001 - Spark's signature
+    """Return a named tuple as older versions of Spark pickle it."""
+    return type(str(name), (StandIn,), {})(*values)
 
 
-def _reconstructed(cls: Any, base: Any, state: Any) -> Any:  # noqa: ARG001 - as it is called
-    """An object as the oldest protocols of pickle make it."""
-    if not (isinstance(cls, type) and issubclass(cls, Standing)):
-        raise DecodeError(f"the pickle makes a {cls!r}, which is refused.")
+def _reconstruct(cls: Any, base: Any, state: Any) -> Any:  # noqa: ARG001 - the signature of copyreg
+    """Return an object as the oldest protocols of pickle do."""
+    if not (isinstance(cls, type) and issubclass(cls, StandIn)):
+        raise DecodeError(f"the pickle creates a {cls!r}, which is refused.")
     return cls()
 
 
@@ -122,32 +127,33 @@ def _reconstructed(cls: Any, base: Any, state: Any) -> Any:  # noqa: ARG001 - as
 
 
 def load_value(content: bytes) -> Any:
-    """A pickled value of plain parts: numbers, texts, containers, dates, and numpy's arrays."""
-    return _load(content, lambda module, name: _VALUES.get((_newer(module), name)))
+    """Load a pickled value that has only numbers, texts, containers, dates, and arrays of numpy."""
+    return _load(content, lambda module, name: _VALUES.get((_current_module(module), name)))
 
 
-def _newer(module: str) -> str:
+def _current_module(module: str) -> str:
+    """Return the present name of a module that numpy or Python has renamed."""
     return module.replace("numpy.core", "numpy._core").replace("__builtin__", "builtins")
 
 
-def _latin(text: str, encoding: str) -> bytes:
-    """Bytes as the older protocols write them."""
+def _encode_latin1(text: str, encoding: str) -> bytes:
+    """Return bytes as older protocols write them: as text."""
     if encoding != "latin1":
         raise DecodeError(f"the pickle encodes a text as {encoding!r}, which is refused.")
     return text.encode(encoding)
 
 
-def _numpy_parts() -> dict[tuple[str, str], Any]:
-    """What numpy's own pickles call, as it names them itself."""
+def _numpy_functions() -> dict[tuple[str, str], Any]:
+    """Return the functions that pickles of numpy call, under the names of the installed version."""
     array, number = np.zeros(1), np.float64(1)
-    called: list[Any] = [array.__reduce__()[0], array.__reduce_ex__(5)[0], number.__reduce__()[0]]
-    found: dict[tuple[str, str], Any] = {(_newer(each.__module__), each.__name__): each for each in called}
-    return found | {("numpy", "ndarray"): np.ndarray, ("numpy", "dtype"): np.dtype}
+    functions: list[Any] = [array.__reduce__()[0], array.__reduce_ex__(5)[0], number.__reduce__()[0]]
+    names: dict[tuple[str, str], Any] = {(_current_module(each.__module__), each.__name__): each for each in functions}
+    return names | {("numpy", "ndarray"): np.ndarray, ("numpy", "dtype"): np.dtype}
 
 
 _VALUES: Mapping[tuple[str, str], Any] = {
-    **_numpy_parts(),
-    ("_codecs", "encode"): _latin,
+    **_numpy_functions(),
+    ("_codecs", "encode"): _encode_latin1,
     ("collections", "OrderedDict"): OrderedDict,
     ("builtins", "set"): set,
     ("builtins", "frozenset"): frozenset,

@@ -1,4 +1,4 @@
-"""WebDataset: tar files, in which files of one stem, one behind the other, are a sample."""
+"""WebDataset: tar files, in which consecutive files with the same name before the first dot are a sample."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from quire.storage.importers._source import (
     load_npy,
     load_npz,
     match_fields,
-    name_errors,
+    source_errors,
     tensor_annotation,
     to_field_tensor,
     validate_rows,
@@ -36,7 +36,7 @@ from quire.storage.importers._unpickle import load_value
 SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 KEY = "key"
 _SAMPLES = 100
-"""The class is made from so many samples."""
+"""The number of samples that a class is inferred from."""
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
 _IMAGES = {"jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm", "webp", "bmp", "gif", "tif", "tiff"}
 _TEXTS = {"txt", "text", "transcript"}
@@ -47,66 +47,66 @@ Sample = tuple[str, dict[str, bytes]]
 
 
 def read_webdataset(source: Any, schema: type[Any] | None, options: ImportOptions) -> ForeignDataset:
-    """The tar files of a folder, in the order of their names."""
+    """Read the tar files of a folder, in the order of their names."""
     folder = open_folder(source, options.remote)
     files = [entry.name for entry in folder.list(SUFFIXES)]
     if not files:
         raise StorageError(f"{display_uri(folder.url)}: there are no tar files ({', '.join(SUFFIXES)}).")
-    document_type = schema or _inferred(islice(_samples(folder, files), _SAMPLES), options)
+    document_type = schema or _infer_class(islice(_read_samples(folder, files), _SAMPLES), options)
 
     def rows(first: int) -> Iterator[Any]:
         places = (
-            (where, partial(_row, document_type, where, files, options, closed=schema is None))
-            for where, files in islice(_samples(folder, files), first, None)
+            (where, partial(_decode_row, document_type, where, files, options, closed=schema is None))
+            for where, files in islice(_read_samples(folder, files), first, None)
         )
         yield from validate_rows(document_type, places, options.extra)
 
     return ForeignDataset(document_type, rows)
 
 
-def _row(
+def _decode_row(
     document_type: type[Any], where: str, files: dict[str, bytes], options: ImportOptions, *, closed: bool
 ) -> dict[str, Any]:
-    wanted = match_fields(document_type, files, options.extra)
-    if closed and len(wanted) < len(files):
-        more = ", ".join(sorted(files.keys() - wanted.keys()))
-        raise DecodeError(f"{more}: not among the files of the first {_SAMPLES} samples. Pass schema=...")
-    return {key: _value(name, files[name], field, where, options) for name, (key, field) in wanted.items()}
+    matches = match_fields(document_type, files, options.extra)
+    if closed and len(matches) < len(files):
+        unknown = ", ".join(sorted(files.keys() - matches.keys()))
+        raise DecodeError(f"{unknown}: not among the files of the first {_SAMPLES} samples. Pass schema=...")
+    return {key: _decode_value(name, files[name], field, where, options) for name, (key, field) in matches.items()}
 
 
 # --- samples
 
 
-def _samples(folder: Folder, files: list[str]) -> Iterator[Sample]:
-    """The files of each sample by what is behind the first dot of their names, with the sample's place."""
+def _read_samples(folder: Folder, files: list[str]) -> Iterator[Sample]:
+    """Yield the place of each sample, and its files by what comes after the first dot of their names."""
     for name in files:
         where = folder.join(name)
-        with name_errors(where), local_file(folder, name) as path, path.open("rb") as opened:
-            for key, found in _grouped(opened):
-                yield f"{where}, sample {key!r}", {KEY: key.encode(), **found}
+        with source_errors(where), local_file(folder, name) as path, path.open("rb") as opened:
+            for key, contents in _group_members(opened):
+                yield f"{where}, sample {key!r}", {KEY: key.encode(), **contents}
 
 
-def _grouped(opened: IO[bytes]) -> Iterator[Sample]:
-    key, found = "", dict[str, bytes]()
+def _group_members(opened: IO[bytes]) -> Iterator[Sample]:
+    key, contents = "", dict[str, bytes]()
     try:
         with tarfile.open(fileobj=opened, mode="r|*") as archive:
-            for stem, suffix, content in _members(archive):
-                if found and (stem != key or suffix in found):
+            for stem, suffix, content in _read_members(archive):
+                if contents and (stem != key or suffix in contents):
                     if stem == key:
                         raise DecodeError(f"two files of the sample {key!r} end in {suffix!r}.")
-                    yield key, found
-                    found = {}
-                key, found[suffix] = stem, content
+                    yield key, contents
+                    contents = {}
+                key, contents[suffix] = stem, content
     except tarfile.TarError as error:
-        raise DecodeError(f"not a whole tar file: {error}.") from error
-    if found:
-        yield key, found
+        raise DecodeError(f"not a complete tar file: {error}.") from error
+    if contents:
+        yield key, contents
 
 
-def _members(archive: tarfile.TarFile) -> Iterator[tuple[str, str, bytes]]:
-    """The files: the stem, what is behind it, and the content; others and those of hidden names are left out."""
+def _read_members(archive: tarfile.TarFile) -> Iterator[tuple[str, str, bytes]]:
+    """Yield the stem, suffix and content of files; members of other types and with hidden names are skipped."""
     for member in archive:
-        archive.members = []  # type: ignore[attr-defined]  # a stream remembers all of them otherwise
+        archive.members = []  # type: ignore[attr-defined]  # otherwise tarfile keeps all of them
         match = _NAME.fullmatch(member.name)
         if not member.isreg() or match is None:
             continue
@@ -115,15 +115,15 @@ def _members(archive: tarfile.TarFile) -> Iterator[tuple[str, str, bytes]]:
         file = archive.extractfile(member)
         content = b"" if file is None else file.read()
         if len(content) != member.size:
-            raise DecodeError(f"{member.name} is cut off.")
+            raise DecodeError(f"{member.name} is truncated.")
         yield match[1], match[2].lower(), content
 
 
 # --- values
 
 
-def _value(name: str, content: bytes, field: Field, where: str, options: ImportOptions) -> Any:
-    """What a file holds, as the field wants it."""
+def _decode_value(name: str, content: bytes, field: Field, where: str, options: ImportOptions) -> Any:
+    """Decode a file for a field."""
     kind = name.rpartition(".")[2]
     if field.kind is FieldKind.BYTES:
         return content
@@ -133,12 +133,12 @@ def _value(name: str, content: bytes, field: Field, where: str, options: ImportO
         return (
             decode_image_tensor(content, field, where)
             if kind in _IMAGES
-            else to_field_tensor(_plain(name, content, options), field)
+            else to_field_tensor(_decode_file(name, content, options), field)
         )
-    return _plain(name, content, options)
+    return _decode_file(name, content, options)
 
 
-def _plain(name: str, content: bytes, options: ImportOptions) -> Any:
+def _decode_file(name: str, content: bytes, options: ImportOptions) -> Any:
     kind = name.rpartition(".")[2]
     if name == KEY or kind in _TEXTS:
         return content.decode()
@@ -163,27 +163,27 @@ def _plain(name: str, content: bytes, options: ImportOptions) -> Any:
 # --- the class
 
 
-def _inferred(samples: Iterator[Sample], options: ImportOptions) -> type[Any]:
-    """A class for samples: what some of them have and others do not is optional."""
+def _infer_class(samples: Iterator[Sample], options: ImportOptions) -> type[Any]:
+    """Make a class for samples: files that only some of them have are optional."""
     seen: dict[str, Any] = {}
-    number, found = 0, dict[str, int]()
+    number, counts = 0, dict[str, int]()
     for where, files in samples:
         number += 1
         for name, content in files.items():
-            with name_errors(f"{where}: {name}"):
+            with source_errors(f"{where}: {name}"):
                 annotation = _annotation(name, content, options, where)
-            seen[name] = annotation if name not in seen else _both(seen[name], annotation)
-            found[name] = found.get(name, 0) + 1
+            seen[name] = annotation if name not in seen else _merge(seen[name], annotation)
+            counts[name] = counts.get(name, 0) + 1
     names = field_names(seen)
-    typed = {names[name]: _typed(annotation) for name, annotation in seen.items()}
-    for name, count in found.items():
-        if count < number:
-            typed[names[name]] = typed[names[name]] | None
-    return document_class(options.name or "Sample", typed)
+    annotations: dict[str, Any] = {}
+    for name, annotation in seen.items():
+        field = tensor_annotation(*annotation) if isinstance(annotation, tuple) else annotation
+        annotations[names[name]] = field if counts[name] == number else field | None
+    return document_class(options.name or "Sample", annotations)
 
 
 def _annotation(name: str, content: bytes, options: ImportOptions, where: str) -> Any:
-    """A type; of arrays, their dtype and shape."""
+    """Return the type of a file; of an array, its dtype and shape."""
     kind = name.rpartition(".")[2]
     if kind == "npy":
         array = load_npy(content)
@@ -194,13 +194,13 @@ def _annotation(name: str, content: bytes, options: ImportOptions, where: str) -
         pixels = load_image(content, where)
         return pixels.dtype, pixels.shape
     if kind in ("json", "jsn", "npz") or kind in _PICKLES:
-        _plain(name, content, options)  # says at once what it refuses
+        _decode_file(name, content, options)  # raises an error if it is refused
         return Any
-    return type(_plain(name, content, options))
+    return type(_decode_file(name, content, options))
 
 
-def _both(one: Any, other: Any) -> Any:
-    """What two arrays have in common; None for a dtype or a shape that differs."""
+def _merge(one: Any, other: Any) -> Any:
+    """Return the dtype and shape that two arrays have in common; None where they differ."""
     if not (isinstance(one, tuple) and isinstance(other, tuple)):
         return one
     shape = one[1] if one[1] == other[1] else _common_shape(one[1], other[1])
@@ -211,7 +211,3 @@ def _common_shape(one: Any, other: Any) -> Any:
     if one is None or other is None or len(one) != len(other):
         return None
     return tuple(a if a == b else None for a, b in zip(one, other, strict=True))
-
-
-def _typed(annotation: Any) -> Any:
-    return tensor_annotation(*annotation) if isinstance(annotation, tuple) else annotation
