@@ -24,7 +24,8 @@ def rebatch_by_bytes(batches: Iterable[pa.RecordBatch], size: int = CHUNK_BYTES)
     waiting: list[pa.RecordBatch] = []
     held = 0
     for batch in batches:
-        for part in _split_batch(batch, size):
+        rows = count_rows_within(batch, size) if len(batch) else 1
+        for part in (batch.slice(start, rows) for start in range(0, len(batch), rows)):
             if waiting and held + part.nbytes > size:
                 yield _concat_batches(waiting)
                 waiting, held = [], 0
@@ -96,14 +97,6 @@ def slice_rows(batches: Iterable[pa.RecordBatch], start: int, stop: int) -> Iter
         first += len(batch)
         if first >= stop:
             return
-
-
-def _split_batch(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
-    if not len(batch):
-        return
-    rows = count_rows_within(batch, size)
-    for start in range(0, len(batch), rows):
-        yield batch.slice(start, rows)
 
 
 def _concat_batches(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -85,7 +85,12 @@ class TensorBuffer:
             self._complete
             and self._codecs
             and type(document) is self._type
-            and all(_fits(codec, values.get(codec.field.name)) for codec in self._codecs)
+            and all(
+                type(value := values.get(codec.field.name)) is np.ndarray
+                and value.dtype == codec.dtype
+                and value.shape == codec.shape
+                for codec in self._codecs
+            )
         ):
             self._complete = False
             return document
@@ -115,10 +120,6 @@ class TensorBuffer:
         columns = {name: data[: self._used] for name, data in self._data.items()} if self._complete else {}
         self._data, self._used, self._complete = {}, 0, True
         return columns
-
-
-def _fits(codec: TensorCodec, value: Any) -> bool:
-    return type(value) is np.ndarray and value.dtype == codec.dtype and value.shape == codec.shape
 
 
 def stack_documents(schema: Schema, documents: list[Any], tensors: StackedTensors) -> Columns:

@@ -248,12 +248,9 @@ class SplitByRowsStep(Step):
             )
         total, start = sum(self.counts.values()), sum(n for p, n in self.counts.items() if p < partition)
         ends = [min(max(total * part // self.outputs - start, 0), length) for part in range(self.outputs + 1)]
-        return [_copy_rows(values[0], a, b) for a, b in pairwise(ends)]
-
-
-def _copy_rows(value: Any, start: int, stop: int) -> Any:
-    """Return consecutive rows; a slice of an Arrow table would be sent with all of the table."""
-    return take_rows(value, np.arange(start, stop)) if is_arrow(value) else take_rows(value, slice(start, stop))
+        if is_arrow(values[0]):  # copied, because a slice of a table would be sent with all of the table
+            return [take_rows(values[0], np.arange(a, b)) for a, b in pairwise(ends)]
+        return [take_rows(values[0], slice(a, b)) for a, b in pairwise(ends)]
 
 
 @dataclass

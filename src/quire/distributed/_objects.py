@@ -204,12 +204,11 @@ class TaskEngine(ObjectEngine):
     def _cached_handles(self, node: Node) -> list[Any]:
         with node.lock:
             if node.kept is None:
-                made = (
-                    self.open_native(node)
-                    if isinstance(node, NativeNode)
-                    else list(self._make_handles(node, ALL_PARTITIONS))
-                )
-                node.kept = self._check_handles(made)
+                if isinstance(node, NativeNode):
+                    handles = self.open_native(node)
+                else:
+                    handles = list(self._make_handles(node, ALL_PARTITIONS))
+                node.kept = self._check_handles(handles)
             kept: list[Any] = node.kept
             return kept
 

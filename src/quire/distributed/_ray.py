@@ -46,7 +46,12 @@ def ray_session(**options: Any) -> Any:
         ray: Any = require("ray", extra="ray", needed_for="engine='ray'")
         ray.init(address=address, **options)
         return ray
-    return _start_ray(options)
+    defaults = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+    with loopback() as ray:
+        ray.init(address="local", **{**defaults, **options})
+    require("ray.data", extra="ray", needed_for="engine='ray'")
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised as exceptions
+    return ray
 
 
 def ray_is_running() -> bool:
@@ -55,16 +60,6 @@ def ray_is_running() -> bool:
         return False
     ray: Any = require("ray", extra="ray", needed_for="engine='ray'")
     return bool(ray.is_initialized())
-
-
-def _start_ray(options: dict[str, Any]) -> Any:
-    """Start Ray on this machine, without a dashboard and without its progress messages."""
-    defaults = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
-    with loopback() as ray:
-        ray.init(address="local", **{**defaults, **options})
-    require("ray.data", extra="ray", needed_for="engine='ray'")
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised
-    return ray
 
 
 @contextmanager

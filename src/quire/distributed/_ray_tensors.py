@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -74,44 +75,26 @@ def _convert_array(array: pa.Array, target: pa.DataType) -> pa.Array:
     kind = _tensor_kind(array.type)
     if not kind:
         return array
+    storage, dtype = array.storage, _dtype(array.type)
     if kind == "ragged":
-        return _convert_ragged(array.storage, _dtype(array.type))
-    if pa.types.is_struct(target):
-        return _fixed_to_ragged(array, target)
-    storage, size = array.storage, math.prod(array.type.shape)
-    if storage.null_count:
-        rows = [None if row is None else np.asarray(row, _dtype(array.type)).tobytes() for row in storage.to_pylist()]
+        rows = [row and _ragged_cell(row["data"], dtype, row["shape"]) for row in storage.to_pylist()]
+        return pa.array(rows, _RAGGED_TYPE)
+    if pa.types.is_struct(target):  # of one shape in this block, and of others elsewhere in the column
+        shape = array.type.shape
+        rows = [None if row is None else _ragged_cell(row, dtype, shape) for row in storage.to_pylist()]
         return pa.array(rows, target)
-    first = storage.offset * size if pa.types.is_fixed_size_list(storage.type) else _first_offset(storage)
-    values = _to_numpy(storage.values.slice(first, len(storage) * size))
-    return pa.Array.from_buffers(target, len(storage), [None, pa.py_buffer(values)])
+    if storage.null_count:
+        rows = [None if row is None else np.asarray(row, dtype).tobytes() for row in storage.to_pylist()]
+        return pa.array(rows, target)
+    # The elements are stored without gaps: the buffer becomes that of a fixed-size binary column.
+    size = math.prod(array.type.shape)
+    if pa.types.is_fixed_size_list(storage.type):
+        first = storage.offset * size
+    else:
+        first = storage.offsets[0].as_py() if len(storage) else 0
+    elements = storage.values.slice(first, len(storage) * size).to_numpy(zero_copy_only=False)  # bits become bytes
+    return pa.Array.from_buffers(target, len(storage), [None, pa.py_buffer(np.ascontiguousarray(elements))])
 
 
-def _fixed_to_ragged(array: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert tensors of one shape in a column whose shapes differ elsewhere."""
-    dtype, shape = _dtype(array.type), list(array.type.shape)
-    rows = [
-        None if row is None else {"data": np.asarray(row, dtype).tobytes(), "shape": shape}
-        for row in array.storage.to_pylist()
-    ]
-    return pa.array(rows, target)
-
-
-def _first_offset(lists: pa.Array) -> int:
-    """Return where the items of the first list begin."""
-    return lists.offsets[0].as_py() if len(lists) else 0
-
-
-def _to_numpy(values: pa.Array) -> Any:
-    """Return the elements as numpy stores them; bits become bytes."""
-    return np.ascontiguousarray(values.to_numpy(zero_copy_only=False))
-
-
-def _convert_ragged(storage: pa.Array, dtype: np.dtype[Any]) -> pa.Array:
-    rows = [
-        None
-        if row is None
-        else {"data": np.asarray(row["data"], dtype).tobytes(), "shape": [int(size) for size in row["shape"]]}
-        for row in storage.to_pylist()
-    ]
-    return pa.array(rows, _RAGGED_TYPE)
+def _ragged_cell(elements: Any, dtype: np.dtype[Any], shape: Iterable[int]) -> dict[str, Any]:
+    return {"data": np.asarray(elements, dtype).tobytes(), "shape": [int(size) for size in shape]}

@@ -333,7 +333,12 @@ def plan_files(
         if schema is None and not files:
             raise _no_class_error()
         layout = DocumentLayout(schema) if schema else _infer_layout(kind, files[0], options)
-    pieces = [piece for file in files for piece in _split_file(kind, file, files, partitions or workers, options)]
+    if kind == "binary":
+        pieces = [TextPiece(file) for file in files]
+    else:
+        # Large files are split, so that all files together have as many pieces as there are partitions.
+        size = min(PARTITION_BYTES, sum(file.size for file in files) // (partitions or workers) + 1)
+        pieces = [piece for file in files for piece in split_text_file(kind, file, size, options.encoding)]
     parts = assign_to_partitions(pieces, [piece.size for piece in pieces], partitions, workers)
     return ReadPlan(
         ReadFiles(kind, parts, layout, options), len(parts), layout, len(files) if kind == "binary" else None
@@ -354,24 +359,16 @@ def _has_rows(kind: Literal["csv", "json"], file: FileRef, options: FileOptions)
     return sum(not line.isspace() for line in text.splitlines() if line) > 1  # the first line is the header
 
 
-def _split_file(
-    kind: FileKind, file: FileRef, files: Sequence[FileRef], parts: int, options: FileOptions
-) -> list[TextPiece]:
-    """Return a file, or pieces of it if it is large: as many over all files as there are partitions."""
-    if kind == "binary":
-        return [TextPiece(file)]
-    size = min(PARTITION_BYTES, sum(file.size for file in files) // parts + 1)
-    return split_text_file(kind, file, size, options.encoding)
-
-
 def _infer_layout(kind: str, file: FileRef, options: FileOptions) -> DocumentLayout:
     """Infer a class from the beginning of a file, and return its layout."""
     try:
         with open_file(file) as source:
             if kind == "csv":
                 return _infer_csv_layout(source, csv_options_for(file, options))
-            content = source.read() if peek_byte(source) == b"[" else b"".join(source.readlines(_INFERENCE_BYTES))
-        return layout_from_arrow(_infer_json_schema(content))
+            if peek_byte(source) == b"[":
+                return layout_from_arrow(pa.Table.from_pylist(parse_json(source.read())).schema)
+            content = b"".join(source.readlines(_INFERENCE_BYTES))
+            return layout_from_arrow(pa.json.read_json(pa.BufferReader(content)).schema)
     except (pa.ArrowException, ValueError) as error:
         raise DecodeError(
             f"{display_uri(file.url)}: no class can be inferred from it: {error}. Pass schema=..."
@@ -386,9 +383,3 @@ def _infer_csv_layout(source: IO[bytes], options: CsvOptions) -> DocumentLayout:
     read = pa.csv.ReadOptions(block_size=_INFERENCE_BYTES)
     with pa.csv.open_csv(source, read, parse, convert) as reader:
         return layout_from_arrow(reader.schema)
-
-
-def _infer_json_schema(content: bytes) -> pa.Schema:
-    if content.lstrip()[:1] == b"[":
-        return pa.Table.from_pylist(parse_json(content)).schema
-    return pa.json.read_json(pa.BufferReader(content)).schema

@@ -45,12 +45,9 @@ def is_arrow(value: Any) -> bool:
     return isinstance(value, (arrow.Table, arrow.RecordBatch))
 
 
-def _is_tensor(value: Any) -> bool:
-    return framework_of_type(type(value)) is not None and len(value.shape) > 0
-
-
 def _is_array(value: Any) -> bool:
-    return _is_tensor(value) or is_pandas(value) or is_arrow(value) or isinstance(value, (DocumentArray, DocumentBatch))
+    is_tensor = framework_of_type(type(value)) is not None and len(value.shape) > 0
+    return is_tensor or is_pandas(value) or is_arrow(value) or isinstance(value, (DocumentArray, DocumentBatch))
 
 
 def _is_columns(value: Any) -> bool:
@@ -74,30 +71,22 @@ def has_rows(value: Any) -> bool:
 
 def count_rows(value: Any) -> int:
     """Return the number of rows; an object without rows counts as one."""
-    if isinstance(value, dict) and not _is_columns(value):
-        return _count_mixed_rows(value)
     if _is_columns(value):
-        return _count_column_rows(value)
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        lengths = {key: count_rows(item) for key, item in items}
+        if len(set(lengths.values())) > 1:
+            described = ", ".join(f"{key!r}: {length:,}" for key, length in lengths.items())
+            raise ColumnError(f"columns of one object have different numbers of rows: {described}.")
+        return next(iter(lengths.values()))
+    if isinstance(value, dict):
+        rows = [key for key, item in value.items() if _is_array(item) or _is_columns(item)]
+        if rows:
+            others = [key for key, item in value.items() if key not in rows and not isinstance(item, (list, tuple))]
+            raise ColumnError(f"a dict has rows in {rows} and none in {others}: its number of rows is unclear.")
+        return 1 if value else 0
     if isinstance(value, (list, tuple)) or _is_array(value):
         return int(value.num_rows) if is_arrow(value) else len(value)
     return 1
-
-
-def _count_mixed_rows(value: dict[Any, Any]) -> int:
-    rows = [key for key, item in value.items() if _is_array(item) or _is_columns(item)]
-    if rows:
-        others = [key for key, item in value.items() if key not in rows and not isinstance(item, (list, tuple))]
-        raise ColumnError(f"a dict has rows in {rows} and none in {others}: its number of rows is unclear.")
-    return 1 if value else 0
-
-
-def _count_column_rows(value: Any) -> int:
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    lengths = {key: count_rows(item) for key, item in items}
-    if len(set(lengths.values())) > 1:
-        described = ", ".join(f"{key!r}: {length:,}" for key, length in lengths.items())
-        raise ColumnError(f"columns of one object have different numbers of rows: {described}.")
-    return next(iter(lengths.values()))
 
 
 def check_rows(value: Any, doing: str) -> int:
@@ -155,23 +144,22 @@ def split_rows(value: Any, parts: int) -> list[Any]:
 def concat_rows(values: Sequence[Any]) -> Any:
     """Concatenate the rows of all objects. Empty ones are ignored, unless all are empty."""
     full = [value for value in values if check_rows(value, "joining partitions")]
-    if len(full) < 2:
-        return full[0] if full else _pick_empty(values)
+    if not full:  # the one that says most about its rows
+        return next((value for value in values if not is_untyped(value)), values[0])
+    if len(full) == 1:
+        return full[0]
     first = full[0]
     kinds = {_container_kind(value): value for value in full}
     if len(kinds) > 1:
         names = " and ".join(type(value).__name__ for value in kinds.values())
         raise ColumnError(f"only partitions of one kind can be joined, and these hold {names}.")
+    if isinstance(first, dict):
+        return {key: concat_rows([value[key] for value in full]) for key in first}
     if _is_columns(first):
-        return _concat_columns(full)
+        return _rebuild(first, [concat_rows([value[i] for value in full]) for i in range(len(first))])
     if isinstance(first, (list, tuple)) and not isinstance(first, DocumentArray):
         return type(first)([item for value in full for item in value])
     return _concat_arrays(full)
-
-
-def _pick_empty(values: Sequence[Any]) -> Any:
-    """Return the empty object with the most type information."""
-    return next((value for value in values if not is_untyped(value)), values[0])
 
 
 def is_untyped(value: Any) -> bool:
@@ -184,13 +172,6 @@ def _container_kind(value: Any) -> Any:
         return type(value), tuple(value) if isinstance(value, dict) else len(value)
     framework = framework_of_type(type(value))
     return type(value) if framework is None else framework.name
-
-
-def _concat_columns(values: Sequence[Any]) -> Any:
-    first = values[0]
-    if isinstance(first, dict):
-        return {key: concat_rows([value[key] for value in values]) for key in first}
-    return _rebuild(first, [concat_rows([value[place] for value in values]) for place in range(len(first))])
 
 
 def _concat_arrays(values: Sequence[Any]) -> Any:
@@ -206,11 +187,7 @@ def _concat_arrays(values: Sequence[Any]) -> Any:
         return type(first).concat(values)
     if isinstance(first, DocumentArray):
         return type(first)(document for value in values for document in value)
-    return _concat_tensors(values)
-
-
-def _concat_tensors(values: Sequence[Any]) -> Any:
-    framework = framework_of_type(type(values[0]))
+    framework = framework_of_type(type(first))
     assert framework is not None
     shapes = {framework.shape(value)[1:] for value in values}
     if len(shapes) > 1:

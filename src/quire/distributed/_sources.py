@@ -79,23 +79,19 @@ def _find_files(path: str, suffixes: tuple[str, ...], remote: RemoteOptions) -> 
     if is_pattern(path):
         return _match_pattern(path, remote)
     folder = open_folder(path, remote)
-    return _find_file(path, remote) or [FileRef(folder, *entry) for entry in folder.list(suffixes)]
-
-
-def _find_file(path: str, remote: RemoteOptions) -> list[FileRef]:
-    folder = open_folder(path, remote)
-    parent, _, name = folder.url.rpartition("/")
-    if not name or parent.endswith(":/"):
-        return []
-    outside = open_folder(parent or "/", remote)
-    return [FileRef(outside, name, outside.size(name))] if outside.exists(name) else []
+    parent_url, _, name = folder.url.rpartition("/")
+    if name and not parent_url.endswith(":/"):  # unless it is the root of a file system or a bucket
+        parent = open_folder(parent_url or "/", remote)
+        if parent.exists(name):
+            return [FileRef(parent, name, parent.size(name))]
+    return [FileRef(folder, *entry) for entry in folder.list(suffixes)]
 
 
 def _match_pattern(pattern: str, remote: RemoteOptions) -> list[FileRef]:
     """Return the files that match a glob pattern; ** stands for any number of folders."""
-    whole = open_folder(pattern, remote).url if "://" not in pattern else pattern
-    place = whole.rindex("/", 0, _WILDCARD.search(whole).start()) + 1  # type: ignore[union-attr]
-    folder, regex = open_folder(whole[:place], remote), re.compile(_pattern_to_regex(whole[place:]))
+    url = open_folder(pattern, remote).url if "://" not in pattern else pattern
+    start = url.rindex("/", 0, _WILDCARD.search(url).start()) + 1  # type: ignore[union-attr]
+    folder, regex = open_folder(url[:start], remote), re.compile(_pattern_to_regex(url[start:]))
     return [FileRef(folder, *entry) for entry in folder.list() if regex.fullmatch(entry.name)]
 
 

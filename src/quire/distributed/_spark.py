@@ -66,8 +66,12 @@ def spark_session(**options: Any) -> Any:
     active = active_session()
     if active is not None:
         return active
-    settings = {**_LOCAL_SETTINGS, **{_setting_name(name): str(value) for name, value in options.items()}}
-    if _is_cluster(settings):
+    settings = dict(_LOCAL_SETTINGS)
+    for name, value in options.items():
+        settings[name if name.startswith("spark.") else f"spark.{name.replace('_', '.')}"] = str(value)
+    # A cluster is named by the options, by Spark Connect, or by `spark-submit`, which runs this process.
+    named = "spark.remote" in settings or not settings["spark.master"].startswith("local")
+    if named or any(os.environ.get(name) for name in ("SPARK_REMOTE", "PYSPARK_GATEWAY_PORT")):
         settings = {name: value for name, value in settings.items() if _LOCAL_SETTINGS.get(name) != value}
     else:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -81,17 +85,6 @@ def active_session() -> Any:
     sql: Any = require("pyspark.sql", extra="spark", needed_for="engine='spark'")
     session = sql.SparkSession.getActiveSession() or getattr(sql.SparkSession, "_instantiatedSession", None)
     return session if session is not None and is_open(session) else None
-
-
-def _is_cluster(settings: dict[str, str]) -> bool:
-    """Whether a cluster is named: by the options, by Spark Connect, or by `spark-submit`, which runs this."""
-    named = "spark.remote" in settings or not settings["spark.master"].startswith("local")
-    return named or any(os.environ.get(name) for name in ("SPARK_REMOTE", "PYSPARK_GATEWAY_PORT"))
-
-
-def _setting_name(name: str) -> str:
-    """Return `driver_memory` as 'spark.driver.memory'."""
-    return name if name.startswith("spark.") else f"spark.{name.replace('_', '.')}"
 
 
 def is_open(session: Any) -> bool:
@@ -347,7 +340,7 @@ class SparkEngine:
         # A frame of its own, so that Spark lets go of the data when this frame is no longer used.
         rows = persisted.select("*")
         cached = _frame_of_packs(own.source.session, rows, frame.schema, parts, in_windows=parts is not None)
-        weakref.finalize(cached.source.frame, _unpersist, persisted).atexit = False
+        weakref.finalize(cached.source.frame, unpersist, persisted).atexit = False
         return cached
 
     # --- results
@@ -426,7 +419,8 @@ def _frame_of_packs(
     return SparkFrame(SparkSource(session, "packs", frame, parts, in_windows), StageChain(schema))
 
 
-def _unpersist(frame: Any) -> None:
+def unpersist(frame: Any) -> None:
+    """Release a DataFrame that is no longer used."""
     with suppress(Exception):  # Spark may have ended
         frame.unpersist()
 

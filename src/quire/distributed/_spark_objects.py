@@ -6,7 +6,6 @@ holds 2 GiB. All rows of a `part` are in one partition of Spark.
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import weakref
 from collections import defaultdict
@@ -30,7 +29,7 @@ from quire.distributed._objects import (
     ZipNode,
     fuse_maps,
 )
-from quire.distributed._spark import SparkEngine, SparkFrame, limit_batches, translate_errors
+from quire.distributed._spark import SparkEngine, SparkFrame, limit_batches, translate_errors, unpersist
 from quire.distributed._spark_transport import arrow_schema, from_spark, spark_arrow_schema
 
 _PIECE_BYTES = 32 << 20
@@ -68,7 +67,7 @@ class SparkObjects(ObjectEngine):
         with node.lock:
             if node.kept is None:
                 node.kept = self._make_frame(node, "true").persist()
-                weakref.finalize(node, _unpersist, node.kept).atexit = False
+                weakref.finalize(node, unpersist, node.kept).atexit = False
             return node.kept.where(only)
 
     def _make_frame(self, node: Node, only: str) -> Any:
@@ -107,7 +106,10 @@ class SparkObjects(ObjectEngine):
     def _fetch(self, frame: Any) -> list[tuple[int, Any]]:
         """Return the objects in a DataFrame with their partitions; a failure is raised."""
         with translate_errors(), limit_batches(frame.sparkSession, PIECE_SCHEMA):
-            batches = frame.toArrow().to_batches() if hasattr(frame, "toArrow") else [_rows_to_batch(frame.collect())]
+            if hasattr(frame, "toArrow"):
+                batches = frame.toArrow().to_batches()
+            else:
+                batches = [pa.RecordBatch.from_pylist([row.asDict() for row in frame.collect()], PIECE_SCHEMA)]
         objects = [(part, values[0]) for part, values in _collect_objects(batches)]
         for _, value in objects:
             if isinstance(value, Failure):
@@ -152,12 +154,6 @@ class SparkObjects(ObjectEngine):
 # --- rows
 
 
-def _unpersist(frame: Any) -> None:
-    """Release a DataFrame that nobody can refer to any more; Spark may have ended by then."""
-    with contextlib.suppress(Exception):
-        frame.unpersist()
-
-
 def _repartition(frame: Any, parts: int) -> Any:
     """Move the rows of partition i into partition i of Spark; before Spark 4.1, only all into one."""
     if hasattr(frame, "repartitionById"):
@@ -174,25 +170,18 @@ def _to_rows(part: int, source: int, value: Any) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays(arrays, schema=PIECE_SCHEMA)
 
 
-def _rows_to_batch(rows: Iterable[Any]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([row.asDict() for row in rows], PIECE_SCHEMA)
-
-
 def _collect_objects(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, list[Any]]]:
-    """Yield the partitions found in rows, in order, each with its objects by source."""
+    """Yield the partitions in rows, in order, each with its objects by source."""
     pieces: dict[int, list[tuple[int, int, Any]]] = defaultdict(list)
     for batch in batches:
         for part, source, seq, data in zip(*(column for column in batch.columns), strict=True):
             pieces[part.as_py()].append((source.as_py(), seq.as_py(), data.as_buffer()))
     for part in sorted(pieces):
-        yield part, _load_objects(sorted(pieces.pop(part), key=lambda piece: piece[:2]))
-
-
-def _load_objects(pieces: list[tuple[int, int, Any]]) -> list[Any]:
-    by_source: dict[int, list[Any]] = defaultdict(list)
-    for source, _, data in pieces:
-        by_source[source].append(data)
-    return [pickle.loads(data[0] if len(data) == 1 else b"".join(data)) for data in by_source.values()]  # noqa: S301 - from our own rows
+        by_source: dict[int, list[Any]] = defaultdict(list)
+        for source, _, data in sorted(pieces.pop(part), key=lambda piece: piece[:2]):
+            by_source[source].append(data)
+        # The rows were pickled by `_to_rows`.
+        yield part, [pickle.loads(data[0] if len(data) == 1 else b"".join(data)) for data in by_source.values()]  # noqa: S301
 
 
 @dataclass

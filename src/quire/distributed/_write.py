@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,18 +95,18 @@ def write_frame(engine: Engine, frame: Frame[Any], layout: DocumentLayout, url: 
     job = log.name.partition("-")[0]
     try:
         reports = engine.collect(engine.run(frame, WriteShards(layout, folder.url, job, options)))
-        shards = _parse_reports(reports) or [_write_empty_shard(folder, layout, options, job)]
+        lines = [line for batch in reports for text in batch.column("shards").to_pylist() for line in json.loads(text)]
+        shards = [Shard.from_dict(line) for line in lines] or [_write_empty_shard(folder, layout, options, job)]
     except BaseException:
         _remove_attempts(folder, job, ())
         raise
     _remove_attempts(folder, job, {shard.name for shard in shards})
-    _commit(folder, log, shards, options)
-
-
-def _parse_reports(reports: Iterable[pa.RecordBatch]) -> list[Shard]:
-    """Return the files of all partitions; reports are in their order."""
-    lines = [line for batch in reports for text in batch.column("shards").to_pylist() for line in json.loads(text)]
-    return [Shard.from_dict(line) for line in lines]
+    log.lines.extend(encode_line(shard.to_dict()) for shard in shards)
+    if log.replaces:
+        replace_dataset(folder, log, options.remote)
+    else:
+        log.publish(None)
+        confirm_append(folder, log, options.remote)
 
 
 def _write_empty_shard(folder: Folder, layout: DocumentLayout, options: WriteOptions, job: str) -> Shard:
@@ -123,13 +123,3 @@ def _remove_attempts(folder: Folder, job: str, keep: Any) -> None:
     for entry in folder.list(hidden=True):
         if entry.name.lstrip(".").startswith(f"{job}-") and entry.name not in keep:
             folder.delete(entry.name)
-
-
-def _commit(folder: Folder, log: Log, shards: Iterable[Shard], options: WriteOptions) -> None:
-    """Publish the files, all at once."""
-    log.lines.extend(encode_line(shard.to_dict()) for shard in shards)
-    if log.replaces:
-        replace_dataset(folder, log, options.remote)
-    else:
-        log.publish(None)
-        confirm_append(folder, log, options.remote)

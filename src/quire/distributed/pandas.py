@@ -135,17 +135,15 @@ def _list_files(kind: str, paths: Paths, remote: RemoteOptions) -> list[SourceFi
             files.append(SourceFile(url, {}, 1))
         else:
             matches = find_files(url, _SUFFIXES[kind], remote)
-            files += [SourceFile(file.url, _partition_values(file.name), file.size) for file in matches]
+            for file in matches:
+                pairs = [part.partition("=") for part in file.name.split("/")[:-1] if "=" in part]
+                folders = {key: None if value == _NULL_PARTITION else unquote(value) for key, _, value in pairs}
+                files.append(SourceFile(file.url, folders, file.size))
     if not files:
         raise OptionError(f"read_{kind}([]): at least one file is needed.")
     for key in {key for file in files for key in file.folders}:
         _type_folders(key, [file for file in files if file.folders.get(key) is not None])
     return files
-
-
-def _partition_values(name: str) -> dict[str, Any]:
-    pairs = [part.partition("=") for part in name.split("/")[:-1] if "=" in part]
-    return {key: None if value == _NULL_PARTITION else unquote(value) for key, _, value in pairs}
 
 
 def _type_folders(key: str, files: list[SourceFile]) -> None:

@@ -50,7 +50,9 @@ class Callbacks:
     """Several callbacks, called in order. A function is called after each epoch: `callback(epoch, logs)`."""
 
     def __init__(self, callbacks: Iterable[Any], model: Any) -> None:
-        self._callbacks = [_FunctionCallback(one) if _is_plain_function(one) else one for one in callbacks]
+        self._callbacks = [
+            _FunctionCallback(one) if callable(one) and not hasattr(one, "on_epoch_end") else one for one in callbacks
+        ]
         self._model = model
         for one in self._callbacks:
             if hasattr(one, "set_model"):
@@ -75,10 +77,6 @@ class Callbacks:
         """Whether a callback has requested that the training ends."""
         requested = any(getattr(one, "stop_training", False) for one in self._callbacks)
         return requested or bool(getattr(self._model, "stop_training", False))
-
-
-def _is_plain_function(callback: Any) -> bool:
-    return callable(callback) and not hasattr(callback, "on_epoch_end")
 
 
 class _FunctionCallback:

@@ -179,32 +179,22 @@ def start_rank(job: Path, attempt: Path, rank_info: RankInfo) -> subprocess.Pope
     """Start a rank; its environment describes the ranks as launchers do."""
     host, _, port = rank_info.addresses[0].rpartition(":")
     cores = max(1, (os.cpu_count() or 1) // rank_info.size)
+    own = [entry or str(Path.cwd()) for entry in sys.path]
+    driver = json.loads(import_paths_file(job).read_text())  # the job may refer to modules of the driver
+    paths = dict.fromkeys([*own, *driver])
     environment = {
         "OMP_NUM_THREADS": str(cores),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(_import_paths(job)),
+        "PYTHONPATH": os.pathsep.join(paths),
         "RANK": str(rank_info.rank),
         "WORLD_SIZE": str(rank_info.size),
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
     }
-    command = [
-        sys.executable,
-        "-m",
-        _RANK_MODULE,
-        str(job),
-        str(attempt),
-        str(rank_info.rank),
-        ",".join(rank_info.addresses),
-    ]
+    arguments = [str(job), str(attempt), str(rank_info.rank), ",".join(rank_info.addresses)]
+    command = [sys.executable, "-m", _RANK_MODULE, *arguments]
     return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)  # noqa: S603 - our own module
-
-
-def _import_paths(job: Path) -> list[str]:
-    """Return where this process imports from, and then the driver, whose modules the job may refer to."""
-    own = [entry or str(Path.cwd()) for entry in sys.path]
-    return list(dict.fromkeys([*own, *json.loads(import_paths_file(job).read_text())]))
 
 
 _GRACE_SECONDS = 20.0
@@ -413,8 +403,8 @@ def launch(job: Job, options: EstimatorOptions, folder: Path) -> list[Outcome]:
     restarts = options.max_restarts if job.task == "fit" else 1
     try:
         write_job(job, work / "job")
-        told = LaunchSpec(work / "job", options.workers, job.recipe.framework, restarts, options.model_dir is not None)
+        spec = LaunchSpec(work / "job", options.workers, job.recipe.framework, restarts, options.model_dir is not None)
         again = 0 if options.engine in _RESTARTING_ENGINES else restarts
-        return with_restarts(partial(_LAUNCHERS[options.engine], told), work, again)
+        return with_restarts(partial(_LAUNCHERS[options.engine], spec), work, again)
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -267,13 +267,10 @@ def make_source(data: Any, feed_options: FeedOptions, folder: Path) -> Source:
     if is_ray_dataset(data):
         data = DocumentShards.from_ray(data)
     if isinstance(data, DocumentShards):
-        return _write_shards(data, folder / f"shards-{uuid.uuid4().hex}")
+        url = folder / f"shards-{uuid.uuid4().hex}"
+        data.write_dataset(url, format="arrow")
+        return StoredSource(str(url), None if is_generated(data.document_type) else data.document_type)
     return rank_source(data, feed_options)
-
-
-def _write_shards(shards: DocumentShards[Any], folder: Path) -> Source:
-    shards.write_dataset(folder, format="arrow")
-    return StoredSource(str(folder), None if is_generated(shards.document_type) else shards.document_type)
 
 
 def is_spark_frame(data: Any) -> bool:

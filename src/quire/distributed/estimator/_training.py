@@ -107,9 +107,14 @@ def run_rank(job: Job, rank_info: RankInfo) -> Outcome:
         feed = job.data.open(world, job.feed_options.in_order())
         if world.size > 1 and not feed.planned:
             raise OptionError("the order of these rows is unknown: predict with workers=1, or on rows by number.")
-        outcome = Outcome(
-            predictions=[(_real_places(batch), backend.predict(batch)) for batch in _iter_predicted(feed, backend)]
-        )
+        backend.begin(training=False)
+        outcome = Outcome()
+        for batch in feed.batches(0):
+            indices = batch.indices
+            if indices is not None and batch.valid is not None:
+                indices = indices[batch.valid]
+            if batch.rows:
+                outcome.predictions.append((indices, backend.predict(batch)))
     del backend
     world.close()
     return outcome
@@ -123,15 +128,6 @@ def evaluate(feed: Feed, backend: Backend, world: World, max_steps: int | None =
             break
         backend.evaluate(batch)
     return backend.logs(world.sum(backend.tally))
-
-
-def _iter_predicted(feed: Feed, backend: Backend) -> Any:
-    backend.begin(training=False)
-    return (batch for batch in feed.batches(0) if batch.rows)
-
-
-def _real_places(batch: RankBatch) -> Any:
-    return batch.indices if batch.indices is None or batch.valid is None else batch.indices[batch.valid]
 
 
 class Training:
