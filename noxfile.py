@@ -1,4 +1,4 @@
-"""Everything that is run around quire, each in an environment of its own: `python -m nox -l` lists it."""
+"""Sessions for tests, checks, documentation and benchmarks: `python -m nox -l` lists them."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from packaging.version import Version
 ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT))
 
-from tests.programs import find_chromium, has_java, java_command, java_package  # noqa: E402 - it is found by the path
+from tests.programs import find_chromium, has_java, java_command, java_package  # noqa: E402 - imported from the path above
 
 nox.needs_version = ">=2024.10.9"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
-nox.options.error_on_missing_interpreters = True  # an interpreter that is not there is a failure, not a skip
+nox.options.error_on_missing_interpreters = True  # a missing interpreter is a failure, not a skip
 nox.options.sessions = ["lint", "types", "layers", "tests"]
 
 PROJECT = nox.project.load_toml("pyproject.toml")
 EXTRAS = sorted(PROJECT["project"]["optional-dependencies"].keys() - {"all"})
 PYTHON = "3.11"  # sessions without it run on the Python that runs nox
-TORCH = ("-c", "constraints/torch.txt")  # goes with every install that could bring torch
+TORCH = ("-c", "constraints/torch.txt")  # for every installation that may include torch
 PARALLEL = ("-n", "2", "--dist", "loadfile")  # a file of tests stays in one process
 ALL = ("pytest", "--no-skips", *PARALLEL)
 CORE = (*ALL, "-m", "not needs")  # the tests that need no extra, every one of them
 
 
 def group(*names: str) -> list[str]:
-    """The requirements of dependency groups; pip itself knows `--group` only since 25.1."""
+    """Return the requirements of dependency groups; pip supports `--group` only since 25.1."""
     return nox.project.dependency_groups(PROJECT, *names)
 
 
 def install_everything(session: nox.Session, *requirements: str) -> list[str]:
-    """Install quire with every extra that has wheels for this Python, and return those that have none.
+    """Install quire with every extra that has wheels for this Python, and return the other extras.
 
-    tensorflow-cpu stands for tensorflow, which is larger.
+    tensorflow-cpu replaces tensorflow, which is larger.
     """
     try:
         session.install(*TORCH, *everything(EXTRAS), *requirements)
@@ -58,13 +58,13 @@ def install_everything(session: nox.Session, *requirements: str) -> list[str]:
 
 
 def everything(extras: list[str]) -> list[str]:
-    """The requirements of quire with these extras."""
+    """Return the requirements of quire with these extras."""
     names = ",".join(extra for extra in extras if extra != "tensorflow")
     return ["-e", f".[{names}]", *(["tensorflow-cpu"] if "tensorflow" in extras else [])]
 
 
 def resolves(session: nox.Session, extra: str) -> bool:
-    """Whether pip finds wheels for everything in an extra; pyspark, which is pure Python, has no wheel anywhere."""
+    """Return whether pip finds wheels for an extra; pyspark is pure Python and is not published as a wheel."""
     only = ("--only-binary", ":all:", "--no-binary", "pyspark")
     requirements = [*PROJECT["project"]["dependencies"], *requirements_of(extra)]
     try:
@@ -75,7 +75,7 @@ def resolves(session: nox.Session, extra: str) -> bool:
 
 
 def requirements_of(extra: str) -> Iterator[str]:
-    """The requirements of an extra, and of the other extras that it includes."""
+    """Yield the requirements of an extra, and of the other extras that it includes."""
     for line in PROJECT["project"]["optional-dependencies"][extra]:
         requirement = Requirement(line)
         if requirement.name != PROJECT["project"]["name"]:
@@ -89,7 +89,7 @@ NODE_FOLDER = ROOT / ".nox" / "node"
 
 
 def install_node(session: nox.Session, *packages: str) -> None:
-    """Install packages of Node where tests/conftest.py looks for them; npm itself is in the group test-node."""
+    """Install Node packages in the folder that tests/conftest.py uses; npm comes from the group test-node."""
     options = ("--prefix", str(NODE_FOLDER), "--no-audit", "--no-fund", "--silent")
     session.run_install("npm", "install", *options, *NODE, *packages)
 
@@ -107,7 +107,7 @@ for (const name of readdirSync(source)) {
 }
 """
 START = """#!/bin/sh
-# Chromium as npm delivers it, with the libraries and the fonts that a minimal system does not have.
+# Chromium from npm, with the libraries and fonts that a minimal system lacks.
 folder=$(dirname "$0")
 export LD_LIBRARY_PATH="$folder/lib" FONTCONFIG_PATH="$folder"
 exec "$folder/headless-shell" --no-sandbox --no-zygote --headless=shell "$@"
@@ -119,10 +119,10 @@ FONTS = """<?xml version="1.0"?>
 
 
 def install_chromium(session: nox.Session) -> dict[str, str]:
-    """The environment in which the tests find a Chromium: an installed one, or else one from npm, without root.
+    """Return environment variables with which the tests find Chromium: an installed one, or one from npm, without root.
 
-    The package also suggests --single-process, which is for machines that forbid new processes; but in one process,
-    closing a page ends the browser. Playwright's own Node needs a library that a minimal Linux does not have.
+    The package suggests --single-process for machines that forbid new processes; but in a single process, closing a
+    page ends the browser. Playwright's own Node needs a library that a minimal Linux lacks.
     """
     if find_chromium() or (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return {}
@@ -147,9 +147,9 @@ def install_chromium(session: nox.Session) -> dict[str, str]:
 
 
 def provide_libgomp(session: nox.Session) -> dict[str, str]:
-    """The environment in which paddle finds libgomp: it needs the system's, which a minimal Linux does not have.
+    """Return environment variables with which paddle finds libgomp.
 
-    torch brings a copy of it.
+    paddle uses the library of the system, which a minimal Linux lacks; torch contains a copy.
     """
     if sys.platform != "linux" or ctypes.util.find_library("gomp"):
         return {}
@@ -162,7 +162,7 @@ def provide_libgomp(session: nox.Session) -> dict[str, str]:
 
 
 def install_java(session: nox.Session) -> None:
-    """Install Java if it is missing in CI; elsewhere the summary counts the Spark tests that were not run."""
+    """Install Java in CI if it is missing; elsewhere, the summary counts the Spark tests that were not run."""
     if has_java():
         return
     if not os.environ.get("CI"):
@@ -178,7 +178,7 @@ def install_java(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Ruff: the rules and the format."""
+    """Check rules and formatting with ruff."""
     session.install(*group("lint"))
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check", "--diff")
@@ -186,7 +186,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def prose(session: nox.Session) -> None:
-    """Spelling (codespell), and phrases that are hard to read (tools/prose.py)."""
+    """Check spelling (codespell), and phrases that are hard to read (tools/prose.py)."""
     session.install(*group("prose"))
     session.run("codespell", *session.posargs)
     session.run("python", "tools/prose.py", *session.posargs)
@@ -194,7 +194,7 @@ def prose(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Mypy, strict, on the sources; mypy and pyright on what users write."""
+    """Run mypy (strict) on the sources; mypy and pyright on code that uses quire."""
     session.install(*TORCH, "-e", ".[torch,jax]", *group("test", "types"))
     session.run("mypy")
     session.run("pyright")
@@ -202,7 +202,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def layers(session: nox.Session) -> None:
-    """Imports only go down, and only to what other packages export."""
+    """Check that imports only go to lower layers and to exported names."""
     session.install(*group("layers"))
     session.run("lint-imports", "--no-cache", env={"PYTHONPATH": "src"})
     session.run("python", "tools/figures.py", "--check")
@@ -213,9 +213,9 @@ TEST_GROUPS = ("test", "test-protoc", "test-torch", "test-remote", "test-browser
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Every test, in one environment with every extra: about 30 minutes on 2 cores; on the Python that runs nox.
+    """Run all tests in one environment with every extra: about 30 minutes on 2 cores, on the Python that runs nox.
 
-    A part takes less: `-- tests/columns`, `-- tests/data/test_ddp.py -k resume`, or `-- --last-failed`.
+    Run a part with `-- tests/columns`, `-- tests/data/test_ddp.py -k resume`, or `-- --last-failed`.
     """
     if not session.posargs:
         session.log(
@@ -228,9 +228,8 @@ def tests(session: nox.Session) -> None:
     allowed = ("--allow-missing",) if missing else ()
     runs = [session.posargs] if session.posargs else [["-m", "not cluster"], ["-m", "cluster"]]
     failures = []
-    for (
-        arguments
-    ) in runs:  # threads of Ray, Spark and gRPC live on, and tests of DataLoaders fork: see tests/conftest.py
+    # Two runs, because threads of Ray, Spark and gRPC stay alive, and tests of DataLoaders fork: see tests/conftest.py.
+    for arguments in runs:
         try:
             session.run(*ALL, *allowed, *arguments, env=environment)
         except nox.command.CommandFailed as failure:
@@ -261,7 +260,7 @@ def coverage(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("python, versions", [("3.10", "lowest"), ("3.10", "latest"), ("3.12", "latest"), ("3.13", "latest")])
 def minimal(session: nox.Session, versions: str) -> None:
-    """The core alone, on the other Pythons, and with the lowest versions that pyproject.toml allows."""
+    """Test the core without extras on the other Pythons, and with the lowest versions that pyproject.toml allows."""
     check_lower_bounds()
     constraints = ["-c", "constraints/lowest.txt"] if versions == "lowest" else []
     session.install(*constraints, "-e", ".", *group("test"))
@@ -269,7 +268,7 @@ def minimal(session: nox.Session, versions: str) -> None:
 
 
 def check_lower_bounds() -> None:
-    """The bounds in pyproject.toml and the pins in constraints/lowest.txt must be the same versions."""
+    """Check that pyproject.toml and constraints/lowest.txt have the same versions."""
     bounds = dict(name_and_version(line) for line in PROJECT["project"]["dependencies"])
     lines = (ROOT / "constraints/lowest.txt").read_text().splitlines()
     pins = dict(name_and_version(line) for line in lines if not line.startswith("#"))
@@ -278,13 +277,13 @@ def check_lower_bounds() -> None:
 
 
 def name_and_version(requirement: str) -> tuple[str, Version]:
-    """'numpy>=1.26' and 'numpy==1.26.0' alike."""
+    """Parse a requirement with one version, such as 'numpy>=1.26' or 'numpy==1.26.0'."""
     parsed = Requirement(requirement)
     [specifier] = parsed.specifier
     return parsed.name, Version(specifier.version)
 
 
-# The laws that take minutes or hours: the tests with the number of examples that CI does not have the time for.
+# Property tests with so large a number of examples that they take minutes or hours, and do not run in CI.
 LAWS = {
     "mixing": ({"QUIRE_LAWS_RESUMES": "10000"}, ["tests/data/test_mixing_state_machine.py"]),
     "schemas": ({"QUIRE_LAWS_SCHEMAS": "20000"}, ["tests/test_schema_laws.py"]),
@@ -293,14 +292,14 @@ LAWS = {
 
 @nox.session(python=PYTHON)
 def laws(session: nox.Session) -> None:
-    """Property tests with many more examples, all or some of them: `-- mixing`."""
+    """Run property tests with many more examples; select some with `-- mixing`."""
     install_everything(session, *group("test", "test-torch"))
     for name in session.posargs or LAWS:
         environment, files = LAWS[name]
         session.run("pytest", "--no-skips", "-s", "-o", "timeout=0", *files, env=environment)
 
 
-# The generated classes, once for each line of protobuf runtimes: the newest compilers that still write for them.
+# Classes are generated for two lines of protobuf runtimes, with the newest compilers that support them.
 COMPILERS = [("1.48.2", "quire_proto3", "proto3"), ("1.51.3", "quire_proto4", "proto4")]
 RUNTIMES = ["3.20.*", "4.21.*", "4.25.*", "5.*", "6.*", "7.*"]
 
@@ -308,70 +307,70 @@ RUNTIMES = ["3.20.*", "4.21.*", "4.25.*", "5.*", "6.*", "7.*"]
 @nox.session(python="3.10")
 @nox.parametrize("tools, package, folder", COMPILERS, ids=["proto3", "proto4"])
 def protos(session: nox.Session, tools: str, package: str, folder: str) -> None:
-    """Write the generated classes anew from quire.proto; with `-- --check`, only say whether that changes them."""
-    session.install(f"grpcio-tools=={tools}", "setuptools<81")  # which it needs, and does not ask for
-    with tempfile.TemporaryDirectory() as made:
-        stubs = [] if package == "quire_proto3" else [f"--pyi_out={made}"]
+    """Regenerate the protobuf classes from quire.proto; with `-- --check`, only report differences."""
+    session.install(f"grpcio-tools=={tools}", "setuptools<81")  # a missing dependency of grpcio-tools
+    with tempfile.TemporaryDirectory() as output:
+        stubs = [] if package == "quire_proto3" else [f"--pyi_out={output}"]
         source = f"-I{package}=src/quire/codec/proto"
         session.run(
-            "python", "-m", "grpc_tools.protoc", source, f"--python_out={made}", *stubs, f"{package}/quire.proto"
+            "python", "-m", "grpc_tools.protoc", source, f"--python_out={output}", *stubs, f"{package}/quire.proto"
         )
-        for file in sorted(Path(made, package).iterdir()):
+        for file in sorted(Path(output, package).iterdir()):
             target = ROOT / folder / package / file.name
             if "--check" not in session.posargs:
                 shutil.copy(file, target)
             elif not target.exists() or file.read_bytes() != target.read_bytes():
-                session.error(f"{folder}/{package}/{file.name} is not what quire.proto gives: run `nox -s protos`")
+                session.error(f"{folder}/{package}/{file.name} does not match quire.proto: run `nox -s protos`")
 
 
 @nox.session
 @nox.parametrize("runtime", RUNTIMES)
 def protobuf(session: nox.Session, runtime: str) -> None:
-    """The codec and its golden bytes under every protobuf runtime; or the tests that are named."""
+    """Test the codec and its golden files with every protobuf runtime."""
     session.install("-e", ".[compress]", f"protobuf=={runtime}", *group("test"))
     session.run(*CORE, *(session.posargs or ["tests/codec"]))
 
 
 @nox.session(python=PYTHON)
 def protobuf_tensorflow(session: nox.Session) -> None:
-    """TensorFlow and quire in one environment, on the protobuf that TensorFlow asks for."""
+    """Test the codec with the protobuf version that TensorFlow requires."""
     session.install("tensorflow-cpu", *group("test"))
     session.install("-e", ".[compress]")
     session.run("python", "-c", "import tensorflow, google.protobuf; print('protobuf', google.protobuf.__version__)")
-    session.run("pytest", *PARALLEL, "tests/codec", *session.posargs)  # without what needs the other frameworks
+    session.run("pytest", *PARALLEL, "tests/codec", *session.posargs)  # without tests of other frameworks
 
 
 @nox.session(reuse_venv=False)
 def package(session: nox.Session) -> None:
-    """Build the sdist, the wheel from it, and test the wheel where the sources cannot be seen."""
+    """Build the sdist, build the wheel from it, and test the wheel in a folder without the sources."""
     session.install("build", *group("test"))
     with tempfile.TemporaryDirectory() as folder:
-        elsewhere = Path(folder)
-        session.run("python", "-m", "build", "--outdir", str(elsewhere / "dist"))
-        [wheel] = (elsewhere / "dist").glob("*.whl")
+        target = Path(folder)
+        session.run("python", "-m", "build", "--outdir", str(target / "dist"))
+        [wheel] = (target / "dist").glob("*.whl")
         check_top_level(wheel)
         session.install(str(wheel))
         for name in ("tests", "docs", "benchmarks", "examples"):
-            shutil.copytree(ROOT / name, elsewhere / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("README.md", "pyproject.toml"):
-            shutil.copy(ROOT / name, elsewhere)
-        session.chdir(elsewhere)
+            shutil.copy(ROOT / name, target)
+        session.chdir(target)
         session.run(*CORE, *session.posargs)
 
 
 def check_top_level(wheel: Path) -> None:
-    """The wheel must add quire and its two packages of generated code to the import path, and nothing else."""
+    """Check that the wheel contains only quire and its two packages of generated code."""
     with zipfile.ZipFile(wheel) as archive:
-        found = {name.split("/")[0] for name in archive.namelist()}
-    found = {name for name in found if not name.endswith(".dist-info")}
-    if found != {"quire", "quire_proto3", "quire_proto4"}:
-        raise SystemExit(f"{wheel.name} has the top-level names {sorted(found)}")
+        names = {name.split("/")[0] for name in archive.namelist()}
+    names = {name for name in names if not name.endswith(".dist-info")}
+    if names != {"quire", "quire_proto3", "quire_proto4"}:
+        raise SystemExit(f"{wheel.name} has the top-level names {sorted(names)}")
 
 
 @nox.session(python=PYTHON, reuse_venv=False)
 @nox.parametrize("extra", EXTRAS)
 def extras(session: nox.Session, extra: str) -> None:
-    """The wheel with one extra alone, and a program that needs no other: tests/extras."""
+    """Install the wheel with a single extra, and run its program in tests/extras."""
     session.install("build")
     with tempfile.TemporaryDirectory() as folder:
         session.run("python", "-m", "build", "--wheel", "--outdir", folder, silent=True)
@@ -384,7 +383,7 @@ def extras(session: nox.Session, extra: str) -> None:
 
 @nox.session(python=["3.10", "3.11", "3.12", "3.13"])
 def resolve(session: nox.Session) -> None:
-    """Whether pip finds wheels for every extra, without installing them; lists the extras that have none."""
+    """List the extras for which pip finds no wheels, without installing them."""
     missing = [extra for extra in EXTRAS if not resolves(session, extra)]
     session.log(f"{len(EXTRAS) - len(missing)} of {len(EXTRAS)} extras have wheels for Python {session.python}")
     if missing:
@@ -393,14 +392,14 @@ def resolve(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def extras_page(session: nox.Session) -> None:
-    """Measure what every extra installs, and write the table of docs/installation.md."""
+    """Measure the size of every extra, and write the table of docs/installation.md."""
     install_everything(session, "packaging")
     session.run("python", "tools/extras.py")
 
 
 @nox.session(python=PYTHON, reuse_venv=False)
 def user(session: nox.Session) -> None:
-    """A small project of somebody else's: the wheel is installed, and mypy and pyright are strict about their code."""
+    """Check and run a small project that uses the installed wheel, with mypy and pyright in strict mode."""
     session.install("build", *group("types"))
     with tempfile.TemporaryDirectory() as folder:
         session.run("python", "-m", "build", "--wheel", "--outdir", folder, silent=True)
@@ -415,19 +414,19 @@ def user(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def docs(session: nox.Session) -> None:
-    """Run every code block of the pages, and build them."""
+    """Run every code block of the pages, and build the site."""
     install_everything(session, *group("docs", "test", "test-remote"))
     session.run("pytest", "--no-skips", "tests/docs")
     session.run("mkdocs", "build", "--strict", *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})
 
 
-PLAIN = "addopts=--import-mode=importlib --strict-markers --strict-config -ra"  # ignores no folder of tests
+PLAIN = "addopts=--import-mode=importlib --strict-markers --strict-config -ra"  # ignores no folder
 LONG = ("pytest", "--no-skips", "--timeout=1800", "-o", PLAIN)
 
 
 @nox.session(python=PYTHON)
 def clusters(session: nox.Session) -> None:
-    """Clusters of several processes that lose some of them, with real engines: minutes, so not among the tests."""
+    """Test clusters of several processes that lose workers, with real engines: several minutes."""
     install_everything(session, *group("test", "test-protoc", "test-torch"))
     session.run(*LONG, *(session.posargs or ["tests/clusters"]))
 
@@ -437,20 +436,20 @@ OLD = ("protobuf==3.20.*", *(f"{name}==1.48.2" for name in ("grpcio", "grpcio-he
 
 @nox.session(python=PYTHON)
 def services(session: nox.Session) -> None:
-    """Services under load and with faults, in Node, and on protobuf runtimes that are years apart: some minutes."""
+    """Test services under load and with faults, with Node, and with old and new protobuf runtimes: several minutes."""
     session.install("-e", ".[grpc]", "protobuf==7.*", *group("test", "test-protoc", "test-node"))
     install_node(session)
     old = Path(session.create_tmp(), "old")
     session.run("python3.10", "-m", "venv", str(old), external=True)
     session.run(str(old / "bin" / "python"), "-m", "pip", "install", "-q", "-e", ".", *OLD, external=True)
-    found = session.posargs or ["tests/services/load", "tests/services/test_grpc_node.py"]
-    session.run(*LONG, *found, env={"QUIRE_OLD_PYTHON": str(old / "bin" / "python")})
+    paths = session.posargs or ["tests/services/load", "tests/services/test_grpc_node.py"]
+    session.run(*LONG, *paths, env={"QUIRE_OLD_PYTHON": str(old / "bin" / "python")})
 
 
 @nox.session(python=PYTHON)
 @nox.parametrize("spark", ["3.4.*", "3.5.*"])
 def spark_old(session: nox.Session, spark: str) -> None:
-    """Shards on the Spark before 4: reading, mapping, writing."""
+    """Test reading, mapping and writing of shards on Spark 3."""
     session.install(
         "-e", ".[parquet,process]", f"pyspark=={spark}", "pandas<3", "ml_dtypes", "setuptools", *group("test")
     )
@@ -459,24 +458,24 @@ def spark_old(session: nox.Session, spark: str) -> None:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """The main job, from a schema to a service, on data that it makes itself; on the Python that runs nox."""
+    """Run the demo, from a schema to a service, on the Python that runs nox."""
     session.install(*TORCH, "-e", ".[torch,grpc,view]")
     session.run("python", "examples/demo.py", *session.posargs)
 
 
 @nox.session(venv_backend="none")
 def fresh(session: nox.Session) -> None:
-    """Both commands of README.md in a minimal Debian that has Python alone; needs root and debootstrap.
+    """Run both commands of README.md in a minimal Debian that has only Python; needs root and debootstrap.
 
-    Arguments are those of the tests, as in `-- tests/columns tests/view`. With CI set, the commands run as root, so
-    that Java can be installed; else as a user, and the Spark tests are counted. See tools/fresh.py.
+    Arguments are passed to the tests, as in `-- tests/columns tests/view`. With CI set, the commands run as root, so
+    that Java can be installed; otherwise as a user, without the Spark tests. See tools/fresh.py.
     """
     session.run("python", "tools/fresh.py", *session.posargs, external=True)
 
 
 @nox.session(python=PYTHON)
 def examples(session: nox.Session) -> None:
-    """Every example, as it is, each in a process of its own; or those that are named."""
+    """Run every example, or those that are named, each in its own process."""
     install_everything(session, *group("test", "test-node"))
     install_node(session)
     chosen = session.posargs or sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
@@ -486,21 +485,21 @@ def examples(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def fuzz(session: nox.Session) -> None:
-    """Mutated bytes for every decoder, guided by coverage; see fuzz/README.md."""
+    """Fuzz every decoder with mutated bytes, guided by coverage; see fuzz/README.md."""
     session.install("-e", ".[compress]", "scipy", *group("fuzz"))
     session.run("python", "fuzz/run.py", *session.posargs, env={"PYTHONPATH": str(ROOT)})
 
 
 @nox.session(python=PYTHON)
 def bitrot(session: nox.Session) -> None:
-    """Flip every byte of small datasets, one at a time: the right values or a ShardError. About 200,000 flips."""
+    """Flip every byte of small datasets, one at a time, and require the right values or a ShardError: 200,000 flips."""
     session.install(*TORCH, "-e", ".[parquet]", *group("test"))
     session.run("python", "-m", "tests.storage.bitrot", *session.posargs, env={"PYTHONPATH": str(ROOT)})
 
 
 @nox.session(python=PYTHON)
 def mutants(session: nox.Session) -> None:
-    """Mutation testing, of all central modules or some: `-- epoch blocks --sample 40`; see mutants/README.md."""
+    """Run mutation tests of all central modules, or some: `-- epoch blocks --sample 40`; see mutants/README.md."""
     install_everything(session, *group("test", "test-torch"))
     session.run("python", "mutants/run.py", *session.posargs)
 
@@ -510,7 +509,7 @@ BENCHMARKS = ("core", "wire", "train", "stream", "distributed", "services", "med
 
 @nox.session(python=PYTHON)
 def bench(session: nox.Session) -> None:
-    """Measure quire beside its peers: all, or those that are named, as in `-- wire --rounds 9`."""
+    """Run all benchmarks, or some, as in `-- wire --rounds 9`."""
     session.install(
         *TORCH,
         "-e",
@@ -520,5 +519,5 @@ def bench(session: nox.Session) -> None:
     chosen = [name for name in session.posargs if name in BENCHMARKS]
     options = [option for option in session.posargs if option not in BENCHMARKS]
     for name in chosen or BENCHMARKS:
-        install = ("--install",) if name == "stream" else ()  # its peers have environments of their own
+        install = ("--install",) if name == "stream" else ()  # each peer has its own environment
         session.run("python", f"benchmarks/{name}.py", *install, *options)

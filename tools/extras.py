@@ -1,7 +1,7 @@
-"""Measure what each extra installs, and write the table of docs/installation.md.
+"""Measure the size of each extra, and write the table of docs/installation.md.
 
-Runs in an environment that has every extra: `nox -s extras_page`. An extra's size is that of the files of all
-packages that it brings beyond quire's own dependencies, as installed there.
+Runs in an environment with every extra: `nox -s extras_page`. The size of an extra is the size of the files of all
+packages that it installs in addition to the dependencies of quire.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "installation.md"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-STANDS_FOR = {"tensorflow": "tensorflow-cpu"}  # which the environment has instead
+REPLACEMENTS = {"tensorflow": "tensorflow-cpu"}  # installed in the environment instead
 BEGIN, END = "<!-- extras: written by tools/extras.py -->\n", "<!-- end of extras -->\n"
 ADDS = {
     "torch": "torch tensors in fields, `MultiModalDataset` and `StreamingDataset` for torch's `DataLoader`",
@@ -27,18 +27,18 @@ ADDS = {
     "scipy": "sparse tensors of scipy",
     "pandas": "data frames",
     "parquet": "datasets on disk, streams, shards",
-    "http": "addresses that begin with http and https through fsspec",
+    "http": "http and https URIs with fsspec",
     "process": "lambdas and local functions in worker processes",
-    "regex": "every regular expression in queries, matched in bounded time",
+    "regex": "all regular expressions in queries, with linear run time",
     "compress": "zstd and lz4",
-    "image": "pictures",
-    "audio": "sound",
-    "video": "videos",
+    "image": "images",
+    "audio": "audio",
+    "video": "video",
     "mesh": "meshes and point clouds",
     "ray": "shards and training on Ray",
-    "spark": "shards and training on Spark, which needs Java 17 or newer",
-    "grpc": "services",
-    "fastapi": "documents in routes of FastAPI",
+    "spark": "shards and training on Spark, which requires Java 17 or newer",
+    "grpc": "gRPC services",
+    "fastapi": "documents in FastAPI routes",
     "view": "the viewer",
     "all": "everything above",
 }
@@ -49,58 +49,60 @@ def main() -> None:
     core = closure([Requirement(line) for line in PROJECT["dependencies"]])
     rows = ["| extra | adds | packages | size |", "|---|---|---|---|"]
     for extra in PROJECT["optional-dependencies"]:
-        size = sum(map(installed_size, closure(requirements_of(extra)) - core))
+        added = sum(map(installed_size, closure(requirements_of(extra)) - core))
         direct = sorted({requirement.name for requirement in requirements_of(extra)})
         packages = "all of these" if extra == "all" else ", ".join(direct)
-        rows.append(f"| `{extra}` | {ADDS[extra]} | {packages} | {shown(size)} |")
+        rows.append(f"| `{extra}` | {ADDS[extra]} | {packages} | {format_size(added)} |")
     text = PAGE.read_text()
     before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-    quire = f"\nWithout an extra, quire brings {', '.join(sorted(map(direct_name, PROJECT['dependencies'])))}: "
-    PAGE.write_text(f"{before}\n" + "\n".join(rows) + f"\n{quire}{shown(sum(map(installed_size, core)))}.\n\n{after}")
+    quire = f"\nWithout extras, quire installs {', '.join(sorted(map(direct_name, PROJECT['dependencies'])))}: "
+    PAGE.write_text(
+        f"{before}\n" + "\n".join(rows) + f"\n{quire}{format_size(sum(map(installed_size, core)))}.\n\n{after}"
+    )
 
 
 def direct_name(line: str) -> str:
-    """The name of the package that a requirement asks for."""
+    """Return the name of the package of a requirement."""
     return Requirement(line).name
 
 
 def requirements_of(extra: str) -> list[Requirement]:
-    """What an extra asks for, with the extras of quire itself that it names."""
-    found = []
+    """Return the requirements of an extra, including those of other extras of quire that it names."""
+    requirements = []
     for requirement in map(Requirement, PROJECT["optional-dependencies"][extra]):
         if requirement.name == PROJECT["name"]:
-            found += [inner for name in sorted(requirement.extras) for inner in requirements_of(name)]
+            requirements += [inner for name in sorted(requirement.extras) for inner in requirements_of(name)]
         else:
-            found.append(requirement)
-    return found
+            requirements.append(requirement)
+    return requirements
 
 
 def closure(requirements: list[Requirement]) -> set[str]:
-    """The names of all packages that these need, directly or not."""
-    found: dict[str, set[str]] = {}
+    """Return the names of all direct and indirect dependencies."""
+    extras_by_name: dict[str, set[str]] = {}
     waiting = list(requirements)
     while waiting:
         requirement = waiting.pop()
-        name = canonicalize_name(STANDS_FOR.get(requirement.name, requirement.name))
-        new = (set(requirement.extras) | {""}) - found.get(name, set())
+        name = canonicalize_name(REPLACEMENTS.get(requirement.name, requirement.name))
+        new = (set(requirement.extras) | {""}) - extras_by_name.get(name, set())
         if not new:
             continue
-        found.setdefault(name, set()).update(new)
+        extras_by_name.setdefault(name, set()).update(new)
         for line in importlib.metadata.distribution(name).requires or []:
             inner = Requirement(line)
             if inner.marker is None or any(inner.marker.evaluate({"extra": extra}) for extra in new):
                 waiting.append(inner)
-    return set(found)
+    return set(extras_by_name)
 
 
 def installed_size(name: str) -> int:
-    """The bytes of a package's files."""
+    """Return the total size of the files of a package."""
     files = [Path(str(file.locate())) for file in importlib.metadata.distribution(name).files or []]
     return sum(path.stat().st_size for path in files if path.is_file())
 
 
-def shown(size: int) -> str:
-    """A size in megabytes, to two digits."""
+def format_size(size: int) -> str:
+    """Format a size in megabytes."""
     megabytes = size / 1e6
     digits = 0 if megabytes >= 10 else 1
     return re.sub(r"\.0$", "", f"{megabytes:,.{digits}f}") + " MB"

@@ -1,10 +1,10 @@
-"""Run both commands of README.md on a fresh machine: a minimal Debian with Python and nothing else, in a chroot.
+"""Run both commands of README.md on a fresh system: a minimal Debian with only Python, in a chroot.
 
     nox -s fresh                                 # or: nox -s fresh -- tests/columns tests/view
 
-What the machine has beyond Debian is how this one reaches its package indexes: the settings of pip and npm,
-certificates and proxies, taken from here when it runs. The chroot runs in a mount namespace of its own, so that nothing
-stays mounted whatever happens. Prints the output of both commands and a summary.
+The settings of pip and npm, certificates and proxies are copied from the host, so that the package indexes can be
+reached. The chroot runs in its own mount namespace, so that nothing stays mounted. Prints the output of both commands
+and a summary.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ USER = 1000
 def main() -> None:
     """Build the root, run the commands, and remove the root."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--suite", default="bookworm", help="the release of Debian; bookworm has Python 3.11")
-    parser.add_argument("--root", type=Path, help="a folder that holds such a root already, and is kept")
+    parser.add_argument("--suite", default="bookworm", help="release of Debian; bookworm has Python 3.11")
+    parser.add_argument("--root", type=Path, help="existing root folder, which is kept")
     options, arguments = parser.parse_known_args()
     if os.geteuid() != 0 or not shutil.which("debootstrap"):
         sys.exit("a chroot needs root and debootstrap: apt-get install debootstrap")
@@ -49,18 +49,18 @@ def main() -> None:
 
 
 def readme_commands(arguments: list[str]) -> list[str]:
-    """The commands that README.md shows for the demo and the tests; the arguments go to the tests."""
+    """Return the commands of README.md for the demo and the tests, with arguments for the tests."""
     text = (ROOT / "README.md").read_text()
-    found = re.findall(r"^    (python -m pip install nox && python -m nox -s \w+)", text, re.MULTILINE)
-    assert [command.split()[-1] for command in found] == ["demo", "tests"], found
+    commands = re.findall(r"^    (python -m pip install nox && python -m nox -s \w+)", text, re.MULTILINE)
+    assert [command.split()[-1] for command in commands] == ["demo", "tests"], commands
     return [
-        found[0],
-        shlex.join([*found[1].split(), "--", *arguments]).replace("'&&'", "&&") if arguments else found[1],
+        commands[0],
+        shlex.join([*commands[1].split(), "--", *arguments]).replace("'&&'", "&&") if arguments else commands[1],
     ]
 
 
 def prepare(folder: Path) -> None:
-    """Make a user who has the sources, and who reaches the package indexes."""
+    """Create a user with the sources and the settings for the package indexes."""
     for name in ("resolv.conf", "hosts", "pip.conf", "ssl/certs/ca-certificates.crt"):
         if Path("/etc", name).exists():
             shutil.copy(Path("/etc", name), folder / "etc" / name)
@@ -88,16 +88,16 @@ def prepare(folder: Path) -> None:
 
 
 def local_folders() -> set[Path]:
-    """The folders of this machine in which pip looks for packages."""
+    """Return the local folders in which pip looks for packages."""
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
     values = [value for line in listed.stdout.splitlines() for value in line.partition("=")[2].strip("'\"").split()]
     paths = [Path(urlsplit(value).path) for value in values if value.startswith(("/", "file:"))]
-    # The parent: an index in a folder links to files next to it.
+    # The parent, because an index in a folder links to files next to it.
     return {path.parent for path in paths if path.is_dir() and path.parent != Path("/")}
 
 
 def run(folder: Path, command: str) -> tuple[str, int, float, list[str]]:
-    """Run a command in the root: its exit code, its seconds and the lines that it printed."""
+    """Run a command in the root; return it with its exit code, its duration and its output."""
     mounts = ["mount -t proc proc proc", "mount --rbind /dev dev", "mount --bind /sys sys"]
     for path in sorted(local_folders()):
         inside = shlex.quote(str(path).lstrip("/"))
@@ -106,7 +106,7 @@ def run(folder: Path, command: str) -> tuple[str, int, float, list[str]]:
     as_root = bool(environment.get("CI"))
     home = "/root" if as_root else "/home/user"
     environment |= {"HOME": home, "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
-    # What the line above the commands in README.md asks for: a virtual environment.
+    # README.md says to run the commands in a virtual environment.
     steps = "cd /home/user/quire && { [ -d .venv ] || python3 -m venv .venv; } && . .venv/bin/activate && " + command
     user = "" if as_root else f"--userspec={USER}:{USER}"
     script = " && ".join([*mounts, f"exec chroot {user} . /bin/sh -c {shlex.quote(steps)}"])
@@ -130,16 +130,16 @@ def run(folder: Path, command: str) -> tuple[str, int, float, list[str]]:
 
 
 def print_summary(folder: Path, results: list[tuple[str, int, float, list[str]]]) -> None:
-    """Print what was run, how it ended, and what was not run."""
+    """Print the commands, their results, and the tests that were not run."""
     release = (folder / "etc" / "debian_version").read_text().strip()
-    print(f"\nSummary: Debian {release}, nothing installed but Python")
+    print(f"\nSummary: Debian {release}, with only Python installed")
     for command, code, seconds, lines in results:
         print(f"  {command}\n    {'passed' if code == 0 else f'FAILED with {code}'} in {seconds / 60:.1f} minutes")
         for line in lines:
             if re.search(r"^(NOT RUN|Done in|LEFT OUT)|\d+ passed|\d+ failed|without a wheel", line):
                 print(f"    {line}")
     size = sum(path.lstat().st_size for path in folder.joinpath("home").rglob("*") if path.is_file())
-    print(f"  {size / 1e9:.1f} GB installed and made")
+    print(f"  {size / 1e9:.1f} GB installed and created")
 
 
 if __name__ == "__main__":
