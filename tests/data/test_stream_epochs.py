@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,15 @@ def test_the_length_of_a_resumed_pass_and_of_those_behind_it(source: Any) -> Non
 
 
 # --- copies and other processes
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_no_loader_thread_is_alive_after_a_pass(source: Any, threads: int) -> None:
+    dataset = streamed(source, 7)
+    dataset._group_size_ahead = 1
+    for _ in range(20):
+        list(dataset.loader(threads=threads))
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("quire-loader")]
 
 
 def test_a_copy_counts_for_itself(source: Any) -> None:
