@@ -63,6 +63,7 @@ def read_http(url: str, timeout: float | None, max_bytes: int, schemes: Containe
 
 def open_url(url: str, timeout: float | None, schemes: Container[str], **headers: str) -> HTTPResponse:
     """Return the response to a GET."""
+    # Not urllib's default opener, which follows redirects to ftp://.
     opener = request.OpenerDirector()
     for handler in (
         request.ProxyHandler(),

@@ -145,7 +145,7 @@ class RemoteFolder(Folder):
 
     def _walk(self, *, hidden: bool) -> Iterator[tuple[str, int | None]]:
         """Yield every file with its size, if known. fsspec's own walk takes a folder that it cannot read as empty."""
-        folders, seen = [""], {""}
+        folders, seen = [""], {""}  # object stores may list a folder among its own content
         while folders:
             for name, info in self._list_folder(folders.pop()):
                 if name in seen or not (hidden or all(map(is_visible, name.split("/")))):

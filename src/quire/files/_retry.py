@@ -66,6 +66,7 @@ class RemoteCall:
 
         Attempts that limit their time themselves (`own_time`) may take long, and do not use up the deadline.
         """
+        # Large uploads get more time, for a single attempt and in all.
         extra = self.size / SLOWEST_UPLOAD
         start = time.monotonic()
         end = start + options.deadline + extra

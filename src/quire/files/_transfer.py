@@ -1,7 +1,7 @@
 """Upload and download of one file while it is produced or read.
 
 A thread does the network part, and a `PieceQueue` connects it with the caller, so that both work at the same time and
-neither gets far ahead of the other. An uploaded file is complete in the end, or is not there.
+neither gets far ahead of the other. An upload is atomic: the file is complete, or does not appear.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class PieceQueue:
         """Add a piece as soon as there is room; raise TimeoutError if there is none within `seconds`."""
         until = None if seconds is None else time.monotonic() + seconds
         with self._changed:
+            # An empty queue takes a piece of any size, so that one larger than the limit does not wait for ever.
             while self._pieces and self._size + len(piece) > self._max_bytes and not self._abandoned:
                 left = None if until is None else until - time.monotonic()
                 if left is not None and seconds is not None and left <= 0:
@@ -286,7 +287,7 @@ class SpooledPieces:
     """Pieces that can be produced only once, kept in a temporary file so that they can be sent again."""
 
     def __init__(self, pieces: Pieces) -> None:
-        self._pieces, self._size = pieces, 0
+        self._pieces, self._size = pieces, 0  # `_size` bytes are in the file; the rest is still to be produced
         self._file = tempfile.TemporaryFile(prefix="quire-")  # noqa: SIM115 - closed by close()
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ class AsyncServer(BaseServer):
         super().__init__(service, host, options)
         self._requested_port = port
         self._stopping: asyncio.Task[None] | None = None
-        self._running_calls = 0
+        self._running_calls = 0  # only changed on the event loop, so without a lock
         self._starved: set[str] = set()
 
     async def start(self) -> Self:

@@ -60,6 +60,7 @@ class Batcher:
                 self._thread.start()
             self._waiting.append(request)
             self._waiting_rows += request.size
+            # The thread waits for a first request, or for enough rows; requests in between need not wake it.
             if len(self._waiting) == 1 or self._waiting_rows >= self._max_size:
                 self._changed.notify()
         return request.future
@@ -91,6 +92,7 @@ class Batcher:
                 if self._closed:
                     return None
                 self._changed.wait()
+            # The wait counts from the arrival, so a request that waited during the previous batch is not delayed again.
             end = self._waiting[0].arrival + self._max_wait
             while self._waiting_rows < self._max_size and not self._closed and (left := end - time.monotonic()) > 0:
                 self._changed.wait(left)

@@ -103,7 +103,7 @@ class Calls:
     def _call_streaming(self, endpoint: Endpoint, argument: Any, requests: RequestStream) -> Iterator[Any]:
         """Yield everything that the function returns for a value, or for a stream of values.
 
-        Errors of the requests, which the function only passes on, are told apart from errors of the function.
+        An error of the requests, which the function only passes on, is raised as it is, and not as the function's.
         """
         results: Any = ()
         try:
@@ -122,7 +122,7 @@ class Calls:
             if requests.error is not None:
                 raise requests.error from None
             raise function_error(endpoint.name, error) from error
-        finally:
+        finally:  # a caller who closes the stream ends the function, whose own `finally` runs here
             if hasattr(results, "close"):
                 results.close()
 

@@ -156,6 +156,7 @@ class Client(BaseClient):
         with self._lock:
             if self._contract is None:
                 describe = self._method(DESCRIBE)
+                # Reading the description changes nothing, so it can always be repeated.
                 description = self._retry(
                     Attempts(self.retries, self.timeout, repeatable=True),
                     lambda seconds: describe(b"", timeout=seconds, metadata=self._metadata),
@@ -236,7 +237,7 @@ class RemoteFunction:
         client = self._client
         requests = _RequestParts(client.contract(), self._name, values)
         if requests.is_empty and not requests.plan.input.stream:
-            return
+            return  # no values, no answers; a function that takes a stream is called with an empty one
         call = client._method(self._name, stream=True)(requests, timeout=timeout, metadata=client._metadata)
         try:
             for data in _join_parts(call, client.max_answer_bytes):

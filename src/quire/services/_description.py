@@ -98,6 +98,7 @@ def _describe_field(field: Field, classes: dict[str, list[Json]]) -> Json:
 
 def _fingerprint(classes: Mapping[str, list[Json]]) -> str:
     """Hash the fields alone: the classes may have other names in another program."""
+    # Classes are in the order in which fields refer to them, so their numbers are the same in every program.
     numbers = {name: number for number, name in enumerate(classes)}
 
     def without_names(field: Json) -> Json:
@@ -166,7 +167,7 @@ def _is_compatible(written: Json, read: Json) -> bool:
         return True
     if written["dtype"] and read["dtype"] and written["dtype"] != read["dtype"]:
         return False
-    a, b = written["shape"], read["shape"]
+    a, b = written["shape"], read["shape"]  # sizes are numbers, names like "h", or "..." for any sizes
     if a is None or b is None or "..." in (*a, *b):
         return True
     return len(a) == len(b) and all(

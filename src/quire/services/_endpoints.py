@@ -104,12 +104,12 @@ def collect_endpoints(service: object, *, construct: bool = True) -> dict[str, E
     not load a model to know the types.
     """
     endpoints: dict[str, Endpoint] = {}
-    for found in _iter_endpoints(service, construct=construct):
-        if found.name in endpoints:
+    for collected in _iter_endpoints(service, construct=construct):
+        if collected.name in endpoints:
             raise SchemaError(
-                f"two endpoints are called {found.name!r}: give one of them another name with @endpoint(name=)."
+                f"two endpoints are called {collected.name!r}: give one of them another name with @endpoint(name=)."
             )
-        endpoints[found.name] = found
+        endpoints[collected.name] = collected
     if not endpoints:
         raise SchemaError(
             f"{_own_name(service)} has no endpoint: write a public method with types, as "
@@ -133,7 +133,7 @@ def _own_name(service: object) -> str:
 
 def _iter_endpoints(service: object, *, construct: bool) -> Iterable[Endpoint]:
     if isinstance(service, (list, tuple)):
-        return [found for part in service for found in _iter_endpoints(part, construct=construct)]
+        return [item for part in service for item in _iter_endpoints(part, construct=construct)]
     if inspect.isroutine(service):
         return [make_endpoint(service)]
     instance = service
@@ -157,7 +157,7 @@ def _iter_endpoints(service: object, *, construct: bool) -> Iterable[Endpoint]:
 
 def make_endpoint(function: Callable[..., Any]) -> Endpoint:
     """Return the endpoint of one function, by its signature."""
-    called = function if inspect.isroutine(function) else type(function).__call__
+    called = function if inspect.isroutine(function) else type(function).__call__  # an object with __call__
     options: EndpointOptions = getattr(called, _OPTIONS_ATTRIBUTE, None) or EndpointOptions()
     name = options.name or str(getattr(function, "__name__", type(function).__name__))
     if not name.isidentifier():
@@ -165,13 +165,13 @@ def make_endpoint(function: Callable[..., Any]) -> Endpoint:
     input_payload, output_payload = _parse_signature(function, called, name)
     is_async = inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called)
     summary = (inspect.getdoc(called) or "").partition("\n")[0]
-    made = Endpoint(name, function, input_payload, output_payload, options, is_async, summary)
-    if made.batched and (not made.is_unary or "document" in (made.input.kind, made.output.kind)):
+    result = Endpoint(name, function, input_payload, output_payload, options, is_async, summary)
+    if result.batched and (not result.is_unary or "document" in (result.input.kind, result.output.kind)):
         raise SchemaError(
-            f"{made}: calls can be combined only where an array or a batch is taken and an array or a batch is "
+            f"{result}: calls can be combined only where an array or a batch is taken and an array or a batch is "
             "returned. Leave out max_batch_size, or change the types."
         )
-    return made
+    return result
 
 
 def _parse_signature(function: Callable[..., Any], called: Callable[..., Any], name: str) -> tuple[Payload, Payload]:

@@ -38,6 +38,7 @@ reads and the caller left empty.
 _MAX_MESSAGE_LENGTH = 1500
 # What gRPC says about an answer that is larger than the client accepts. Requests are never too large: they are split.
 _TOO_LARGE = re.compile(r"(?<!SERVER: )Received message larger than max \(\d+ vs\. (\d+)\)")
+# The first class that matches decides, so subclasses come before their bases.
 _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (ServiceLimitError, "RESOURCE_EXHAUSTED"),
     (ServiceAccessError, "PERMISSION_DENIED"),
@@ -82,6 +83,7 @@ def error_to_status(error: BaseException) -> Status:
 
 def status_to_error(status: Status, where: str) -> QuireError:
     """Return the error that a status reports."""
+    # Servers in other languages send no name, and a newer server may send one that is unknown here.
     error_type = _ERRORS_BY_NAME.get(status.error_name) or _ERRORS_BY_CODE.get(status.code, ServiceError)
     message = status.message or status.code
     if error_type is ServiceUnavailableError and not message.startswith(where):

@@ -65,7 +65,7 @@ class RequestGate:
         """Wait for a turn; the account counts the bytes of the request."""
         if self._requests >= self.limits.max_calls:
             raise _unavailable(f"{self._requests} requests are running or waiting already")
-        loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()  # an application may run on several, and a semaphore belongs to one
         semaphore = self._semaphores.setdefault(loop, asyncio.Semaphore(self.limits.max_concurrency))
         self._requests += 1
         try:
@@ -84,7 +84,7 @@ class LimitedRequest(Request):  # type: ignore[misc]
         self._limit, self._account = limits.max_request_bytes, account
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives."""
+        """Yield the body as it arrives; FastAPI reads every body through this."""
         announced = self.headers.get("content-length", "")
         if announced.isdigit() and int(announced) > self._limit:
             raise self._too_large(f"{int(announced):,} bytes")
@@ -123,7 +123,7 @@ class DocumentRoute(APIRoute):  # type: ignore[misc]
     """The limits of all routes of the class: bodies larger than `max_request_bytes` get 413."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        # FastAPI makes routes anew when a router is included: then the endpoint is a handler already.
+        # FastAPI creates the routes again when a router is included; the endpoint is then a wrapped function already.
         self._handler = getattr(endpoint, _HANDLER_ATTRIBUTE, None) or _Handler(
             endpoint, options.get("response_model"), self.limits
         )
@@ -187,15 +187,13 @@ class _Handler:
     """A route's function, with its documents decoded from the body and its result encoded as the answer."""
 
     def __init__(self, function: Callable[..., Any], response_model: Any, limits: Limits) -> None:
-        self._max_bytes = limits.max_request_bytes
         self._status = 200
         parameters, self._returns = _read_signature(function)
         self._output = _find_payload(response_model) or _find_payload(self._returns)
         documents = [parameter for parameter in parameters if parameter.is_documents]
-        self._document_types = {
-            parameter.name: parameter.payload.document_type for parameter in documents if parameter.payload is not None
-        }
-        # The documents are the whole body unless it is an object of several values, or of one that is embedded.
+        self._document_types = {each.name: each.payload.document_type for each in documents if each.payload is not None}
+        # The documents are the whole body unless it is an object of several values, or of one that is embedded. Only a
+        # whole body can be protobuf.
         is_whole_body = len(documents) == 1 and not any(
             parameter.body_info is not None and (parameter is not documents[0] or parameter.body_info.embed)
             for parameter in parameters
@@ -203,14 +201,11 @@ class _Handler:
         self._input = documents[0].payload if is_whole_body else None
         self.endpoint = function
         if documents or self._output:
-            decode = None if self._input is None else partial(_decode_body, self._input, self._max_bytes)
-            self.endpoint = self._wrap(
-                function,
-                [
-                    parameter.as_body(decode) if parameter.is_documents else parameter.parameter
-                    for parameter in parameters
-                ],
-            )
+            decode = None
+            if self._input is not None:
+                decode = partial(_decode_body, self._input, limits.max_request_bytes)
+            seen_by_fastapi = [each.as_body(decode) if each.is_documents else each.parameter for each in parameters]
+            self.endpoint = self._wrap(function, seen_by_fastapi)
 
     def _wrap(self, function: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> Any:
         """Return a function for FastAPI that takes the request too, which has the Accept header."""
@@ -226,10 +221,11 @@ class _Handler:
             def wrapped(*, quire_request: Request, **values: Any) -> Any:
                 return make_response(self._output, function(**_guard_values(values)), self._negotiate(quire_request))
 
+        # FastAPI takes everything it needs from the signature: the body, the schema of the response, and the request.
         keyword_only = inspect.Parameter.KEYWORD_ONLY
         all_parameters = [parameter.replace(kind=keyword_only) for parameter in parameters]
         all_parameters.append(inspect.Parameter("quire_request", keyword_only, annotation=Request))
-        is_stream = self._output is not None and self._output.stream
+        is_stream = self._output is not None and self._output.stream  # FastAPI has no schema for an iterator
         returns = inspect.Signature.empty if is_stream else self._returns
         wrapped.__signature__ = inspect.Signature(all_parameters, return_annotation=returns)
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):

@@ -97,6 +97,7 @@ def _make_route(endpoint: Endpoint, batcher: Batcher | None) -> Callable[..., Aw
             raise HTTPException(_HTTP_STATUS.get(status.code, 500), status.message) from error
 
     output = endpoint.output
+    # HTTP has no streams of requests: a stream of documents is an array, and other streams have one value.
     body = Payload(endpoint.input.document_type, "array" if takes_items else endpoint.input.kind)
     returns = Iterator[output.python_type] if output.stream else output.python_type  # type: ignore[name-defined]
     route.__annotations__ = {"docs": body.python_type, "return": returns}

@@ -64,6 +64,7 @@ def _parse_accept(accept: str) -> Iterator[tuple[str, float]]:
 
 def _quality_of(media_type: str, preferences: Sequence[tuple[str, float]]) -> float:
     """Return the quality of a media type by the most specific preference."""
+    # An exact type is more specific than application/*, and that is more specific than */* (RFC 9110).
     for pattern in (media_type, f"{media_type.partition('/')[0]}/*", "*/*"):
         for name, quality in preferences:
             if name == pattern:

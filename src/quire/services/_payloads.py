@@ -28,7 +28,7 @@ Value: TypeAlias = "BaseDocument | Rows"
 STREAM_TYPES = (Iterator, Iterable, AsyncIterator, AsyncIterable)
 
 # Nothing is unpickled, no class is imported, and values are checked against their fields. With `lend`, large tensors
-# stay in the message until somebody reads them, so columns that a function only passes on are never copied.
+# stay in the message until they are read, so columns that a function only passes on are never copied.
 _READ_OPTIONS = ReadOptions(unknown="drop", lend=True)
 
 

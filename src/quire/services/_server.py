@@ -70,7 +70,7 @@ class ServeOptions:
 
     @property
     def proto_text(self) -> str | None:
-        """The text of the `.proto`, which is passed as text or as a path."""
+        """The text of the `.proto`, which is passed as a text with line breaks or as a path."""
         if self.proto is None or (isinstance(self.proto, str) and "\n" in self.proto):
             return self.proto
         return Path(self.proto).read_text(encoding="utf-8")
@@ -199,6 +199,7 @@ class Server(BaseServer):
             if self._stopped:
                 return
             grace = self._options.grace if grace is None else grace
+            # Health first, so that load balancers stop sending calls; then the calls, and last what they run on.
             self._health.enter_graceful_shutdown()
             self._server.stop(grace).wait()
             self._calls.close(grace)

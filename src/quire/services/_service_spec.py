@@ -170,7 +170,7 @@ class ServiceSpec:
         """Build the spec of a function, a class, an object or a list of them."""
         endpoints = collect_endpoints(service)
         for endpoint in endpoints:
-            other = endpoint.removesuffix(STREAM_SUFFIX)
+            other = endpoint.removesuffix(STREAM_SUFFIX)  # every endpoint has a method with this suffix
             if other != endpoint and other in endpoints:
                 raise SchemaError(f"{endpoint!r} is the name of the stream method of {other!r}: rename it.")
         name = name or service_name(service)
@@ -202,6 +202,7 @@ class ServiceSpec:
         pool = _protobuf("descriptor_pool").DescriptorPool()
         quire = load_generated_messages().DESCRIPTOR
         health = require("grpc_health.v1.health_pb2", extra="grpc", needed_for="a gRPC service")
+        # A file can be added only after the files that it imports.
         pool.AddSerializedFile(quire.serialized_pb)
         pool.AddSerializedFile(self._describe_documents_service(quire.name).SerializeToString())
         pool.AddSerializedFile(health.DESCRIPTOR.serialized_pb)
