@@ -711,6 +711,32 @@ def test_fields_of_json_and_base64_are_written_as_their_texts() -> None:
         assert again[1].data is again[1].blob is None
 
 
+class Required(BaseDocument):
+    data: Json[Any]
+    blob: Base64Bytes
+
+
+class RequiredOwner(BaseDocument):
+    required: Required
+
+
+class RequiredOrNone(BaseDocument):
+    inner: Required | None = None
+    owner: RequiredOwner | None = None
+
+
+def test_rows_without_a_document_have_no_texts_of_json_and_base64() -> None:
+    null, some = Required(data="null", blob=b"aGVsbG8="), Required(data="[1]", blob=b"")
+    docs = DocumentArray[RequiredOrNone](
+        [RequiredOrNone(), RequiredOrNone(inner=null), RequiredOrNone(owner=RequiredOwner(required=some))]
+    )
+    for source in (docs, docs.stack()):
+        frame = source.to_dataframe()
+        assert frame["inner.data"][0] is frame["inner.blob"][0] is frame["owner.required.blob"][1] is None
+        assert DocumentArray[RequiredOrNone].from_dataframe(frame).identical(docs)
+    assert DocumentArray[RequiredOrNone].from_dataframe(docs[:1].to_dataframe()).identical(docs[:1])
+
+
 def test_texts_that_would_not_be_read_back_are_refused() -> None:
     class Positive(BaseDocument):
         id: ClassVar[None] = None  # type: ignore[assignment]

@@ -29,7 +29,6 @@ from quire.columns import (
     Validity,
     stack_values,
     validate_values,
-    validity_of,
 )
 from quire.errors import ColumnError, DecodeError, EncodeError
 from quire.schema import ROUND_TRIP, Field, FieldKind, FieldPath, Schema, join_path
@@ -103,38 +102,48 @@ def flatten_documents(
         if is_spread(field):
             yield from flatten_documents(field.document_type.document_schema(), values, path)
         elif field.decodes_input:
-            yield path, ObjectColumn(field, _encode_inputs(schema, field, values))
+            present = np.fromiter((row is not None for row in rows), np.bool_, len(rows))
+            yield path, ObjectColumn(field, _encode_inputs(schema, field, values, present))
         elif field.kind is FieldKind.SCALAR:
             yield path, stack_values(field, values, StackOptions(), join_path(path))
         else:
             yield path, ObjectColumn(field, values)
 
 
-def flatten_columns(columns: Columns, prefix: FieldPath = ()) -> Iterator[tuple[FieldPath, Column]]:
-    """Yield the columns of a table of a batch."""
+def flatten_columns(
+    columns: Columns, prefix: FieldPath = (), present: NDArray[np.bool_] | None = None
+) -> Iterator[tuple[FieldPath, Column]]:
+    """Yield the columns of a table of a batch; of a nested document, with the rows that have one."""
+    present = np.ones(len(columns), np.bool_) if present is None else present
     if any(state is not None and (state.fields or state.extra) for state in columns.extra_states or ()):
         raise EncodeError(describe_missing_column(columns.schema, prefix))
     for name, column in columns.columns.items():
         if isinstance(column, DocumentColumn) and is_spread(column.field):
-            yield from flatten_columns(column.columns, (*prefix, name))
+            yield from flatten_columns(column.columns, (*prefix, name), present & column.valid_rows())
         elif column.field.decodes_input:
-            texts = _encode_inputs(columns.schema, column.field, column.values())
+            texts = _encode_inputs(columns.schema, column.field, column.values(), present)
             yield (*prefix, name), ObjectColumn(column.field, texts)
         else:
             yield (*prefix, name), column
 
 
-def _encode_inputs(schema: Schema, field: Field, values: list[Any]) -> list[Any]:
-    """Return the values of a field of `Json` or base64 as the texts that it accepts as input."""
+def _encode_inputs(schema: Schema, field: Field, values: list[Any], present: NDArray[np.bool_]) -> list[Any]:
+    """Return the values of a field of `Json` or base64 as the texts that it accepts as input.
+
+    `present` are the rows that have a document; the others have no text. In a document, None may be the JSON text null.
+    """
 
     def dump(value: Any) -> Any:
         document = schema.document_type.model_construct()
         document.__dict__[field.name] = value  # by name, which aliases might confuse
         return document.model_dump(include={field.name}, context={ROUND_TRIP: True})[field.name]
 
-    texts = [None if value is None and field.nullable else dump(value) for value in values]
+    texts = [
+        None if not exists or (value is None and field.nullable) else dump(value)
+        for value, exists in zip(values, present, strict=True)
+    ]
     try:
-        decoded = validate_values(schema, field, texts, field.name, validity_of(values))
+        decoded = validate_values(schema, field, texts, field.name, present)
     except ColumnError as error:
         raise EncodeError(f"{schema.name}.{field.name}: a data frame of it could not be read back: {error}") from error
     if not is_unchanged(values, decoded):
