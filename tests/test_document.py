@@ -15,6 +15,7 @@ import pytest
 from pydantic import Field, ValidationError, model_validator
 
 from quire import BaseDocument, Document, DocumentArray, Image, Text
+from quire.errors import DocumentTypeError
 from quire.typing import ID, NdArray, float32
 
 
@@ -203,6 +204,35 @@ def test_the_main_value_of_an_image_is_what_it_is() -> None:
     assert Page(image=pixels).image.tensor is pixels
     assert Page(image=b"png").image.bytes_ == b"png"
     assert Page(image=None).image is None
+
+
+def test_main_value_may_be_passed_without_its_name() -> None:
+    pixels = np.zeros((2, 2, 3), np.uint8)
+    assert Text("hello") == Text(text="hello")
+    assert Text("hello", embedding=[1.0]).embedding.tolist() == [1.0]
+    assert Text(b"raw").bytes_ == b"raw"
+    assert Image("a.png").url == "a.png"
+    assert Image(pixels, id="a").tensor is pixels
+
+    class Note(Text):
+        author: str = ""
+
+    assert (Note("hello", author="Ada").text, Note("hello", author="Ada").author) == ("hello", "Ada")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Text(3), "Text takes the value of text or bytes_ without a name; int fits none of them"),
+        (lambda: Text({"text": "a"}), r"dict fits none of them. Name the field, or use Text.model_validate\(\)"),
+        (lambda: Text("a", "b"), "Text takes one value, that of a main field, without a name, got 2"),
+        (lambda: Text("a", text="b"), "Text got 'text' twice"),
+        (lambda: Student("Ada"), "Student takes no values without a name, got 1"),
+    ],
+)
+def test_values_without_a_name_that_are_no_main_values_are_rejected(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(DocumentTypeError, match=message):
+        make()
 
 
 def test_a_main_value_in_json() -> None:

@@ -1,14 +1,14 @@
-"""What quire adds to pydantic's plan of a document class (its core schema).
+"""Additions of quire to the core schema that pydantic compiles for a document class.
 
-- A field annotated with a framework's own tensor class is checked like one of quire's tensor types.
+- A field annotated with a framework's own tensor class is validated like one of quire's tensor types.
 - Named dimensions that appear in several fields of a document must agree.
-- Bytes are base64 in JSON, so that any bytes can be written; pydantic alone writes those that are UTF-8.
-- The values of computed fields, which documents write, are dropped where documents are read.
+- Bytes are base64 in JSON, so that any bytes can be written; pydantic alone writes only those that are UTF-8.
+- The values of computed fields, which documents write, are ignored when documents are read.
 - A class with a main field accepts that field's value in place of a document.
-- Where aliases and names of fields can be confused, every field has a key of its own, which decoders use.
-- Members of enums in a `Literal` are read from their values in JSON, which pydantic alone writes and then refuses.
-- `Json[...]` takes the parsed value from decoders, and is written as text again where it is meant to be read. So do
-  `Base64Bytes` and similar types, which pydantic alone would decode a second time.
+- If aliases and names of fields are ambiguous, every field has an additional key, which decoders use.
+- Members of enums in a `Literal` are read from their values in JSON, which pydantic alone writes but rejects.
+- `Json[...]` accepts the parsed value from decoders, and is written as text again if the output will be read. The same
+  holds for `Base64Bytes` and similar types, which pydantic alone would decode a second time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _Resolve = Callable[[Any], Any]
 
 
 def complete_core_schema(document_type: type[Any], schema: CoreSchema, resolve: _Resolve) -> CoreSchema:
-    """pydantic's plan with quire's additions; `resolve` follows a reference."""
+    """Return the core schema of a class with quire's additions; `resolve` follows a reference."""
     model = find_model(resolve(schema), document_type)
     if model is not None:
         fields = find_fields(model["schema"])
@@ -65,25 +65,24 @@ def complete_core_schema(document_type: type[Any], schema: CoreSchema, resolve: 
             _wrap_default(field, info)
             _check_default(field, info.default)
             _encode_bytes(field["schema"])
-            _read_back(field["schema"])
+            _accept_output(field["schema"])
         if has_ambiguous_keys(document_type):
             _add_stored_keys(document_type, fields)
-        tensors = {name: found for name, field in fields.items() if (found := _tensor_type(field)) is not None}
-        shared = _sharing_names(tensors)
+        tensors = {name: tp for name, field in fields.items() if (tp := _tensor_type(field)) is not None}
+        shared = _share_dimension_names(tensors)
         if shared:
-            check = _shared_dimensions(shared)
+            check = _check_dimensions(shared)
             model["schema"] = core_schema.no_info_after_validator_function(check, model["schema"])
         _drop_computed_fields(document_type, model)
-    main: tuple[str, ...] = document_type.__quire_main__
-    if main:
-        return core_schema.no_info_before_validator_function(_main_value(document_type, main), schema)
+    if document_type.__quire_main__:
+        return core_schema.no_info_before_validator_function(_accept_main_value(document_type), schema)
     return schema
 
 
 def _drop_computed_fields(document_type: type[Any], model: dict[str, Any]) -> None:
     """Let a class read its own output: the values of computed fields are ignored, and are no extra values.
 
-    pydantic can only forbid, ignore or keep all extra values. So they are kept, and looked at after the fields.
+    pydantic can only forbid, ignore or keep all extra values. So all are kept, and checked after the fields.
     """
     decorators = document_type.__pydantic_decorators__.computed_fields
     names = {*decorators, *(field.info.alias for field in decorators.values() if field.info.alias)}
@@ -93,8 +92,8 @@ def _drop_computed_fields(document_type: type[Any], model: dict[str, Any]) -> No
         return
 
     def check(content: _ModelContent) -> _ModelContent:
-        values, given, set_names = content
-        kept = {name: value for name, value in (given or {}).items() if name not in names}
+        values, extras, set_names = content
+        kept = {name: value for name, value in (extras or {}).items() if name not in names}
         if kept and extra == "forbid":
             problems: Any = [{"type": "extra_forbidden", "loc": (name,), "input": kept[name]} for name in kept]
             raise ValidationError.from_exception_data(document_type.__name__, problems)
@@ -115,9 +114,10 @@ def _find_model_fields(schema: Any) -> dict[str, Any] | None:
 
 
 def _replace_native(schema: Any, arrays: Iterator[TensorType], resolve: _Resolve) -> None:
-    """Put quire's check in the place of a bare isinstance check, wherever a tensor class stands in a field.
+    """Replace bare isinstance checks of tensor classes in a field by quire's validation.
 
-    pydantic's plan has forgotten the dtype of an NDArray[np.float32]; `arrays` tells those of the annotation, in order.
+    The core schema does not have the dtype of an `NDArray[np.float32]`; `arrays` has the types of the annotation, in
+    order.
     """
     if isinstance(schema, (list, tuple)):
         for item in schema:
@@ -125,24 +125,24 @@ def _replace_native(schema: Any, arrays: Iterator[TensorType], resolve: _Resolve
     elif isinstance(schema, dict):
         target = schema
         if schema.get("type") == "definition-ref":  # NDArray may be an alias
-            with suppress(LookupError):  # or a document whose plan is being made right now
+            with suppress(LookupError):  # a document whose schema is being compiled right now
                 target = resolve(schema)
         if target.get("type") == "is-instance":
             tensor_type = native_tensor_type(target["cls"])
             if tensor_type is not None:
                 schema.clear()
                 schema.update((next(arrays, tensor_type) if tensor_type is NdArray else tensor_type).core_schema())
-        elif schema.get("type") != "model":  # nested documents have seen to themselves
+        elif schema.get("type") != "model":  # nested documents have their own additions
             for key, value in schema.items():
                 if key != "metadata":
                     _replace_native(value, arrays, resolve)
-            _keep_what_fits(schema)
+            _prefer_exact_tensors(schema)
 
 
-def _keep_what_fits(schema: dict[str, Any]) -> None:
-    """A union gives a tensor to the member that it fits, and one in JSON to the member of its framework.
+def _prefer_exact_tensors(schema: dict[str, Any]) -> None:
+    """Let a union use the member that a tensor already fits, and for JSON the member of the tensor's framework.
 
-    pydantic alone would try conversions for the members before that one.
+    pydantic alone would try to convert the tensor for the members before that one.
     """
     choices = schema["choices"] if schema.get("type") == "union" else ()
     members = [tp for choice in choices if (tp := _tensor_type(choice)) is not None]
@@ -163,7 +163,7 @@ def _keep_what_fits(schema: dict[str, Any]) -> None:
 
 
 def _encode_bytes(schema: Any) -> None:
-    """Have every bytes of a field, but for those that serialise themselves, written and read as base64 in JSON."""
+    """Let the bytes of a field be base64 in JSON, except for types that have their own serialization."""
     if isinstance(schema, (list, tuple)):
         for item in schema:
             _encode_bytes(item)
@@ -197,9 +197,9 @@ def _read_base64(value: Any) -> Any:
 
 
 def _add_stored_keys(document_type: type[Any], fields: dict[str, Any]) -> None:
-    """Give each field a key that nothing else can mean, and let a field's own name win over a colliding alias.
+    """Add an unambiguous key to each field, and let the name of a field take precedence over an equal alias.
 
-    Own JSON and dicts have the names of fields, and pydantic alone looks for aliases first.
+    JSON and dicts that quire writes have the names of fields, and pydantic alone looks for aliases first.
     """
     written = written_names(document_type)
     for name, field in fields.items():
@@ -215,16 +215,16 @@ def _add_stored_keys(document_type: type[Any], fields: dict[str, Any]) -> None:
         field["validation_alias"] = [*own, *choices, [stored_key(name)]]
 
 
-def _read_back(schema: Any) -> None:
-    """Have the literals, `Json` and base64 of a field take what is written for them; own serializers stay."""
+def _accept_output(schema: Any) -> None:
+    """Let literals, `Json` and base64 in a field accept their own output, except for types with own serialization."""
     if isinstance(schema, (list, tuple)):
         for item in schema:
-            _read_back(item)
+            _accept_output(item)
     if not isinstance(schema, dict) or schema.get("type") == "model":
         return
-    for key, value in schema.items():  # also inside of what is serialized as a whole, such as a Sequence
+    for key, value in schema.items():  # also inside of types with own serialization, such as Sequence
         if key not in ("metadata", "serialization"):
-            _read_back(value)
+            _accept_output(value)
     if schema.get("type") == "function-after":
         _take_decoded(schema["function"])
     if "serialization" in schema:
@@ -236,7 +236,7 @@ def _read_back(schema: Any) -> None:
 
 
 def _read_members(schema: dict[str, Any]) -> None:
-    """Let a literal take the values of plain enum members: they are what JSON has for the members."""
+    """Let a literal accept the values of enum members, which stand for the members in JSON."""
     expected = schema["expected"]
     members = {repr(item.value): item for item in reversed(expected) if isinstance(item, Enum) and item != item.value}
     if not members:
@@ -245,7 +245,9 @@ def _read_members(schema: dict[str, Any]) -> None:
     expected_text = " or ".join(map(repr, expected))
 
     def read_member(value: Any, handler: Callable[[Any], Any]) -> Any:
-        if isinstance(value, Enum):  # a member of another enum, which may equal the value, as those of IntEnum do
+        if isinstance(
+            value, Enum
+        ):  # a member of another enum, which may be equal to the value, as those of IntEnum are
             raise PydanticKnownError("literal_error", {"expected": expected_text})
         return members[repr(handler(value))]
 
@@ -268,7 +270,7 @@ class _Parsed(NamedTuple):
 
 
 def _take_parsed_json(schema: dict[str, Any]) -> None:
-    """Let a field of `Json` take parsed values from decoders, and be written as text where it is read again."""
+    """Let a field of `Json` accept parsed values from decoders, and be written as text if it will be read again."""
     text: Any = dict(schema)
     inner = core_schema.no_info_before_validator_function(
         lambda parsed: parsed.value, text.get("schema") or core_schema.any_schema()
@@ -283,7 +285,9 @@ def _take_parsed_json(schema: dict[str, Any]) -> None:
             first: Any = error.errors()[0]
             if first["loc"] != ("text",):
                 raise
-            raise PydanticKnownError(first["type"], first.get("ctx")) from None  # without the tag in its place
+            raise PydanticKnownError(
+                first["type"], first.get("ctx")
+            ) from None  # without the tag of the union in its location
 
     def write(value: Any, handler: Callable[[Any], Any], info: Any) -> Any:
         written = handler(value)
@@ -307,7 +311,7 @@ def _take_parsed_json(schema: dict[str, Any]) -> None:
 
 
 def _take_decoded(function: dict[str, Any]) -> None:
-    """Let a field of `Base64Bytes` or its like take from decoders what it holds: bytes that are decoded already."""
+    """Let a field of `Base64Bytes` or a similar type accept its value from decoders: bytes that are decoded already."""
     decode = function["function"]
     owner = getattr(decode, "__self__", None)
     if not isinstance(owner, (EncodedBytes, EncodedStr)):
@@ -316,14 +320,14 @@ def _take_decoded(function: dict[str, Any]) -> None:
     def take(value: Any, info: Any) -> Any:
         if not isinstance(info.context, StoredContext):
             return decode(value, info)
-        text = isinstance(owner, EncodedStr) and isinstance(value, bytes)  # older pydantic: a str is bytes by now
+        text = isinstance(owner, EncodedStr) and isinstance(value, bytes)  # older pydantic has made bytes of a str
         return value.decode() if text else value
 
     function["function"] = take
 
 
 def _array_types(annotation: Any) -> list[TensorType]:
-    """The types of numpy's arrays in an annotation, without those that Shape or DType refine."""
+    """Return the types of numpy arrays in an annotation, without those that `Shape` or `DType` refine."""
     annotation = expand_alias(annotation)
     if (get_origin(annotation) or annotation) is np.ndarray:
         return [native_tensor_type(annotation) or NdArray]
@@ -331,21 +335,23 @@ def _array_types(annotation: Any) -> list[TensorType]:
     if get_origin(annotation) is Annotated:
         refined = tensor_type_of(arguments[0], arguments[1:]) is not tensor_type_of(arguments[0])
         return [] if refined else _array_types(arguments[0])
-    return [found for argument in arguments for found in _array_types(argument)]
+    return [tp for argument in arguments for tp in _array_types(argument)]
 
 
 def _wrap_default(field: dict[str, Any], info: FieldInfo) -> None:
-    """A default of a field of addresses or encoded media is of their class, like its values."""
+    """Convert the default of a field of URLs or encoded media to their class, like its values."""
     schema = field["schema"]
-    wrapper = _noted(schema, "quire_wrapper") if isinstance(info.default, (str, bytes)) else None
+    wrapper = _find_metadata(schema, "quire_wrapper") if isinstance(info.default, (str, bytes)) else None
     if wrapper is not None and schema["type"] == "default":
         info.default = schema["default"] = wrapper.__quire_wrap__(info.default)
 
 
 def _check_default(field: dict[str, Any], default: Any) -> None:
-    """A default is taken like a value: [] becomes an array where the field is one, and no two documents share it."""
+    """Validate a default like a value: [] becomes an array if the field is one, and documents do not share it."""
     schema = field["schema"]
-    if schema["type"] != "default" or schema["schema"]["type"] == "json":  # which takes text, and holds what it says
+    if (
+        schema["type"] != "default" or schema["schema"]["type"] == "json"
+    ):  # whose input is text, and whose value is the parsed text
         return
     if framework_of(default) is not None:
         schema.pop("default", None)
@@ -356,30 +362,30 @@ def _check_default(field: dict[str, Any], default: Any) -> None:
 
 
 def _has_wrapped_member(schema: Any) -> bool:
-    """Whether a union has a member that makes a class of its own of each text or blob, like `ImageUrl`."""
+    """Return whether a union has a member that converts texts or blobs to a class of its own, like `ImageUrl`."""
     while isinstance(schema, dict) and schema.get("type") != "union":
         schema = schema.get("schema")
     choices = schema["choices"] if isinstance(schema, dict) else ()
-    return any(_noted(choice, "quire_wrapper") is not None for choice in choices)
+    return any(_find_metadata(choice, "quire_wrapper") is not None for choice in choices)
 
 
 def _tensor_type(schema: Any) -> TensorType | None:
-    found: TensorType | None = _noted(schema, "quire_tensor")
-    return found
+    tensor_type: TensorType | None = _find_metadata(schema, "quire_tensor")
+    return tensor_type
 
 
-def _noted(schema: Any, name: str) -> Any:
-    """What a type has noted in its plan."""
+def _find_metadata(schema: Any, name: str) -> Any:
+    """Return an entry in the metadata of a core schema or of the schemas inside of it."""
     while isinstance(schema, dict):
-        found = schema.get("metadata", {}).get(name)
-        if found is not None:
-            return found
+        entry = schema.get("metadata", {}).get(name)
+        if entry is not None:
+            return entry
         schema = schema.get("schema")
     return None
 
 
-def _sharing_names(tensors: dict[str, TensorType]) -> dict[str, TensorType]:
-    """The fields with a named dimension that another field has too."""
+def _share_dimension_names(tensors: dict[str, TensorType]) -> dict[str, TensorType]:
+    """Return the fields with a named dimension that another field has, too."""
     counts: dict[str, int] = {}
     for tensor_type in tensors.values():
         for name in tensor_type.spec.names:
@@ -387,7 +393,9 @@ def _sharing_names(tensors: dict[str, TensorType]) -> dict[str, TensorType]:
     return {field: tp for field, tp in tensors.items() if any(counts[name] > 1 for name in tp.spec.names)}
 
 
-def _shared_dimensions(fields: dict[str, TensorType]) -> Callable[[_ModelContent], _ModelContent]:
+def _check_dimensions(fields: dict[str, TensorType]) -> Callable[[_ModelContent], _ModelContent]:
+    """Return a validator that compares the sizes of named dimensions."""
+
     def check(content: _ModelContent) -> _ModelContent:
         sizes: dict[str, int] = {}
         for name, tensor_type in fields.items():
@@ -408,18 +416,26 @@ def _shared_dimensions(fields: dict[str, TensorType]) -> Callable[[_ModelContent
 _PLAIN: dict[FieldKind, Any] = {FieldKind.TEXT: str, FieldKind.BYTES: bytes}
 
 
-def _main_value(document_type: type[Any], main: tuple[str, ...]) -> Callable[[Any], Any]:
-    """'abc' -> {'text': 'abc'}: the first main field whose type takes the value as it is."""
+def _accept_main_value(document_type: type[Any]) -> Callable[[Any], Any]:
+    """Return a validator that makes 'abc' to {'text': 'abc'}."""
 
     def wrap(value: Any) -> Any:
         if isinstance(value, (dict, document_type)) or hasattr(type(value), "document_schema"):
             return value
-        for name in main:
-            field = document_type.document_schema().by_name[name]
-            tensor = framework_of(value) is not None
-            plain = _PLAIN.get(field.kind, field.type)
-            if tensor if isinstance(field.type, TensorType) else isinstance(value, plain):
-                return {name: value}
-        return value
+        name = find_main_field(document_type, value)
+        return value if name is None else {name: value}
 
     return wrap
+
+
+def find_main_field(document_type: type[Any], value: object) -> str | None:
+    """Return the first main field of a document class whose type takes the value as it is."""
+    for name in document_type.__quire_main__:
+        field = document_type.document_schema().by_name[name]
+        if isinstance(field.type, TensorType):
+            takes = framework_of(value) is not None
+        else:
+            takes = isinstance(value, _PLAIN.get(field.kind, field.type))
+        if takes:
+            return str(name)
+    return None

@@ -1,4 +1,4 @@
-"""BaseDocument: a pydantic model that knows its own plan, its tensors and how it looks."""
+"""BaseDocument: a pydantic model with a compiled schema, tensors in fields, and conversions to bytes, JSON and more."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from pydantic_core import CoreSchema
 from typing_extensions import Self, Unpack, dataclass_transform
 
 from quire import _class_registry, _parametrize, codec
-from quire._changes import check_names, copy_document, packed_state, set_or_restore, update_document
-from quire._core_schema import complete_core_schema
+from quire._changes import check_names, copy_document, set_or_restore, shrink_state, update_document
+from quire._core_schema import complete_core_schema, find_main_field
 from quire._equality import equal_values
 from quire._extra_fields import Extra, explain_unknown_fields
 from quire.codec import Reading, TensorForm
 from quire.display import document_tree, nested_rows, print_document, print_schema, render_html, short_value
+from quire.errors import DocumentTypeError
 from quire.schema import Schema, build_schema
 from quire.typing import ID, new_id
 
@@ -32,7 +33,7 @@ else:
 
 
 class _Cell:
-    """Holds a class's compiled schema. Pickled empty: a class that travels by value compiles its schema anew."""
+    """The compiled schema of a class. It is pickled empty, so a class that is pickled by value compiles its schema anew."""
 
     __slots__ = ("schema",)
 
@@ -45,7 +46,7 @@ class _Cell:
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(PydanticField, PrivateAttr))
 class DocumentMeta(ModelMetaclass):
-    """Lets fields be called like methods, and pickles parametrised generic documents by recipe."""
+    """Allows fields with the names of methods, and pickles parametrized generic documents by recipe."""
 
     def __new__(
         mcls,
@@ -56,12 +57,12 @@ class DocumentMeta(ModelMetaclass):
         main: str | Iterable[str] | None = None,
         **kwargs: Any,
     ) -> type:
-        """Make a document class; see `BaseDocument` for `main`."""
-        shadowing = _shadowing(bases, namespace)
+        """Create a document class; see `BaseDocument` for `main`."""
+        shadowing = _find_shadowing_fields(bases, namespace)
         for field in shadowing:
-            namespace.setdefault(field, PydanticField())  # or the method would be taken for its default
+            namespace.setdefault(field, PydanticField())  # otherwise the method would be its default
         namespace["__quire_cell__"] = _Cell()
-        extra = _chosen_extra(bases, namespace, kwargs)
+        extra = _find_extra(bases, namespace, kwargs)
         if extra is not None and "__quire_extra__" not in namespace:
             namespace["__quire_extra__"] = kwargs["extra"] = extra
         if main is not None:
@@ -72,7 +73,7 @@ class DocumentMeta(ModelMetaclass):
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Field name .* shadows an attribute", UserWarning)
                 cls = super().__new__(mcls, name, bases, namespace, **kwargs)
-        if _validates_the_whole(cls) and cls.__setattr__ is BaseModel.__setattr__:
+        if _has_after_validators(cls) and cls.__setattr__ is BaseModel.__setattr__:
             cls.__setattr__ = set_or_restore
         if cls.__pydantic_generic_metadata__["origin"] is not None and cls.__pydantic_complete__:
             cls.__qualname__ = _parametrize.publish(f"{cls.__module__}:{cls.__qualname__}")
@@ -85,32 +86,32 @@ class DocumentMeta(ModelMetaclass):
     def __setattr__(cls, name: str, value: Any) -> None:  # noqa: N805 - of a metaclass
         """Set an attribute of the class.
 
-        cloudpickle fills a class by setting its attributes. In the process that a class came from, it makes an empty
-        one of the same name first and then drops it for the class itself, which must be found by its name again.
+        cloudpickle fills a class by setting its attributes. In the process that a class came from, it first creates an
+        empty class of the same name, and then discards it for the class itself, which must be found by its name again.
         """
         super().__setattr__(name, value)
         if name in ("__quire_cell__", "__qualname__"):
             _class_registry.register(cls)
 
 
-def _chosen_extra(bases: tuple[type, ...], namespace: dict[str, Any], kwargs: dict[str, Any]) -> Any:
-    """The `extra` that a class sets, or that one of its bases has set; None for the default.
+def _find_extra(bases: tuple[type, ...], namespace: dict[str, Any], kwargs: dict[str, Any]) -> Any:
+    """Return the `extra` that a class or one of its bases has set; None for the default.
 
-    pydantic merges the configs of several bases, where the default of one would replace the choice of another.
+    pydantic merges the configs of several bases, and the default of one would replace the choice of another.
     """
     config = namespace.get("model_config", {})
     chosen = [getattr(base, "__quire_extra__", getattr(base, "model_config", {}).get("extra")) for base in bases]
-    found = [kwargs.get("extra"), config.get("extra"), *reversed(chosen)]
-    return next((extra for extra in found if extra is not None), None)
+    choices = [kwargs.get("extra"), config.get("extra"), *reversed(chosen)]
+    return next((extra for extra in choices if extra is not None), None)
 
 
-def _validates_the_whole(cls: Any) -> bool:
+def _has_after_validators(cls: Any) -> bool:
     validators = cls.__pydantic_decorators__.model_validators.values()
     return any(validator.info.mode == "after" for validator in validators)
 
 
-def _shadowing(bases: tuple[type, ...], namespace: dict[str, Any]) -> list[str]:
-    """The annotated names that mean a method or another attribute of a base class."""
+def _find_shadowing_fields(bases: tuple[type, ...], namespace: dict[str, Any]) -> list[str]:
+    """Return the annotated names that are also methods or other attributes of a base class."""
     return [
         name
         for name in namespace.get("__annotations__", {})
@@ -119,20 +120,37 @@ def _shadowing(bases: tuple[type, ...], namespace: dict[str, Any]) -> list[str]:
     ]
 
 
+def _with_main_value(document_type: Any, values: tuple[Any, ...], fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields with the value that was passed without a name."""
+    class_name, names = document_type.__name__, document_type.__quire_main__
+    if len(values) > 1 or not names:
+        positions = "one value, that of a main field," if names else "no values"
+        raise DocumentTypeError(f"{class_name} takes {positions} without a name, got {len(values)}.")
+    field = find_main_field(document_type, values[0])
+    if field is None:
+        raise DocumentTypeError(
+            f"{class_name} takes the value of {' or '.join(names)} without a name; {type(values[0]).__name__} fits "
+            f"none of them. Name the field, or use {class_name}.model_validate()."
+        )
+    if field in fields:
+        raise DocumentTypeError(f"{class_name} got {field!r} twice: without a name, and by its name.")
+    return {field: values[0], **fields}
+
+
 class BaseDocument(BaseModel, metaclass=DocumentMeta):
     """A typed record: subclass it and annotate fields.
 
-    Every document has an `id`. A class may type it anew, or drop it by `id: ClassVar[None] = None`. A class made with
-    `main='text'` accepts the value of that field wherever a document of the class is expected.
+    Every document has an `id`. A class may annotate it with another type, or remove it by `id: ClassVar[None] = None`.
+    A class defined with `main='text'` accepts the value of that field wherever a document of the class is expected.
 
-    Equality compares class and fields and leaves ids aside; `identical()` compares ids too.
+    Equality compares the class and the fields except for ids; `identical()` compares ids, too.
     """
 
     model_config = ConfigDict(
         arbitrary_types_allowed=True,
         validate_assignment=True,
         protected_namespaces=(),
-        populate_by_name=True,  # columns, paths and JSON go by the names of fields; aliases are read as well
+        populate_by_name=True,  # columns, paths and JSON use the names of fields; aliases are read as well
         ser_json_inf_nan="strings",  # null would be read as None
         extra="forbid",  # a misspelt field is an error; bytes and datasets follow the rules of schema evolution
     )
@@ -143,7 +161,7 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
     __quire_extra__: ClassVar[str | None] = None
     __quire_name__: ClassVar[str | None] = None
 
-    __hash__ = None  # type: ignore[assignment]  # documents change
+    __hash__ = None  # type: ignore[assignment]  # documents are mutable
 
     id: ID = PydanticField(default_factory=new_id)
 
@@ -154,7 +172,7 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
     else:
 
         def __class_getitem__(cls, parameters: Any) -> Any:
-            """A generic document class with its type variables substituted, also inside of arrays."""
+            """Return a generic document class with its type variables substituted, also inside of arrays."""
             if not cls.__pydantic_complete__:
                 cls.model_rebuild(raise_errors=False)
             for info in cls.model_fields.values():
@@ -163,9 +181,14 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
                         setattr(info, name, _parametrize.with_open_aliases(getattr(info, name)))
             return super().__class_getitem__(_parametrize.canonical_parameters(parameters))
 
-        def __init__(self, /, **data: Any) -> None:
-            """Make a document of values by the names of fields; an unknown name is an error."""
+        def __init__(self, /, *main: Any, **data: Any) -> None:
+            """Make a document of values by the names of fields; an unknown name is an error.
+
+            The value of a main field may come first, without its name: `Text('hello')`.
+            """
             __tracebackhide__ = True
+            if main:
+                data = _with_main_value(type(self), main, data)
             try:
                 made = self.__pydantic_validator__.validate_python(data, self_instance=self)
             except ValidationError as error:
@@ -176,13 +199,13 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
         __init__.__pydantic_base_init__ = True  # pydantic then validates nested documents without calling it
 
         def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-            """A copy with other values, which are not validated; an unknown name is an error."""
+            """Return a copy with other values, which are not validated; an unknown name is an error."""
             check_names(type(self), update or {})
             return super().model_copy(update=update, deep=deep)
 
         @classmethod
         def model_validate(cls, obj: Any, **options: Any) -> Self:
-            """A document of a mapping or an object; see pydantic's `BaseModel.model_validate`."""
+            """Return the document of a mapping or an object; see pydantic's `BaseModel.model_validate`."""
             __tracebackhide__ = True
             try:
                 return super().model_validate(obj, **options)
@@ -191,7 +214,7 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
 
         @classmethod
         def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
-            """A document of JSON; see pydantic's `BaseModel.model_validate_json`."""
+            """Return the document of JSON; see pydantic's `BaseModel.model_validate_json`."""
             __tracebackhide__ = True
             try:
                 return super().model_validate_json(json_data, **options)
@@ -200,7 +223,7 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
 
     @classmethod
     def document_schema(cls) -> Schema:
-        """The compiled plan of this class: its fields and their kinds."""
+        """Return the compiled schema of this class: its fields and their kinds."""
         cell = cls.__quire_cell__
         if cell.schema is None:
             cell.schema = build_schema(cls)
@@ -216,47 +239,48 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
         print_document(self)
 
     def update(self, other: Self | Mapping[str, Any] | None = None, /, **fields: Any) -> None:
-        """Take over fields from another document of this class, a mapping, or keywords; the id stays.
+        """Update fields from another document of this class, a mapping, or keywords; the id is kept.
 
-        Nested documents are updated in turn, arrays of documents are merged by id, dicts are merged, and everything
-        else is replaced. From a document only the fields that were set are taken. Bad values change nothing.
+        Nested documents are updated recursively, arrays of documents are merged by id, dicts are merged, and other
+        values are replaced. From a document only the fields that were set are used. If a value is invalid, nothing
+        changes.
         """
         update_document(self, other, fields)
 
     @classmethod
     def to_proto_schema(cls, previous: str | None = None, package: str | None = None) -> str:
-        """A `.proto` of this class for other languages; with the text of the previous one, every number stays."""
+        """Return a `.proto` of this class for other languages; with the previous one, field numbers are kept."""
         return codec.proto_schema(cls, previous, package)
 
     def to_typed_protobuf(self, previous: str | None = None) -> Any:
-        """The document as a protobuf message of its own class, as `to_proto_schema(previous)` describes it."""
+        """Return the document as a protobuf message of its own class, as `to_proto_schema(previous)` describes it."""
         return codec.to_typed(self, previous)
 
     @classmethod
     def from_typed_protobuf(cls, source: Any, previous: str | None = None) -> Self:
-        """The document in a message of its own class (built here, or by code that protoc made), or in its bytes."""
+        """Return the document of a message of its own class, also from code that protoc generated, or of its bytes."""
         return codec.from_typed(cls, source, previous)  # type: ignore[no-any-return]
 
     def identical(self, other: object) -> bool:
-        """Whether the other document is equal and has the same id, and so have the documents inside."""
+        """Return whether the other document is equal and has the same id, and so have nested documents."""
         return equal_values(self, other, ids=True)
 
     def to_protobuf(self) -> Any:
-        """A protobuf message, `quire.v1.Document`."""
+        """Return a protobuf message, `quire.v1.Document`."""
         return codec.to_message("Document", codec.encode_document_message(self))
 
     @classmethod
     def from_protobuf(cls, message: Any, **reading: Unpack[Reading]) -> Self:
-        """The document of a protobuf message."""
+        """Return the document of a protobuf message."""
         data = codec.from_message(message, "Document")
         return codec.decode_document_message(data, _expected(cls), codec.read_options(reading))  # type: ignore[no-any-return]
 
     def to_bytes(
         self, protocol: str | None = None, compress: str | None = None, *, allow_pickle: bool = False
     ) -> bytes:
-        """The document as bytes: a protobuf message (`protocol='protobuf'`) or a pickle, packed if asked.
+        """Return the document as bytes: a protobuf message (`protocol='protobuf'`) or a pickle, optionally compressed.
 
-        Values of classes that have no form on the wire are an error, or pickled with `allow_pickle`.
+        Values of types that have no encoding raise an error, or are pickled with `allow_pickle`.
         """
         return codec.dump(
             self, lambda: codec.encode_document_message(self, allow_pickle=allow_pickle), protocol, compress
@@ -266,27 +290,27 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
     def from_bytes(
         cls, data: Any, protocol: str | None = None, compress: str | None = None, **reading: Unpack[Reading]
     ) -> Self:
-        """The document of bytes, which tell their protocol and compression; those that are asked for must be theirs."""
+        """Return the document of bytes; a `protocol` or `compress` that is not that of the bytes is an error."""
         return codec.load_document(cls, _expected(cls), data, protocol, compress, codec.read_options(reading))  # type: ignore[no-any-return]
 
     def to_base64(self, protocol: str | None = None, compress: str | None = None, *, allow_pickle: bool = False) -> str:
-        """The bytes of `to_bytes` as text."""
+        """Return the bytes of `to_bytes` as base64."""
         return b64encode(self.to_bytes(protocol, compress, allow_pickle=allow_pickle)).decode()
 
     @classmethod
     def from_base64(
         cls, data: str | bytes, protocol: str | None = None, compress: str | None = None, **reading: Unpack[Reading]
     ) -> Self:
-        """The document of `to_base64`."""
+        """Return the document of `to_base64`."""
         return cls.from_bytes(codec.from_base64(data), protocol, compress, **reading)
 
     def to_json(self, *, indent: int | None = None, tensors: TensorForm = "lists") -> str:
-        """The document as JSON; tensors as nested lists, or as 'base64' of their bytes."""
+        """Return the document as JSON, with tensors as nested lists, or as 'base64' of their bytes."""
         return codec.to_json(self, indent, tensors)
 
     @classmethod
     def from_json(cls, text: str | bytes, *, extra: Extra = "forbid") -> Self:
-        """The document that was written as JSON: the text itself, and not the path of a file.
+        """Return the document of JSON, which is passed as text and not as the path of a file.
 
         Unknown fields are errors, or ignored with `extra='ignore'`, unless the class sets `extra` in its
         `model_config`.
@@ -295,12 +319,12 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
         return codec.from_json(cls, text, extra=extra)  # type: ignore[no-any-return]
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as a dict; nested documents are dicts, arrays of documents lists of dicts, tensors tensors."""
+        """Return the fields as a dict; nested documents are dicts, arrays lists of dicts, and tensors stay tensors."""
         return codec.to_dict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, extra: Extra = "forbid") -> Self:
-        """The document with the fields in a mapping; `extra` as of `from_json`."""
+        """Return the document with the fields of a mapping; `extra` as in `from_json`."""
         return codec.from_dict(cls, values, extra=extra)  # type: ignore[no-any-return]
 
     def __eq__(self, other: object) -> bool:
@@ -310,7 +334,7 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
         return copy_document(self, {} if memo is None else memo)
 
     def __getstate__(self) -> dict[Any, Any]:
-        return packed_state(super().__getstate__())
+        return shrink_state(super().__getstate__())
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         return [(name, short_value(value)) for name, value in nested_rows(self) or ()]
@@ -335,7 +359,7 @@ _OTHER_SELF = (
 
 
 def _expected(cls: type[BaseDocument]) -> type[BaseDocument] | None:
-    """The class, where it says what its documents hold."""
+    """Return the class if it determines the fields of its documents; None if it stands for any class."""
     return None if "__quire_open__" in vars(cls) else cls
 
 
@@ -344,12 +368,12 @@ def _extra_id(document: BaseDocument) -> Any:
 
 
 class DynamicDocument(BaseDocument):
-    """A document of a class that is not loaded: it keeps every field that was read, and the name of its class."""
+    """A document of a class that is not loaded; it has all fields that were read, and the name of its class."""
 
     model_config = ConfigDict(extra="allow")
     __quire_open__: ClassVar[bool] = True
 
-    id: ClassVar[Any] = property(_extra_id)  # type: ignore[misc]  # it may be one of the fields
+    id: ClassVar[Any] = property(_extra_id)  # type: ignore[misc]  # an id may be one of the fields
     _declared: str = PrivateAttr("")
 
     @property
@@ -363,7 +387,7 @@ class DynamicDocument(BaseDocument):
         return None
 
 
-def _dynamic(name: str, content: dict[str, Any]) -> DynamicDocument:
+def _make_dynamic(name: str, content: dict[str, Any]) -> DynamicDocument:
     document = DynamicDocument.model_construct()
     document.__pydantic_extra__ = content
     document.__pydantic_fields_set__ = set(content)
@@ -371,7 +395,7 @@ def _dynamic(name: str, content: dict[str, Any]) -> DynamicDocument:
     return document
 
 
-_class_registry.provide("dynamic", _dynamic)
+_class_registry.provide("dynamic", _make_dynamic)
 
 
 def _reduce(cls: type[BaseDocument]) -> str | tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -388,10 +412,10 @@ copyreg.pickle(DocumentMeta, _reduce)  # type: ignore[arg-type]
 
 
 def field_name(name: str, taken: Container[str]) -> str:
-    """The name itself, or one like it that a field can have, and that is no method of documents."""
-    found = re.sub(r"\W", "_", name).lstrip("_") or "column"
-    if keyword.iskeyword(found) or found[0].isdigit() or (hasattr(BaseDocument, found) and found != "id"):
-        found = f"column_{found}"
-    while found in taken:
-        found += "_"
-    return found
+    """Return the name, or a similar one that a field can have and that is no method of documents."""
+    field = re.sub(r"\W", "_", name).lstrip("_") or "column"
+    if keyword.iskeyword(field) or field[0].isdigit() or (hasattr(BaseDocument, field) and field != "id"):
+        field = f"column_{field}"
+    while field in taken:
+        field += "_"
+    return field

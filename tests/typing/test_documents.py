@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float32
 from typing_extensions import assert_type
 
-from quire import BaseDocument
+from quire import BaseDocument, Image, Text
 from quire.schema import Schema
 from quire.typing import ID, DType, Shape, TorchTensor
 
@@ -47,6 +47,12 @@ def test_tensor_fields_have_framework_types() -> None:
     assert_type(ada.mask, torch.Tensor | None)
     assert_type(ada.depth, torch.Tensor | None)
     assert_type(ada.photo + 1, torch.Tensor)
+
+
+def test_main_values_are_positional() -> None:
+    assert_type(Text("hello", embedding=np.zeros(2)).text, str | None)
+    assert Image("a.png").url == Image(url="a.png").url
+    assert Image(np.zeros((2, 2, 3), np.uint8)).tensor is not None
 
 
 def test_document_methods_keep_class() -> None:

@@ -1,6 +1,12 @@
-"""One document class per modality: text, images, audio, video and 3D geometry."""
+"""One document class per modality: text, images, audio, video and 3D geometry.
+
+The signatures under TYPE_CHECKING are what type checkers need for `Image('a.png')`: pydantic converts text to
+`ImageUrl`, and a main value comes without a name.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from quire.document import BaseDocument
 from quire.typing import (
@@ -28,6 +34,20 @@ class Text(BaseDocument, main=("text", "bytes_")):
     embedding: AnyTensor | None = None
     bytes_: TextBytes | None = None
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            main: str | bytes = ...,
+            /,
+            *,
+            id: str = ...,
+            text: str | None = None,
+            url: str | None = None,
+            embedding: AnyTensor | None = None,
+            bytes_: bytes | None = None,
+        ) -> None: ...
+
 
 class Image(BaseDocument, main=("url", "tensor", "bytes_")):
     """An image as a URL, a tensor or encoded bytes, and its embedding. A field typed `Image` accepts any of them."""
@@ -36,6 +56,20 @@ class Image(BaseDocument, main=("url", "tensor", "bytes_")):
     tensor: AnyTensor | None = None
     embedding: AnyTensor | None = None
     bytes_: ImageBytes | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            main: str | bytes | AnyTensor = ...,
+            /,
+            *,
+            id: str = ...,
+            url: str | None = None,
+            tensor: AnyTensor | None = None,
+            embedding: AnyTensor | None = None,
+            bytes_: bytes | None = None,
+        ) -> None: ...
 
 
 class Audio(BaseDocument, main=("url", "tensor", "bytes_")):
@@ -49,6 +83,21 @@ class Audio(BaseDocument, main=("url", "tensor", "bytes_")):
     rate: int | None = None
     embedding: AnyTensor | None = None
     bytes_: AudioBytes | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            main: str | bytes | AnyTensor = ...,
+            /,
+            *,
+            id: str = ...,
+            url: str | None = None,
+            tensor: AnyTensor | None = None,
+            rate: int | None = None,
+            embedding: AnyTensor | None = None,
+            bytes_: bytes | None = None,
+        ) -> None: ...
 
 
 class Video(BaseDocument, main=("url", "tensor", "bytes_")):
@@ -66,6 +115,23 @@ class Video(BaseDocument, main=("url", "tensor", "bytes_")):
     embedding: AnyTensor | None = None
     bytes_: VideoBytes | None = None
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            main: str | bytes | AnyTensor = ...,
+            /,
+            *,
+            id: str = ...,
+            url: str | None = None,
+            tensor: AnyTensor | None = None,
+            times: AnyTensor | None = None,
+            key_frames: AnyTensor | None = None,
+            audio: Audio | None = None,
+            embedding: AnyTensor | None = None,
+            bytes_: bytes | None = None,
+        ) -> None: ...
+
 
 class Mesh3D(BaseDocument, main=("url", "bytes_")):
     """A triangle mesh as a URL, as vertices and faces, or as encoded bytes, and its embedding.
@@ -80,6 +146,21 @@ class Mesh3D(BaseDocument, main=("url", "bytes_")):
     embedding: AnyTensor | None = None
     bytes_: Mesh3DBytes | None = None
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            main: str | bytes = ...,
+            /,
+            *,
+            id: str = ...,
+            url: str | None = None,
+            vertices: AnyTensor | None = None,
+            faces: AnyTensor | None = None,
+            embedding: AnyTensor | None = None,
+            bytes_: bytes | None = None,
+        ) -> None: ...
+
 
 class PointCloud3D(BaseDocument, main=("url", "points", "bytes_")):
     """A point cloud as a URL, a tensor of shape (n, 3) or encoded bytes, and its embedding.
@@ -92,3 +173,18 @@ class PointCloud3D(BaseDocument, main=("url", "points", "bytes_")):
     colors: AnyTensor | None = None
     embedding: AnyTensor | None = None
     bytes_: PointCloud3DBytes | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            main: str | bytes | AnyTensor = ...,
+            /,
+            *,
+            id: str = ...,
+            url: str | None = None,
+            points: AnyTensor | None = None,
+            colors: AnyTensor | None = None,
+            embedding: AnyTensor | None = None,
+            bytes_: bytes | None = None,
+        ) -> None: ...
