@@ -1,4 +1,4 @@
-"""Copies of documents, and changes of many fields that happen whole or not at all."""
+"""Copies and updates of documents. An update changes all of its fields, or none if one of the values is invalid."""
 
 from __future__ import annotations
 
@@ -17,31 +17,34 @@ DocT = TypeVar("DocT")
 _Undo = list[Callable[[], None]]
 
 
+# --- copies
+
+
 def copy_document(document: DocT, memo: dict[int, Any]) -> DocT:
-    """An independent copy of a document and of everything in it."""
-    made = type(document).__new__(type(document))
-    memo[id(document)] = made
-    for name, framework in _tensors_alone(document.__dict__):
+    """Return an independent copy of a document and of everything in it."""
+    duplicate = type(document).__new__(type(document))
+    memo[id(document)] = duplicate
+    for name, framework in _find_unshared_tensors(document.__dict__):
         value = document.__dict__[name]
         if id(value) not in memo:
             memo[id(value)] = framework.copy_alone(value, memo)
     for slot in MODEL_SLOTS:
-        object.__setattr__(made, slot, deepcopy_value(getattr(document, slot), memo))
-    return made
+        object.__setattr__(duplicate, slot, deepcopy_value(getattr(document, slot), memo))
+    return duplicate
 
 
 def deepcopy_value(value: Any, memo: dict[int, Any]) -> Any:
-    """`copy.deepcopy`, which also copies tensors that are part of a gradient graph."""
+    """Return a deep copy of a value, also of tensors that are part of a gradient graph, unlike `copy.deepcopy`."""
     if id(value) in memo:
         return memo[id(value)]
     framework = framework_of(value)
     if framework is not None:
         return framework.copy(value, memo)
     if type(value) is dict:
-        made: dict[Any, Any] = {}
-        memo[id(value)] = made  # before its items: one of them may be the dict again
-        made.update((deepcopy_value(key, memo), deepcopy_value(item, memo)) for key, item in value.items())
-        return made
+        mapping: dict[Any, Any] = {}
+        memo[id(value)] = mapping  # before its items, one of which may be the dict itself
+        mapping.update((deepcopy_value(key, memo), deepcopy_value(item, memo)) for key, item in value.items())
+        return mapping
     if type(value) is list:
         items: list[Any] = []
         memo[id(value)] = items
@@ -52,145 +55,146 @@ def deepcopy_value(value: Any, memo: dict[int, Any]) -> Any:
     return copy.deepcopy(value, memo)
 
 
-def packed_state(state: dict[str, Any]) -> dict[str, Any]:
-    """What a pickle of a document carries: tensors without the memory around them."""
+def shrink_state(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a document for a pickle, with tensors but without the rest of the memory they are part of."""
     fields = dict(state["__dict__"])
-    for name, framework in _tensors_alone(fields):
+    for name, framework in _find_unshared_tensors(fields):
         fields[name] = framework.to_pickle(fields[name])
     return {**state, "__dict__": fields}
 
 
-def _tensors_alone(fields: dict[str, Any]) -> list[tuple[str, Framework]]:
-    """The tensors that share memory with no other field: nobody misses what else is in it."""
+def _find_unshared_tensors(fields: dict[str, Any]) -> list[tuple[str, Framework]]:
+    """Return the tensors that share memory with no other field, so that a copy can leave out the rest of the memory."""
     memory: dict[int, list[tuple[str, Framework]]] = {}
     for name, value in fields.items():
         framework = framework_of(value)
         address = None if framework is None else framework.memory(value)
         if framework is not None and address is not None:
             memory.setdefault(address, []).append((name, framework))
-    return [found[0] for found in memory.values() if len(found) == 1]
+    return [tensors[0] for tensors in memory.values() if len(tensors) == 1]
+
+
+# --- updates
 
 
 def set_or_restore(document: Any, name: str, value: Any) -> None:
-    """Set a field of a document whose class has validators for the whole: pydantic asks them after it has set it."""
-    with _whole_or_not_at_all() as undo:
-        undo.append(_restorer(document))
+    """Set a field of a document whose class has `after` validators, which pydantic runs after it has set the field."""
+    with _restore_on_error() as undo:
+        undo.append(_snapshot(document))
         BaseModel.__setattr__(document, name, value)
 
 
 def update_document(document: Any, other: Any, fields: Mapping[str, Any]) -> None:
-    """Take over fields; see `BaseDocument.update`."""
-    with _whole_or_not_at_all() as undo:
-        _update(document, {**_changes_of(document, other), **fields}, undo)
+    """Update fields from a document, a mapping or keywords; see `BaseDocument.update`."""
+    with _restore_on_error() as undo:
+        _update(document, {**_collect_changes(document, other), **fields}, undo)
 
 
 def merge_documents(documents: list[Any], others: list[Any]) -> None:
-    """Update the documents whose ids are in both lists and append the rest to the first."""
-    with _whole_or_not_at_all() as undo:
+    """Update the documents whose ids are in both lists, and append the others to the first list."""
+    with _restore_on_error() as undo:
         _merge(documents, others, undo)
 
 
 @contextmanager
-def _whole_or_not_at_all() -> Iterator[_Undo]:
-    """A list for what puts things back; it is run if something goes wrong."""
+def _restore_on_error() -> Iterator[_Undo]:
+    """Provide a list for functions that undo changes; they are called in reverse order after an error."""
     undo: _Undo = []
     try:
         yield undo
     except BaseException:
-        for put_back in reversed(undo):
-            put_back()
+        for restore in reversed(undo):
+            restore()
         raise
+
+
+def _snapshot(document: Any) -> Callable[[], None]:
+    """Return a function that restores the current state of a document."""
+    before = [copy.copy(getattr(document, slot)) for slot in MODEL_SLOTS]
+
+    def restore() -> None:
+        for slot, value in zip(MODEL_SLOTS, before, strict=True):
+            object.__setattr__(document, slot, value)
+
+    return restore
 
 
 def _update(document: Any, changes: dict[str, Any], undo: _Undo) -> None:
     check_names(type(document), changes)
-    undo.append(_restorer(document))
+    undo.append(_snapshot(document))
     replaced = {}
     for name, value in changes.items():
         current = document.__dict__.get(name)
         if name == "id" or value is current:
             continue
         if is_document_type(type(current)) and (isinstance(value, Mapping) or type(value) is type(current)):
-            _update(current, _changes_of(current, value), undo)
+            _update(current, _collect_changes(current, value), undo)
         elif is_array_type(type(current)) and value is not None:
             _merge(current._documents, type(current)(value)._documents, undo)
         else:
             both = isinstance(current, dict) and isinstance(value, Mapping)
             replaced[name] = {**current, **value} if both else value
-    _assign(document, replaced)
+    try:
+        for name, value in replaced.items():
+            setattr(document, name, value)
+    except ValidationError as error:
+        _assign_together(document, replaced, error)
 
 
 def _merge(documents: list[Any], others: list[Any], undo: _Undo) -> None:
     before = list(documents)
     undo.append(lambda: documents.__setitem__(slice(None), before))
-    here = set(map(id, documents))
-    known = {document.__dict__.get("id"): document for document in reversed(documents)}
-    known.pop(None, None)
+    present = set(map(id, documents))
+    by_id = {document.__dict__.get("id"): document for document in reversed(documents)}
+    by_id.pop(None, None)
     for other in others:
         key = other.__dict__.get("id")
-        if id(other) in here:
+        if id(other) in present:
             continue
-        if key in known:
-            _update(known[key], _changes_of(known[key], other), undo)
+        if key in by_id:
+            _update(by_id[key], _collect_changes(by_id[key], other), undo)
         else:
             documents.append(other)
-            here.add(id(other))
-            known.update({} if key is None else {key: other})
+            present.add(id(other))
+            by_id.update({} if key is None else {key: other})
 
 
-def _changes_of(document: Any, other: Any) -> dict[str, Any]:
+def _collect_changes(document: Any, other: Any) -> dict[str, Any]:
+    """Return the fields to update: all of a mapping, and those of a document that were set."""
     if other is None:
         return {}
     if isinstance(other, Mapping):
         return dict(other)
     if not isinstance(other, type(document)):
-        wanted = type(document).__name__
-        raise DocumentTypeError(f"{wanted}.update takes a {wanted} or a mapping, got {type(other).__name__}.")
+        expected = type(document).__name__
+        raise DocumentTypeError(f"{expected}.update takes a {expected} or a mapping, got {type(other).__name__}.")
     chosen = other.__pydantic_fields_set__
     values = {**other.__dict__, **(other.__pydantic_extra__ or {})}
     return {name: value for name, value in values.items() if name in chosen and name != "id"}
 
 
 def check_names(document_type: type[Any], changes: Mapping[str, Any]) -> None:
-    """Refuse changes of fields that a class does not have."""
+    """Raise an error for changes of fields that a class does not have."""
     known = document_type.document_schema().by_name
     unknown = [name for name in changes if name not in known and name != "id"]
     if unknown and document_type.model_config.get("extra") != "allow":
         raise PathError(f"{document_type.__name__} has no field {unknown[0]!r}. {did_you_mean(unknown[0], known)}")
 
 
-def _restorer(document: Any) -> Callable[[], None]:
-    before = [copy.copy(getattr(document, slot)) for slot in MODEL_SLOTS]
-
-    def put_back() -> None:
-        for slot, value in zip(MODEL_SLOTS, before, strict=True):
-            object.__setattr__(document, slot, value)
-
-    return put_back
-
-
-def _assign(document: Any, values: dict[str, Any]) -> None:
-    """Set fields one by one; where that fails, together: values may only fit each other."""
-    try:
-        for name, value in values.items():
-            setattr(document, name, value)
-    except ValidationError as error:
-        _assign_together(document, values, error)
-
-
 def _assign_together(document: Any, values: dict[str, Any], error: ValidationError) -> None:
+    """Set several fields at once, after setting them one by one has failed: the values may only be valid together."""
     if len(values) < 2 or any(problem["type"].startswith("frozen") for problem in error.errors()):
         raise error
     extra = document.__pydantic_extra__
-    keeps_extra = type(document).model_config.get("extra") == "allow"  # or they are unknown fields of decoded bytes
+    keeps_extra = type(document).model_config.get("extra") == "allow"  # else they are unknown fields of decoded bytes
     try:
         accepted = type(document).document_schema().accepted
         content = {**document.__dict__, **((keeps_extra and extra) or {}), **values}
         keyed = {accepted[name][1] if name in accepted else name: value for name, value in content.items()}
-        made = type(document).model_validate(keyed)
+        validated = type(document).model_validate(keyed)
     except ValidationError:
         raise error from None
-    document.__dict__.update({name: made.__dict__[name] for name in values if name in made.__dict__})
+    document.__dict__.update({name: validated.__dict__[name] for name in values if name in validated.__dict__})
     if extra is not None and keeps_extra:
-        extra.update(made.__pydantic_extra__)
+        extra.update(validated.__pydantic_extra__)
     document.__pydantic_fields_set__.update(values)

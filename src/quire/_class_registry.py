@@ -1,14 +1,14 @@
-"""The document classes that are loaded, by the name that bytes know them by.
+"""The loaded document classes, by the name that they have in bytes.
 
-A class that bytes name is never imported. What is not loaded becomes a dynamic document, which the floor of documents
-provides, as the floor of arrays provides arrays: this module only knows whom to ask.
+A class that bytes name is never imported. Documents of a class that is not loaded become dynamic documents, and bytes
+may hold arrays; both are defined in packages above this one, which register how they are made (`provide`).
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 from weakref import ref
 
 from quire._protocols import is_document_type
@@ -18,12 +18,12 @@ _makers: dict[str, Callable[..., Any]] = {}
 
 
 def class_name(cls: type[Any]) -> str:
-    """The name of a class in bytes: 'module:Class'."""
+    """Return the name of a class in bytes: 'module:Class'."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def register(cls: type[Any]) -> None:
-    """Remember a document class as the newest of its name; several may have one, as a notebook's cell runs again."""
+    """Register a document class as the newest of its name, of which a cell of a notebook that runs again makes more."""
     name = class_name(cls)
     _classes[name] = [known for known in _classes.get(name, []) if known() is not cls]
 
@@ -35,39 +35,39 @@ def register(cls: type[Any]) -> None:
     _classes[name].append(ref(cls, forget))
 
 
-def _named(name: str, types: Sequence[type[Any]]) -> Iterator[type[Any]]:
-    """The classes of a name: of the given ones, then of those that are loaded, the newest first."""
+def _iter_classes(name: str, types: Sequence[type[Any]]) -> Iterator[type[Any]]:
+    """Yield the classes of a name: first those among `types`, then the registered ones, the newest first."""
     yield from (tp for tp in types if class_name(tp) == name and is_document_type(tp))
-    known = list(_classes.get(name, ()))  # the collector may take classes out of the list meanwhile
+    known = list(_classes.get(name, ()))  # a copy, because garbage collection may remove classes from the list
     yield from (cls for reference in reversed(known) if (cls := reference()) is not None)
 
 
 def find(
     name: str, expected: type[Any] | None, types: Sequence[type[Any]] = (), members: Sequence[type[Any]] = ()
 ) -> type[Any] | None:
-    """The class of that name that is the expected one or a subclass of it; else the expected one.
+    """Return the class of a name that is the expected one or a subclass of it; else the expected one.
 
-    Where nothing is expected, the newest class of the name is meant. A field that is a union of documents gives its
-    `members`: their subclasses come before other classes of the name.
+    Without an expected class, return the newest class of the name. For a field that is a union of documents, subclasses
+    of its `members` come before other classes of the name.
     """
     if expected is not None:
-        return next((cls for cls in _named(name, types) if issubclass(cls, expected)), expected)
-    classes = list(_named(name, types))
+        return next((cls for cls in _iter_classes(name, types) if issubclass(cls, expected)), expected)
+    classes = list(_iter_classes(name, types))
     return next((cls for cls in classes if issubclass(cls, tuple(members))), classes[0] if classes else None)
 
 
-def provide(what: str, make: Callable[..., Any]) -> None:
-    """Say how an upper floor makes something that lower floors ask for."""
+def provide(what: Literal["array", "dynamic"], make: Callable[..., Any]) -> None:
+    """Register how arrays or dynamic documents are made."""
     _makers[what] = make
 
 
 def make_array(document_type: type[Any] | None, documents: list[Any], name: str) -> Any:
-    """An array of documents; of any class, where only the name of the class is known."""
+    """Return an array of documents; of any class, if only the name of the class is known."""
     if "array" not in _makers:
-        importlib.import_module("quire.array")  # it provides itself; nothing here knows more of it than its name
+        importlib.import_module("quire.array")  # which provides itself
     return _makers["array"](document_type, documents, name)
 
 
 def make_dynamic(name: str, content: dict[str, Any]) -> Any:
-    """A document of a class that is not loaded."""
+    """Return a document of a class that is not loaded."""
     return _makers["dynamic"](name, content)

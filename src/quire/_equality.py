@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any
@@ -10,50 +10,41 @@ from typing import Any
 from quire._protocols import is_array_type, is_document_type
 from quire.tensors import framework_of
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
 
 def equal_values(a: Any, b: Any, *, ids: bool = False) -> bool:
-    """Whether two values are equal; the ids of documents count only with `ids`."""
+    """Return whether two values are equal; the ids of documents are compared only with `ids`."""
     if a is b:
         return True
     tp = type(a)
     if is_document_type(tp):
         return tp is type(b) and _equal_documents(a, b, ids=ids)
     if is_array_type(tp):
-        return _same_array_type(a, b) and _equal_items(a._documents, b._documents, ids=ids)
+        same_type = is_array_type(type(b)) and a.document_type is b.document_type
+        return same_type and _equal_items(a._documents, b._documents, ids=ids)
     framework, other = framework_of(a), framework_of(b)
     if framework is not None or other is not None:
         return framework is not None and framework is other and framework.equal(a, b)
     if isinstance(a, (float, complex, Decimal)):
         return bool(a == b) or (type(b) is tp and a != a and b != b)
     if isinstance(a, (list, tuple)):
-        return (
-            isinstance(b, (list, tuple)) and isinstance(a, list) == isinstance(b, list) and _equal_items(a, b, ids=ids)
-        )
+        same_type = isinstance(b, (list, tuple)) and isinstance(a, list) == isinstance(b, list)
+        return same_type and _equal_items(a, b, ids=ids)
     if isinstance(a, Mapping):
         return isinstance(b, Mapping) and a.keys() == b.keys() and all(equal_values(a[k], b[k], ids=ids) for k in a)
     if isinstance(a, datetime) and isinstance(b, datetime) and a != b:
-        return _same_instant(a, b)
+        # To Python, times that occur twice when clocks are set back are unequal (PEP 495), so instants are compared.
+        return a.utcoffset() is not None and b.utcoffset() is not None and a - _EPOCH == b - _EPOCH
     return bool(a == b)
 
 
-def _same_instant(a: datetime, b: datetime) -> bool:
-    """Whether two times with zones are the same; Python says no for those that a clock shows twice (PEP 495)."""
-    if a.utcoffset() is None or b.utcoffset() is None:
-        return False
-    start = datetime(1970, 1, 1, tzinfo=timezone.utc)
-    return a - start == b - start
-
-
-def _equal_items(a: Any, b: Any, *, ids: bool) -> bool:
+def _equal_items(a: Sequence[Any], b: Sequence[Any], *, ids: bool) -> bool:
     return len(a) == len(b) and all(equal_values(x, y, ids=ids) for x, y in zip(a, b, strict=True))
 
 
-def _same_array_type(a: Any, b: Any) -> bool:
-    return is_array_type(type(b)) and a.document_type is b.document_type
-
-
 def _equal_documents(a: Any, b: Any, *, ids: bool) -> bool:
-    left, right = a.__dict__, b.__dict__  # which may hold more than the fields: cached properties do not count
+    left, right = a.__dict__, b.__dict__  # these may also hold cached properties, which are not compared
     for name in type(a).model_fields:
         if name == "id" and not ids:
             continue

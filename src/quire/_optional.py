@@ -1,4 +1,4 @@
-"""Optional dependencies: imported on first use, and named with their install command when missing."""
+"""Optional dependencies: imported on first use; if one is missing, the error names the install command."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _PADDLE_AFTER_TENSORFLOW = (
 
 
 def is_loaded(module: str) -> bool:
-    """Whether the module was imported already, by anyone."""
+    """Return whether a module has been imported, by quire or by other code."""
     return sys.modules.get(module) is not None
 
 
 def is_installed(module: str) -> bool:
-    """Whether the module can be imported."""
+    """Return whether a module can be imported."""
     return is_loaded(module) or find_spec(module) is not None
 
 
 def require(module: str, *, extra: str, needed_for: str) -> ModuleType:
-    """Import an optional module, or say exactly how to install it."""
+    """Import an optional module; if it is missing, raise an error that says how to install it."""
     if module == "paddle" and is_loaded("tensorflow") and not is_loaded("paddle"):
         raise ImportOrderError(_PADDLE_AFTER_TENSORFLOW.format(needed_for=needed_for))
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
-            raise  # the module is there, and something that it needs is not
+            raise  # the module is installed, but a dependency of it is not
         message = f"{needed_for} needs {module}, which is not installed: {install_command(extra)}"
         raise MissingDependencyError(message, name=module) from None

@@ -1,11 +1,11 @@
 """`Origin[T]` as a real class: one per (origin, T), pickled by recipe.
 
-A generated class is an ordinary subclass, so `isinstance` and `issubclass` work. It is never pickled by name,
-because the process that reads the pickle may not have made it yet: a reducer registered for the metaclass writes
-"subscript this origin with this type" instead. cloudpickle asks first whether the class can be found by name, so this
-module answers the name of every live generated class; it then takes the same way.
+A generated class is an ordinary subclass, so `isinstance` and `issubclass` work. It is never pickled by name, because
+the process that reads the pickle may not have generated it yet: a reducer registered for the metaclass writes
+"subscript this origin with this type" instead. cloudpickle first tries to look up a class by name, so the `__getattr__`
+of this module returns every live generated class by its name; cloudpickle then uses the reducer, too.
 
-Generated classes are held weakly: one that nobody uses any more goes, and the type it was made for goes with it.
+Generated classes are referenced weakly, so that they and the types that they were generated for can be collected.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def _renew_lock() -> None:
     _making = threading.RLock()
 
 
-if hasattr(os, "register_at_fork"):  # another thread may have held it, and there is none such in the child
+if hasattr(os, "register_at_fork"):  # another thread may hold the lock, which does not exist in the child
     os.register_at_fork(after_in_child=_renew_lock)
 
 
 class ParametrizedMeta(ABCMeta):
     """The metaclass of classes that can be subscripted with one type.
 
-    A class of this kind says in `_bind(parameter)` which types it takes and what a class made for one is given.
+    Such a class has a method `_bind(parameter)`, which checks the type and returns attributes of the generated class.
     """
 
     _parameter: Any
@@ -56,30 +56,30 @@ class ParametrizedMeta(ABCMeta):
         namespace.setdefault("_origin", None)
         return super().__new__(mcls, name, bases, namespace, **kwargs)
 
-    if not TYPE_CHECKING:  # a checker takes DocumentArray[Student] for what it is, a generic class with its type
+    if not TYPE_CHECKING:  # for type checkers, DocumentArray is an ordinary generic class
 
         def __getitem__(cls, parameter: Any) -> Any:
-            return _subscripted(cls, parameter)
+            return _get_class(cls, parameter)
 
     def __repr__(cls) -> str:
         return f"<class '{cls.__module__}.{cls.__qualname__}'>" if cls._origin is None else cls.__name__
 
 
-def _subscripted(cls: ParametrizedMeta, parameter: Any) -> Any:
+def _get_class(cls: ParametrizedMeta, parameter: Any) -> Any:
     if isinstance(parameter, tuple) and len(parameter) == 1:
-        return types.GenericAlias(cls, parameter)  # typing takes an alias apart and puts it together again so
+        return types.GenericAlias(cls, parameter)  # typing disassembles an alias and assembles it again this way
     if isinstance(parameter, str):
         parameter = ForwardRef(parameter)
     if isinstance(parameter, (ForwardRef, TypeVar)):
-        return types.GenericAlias(cls, (parameter,))  # resolved later, by whoever knows the names
-    found = _classes.get((id(cls), id(parameter)))
-    if found is None:
-        with _making:  # two threads that ask at once get one class
-            found = _classes.get((id(cls), id(parameter))) or _make(cls, parameter)
-    return found
+        return types.GenericAlias(cls, (parameter,))  # resolved later, by code that knows the names
+    generated = _classes.get((id(cls), id(parameter)))
+    if generated is None:
+        with _making:  # concurrent threads get the same class
+            generated = _classes.get((id(cls), id(parameter))) or _generate(cls, parameter)
+    return generated
 
 
-def _make(origin: ParametrizedMeta, parameter: Any) -> ParametrizedMeta:
+def _generate(origin: ParametrizedMeta, parameter: Any) -> ParametrizedMeta:
     if getattr(origin, "_parameter", None) is not None:
         raise SchemaError(f"{origin.__name__}[{parameter!r}]: {origin.__name__} has its type already.")
     bound: dict[str, Any] = origin._bind(parameter)  # type: ignore[attr-defined]
@@ -93,16 +93,16 @@ def _make(origin: ParametrizedMeta, parameter: Any) -> ParametrizedMeta:
         "_origin": origin,
         **bound,
     }
-    made: ParametrizedMeta = type(origin)(name, (origin,), namespace)
-    _names[made.__qualname__] = made
-    _classes[id(origin), id(parameter)] = made  # ids stay taken while the class lives: it holds both
-    return made
+    generated: ParametrizedMeta = type(origin)(name, (origin,), namespace)
+    _names[generated.__qualname__] = generated
+    _classes[id(origin), id(parameter)] = generated  # it references both, so their ids are not reused while it lives
+    return generated
 
 
 def with_open_aliases(annotation: Any) -> Any:
-    """An annotation in which `Origin[Box[T]]` is an alias again, whose type variables pydantic can substitute.
+    """Return an annotation in which `Origin[Box[T]]` is an alias again, whose type variables pydantic can substitute.
 
-    pydantic substitutes type variables in aliases and in models, and takes every other class for finished.
+    pydantic substitutes type variables in aliases and in models, but not in other classes.
     """
     if isinstance(annotation, ParametrizedMeta) and _has_type_variables(getattr(annotation, "_parameter", None)):
         return types.GenericAlias(annotation._origin or annotation, (annotation._parameter,))
@@ -111,7 +111,7 @@ def with_open_aliases(annotation: Any) -> Any:
 
 
 def _with_arguments(annotation: Any, replaced: tuple[Any, ...]) -> Any:
-    """The annotation with these arguments in place of its own."""
+    """Return the annotation with other arguments."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if not replaced or all(new is old for new, old in zip(replaced, arguments, strict=True)):
         return annotation
@@ -141,37 +141,37 @@ _tokens: WeakValueDictionary[str, type[BaseModel]] = WeakValueDictionary()
 
 
 _Constraints: type[Any] = type(FieldInfo(max_digits=1).metadata[0])
-"""The class of pydantic's constraints without a class of their own, as in `condecimal`. It cannot be pickled."""
+"""The class of those constraints of pydantic that have no public class, as in `condecimal`; it cannot be pickled."""
 
 
 class FieldRecipe:
-    """The options of a `Field` or of constraints, which stand in its place in a pickle."""
+    """The options of a `Field` or of constraints, which replace it in a pickle."""
 
     def __init__(self, options: dict[str, Any], *, is_field: bool) -> None:
         self.options = options
         self.is_field = is_field
 
     def make(self) -> Any:
-        """Make what the options describe."""
+        """Return the `Field` or the constraints with these options."""
         field = FieldInfo(**self.options)
         return field if self.is_field else field.metadata[0]
 
 
-def register_parameters(made: type[BaseModel]) -> None:
-    """Let later parameters use the fields in the parameters of a generic class."""
+def register_parameters(cls: type[BaseModel]) -> None:
+    """Let later parameters reuse each `Field` in the parameters of a generic class."""
     with _making:
-        for item in _metadata(made.__pydantic_generic_metadata__["args"]):
+        for item in _metadata(cls.__pydantic_generic_metadata__["args"]):
             if _is_hashed_by_identity(item):
-                _classes_of_items.setdefault(repr(item), WeakSet()).add(made)
+                _classes_of_items.setdefault(repr(item), WeakSet()).add(cls)
 
 
 def canonical_parameters(parameters: Any) -> Any:
-    """Parameters of a generic class in which each `Field` is the equal one of an existing class, if there is any."""
+    """Return parameters of a generic class in which each `Field` is replaced by an equal one of an existing class."""
     return _map_metadata(parameters, _canonical)
 
 
 def _is_hashed_by_identity(item: Any) -> bool:
-    """Whether equal items are not found in a dict, as a `Field` or `InstanceOf`."""
+    """Return whether equal items have different hashes, as a `Field` or `InstanceOf`."""
     methods: Any = type(item)
     return isinstance(item, (FieldInfo, _Constraints)) or (
         methods.__hash__ is object.__hash__ and methods.__eq__ is not object.__eq__
@@ -190,7 +190,7 @@ def _canonical(item: Any) -> Any:
 
 
 def _field_options(field: Any) -> dict[str, Any]:
-    """The options that a `Field` was called with; pydantic has turned some of them into metadata."""
+    """Return the options that a `Field` was called with; pydantic has converted some of them to metadata."""
     if isinstance(field, _Constraints):
         return dict(vars(field))
     options = dict(field._attributes_set)
@@ -208,12 +208,12 @@ def _are_equal_fields(field: Any, other: Any) -> bool:
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    """Whether two items of metadata or options of a `Field` are equal: 1 and True are not."""
+    """Return whether two items of metadata or options of a `Field` are equal and of one type: 1 and True are not."""
     return value is other or (type(value) is type(other) and repr(value) == repr(other) and bool(value == other))
 
 
 def picklable_parameters(parameters: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Parameters of a generic class as a pickle has them."""
+    """Return parameters of a generic class in a form that can be pickled."""
 
     def replace(item: Any) -> Any:
         if not isinstance(item, (FieldInfo, _Constraints)):
@@ -225,7 +225,7 @@ def picklable_parameters(parameters: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _map_metadata(annotation: Any, replace: Callable[[Any], Any]) -> Any:
-    """An annotation, or a tuple of several, with other metadata in each `Annotated`."""
+    """Replace the metadata in each `Annotated` of an annotation, or of a tuple of annotations."""
     if isinstance(annotation, tuple):
         return tuple(_map_metadata(item, replace) for item in annotation)
     origin, arguments = get_origin(annotation), get_args(annotation)
@@ -237,24 +237,24 @@ def _map_metadata(annotation: Any, replace: Callable[[Any], Any]) -> Any:
 
 
 def _metadata(annotation: Any) -> list[Any]:
-    found: list[Any] = []
+    items: list[Any] = []
 
     def collect(item: Any) -> Any:
-        found.append(item)
+        items.append(item)
         return item
 
     _map_metadata(annotation, collect)
-    return found
+    return items
 
 
-def token_of(made: type[BaseModel]) -> str | None:
-    """A name for a generic class whose parameters may not be equal to their copies; None for the others."""
-    if not any(map(_may_differ_from_copy, _metadata(made.__pydantic_generic_metadata__["args"]))):
+def token_of(cls: type[BaseModel]) -> str | None:
+    """Return a token for a generic class whose parameters may differ from their copies; None for other classes."""
+    if not any(map(_may_differ_from_copy, _metadata(cls.__pydantic_generic_metadata__["args"]))):
         return None
     with _making:
-        token: str = vars(made).get("__quire_token__") or uuid4().hex
-        _tokens[token] = made
-        type.__setattr__(made, "__quire_token__", token)
+        token: str = vars(cls).get("__quire_token__") or uuid4().hex
+        _tokens[token] = cls
+        type.__setattr__(cls, "__quire_token__", token)
     return token
 
 
@@ -274,29 +274,29 @@ def _may_differ_from_copy(item: Any) -> bool:
 
 
 def subscript_by_token(token: str, origin: Any, parameters: tuple[Any, ...]) -> Any:
-    """The class of a token, or `origin[parameters]`, which then has this token: it may be sent back."""
-    made = _tokens.get(token)
-    if made is None:
-        made = origin[parameters]
+    """Return the class of a token, or `origin[parameters]`, which then gets the token, as it may be sent back."""
+    cls = _tokens.get(token)
+    if cls is None:
+        cls = origin[parameters]
         with _making:
-            _tokens[token] = made
-            if "__quire_token__" not in vars(made):
-                type.__setattr__(made, "__quire_token__", token)
-    return made
+            _tokens[token] = cls
+            if "__quire_token__" not in vars(cls):
+                type.__setattr__(cls, "__quire_token__", token)
+    return cls
 
 
 # --- names and pickles
 
 
 def publish(qualname: str) -> str:
-    """A name for a generated class under which this module will find it: no dots, and not taken."""
+    """Return an unused name for a generated class, without dots, at which pickle would split it."""
     name = qualname.replace(".", "/")
     return name if name not in _names else f"{name}#{next(_serial)}"
 
 
-def register(made: type) -> None:
-    """Let this module answer for a generated class, so that cloudpickle does not copy it."""
-    _names[made.__qualname__] = made
+def register(cls: type) -> None:
+    """Make a generated class an attribute of this module, so that cloudpickle does not copy it."""
+    _names[cls.__qualname__] = cls
 
 
 def __getattr__(name: str) -> type:
@@ -307,7 +307,7 @@ def __getattr__(name: str) -> type:
 
 
 def subscript(origin: Any, parameter: Any) -> Any:
-    """`origin[parameter]`, as a function that a pickle can name."""
+    """Return `origin[parameter]`; pickles refer to this function."""
     return origin[parameter]
 
 
@@ -318,11 +318,11 @@ def _reduce(cls: ParametrizedMeta) -> str | tuple[Callable[..., Any], tuple[Any,
 
 
 def global_name(cls: type) -> str:
-    """The name by which pickle can find a class again, or an error that says why there is none."""
-    found: Any = sys.modules.get(cls.__module__)
+    """Return the name by which pickle can look up a class, or raise an error that says why it cannot."""
+    target: Any = sys.modules.get(cls.__module__)
     for part in cls.__qualname__.split("."):
-        found = getattr(found, part, None)
-    if found is cls:
+        target = getattr(target, part, None)
+    if target is cls:
         return str(cls.__qualname__)
     where = "inside a function" if "<locals>" in cls.__qualname__ else "under a name that now means something else"
     raise PickleError(

@@ -1,4 +1,4 @@
-"""The protocols by which lower floors know documents and arrays without importing them."""
+"""Protocols of documents and arrays for the packages below them, which must not import them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     from quire.schema import Schema
 
 MODEL_SLOTS = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
-"""What makes up a pydantic model."""
+"""The slots that hold the state of a pydantic model."""
 
 
 class DocumentLike(Protocol):
-    """What a document is to the floors below `quire.document`."""
+    """The parts of a document that packages below `quire.document` use."""
 
     __dict__: dict[str, Any]
     __pydantic_extra__: dict[str, Any] | None
@@ -23,7 +23,7 @@ class DocumentLike(Protocol):
 
 
 class ArrayLike(Protocol):
-    """What an array of documents is to the floors below `quire.array`."""
+    """The parts of an array that packages below `quire.array` use."""
 
     document_type: ClassVar[type[Any]]
     _documents: list[Any]
@@ -33,10 +33,10 @@ class ArrayLike(Protocol):
 
 
 def is_document_type(tp: object) -> TypeGuard[type[DocumentLike]]:
-    """Whether the object is a document class."""
+    """Return whether an object is a document class."""
     return isinstance(tp, type) and hasattr(tp, "document_schema")
 
 
 def is_array_type(tp: object) -> TypeGuard[type[ArrayLike]]:
-    """Whether the object is a class of arrays of documents (rows)."""
+    """Return whether an object is a class of arrays of documents."""
     return isinstance(tp, type) and hasattr(tp, "document_type") and hasattr(tp, "_trusted")

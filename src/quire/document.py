@@ -33,7 +33,7 @@ else:
 
 
 class _Cell:
-    """The compiled schema of a class. It is pickled empty, so a class that is pickled by value compiles its schema anew."""
+    """The compiled schema of a class, pickled empty: a class that is pickled by value compiles its schema again."""
 
     __slots__ = ("schema",)
 

@@ -2,7 +2,7 @@
 
     QuireError
     ├─ SchemaError(TypeError)              an annotation or a type parameter that has no meaning here
-    ├─ PathError(KeyError, AttributeError) no such field; tells the nearest names
+    ├─ PathError(KeyError, AttributeError) no such field; names the nearest ones
     ├─ TensorError(ValueError)             a tensor that does not fit its type, or cannot be converted without loss
     ├─ DocumentTypeError(TypeError)        a value that is not a document of the array's type
     ├─ RowIndexError(IndexError)           a position, slice or mask that does not fit the rows
@@ -13,22 +13,22 @@
     ├─ OptionError(ValueError)             an argument whose value has no meaning, or two that contradict each other
     │  └─ UnknownOptionError(TypeError)    a keyword that a call does not take; names the nearest ones
     ├─ FunctionError(RuntimeError)         a function that failed on an item, or the worker that ran it
-    │  └─ PartitionError                   the same on a cluster; tells partition, document and field
-    ├─ CodecError(ValueError)              what cannot be written to bytes or read from them
-    │  ├─ EncodeError                      a value that has no form on the wire
-    │  └─ DecodeError                      bytes that are not what they should be
+    │  └─ PartitionError                   the same on a cluster; has partition, document and field
+    ├─ CodecError(ValueError)              a value or bytes that cannot be encoded or decoded
+    │  ├─ EncodeError                      a value that has no encoding
+    │  └─ DecodeError                      bytes, text or tables that are damaged or of another form
     ├─ PickleError(PicklingError)          a class that pickle cannot name
-    ├─ UriError(OSError)                   an address that cannot be read: refused, broken off, too large
-    │  ├─ UriNotFoundError(FileNotFoundError) nothing is there
+    ├─ UriError(OSError)                   an address that cannot be read: refused, interrupted, too large
+    │  ├─ UriNotFoundError(FileNotFoundError) the address does not exist
     │  └─ UriTimeoutError(TimeoutError)    it takes too long
     ├─ StorageError(OSError)               a dataset's folder or file that cannot be read or written
-    │  ├─ StorageNotFoundError(FileNotFoundError) nothing is there
+    │  ├─ StorageNotFoundError(FileNotFoundError) the file does not exist
     │  └─ ShardError                       a shard that is missing, truncated or altered
     ├─ ServiceError(OSError)               a call of a service that failed
-    │  ├─ ServiceUnavailableError(ConnectionError) nobody answers there, or the connection broke off
+    │  ├─ ServiceUnavailableError(ConnectionError) no answer, or the connection was lost
     │  ├─ ServiceTimeoutError(TimeoutError) the deadline has passed
     │  ├─ ServiceLimitError                too large, or too many at once
-    │  └─ ServiceAccessError(PermissionError) who calls is not known there, or may not
+    │  └─ ServiceAccessError(PermissionError) the caller is not authenticated or not allowed
     └─ MissingDependencyError(ImportError) an extra that is not installed; names the install command
        └─ ImportOrderError                 two frameworks that cannot be imported in this order
 
@@ -114,7 +114,7 @@ class ColumnError(QuireError, ValueError):
 
 
 class MissingValueError(QuireError, ValueError):
-    """A missing number or tensor, where a column would hold zeros in its place and nobody has said that it may."""
+    """A missing number or tensor in a column that would hold zeros in its place, which nobody has allowed."""
 
 
 class QueryError(QuireError, ValueError):
@@ -136,8 +136,8 @@ class FunctionError(QuireError, RuntimeError):
 class PartitionError(FunctionError):
     """A function that failed on a partition, in a worker that may be on another machine.
 
-    It tells what is known of the place: the number of the `partition`, the `document` by its number in it, its `id`,
-    and the `field`. `traceback` is that of the worker, as text.
+    Attributes describe the place as far as it is known: the number of the `partition`, the number of the `document`
+    in it, its `id`, and the `field`. `traceback` is that of the worker, as text.
     """
 
     partition: int | None = None
@@ -148,15 +148,15 @@ class PartitionError(FunctionError):
 
 
 class CodecError(QuireError, ValueError):
-    """What cannot be written to bytes or read from them."""
+    """A value or bytes that cannot be encoded or decoded."""
 
 
 class EncodeError(CodecError):
-    """A value that has no form on the wire."""
+    """A value that has no encoding."""
 
 
 class DecodeError(CodecError):
-    """Bytes that are not what they should be."""
+    """Bytes, text or tables that are damaged or of another form than expected."""
 
 
 class PickleError(QuireError, pickle.PicklingError):
@@ -168,7 +168,7 @@ class UriError(QuireError, OSError):
 
 
 class UriNotFoundError(UriError, FileNotFoundError):
-    """An address with nothing there."""
+    """An address that does not exist."""
 
 
 class UriTimeoutError(UriError, TimeoutError):
@@ -180,7 +180,7 @@ class StorageError(QuireError, OSError):
 
 
 class StorageNotFoundError(StorageError, FileNotFoundError):
-    """A file of a dataset that is not there."""
+    """A file of a dataset that does not exist."""
 
 
 class ShardError(StorageError):
@@ -194,7 +194,7 @@ class ServiceError(QuireError, OSError):
 
 
 class ServiceUnavailableError(ServiceError, ConnectionError):
-    """A service that does not answer, or a connection that broke off."""
+    """A service that does not answer, or a connection that was lost."""
 
 
 class ServiceTimeoutError(ServiceError, TimeoutError):
@@ -206,7 +206,7 @@ class ServiceLimitError(ServiceError):
 
 
 class ServiceAccessError(ServiceError, PermissionError):
-    """A call from someone whom the service does not know, or does not allow."""
+    """A call from someone whom the service cannot authenticate or does not allow."""
 
 
 class MissingDependencyError(QuireError, ImportError):
@@ -218,7 +218,7 @@ class ImportOrderError(MissingDependencyError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest known names, else all of them."""
+    """Return the end of a message about an unknown name: the nearest known names, else all of them."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=3)
     if near:
@@ -226,9 +226,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"Known: {', '.join(names) or 'none'}."
 
 
-def check_options(call: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse the first of the given keywords that is not among those that a call takes."""
+def check_options(call: str, options: Iterable[str], known: Iterable[str]) -> None:
+    """Raise an error for the first keyword that a call does not take."""
     names = list(known)
-    unknown = next((name for name in given if name not in names), None)
+    unknown = next((name for name in options if name not in names), None)
     if unknown is not None:
         raise UnknownOptionError(f"{call} has no option {unknown!r}. {did_you_mean(unknown, names)}")

@@ -1,7 +1,7 @@
-"""The plan of a document class: its fields and their kinds, worked out once.
+"""The schema of a document class: its fields and their kinds, compiled once from the annotations.
 
-Everything that moves documents (columns, bytes, files, display) is a loop over a `Schema`; nothing else looks at
-annotations. A schema is built when it is first asked for, so forward references and recursive documents resolve.
+Columns, bytes, files and display are loops over a `Schema`; nothing else interprets annotations. A schema is built on
+first use, so that forward references and recursive documents can be resolved.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def join_path(parts: FieldPath) -> str:
 
 
 class FieldKind(str, Enum):
-    """What a field holds."""
+    """The kind of values of a field; each package has tables that say what a kind means to it."""
 
     TENSOR = "tensor"
     SCALAR = "scalar"
@@ -71,7 +71,7 @@ class FieldKind(str, Enum):
     ANY = "any"
 
 
-_SIMPLE_KINDS: tuple[tuple[type, FieldKind], ...] = (  # the first that fits: a datetime is a date too
+_SIMPLE_KINDS: tuple[tuple[type, FieldKind], ...] = (  # the first that matches: a datetime is a date too
     (Enum, FieldKind.ENUM),
     (bool, FieldKind.SCALAR),
     (int, FieldKind.SCALAR),
@@ -96,8 +96,8 @@ _SIMPLE_KINDS: tuple[tuple[type, FieldKind], ...] = (  # the first that fits: a 
 class Field:
     """One field of a document class.
 
-    `type` is the class behind the kind: the nested document, the array, the tensor type, the scalar. `items` are the
-    parts of a list, a dict or a union.
+    `type` is the class of the values: a nested document, an array, a tensor type, a scalar. `items` are the items of a
+    list, the key and value of a dict, or the members of a union.
     """
 
     name: str
@@ -106,23 +106,23 @@ class Field:
     nullable: bool = False
     required: bool = True
     recursive: bool = False
-    """Whether it has no columns of its own: its documents lead back to the class, or are of any class."""
+    """Whether the field has no columns of its own: its documents refer back to the class, or are of any class."""
     items: tuple[Field, ...] = ()
     constrained: bool = False
-    """Whether more is asked of a value than its kind: a pattern, a bound, one of a few values."""
+    """Whether values must satisfy more than their kind: a pattern, a bound, one of a few values."""
     decodes_input: bool = False
-    """Whether the field takes something else than it holds: JSON text (`Json`), or base64 (`Base64Bytes`)."""
+    """Whether the input of the field differs from its value: JSON text (`Json`), or base64 (`Base64Bytes`)."""
     choices: tuple[Any, ...] = dataclass_field(default=(), compare=False)
     """The values that a Literal allows."""
 
     @property
     def spec(self) -> TensorSpec:
-        """What a tensor field asks of its tensors."""
+        """The shape and dtype that a field requires of its tensors."""
         return self.type.spec if isinstance(self.type, TensorType) else TensorSpec()
 
     @property
     def wrapper(self) -> Any:
-        """The class that is made of each text or blob, like `ImageUrl`; None where it stays as it is."""
+        """The class that each text or blob is converted to, like `ImageUrl`; None if it is not converted."""
         return self.type if getattr(self.type, "__quire_plain__", False) else None
 
     @property
@@ -144,16 +144,16 @@ class Schema:
     """Whether documents may hold more than their fields: extra values or private attributes."""
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return Schema, (self.document_type, self.fields, self.keeps_more)  # without what was worked out from them
+        return Schema, (self.document_type, self.fields, self.keeps_more)  # without cached properties
 
     @property
     def name(self) -> str:
-        """The document class's name."""
+        """The name of the document class."""
         return self.document_type.__name__
 
     @property
     def is_open(self) -> bool:
-        """Whether documents of any class are meant: the class says nothing of what they hold."""
+        """Whether the class does not determine the fields of its documents, because it stands for any class."""
         return _is_open(self.document_type)
 
     @cached_property
@@ -165,7 +165,7 @@ class Schema:
     def accepted(self) -> dict[str, tuple[Field, str]]:
         """The fields by every name that stored data may use, each with the key that decoders pass to pydantic.
 
-        A field's own name wins over an alias of another field that is spelled alike.
+        The name of a field takes precedence over an equal alias of another field.
         """
         keyed = has_ambiguous_keys(self.document_type)
         accepted: dict[str, tuple[Field, str]] = {}
@@ -179,12 +179,12 @@ class Schema:
 
     @cached_property
     def notes(self) -> dict[Any, Any]:
-        """What others have worked out from the plan, and keep with it."""
+        """A cache for other modules of what they have derived from the schema."""
         return {}
 
     @cached_property
     def checks_rows(self) -> bool:
-        """Whether a row is only known to be valid when all of it is looked at: own validators, shared dimensions."""
+        """Whether fields must be validated together: the class has validators of its own, or shared dimensions."""
         decorators = self.document_type.__pydantic_decorators__
         names = [name for field in self.fields if field.kind is FieldKind.TENSOR for name in set(field.spec.names)]
         return bool(
@@ -196,30 +196,32 @@ class Schema:
         )
 
     def resolve(self, path: FieldPath) -> tuple[Field, ...]:
-        """The fields along a path, or an error that names the nearest ones."""
+        """Return the fields along a path; raise an error that suggests the nearest names if there is none."""
         schema: Schema | None = self
-        found: list[Field] = []
+        fields: list[Field] = []
         for depth, name in enumerate(path):
             if schema is None:
                 here = join_path(path[:depth])
-                raise PathError(f"{self.name}.{here} is {found[-1]}, which has no fields; {join_path(path)!r} goes on.")
+                raise PathError(
+                    f"{self.name}.{here} is {fields[-1]}, which has no fields; {join_path(path)!r} goes on."
+                )
             if name not in schema.by_name:
                 hint = did_you_mean(name, schema.by_name)
                 raise PathError(f"{schema.name} has no field {name!r} (in the path {join_path(path)!r}). {hint}")
-            found.append(schema.by_name[name])
-            nested = found[-1].kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS)
-            schema = found[-1].document_type.document_schema() if nested else None
-        return tuple(found)
+            fields.append(schema.by_name[name])
+            nested = fields[-1].kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS)
+            schema = fields[-1].document_type.document_schema() if nested else None
+        return tuple(fields)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclass_fields(self)}  # without its notes
+        return {field.name: getattr(self, field.name) for field in dataclass_fields(self)}  # without cached properties
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{f.name}: {f}' for f in self.fields)})"
 
 
 def build_schema(document_type: type[Any]) -> Schema:
-    """Compile a document class."""
+    """Compile the schema of a document class."""
     _complete(document_type)
     fields = tuple(
         _compile(name, info.annotation, info.metadata, required=info.is_required(), owner=document_type)
@@ -230,74 +232,69 @@ def build_schema(document_type: type[Any]) -> Schema:
 
 
 def field_aliases(info: FieldInfo) -> list[str]:
-    """The names by which pydantic takes a value for a field, other than its own."""
+    """Return the aliases by which pydantic accepts a value for a field."""
     return [alias for alias in _alias_choices(info) if isinstance(alias, str)]
 
 
 def _alias_choices(info: FieldInfo) -> list[str | AliasPath]:
-    given = info.validation_alias or info.alias
-    if given is None:
+    alias = info.validation_alias or info.alias
+    if alias is None:
         return []
-    return list(given.choices) if isinstance(given, AliasChoices) else [given]
+    return list(alias.choices) if isinstance(alias, AliasChoices) else [alias]
 
 
 def takes_names(document_type: type[Any]) -> bool:
-    """Whether pydantic takes the values of aliased fields by the names of the fields too."""
+    """Return whether pydantic accepts the values of aliased fields by the names of the fields, too."""
     config = document_type.model_config
     return bool(config.get("populate_by_name") or config.get("validate_by_name"))
 
 
-def first_keys(info: FieldInfo) -> set[str]:
-    """The keys of a mapping in which pydantic looks for a field by its aliases."""
-    return {str(alias.path[0]) if isinstance(alias, AliasPath) else alias for alias in _alias_choices(info)}
-
-
-def _other_keys(name: str, info: FieldInfo) -> set[str]:
-    """The keys of a mapping in which pydantic looks for a field by its aliases, other than for its value by name."""
-    choices = [alias for alias in _alias_choices(info) if alias != name]
+def first_keys(info: FieldInfo, except_for: str | None = None) -> set[str]:
+    """Return the keys of a mapping in which pydantic looks for a field by its aliases, except for one alias."""
+    choices = [alias for alias in _alias_choices(info) if alias != except_for]
     return {str(alias.path[0]) if isinstance(alias, AliasPath) else alias for alias in choices}
 
 
 def has_ambiguous_keys(document_type: type[Any]) -> bool:
-    """Whether the names of fields do not tell pydantic which field a value is for.
+    """Return whether a name does not identify one field to pydantic.
 
-    That is so where an alias of one field is the name or an alias of another, or the name of a computed field, and
-    where a class takes its fields only by alias. Decoders then use a key of its own for each field, see `stored_key`.
+    This is the case if an alias of one field is the name or an alias of another, or the name of a computed field, and
+    if a class accepts its fields by alias only. Decoders then use a separate key for each field, see `stored_key`.
     """
     fields = document_type.model_fields
     if document_type.model_config.get("validate_by_alias") is False:
         return False
-    aliases = {name: _other_keys(name, info) for name, info in fields.items()}
+    aliases = {name: first_keys(info, except_for=name) for name, info in fields.items()}
     if not takes_names(document_type):
         return any(aliases.values())
-    every = [key for keys in aliases.values() for key in keys]
-    return len(set(every)) < len(every) or not written_names(document_type).isdisjoint(every)
+    keys = [key for field_keys in aliases.values() for key in field_keys]
+    return len(set(keys)) < len(keys) or not written_names(document_type).isdisjoint(keys)
 
 
 def written_names(document_type: type[Any]) -> set[str]:
-    """The keys that JSON and dicts of a class have: the names of fields and of computed fields."""
+    """Return the keys in JSON and dicts of a class: the names of fields and of computed fields."""
     return {*document_type.model_fields, *document_type.__pydantic_decorators__.computed_fields}
 
 
 def stored_key(name: str) -> str:
-    """The key under which decoders pass the value of a field to pydantic: neither a name nor an alias can be it."""
+    """Return the key under which decoders pass the value of a field to pydantic; no name or alias is equal to it."""
     return f"{name}\0"
 
 
 class StoredContext(dict[str, Any]):
-    """The validation context in which decoders validate: values are what documents held, and not input for them.
+    """The validation context of decoders: values are those that documents had, and not input for fields.
 
-    A field of `Json[...]`, for example, takes the parsed value there, and not its text. It is an empty dict for
-    validators that look at their context.
+    A field of `Json[...]`, for example, accepts the parsed value instead of its text. For validators that look at their
+    context, it is an empty dict.
     """
 
 
 STORED = StoredContext()
-_LATE = tuple(map(int, pydantic.VERSION.split(".")[:2])) >= (2, 11)
-NAMES_AND_ALIASES: dict[str, Any] = {"by_alias": True, "by_name": True} if _LATE else {}
-"""Options of validators that take fields by both; before pydantic 2.11, the class's config decides."""
+_HAS_BY_NAME = tuple(map(int, pydantic.VERSION.split(".")[:2])) >= (2, 11)
+NAMES_AND_ALIASES: dict[str, Any] = {"by_alias": True, "by_name": True} if _HAS_BY_NAME else {}
+"""Options of validators that accept fields by both; before pydantic 2.11, the config of the class decides."""
 ROUND_TRIP = "quire_round_trip"
-"""A key of the serialization context: what is written will be read again, so `Json` becomes text."""
+"""A key of the serialization context: the output will be read again, so `Json` becomes text."""
 
 
 def _complete(document_type: type[Any]) -> None:
@@ -314,7 +311,7 @@ def _complete(document_type: type[Any]) -> None:
 
 
 def field_tensor_type(info: FieldInfo) -> TensorType | None:
-    """The tensor type of one pydantic field, or of its value where it is optional."""
+    """Return the tensor type of a pydantic field, also if it is optional."""
     annotation, metadata = unwrap_annotation(info.annotation, tuple(info.metadata))
     members = [member for member in get_args(annotation) if member is not type(None)]
     if get_origin(annotation) in (Union, types.UnionType) and len(members) == 1:
@@ -349,7 +346,7 @@ def _compile(name: str, annotation: Any, metadata: Iterable[Any], *, required: b
     if kind in (FieldKind.LIST, FieldKind.DICT):
         arguments = [argument for argument in get_args(annotation) if argument is not Ellipsis]
         items = tuple(_compile(name, argument, (), required=True, owner=owner) for argument in arguments)
-    elif get_origin(annotation) is Literal and kind is FieldKind.ANY:  # decoders look for the enums of mixed literals
+    elif get_origin(annotation) is Literal and kind is FieldKind.ANY:  # decoders look up enums here
         enums = {type(value): None for value in get_args(annotation) if isinstance(value, Enum)}
         items = tuple(_compile(name, enum, (), required=True, owner=owner) for enum in enums)
     nested = kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS)
@@ -374,7 +371,7 @@ def _is_none(annotation: Any) -> bool:
 
 
 def _takes_none(part: Field) -> bool:
-    """Whether a member of a union takes None, although it is not written as `None`."""
+    """Return whether a member of a union accepts None without being `None` itself."""
     return part.nullable or None in part.choices or (part.kind is FieldKind.ANY and part.type in (Any, object))
 
 
@@ -388,7 +385,7 @@ def _constrains(metadata: tuple[Any, ...]) -> bool:
 
 
 def unwrap_annotation(annotation: Any, metadata: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """Take off Annotated, NewType and type aliases, keeping what was annotated."""
+    """Remove `Annotated`, `NewType` and type aliases; return the type and the collected metadata."""
     while True:
         if get_origin(annotation) is Annotated:
             annotation, *inner = get_args(annotation)
@@ -406,7 +403,7 @@ def _kind(annotation: Any, metadata: tuple[Any, ...]) -> tuple[FieldKind, Any]:
     if tensor_type is not None:
         return FieldKind.TENSOR, tensor_type
     for item in metadata:
-        if hasattr(item, "__quire_refine__"):  # what is annotated means a class of its own
+        if hasattr(item, "__quire_refine__"):  # the metadata refines the type to another class
             annotation = item.__quire_refine__(annotation)
     origin = get_origin(annotation)
     if origin is Literal:
@@ -414,7 +411,7 @@ def _kind(annotation: Any, metadata: tuple[Any, ...]) -> tuple[FieldKind, Any]:
         return _kind(types_.pop(), ()) if len(types_) == 1 else (FieldKind.ANY, annotation)
     if is_array_type(origin):
         annotation = _array_type(annotation)
-    elif isinstance(annotation, (TypeVar, ForwardRef, str)):  # a name inside of an alias, such as JsonValue, is its own
+    elif isinstance(annotation, (TypeVar, ForwardRef, str)):  # names in recursive aliases, such as JsonValue
         return FieldKind.ANY, Any
     if is_document_type(annotation):
         return FieldKind.DOCUMENT, annotation
@@ -426,14 +423,14 @@ def _kind(annotation: Any, metadata: tuple[Any, ...]) -> tuple[FieldKind, Any]:
 
 
 def simple_kind(tp: Any) -> FieldKind:
-    """The kind of a class that is neither a tensor, a document nor an array."""
+    """Return the kind of a class that is neither a tensor, a document nor an array."""
     return next(
         (kind for known, kind in _SIMPLE_KINDS if isinstance(tp, type) and issubclass(tp, known)), FieldKind.ANY
     )
 
 
 def _array_type(annotation: Any) -> Any:
-    """`DocumentArray['Node']`, whose forward reference is known by now, as a class; with a type variable, any array."""
+    """Return `DocumentArray['Node']` as a class, now that 'Node' is resolved; any array for a type variable."""
     origin, (parameter,) = get_origin(annotation), get_args(annotation)
     return origin if isinstance(parameter, TypeVar) else origin[parameter]
 
@@ -443,7 +440,7 @@ def _is_open(document_type: type[Any]) -> bool:
 
 
 def _reaches(tp: Any, owner: type[Any]) -> bool:
-    """Whether a document class leads back to the owner: such a field nests without end and has no columns."""
+    """Return whether a document class refers back to the owner: such a field nests without end and has no columns."""
     todo, seen = [_nested_type(tp)], set()
     while todo:
         current = todo.pop()
@@ -458,7 +455,7 @@ def _reaches(tp: Any, owner: type[Any]) -> bool:
 
 
 def _nested_type(annotation: Any) -> Any:
-    """The document class whose columns a field has inside its own; None for the other kinds of fields."""
+    """Return the document class whose columns are nested in the column of a field; None for other kinds."""
     annotation, metadata = unwrap_annotation(annotation, ())
     if get_origin(annotation) in (Union, types.UnionType):
         members = [member for member in get_args(annotation) if member is not type(None)]
@@ -468,6 +465,7 @@ def _nested_type(annotation: Any) -> Any:
 
 
 def _describe(field: Field) -> str:
+    """Return a field as its annotation is written."""
     if field.kind is FieldKind.UNION:
         text = " | ".join(str(replace(item, nullable=False)) for item in field.items)
     elif field.items and field.kind is not FieldKind.ANY:
@@ -481,7 +479,7 @@ def _describe(field: Field) -> str:
 
 
 def field_validator(document_type: type[Any], name: str) -> SchemaValidator:
-    """A validator of lists of values of one field, with all that quire adds to pydantic's plan of the field."""
+    """Return a validator of lists of values of one field, with everything that quire adds to its core schema."""
     schema: Any = document_type.__pydantic_core_schema__
     definitions = schema["definitions"] if schema["type"] == "definitions" else []
     inner = schema["schema"] if definitions else schema
@@ -491,7 +489,7 @@ def field_validator(document_type: type[Any], name: str) -> SchemaValidator:
     model = find_model(inner, document_type)
     assert model is not None
     field = find_fields(model["schema"])[name]["schema"]
-    while field["type"] == "default":  # a value is given
+    while field["type"] == "default":  # there is always a value
         field = field["schema"]
     values: Any = core_schema.list_schema(field)
     if definitions:
@@ -500,7 +498,7 @@ def field_validator(document_type: type[Any], name: str) -> SchemaValidator:
 
 
 def find_model(schema: Any, document_type: type[Any]) -> dict[str, Any] | None:
-    """The node of a document class in a core schema, below the validators around it."""
+    """Return the node of a document class in a core schema, inside of the validators around it."""
     while isinstance(schema, dict):
         if schema["type"] == "model" and schema["cls"] is document_type:
             return schema
@@ -509,10 +507,10 @@ def find_model(schema: Any, document_type: type[Any]) -> dict[str, Any] | None:
 
 
 def find_fields(schema: Any) -> dict[str, Any]:
-    """The fields in the core schema of a model."""
+    """Return the fields in the core schema of a model."""
     while isinstance(schema, dict):
         if schema["type"] == "model-fields":
-            found: dict[str, Any] = schema["fields"]
-            return found
+            fields: dict[str, Any] = schema["fields"]
+            return fields
         schema = schema.get("schema")
     return {}

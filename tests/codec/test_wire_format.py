@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.codec import _messages
 from quire.codec import _wire as wire
 from quire.errors import DecodeError
 
@@ -170,3 +171,21 @@ def test_the_parts_between_buffers_count_too() -> None:
     assert len(wire.split_buffers(pair * 2_340)[1]) == 2_340
     with pytest.raises(DecodeError, match="more than its size allows"):
         wire.split_buffers(pair * 2_350)
+
+
+def message_fields() -> list[tuple[str, str, int]]:
+    """Return the constants of `quire.codec._messages`: message, field and number."""
+    return [
+        (owner.removesuffix("Field"), name.lower(), number)
+        for owner, constants in vars(_messages).items()
+        if isinstance(constants, type) and owner.endswith("Field")
+        for name, number in vars(constants).items()
+        if name.isupper()
+    ]
+
+
+@pytest.mark.needs("google.protobuf")
+@pytest.mark.parametrize(("message", "field", "number"), message_fields())
+def test_field_numbers_are_those_of_the_descriptors(message: str, field: str, number: int) -> None:
+    descriptor = getattr(_messages.load_generated_messages(), message).DESCRIPTOR
+    assert descriptor.fields_by_name[field].number == number

@@ -112,7 +112,7 @@ def encode_stream(
 def array_to_bytes(array: ArrayIO[Any], protocol: str | None, compress: str | None, *, allow_pickle: bool) -> bytes:
     """Encode an array as a stream of blocks, or as a pickle."""
     if codec.check_protocol(protocol) == "pickle":
-        return codec.dump(array, None, protocol, compress)
+        return codec.dump_pickle(array, compress)
     blocks = encode_stream(
         array, array._documents, protocol, compress, allow_pickle=allow_pickle, checksums=bool(compress)
     )

@@ -57,17 +57,21 @@ def encode_rows_message(documents: list[Any], schema: Schema) -> bytes:
 
 
 def _encode_message(encode: Callable[[Any, Writer], bytes], value: Any, *, allow_pickle: bool) -> bytes:
-    parts = _encode_parts(encode, value, allow_pickle=allow_pickle)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    head, buffers = _encode_with_buffers(encode, value, allow_pickle=allow_pickle)
+    return b"".join(join_buffers(head, buffers)) if buffers else head
 
 
 def _encode_parts(encode: Callable[..., bytes], *arguments: Any, allow_pickle: bool) -> list[Any]:
+    return join_buffers(*_encode_with_buffers(encode, *arguments, allow_pickle=allow_pickle))
+
+
+def _encode_with_buffers(encode: Callable[..., bytes], *arguments: Any, allow_pickle: bool) -> tuple[bytes, list[Any]]:
+    """Return the small part of a message, and its buffers."""
     writer = Writer(allow_pickle)
     try:
-        head = encode(*arguments, writer)
+        return encode(*arguments, writer), writer.buffers
     except RecursionError as error:
         raise EncodeError("values are nested too deep, or one contains itself.") from error
-    return join_buffers(head, writer.buffers)
 
 
 def decode_document_message(data: Any, document_type: type[Any] | None, options: ReadOptions) -> Any:
@@ -139,8 +143,15 @@ def is_batch_message(data: Any) -> bool:
 
 def dump(value: Any, encode: Callable[[], bytes], protocol: str | None, compress: str | None) -> bytes:
     """Return a value as a message, which `encode` returns, or as a pickle, compressed if requested."""
-    data = pickle.dumps(value, protocol=5) if check_protocol(protocol) == "pickle" else encode()
+    if check_protocol(protocol) == "pickle":
+        return dump_pickle(value, compress)
     compression = get_compression(compress)
+    return encode() if compression is None else compression.compress(encode())
+
+
+def dump_pickle(value: Any, compress: str | None) -> bytes:
+    """Return a value as a pickle, compressed if requested."""
+    data, compression = pickle.dumps(value, protocol=5), get_compression(compress)
     return data if compression is None else compression.compress(data)
 
 

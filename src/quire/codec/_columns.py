@@ -469,8 +469,7 @@ def _validate_rows(columns: Columns) -> None:
 
 
 def _decode_extra_states(reader: Reader, batch: _BatchParts, schema: Schema) -> list[ExtraState | None] | None:
-    spans = batch.extra_state_spans(reader)
-    rows = [_decode_extra_state(reader, a, b, schema) if a < b else None for a, b in spans]
+    rows = [_decode_extra_state(reader, a, b, schema) if a < b else None for a, b in batch.extra_state_spans(reader)]
     if len(rows) != batch.rows:
         raise DecodeError(f"{len(rows)} extra states in a batch of {batch.rows} rows.")
     return rows
@@ -765,32 +764,37 @@ def _read_ragged_shapes(reader: Reader, ranks: int, sizes: int, rows: int, eleme
     return shapes
 
 
-def _decode_text_column(reader: Reader, part: _ColumnParts, field: Field) -> Column:
+def _decode_string_column(reader: Reader, part: _ColumnParts, field: Field) -> Column:
     data, offsets = _read_strings(reader, part)
-    if field.kind is not FieldKind.TEXT:
-        raise DecodeError(f"the bytes hold a column of texts, but the field is {field}.")
+    strings = _STRING_FORMS.get(field.kind)
+    if strings is None or strings.form != part.form:
+        what = "texts" if part.form == ColumnField.TEXT else "blobs"
+        raise DecodeError(f"the bytes hold a column of {what}, but the field is {field}.")
+    if part.form == ColumnField.TEXT:
+        _check_utf8(data, offsets)
+    return PackedColumn.from_offsets(field, bytes(data) if reader.options.copy else data, offsets, part.validity)
+
+
+def _check_utf8(data: memoryview, offsets: NDArray[np.int64]) -> None:
+    """Raise an error if a text is not UTF-8.
+
+    If the whole buffer is, then each text is, unless an offset points into a character: to a byte 10xxxxxx.
+    """
     try:
         characters = len(str(data, "utf-8"))
     except UnicodeDecodeError as error:
         raise DecodeError(f"the text is not UTF-8: {error.reason}.") from error
-    # The whole buffer is valid UTF-8, so each text is, unless an offset points into a character: to a byte 10xxxxxx.
     if characters != len(data):
         starts = np.frombuffer(data, np.uint8)[offsets[offsets < len(data)]]
         if ((starts & 0xC0) == 0x80).any():
             raise DecodeError("a text begins inside a character.")
-    return PackedColumn.from_offsets(field, bytes(data) if reader.options.copy else data, offsets, part.validity)
-
-
-def _decode_blob_column(reader: Reader, part: _ColumnParts, field: Field) -> Column:
-    data, offsets = _read_strings(reader, part)
-    if field.kind is not FieldKind.BYTES:
-        raise DecodeError(f"the bytes hold a column of blobs, but the field is {field}.")
-    return PackedColumn.from_offsets(field, bytes(data) if reader.options.copy else data, offsets, part.validity)
 
 
 def _read_strings(reader: Reader, part: _ColumnParts) -> tuple[memoryview, NDArray[np.int64]]:
     buffers = {
-        number: a for number, wire_type, a, _ in iter_fields(reader.data, part.start, part.end) if wire_type == VARINT
+        number: a
+        for number, wire_type, a, _ in iter_fields(reader.data, part.start, part.end)
+        if wire_type == VARINT and number in (StringsField.DATA, StringsField.OFFSETS)
     }
     data = reader.buffer(buffers.get(StringsField.DATA, 0))
     reader.charge(2 * len(data) + 80 * part.rows)  # when the column is cut into values
@@ -802,7 +806,7 @@ def _decode_object_column(reader: Reader, part: _ColumnParts, field: Field) -> C
     values = [
         decode_value(reader, a, b, field)
         for number, wire_type, a, b in iter_fields(reader.data, part.start, part.end)
-        if number == ValuesField.VALUES and wire_type == DELIMITED
+        if wire_type == DELIMITED and number == ValuesField.VALUES
     ]
     reader.charge(24 * len(values) + (budget - reader.left))  # twice: pydantic copies lists and dicts
     return ObjectColumn(field, [value if value is None else check_kind(field, value) for value in values])
@@ -846,8 +850,8 @@ _FORMS: dict[int, _Form] = {
     ColumnField.TENSOR: _Form(_decode_tensor_column, FieldKind.TENSOR, AnyTensor, 120),
     ColumnField.SCALARS: _Form(_decode_scalar_column, FieldKind.SCALAR, int, 40),
     ColumnField.RAGGED: _Form(_decode_ragged_column, FieldKind.TENSOR, AnyTensor, 120),
-    ColumnField.TEXT: _Form(_decode_text_column, FieldKind.TEXT, str),
-    ColumnField.BLOBS: _Form(_decode_blob_column, FieldKind.BYTES, bytes),
+    ColumnField.TEXT: _Form(_decode_string_column, FieldKind.TEXT, str),
+    ColumnField.BLOBS: _Form(_decode_string_column, FieldKind.BYTES, bytes),
     ColumnField.OBJECTS: _Form(_decode_object_column, FieldKind.ANY, Any),
     ColumnField.DOCUMENTS: _Form(_decode_document_column, FieldKind.DOCUMENT, None),
     ColumnField.ARRAYS: _Form(_decode_array_column, FieldKind.DOCUMENTS, None),

@@ -26,49 +26,18 @@ VERSION = 1
 class TensorField:
     """Fields of `Tensor`."""
 
-    DTYPE = 1
-    SHAPE = 2
-    FRAMEWORK = 3
-    LAYOUT = 4
-    DATA = 5
-    BUFFER = 6
-    INDICES = 7
-    STRINGS = 8
-    REQUIRES_GRAD = 9
-    WRAPPED = 10
-    TEXT = 11
-    SPARSE_AXES = 12
+    DTYPE, SHAPE, FRAMEWORK, LAYOUT, DATA, BUFFER, INDICES, STRINGS = 1, 2, 3, 4, 5, 6, 7, 8
+    REQUIRES_GRAD, WRAPPED, TEXT, SPARSE_AXES = 9, 10, 11, 12
 
 
 class ValueField:
     """Fields of `Value`, of which a message has one: the kind of the value."""
 
-    NULL = 1
-    BOOLEAN = 2
-    INTEGER = 3
-    NUMBER = 4
-    TEXT = 5
-    BLOB = 6
-    TENSOR = 7
-    DOCUMENT = 8
-    ARRAY = 9
-    LIST = 10
-    TUPLE = 11
-    SET = 12
-    FROZEN_SET = 13
-    DICT = 14
-    BIG_INTEGER = 15
-    COMPLEX = 16
-    DATETIME = 17
-    DATE = 18
-    TIME = 19
-    TIMEDELTA = 20
-    UUID = 21
-    DECIMAL = 22
-    PATH = 23
-    ENUM = 24
-    SCALAR = 25
-    PICKLED = 26
+    NULL, BOOLEAN, INTEGER, NUMBER, TEXT, BLOB = 1, 2, 3, 4, 5, 6
+    TENSOR, DOCUMENT, ARRAY = 7, 8, 9
+    LIST, TUPLE, SET, FROZEN_SET, DICT = 10, 11, 12, 13, 14
+    BIG_INTEGER, COMPLEX, DATETIME, DATE, TIME, TIMEDELTA = 15, 16, 17, 18, 19, 20
+    UUID, DECIMAL, PATH, ENUM, SCALAR, PICKLED = 21, 22, 23, 24, 25, 26
 
 
 class ValuesField:
@@ -80,120 +49,87 @@ class ValuesField:
 class EntriesField:
     """Fields of `Entries`, a dict."""
 
-    KEYS = 1
-    VALUES = 2
+    KEYS, VALUES = 1, 2
 
 
 class ComplexField:
     """Fields of `Complex`."""
 
-    REAL = 1
-    IMAGINARY = 2
+    REAL, IMAGINARY = 1, 2
 
 
 class MomentField:
     """Fields of `Moment`, a datetime or a time."""
 
-    TEXT = 1
-    ZONE = 2
-    FOLD = 3
+    TEXT, ZONE, FOLD = 1, 2, 3
 
 
 class DurationField:
     """Fields of `Duration`, a timedelta."""
 
-    DAYS = 1
-    SECONDS = 2
-    MICROSECONDS = 3
+    DAYS, SECONDS, MICROSECONDS = 1, 2, 3
 
 
 class MemberField:
     """Fields of `Member`, a member of an enum."""
 
-    TYPE = 1
-    NAME = 2
-    VALUE = 3
+    TYPE, NAME, VALUE = 1, 2, 3
 
 
 class DocumentField:
     """Fields of `Document`."""
 
-    VERSION = 1
-    TYPE = 2
-    NAMES = 3
-    VALUES = 4
+    VERSION, TYPE, NAMES, VALUES = 1, 2, 3, 4
 
 
 class ArrayField:
     """Fields of `Array`, documents one by one."""
 
-    VERSION = 1
-    TYPE = 2
-    DOCUMENTS = 3
+    VERSION, TYPE, DOCUMENTS = 1, 2, 3
 
 
 class BatchField:
     """Fields of `Batch`, documents as columns."""
 
-    VERSION = 1
-    TYPE = 2
-    ROWS = 3
-    VALIDITY = 4
-    COLUMNS = 5
-    REMAINDERS = 6
+    VERSION, TYPE, ROWS, VALIDITY, COLUMNS, REMAINDERS = 1, 2, 3, 4, 5, 6
 
 
 class ColumnField:
     """Fields of `Column`; those from TENSOR to ARRAYS are its forms, of which a message has one."""
 
-    NAME = 1
-    VALIDITY = 2
-    TENSOR = 3
-    SCALARS = 4
-    RAGGED = 5
-    TEXT = 6
-    BLOBS = 7
-    OBJECTS = 8
-    DOCUMENTS = 9
-    ARRAYS = 10
+    NAME, VALIDITY = 1, 2
+    TENSOR, SCALARS, RAGGED, TEXT, BLOBS, OBJECTS, DOCUMENTS, ARRAYS = 3, 4, 5, 6, 7, 8, 9, 10
     SHAPES = 11
 
 
 class RaggedField:
     """Fields of `Ragged`, tensors of mixed shapes."""
 
-    FLAT = 1
-    RANKS = 2
-    SIZES = 3
+    FLAT, RANKS, SIZES = 1, 2, 3
 
 
 class StringsField:
     """Fields of `Strings`, texts or blobs in one buffer."""
 
-    DATA = 1
-    OFFSETS = 2
+    DATA, OFFSETS = 1, 2
 
 
 class NestedField:
     """Fields of `Nested`, arrays of documents in one batch."""
 
-    FLAT = 1
-    OFFSETS = 2
+    FLAT, OFFSETS = 1, 2
 
 
 class HeaderField:
     """Fields of `Header`, at the start of a stream of blocks."""
 
-    VERSION = 1
-    TYPE = 2
-    SCHEMA = 3
+    VERSION, TYPE, SCHEMA = 1, 2, 3
 
 
 class IndexField:
     """Fields of `Index`, at the end of a stream of blocks."""
 
-    OFFSETS = 1
-    COUNTS = 2
+    OFFSETS, COUNTS = 1, 2
 
 
 VERSION_FIELD = bytes([DocumentField.VERSION << 3, VERSION])

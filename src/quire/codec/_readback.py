@@ -145,14 +145,15 @@ def _is_certain_class(document_type: type[Any], seen: set[Any]) -> bool:
     return all(field.name in custom or _is_certain(field, seen) for field in fields)
 
 
-def _fields_with_documents(schema: Schema) -> tuple[Field, ...]:
-    """Return the fields that may hold documents, except those that a class serializes itself."""
-    fields: tuple[Field, ...] | None = schema.notes.get("fields with documents")
-    if fields is None:
-        custom = _custom_fields(schema.document_type)
+def _fields_with_documents(schema: Schema) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
+    """Return the fields that may hold documents, except those that a class serializes itself; and the certain ones."""
+    entry: tuple[tuple[Field, ...], tuple[Field, ...]] | None = schema.notes.get("fields with documents")
+    if entry is None:
+        custom, uncertain = _custom_fields(schema.document_type), uncertain_fields(schema)
         fields = tuple(field for field in schema.fields if field.name not in custom and _may_hold_documents(field))
-        schema.notes["fields with documents"] = fields
-    return fields
+        entry = fields, tuple(field for field in fields if field not in uncertain)
+        schema.notes["fields with documents"] = entry
+    return entry
 
 
 def _may_hold_documents(field: Field) -> bool:
@@ -161,22 +162,21 @@ def _may_hold_documents(field: Field) -> bool:
 
 def _may_change(document: Any, form: TextForm) -> list[Field]:
     """Return the fields of a document whose values may be read back as others."""
-    schema = type(document).document_schema()
-    fields, content = uncertain_fields(schema), document.__dict__
-    if fields and _is_read_by_alias(type(document)):
-        return list(fields)
-    duck_typed = _duck_typed_fields(schema) if fields else set()
-    changing = [
-        field
-        for field in fields
-        if field.name in content and (field.name in duck_typed or not _is_kept(field, content[field.name], form))
-    ]
-    uncertain = {field.name for field in fields}
-    return changing + [
-        field
-        for field in _fields_with_documents(schema)
-        if field.name not in uncertain and _holds_changing_extras(content.get(field.name), form)
-    ]
+    schema, content, changing = type(document).document_schema(), document.__dict__, []
+    fields = uncertain_fields(schema)
+    if fields:
+        if _is_read_by_alias(type(document)):
+            return list(fields)
+        duck_typed = _duck_typed_fields(schema)
+        changing = [
+            field
+            for field in fields
+            if field.name in content and (field.name in duck_typed or not _is_kept(field, content[field.name], form))
+        ]
+    for field in _fields_with_documents(schema)[1]:
+        if _holds_changing_extras(content.get(field.name), form):
+            changing.append(field)
+    return changing
 
 
 def _extras_may_change(document: Any, form: TextForm) -> bool:
@@ -205,10 +205,10 @@ def _holds_changing_extras(value: Any, form: TextForm) -> bool:
     while pending:
         value = pending.pop()
         if is_document_type(type(value)):
-            if _extras_may_change(value, form):
+            if value.__pydantic_extra__ and _extras_may_change(value, form):
                 return True
             content = value.__dict__
-            pending += [content.get(field.name) for field in _fields_with_documents(type(value).document_schema())]
+            pending += [content.get(field.name) for field in _fields_with_documents(type(value).document_schema())[0]]
         elif is_array_type(type(value)):
             pending += value._documents
         elif isinstance(value, Mapping):
@@ -264,7 +264,7 @@ def check_read_back(
     What was written is read back only if the values of the document may change, or if there are `more` fields to check.
     """
     changing = [*_may_change(document, form), *more]
-    if not changing and not _extras_may_change(document, form):
+    if not changing and not (document.__pydantic_extra__ and _extras_may_change(document, form)):
         return
     owner = f"{type(document).__name__}{where}"
     try:

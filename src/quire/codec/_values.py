@@ -72,6 +72,9 @@ from quire.schema import STORED, Field, FieldKind, Schema, field_aliases, takes_
 from quire.tensors import describe, framework_of
 
 _DOUBLE = struct.Struct("<d")
+# Field numbers of inner loops are globals, which Python looks up faster than attributes of a class.
+_DOCUMENT_VALUES, _ITEMS = DocumentField.VALUES, ValuesField.VALUES
+_KEYS, _ENTRY_VALUES = EntriesField.KEYS, EntriesField.VALUES
 
 
 class UnknownMember(NamedTuple):
@@ -83,6 +86,8 @@ class UnknownMember(NamedTuple):
 
 
 # --- encoding
+
+_Encoder = Callable[[Any, Writer], bytes]
 
 
 def encode_value(value: Any, writer: Writer) -> bytes:
@@ -141,8 +146,8 @@ def encode_document(document: Any, writer: Writer) -> bytes:
     """Encode a document and everything in it."""
     content, extra = document.__dict__, document.__pydantic_extra__
     schema = type(document).document_schema()
-    head, names = document_head(schema)
-    for field in ambiguous_fields(schema):
+    head, names, ambiguous = document_head(schema)
+    for field in ambiguous:
         if field.name in content:
             try:
                 check_unions(schema, field, [content[field.name]], allow_pickle=writer.allow_pickle)
@@ -156,12 +161,16 @@ def encode_document(document: Any, writer: Writer) -> bytes:
     return head + _encode_contents(type(document).__name__, content, writer)
 
 
-def document_head(schema: Schema) -> tuple[bytes, tuple[str, ...]]:
-    """Return the names of the fields of a class, and the encoded start of documents that have exactly these."""
-    entry: tuple[bytes, tuple[str, ...]] | None = schema.notes.get("document_head")
+def document_head(schema: Schema) -> tuple[bytes, tuple[str, ...], tuple[Field, ...]]:
+    """Return the encoded start of documents that have exactly the fields of a class.
+
+    With it come the names of these fields, and the fields whose unions are ambiguous.
+    """
+    entry: tuple[bytes, tuple[str, ...], tuple[Field, ...]] | None = schema.notes.get("document_head")
     if entry is None:
         names = tuple(schema.by_name)
-        entry = schema.notes["document_head"] = _encode_head(class_name(schema.document_type), names), names
+        head = _encode_head(class_name(schema.document_type), names)
+        entry = schema.notes["document_head"] = head, names, ambiguous_fields(schema)
     return entry
 
 
@@ -179,7 +188,7 @@ def _encode_contents(name: str, content: Mapping[str, Any], writer: Writer) -> b
     parts: list[bytes] = []
     try:
         for value in content.values():  # not a comprehension: the number of parts tells which field failed
-            parts.append(encode_delimited(DocumentField.VALUES, encode_value(value, writer)))  # noqa: PERF401
+            parts.append(encode_delimited(_DOCUMENT_VALUES, encode_value(value, writer)))  # noqa: PERF401
     except EncodeError as error:
         raise EncodeError(prefix_place(f"{name}.{list(content)[len(parts)]}", error)) from error
     return b"".join(parts)
@@ -211,6 +220,10 @@ def encode_utf8(value: str) -> bytes:
         return value.encode()
     except UnicodeEncodeError as error:
         raise EncodeError(f"half a character (a lone surrogate) has no form on the wire: {value[:40]!r}.") from error
+
+
+def _encode_as(number: int, convert: Callable[[Any], bytes]) -> _Encoder:
+    return lambda value, _: encode_delimited(number, convert(value))
 
 
 def _encode_integer(value: int, _: Writer) -> bytes:
@@ -272,28 +285,25 @@ def _encode_pattern(value: re.Pattern[Any], writer: Writer) -> bytes:
 
 def encode_items(items: Iterable[Any], writer: Writer) -> bytes:
     """Encode values as a message `Values`."""
-    return b"".join([encode_delimited(ValuesField.VALUES, encode_value(item, writer)) for item in items])
+    return b"".join([encode_delimited(_ITEMS, encode_value(item, writer)) for item in items])
 
 
-def _encode_list(value: Iterable[Any], writer: Writer) -> bytes:
-    return encode_delimited(ValueField.LIST, encode_items(value, writer))
+def _encode_items_as(number: int) -> _Encoder:
+    def encode(items: Iterable[Any], writer: Writer) -> bytes:
+        return encode_delimited(
+            number, b"".join([encode_delimited(_ITEMS, encode_value(item, writer)) for item in items])
+        )
+
+    return encode
 
 
-def _encode_tuple(value: Iterable[Any], writer: Writer) -> bytes:
-    return encode_delimited(ValueField.TUPLE, encode_items(value, writer))
-
-
-def _encode_set(value: Iterable[Any], writer: Writer) -> bytes:
-    return encode_delimited(ValueField.SET, encode_items(value, writer))
-
-
-def _encode_frozen_set(value: Iterable[Any], writer: Writer) -> bytes:
-    return encode_delimited(ValueField.FROZEN_SET, encode_items(value, writer))
+_encode_list, _encode_tuple = _encode_items_as(ValueField.LIST), _encode_items_as(ValueField.TUPLE)
+_encode_set, _encode_frozen_set = _encode_items_as(ValueField.SET), _encode_items_as(ValueField.FROZEN_SET)
 
 
 def _encode_dict(value: Mapping[Any, Any], writer: Writer) -> bytes:
-    keys = [encode_delimited(EntriesField.KEYS, encode_value(key, writer)) for key in value]
-    values = [encode_delimited(EntriesField.VALUES, encode_value(item, writer)) for item in value.values()]
+    keys = [encode_delimited(_KEYS, encode_value(key, writer)) for key in value]
+    values = [encode_delimited(_ENTRY_VALUES, encode_value(item, writer)) for item in value.values()]
     return encode_delimited(ValueField.DICT, b"".join(keys + values))
 
 
@@ -307,22 +317,21 @@ def _encode_model(model: BaseModel, writer: Writer) -> bytes:
     return _encode_dict({**values, **(model.__pydantic_extra__ or {})}, writer)
 
 
-_Encoder = Callable[[Any, Writer], bytes]
 _ENCODERS: dict[type[Any], _Encoder] = {
     type(None): lambda _, __: _NULL,
     bool: lambda value, _: _TRUE if value else _FALSE,
     int: _encode_integer,
     float: _encode_number,
-    str: lambda value, _: encode_delimited(ValueField.TEXT, encode_utf8(value)),
-    bytes: lambda value, _: encode_delimited(ValueField.BLOB, value),
-    bytearray: lambda value, _: encode_delimited(ValueField.BLOB, bytes(value)),
+    str: _encode_as(ValueField.TEXT, encode_utf8),
+    bytes: _encode_as(ValueField.BLOB, bytes),
+    bytearray: _encode_as(ValueField.BLOB, bytes),
     complex: _encode_complex,
     datetime: _encode_datetime,
-    date: lambda value, _: encode_delimited(ValueField.DATE, value.isoformat().encode()),
+    date: _encode_as(ValueField.DATE, lambda value: value.isoformat().encode()),
     time: lambda value, _: _encode_moment(ValueField.TIME, value),
     timedelta: _encode_timedelta,
-    UUID: lambda value, _: encode_delimited(ValueField.UUID, value.bytes),
-    Decimal: lambda value, _: encode_delimited(ValueField.DECIMAL, str(value).encode()),
+    UUID: _encode_as(ValueField.UUID, lambda value: value.bytes),
+    Decimal: _encode_as(ValueField.DECIMAL, lambda value: str(value).encode()),
 }
 """Encoders of types that hold no other values."""
 _CONTAINERS: dict[type[Any], _Encoder] = {
@@ -339,16 +348,16 @@ _ENCODED_AS_TEXT = (*_URLS, IPv4Address, IPv4Interface, IPv4Network, IPv6Address
 _BY_BASE: tuple[tuple[Any, _Encoder], ...] = (
     (Enum, lambda value, writer: _encode_member(class_name(type(value)), value.name or "", value.value, writer)),
     (np.generic, lambda value, writer: encode_delimited(ValueField.SCALAR, encode_scalar(value, writer))),
-    (PurePath, lambda value, _: encode_delimited(ValueField.PATH, encode_utf8(str(value)))),
+    (PurePath, _encode_as(ValueField.PATH, lambda value: encode_utf8(str(value)))),
     (RootModel, lambda value, writer: encode_value(value.root, writer)),
     (BaseModel, _encode_model),
-    (str, lambda value, _: encode_delimited(ValueField.TEXT, encode_utf8(str.__str__(value)))),
+    (str, _encode_as(ValueField.TEXT, lambda value: encode_utf8(str.__str__(value)))),
     (int, lambda value, writer: _encode_integer(int(value), writer)),
     (float, _encode_number),
-    (bytes, lambda value, _: encode_delimited(ValueField.BLOB, bytes(value))),
+    (bytes, _encode_as(ValueField.BLOB, bytes)),
     (datetime, _encode_datetime),
-    (Decimal, lambda value, _: encode_delimited(ValueField.DECIMAL, str(value).encode())),
-    (_ENCODED_AS_TEXT, lambda value, _: encode_delimited(ValueField.TEXT, str(value).encode())),
+    (Decimal, _encode_as(ValueField.DECIMAL, lambda value: str(value).encode())),
+    (_ENCODED_AS_TEXT, _encode_as(ValueField.TEXT, lambda value: str(value).encode())),
     (re.Pattern, _encode_pattern),
     (Mapping, _encode_dict),
     (tuple, _encode_tuple),
@@ -689,7 +698,7 @@ def _decode_list(reader: Reader, start: int, end: int, hint: Field | None) -> li
     last = len(hints) - 1
     items: list[Any] = []
     for number, wire_type, a, b in iter_fields(reader.data, start, end):
-        if number == ValuesField.VALUES and wire_type == DELIMITED:
+        if number == _ITEMS and wire_type == DELIMITED:
             items.append(_decode_nested(reader, a, b, hints[min(len(items), last)] if hints else None))
     reader.charge(8 * len(items))
     return items
@@ -738,9 +747,9 @@ def _decode_dict(reader: Reader, start: int, end: int, hint: Field | None) -> di
     keys: list[Any] = []
     values: list[Any] = []
     for number, wire_type, a, b in iter_fields(reader.data, start, end):
-        if number == EntriesField.KEYS and wire_type == DELIMITED:
+        if number == _KEYS and wire_type == DELIMITED:
             keys.append(_decode_nested(reader, a, b, key_hint))
-        elif number == EntriesField.VALUES and wire_type == DELIMITED:
+        elif number == _ENTRY_VALUES and wire_type == DELIMITED:
             values.append(_decode_nested(reader, a, b, value_hint))
     if len(keys) != len(values):
         raise DecodeError(f"a dict has {len(keys)} keys and {len(values)} values.")
@@ -832,7 +841,7 @@ def decode_fields(
     reader.descend()
     try:
         for number, wire_type, a, b in iter_fields(reader.data, position, end):
-            if number == DocumentField.VALUES and wire_type == DELIMITED:
+            if number == _DOCUMENT_VALUES and wire_type == DELIMITED:
                 name = _next_name(order, names)
                 if name in accepted:
                     field = accepted[name][0]
@@ -868,7 +877,7 @@ def _decode_head(
     """
     data = reader.data
     if expected is not None:
-        head, head_names = document_head(expected.document_schema())
+        head, head_names, _ = document_head(expected.document_schema())
         position = start + len(head)
         if data.startswith(head, start) and (position == end or (position < end and data[position] != _NAMES_TAG)):
             return expected.__name__, expected, head_names, position

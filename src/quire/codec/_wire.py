@@ -63,8 +63,11 @@ _DELIMITED_TAGS = [encode_tag(number) for number in range(32)]
 def encode_delimited(number: int, content: bytes) -> bytes:
     """Encode a field that holds a message, a text or bytes."""
     size = len(content)
-    length = _ONE_BYTE_VARINTS[size] if size < 128 else encode_varint(size)
-    return b"%b%b%b" % (_DELIMITED_TAGS[number], length, content)
+    return b"%b%b%b" % (
+        _DELIMITED_TAGS[number],
+        _ONE_BYTE_VARINTS[size] if size < 128 else encode_varint(size),
+        content,
+    )
 
 
 def encode_text(number: int, value: str) -> bytes:
