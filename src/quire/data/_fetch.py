@@ -21,7 +21,7 @@ from quire.data._shm_transport import use_shared_memory
 from quire.data._stream_options import StreamOptions
 from quire.document import BaseDocument
 from quire.errors import DecodeError, OptionError, ShardError
-from quire.files import shown
+from quire.files import display_uri
 from quire.storage import StoredDataset, has_mixed_tensors
 from quire.tensors import get_framework
 
@@ -143,7 +143,7 @@ class Fetch:
             return error
         except DecodeError as error:
             name = self._stored.folder.join(self._stored.shards[shard].name)
-            return ShardError(f"{shown(name)}: the shard cannot be read: {error}")
+            return ShardError(f"{display_uri(name)}: the shard cannot be read: {error}")
         return None
 
     def _select_readable(self, rows: NDArray[np.int64], real: NDArray[np.bool_] | None) -> Part:
@@ -170,7 +170,7 @@ class Fetch:
         """Describe that every shard failed, which is rarely damage: usually the class does not fit the data."""
         reason = next(iter(self._registry.errors()), "")
         return ShardError(
-            f"{shown(self._stored.folder.url)}: no shard of the dataset can be read, so on_error={self._on_error!r} "
+            f"{display_uri(self._stored.folder.url)}: no shard of the dataset can be read, so on_error={self._on_error!r} "
             f"has no rows left. The first error: {reason}"
         )
 

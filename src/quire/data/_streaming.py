@@ -32,7 +32,7 @@ from quire.data._stream_options import (
 from quire.data._windows import Windows, find_window_starts
 from quire.document import BaseDocument
 from quire.errors import DecodeError, OptionError, SchemaError, ShardError
-from quire.files import shown
+from quire.files import display_uri
 from quire.storage import StoredDataset
 from quire.tensors import describe
 
@@ -232,7 +232,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         if stored and self.options.where is None:
             cause = f"none of its {stored:,} rows was chosen in open_dataset()"
         return (
-            f"{type(self).__name__} of {shown(self.stored.folder.url)}: {cause}, so training on it would do nothing. "
+            f"{type(self).__name__} of {display_uri(self.stored.folder.url)}: {cause}, so training on it would do nothing. "
             "Pass allow_empty=True if it may be empty."
         )
 

@@ -56,6 +56,3 @@ __all__ = [
     "to_data_uri",
     "too_large",
 ]
-
-shown, Kept, in_pieces, thin_out = display_uri, SpooledPieces, split_pieces, sample_paths  # until all uses are renamed
-Limits, Fetching = ReadLimits, FetchOptions
