@@ -105,6 +105,7 @@ class Arena:
         if size < MIN_BYTES or not counts_references():
             return None
         piece = self._find_free(size) or self._allocate(size)
+        # `set_` makes a tensor on memory that exists; only then is the piece visible to others again.
         tensor: torch.Tensor = sys.modules["torch"].empty(0, dtype=dtype).set_(piece.storage, 0, shape)
         if not piece.is_lost:
             self._kept[piece.storage.data_ptr()] = piece

@@ -72,6 +72,8 @@ def register_default_collate() -> None:
     """Let torch's default_collate return batches unchanged, collate documents, and explain a list of batches."""
     if is_loaded("torch.utils.data"):
         torch: Any = require("torch.utils.data._utils.collate", extra="torch", needed_for="a DataLoader")
+        # torch looks up the class of the first item of a batch, and its base classes, in this dict. It is changed only
+        # when a dataset is used, and never an entry that exists.
         torch.default_collate_fn_map.setdefault(BaseDocument, _collate_documents)
         torch.default_collate_fn_map.setdefault(DocumentBatch, _refuse_batches)
 
@@ -112,6 +114,7 @@ def validate_as(
     documents = []
     for row, document in enumerate(columns.iter_documents()):
         content = {**document.__dict__, **(document.__pydantic_extra__ or {})}
+        # Validation takes values by alias where a field has one.
         keyed = {accepted[name][1] if name in accepted else name: value for name, value in content.items()}
         try:
             documents.append(document_validator(document_type, "ignore").validate_python(keyed, context=STORED))

@@ -182,6 +182,7 @@ class PackedRows(PackedColumn):
         self.data, self.source, self.rows = source.data, source, rows
 
     def __getattr__(self, name: str) -> Any:
+        # Python calls this for a slot without a value, so the lookup happens once.
         if name not in ("starts", "ends"):
             return super().__getattr__(name)
         offsets = getattr(self.source, name)[self.rows]
@@ -215,6 +216,7 @@ class DeferredColumns(Columns):
         return deferred
 
     def __getattr__(self, name: str) -> Any:
+        # `columns` is a slot without a value until it is first read.
         if name != "columns":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         self.columns = gather_rows(*self._arguments).columns

@@ -113,6 +113,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
                 f"{type(self).__name__} has no rows: training on it would do nothing. "
                 "Pass allow_empty=True if it may be empty."
             )
+        # Without ragged columns and functions, all batches have one shape, and the search for ragged ones is skipped.
         self._ragged = shapes != "ragged" and has_ragged(self._columns)
         self._rows: NDArray[np.int64] | None = None
         self._steps: tuple[Step, ...] = plan_steps(self._columns.schema, preprocessing)
@@ -137,6 +138,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         rows = resolve_index(key, len(self))
         if isinstance(rows, int):
             return self.__getitems__([rows])[0]
+        # A part shares the columns and the plans, and only has other rows.
         part = object.__new__(type(self))
         for name in MultiModalDataset.__slots__:
             setattr(part, name, getattr(self, name))
@@ -166,7 +168,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
             columns = convert_columns(columns, self._framework)
         columns = self._missing.apply(columns, run.describe_row)
         batch_type = DocumentBatch[columns.schema.document_type]  # type: ignore[name-defined]
-        if arenas.batch is not self._arena:
+        if arenas.batch is not self._arena:  # in a worker
             use_shared_memory(batch_type)
         batch: DocumentBatch[DocT] = self._missing.mark(batch_type._wrap(columns))
         return batch

@@ -169,6 +169,7 @@ class EpochRegistry:
 
     def _write(self, record: PassRecord) -> None:
         self._record = record
+        # A rename is atomic, so that readers need no lock.
         new_file = self._path("new")
         new_file.write_text(json.dumps(record.__dict__))
         new_file.replace(self._path("json"))
@@ -206,7 +207,7 @@ class Worker(NamedTuple):
     @classmethod
     def alone(cls) -> Worker:
         """Return this process as the only one that takes part in a new pass."""
-        return cls(0, 0, secrets.randbits(63) | 1)
+        return cls(0, 0, secrets.randbits(63) | 1)  # odd, so that it is never the id of a pass that has not begun
 
 
 def this_worker() -> Worker | None:
@@ -215,6 +216,7 @@ def this_worker() -> Worker | None:
         return None
     data: Any = require("torch.utils.data", extra="torch", needed_for="workers")
     info = data.get_worker_info()
+    # torch draws a base seed for each pass, and the seed of a worker is the base seed plus its number.
     return None if info is None else Worker(info.id, info.num_workers, (info.seed - info.id) % 2**63 | 1)
 
 

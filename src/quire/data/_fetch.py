@@ -170,8 +170,8 @@ class Fetch:
         """Describe that every shard failed, which is rarely damage: usually the class does not fit the data."""
         reason = next(iter(self._registry.errors()), "")
         return ShardError(
-            f"{display_uri(self._stored.folder.url)}: no shard of the dataset can be read, so on_error={self._on_error!r} "
-            f"has no rows left. The first error: {reason}"
+            f"{display_uri(self._stored.folder.url)}: no shard of the dataset can be read, so "
+            f"on_error={self._on_error!r} has no rows left. The first error: {reason}"
         )
 
     def _choose_replacements(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:

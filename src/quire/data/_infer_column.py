@@ -90,6 +90,7 @@ def _relax_field(column: Column) -> Column:
     ):
         return column
     framework, spec = column.framework, column.field.spec
+    # A batch of another shape or dtype is fine, but its schema must not claim the declared ones.
     if column.shapes is None and not spec.fits(framework.shape(column.data)[1:], framework.dtype(column.data)):
         column.field = replace(column.field, type=plain_tensor_type(framework.name))
     return column
@@ -118,14 +119,25 @@ def with_fields(schema: Schema, columns: Iterable[Column]) -> Schema:
 
 def infer_field(field: Field, values: list[Any], path: str, describe_row: DescribeRow) -> Field:
     """Return the field that values need; values of several kinds are an error."""
+    # One value of each type is enough: values of one type always get the same field.
     missing = any(value is None for value in values)
     kinds = {(type(value)): value for value in values if value is not None}
     fields = {tp: _infer_value_field(field, value) for tp, value in kinds.items()}
     inferred = set(fields.values())
     if not inferred or all(_is_same_kind(field, other) for other in inferred):
         return field if field.nullable or not missing else replace(field, nullable=True)
+    # Integers among floats become floats; any other mixture has no common column.
     if len(inferred) > 1 and {other.type for other in inferred} != {int, float}:
-        raise _mixed_kinds(values, fields, path, describe_row)
+        first = next(value for value in values if value is not None)
+        row, other_value = next(
+            (row, value)
+            for row, value in enumerate(values)
+            if value is not None and fields[type(value)] != fields[type(first)]
+        )
+        raise ColumnError(
+            f"{path}: all rows must hold the same kind of value, but {describe_row(row)} gives {describe(other_value)} "
+            f"where others give {describe(first)}."
+        )
     result = next(other for other in inferred if len(inferred) == 1 or other.type is float)
     return replace(result, nullable=missing)
 
@@ -153,17 +165,6 @@ def _infer_value_field(field: Field, value: Any) -> Field:
     if is_array_type(type(value)):
         return replace(plain, kind=FieldKind.DOCUMENTS, recursive=field.recursive)
     return replace(plain, kind=simple_kind(type(value)))
-
-
-def _mixed_kinds(values: list[Any], fields: Mapping[type, Field], path: str, describe_row: DescribeRow) -> ColumnError:
-    first = next(value for value in values if value is not None)
-    row = next(
-        row for row, value in enumerate(values) if value is not None and fields[type(value)] != fields[type(first)]
-    )
-    return ColumnError(
-        f"{path}: all rows must hold the same kind of value, but {describe_row(row)} gives {describe(values[row])} "
-        f"where others give {describe(first)}."
-    )
 
 
 def infer_batched_column(

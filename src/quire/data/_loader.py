@@ -109,19 +109,18 @@ class _Prefetch(Generic[DocT]):
 
     def _submit(self, number: int) -> None:
         for group in islice(self._groups, max(0, number)):
-            self._pending.append(self._pool.submit(_fetch_group, self._loader.dataset, group))
+            self._pending.append(self._pool.submit(self._fetch, group))
+
+    def _fetch(self, group: StepGroup) -> tuple[float, deque[DocumentBatch[DocT]]]:
+        start = perf_counter()
+        batches = deque(self._loader.dataset.fetch(group))
+        return perf_counter() - start, batches
 
     def _count_groups(self, batches: int) -> int:
         """Return how many groups may be pending: enough for `prefetch` batches and for all threads, within memory."""
         loader = self._loader
         room = loader.dataset.options.memory_bytes // self._largest - 1  # without the one that is taken now
         return max(1, min(max(loader.threads, -(-loader.prefetch // batches)), room))
-
-
-def _fetch_group(dataset: StreamingDataset[DocT], group: StepGroup) -> tuple[float, deque[DocumentBatch[DocT]]]:
-    start = perf_counter()
-    batches = deque(dataset.fetch(group))
-    return perf_counter() - start, batches
 
 
 def _drain(batches: deque[DocumentBatch[DocT]]) -> Iterator[DocumentBatch[DocT]]:

@@ -86,7 +86,7 @@ class MissingPolicy:
         options = MissingOptions.of(missing)
         paths = tuple(tuple(part for part in step.path if part != EACH) for step in steps)
         if output is not None:
-            paths = ((),)
+            paths = ((),)  # validation may change every field
         only = None if options.only is None else tuple(map(parse_path, options.only))
         if isinstance(options.missing, str):
             return cls(options.missing, {}, paths, only, shapes)  # type: ignore[arg-type]

@@ -137,6 +137,8 @@ class MixedDataset:
 
     def _steps(self, start: PassStart, cursors: list[_Cursor]) -> Iterator[tuple[int, int]]:
         """Advance the cursors step by step to the end of the pass: each step, and the number of its dataset."""
+        # A worker goes through the steps of all workers, because where a dataset is depends on all draws before. Only
+        # counters advance here; rows are read in `fetch`.
         for step in itertools.count(start.position):
             if self._is_over(start.epoch, step, cursors):
                 return
@@ -157,6 +159,8 @@ class MixedDataset:
 
     def _draws(self, epoch: int, first: int) -> Any:
         """Return the numbers of the datasets of the steps from `first` on; the last result is kept."""
+        # Inverse transform sampling: the shares of the datasets divide [0, 1), and a uniform number falls into the
+        # share of the dataset that is drawn. Rounding may leave the last bound below 1, hence the minimum.
         known = getattr(self, "_known", None)
         if known is None or known[0] != (epoch, first):
             numbers = np.arange(first, first + _DRAWS, dtype=np.uint64)
@@ -202,6 +206,7 @@ class MixedDataset:
         if this_worker() is not None:
             self._state = self._resume = resumed
             return
+        # A pass that has ended is resumed as the beginning of the next pass.
         starts = {name: resumed.datasets[name].position() for name in self.datasets}
         cursors = [_Cursor(dataset, starts[name], 0) for name, dataset in self.datasets.items()]
         start = PassStart(resumed.epoch, resumed.step)

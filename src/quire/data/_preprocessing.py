@@ -264,7 +264,7 @@ def _run_on_column(columns: Columns, column: Column, step: Step, rows: NDArray[n
     values = own.values()
     results = _call_each(step, values, rows, run)
     if _shares_memory(own) and all(a is b for a, b in zip(values, results, strict=True)):
-        return own  # changed in place, in the memory of the batch
+        return own  # changed in place: the values are views of the column, so nothing has to be stacked
     stacked = stack_tensors(column.field, results, run.arena)
     if stacked is not None:
         return stacked
@@ -281,7 +281,7 @@ def _run_batched(columns: Columns, column: Column, step: Step, run: BatchRun) ->
     argument = _make_argument(columns, column, run)
     result = _call_batched(step, argument, run)
     if result is None and not isinstance(argument, list):
-        return column
+        return column  # changed in place; a list is a copy, and is read back below
     data = argument if result is None else result
     if isinstance(column, TensorColumn) and isinstance(data, (list, tuple)) and len(data) == len(column):
         data = column.mask_values(list(data))  # results for rows without a value, which were zeros, are dropped

@@ -48,6 +48,7 @@ def write_frame(frame: Any, schema: type[BaseDocument] | None, cache: str | None
     selected = prepare_frame(_select_columns(frame, schema), dtype)
     url = f"{_cache_folder(frame, cache).rstrip('/')}/quire-{uuid.uuid4().hex}"
     spark_url = Path(url).as_uri() if not scheme_of(url) else f"s3a{url[2:]}" if url.startswith("s3://") else url
+    # Small row groups: a shuffled stream reads whole row groups, and Spark's default is 128 MiB.
     selected.write.option("parquet.block.size", 4 << 20).parquet(spark_url)
     counts = _count_values(frame.sparkSession.read.parquet(spark_url))
     return WrittenFrame(url, counts["rows"], None if schema else _read_fields(url, counts))
@@ -131,15 +132,14 @@ def _read_fields(url: str, counts: dict[str, Any]) -> pa.Schema:
     fields = []
     for number, field in enumerate(read_arrow_schema(folder, list_plain_files(folder)[0])):
         size, nullable = counts.get(f"min{number}"), counts[f"values{number}"] < counts["rows"]
-        if size is None or nullable or size < 1 or size != counts[f"max{number}"] or not _is_number(field.type):
+        has_one_size = size is not None and size == counts[f"max{number}"] and size >= 1
+        item = field.type.value_type if has_one_size else None
+        is_number = item is not None and (pa.types.is_integer(item) or pa.types.is_floating(item))
+        if nullable or not is_number:
             fields.append(field.with_nullable(nullable).remove_metadata())
         else:
-            fields.append(pa.field(field.name, pa.list_(field.type.value_type, size), nullable=False))
+            fields.append(pa.field(field.name, pa.list_(item, size), nullable=False))
     return pa.schema(fields)
-
-
-def _is_number(list_type: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(list_type.value_type) or pa.types.is_floating(list_type.value_type))
 
 
 # --- converters
@@ -260,6 +260,7 @@ def from_spark(
     if dtype not in (None, "float32", "float64"):
         raise OptionError(f"dtype={dtype!r}: use 'float32' or 'float64', or None to leave floats as they are.")
     options = (schema, None if cache is None else os.fspath(cache), dtype)
+    # The lock is held while Spark writes, so that two threads never write the same frame.
     with _lock:
         for known_frame, known_options, known_converter in _converters:
             is_same_session = known_frame.sparkSession is frame.sparkSession

@@ -98,6 +98,7 @@ class StreamOptions:
             raise OptionError(f"memory_bytes is a number of bytes above 0, got {self.memory_bytes}.")
         if self.verify is not None:
             object.__setattr__(self, "storage", replace(self.storage, verify=self.verify))
+        # Both raise an error for unknown values.
         StackOptions(self.framework, self.shapes)
         MissingOptions.of(self.missing)
 
@@ -109,6 +110,7 @@ class StreamOptions:
         """Return the rank and the number of ranks: the options, or those of torch.distributed or of a launcher."""
         if self.rank is not None and self.world_size is not None:
             return self.rank, self.world_size
+        # torch is not imported for this: a program that uses its process groups has imported it.
         if is_loaded("torch.distributed"):
             distributed: Any = require("torch.distributed", extra="torch", needed_for="ranks")
             if distributed.is_available() and distributed.is_initialized():

@@ -208,8 +208,8 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         self._group_size = self._limit_group(share, options.memory_bytes)
         self._group_size_ahead = self._limit_group(share, _MAX_BYTES_AHEAD)
         self._fingerprint = compute_fingerprint(self.stored)
-        self._state: StreamState | None = None
-        self._resume: StreamState | None = None
+        self._state: StreamState | None = None  # after the last batch that was taken
+        self._resume: StreamState | None = None  # where a worker of a StatefulDataLoader continues
         self._read_ahead_until = -1, -1  # the epoch and the window that were last read ahead
         register_with_torch(type(self))
 
@@ -232,8 +232,8 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         if stored and self.options.where is None:
             cause = f"none of its {stored:,} rows was chosen in open_dataset()"
         return (
-            f"{type(self).__name__} of {display_uri(self.stored.folder.url)}: {cause}, so training on it would do nothing. "
-            "Pass allow_empty=True if it may be empty."
+            f"{type(self).__name__} of {display_uri(self.stored.folder.url)}: {cause}, so training on it would do "
+            "nothing. Pass allow_empty=True if it may be empty."
         )
 
     def _limit_group(self, share: Slice, max_bytes: int) -> int:
@@ -313,7 +313,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         self._read_ahead(group)
         for step, batch in zip(group.steps, self._fetch.batches(group.rows()), strict=True):
             state = self._state_at(group.share, step + 1, group.done, group.before)
-            object.__setattr__(batch, "_state", state)
+            object.__setattr__(batch, "_state", state)  # fields of a batch cannot be assigned otherwise
             yield batch
 
     def _read_ahead(self, group: StepGroup) -> None:
@@ -449,6 +449,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         return self._registry.errors()
 
     def __getstate__(self) -> dict[str, Any]:
+        # A spawned worker has no process group of its own, so it gets the rank of its trainer.
         return {**self.__dict__, "_ranks": self._rank_and_world_size()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -196,10 +196,11 @@ def _to_array(values: list[Any], path: str) -> NDArray[Any]:
     if isinstance(first, (int, float)):
         return np.array([np.nan if value is None else value for value in values], np.float64)
     try:
-        return np.array([None if value is None else _to_naive_utc(value) for value in values], "datetime64[us]")
+        # numpy has no time zones: times with one are converted to UTC.
+        utc = [
+            value if value is None or value.tzinfo is None else value.astimezone(dt.timezone.utc) for value in values
+        ]
+        naive = [None if value is None else value.replace(tzinfo=None) for value in utc]
+        return np.array(naive, "datetime64[us]")
     except (AttributeError, TypeError, ValueError) as error:
         raise OptionError(f"order_by={path!r}: its values are no numbers and no points in time.") from error
-
-
-def _to_naive_utc(value: dt.datetime) -> dt.datetime:
-    return (value if value.tzinfo is None else value.astimezone(dt.timezone.utc)).replace(tzinfo=None)
