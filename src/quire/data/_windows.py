@@ -196,11 +196,10 @@ def _to_array(values: list[Any], path: str) -> NDArray[Any]:
     if isinstance(first, (int, float)):
         return np.array([np.nan if value is None else value for value in values], np.float64)
     try:
-        # numpy has no time zones: times with one are converted to UTC.
-        utc = [
-            value if value is None or value.tzinfo is None else value.astimezone(dt.timezone.utc) for value in values
-        ]
-        naive = [None if value is None else value.replace(tzinfo=None) for value in utc]
-        return np.array(naive, "datetime64[us]")
+        times = list(values)
+        for row, value in enumerate(times):
+            if value is not None and value.tzinfo is not None:  # numpy has no time zones
+                times[row] = value.astimezone(dt.timezone.utc).replace(tzinfo=None)
+        return np.array(times, "datetime64[us]")
     except (AttributeError, TypeError, ValueError) as error:
         raise OptionError(f"order_by={path!r}: its values are no numbers and no points in time.") from error
