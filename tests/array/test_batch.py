@@ -60,24 +60,24 @@ def books(count: int = 4) -> DocumentArray[Book]:
 # --- rows
 
 
-def test_a_row_is_an_ordinary_document() -> None:
+def test_row_is_an_ordinary_document() -> None:
     docs = books()
     batch = docs.stack()
     for row, document in enumerate(docs):
-        made = batch[row]
-        assert type(made) is Book
-        assert made.identical(document)
-        assert json.loads(made.model_dump_json()) == json.loads(document.model_dump_json())
-        assert made.model_dump_json() != "{}"
-        assert made.model_fields_set == set(Book.model_fields)
-        assert repr(made) == repr(document)
-        assert copy.deepcopy(made).identical(document)
-        assert pickle.loads(pickle.dumps(made)).identical(document)
+        created = batch[row]
+        assert type(created) is Book
+        assert created.identical(document)
+        assert json.loads(created.model_dump_json()) == json.loads(document.model_dump_json())
+        assert created.model_dump_json() != "{}"
+        assert created.model_fields_set == set(Book.model_fields)
+        assert repr(created) == repr(document)
+        assert copy.deepcopy(created).identical(document)
+        assert pickle.loads(pickle.dumps(created)).identical(document)
     assert batch[-1].identical(docs[3])
     assert [one.id for one in batch] == docs.id
 
 
-def test_a_row_shares_memory_with_the_column() -> None:
+def test_row_shares_memory_with_columns() -> None:
     batch = books().stack()
     row, other = batch[1], batch[2]
     row.cover[0] = 99
@@ -89,7 +89,7 @@ def test_a_row_shares_memory_with_the_column() -> None:
     assert other.cover.tolist() == [7, 7]
 
 
-def test_setting_a_field_changes_only_that_document() -> None:
+def test_setting_a_field_of_a_row_changes_only_that_document() -> None:
     batch = books().stack()
     before = batch.unstack()
     row, sibling = batch[1], batch[1]
@@ -107,7 +107,7 @@ def test_setting_a_field_changes_only_that_document() -> None:
         batch[0].pages = "many"
 
 
-def test_rows_validate_assignments_apart() -> None:
+def test_row_validates_assignments() -> None:
     batch = books().stack()
     first, second = batch[0], batch[1]
     first.title = "x"
@@ -115,8 +115,8 @@ def test_rows_validate_assignments_apart() -> None:
     assert first.model_fields_set == second.model_fields_set == set(Book.model_fields)
 
 
-def test_unstack_twice() -> None:
-    """A peer library destroys the batch."""
+def test_unstack_twice_gives_equal_documents() -> None:
+    """Another library empties the batch by unstacking it."""
     docs = books()
     batch = docs.stack()
     first, second = batch.unstack(), batch.unstack()
@@ -130,7 +130,7 @@ def test_unstack_twice() -> None:
     assert first.stack().unstack().identical(first)
 
 
-def test_iteration_repeats_and_goes_on_beyond_a_chunk() -> None:
+def test_iteration_repeats_and_continues_beyond_a_chunk() -> None:
     batch = books(5).stack()
     assert [document.pages for document in batch] == [document.pages for document in batch] == [0, 1, 2, 3, 4]
     big = DocumentBatch[Author].from_columns({"age": np.arange(3000)})
@@ -144,7 +144,7 @@ def test_iteration_repeats_and_goes_on_beyond_a_chunk() -> None:
 # --- parts
 
 
-def test_slices_are_views() -> None:
+def test_slices_share_memory() -> None:
     batch = books(6).stack()
     part = batch[1:5:2]
     assert np.shares_memory(part.cover, batch.cover)
@@ -157,7 +157,7 @@ def test_slices_are_views() -> None:
     assert batch[1:5][1:3].unstack().identical(batch.unstack()[2:4])
 
 
-def test_setting_a_column_of_a_view_leaves_the_whole() -> None:
+def test_setting_a_column_of_a_view_does_not_change_the_batch() -> None:
     batch = books(4).stack()
     part = batch[:2]
     part.title = ["x", "y"]
@@ -169,14 +169,14 @@ def test_setting_a_column_of_a_view_leaves_the_whole() -> None:
 
 
 @pytest.mark.parametrize("rows", [[0, 2], [True, False, True, False], np.array([-1, 0]), []], ids=str)
-def test_other_parts_are_copies(rows: Any) -> None:
+def test_selected_rows_are_copies(rows: Any) -> None:
     batch = books(4).stack()
     part = batch[rows]
     assert not np.shares_memory(part.cover, batch.cover)
     assert part.unstack().identical(batch.unstack()[rows])
 
 
-def test_copies() -> None:
+def test_copy_and_deepcopy_share_or_copy_memory() -> None:
     batch = books().stack()
     shallow, deep = copy.copy(batch), copy.deepcopy(batch)
     assert shallow.identical(batch)
@@ -192,7 +192,7 @@ def test_copies() -> None:
 # --- joining
 
 
-def test_concat() -> None:
+def test_concat_appends_rows() -> None:
     docs = books(6)
     parts = [docs[:2].stack(), docs[2:2].stack(), docs[2:].stack()]
     joined = DocumentBatch[Book].concat(iter(parts))
@@ -204,7 +204,7 @@ def test_concat() -> None:
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_concat_does_not_share_its_columns(index: int) -> None:
+def test_concat_result_does_not_share_columns_dict(index: int) -> None:
     batch, empty = books().stack(), DocumentArray[Book]().stack()
     joined = DocumentBatch[Book].concat([batch, empty] if index else [batch])
     joined.title = ["x"] * 4
@@ -214,19 +214,19 @@ def test_concat_does_not_share_its_columns(index: int) -> None:
 
 
 def books_like(batch: DocumentBatch[Book]) -> DocumentArray[Book]:
-    """The books that a batch of books() was made from, with its ids."""
-    wanted = books(len(batch))
-    for document, row in zip(wanted, batch, strict=True):
+    """Return the books of a batch of `books()`, with its ids."""
+    expected = books(len(batch))
+    for document, row in zip(expected, batch, strict=True):
         document.id = row.id
         document.author.id = row.author.id
         for mine, theirs in zip(document.authors, row.authors, strict=True):
             mine.id = theirs.id
         if document.editor is not None:
             document.editor.id = row.editor.id
-    return wanted
+    return expected
 
 
-def test_concat_of_mixed_forms() -> None:
+def test_concat_of_mixed_column_forms_restacks() -> None:
     def batch_of(*arrays: Any, **options: Any) -> DocumentBatch[Book]:
         return DocumentArray[Book]([Book(shaped=array) for array in arrays]).stack(**options)
 
@@ -245,7 +245,7 @@ def test_concat_of_mixed_forms() -> None:
         DocumentBatch[Book].concat([plain, batch_of(np.zeros((2, 2), np.float32))])
 
 
-def test_concat_of_numbers_and_objects() -> None:
+def test_concat_of_numbers_and_objects_gives_objects() -> None:
     small = DocumentArray[Author]([Author(age=1)]).stack()
     large = DocumentArray[Author]([Author(age=2**70)]).stack()
     joined = DocumentBatch[Author].concat([small, large])
@@ -255,7 +255,7 @@ def test_concat_of_numbers_and_objects() -> None:
     assert DocumentBatch[Author].concat([small, narrow]).age.tolist() == [1, 3]
 
 
-def test_concat_of_any_tensors_keeps_their_dtypes() -> None:
+def test_concat_of_mixed_dtypes_keeps_dtypes() -> None:
     def batch_of(array: Any) -> DocumentBatch[Book]:
         return DocumentArray[Book]([Book(anything=array)]).stack()
 
@@ -264,7 +264,7 @@ def test_concat_of_any_tensors_keeps_their_dtypes() -> None:
 
 
 @pytest.mark.parametrize("bad", [DocumentArray[Other]([Other()]).stack(), books(1), "text", None], ids=repr)
-def test_only_batches_of_one_class_are_joined(bad: Any) -> None:
+def test_concat_rejects_other_classes(bad: Any) -> None:
     with pytest.raises(
         DocumentTypeError, match=r"DocumentBatch\[Book\].concat: item 1: expected a DocumentBatch\[Book\]"
     ):
@@ -274,7 +274,7 @@ def test_only_batches_of_one_class_are_joined(bad: Any) -> None:
 # --- equality and the rest
 
 
-def test_equality() -> None:
+def test_batches_compare_class_and_rows() -> None:
     docs = books()
     batch = docs.stack()
     assert batch == docs.stack()
@@ -291,7 +291,7 @@ def test_equality() -> None:
         hash(batch)
 
 
-def test_batches_from_documents() -> None:
+def test_batch_of_documents_equals_stack() -> None:
     batch = DocumentBatch[Book]([book(1), {"title": "made"}])
     assert batch.title == ["Book 1", "made"]
     with pytest.raises(DocumentTypeError, match=r"DocumentBatch\[Book\]: item 0: expected a Book, got Other"):
@@ -300,7 +300,7 @@ def test_batches_from_documents() -> None:
     assert [type(document) for document in mixed] == [Book, Other]
 
 
-def test_unknown_columns() -> None:
+def test_unknown_columns_raise_path_errors() -> None:
     batch = books().stack()
     for path, message in {
         "titel": "Did you mean 'title'",
@@ -318,7 +318,7 @@ def test_unknown_columns() -> None:
     assert not hasattr(batch, "_missing")
 
 
-def test_methods_come_before_fields() -> None:
+def test_methods_take_precedence_over_fields() -> None:
     batch = books().stack()
     assert callable(batch.take)
     assert batch["take"].tolist() == [0, 1, 2, 3]
@@ -331,13 +331,13 @@ def test_methods_come_before_fields() -> None:
 
 
 class Stack(DocumentBatch):
-    """A subclass that takes a type."""
+    """A subclass that is subscripted with a document class."""
 
     def total(self) -> int:
         return int(self.pages.sum())
 
 
-def test_subclasses_of_batches() -> None:
+def test_subclass_of_batch_keeps_its_class() -> None:
     stack = Stack[Book](books())
     assert (type(stack), stack.total(), stack[1:3].total(), stack.take([3]).total()) == (Stack[Book], 6, 3, 3)
     assert type(Stack[Book].concat([stack, stack])) is Stack[Book]
@@ -345,5 +345,5 @@ def test_subclasses_of_batches() -> None:
     assert stack == books().stack()
 
 
-def test_the_schema_of_a_batch() -> None:
+def test_batch_schema_is_the_class_schema() -> None:
     assert books().stack().schema is Book.document_schema()

@@ -1,4 +1,4 @@
-"""Columns of a batch: set whole and checked first, made from data, converted, moved and shared."""
+"""Columns of a batch: assignment, from_columns, conversion, devices and shared memory."""
 
 from __future__ import annotations
 
@@ -51,111 +51,115 @@ def batch() -> DocumentBatch[Book]:
 # --- setting
 
 
-def test_set_from_lists() -> None:
-    made = batch()
-    made.title = ["C", "D"]
-    made["pages"] = (5, 6)
-    made.price = [None, 1]
-    made.tags = [{"a": 1}, {}]
-    assert (made.title, made.pages.tolist(), made.pages.dtype) == (["C", "D"], [5, 6], np.int64)
-    assert (made[0].price, made[1].price, type(made[1].price)) == (None, 1.0, float)
-    assert [document.title for document in made.unstack()] == ["C", "D"]
-    assert made[0].tags == {"a": 1}
+def test_set_column_from_list() -> None:
+    created = batch()
+    created.title = ["C", "D"]
+    created["pages"] = (5, 6)
+    created.price = [None, 1]
+    created.tags = [{"a": 1}, {}]
+    assert (created.title, created.pages.tolist(), created.pages.dtype) == (["C", "D"], [5, 6], np.int64)
+    assert (created[0].price, created[1].price, type(created[1].price)) == (None, 1.0, float)
+    assert [document.title for document in created.unstack()] == ["C", "D"]
+    assert created[0].tags == {"a": 1}
 
 
-def test_set_from_tensors() -> None:
-    made = batch()
+def test_set_column_from_tensor() -> None:
+    created = batch()
     cover = np.full((2, 2, 4), 5, np.float32)
-    made.cover = cover
-    assert made.cover is cover
-    made.pages = np.array([7, 8], np.int32)
-    assert made.pages.dtype == np.int32
-    assert [type(document.pages) for document in made] == [int, int]
-    made.sold = np.array([True, False])
-    made.price = np.array([0.5, 1.5], np.float32)
-    assert [document.price for document in made] == [0.5, 1.5]
-    made.shaped = np.zeros((2, 0))
-    made.anything = np.zeros((2, 3), np.int8)
-    assert made[0].anything.dtype == np.int8
-    made.cover = [[[1, 2], [3, 4]], None]
-    assert made.validity("cover").tolist() == [True, False]
+    created.cover = cover
+    assert created.cover is cover
+    created.pages = np.array([7, 8], np.int32)
+    assert created.pages.dtype == np.int32
+    assert [type(document.pages) for document in created] == [int, int]
+    created.sold = np.array([True, False])
+    created.price = np.array([0.5, 1.5], np.float32)
+    assert [document.price for document in created] == [0.5, 1.5]
+    created.shaped = np.zeros((2, 0))
+    created.anything = np.zeros((2, 3), np.int8)
+    assert created[0].anything.dtype == np.int8
+    created.cover = [[[1, 2], [3, 4]], None]
+    assert created.validity("cover").tolist() == [True, False]
 
 
-def test_set_nested_columns_writes_through() -> None:
-    made = batch()
-    made.author.name = ["p", "q"]
-    made["author.age"] = [1, 2]
-    assert (made[0].author.name, made[1].author.age) == ("p", 2)
-    made.authors.name = ["r", "s"]
-    made["authors.age"] = np.array([3, 4])
-    assert made.unstack()[0].authors.name == ["r", "s"]
-    assert made[0].authors.age == [3, 4]
-    made.authors.flat.vector = np.ones((2, 2), np.float32)
-    assert made[0].authors[1].vector.tolist() == [1, 1]
+def test_set_nested_column_changes_the_batch() -> None:
+    created = batch()
+    created.author.name = ["p", "q"]
+    created["author.age"] = [1, 2]
+    assert (created[0].author.name, created[1].author.age) == ("p", 2)
+    created.authors.name = ["r", "s"]
+    created["authors.age"] = np.array([3, 4])
+    assert created.unstack()[0].authors.name == ["r", "s"]
+    assert created[0].authors.age == [3, 4]
+    created.authors.flat.vector = np.ones((2, 2), np.float32)
+    assert created[0].authors[1].vector.tolist() == [1, 1]
 
 
-def test_set_columns_of_documents_that_may_be_missing() -> None:
-    made = batch()
-    made.editor.name = [None, "f"]
-    assert (made[0].editor, made[1].editor.name) == (None, "f")
-    made.editor.name = made.editor.name
-    made.editor.age = np.array([5, 6])
-    assert (made[0].editor, made[1].editor.age, made.validity("editor.age").tolist()) == (None, 6, [False, True])
+def test_set_column_of_optional_documents() -> None:
+    created = batch()
+    created.editor.name = [None, "f"]
+    assert (created[0].editor, created[1].editor.name) == (None, "f")
+    created.editor.name = created.editor.name
+    created.editor.age = np.array([5, 6])
+    assert (created[0].editor, created[1].editor.age, created.validity("editor.age").tolist()) == (
+        None,
+        6,
+        [False, True],
+    )
     with pytest.raises(ColumnError, match="Author.name, row 0: there is no document to hold the value; pass None"):
-        made.editor.name = ["g", "h"]
+        created.editor.name = ["g", "h"]
     with pytest.raises(ColumnError, match="Author.name, row 1: Input should be a valid string"):
-        made.editor.name = [None, None]
-    assert made.editor.name == [None, "f"]
+        created.editor.name = [None, None]
+    assert created.editor.name == [None, "f"]
 
 
-def test_set_documents_and_arrays() -> None:
-    made, other = batch(), batch()
-    made.author = [{"name": "n"}, Author(name="m")]
-    assert made.author.name == ["n", "m"]
-    made.author = other.author
-    assert made.author.name == ["a", ""]
-    made.author.name = ["changed", "changed"]
+def test_set_column_of_documents_and_arrays() -> None:
+    created, other = batch(), batch()
+    created.author = [{"name": "n"}, Author(name="m")]
+    assert created.author.name == ["n", "m"]
+    created.author = other.author
+    assert created.author.name == ["a", ""]
+    created.author.name = ["changed", "changed"]
     assert other.author.name == ["a", ""]
-    made.editor = other.author
-    assert made.validity("editor").tolist() == [True, True]
-    made.authors = [[], [{"name": "k"}]]
-    assert made.authors.offsets.tolist() == [0, 0, 1]
-    made.authors = other.authors
-    assert made[0].authors.name == ["x", "y"]
-    made.authors.flat.name = ["changed", "changed"]
+    created.editor = other.author
+    assert created.validity("editor").tolist() == [True, True]
+    created.authors = [[], [{"name": "k"}]]
+    assert created.authors.offsets.tolist() == [0, 0, 1]
+    created.authors = other.authors
+    assert created[0].authors.name == ["x", "y"]
+    created.authors.flat.name = ["changed", "changed"]
     assert other.authors.flat.name == ["x", "y"]
-    made.readers = other.readers
-    assert (made[0].readers, len(made[1].readers)) == (None, 0)
+    created.readers = other.readers
+    assert (created[0].readers, len(created[1].readers)) == (None, 0)
 
 
 @pytest.mark.parametrize("name", ["title", "pages", "sold", "cover", "author", "editor", "authors", "readers", "tags"])
-def test_a_column_may_be_set_to_itself(name: str) -> None:
-    made = batch()
-    before = copy.deepcopy(made)
-    made[name] = made[name]
-    assert made.identical(before)
+def test_set_column_to_itself_keeps_values(name: str) -> None:
+    created = batch()
+    before = copy.deepcopy(created)
+    created[name] = created[name]
+    assert created.identical(before)
 
 
-def test_a_column_object_carries_what_is_missing_and_padded() -> None:
+def test_set_from_column_object_keeps_validity_and_padding() -> None:
     docs = [Book(price=1.5, shaped=np.ones(1)), Book(shaped=np.ones(2)), Book()]
     padded = DocumentArray[Book](docs).stack(shapes="pad")
-    made = DocumentArray[Book]([Book(), Book(), Book()]).stack()
+    created = DocumentArray[Book]([Book(), Book(), Book()]).stack()
     for name in ("price", "shaped", "id", "author", "readers"):
-        made[name] = padded.column(name)
-    assert made.identical(padded)
-    assert made.mask("shaped").tolist() == padded.mask("shaped").tolist()
-    made.price = made.price  # a bare vector has no word for what is missing
-    assert made[1].price == 0.0
+        created[name] = padded.column(name)
+    assert created.identical(padded)
+    assert created.mask("shaped").tolist() == padded.mask("shaped").tolist()
+    created.price = created.price  # a bare vector has no word for what is missing
+    assert created[1].price == 0.0
 
 
-def test_ragged_columns_may_be_set() -> None:
+def test_set_ragged_column() -> None:
     docs = [Book(shaped=array) for array in (np.ones(1), np.ones(2))]
     ragged = DocumentArray[Book](docs).stack(shapes="ragged")
-    made = batch()
-    made.shaped = ragged.shaped
-    assert [document.shaped.shape for document in made] == [(1,), (2,)]
+    created = batch()
+    created.shaped = ragged.shaped
+    assert [document.shaped.shape for document in created] == [(1,), (2,)]
     with pytest.raises(ColumnError, match=r"Book.cover, row 0: expected float32 \(2, n\), got float64 \(1,\)"):
-        made.cover = ragged.shaped
+        created.cover = ragged.shaped
 
 
 BAD = [
@@ -192,26 +196,26 @@ BAD = [
 
 
 @pytest.mark.parametrize(("path", "values", "message"), BAD, ids=[f"{path}-{i}" for i, (path, _, _) in enumerate(BAD)])
-def test_bad_columns_change_nothing(path: str, values: Any, message: str) -> None:
-    made = batch()
-    before = copy.deepcopy(made)
+def test_rejected_column_changes_nothing(path: str, values: Any, message: str) -> None:
+    created = batch()
+    before = copy.deepcopy(created)
     with pytest.raises(ColumnError, match=message):
-        made[path] = values
-    assert made.identical(before)
+        created[path] = values
+    assert created.identical(before)
 
 
-def test_missing_documents_do_not_fit_where_none_may_be() -> None:
-    made = batch()
+def test_set_column_rejects_missing_documents_in_required_field() -> None:
+    created = batch()
     with pytest.raises(ColumnError, match="Book.author, row 0: there is no value, and the field takes no None"):
-        made.author = made.editor
+        created.author = created.editor
     with pytest.raises(ColumnError, match="Book.authors, row 0: there is no value"):
-        made.authors = made.readers
+        created.authors = created.readers
     with pytest.raises(ColumnError, match="the batch has 2 rows, got 1 values"):
-        made.author = made.author[:1]
+        created.author = created.author[:1]
 
 
 @pytest.mark.parametrize("path", ["titel", "author.nmae", "title.x", ""])
-def test_unknown_paths_are_not_set(path: str) -> None:
+def test_set_column_rejects_unknown_paths(path: str) -> None:
     with pytest.raises(PathError):
         batch()[path] = ["a", "b"]
     if "." not in path and path:
@@ -222,17 +226,19 @@ def test_unknown_paths_are_not_set(path: str) -> None:
 # --- from columns
 
 
-def test_from_columns() -> None:
+def test_from_columns_makes_batch() -> None:
     cover = np.ones((3, 2, 5), np.float32)
-    made = DocumentBatch[Book].from_columns({"cover": cover, "title": ["a", "b", "c"], "author": [{"name": "n"}] * 3})
-    assert (len(made), made.cover is cover, made.title) == (3, True, ["a", "b", "c"])
-    assert (made.pages.tolist(), made[2].author.name, len(set(made.id))) == ([0, 0, 0], "n", 3)
-    assert made.unstack().stack().identical(made)
-    rebuilt = DocumentBatch[Book].from_columns({name: made.column(name) for name in Book.model_fields})
-    assert rebuilt.identical(made)
+    created = DocumentBatch[Book].from_columns(
+        {"cover": cover, "title": ["a", "b", "c"], "author": [{"name": "n"}] * 3}
+    )
+    assert (len(created), created.cover is cover, created.title) == (3, True, ["a", "b", "c"])
+    assert (created.pages.tolist(), created[2].author.name, len(set(created.id))) == ([0, 0, 0], "n", 3)
+    assert created.unstack().stack().identical(created)
+    rebuilt = DocumentBatch[Book].from_columns({name: created.column(name) for name in Book.model_fields})
+    assert rebuilt.identical(created)
 
 
-def test_from_columns_takes_defaults_as_documents_do() -> None:
+def test_from_columns_fills_defaults_like_documents() -> None:
     class Full(BaseDocument):
         number: int
         vector: NdArray[float32] = [1, 2]
@@ -241,16 +247,16 @@ def test_from_columns_takes_defaults_as_documents_do() -> None:
         words: list[str] = []
         odd: int = None  # type: ignore[assignment]
 
-    made = DocumentBatch[Full].from_columns({"number": [1, 2]})
-    assert made.unstack() == DocumentArray[Full]([Full(number=1), Full(number=2)])
-    assert made.vector.dtype == np.float32
-    assert type(made[0].authors) is DocumentArray[Author]
-    made[0].words.append("x")
-    made[0].tensor[0] = 9
-    assert (made[1].words, made[1].tensor[0], Full(number=1).words, Full(number=1).tensor[0]) == ([], 0, [], 0)
+    created = DocumentBatch[Full].from_columns({"number": [1, 2]})
+    assert created.unstack() == DocumentArray[Full]([Full(number=1), Full(number=2)])
+    assert created.vector.dtype == np.float32
+    assert type(created[0].authors) is DocumentArray[Author]
+    created[0].words.append("x")
+    created[0].tensor[0] = 9
+    assert (created[1].words, created[1].tensor[0], Full(number=1).words, Full(number=1).tensor[0]) == ([], 0, [], 0)
 
 
-def test_from_columns_gives_private_attributes_their_defaults() -> None:
+def test_from_columns_sets_defaults_of_private_attributes() -> None:
     class Private(BaseDocument):
         name: str = ""
         _cache: list[int] = PrivateAttr(default_factory=list)
@@ -259,24 +265,24 @@ def test_from_columns_gives_private_attributes_their_defaults() -> None:
     class Holder(BaseDocument):
         private: Private | None = None
 
-    made = DocumentBatch[Private].from_columns({"name": ["a", "b"]})
-    first, second = made
+    created = DocumentBatch[Private].from_columns({"name": ["a", "b"]})
+    first, second = created
     first._cache.append(1)
     assert (first._cache, second._cache, hasattr(first, "_unset")) == ([1], [], False)
     stacked = DocumentArray[Private]([first]).stack()
     assert stacked[0]._cache == [1]
-    joined = DocumentBatch[Private].concat([stacked, made])
+    joined = DocumentBatch[Private].concat([stacked, created])
     assert [document._cache for document in joined] == [[1], [], []]
     holders = DocumentArray[Holder]([Holder(), Holder(private=first)])
     assert [holder.private and holder.private._cache for holder in holders.stack()] == [None, [1]]
 
 
-def test_from_columns_of_nothing() -> None:
+def test_from_columns_without_columns_is_empty() -> None:
     assert DocumentBatch[Book].from_columns({}) == DocumentBatch[Book]()
     assert len(DocumentBatch[Book].from_columns({"cover": np.zeros((0, 2, 3), np.float32)})) == 0
 
 
-def test_from_columns_refuses() -> None:
+def test_from_columns_rejects_bad_columns() -> None:
     class Strict(BaseDocument):
         name: str
         age: int = 0
@@ -296,17 +302,17 @@ def test_from_columns_refuses() -> None:
 # --- without a framework
 
 
-def test_numpy_stays_where_it_is() -> None:
-    made = batch()
-    for same in (made.to("cpu"), made.pin_memory(), made.share_memory_(), made.to_framework("numpy")):
-        assert same.identical(made)
-        assert np.shares_memory(same.cover, made.cover)
-    assert made.share_memory_() is made
+def test_to_device_keeps_numpy_columns() -> None:
+    created = batch()
+    for same in (created.to("cpu"), created.pin_memory(), created.share_memory_(), created.to_framework("numpy")):
+        assert same.identical(created)
+        assert np.shares_memory(same.cover, created.cover)
+    assert created.share_memory_() is created
     with pytest.raises(ColumnError, match="scipy has sparse matrices only"):
-        made.to_framework("scipy")
+        created.to_framework("scipy")
 
 
-def test_what_lies_below_a_tensor_is_no_column_to_set() -> None:
+def test_set_column_rejects_path_below_tensor() -> None:
     with pytest.raises(PathError, match="field") as caught:
         batch()["cover.size"] = [1]
     assert "objects" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""DocumentArray.dataloader: files, mapped while they are read."""
+"""DocumentArray.dataloader: functions on the batches of a file while it is read."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def pictures(count: int) -> Iterator[Picture]:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("files") / "da.protobuf.gz"
-    DocumentArray[Picture].write_binary(pictures(1000), made)
-    return made
+    created = tmp_path_factory.mktemp("files") / "da.protobuf.gz"
+    DocumentArray[Picture].write_binary(pictures(1000), created)
+    return created
 
 
 def numbers(docs: DocumentArray[Picture]) -> list[int]:
@@ -52,15 +52,15 @@ def brighten(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
     return docs
 
 
-def test_results_of_batches_in_the_order_of_the_file(path: Path) -> None:
-    """As in seed 000, on processes."""
-    found = list(DocumentArray[Picture].dataloader(path, func=brighten, batch_size=64, num_worker=2))
-    assert [len(docs) for docs in found] == [64] * 15 + [40]
-    assert [number for docs in found for number in docs.number] == list(range(1000))
-    assert found[1][0].pixels[0, 0] == 65
+def test_dataloader_yields_batches_in_file_order(path: Path) -> None:
+    """Processes return results in the order of the file."""
+    result = list(DocumentArray[Picture].dataloader(path, func=brighten, batch_size=64, num_worker=2))
+    assert [len(docs) for docs in result] == [64] * 15 + [40]
+    assert [number for docs in result for number in docs.number] == list(range(1000))
+    assert result[1][0].pixels[0, 0] == 65
 
 
-def test_threads_and_own_pools(path: Path) -> None:
+def test_dataloader_runs_in_threads_and_pools(path: Path) -> None:
     loader = DocumentArray[Picture].dataloader
     expected = [list(range(600)), list(range(600, 1000))]
     assert list(loader(str(path), numbers, 600, backend="thread", num_workers=2)) == expected
@@ -69,7 +69,7 @@ def test_threads_and_own_pools(path: Path) -> None:
     assert list(DocumentArray.dataloader(path, len, 600, backend="thread")) == [600, 400]
 
 
-def test_shuffle_with_a_seed(path: Path) -> None:
+def test_dataloader_shuffle_repeats_with_seed(path: Path) -> None:
     def order(seed: int) -> list[int]:
         parts = DocumentArray[Picture].dataloader(path, numbers, 10, backend="thread", shuffle=True, seed=seed)
         return [number for part in parts for number in part]
@@ -79,25 +79,25 @@ def test_shuffle_with_a_seed(path: Path) -> None:
     assert order(1)[:10] != list(range(10))
 
 
-def test_reading_options_and_forms(tmp_path: Path) -> None:
+def test_dataloader_accepts_protocol_and_reading_options(tmp_path: Path) -> None:
     DocumentArray[Picture](pictures(10)).save_binary(
         tmp_path / "data", protocol="pickle", compress="gz", allow_pickle=True
     )
     loader = DocumentArray[Picture].dataloader
     with pytest.raises(DecodeError, match="allow_pickle"):
         list(loader(tmp_path / "data", numbers, 5, "pickle", "gz", backend="thread"))
-    found = list(loader(tmp_path / "data", numbers, 5, "pickle", "gz", backend="thread", allow_pickle=True))
-    assert found == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    result = list(loader(tmp_path / "data", numbers, 5, "pickle", "gz", backend="thread", allow_pickle=True))
+    assert result == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
-def test_wrong_options_are_told_at_the_call(path: Path) -> None:
+def test_dataloader_rejects_wrong_options_at_the_call(path: Path) -> None:
     with pytest.raises(RowIndexError, match="batch_size=0"):
         DocumentArray[Picture].dataloader(path, numbers, 0)
     with pytest.raises(TypeError, match="num_wokers"):
         DocumentArray[Picture].dataloader(path, numbers, 5, num_wokers=1)  # type: ignore[call-arg]
 
 
-def test_the_file_is_read_no_further_than_the_window(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataloader_reads_no_further_than_the_window(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
 
     def counted(*arguments: Any) -> Iterator[Any]:
@@ -113,7 +113,7 @@ def test_the_file_is_read_no_further_than_the_window(path: Path, monkeypatch: py
     assert len(read) == 1000
 
 
-def test_errors_name_the_batch(path: Path) -> None:
+def test_dataloader_errors_name_the_batch(path: Path) -> None:
     def fail(docs: DocumentArray[Picture]) -> None:
         assert 130 not in docs.number, "there it is"
 
@@ -121,7 +121,7 @@ def test_errors_name_the_batch(path: Path) -> None:
         list(DocumentArray[Picture].dataloader(path, fail, 10))
 
 
-def test_what_is_whole_in_a_damaged_file_comes_first(tmp_path: Path) -> None:
+def test_dataloader_yields_documents_before_damage(tmp_path: Path) -> None:
     file = tmp_path / "da.protobuf"
     DocumentArray[Picture].write_binary(pictures(120_000), file)
     data = bytearray(file.read_bytes())
@@ -169,8 +169,8 @@ if __name__ == "__main__":
 """
 
 
-def test_memory_is_bounded_by_the_window_and_not_by_the_file(tmp_path: Path) -> None:
-    """Files of 8 and 80 MB, unpacked, take about the same memory to read."""
+def test_dataloader_memory_is_bounded_by_the_window(tmp_path: Path) -> None:
+    """Reading files of 8 and 80 MB (decompressed) takes about the same memory."""
     (tmp_path / "program.py").write_text(MEMORY)
 
     def run(*arguments: str) -> str:
@@ -182,6 +182,6 @@ def test_memory_is_bounded_by_the_window_and_not_by_the_file(tmp_path: Path) -> 
     for count in (2_000, 20_000):
         file = str(tmp_path / f"{count}.protobuf.gz")
         run("write", file, str(count))
-        found, peaks[count] = map(int, re.findall(r"\d+", run("read", file, str(count))))
-        assert found == count
+        result, peaks[count] = map(int, re.findall(r"\d+", run("read", file, str(count))))
+        assert result == count
     assert peaks[20_000] < peaks[2_000] + 40

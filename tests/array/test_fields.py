@@ -1,4 +1,4 @@
-"""Columns of arrays: one field of every document, read and set whole."""
+"""Columns of arrays: reading and setting one field of every document."""
 
 from __future__ import annotations
 
@@ -57,21 +57,21 @@ def students() -> DocumentArray[Student]:
 # --- reading
 
 
-def test_attribute_and_path_are_the_same() -> None:
+def test_attribute_and_path_read_the_same_column() -> None:
     docs = students()
     assert docs.name == docs["name"] == ["Ada", "Bob"]
     assert docs.thesis.title == docs["thesis.title"] == docs["thesis"]["title"] == ["A", "B"]
     assert docs[""] is docs
 
 
-def test_nested_documents_are_an_array() -> None:
+def test_column_of_nested_documents_is_an_array() -> None:
     docs = students()
     assert type(docs.thesis) is DocumentArray[Thesis]
     assert docs.thesis[0] is docs[0].thesis
 
 
-def test_optional_documents_keep_the_chain() -> None:
-    """A peer library breaks it: a nested Optional gives a plain list."""
+def test_column_of_optional_documents_has_columns() -> None:
+    """In another library, a column of an optional document is a plain list."""
     docs = students()
     assert isinstance(docs.spare, NestedColumn)
     assert docs.spare.title == [None, "S"]
@@ -82,7 +82,7 @@ def test_optional_documents_keep_the_chain() -> None:
     assert isinstance(full.spare, NestedColumn)
 
 
-def test_arrays_of_arrays() -> None:
+def test_column_of_arrays_has_a_list_for_each_row() -> None:
     docs = students()
     assert docs.papers.title == [["P", "Q"], []]
     assert docs.papers.authors.name == docs["papers.authors.name"] == [[["p", "q"], []], []]
@@ -92,12 +92,12 @@ def test_arrays_of_arrays() -> None:
     assert docs.papers[0] is docs[0].papers
 
 
-def test_columns_of_nothing() -> None:
+def test_columns_of_empty_array_are_empty() -> None:
     docs = DocumentArray[Student]()
     assert (docs.name, docs.thesis.title, docs.spare.title, docs.papers.authors.name) == ([], [], [], [])
 
 
-def test_methods_come_before_fields() -> None:
+def test_methods_take_precedence_over_fields() -> None:
     docs = students()
     docs.append(Student(name="Cyd", append=7, index=8))
     assert callable(docs.index)
@@ -123,7 +123,7 @@ def test_methods_come_before_fields() -> None:
         (".", "is not a path"),
     ],
 )
-def test_unknown_paths(path: str, message: str) -> None:
+def test_unknown_path_raises_path_error(path: str, message: str) -> None:
     docs = students()
     before = copy.deepcopy(docs)
     with pytest.raises(PathError, match=message):
@@ -133,7 +133,7 @@ def test_unknown_paths(path: str, message: str) -> None:
     assert docs.identical(before)
 
 
-def test_unknown_attributes() -> None:
+def test_unknown_attribute_raises_path_error() -> None:
     docs = students()
     assert not hasattr(docs, "nmae")
     assert not hasattr(docs, "_private")
@@ -142,11 +142,11 @@ def test_unknown_attributes() -> None:
         docs.spare.titel  # noqa: B018
 
 
-def test_nested_columns_copy_and_pickle() -> None:
+def test_nested_column_copies_and_pickles() -> None:
     column = students().spare
-    for made in (copy.copy(column), copy.deepcopy(column), pickle.loads(pickle.dumps(column))):
-        assert made == column
-        assert made.title == [None, "S"]
+    for created in (copy.copy(column), copy.deepcopy(column), pickle.loads(pickle.dumps(column))):
+        assert created == column
+        assert created.title == [None, "S"]
     assert column == [None, column[1]]
     assert column != [None, None]
     assert repr(column) == "<spare: 2 x Thesis | None>"
@@ -155,7 +155,7 @@ def test_nested_columns_copy_and_pickle() -> None:
 # --- setting
 
 
-def test_set_plain_fields() -> None:
+def test_set_column_of_plain_field() -> None:
     docs = students()
     docs.name = ["Eve", "Fay"]
     docs["score"] = iter([1, 2.5])
@@ -165,7 +165,7 @@ def test_set_plain_fields() -> None:
     assert "score" in docs[0].model_fields_set
 
 
-def test_set_nested_fields() -> None:
+def test_set_column_of_nested_field() -> None:
     docs = students()
     docs.thesis.title = ["X", "Y"]
     assert docs["thesis.title"] == ["X", "Y"]
@@ -177,7 +177,7 @@ def test_set_nested_fields() -> None:
     assert docs[1].spare.authors[0].name == "u"
 
 
-def test_set_through_arrays() -> None:
+def test_set_column_through_arrays() -> None:
     docs = students()
     docs.papers.title = [["X", "Y"], []]
     assert [paper.title for paper in docs[0].papers] == ["X", "Y"]
@@ -187,7 +187,7 @@ def test_set_through_arrays() -> None:
     assert docs[0].thesis.authors[0].name == "k"
 
 
-def test_set_documents_and_arrays() -> None:
+def test_set_column_of_documents_and_arrays() -> None:
     docs = students()
     new = thesis("N")
     docs.thesis = [new, {"title": "M"}]
@@ -201,7 +201,7 @@ def test_set_documents_and_arrays() -> None:
     assert docs.label.text == ["a", None]
 
 
-def test_set_from_arrays() -> None:
+def test_set_column_from_numpy() -> None:
     docs = students()
     docs.score = np.array([1, 2], np.float32)
     docs.active = np.array([True, False])
@@ -224,7 +224,7 @@ def test_set_from_arrays() -> None:
 
 
 @pytest.mark.needs("torch")
-def test_set_from_torch() -> None:
+def test_set_column_from_torch() -> None:
     import torch
 
     docs = students()
@@ -258,7 +258,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("path", "values", "message"), BAD, ids=[f"{path}-{i}" for i, (path, _, _) in enumerate(BAD)])
-def test_bad_columns_change_nothing(path: str, values: Any, message: str) -> None:
+def test_rejected_column_changes_nothing(path: str, values: Any, message: str) -> None:
     docs = students()
     before = copy.deepcopy(docs)
     with pytest.raises(ColumnError, match=message) as raised:
@@ -267,12 +267,12 @@ def test_bad_columns_change_nothing(path: str, values: Any, message: str) -> Non
     assert docs.identical(before)
 
 
-def test_the_empty_path_is_not_set() -> None:
+def test_set_column_rejects_empty_path() -> None:
     with pytest.raises(PathError, match="the empty path"):
         students()[""] = [Student(), Student()]
 
 
-def test_setting_nothing_of_an_empty_array() -> None:
+def test_set_column_of_empty_array() -> None:
     docs = DocumentArray[Student]()
     docs.name = []
     docs.vector = np.zeros((0, 2), np.float32)

@@ -141,11 +141,11 @@ QUERIES: list[tuple[Any, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("query", "wanted"), QUERIES)
-def test_filter(query: Any, wanted: list[str]) -> None:
+@pytest.mark.parametrize(("query", "expected"), QUERIES)
+def test_filter_selects_documents(query: Any, expected: list[str]) -> None:
     books = library()
-    assert books.filter(query).title == wanted
-    assert books.stack().filter(query).title == wanted
+    assert books.filter(query).title == expected
+    assert books.stack().filter(query).title == expected
     assert type(books.filter(query)) is DocumentArray[Book]
     assert all(book in books for book in books.filter(query))
 
@@ -178,13 +178,13 @@ BAD: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("query", "error", "message"), BAD, ids=[str(query)[:50] for query, _, _ in BAD])
-def test_what_is_no_filter(query: Any, error: type[Exception], message: str) -> None:
+def test_filter_rejects_invalid_queries(query: Any, error: type[Exception], message: str) -> None:
     for books in (library(), library().stack()):
         with pytest.raises(error, match=message):
             books.filter(query)
 
 
-def test_arrays_without_a_type_are_filtered_too() -> None:
+def test_filter_of_untyped_array() -> None:
     docs = DocumentArray([Book(title="a"), Author(name="a", age=3), Text(text="t")])
     assert list(docs.filter({"age": 3})) == [docs[1]]
     assert list(docs.filter({"title": "a"})) == [docs[0]]
@@ -193,7 +193,7 @@ def test_arrays_without_a_type_are_filtered_too() -> None:
         DocumentArray([Author(name="a")]).filter({"aeg": 3})
 
 
-def test_extra_values_are_found() -> None:
+def test_filter_finds_extra_fields() -> None:
     class Loose(BaseDocument, extra="allow"):
         pass
 
@@ -335,7 +335,7 @@ TYPED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("query", TYPED)
-def test_values_mean_what_their_field_holds(query: dict[str, Any]) -> None:
+def test_query_values_are_converted_to_field_type(query: dict[str, Any]) -> None:
     rows = DocumentArray[Row]([ROW, Row()])
     assert list(rows.filter(query)) == [ROW]
     assert list(rows.stack().filter(query)) == [ROW]
@@ -384,14 +384,14 @@ NEVER: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("query", "message"), NEVER, ids=[f"{next(iter(q))}-{i}" for i, (q, _) in enumerate(NEVER)])
-def test_a_query_that_can_never_match_is_an_error(query: dict[str, Any], message: str) -> None:
+def test_filter_rejects_query_that_never_matches(query: dict[str, Any], message: str) -> None:
     for rows in (DocumentArray[Row](), DocumentArray[Row]([ROW]), DocumentArray[Row]([ROW]).stack()):
         with pytest.raises(QueryError) as error:
             rows.filter(query)
         assert str(error.value).startswith(message) if message.endswith(" ") else str(error.value) == message
 
 
-def test_times_with_and_without_a_zone_do_not_compare() -> None:
+def test_filter_rejects_mix_of_naive_and_aware_times() -> None:
     rows = DocumentArray[Row]([ROW])
     for query in ({"at": AT.replace(tzinfo=timezone.utc)}, {"at": {"$lt": "2024-05-01T12:30:00Z"}}):
         with pytest.raises(
@@ -402,7 +402,7 @@ def test_times_with_and_without_a_zone_do_not_compare() -> None:
             rows.stack().filter(query)
 
 
-def test_enums_that_are_held_as_values_match() -> None:
+def test_filter_matches_enums_held_as_values() -> None:
     class Loose(BaseDocument, use_enum_values=True):
         kind: Shape
 
@@ -421,14 +421,14 @@ def nested(operator: str, depth: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("operator", ["$not", "$and", "$or", "$nor"])
-def test_nesting_is_bounded(operator: str) -> None:
+def test_filter_rejects_deep_nesting(operator: str) -> None:
     assert len(library().filter(nested(operator, 60))) in (1, 2)
     for depth in (65, 900, 5000):
         with pytest.raises(QueryError, match="nested more than 64 levels deep"):
             library().filter(nested(operator, depth))
 
 
-def test_nesting_of_operators_is_bounded() -> None:
+def test_filter_rejects_deep_nesting_of_operators() -> None:
     test: dict[str, Any] = {"$gt": 5}
     for _ in range(900):
         test = {"$not": test}
@@ -436,23 +436,23 @@ def test_nesting_of_operators_is_bounded() -> None:
         library().filter({"price": test})
 
 
-def test_values_that_are_nested_too_deeply_are_an_error() -> None:
+def test_filter_rejects_deeply_nested_values() -> None:
     def deep() -> Any:
         value: Any = []
         for _ in range(100_000):
             value = [value]
         return value
 
-    held, wanted = deep(), deep()
+    held, expected = deep(), deep()
     rows = DocumentArray[Row]([Row.model_construct(anything=held)])
     with pytest.raises(QueryError, match="nested too deeply"):
-        rows.filter({"anything": wanted})
-    for value in (held, wanted):
+        rows.filter({"anything": expected})
+    for value in (held, expected):
         while value:
             value = value.pop()  # noqa: PLW2901 - or freeing them would recurse
 
 
-def test_fields_of_dataclasses_match_equal_values_and_refuse_others() -> None:
+def test_filter_of_dataclass_field_matches_equal_values_only() -> None:
     @dataclass
     class Point:
         x: int = 1

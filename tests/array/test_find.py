@@ -1,4 +1,4 @@
-"""Nearest neighbours: exact, in the order of a brute force."""
+"""Nearest neighbours equal a brute-force search."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def items(vectors: Any) -> DocumentArray[Item]:
 
 
 def brute_force(rows: Any, query: Any, metric: str) -> list[tuple[float, int]]:
-    """Scores and positions, best first, ties in the order of the rows; in plain Python."""
+    """Return scores and positions in plain Python, best first, ties by position."""
     scored = []
     for position, row in enumerate(np.asarray(rows, np.float64)):
         dot = float(sum(a * b for a, b in zip(row, query, strict=True)))
@@ -54,78 +54,78 @@ METRICS = ["cosine", "dot", "euclidean"]
     st.sampled_from(METRICS),
     st.integers(0, 15),
 )
-def test_find_is_brute_force(rows: Any, queries: Any, metric: Any, limit: int) -> None:
+def test_find_equals_brute_force(rows: Any, queries: Any, metric: Any, limit: int) -> None:
     docs = items(rows)
     for found_in in (docs, docs.stack()):
-        found = found_in.find_batch(queries, metric=metric, limit=limit)
-        assert len(found) == len(queries)
-        for query, (documents, scores) in zip(queries, found, strict=True):
-            wanted = brute_force(rows, query, metric)[:limit]
-            np.testing.assert_allclose(scores, [score for score, _ in wanted], atol=1e-12)
+        result = found_in.find_batch(queries, metric=metric, limit=limit)
+        assert len(result) == len(queries)
+        for query, (documents, scores) in zip(queries, result, strict=True):
+            expected = brute_force(rows, query, metric)[:limit]
+            np.testing.assert_allclose(scores, [score for score, _ in expected], atol=1e-12)
             if metric != "cosine":  # exact numbers, so that ties are ties
-                assert documents.id == [docs[position].id for _, position in wanted]
+                assert documents.id == [docs[position].id for _, position in expected]
 
 
-def test_the_parts_of_an_answer() -> None:
+def test_find_returns_documents_and_scores() -> None:
     docs = items(np.eye(3))
-    found = docs.find([0, 1, 0.5])
-    assert type(found.documents) is DocumentArray[Item]
-    assert found.documents[0] is docs[1]
-    assert [len(found.documents), found.scores.shape] == [3, (3,)]
+    result = docs.find([0, 1, 0.5])
+    assert type(result.documents) is DocumentArray[Item]
+    assert result.documents[0] is docs[1]
+    assert [len(result.documents), result.scores.shape] == [3, (3,)]
     documents, scores = docs.stack().find([0, 1, 0.5], limit=1)
     assert (documents.id, scores.shape) == ([docs[1].id], (1,))
 
 
-def test_ties_go_to_the_earlier_row() -> None:
+def test_find_breaks_ties_by_position() -> None:
     docs = items([[float(row % 3), 0.0] for row in range(300)])  # more than a sort of few does in order by chance
-    wanted = sorted(range(300), key=lambda row: -(row % 3))
+    expected = sorted(range(300), key=lambda row: -(row % 3))
     for limit in (1, 2, 150, 299, 300, 400):
-        found = docs.find([1.0, 0.0], metric="dot", limit=limit).documents
-        assert found.id == [docs[row].id for row in wanted[:limit]]
+        result = docs.find([1.0, 0.0], metric="dot", limit=limit).documents
+        assert result.id == [docs[row].id for row in expected[:limit]]
 
 
-def test_rows_without_a_vector_are_left_out() -> None:
+def test_find_skips_rows_without_vector() -> None:
     docs = items([None, [1.0, 0.0], None, [0.0, 1.0]])
     for rows in (docs, docs.stack()):
-        found = rows.find([0.0, 1.0], limit=10)
-        assert found.documents.id == [docs[3].id, docs[1].id]
+        result = rows.find([0.0, 1.0], limit=10)
+        assert result.documents.id == [docs[3].id, docs[1].id]
     nothing = items([None, None])
     for rows in (nothing, nothing.stack(), DocumentArray[Item](), DocumentArray[Item]().stack()):
-        found = rows.find([0.0, 1.0])
-        assert (len(found.documents), found.scores.shape) == (0, (0,))
+        result = rows.find([0.0, 1.0])
+        assert (len(result.documents), result.scores.shape) == (0, (0,))
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_nan_comes_last(metric: Any) -> None:
+def test_find_sorts_nan_last(metric: Any) -> None:
     docs = items([[np.nan, 1.0], [1.0, 1.0], [np.nan, np.nan]])
     assert docs.find([1.0, 1.0], metric=metric, limit=2).documents[0] is docs[1]
     assert len(docs.find([1.0, 1.0], metric=metric, limit=2).documents) == 2
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_infinities_do_not_warn(metric: Any) -> None:
+def test_find_with_infinities_does_not_warn(metric: Any) -> None:
     docs = items([[np.inf, 1.0], [1.0, 1.0], [1e308, 1e308], [-np.inf, np.inf]])
     assert len(docs.find([np.inf, 1e308], metric=metric, limit=4).documents) == 4
     assert len(docs.find([1.0, 1.0], metric=metric, limit=4).documents) == 4
 
 
-def test_zero_vectors_have_no_direction() -> None:
-    found = items([[0.0, 0.0], [1.0, 0.0]]).find([1.0, 0.0])
-    assert found.scores.tolist() == [1.0, 0.0]
+def test_find_scores_zero_vectors_zero() -> None:
+    result = items([[0.0, 0.0], [1.0, 0.0]]).find([1.0, 0.0])
+    assert result.scores.tolist() == [1.0, 0.0]
 
 
-def test_queries_may_be_documents() -> None:
+def test_find_accepts_documents_as_queries() -> None:
     docs = items(np.eye(3))
     assert docs.find(docs[2]).documents[0] is docs[2]
-    found = docs.find_batch(docs)
-    assert [one.documents[0] is docs[row] for row, one in enumerate(found)] == [True] * 3
+    result = docs.find_batch(docs)
+    assert [one.documents[0] is docs[row] for row, one in enumerate(result)] == [True] * 3
     assert [one.documents.id[0] for one in docs.stack().find_batch(docs)] == docs.id
     assert docs.find_batch([]) == []
     with pytest.raises(QueryError, match="the Item that is asked for has no 'embedding'"):
         docs.find(Item())
 
 
-def test_other_fields_and_nested_ones() -> None:
+def test_find_searches_named_and_nested_fields() -> None:
     docs = DocumentArray[Item](
         [
             Item(other=[1.0, 0.0], title=Text(embedding=np.array([0.0, 1.0]))),
@@ -140,21 +140,21 @@ def test_other_fields_and_nested_ones() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "bool", "int64", "float16", "float32", "float64"])
-def test_dtypes(dtype: str) -> None:
+def test_find_accepts_numeric_dtypes(dtype: str) -> None:
     docs = items(np.eye(3).astype(dtype))
-    found = docs.find(np.eye(3, dtype=dtype)[1], metric="euclidean", limit=2)
-    assert found.documents[0] is docs[1]
-    np.testing.assert_allclose(found.scores, [0, 2**0.5], rtol=1e-6)
+    result = docs.find(np.eye(3, dtype=dtype)[1], metric="euclidean", limit=2)
+    assert result.documents[0] is docs[1]
+    np.testing.assert_allclose(result.scores, [0, 2**0.5], rtol=1e-6)
 
 
-def test_near_rows_keep_their_precision() -> None:
+def test_find_keeps_precision_of_close_rows() -> None:
     docs = items(np.array([[10000.0, 0.001], [10000.0, 0.002]]))
-    found = docs.find([10000.0, 0.0], metric="euclidean")
-    np.testing.assert_allclose(found.scores, [0.001, 0.002], rtol=1e-6)
+    result = docs.find([10000.0, 0.0], metric="euclidean")
+    np.testing.assert_allclose(result.scores, [0.001, 0.002], rtol=1e-6)
 
 
 @pytest.mark.needs("torch")
-def test_torch_vectors() -> None:
+def test_find_accepts_torch_vectors() -> None:
     import torch
 
     docs = items(torch.eye(3))
@@ -180,7 +180,9 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("query", "options", "error", "message"), BAD, ids=[message[:30] for *_, message in BAD])
-def test_what_cannot_be_found(query: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_find_rejects_bad_queries_and_options(
+    query: Any, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
     docs = DocumentArray[Item](
         [Item(embedding=vector, title="t", texts=[Text(embedding=vector)] * 2) for vector in np.eye(3)]
     )
@@ -189,7 +191,7 @@ def test_what_cannot_be_found(query: Any, options: dict[str, Any], error: type[E
             rows.find(query, **options)
 
 
-def test_vectors_of_different_lengths() -> None:
+def test_find_rejects_vectors_of_different_lengths() -> None:
     with pytest.raises(QueryError, match="embedding: the vectors have different lengths"):
         items([[1.0], [1.0, 2.0]]).find([1.0])
     with pytest.raises(QueryError, match="queries: the vectors have different lengths"):

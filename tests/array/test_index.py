@@ -1,4 +1,4 @@
-"""Positions of rows: whatever names them, for arrays and batches alike."""
+"""Positions of rows: integers, slices, lists, masks, arrays and tensors, for arrays and batches."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ POSITIONS = [
 ]
 
 
-@pytest.mark.parametrize(("key", "wanted"), POSITIONS, ids=lambda case: str(case)[:30])
-def test_several_rows(key: Any, wanted: list[int]) -> None:
+@pytest.mark.parametrize(("key", "expected"), POSITIONS, ids=lambda case: str(case)[:30])
+def test_key_selects_rows(key: Any, expected: list[int]) -> None:
     for rows in both():
-        assert numbers(rows[key]) == wanted
+        assert numbers(rows[key]) == expected
         assert type(rows[key]) is type(rows)
 
 
 @pytest.mark.parametrize("key", [1, -4, np.int64(1), np.array(1), np.uint8(1)], ids=repr)
-def test_one_row(key: Any) -> None:
+def test_integer_key_selects_one_row(key: Any) -> None:
     for rows in both():
         assert type(rows[key]) is Item
         assert rows[key].number == 1
@@ -92,7 +92,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("key", "message"), BAD, ids=lambda case: str(case)[:30])
-def test_what_names_no_rows(key: Any, message: str) -> None:
+def test_invalid_key_raises_row_index_error(key: Any, message: str) -> None:
     for rows in both():
         with pytest.raises(RowIndexError, match=message) as raised:
             rows[key]
@@ -104,14 +104,14 @@ def test_what_names_no_rows(key: Any, message: str) -> None:
     assert numbers(docs) == [0, 1, 2, 3, 4]
 
 
-def test_take_takes_what_an_index_takes() -> None:
+def test_take_accepts_every_kind_of_key() -> None:
     batch = both()[1]
-    for key, wanted in POSITIONS:
-        assert numbers(batch.take(key)) == wanted
+    for key, expected in POSITIONS:
+        assert numbers(batch.take(key)) == expected
     assert numbers(batch.take(2)) == [2]
 
 
-def test_delete_by_positions() -> None:
+def test_delete_by_positions_and_mask() -> None:
     docs = both()[0]
     del docs[[0, -1, 0]]
     assert numbers(docs) == [1, 2, 3]
@@ -119,7 +119,7 @@ def test_delete_by_positions() -> None:
     assert numbers(docs) == [2]
 
 
-def test_a_string_is_a_path_and_never_a_position() -> None:
+def test_string_key_is_a_path() -> None:
     docs = both()[0]
     with pytest.raises(RowIndexError):
         del docs["number"]
@@ -129,17 +129,17 @@ def test_a_string_is_a_path_and_never_a_position() -> None:
 @given(
     st.integers(0, 6).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(-n, n - 1) if n else st.nothing())))
 )
-def test_lists_of_positions_pick_like_python(case: tuple[int, list[int]]) -> None:
+def test_positions_select_like_python_lists(case: tuple[int, list[int]]) -> None:
     length, order = case
     docs = DocumentArray[Item]([{"number": n} for n in range(length)])
-    wanted = [range(length)[i] for i in order]
-    assert docs[order].number == wanted
-    assert docs[np.array(order, np.int64)].number == wanted
-    assert docs.stack()[order].number.tolist() == wanted
+    expected = [range(length)[i] for i in order]
+    assert docs[order].number == expected
+    assert docs[np.array(order, np.int64)].number == expected
+    assert docs.stack()[order].number.tolist() == expected
 
 
 @pytest.mark.needs("torch")
-def test_tensors_of_torch_are_picked_by_any_array() -> None:
+def test_torch_columns_are_indexed_by_any_array() -> None:
     backwards = np.arange(3)[2:3][::-1]
     locked = np.arange(LENGTH)
     locked.flags.writeable = False  # as pandas gives its columns
@@ -149,7 +149,7 @@ def test_tensors_of_torch_are_picked_by_any_array() -> None:
 
 
 @pytest.mark.needs("torch")
-def test_torch_names_rows() -> None:
+def test_torch_tensor_selects_rows() -> None:
     import torch
 
     for rows in both():
@@ -162,7 +162,7 @@ def test_torch_names_rows() -> None:
 
 
 @pytest.mark.needs("tensorflow")
-def test_tensorflow_names_rows() -> None:
+def test_tensorflow_tensor_selects_rows() -> None:
     import tensorflow as tf
 
     for rows in both():
@@ -172,7 +172,7 @@ def test_tensorflow_names_rows() -> None:
 
 
 @pytest.mark.needs("jax")
-def test_jax_names_rows() -> None:
+def test_jax_array_selects_rows() -> None:
     import jax.numpy as jnp
 
     for rows in both():

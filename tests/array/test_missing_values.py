@@ -1,4 +1,4 @@
-"""Batches that do not show zeros for missing values, and values for what is missing."""
+"""Batches that raise on missing values, and `fill_missing`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def some_rows(**options: Any) -> DocumentBatch[Row]:
 PARTIAL = ["label", "vector", "anything", "big", "inner.number", "inner.weight", "inners.weight"]
 
 
-def test_batches_of_the_user_show_zeros_for_missing_values() -> None:
+def test_unguarded_batch_reads_zeros_for_missing_values() -> None:
     batch = some_rows()
     assert batch.label.tolist() == [7, 0]
     assert batch.score.tolist() == [0, 0]
@@ -75,7 +75,7 @@ def test_reading_a_column_with_missing_rows_raises(path: str) -> None:
     assert batch.validity(path).tolist() == [True, False]
 
 
-def test_columns_rows_and_slices_without_missing_values_can_be_read() -> None:
+def test_guarded_batch_reads_columns_without_missing_values() -> None:
     plain = some_rows()
     batch = copy.copy(plain)._guarded()
     assert batch.score is batch.image is None
@@ -92,9 +92,9 @@ def test_columns_rows_and_slices_without_missing_values_can_be_read() -> None:
     assert batch.label.tolist() == [1, 2]
 
 
-def test_everything_made_of_a_guarded_batch_is_guarded() -> None:
+def test_batches_derived_from_guarded_batch_are_guarded() -> None:
     batch = some_rows()._guarded()
-    made = [
+    created = [
         batch[[0, 1]],
         batch[::-1],
         batch.take([1, 0]),
@@ -107,7 +107,7 @@ def test_everything_made_of_a_guarded_batch_is_guarded() -> None:
         type(batch).concat([some_rows(), batch]),
         next(batch.batch(2)),
     ]
-    for each in made:
+    for each in created:
         with pytest.raises(MissingValueError, match=r"Row\.label"):
             _ = each.label
 

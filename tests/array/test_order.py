@@ -1,4 +1,4 @@
-"""Batches, shuffles, samples and splits: every row as often as promised, in the order of the seed."""
+"""Batches, shuffles, samples and splits: every row exactly once, repeatable with a seed."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def both(length: int) -> list[Any]:
 
 @laws
 @given(st.integers(0, 20), st.integers(1, 8), st.booleans(), st.booleans(), st.integers(0, 3))
-def test_batches_hold_every_row_once(length: int, size: int, shuffle: bool, drop_last: bool, seed: int) -> None:
+def test_batches_contain_every_row_once(length: int, size: int, shuffle: bool, drop_last: bool, seed: int) -> None:
     for rows in both(length):
         parts = list(rows.batch(size, shuffle=shuffle, seed=seed, drop_last=drop_last))
         sizes = [len(part) for part in parts]
         assert sizes[:-1] == [size] * (len(sizes) - 1)
         kept = length - length % size if drop_last else length
         assert sum(sizes) == kept
-        found = [number for part in parts for number in part.number]
-        assert len(set(found)) == kept
-        assert shuffle or found == list(range(kept))
+        result = [number for part in parts for number in part.number]
+        assert len(set(result)) == kept
+        assert shuffle or result == list(range(kept))
         assert all(type(part) is type(rows) for part in parts)
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-def test_a_seed_repeats_an_order(stacked: bool) -> None:
+def test_seed_repeats_the_order(stacked: bool) -> None:
     rows = both(50)[stacked]
     orders = [list(rows.shuffle(seed).number) for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
@@ -60,14 +60,14 @@ def test_a_seed_repeats_an_order(stacked: bool) -> None:
     assert list(rows.shuffle().number) != list(rows.shuffle().number)
 
 
-def test_arrays_and_batches_share_an_order() -> None:
+def test_arrays_and_batches_shuffle_alike() -> None:
     docs, batch = both(20)
     assert docs.shuffle(3).number == batch.shuffle(3).number.tolist()
     assert docs.sample(5, 3).number == batch.sample(5, 3).number.tolist()
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-def test_samples_are_different_rows(stacked: bool) -> None:
+def test_sample_returns_different_rows(stacked: bool) -> None:
     rows = both(6)[stacked]
     assert sorted(rows.sample(6).number) == list(range(6))
     assert len(rows.sample(0)) == 0
@@ -77,7 +77,7 @@ def test_samples_are_different_rows(stacked: bool) -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1])
-def test_a_batch_has_a_row(size: int) -> None:
+def test_batch_rejects_size_below_one(size: int) -> None:
     for rows in both(3):
         with pytest.raises(RowIndexError, match=f"batch_size={size}"):
             rows.batch(size)
@@ -90,9 +90,9 @@ def test_split_by_fractions(length: int, weights: list[int], shuffle: bool) -> N
     fractions = [weight / sum(weights) for weight in weights]
     parts = docs.split(*fractions, shuffle=shuffle, seed=0)
     assert len(parts) == len(weights)
-    found = [number for part in parts for number in part.number]
-    assert sorted(found) == list(range(length))
-    assert shuffle or found == list(range(length))
+    result = [number for part in parts for number in part.number]
+    assert sorted(result) == list(range(length))
+    assert shuffle or result == list(range(length))
     assert all(abs(len(part) - length * fraction) <= 1 for part, fraction in zip(parts, fractions, strict=True))
 
 
@@ -106,12 +106,12 @@ def test_split_by_counts() -> None:
 
 
 @pytest.mark.parametrize("parts", [(), (0.5,), (0.5, 0.6), (-0.5, 1.5), (2, 3), (0.5, 5)])
-def test_parts_that_are_no_split(parts: tuple[float, ...]) -> None:
+def test_split_rejects_wrong_parts(parts: tuple[float, ...]) -> None:
     with pytest.raises(RowIndexError):
         numbered(6).split(*parts)
 
 
-def test_split_by_a_field() -> None:
+def test_split_by_groups_by_value() -> None:
     groups = numbered(5).split_by("parity")
     assert list(groups) == ["even", "odd"]
     assert [group.number for group in groups.values()] == [[0, 2, 4], [1, 3]]
@@ -122,7 +122,7 @@ def test_split_by_a_field() -> None:
         numbered(2).split_by("words")
 
 
-def test_a_part_of_a_row_is_no_size() -> None:
+def test_sizes_must_be_whole_numbers() -> None:
     for rows in both(4):
         with pytest.raises(OptionError, match="batch_size: expected a whole number"):
             rows.batch(2.5)

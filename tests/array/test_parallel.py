@@ -33,43 +33,43 @@ def items(count: int = 50) -> DocumentArray[Item]:
 
 @pytest.fixture(scope="module", params=["thread", "process"])
 def pool(request: pytest.FixtureRequest) -> Iterator[Workers]:
-    with Workers(2, request.param) as made:
-        yield made
+    with Workers(2, request.param) as created:
+        yield created
 
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Workers]:
-    with Workers(2, "process") as made:
-        yield made
+    with Workers(2, "process") as created:
+        yield created
 
 
 # --- map
 
 
-def test_map_gives_results_in_order(pool: Workers) -> None:
+def test_map_yields_results_in_order(pool: Workers) -> None:
     docs = items()
     assert list(docs.map(lambda doc: doc.number * 2, pool=pool)) == [2 * i for i in range(50)]
     assert [doc.number for doc in docs.map(lambda doc: doc, pool=pool)] == docs.number
     assert sorted(docs.map(lambda doc: doc.number, pool=pool, ordered=False)) == docs.number
 
 
-def test_map_of_a_batch_and_of_an_array_from_one(pool: Workers) -> None:
+def test_map_of_batch_and_of_unstacked_array(pool: Workers) -> None:
     batch = items(10).stack()
     assert list(batch.map(lambda doc: int(doc.vector.sum()), pool=pool)) == [3 * i for i in range(10)]
     assert list(batch.unstack().map(lambda doc: doc.number, pool=pool)) == list(range(10))
-    found = list(batch.map_batch(lambda part: part, 4, pool=pool))
-    assert [type(part) for part in found] == [DocumentBatch[Item]] * 3
-    assert [len(part) for part in found] == [4, 4, 2]
-    assert DocumentBatch[Item].concat(found) == batch
+    result = list(batch.map_batch(lambda part: part, 4, pool=pool))
+    assert [type(part) for part in result] == [DocumentBatch[Item]] * 3
+    assert [len(part) for part in result] == [4, 4, 2]
+    assert DocumentBatch[Item].concat(result) == batch
 
 
-def test_map_without_a_type(pool: Workers) -> None:
+def test_map_of_untyped_array(pool: Workers) -> None:
     docs = DocumentArray([Item(number=1), Other(text="a")])
     assert list(docs.map(lambda doc: type(doc).__name__, pool=pool)) == ["Item", "Other"]
     assert list(DocumentArray[Item]().map(lambda doc: doc, pool=pool)) == []
 
 
-def test_both_spellings_of_the_number_of_workers() -> None:
+def test_map_accepts_num_workers_and_num_worker() -> None:
     docs = items(3)
     for how in ({"num_workers": 2}, {"num_worker": 2}, {"num_worker": 2, "num_workers": 2}, {"num_worker": None}):
         assert list(docs.map(lambda doc: doc.number, **how)) == [0, 1, 2]
@@ -77,7 +77,7 @@ def test_both_spellings_of_the_number_of_workers() -> None:
         docs.map(lambda doc: doc, num_workers=2, num_worker=3)
 
 
-def test_wrong_keywords_are_told_at_the_call() -> None:
+def test_map_rejects_wrong_keywords_at_the_call() -> None:
     with pytest.raises(TypeError, match="num_wokers"):
         items().map(lambda doc: doc, num_wokers=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="apply has no option 'ordered'"):
@@ -86,7 +86,7 @@ def test_wrong_keywords_are_told_at_the_call() -> None:
         items().map_batch(lambda docs: docs, 0)
 
 
-def test_the_array_may_change_while_it_is_mapped() -> None:
+def test_map_ignores_changes_of_the_array() -> None:
     docs = items(30)
     results = docs.map(lambda doc: doc.number, num_workers=2, window=2)
     assert next(results) == 0
@@ -94,7 +94,7 @@ def test_the_array_may_change_while_it_is_mapped() -> None:
     assert list(results) == list(range(1, 30))
 
 
-def test_the_window_bounds_what_is_under_way() -> None:
+def test_window_bounds_items_in_flight() -> None:
     begun: list[int] = []
 
     def job(doc: Item) -> int:
@@ -118,13 +118,13 @@ def test_progress_is_shown_on_request(capsys: pytest.CaptureFixture[str]) -> Non
 # --- map_batch
 
 
-def test_map_batch_gives_the_results_of_arrays(pool: Workers) -> None:
-    found = list(items(10).map_batch(lambda docs: docs, 4, pool=pool))
-    assert [type(docs) for docs in found] == [DocumentArray[Item]] * 3
-    assert [docs.number for docs in found] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+def test_map_batch_yields_results_of_arrays(pool: Workers) -> None:
+    result = list(items(10).map_batch(lambda docs: docs, 4, pool=pool))
+    assert [type(docs) for docs in result] == [DocumentArray[Item]] * 3
+    assert [docs.number for docs in result] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-def test_shuffle_with_a_seed(pool: Workers) -> None:
+def test_map_batch_shuffle_repeats_with_seed(pool: Workers) -> None:
     docs = items(20)
 
     def orders(seed: int) -> list[list[int]]:
@@ -135,8 +135,8 @@ def test_shuffle_with_a_seed(pool: Workers) -> None:
     assert sorted(number for part in orders(1) for number in part) == docs.number
 
 
-def test_the_work_overlaps_with_the_consumer() -> None:
-    """Seed 001: the consumer has its first batch while later ones are not begun, and is never waited for by workers."""
+def test_workers_run_while_consumer_works() -> None:
+    """The consumer gets its first batch before later ones are started, and workers never wait for it."""
     docs, begun, used = items(64 * 16), list[int](), list[int]()
     ahead_of_the_consumer = threading.Event()
 
@@ -154,7 +154,7 @@ def test_the_work_overlaps_with_the_consumer() -> None:
     assert used == sorted(begun) == list(range(64))
 
 
-def test_errors_name_what_they_are_about(pool: Workers) -> None:
+def test_errors_name_document_or_batch(pool: Workers) -> None:
     def fail(_: Any) -> None:
         raise ValueError("no")
 
@@ -180,7 +180,7 @@ def test_apply_with_threads_keeps_changed_documents_and_takes_returned_ones() ->
     assert [a is b for a, b in zip(docs, before, strict=True)] == [bool(i % 2) for i in range(50)]
 
 
-def test_apply_with_processes_takes_what_is_returned(processes: Workers) -> None:
+def test_apply_with_processes_takes_returned_documents(processes: Workers) -> None:
     docs = items()
 
     def change(doc: Item) -> Item:
@@ -191,7 +191,7 @@ def test_apply_with_processes_takes_what_is_returned(processes: Workers) -> None
     assert docs.by_id(docs[3].id) is docs[3]
 
 
-def test_none_from_a_process_is_an_error_that_says_why(processes: Workers) -> None:
+def test_apply_with_processes_rejects_none(processes: Workers) -> None:
     docs = items()
     with pytest.raises(FunctionError, match=r"document \d: the function gave None. In another process .* return the"):
         docs.apply(lambda doc: setattr(doc, "number", 5), pool=processes)
@@ -200,14 +200,14 @@ def test_none_from_a_process_is_an_error_that_says_why(processes: Workers) -> No
     assert docs.number == list(range(50))
 
 
-def test_apply_goes_by_position_and_not_by_id() -> None:
+def test_apply_replaces_by_position() -> None:
     docs = DocumentArray[Item]([Item(id="same", number=i) for i in range(10)])
     docs.apply(lambda doc: Item(number=doc.number * 10))
     assert docs.number == [10 * i for i in range(10)]
 
 
 @pytest.mark.parametrize("wrong", [Other(), 5, "text"])
-def test_what_does_not_fit_changes_nothing(wrong: Any, pool: Workers) -> None:
+def test_apply_with_wrong_results_changes_nothing(wrong: Any, pool: Workers) -> None:
     docs = items()
     before = list(docs)
     with pytest.raises(DocumentTypeError, match="item 17: expected a Item"):
@@ -215,7 +215,7 @@ def test_what_does_not_fit_changes_nothing(wrong: Any, pool: Workers) -> None:
     assert all(a is b for a, b in zip(docs, before, strict=True))
 
 
-def test_an_error_changes_nothing(pool: Workers) -> None:
+def test_apply_with_error_changes_nothing(pool: Workers) -> None:
     docs = items()
     before = list(docs)
 
@@ -227,14 +227,14 @@ def test_an_error_changes_nothing(pool: Workers) -> None:
     assert all(a is b for a, b in zip(docs, before, strict=True))
 
 
-def test_unique_ids_stay_unique() -> None:
+def test_apply_keeps_ids_unique() -> None:
     docs = DocumentArray[Item]([Item(number=i) for i in range(3)], unique_ids=True)
     with pytest.raises(DuplicateIdError):
         docs.apply(lambda doc: Item(id="a", number=doc.number))
     assert docs.number == [0, 1, 2]
 
 
-def test_apply_in_an_executor_of_the_caller() -> None:
+def test_apply_runs_in_executor_of_the_caller() -> None:
     docs = items(5)
     with ThreadPoolExecutor(2) as executor:
         docs.apply(lambda doc: setattr(doc, "number", 7), pool=executor)
@@ -245,7 +245,7 @@ def test_apply_in_an_executor_of_the_caller() -> None:
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_apply_batch_puts_documents_back_where_they_were(shuffle: bool, pool: Workers) -> None:
+def test_apply_batch_restores_positions(shuffle: bool, pool: Workers) -> None:
     docs = items(11)
 
     def change(part: DocumentArray[Item]) -> DocumentArray[Item]:
@@ -264,7 +264,7 @@ def test_apply_batch_in_place() -> None:
     assert docs.number == [0] * 10
 
 
-def test_apply_batch_wants_as_many_documents(pool: Workers) -> None:
+def test_apply_batch_rejects_other_number_of_documents(pool: Workers) -> None:
     docs = items(10)
     before = list(docs)
     with pytest.raises(FunctionError, match="batch 2: the function got 2 documents and gave 1"):
@@ -275,8 +275,8 @@ def test_apply_batch_wants_as_many_documents(pool: Workers) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 3000])
-def test_apply_with_short_functions_does_every_document_once(count: int) -> None:
-    """Whoever does them: the threads, or the caller where that is faster."""
+def test_apply_of_short_function_calls_every_document_once(count: int) -> None:
+    """In the threads, or in the calling thread if that is faster."""
     docs, calls = DocumentArray[Item]([Item(number=i) for i in range(count)]), list[int]()
 
     def change(doc: Item) -> None:

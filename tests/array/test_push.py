@@ -1,4 +1,4 @@
-"""Arrays at addresses of this machine and of stores: written whole or not at all."""
+"""Push and pull to local paths and stores: files are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def broken() -> Iterator[Passage]:
 
 
 @pytest.mark.parametrize("form", ["path", "text", "file://", "memory://"])
-def test_every_kind_of_address_gives_back_what_it_got(docs: DocumentArray[Passage], tmp_path: Path, form: str) -> None:
+def test_push_and_pull_round_trip_every_kind_of_address(
+    docs: DocumentArray[Passage], tmp_path: Path, form: str
+) -> None:
     path = tmp_path / "new" / "docs.gz"
     url = {"path": path, "text": str(path), "file://": path.as_uri(), "memory://": f"memory:/{path}"}[form]
     few = docs[:200]
@@ -61,7 +63,7 @@ def test_every_kind_of_address_gives_back_what_it_got(docs: DocumentArray[Passag
         assert DocumentArray[Passage].load_binary(path).identical(few[:7])
 
 
-def test_a_relative_path_and_a_home_are_paths(
+def test_push_accepts_relative_path_and_home(
     docs: DocumentArray[Passage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -70,7 +72,7 @@ def test_a_relative_path_and_a_home_are_paths(
     assert DocumentArray[Passage].pull("docs").identical(docs[:3])
 
 
-def test_a_source_that_fails_leaves_the_old_file_and_nothing_else(docs: DocumentArray[Passage], tmp_path: Path) -> None:
+def test_push_of_failing_source_keeps_old_file(docs: DocumentArray[Passage], tmp_path: Path) -> None:
     for url in (str(tmp_path / "docs"), f"memory:/{tmp_path}/docs"):
         docs[:3].push(url)
         with pytest.raises(LookupError, match="no more"):
@@ -79,13 +81,13 @@ def test_a_source_that_fails_leaves_the_old_file_and_nothing_else(docs: Document
     assert [path.name for path in tmp_path.iterdir()] == ["docs"]
 
 
-def test_documents_of_another_class_are_not_pushed(tmp_path: Path) -> None:
+def test_push_stream_rejects_other_classes(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="Passage"):
         DocumentArray[Passage].push_stream(["text"], tmp_path / "docs")  # type: ignore[list-item]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_an_error_with_its_path(docs: DocumentArray[Passage], tmp_path: Path) -> None:
+def test_push_error_names_path_that_cannot_be_written(docs: DocumentArray[Passage], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="file"):
         docs[:3].push(tmp_path / "file" / "docs")
@@ -94,7 +96,7 @@ def test_a_place_that_cannot_be_written_is_an_error_with_its_path(docs: Document
         docs[:3].push(tmp_path / "docs")
 
 
-def test_what_is_not_there_or_not_documents_is_told(tmp_path: Path) -> None:
+def test_pull_error_names_missing_or_invalid_file(tmp_path: Path) -> None:
     with pytest.raises(StorageNotFoundError, match="none: there is no such file"):
         DocumentArray[Passage].pull(tmp_path / "none")
     with pytest.raises(StorageNotFoundError, match="memory://none: there is no such file"):
@@ -106,30 +108,28 @@ def test_what_is_not_there_or_not_documents_is_told(tmp_path: Path) -> None:
         DocumentArray[Passage]().push("memory://folder/")
 
 
-# --- a store that fails as it is told
+# --- a store that fails on request
 
 
 def files_of(store: type[FaultyFileSystem]) -> list[str]:
     return sorted(store.store)
 
 
-def test_a_move_that_fails_for_a_while_is_tried_again(
-    docs: DocumentArray[Passage], faulty: type[FaultyFileSystem]
-) -> None:
+def test_push_retries_failed_move(docs: DocumentArray[Passage], faulty: type[FaultyFileSystem]) -> None:
     faulty.plan["mv"] = [OSError("not now"), OSError("not now")]
     docs.push("faulty://folder/docs", remote=SOON)
     assert files_of(faulty) == ["faulty://folder/docs"]
     assert DocumentArray[Passage].pull("faulty://folder/docs").identical(docs)
 
 
-def test_a_move_whose_answer_is_lost_is_no_harm(docs: DocumentArray[Passage], faulty: type[FaultyFileSystem]) -> None:
+def test_push_survives_lost_answer_of_move(docs: DocumentArray[Passage], faulty: type[FaultyFileSystem]) -> None:
     faulty.after["mv"] = [OSError("the line is dead")]
     DocumentArray[Passage].push_stream(iter(docs), "faulty://folder/docs", remote=SOON)
     assert files_of(faulty) == ["faulty://folder/docs"]
     assert DocumentArray[Passage].pull("faulty://folder/docs").identical(docs)
 
 
-def test_a_store_that_refuses_is_asked_once_and_has_nothing_left(
+def test_push_does_not_retry_refusal_and_leaves_no_file(
     docs: DocumentArray[Passage], faulty: type[FaultyFileSystem]
 ) -> None:
     faulty.plan["mv"] = [PermissionError("not you")]
@@ -138,7 +138,7 @@ def test_a_store_that_refuses_is_asked_once_and_has_nothing_left(
     assert files_of(faulty) == []
 
 
-def test_a_store_that_always_fails_is_given_up_and_has_nothing_left(
+def test_push_gives_up_on_failing_store_and_leaves_no_file(
     docs: DocumentArray[Passage], faulty: type[FaultyFileSystem]
 ) -> None:
     faulty.plan["mv"] = [OSError("not now")] * 9
@@ -147,7 +147,7 @@ def test_a_store_that_always_fails_is_given_up_and_has_nothing_left(
     assert files_of(faulty) == []
 
 
-def test_a_store_that_hangs_is_left(docs: DocumentArray[Passage], faulty: type[FaultyFileSystem]) -> None:
+def test_push_times_out_on_hanging_store(docs: DocumentArray[Passage], faulty: type[FaultyFileSystem]) -> None:
     faulty.hanging["makedirs"] = threading.Event()
     with pytest.raises(StorageError, match="no answer within"):
         docs[:9].push("faulty://folder/docs", remote=RemoteOptions(retries=0, timeout=0.2))

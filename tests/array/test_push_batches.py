@@ -1,4 +1,4 @@
-"""Batches at addresses: the same files that arrays write and read."""
+"""Push and pull of batches: the same files that arrays write and read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def site() -> Iterator[UploadServer]:
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("name", ["plain", "packed.protobuf.gz"])
-def test_what_is_pushed_is_the_file_that_is_saved(site: UploadServer, tmp_path: Path, name: str, workers: int) -> None:
+def test_push_writes_the_file_of_save_binary(site: UploadServer, tmp_path: Path, name: str, workers: int) -> None:
     batch = passages(700)
     batch.push(f"{site.url}/{name}", num_workers=workers)
     batch.save_binary(tmp_path / name)
@@ -50,7 +50,7 @@ def test_what_is_pushed_is_the_file_that_is_saved(site: UploadServer, tmp_path: 
 
 @pytest.mark.needs("fsspec")
 @pytest.mark.parametrize("form", ["path", "memory://"])
-def test_batches_and_arrays_read_what_the_other_wrote(tmp_path: Path, form: str) -> None:
+def test_batches_and_arrays_read_files_of_each_other(tmp_path: Path, form: str) -> None:
     url = str(tmp_path / "docs") if form == "path" else f"memory:/{tmp_path}/docs"
     batch = passages(300)
     batch.push(url)
@@ -59,7 +59,7 @@ def test_batches_and_arrays_read_what_the_other_wrote(tmp_path: Path, form: str)
     assert DocumentBatch[Passage].pull(url).identical(batch)
 
 
-def test_batches_are_sent_as_they_come_and_come_block_by_block(site: UploadServer) -> None:
+def test_push_stream_and_pull_stream_transfer_block_by_block(site: UploadServer) -> None:
     taken: list[int] = []
 
     def parts() -> Iterator[DocumentBatch[Passage]]:
@@ -68,27 +68,27 @@ def test_batches_are_sent_as_they_come_and_come_block_by_block(site: UploadServe
             yield passages(1000, start)
 
     DocumentBatch[Passage].push_stream(parts(), f"{site.url}/docs", num_workers=2)
-    found = list(DocumentBatch[Passage].pull_stream(f"{site.url}/docs"))
+    result = list(DocumentBatch[Passage].pull_stream(f"{site.url}/docs"))
     assert taken == [0, 1000, 2000]
-    assert len(found) > 3
-    assert DocumentBatch[Passage].concat(found).identical(passages(3000))
+    assert len(result) > 3
+    assert DocumentBatch[Passage].concat(result).identical(passages(3000))
 
 
-def test_a_server_that_is_busy_gets_a_stream_again_from_its_start(site: UploadServer) -> None:
+def test_push_stream_restarts_after_busy_server(site: UploadServer) -> None:
     site.failures, site.status = 2, 503
     parts = (passages(500, start) for start in (0, 500))
     DocumentBatch[Passage].push_stream(parts, f"{site.url}/docs", remote=RemoteOptions(retries=3, timeout=5))
     assert DocumentBatch[Passage].pull(f"{site.url}/docs").identical(passages(1000))
 
 
-def test_nothing_is_a_file_too(tmp_path: Path) -> None:
+def test_push_of_empty_batch_writes_a_file(tmp_path: Path) -> None:
     passages(0).push(tmp_path / "docs")
     assert len(DocumentBatch[Passage].pull(tmp_path / "docs")) == 0
     DocumentBatch[Passage].push_stream([], tmp_path / "docs")
     assert list(DocumentBatch[Passage].pull_stream(tmp_path / "docs")) == []
 
 
-def test_what_is_no_such_batch_is_not_pushed(tmp_path: Path) -> None:
+def test_push_stream_rejects_other_batches(tmp_path: Path) -> None:
     other = DocumentBatch[Other].from_columns({"text": ["a"]})
     with pytest.raises(DocumentTypeError, match=r"expected DocumentBatch\[Passage\], got DocumentBatch\[Other\]"):
         DocumentBatch[Passage].push_stream([passages(2), other], tmp_path / "docs")  # type: ignore[list-item]

@@ -1,4 +1,4 @@
-"""Arrays over plain HTTP, with a real server: sent while they are made, and all or nothing."""
+"""Push and pull over HTTP with a real server: sent while they are encoded, complete or not at all."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def stored(site: UploadServer, name: str) -> DocumentArray[Passage]:
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("name", ["plain", "packed.protobuf.gz"])
-def test_what_is_pushed_is_the_file_that_is_saved(site: UploadServer, tmp_path: Path, name: str, workers: int) -> None:
+def test_push_writes_the_file_of_save_binary(site: UploadServer, tmp_path: Path, name: str, workers: int) -> None:
     docs = DocumentArray[Passage](passages(700))
     docs.push(f"{site.url}/{name}", num_workers=workers)
     docs.save_binary(tmp_path / name)
@@ -66,28 +66,28 @@ def test_what_is_pushed_is_the_file_that_is_saved(site: UploadServer, tmp_path: 
     assert DocumentArray[Passage].pull(f"{site.url}/{name}").identical(docs)
 
 
-def test_a_body_goes_in_chunks_and_comes_back_in_any_form(site: UploadServer, docs: DocumentArray[Passage]) -> None:
+def test_push_sends_chunks_and_pull_reads_every_form(site: UploadServer, docs: DocumentArray[Passage]) -> None:
     url = f"{site.url}/docs"
     docs.push(url)
     assert site.headers[0]["Transfer-Encoding"] == "chunked"
     assert "Content-Length" not in site.headers[0]
     assert DocumentArray.pull(url).identical(docs)
-    with closing(DocumentArray[Passage].pull_stream(url)) as found:
-        assert all(a.identical(b) for a, b in zip(found, docs, strict=True))
+    with closing(DocumentArray[Passage].pull_stream(url)) as result:
+        assert all(a.identical(b) for a, b in zip(result, docs, strict=True))
     assert len(DocumentArray[Passage].pull(url, copy=False)) == len(docs)
 
 
-def test_an_empty_array_is_a_file_too(site: UploadServer) -> None:
+def test_push_of_empty_array_writes_a_file(site: UploadServer) -> None:
     DocumentArray[Passage]().push(f"{site.url}/empty")
     assert len(DocumentArray[Passage].pull(f"{site.url}/empty")) == 0
 
 
-def test_the_query_of_an_address_tells_no_compression(site: UploadServer) -> None:
+def test_query_of_address_does_not_choose_compression(site: UploadServer) -> None:
     DocumentArray[Passage](passages(3)).push(f"{site.url}/plain?next=file.gz")
     assert site.files["/data/plain?next=file.gz"].startswith(b"\x93QUIRE")
 
 
-def test_headers_and_a_password_reach_the_server(site: UploadServer) -> None:
+def test_push_sends_headers_and_password(site: UploadServer) -> None:
     options = RemoteOptions(storage_options={"headers": {"X-Key": "k"}})
     url = site.url.replace("http://", "http://me:secret@")
     DocumentArray[Passage](passages(3)).push(f"{url}/a", remote=options)
@@ -110,10 +110,10 @@ def test_push_trusts_certificate_of_ssl_context(site: UploadServer, tmp_path: Pa
     assert DocumentArray[Passage].pull(url, remote=trusting).identical(docs)
 
 
-# --- while it is made
+# --- sending while encoding
 
 
-def test_the_first_bytes_arrive_before_the_last_document_is_made(site: UploadServer) -> None:
+def test_push_sends_while_documents_are_made(site: UploadServer) -> None:
     def slowly() -> Iterator[Passage]:
         yield from passages(3000)
         assert site.some.wait(20)  # else this would never end
@@ -123,7 +123,7 @@ def test_the_first_bytes_arrive_before_the_last_document_is_made(site: UploadSer
     assert len(stored(site, "docs")) == 3001
 
 
-def test_a_server_that_does_not_read_holds_the_source_back(site: UploadServer) -> None:
+def test_push_stream_has_backpressure(site: UploadServer) -> None:
     taken = 0
 
     def counted() -> Iterator[Passage]:
@@ -135,13 +135,13 @@ def test_a_server_that_does_not_read_holds_the_source_back(site: UploadServer) -
     options = RemoteOptions(retries=0, timeout=0.2)
     with pytest.raises(StorageError, match="timed out|no answer within"):
         DocumentArray[Passage].push_stream(counted(), f"{site.url}/docs", remote=options)
-    assert taken < 8000  # of 16 KB each: what lies ready, what is being made, and what the system holds
+    assert taken < 8000  # of 16 KB each: ready to be sent, being encoded, and in buffers of the system
 
 
 # --- failures
 
 
-def test_an_answer_that_may_pass_is_asked_again(site: UploadServer, docs: DocumentArray[Passage]) -> None:
+def test_push_retries_temporary_errors(site: UploadServer, docs: DocumentArray[Passage]) -> None:
     site.failures = 2
     docs.push(f"{site.url}/docs", remote=SOON)
     assert len(site.seen) == 3
@@ -149,16 +149,14 @@ def test_an_answer_that_may_pass_is_asked_again(site: UploadServer, docs: Docume
 
 
 @pytest.mark.parametrize("compress", [None, "gzip"])
-def test_a_stream_that_breaks_off_is_sent_again_from_its_start(site: UploadServer, compress: str | None) -> None:
+def test_push_stream_restarts_after_connection_loss(site: UploadServer, compress: str | None) -> None:
     site.breaks = [1, 3_000_000, 9_000_000]
     DocumentArray[Passage].push_stream(passages(), f"{site.url}/docs", compress=compress, remote=SOON)
     assert len(site.seen) == 4
     assert stored(site, "docs").identical(DocumentArray[Passage](passages()))
 
 
-def test_a_file_that_is_too_large_is_refused_once_with_the_servers_reason(
-    site: UploadServer, docs: DocumentArray[Passage]
-) -> None:
+def test_push_error_of_too_large_file_has_reason_of_server(site: UploadServer, docs: DocumentArray[Passage]) -> None:
     site.refuses = 1
     with pytest.raises(StorageError, match=rf"{site.url}/docs: writing the file is not possible .*413"):
         docs[:3].push(f"{site.url}/docs", remote=SOON)
@@ -168,7 +166,7 @@ def test_a_file_that_is_too_large_is_refused_once_with_the_servers_reason(
     assert site.files == {}
 
 
-def test_a_server_that_fails_for_good_is_an_error_that_tells_the_address_but_no_password(site: UploadServer) -> None:
+def test_push_error_names_address_without_password(site: UploadServer) -> None:
     site.failures = 100
     url = site.url.replace("http://", "http://me:secret@")
     with pytest.raises(StorageError, match="tried twice|tried 2 times") as caught:
@@ -177,18 +175,18 @@ def test_a_server_that_fails_for_good_is_an_error_that_tells_the_address_but_no_
     assert "secret" not in str(caught.value)
 
 
-def test_a_redirection_is_told(site: UploadServer) -> None:
+def test_push_rejects_redirects(site: UploadServer) -> None:
     site.failures, site.status = 1, 307
     with pytest.raises(StorageError, match="points to"):
         DocumentArray[Passage](passages(3)).push(f"{site.url}/a")
 
 
-def test_nobody_there_is_an_error_with_the_address() -> None:
+def test_push_error_names_address_without_server() -> None:
     with pytest.raises(StorageError, match="127.0.0.1:9/x: writing the file failed"):
         DocumentArray[Passage](passages(3)).push("http://127.0.0.1:9/x", remote=ONCE)
 
 
-def test_a_server_that_hangs_is_not_waited_for(site: UploadServer) -> None:
+def test_push_times_out_on_hanging_server(site: UploadServer) -> None:
     site.hangs = True
     options = RemoteOptions(retries=1, timeout=0.2, deadline=5)
     with pytest.raises(StorageError, match="writing the file failed"):
@@ -197,7 +195,7 @@ def test_a_server_that_hangs_is_not_waited_for(site: UploadServer) -> None:
         DocumentArray[Passage].pull(f"{site.url}/a", remote=options)
 
 
-def test_an_error_of_the_source_is_raised_as_it_is_and_nothing_arrives(site: UploadServer) -> None:
+def test_push_stream_raises_error_of_source_and_writes_nothing(site: UploadServer) -> None:
     def broken() -> Iterator[Passage]:
         yield from passages()
         raise LookupError("no more")
@@ -214,7 +212,7 @@ def test_an_error_of_the_source_is_raised_as_it_is_and_nothing_arrives(site: Upl
     assert site.unfinished == len(site.seen)
 
 
-def test_an_old_file_stays_when_the_new_one_breaks_off(site: UploadServer) -> None:
+def test_push_keeps_old_file_after_connection_loss(site: UploadServer) -> None:
     old = DocumentArray[Passage](passages(3))
     old.push(f"{site.url}/docs")
     site.breaks = [1_000_000]
@@ -226,7 +224,7 @@ def test_an_old_file_stays_when_the_new_one_breaks_off(site: UploadServer) -> No
 # --- pull
 
 
-def test_what_breaks_off_is_read_on_from_there(site: UploadServer, docs: DocumentArray[Passage]) -> None:
+def test_pull_resumes_after_connection_loss(site: UploadServer, docs: DocumentArray[Passage]) -> None:
     docs.push(f"{site.url}/docs")
     site.cuts = 2
     assert DocumentArray[Passage].pull(f"{site.url}/docs", remote=SOON).identical(docs)
@@ -236,16 +234,16 @@ def test_what_breaks_off_is_read_on_from_there(site: UploadServer, docs: Documen
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_server_without_ranges_or_lengths_is_read_again(
+def test_pull_restarts_without_ranges_or_lengths(
     site: UploadServer, docs: DocumentArray[Passage], ranges: bool
 ) -> None:
     docs.push(f"{site.url}/docs")
     site.ranges, site.cuts = ranges, 1
-    with closing(DocumentArray[Passage].pull_stream(f"{site.url}/docs", remote=SOON)) as found:
-        assert sum(1 for _ in found) == len(docs)
+    with closing(DocumentArray[Passage].pull_stream(f"{site.url}/docs", remote=SOON)) as result:
+        assert sum(1 for _ in result) == len(docs)
 
 
-def test_a_file_that_changes_while_it_is_read_is_an_error(site: UploadServer, docs: DocumentArray[Passage]) -> None:
+def test_pull_rejects_file_that_changes(site: UploadServer, docs: DocumentArray[Passage]) -> None:
     docs.push(f"{site.url}/docs")
     site.cuts, site.etags = 1, ['"one"', '"one"']
     assert len(DocumentArray[Passage].pull(f"{site.url}/docs", remote=SOON)) == len(docs)
@@ -254,14 +252,14 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(site: UploadServer, do
         DocumentArray[Passage].pull(f"{site.url}/docs", remote=SOON)
 
 
-def test_a_file_that_is_not_there_is_not_asked_for_again(site: UploadServer) -> None:
+def test_pull_does_not_retry_missing_file(site: UploadServer) -> None:
     with pytest.raises(StorageNotFoundError, match=f"{site.url}/none: "):
         DocumentArray[Passage].pull(f"{site.url}/none")
     assert len(site.seen) == 1
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -100, -1])
-def test_half_a_file_is_an_error_with_its_address(site: UploadServer, keep: int) -> None:
+def test_pull_error_of_truncated_file_names_address(site: UploadServer, keep: int) -> None:
     DocumentArray[Passage](passages(100)).push(f"{site.url}/docs")
     site.files["/data/docs"] = site.files["/data/docs"][:keep] if keep != -1 else b"not a file of documents"
     with pytest.raises(DecodeError, match=f"^{site.url}/docs: "):
@@ -270,18 +268,18 @@ def test_half_a_file_is_an_error_with_its_address(site: UploadServer, keep: int)
         list(DocumentArray[Passage].pull_stream(f"{site.url}/docs"))
 
 
-def test_a_reader_that_stops_early_ends_the_download(site: UploadServer, docs: DocumentArray[Passage]) -> None:
+def test_pull_stream_stops_download_with_reader(site: UploadServer, docs: DocumentArray[Passage]) -> None:
     docs.push(f"{site.url}/docs")
-    found = DocumentArray[Passage].pull_stream(f"{site.url}/docs")
-    assert next(found).identical(docs[0])
-    found.close()  # type: ignore[attr-defined]
+    result = DocumentArray[Passage].pull_stream(f"{site.url}/docs")
+    assert next(result).identical(docs[0])
+    result.close()  # type: ignore[attr-defined]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("quire-receive")]
 
 
 # --- options
 
 
-def test_bad_options_are_told_before_anything_is_sent(site: UploadServer) -> None:
+def test_push_rejects_bad_options_before_sending(site: UploadServer) -> None:
     docs = DocumentArray[Passage](passages(3))
     with pytest.raises(OptionError, match="num_workers=0"):
         docs.push(f"{site.url}/a", num_workers=0)
@@ -296,7 +294,7 @@ def test_bad_options_are_told_before_anything_is_sent(site: UploadServer) -> Non
     assert site.seen == []
 
 
-def test_the_bar_is_silent_unless_asked_for(site: UploadServer, capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_bar_is_off_by_default(site: UploadServer, capfd: pytest.CaptureFixture[str]) -> None:
     docs = DocumentArray[Passage](passages(300))
     docs.push(f"{site.url}/a")
     DocumentArray[Passage].pull(f"{site.url}/a")

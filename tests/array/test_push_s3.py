@@ -1,4 +1,4 @@
-"""Arrays in an object store: moto's S3 on loopback, spoken to by s3fs."""
+"""Push and pull with an object store: s3fs against the S3 server of moto on loopback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Passage(BaseDocument):
 
 
 class Faults:
-    """Between the server and its users: the next requests that the plan names are answered with a status."""
+    """Middleware that answers the next planned requests with an error status."""
 
     def __init__(self, application: Any) -> None:
         self._application = application
@@ -44,7 +44,7 @@ class Faults:
 
 
 class Store:
-    """An S3 with one bucket."""
+    """An S3 server with one bucket."""
 
     def __init__(self, port: int, faults: Faults) -> None:
         self.url, self.faults = f"http://127.0.0.1:{port}", faults
@@ -57,7 +57,7 @@ class Store:
         return RemoteOptions(storage_options={**known, **region}, **{"timeout": 20, **more})
 
     def names(self) -> list[str]:
-        return [found["Key"] for found in self.client.list_objects_v2(Bucket="bucket").get("Contents", [])]
+        return [result["Key"] for result in self.client.list_objects_v2(Bucket="bucket").get("Contents", [])]
 
     def unfinished(self) -> list[Any]:
         return list(self.client.list_multipart_uploads(Bucket="bucket").get("Uploads", []))
@@ -66,13 +66,13 @@ class Store:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Store]:
     faults = Faults(DomainDispatcherApplication(create_backend_app))
-    made = make_server("127.0.0.1", 0, faults, threaded=True)
-    thread = threading.Thread(target=made.serve_forever, daemon=True)
+    created = make_server("127.0.0.1", 0, faults, threaded=True)
+    thread = threading.Thread(target=created.serve_forever, daemon=True)
     thread.start()
-    yield Store(made.server_port, faults)
-    made.shutdown()
+    yield Store(created.server_port, faults)
+    created.shutdown()
     thread.join()
-    made.server_close()
+    created.server_close()
 
 
 @pytest.fixture
@@ -95,22 +95,22 @@ def docs() -> DocumentArray[Passage]:
     return DocumentArray[Passage](passages())
 
 
-def test_a_large_array_goes_in_parts_and_comes_back(store: Store, docs: DocumentArray[Passage]) -> None:
+def test_push_uploads_large_array_in_parts(store: Store, docs: DocumentArray[Passage]) -> None:
     docs.push("s3://bucket/folder/docs", remote=store.options())
     assert sum("partNumber" in seen for seen in store.faults.seen) >= 2
     assert store.names() == ["folder/docs"]
     assert DocumentArray[Passage].pull("s3://bucket/folder/docs", remote=store.options()).identical(docs)
 
 
-def test_a_small_packed_array_and_a_stream(store: Store, docs: DocumentArray[Passage]) -> None:
+def test_push_of_small_compressed_array_and_stream(store: Store, docs: DocumentArray[Passage]) -> None:
     docs[:5].push("s3://bucket/docs.gz", remote=store.options())
     assert DocumentArray[Passage].pull("s3://bucket/docs.gz", remote=store.options()).identical(docs[:5])
     DocumentArray[Passage].push_stream(passages(), "s3://bucket/docs", remote=store.options())
-    found = DocumentArray[Passage].pull_stream("s3://bucket/docs", remote=store.options())
-    assert all(a.identical(b) for a, b in zip(found, docs, strict=True))
+    result = DocumentArray[Passage].pull_stream("s3://bucket/docs", remote=store.options())
+    assert all(a.identical(b) for a, b in zip(result, docs, strict=True))
 
 
-def test_the_first_part_arrives_before_the_last_document_is_made(store: Store) -> None:
+def test_push_uploads_while_documents_are_made(store: Store) -> None:
     def waiting() -> Iterator[Passage]:
         yield from passages(400)
         for _ in range(2000):
@@ -124,7 +124,7 @@ def test_the_first_part_arrives_before_the_last_document_is_made(store: Store) -
     assert store.names() == ["docs"]
 
 
-def test_a_source_that_fails_leaves_no_file_and_no_parts(store: Store) -> None:
+def test_push_of_failing_source_leaves_no_file_and_no_parts(store: Store) -> None:
     def broken() -> Iterator[Passage]:
         yield from passages()
         raise LookupError("no more")
@@ -136,9 +136,7 @@ def test_a_source_that_fails_leaves_no_file_and_no_parts(store: Store) -> None:
 
 
 @pytest.mark.parametrize("request_", [("PUT", "partNumber=2"), ("POST", "uploadId")], ids=["part", "completion"])
-def test_a_store_that_is_busy_for_a_while_is_asked_again(
-    store: Store, docs: DocumentArray[Passage], request_: tuple[str, str]
-) -> None:
+def test_push_retries_busy_store(store: Store, docs: DocumentArray[Passage], request_: tuple[str, str]) -> None:
     store.faults.plan = [(*request_, "503 Slow Down")]
     docs.push("s3://bucket/docs", remote=store.options())
     assert store.faults.plan == []
@@ -146,7 +144,7 @@ def test_a_store_that_is_busy_for_a_while_is_asked_again(
     assert DocumentArray[Passage].pull("s3://bucket/docs", remote=store.options()).identical(docs)
 
 
-def test_a_store_that_refuses_a_part_is_told_and_has_nothing_left(store: Store, docs: DocumentArray[Passage]) -> None:
+def test_push_error_of_refused_part_leaves_nothing(store: Store, docs: DocumentArray[Passage]) -> None:
     store.faults.plan = [("PUT", "partNumber=2", "403 Forbidden")]
     with pytest.raises(StorageError, match="s3://bucket/docs: writing the file is not possible"):
         docs.push("s3://bucket/docs", remote=store.options())
@@ -154,7 +152,7 @@ def test_a_store_that_refuses_a_part_is_told_and_has_nothing_left(store: Store, 
     assert store.unfinished() == []
 
 
-def test_what_is_not_there_is_told(store: Store, docs: DocumentArray[Passage]) -> None:
+def test_pull_error_names_missing_object(store: Store, docs: DocumentArray[Passage]) -> None:
     with pytest.raises(StorageNotFoundError, match="s3://bucket/none: there is no such file"):
         DocumentArray[Passage].pull("s3://bucket/none", remote=store.options())
     with pytest.raises(StorageError, match="s3://nowhere/docs: "):

@@ -1,4 +1,4 @@
-"""Arrays and batches as fields of documents: what becomes one, where errors point, JSON there and back."""
+"""Arrays and batches as fields of pydantic models: validation, error locations, JSON."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Stacked(BaseDocument):
     later: DocumentBatch["Author"] | None = None
 
 
-def test_an_array_is_taken_as_it_is() -> None:
+def test_array_field_keeps_array() -> None:
     authors = DocumentArray[Author]([Author(name="Ada")])
     assert Book(authors=authors).authors is authors
 
@@ -61,21 +61,21 @@ SOURCES: list[Any] = [
 
 
 @pytest.mark.parametrize("source", [*SOURCES, "generator"], ids=lambda source: type(source).__name__)
-def test_what_becomes_an_array(source: Any) -> None:
+def test_array_field_accepts_iterables(source: Any) -> None:
     given = (Author(name=name) for name in ["Ada"]) if source == "generator" else source
     book = Book(authors=given)
     assert type(book.authors) is DocumentArray[Author]
     assert book.authors.name == ["Ada"]
 
 
-def test_documents_inside_are_kept() -> None:
+def test_array_field_keeps_documents() -> None:
     writer = Writer(name="Ada", pen_name="A.")
     book = Book(authors=[writer], shelf=[writer], cohort=[writer], maybe=[writer], untyped=[writer, Text()])
     assert all(getattr(book, name)[0] is writer for name in ("authors", "shelf", "cohort", "maybe", "untyped"))
     assert [type(book.shelf), type(book.cohort), type(book.untyped)] == [Shelf, Cohort[Author], DocumentArray]
 
 
-def test_assignment() -> None:
+def test_assignment_validates_array() -> None:
     book = Book(authors=[])
     book.authors = [{"name": "Ada"}]
     assert type(book.authors) is DocumentArray[Author]
@@ -98,7 +98,7 @@ BAD: list[tuple[Any, tuple[Any, ...], str]] = [
 
 
 @pytest.mark.parametrize(("value", "location", "kind"), BAD, ids=[str(location) + kind for _, location, kind in BAD])
-def test_errors_point_to_the_place(value: Any, location: tuple[Any, ...], kind: str) -> None:
+def test_validation_errors_have_locations(value: Any, location: tuple[Any, ...], kind: str) -> None:
     with pytest.raises(ValidationError) as raised:
         Book(authors=value)
     [problem] = raised.value.errors()
@@ -106,13 +106,13 @@ def test_errors_point_to_the_place(value: Any, location: tuple[Any, ...], kind: 
     assert problem["type"] == kind
 
 
-def test_an_untyped_array_makes_no_documents() -> None:
+def test_untyped_array_field_rejects_mappings() -> None:
     with pytest.raises(ValidationError, match="expected a document, got dict") as raised:
         Book(authors=[], untyped=[{"name": "Ada"}])
     assert raised.value.errors()[0]["loc"] == ("untyped", 0)
 
 
-def test_json_there_and_back() -> None:
+def test_array_field_round_trips_json() -> None:
     book = Book(authors=[Author(name="Ada", vector=[1, 2])], shelf=[{"name": "Bob"}], maybe=None)
     text = book.model_dump_json()
     again = Book.model_validate_json(text)
@@ -123,14 +123,14 @@ def test_json_there_and_back() -> None:
     assert Book.model_validate(book.model_dump()).identical(book)
 
 
-def test_json_of_untyped_arrays_forgets_nothing() -> None:
+def test_json_of_untyped_array_has_all_fields() -> None:
     book = Book(authors=[], untyped=[Writer(name="Ada", pen_name="A."), Text(text="t")])
     dumped = json.loads(book.model_dump_json())["untyped"]
     assert dumped[0]["pen_name"] == "A."
     assert dumped[1]["text"] == "t"
 
 
-def test_json_schema() -> None:
+def test_json_schema_of_array_fields() -> None:
     schema = Book.model_json_schema()
     assert schema["properties"]["authors"]["type"] == "array"
     assert schema["properties"]["authors"]["items"] == {"$ref": "#/$defs/Author"}
@@ -140,7 +140,7 @@ def test_json_schema() -> None:
     assert Book.model_json_schema(mode="serialization")["properties"]["authors"]["type"] == "array"
 
 
-def test_strict_mode() -> None:
+def test_strict_mode_accepts_arrays_only() -> None:
     adapter = TypeAdapter(DocumentArray[Author])
     authors = DocumentArray[Author]([Author(name="Ada")])
     assert adapter.validate_python(authors, strict=True) is authors
@@ -150,7 +150,7 @@ def test_strict_mode() -> None:
     assert adapter.dump_json(authors) == adapter.dump_json(adapter.validate_json(adapter.dump_json(authors)))
 
 
-def test_in_plain_models_and_unions() -> None:
+def test_array_fields_of_plain_models_and_unions() -> None:
     class Plain(BaseModel):
         authors: DocumentArray[Author] | int
 
@@ -162,7 +162,7 @@ def test_in_plain_models_and_unions() -> None:
     assert type(Holder[Author](docs=[{"name": "Ada"}]).docs) is DocumentArray[Author]
 
 
-def test_batches_are_fields_too() -> None:
+def test_batch_field_stacks_documents() -> None:
     stacked = Stacked(batch=[{"name": "Ada", "vector": [1, 2]}], later=[{"name": "Bob"}])
     assert type(stacked.batch) is DocumentBatch[Author]
     assert type(stacked.later) is DocumentBatch[Author]
@@ -176,11 +176,11 @@ def test_batches_are_fields_too() -> None:
     assert raised.value.errors()[0]["loc"] == ("batch", 0, "name")
 
 
-def test_documents_with_batches_stack() -> None:
+def test_documents_with_batch_fields_stack() -> None:
     docs = DocumentArray[Stacked]([Stacked(batch=[{"name": name}]) for name in ("Ada", "Bob")])
     assert docs.stack().unstack().identical(docs)
 
 
-def test_numbers_in_json_keep_their_dtype() -> None:
+def test_json_numbers_get_declared_dtype() -> None:
     book = Book(authors=[Author(name="Ada", vector=np.ones(2, np.float32))])
     assert Book.model_validate_json(book.model_dump_json()).authors[0].vector.dtype == np.float32

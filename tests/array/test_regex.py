@@ -1,4 +1,4 @@
-"""Patterns of queries: RE2's meaning with every engine, and bounded time."""
+"""Regular expressions of queries: the same meaning with every engine, and bounded time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ENGINES = [
 
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Only one engine is installed, or none."""
+    """Hide all engines but one, or all of them."""
     name: str = request.param
     monkeypatch.setattr(_regex, "is_installed", lambda module: module == name)
     compile_regex.cache_clear()
@@ -47,25 +47,25 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 @pytest.mark.needs("re2", "pyarrow")
 @pytest.mark.parametrize("pattern", HARD)
-def test_patterns_that_backtrack_are_fast_or_refused(engine: str, pattern: str) -> None:
+def test_backtracking_patterns_are_fast_or_rejected(engine: str, pattern: str) -> None:
     text = "a" * 50 + "!"  # on which Python's re takes hours
     rows = DocumentArray[Note]([Note(text=text)])
     try:
-        found = rows.filter({"text": {"$regex": pattern}})
-        assert len(found) == len(rows.stack().filter({"text": {"$regex": pattern}})) == 0
+        result = rows.filter({"text": {"$regex": pattern}})
+        assert len(result) == len(rows.stack().filter({"text": {"$regex": pattern}})) == 0
     except QueryError as error:
         assert engine == "none"
         assert "RE2 is not installed: pip install" in str(error)
 
 
 @pytest.mark.needs("re2", "pyarrow", "fastapi")
-def test_the_viewer_searches_in_bounded_time() -> None:
+def test_viewer_searches_in_bounded_time() -> None:
     query = parse_filter("text ~ /(a+)+$/", Note.document_schema())
     assert len(DocumentArray[Note]([Note(text="a" * 50 + "!")]).filter(query)) == 0
 
 
 @pytest.mark.needs("re2", "pyarrow")
-def test_long_texts_go_to_re2(engine: str) -> None:
+def test_long_texts_are_searched_by_re2(engine: str) -> None:
     regex = compile_regex("a*b")
     assert regex.search("a" * 1000 + "b")
     if engine == "none":
@@ -152,7 +152,7 @@ def test_simple_patterns_find_what_re2_finds(pattern: str, texts: list[str]) -> 
 @pytest.mark.needs("re2", "pyarrow")
 @settings(max_examples=300, deadline=None)
 @given(pattern=st.text("ab()[]{}|*+?.\\^$-,:123iP<=!d", max_size=12), text=st.text(max_size=20))
-def test_any_pattern_is_searched_for_or_refused(pattern: str, text: str) -> None:
+def test_any_pattern_is_searched_or_rejected(pattern: str, text: str) -> None:
     try:
         regex = Regex(pattern)
     except QueryError:

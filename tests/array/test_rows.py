@@ -1,4 +1,4 @@
-"""DocumentArray is a list that lets in only its own documents."""
+"""DocumentArray as a list that accepts only documents of its class."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ slices = st.builds(slice, *[st.none() | st.integers(-7, 7)] * 2, st.sampled_from
 
 
 def outcome(action: Callable[[], Any]) -> Any:
-    """What an action gives, or the builtin error that it raises."""
+    """Return the result of an action, or the builtin error that it raises."""
     try:
         given = action()
     except (IndexError, ValueError) as error:
@@ -47,7 +47,7 @@ def outcome(action: Callable[[], Any]) -> Any:
 
 
 class ListMachine(RuleBasedStateMachine):
-    """Whatever is done to an array and to a list of the same documents, they stay the same."""
+    """An array and a list of the same documents stay equal under the same operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,11 +55,11 @@ class ListMachine(RuleBasedStateMachine):
         self.model: list[Item] = []
 
     def both(self, action: Callable[[Any], Any]) -> None:
-        found, wanted = outcome(lambda: action(self.docs)), outcome(lambda: action(self.model))
-        if isinstance(wanted, list):
-            assert [a is b for a, b in zip(found, wanted, strict=True)] == [True] * len(wanted)
+        result, expected = outcome(lambda: action(self.docs)), outcome(lambda: action(self.model))
+        if isinstance(expected, list):
+            assert [a is b for a, b in zip(result, expected, strict=True)] == [True] * len(expected)
         else:
-            assert found is wanted or (isinstance(wanted, (int, bool)) and found == wanted), (found, wanted)
+            assert result is expected or (isinstance(expected, (int, bool)) and result == expected), (result, expected)
 
     @rule(document=documents)
     def append(self, document: Item) -> None:
@@ -159,7 +159,7 @@ TestListMachine = ListMachine.TestCase
 TestListMachine.settings = settings(laws, max_examples=60, stateful_step_count=25)
 
 
-# --- what may enter
+# --- accepted documents
 
 
 def test_mappings_and_main_values_become_documents() -> None:
@@ -174,7 +174,7 @@ def test_mappings_and_main_values_become_documents() -> None:
     assert texts.text == ["a", "b"]
 
 
-def test_subclasses_enter_as_they_are() -> None:
+def test_documents_of_subclasses_are_kept() -> None:
     special = Special(number=1, more="x")
     docs = DocumentArray[Item]([special])
     assert docs[0] is special
@@ -196,7 +196,7 @@ INSERTIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("insert", INSERTIONS.values(), ids=INSERTIONS)
 @pytest.mark.parametrize("bad", [Other(), "text", None, 3, {"number": "many"}, {"number": [1]}, [Item()], Item])
-def test_a_bad_item_anywhere_changes_nothing(insert: Callable[[Any, Any], Any], bad: Any) -> None:
+def test_rejected_item_changes_nothing(insert: Callable[[Any, Any], Any], bad: Any) -> None:
     docs = DocumentArray[Item](items(0, 1, 2))
     held, before = list(docs), copy.deepcopy(docs)
     with pytest.raises(DocumentTypeError, match=r"DocumentArray\[Item\]: item \d") as raised:
@@ -206,7 +206,7 @@ def test_a_bad_item_anywhere_changes_nothing(insert: Callable[[Any, Any], Any], 
     assert docs.identical(before)
 
 
-def test_messages_tell_what_came() -> None:
+def test_errors_describe_rejected_items() -> None:
     with pytest.raises(DocumentTypeError, match=r"item 1: expected a Item, got Other"):
         DocumentArray[Item]([Item(), Other()])
     with pytest.raises(DocumentTypeError, match=r"item 0: expected a Item, got str 'text'"):
@@ -216,7 +216,7 @@ def test_messages_tell_what_came() -> None:
 
 
 @pytest.mark.parametrize("bad", [3, None, "abc", b"abc", {"number": 1}, Item()])
-def test_what_is_no_iterable_of_documents(bad: Any) -> None:
+def test_array_rejects_values_that_are_not_iterables_of_documents(bad: Any) -> None:
     docs = DocumentArray[Item](items(0))
     with pytest.raises(DocumentTypeError, match="takes an iterable of documents"):
         DocumentArray[Item](bad)
@@ -225,7 +225,7 @@ def test_what_is_no_iterable_of_documents(bad: Any) -> None:
     assert len(docs) == 1
 
 
-def test_positions_and_documents_must_be_as_many() -> None:
+def test_assignment_rejects_other_number_of_documents() -> None:
     docs = DocumentArray[Item](items(0, 1, 2))
     with pytest.raises(DocumentTypeError, match="2 positions, but 1 documents"):
         docs[[0, 1]] = items(5)
@@ -236,21 +236,21 @@ def test_positions_and_documents_must_be_as_many() -> None:
     assert docs.number == [8, 1, 7]
 
 
-def test_a_failing_key_leaves_the_order() -> None:
+def test_sort_with_failing_key_keeps_the_order() -> None:
     docs = DocumentArray[Item](items(2, 0, 1))
     with pytest.raises(ZeroDivisionError):
         docs.sort(key=lambda item: 1 / item.number)
     assert docs.number == [2, 0, 1]
 
 
-def test_an_array_may_extend_itself() -> None:
+def test_array_extends_itself() -> None:
     docs = DocumentArray[Item](items(0, 1))
     docs.extend(docs)
     docs[1:1] = docs
     assert len(docs) == 8
 
 
-def test_iterating_while_appending_is_like_a_list() -> None:
+def test_iteration_while_appending_is_like_a_list() -> None:
     docs = DocumentArray[Item](items(0))
     for item in docs:
         if item.number < 3:
@@ -261,7 +261,7 @@ def test_iterating_while_appending_is_like_a_list() -> None:
 # --- arrays without a type
 
 
-def test_untyped_arrays_hold_any_document_and_forget_nothing() -> None:
+def test_untyped_array_holds_any_document() -> None:
     mixed = [Item(number=1), Special(more="x"), Text(text="t"), Document(tags={"a": 1})]
     docs = DocumentArray(mixed)
     assert [a is b for a, b in zip(docs, mixed, strict=True)] == [True] * 4
@@ -274,7 +274,7 @@ def test_untyped_arrays_hold_any_document_and_forget_nothing() -> None:
         docs.number  # noqa: B018
 
 
-def test_untyped_arrays_of_one_class_have_its_columns() -> None:
+def test_untyped_array_of_one_class_has_its_columns() -> None:
     docs = DocumentArray(items(1, 2))
     assert docs.number == [1, 2]
     docs.number = [3, 4]
@@ -285,7 +285,7 @@ def test_untyped_arrays_of_one_class_have_its_columns() -> None:
 # --- ids
 
 
-def test_by_id() -> None:
+def test_by_id_returns_document() -> None:
     docs = DocumentArray[Item](items(0, 1, 2))
     assert docs.by_id("1") is docs[1]
     docs[1].id = "new"
@@ -321,14 +321,14 @@ def test_by_id_after_changes(change: Callable[[Any], Any]) -> None:
             docs.by_id(gone)
 
 
-def test_by_id_finds_the_first_of_several() -> None:
+def test_by_id_returns_first_of_several() -> None:
     docs = DocumentArray[Item]([Item(id="a", number=1), Item(id="a", number=2)])
     assert docs.by_id("a").number == 1
     del docs[0]
     assert docs.by_id("a").number == 2
 
 
-def test_documents_without_an_id_are_not_found_by_none() -> None:
+def test_by_id_of_none_raises_path_error() -> None:
     class Nameless(BaseDocument):
         id: ClassVar[None] = None
 
@@ -349,7 +349,7 @@ def test_documents_without_an_id_are_not_found_by_none() -> None:
     ],
     ids=["append", "extend", "insert", "set", "slice", "list", "self"],
 )
-def test_unique_ids_are_kept(change: Callable[[Any], Any]) -> None:
+def test_unique_ids_reject_duplicates(change: Callable[[Any], Any]) -> None:
     docs = DocumentArray[Item](items(0, 1, 2), unique_ids=True)
     before = list(docs)
     with pytest.raises(DuplicateIdError, match="is in the array already") as raised:
@@ -358,7 +358,7 @@ def test_unique_ids_are_kept(change: Callable[[Any], Any]) -> None:
     assert [a is b for a, b in zip(docs, before, strict=True)] == [True] * 3
 
 
-def test_unique_ids_allow_what_keeps_them() -> None:
+def test_unique_ids_accept_changes_without_duplicates() -> None:
     docs = DocumentArray[Item](items(0, 1, 2), unique_ids=True)
     docs[0] = Item(id="0", number=9)
     docs[:2] = [docs[1], docs[0]]
@@ -376,7 +376,7 @@ def test_unique_ids_allow_what_keeps_them() -> None:
 # --- empty
 
 
-def test_empty() -> None:
+def test_empty_makes_documents_with_defaults() -> None:
     docs = DocumentArray[Item].empty(3)
     assert (type(docs), len(docs), len(set(docs.id)), docs.number) == (DocumentArray[Item], 3, 3, [0, 0, 0])
     assert len(DocumentArray[Item].empty()) == 0
@@ -391,7 +391,7 @@ def test_empty() -> None:
         DocumentArray[Strict].empty(1)
 
 
-def test_a_document_that_is_not_there_is_told() -> None:
+def test_index_error_describes_missing_document() -> None:
     docs = DocumentArray[Item]([Item()])
     for look in (docs.index, docs.remove):
         with pytest.raises(ValueError, match=r"^no document in <DocumentArray\[Item\] of 1> is equal to int 3\."):

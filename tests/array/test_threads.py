@@ -1,4 +1,4 @@
-"""Arrays that several threads change at once, and the index of ids that they share."""
+"""Arrays changed by several threads at once, and their index of unique ids."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run_threads(work: Callable[[int], None], threads: int = THREADS) -> None:
         raise errors[0]
 
 
-# --- the law: nothing is lost, nothing is doubled
+# --- no document is lost or inserted twice
 
 CALLS = st.lists(st.tuples(st.sampled_from(["append", "extend", "insert", "mapping"]), st.integers(0, 20)), max_size=60)
 
@@ -90,8 +90,8 @@ def test_threads_insert_every_document_once(programs: list[list[tuple[str, int]]
             inserted[thread] += numbers
 
     run_threads(work, len(programs))
-    found = Counter((doc.thread, doc.number) for doc in array if doc.thread >= 0)
-    assert found == Counter((thread, number) for thread, numbers in enumerate(inserted) for number in numbers)
+    result = Counter((doc.thread, doc.number) for doc in array if doc.thread >= 0)
+    assert result == Counter((thread, number) for thread, numbers in enumerate(inserted) for number in numbers)
     assert all(array.by_id(doc.id) is doc for doc in array)
 
 
@@ -114,13 +114,13 @@ def test_documents_of_one_thread_stay_in_order() -> None:
 
 def test_map_may_append_to_another_array() -> None:
     documents = DocumentArray[Item](Item(number=i) for i in range(500))
-    found = DocumentArray[Item](unique_ids=True)
-    list(documents.map(lambda doc: found.append(Item(number=doc.number)), num_workers=8))
-    assert sorted(doc.number for doc in found) == list(range(500))
+    result = DocumentArray[Item](unique_ids=True)
+    list(documents.map(lambda doc: result.append(Item(number=doc.number)), num_workers=8))
+    assert sorted(doc.number for doc in result) == list(range(500))
 
 
 @pytest.mark.parametrize("way", ["append", "extend", "insert"])
-def test_one_thread_of_those_with_the_same_id_wins(way: str) -> None:
+def test_one_of_several_threads_inserts_an_id(way: str) -> None:
     array = DocumentArray[Item](unique_ids=True)
     refused = [0] * THREADS
 
@@ -167,7 +167,7 @@ def test_threads_delete_and_append_to_unique_ids() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_a_child_forked_while_a_thread_appends_can_append() -> None:
+def test_child_forked_while_thread_appends_can_append() -> None:
     array = DocumentArray[Item](unique_ids=True)
     is_over = threading.Event()
 
@@ -200,21 +200,21 @@ def test_a_child_forked_while_a_thread_appends_can_append() -> None:
 @pytest.mark.parametrize(
     "make", [lambda array: pickle.loads(pickle.dumps(array)), copy.deepcopy, copy.copy, lambda array: array.copy()]
 )
-def test_copies_have_an_index_of_their_own(make: Any) -> None:
+def test_copies_have_their_own_id_index(make: Any) -> None:
     array = DocumentArray[Item]([Item(id="a")], unique_ids=True)
     array.append(Item(id="b"))
-    made = make(array)
+    created = make(array)
     with pytest.raises(DuplicateIdError):
-        made.append(Item(id="b"))
-    made.append(Item(id="c"))
+        created.append(Item(id="b"))
+    created.append(Item(id="c"))
     array.append(Item(id="c"))
-    assert made.id == array.id == ["a", "b", "c"]
+    assert created.id == array.id == ["a", "b", "c"]
 
 
 # --- the index
 
 
-def test_appends_to_unique_ids_do_not_look_at_every_document(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_to_unique_ids_does_not_scan_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     builds: list[int] = []
     build = _IdState.build
     monkeypatch.setattr(_IdState, "build", lambda self, docs: (builds.append(len(docs)), build(self, docs))[1])
@@ -230,7 +230,7 @@ def test_appends_to_unique_ids_do_not_look_at_every_document(monkeypatch: pytest
     assert builds == [0]
 
 
-def test_an_id_that_a_document_gave_up_is_free() -> None:
+def test_id_that_a_document_gave_up_is_free() -> None:
     array = DocumentArray[Loose]([Loose(id="a"), Loose(id="b")], unique_ids=True)
     array[0].id = "c"
     array.append(Loose(id="a"))
@@ -245,7 +245,7 @@ def test_an_id_that_a_document_gave_up_is_free() -> None:
         array.append(Loose(id="d"))
 
 
-def test_a_column_of_ids_is_checked() -> None:
+def test_set_column_of_ids_rejects_duplicates() -> None:
     array = DocumentArray[Item]([Item(id="a"), Item(id="b")], unique_ids=True)
     with pytest.raises(DuplicateIdError, match="'x'"):
         array.id = ["x", "x"]
@@ -259,7 +259,7 @@ def test_a_column_of_ids_is_checked() -> None:
     assert plain.id == ["x", "x"]
 
 
-def test_an_update_of_a_nested_array_is_in_the_index() -> None:
+def test_update_of_nested_array_updates_id_index() -> None:
     class Shelf(BaseDocument):
         items: DocumentArray[Item] = []
 
@@ -276,7 +276,7 @@ ROWS = st.integers(-6, 6)
 
 
 class UniqueIds(RuleBasedStateMachine):
-    """An array with unique ids against a list that is searched whole every time."""
+    """An array with unique ids behaves like a list whose ids are compared every time."""
 
     @initialize(ids=st.lists(IDS, max_size=4))
     def create(self, ids: list[Any]) -> None:
@@ -382,7 +382,7 @@ class UniqueIds(RuleBasedStateMachine):
 
     @rule(row=st.integers(0, 5))
     def change_in_place(self, row: int) -> None:
-        """A new id that no one else has: the old one is free afterwards."""
+        """Set an unused id; the old one is free afterwards."""
         if row < len(self.ids):
             self.array[row].id = self.ids[row] = f"new {id(self.array[row])}"
 

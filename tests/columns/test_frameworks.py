@@ -1,4 +1,4 @@
-"""Columns of every framework: kept by default, converted on request, never changed in dtype."""
+"""Columns of every framework: kept by default, converted on request, with the same dtypes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def there_and_back(docs: DocumentArray[Any], **options: Any) -> Any:
 
 
 @pytest.mark.needs("torch")
-def test_frameworks_are_kept_and_numbers_are_numpy() -> None:
+def test_stack_keeps_frameworks_and_makes_numbers_numpy() -> None:
     import torch
 
     docs = DocumentArray[Torch]([Torch(tensor=torch.ones(2), array=np.ones(2), anything=torch.ones(1), label=3)] * 2)
@@ -52,7 +52,7 @@ def test_frameworks_are_kept_and_numbers_are_numpy() -> None:
 
 
 @pytest.mark.needs("torch")
-def test_stack_to_torch_converts_all() -> None:
+def test_stack_to_torch_converts_every_column() -> None:
     import torch
 
     docs = DocumentArray[Torch](
@@ -84,7 +84,7 @@ def test_stack_to_torch_converts_all() -> None:
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "bfloat16", "float8_e4m3fn", "complex64"])
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3)], ids=str)
-def test_torch_dtypes_stay(dtype: str, shape: tuple[int, ...]) -> None:
+def test_stack_keeps_torch_dtypes(dtype: str, shape: tuple[int, ...]) -> None:
     import torch
 
     tensor = torch.ones(shape).to(getattr(torch, dtype))
@@ -100,7 +100,7 @@ def test_torch_dtypes_stay(dtype: str, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.needs("torch")
-def test_torch_shapes() -> None:
+def test_stack_pads_and_rags_torch_tensors() -> None:
     import torch
 
     docs = DocumentArray[Torch]([Torch(tensor=torch.ones(3)), Torch(), Torch(tensor=torch.ones(1))])
@@ -118,7 +118,7 @@ def test_torch_shapes() -> None:
 
 
 @pytest.mark.needs("torch")
-def test_torch_memory() -> None:
+def test_rows_share_memory_with_torch_columns() -> None:
     import torch
 
     batch = DocumentArray[Torch]([Torch(tensor=torch.zeros(2)) for _ in range(4)]).stack("torch")
@@ -134,7 +134,7 @@ def test_torch_memory() -> None:
 
 
 @pytest.mark.needs("torch")
-def test_gradients_flow_through_a_stack() -> None:
+def test_gradients_flow_through_stack() -> None:
     import torch
 
     leaf = torch.ones(2, requires_grad=True)
@@ -148,7 +148,7 @@ def test_gradients_flow_through_a_stack() -> None:
 
 
 @pytest.mark.needs("torch")
-def test_parameters_stay_with_their_documents() -> None:
+def test_stack_does_not_change_parameters() -> None:
     import torch
 
     parameter = torch.nn.Parameter(torch.ones(2))
@@ -161,7 +161,7 @@ def test_parameters_stay_with_their_documents() -> None:
 
 @pytest.mark.needs("torch", "scipy")
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
-def test_sparse_tensors_are_objects() -> None:
+def test_stack_holds_sparse_tensors_as_objects() -> None:
     import scipy.sparse
     import torch
 
@@ -180,7 +180,7 @@ def test_sparse_tensors_are_objects() -> None:
 
 
 @pytest.mark.needs("torch")
-def test_mixed_frameworks_of_any_tensor() -> None:
+def test_stack_holds_mixed_frameworks_as_objects() -> None:
     import torch
 
     docs = DocumentArray[Torch]([Torch(anything=torch.ones(2)), Torch(anything=np.ones(2, np.float32)), Torch()])
@@ -196,7 +196,7 @@ def test_mixed_frameworks_of_any_tensor() -> None:
 
 
 @pytest.mark.needs("jax", "scipy")
-def test_tensors_of_one_dtype_and_several_frameworks_or_layouts_are_objects() -> None:
+def test_stack_holds_mixed_frameworks_and_layouts_as_objects() -> None:
     import jax.numpy as jnp
     import scipy.sparse
 
@@ -211,11 +211,11 @@ def test_tensors_of_one_dtype_and_several_frameworks_or_layouts_are_objects() ->
     ):
         batch = DocumentArray[Loose](Loose(value=value) for value in values).stack()
         assert type(batch.column("value")) is ObjectColumn
-        assert all(found is value for found, value in zip(batch.value, values, strict=True))
+        assert all(result is value for result, value in zip(batch.value, values, strict=True))
 
 
 @pytest.mark.needs("torch")
-def test_to_a_device() -> None:
+def test_to_moves_tensors_to_device() -> None:
     import torch
 
     docs = DocumentArray[Torch](
@@ -233,7 +233,7 @@ def test_to_a_device() -> None:
 
 
 @pytest.mark.needs("torch")
-def test_frameworks_there_and_back() -> None:
+def test_to_framework_round_trips() -> None:
     import torch
 
     docs = DocumentArray[Torch](
@@ -256,7 +256,7 @@ def test_frameworks_there_and_back() -> None:
 
 
 @pytest.mark.needs("torch")
-def test_shared_and_pinned_memory() -> None:
+def test_share_memory_and_pin_memory() -> None:
     import torch
 
     batch = DocumentArray[Torch]([Torch(tensor=torch.ones(2), label=1, parts=[Part(number=2)])]).stack("torch")
@@ -295,7 +295,7 @@ def test_set_columns_from_torch() -> None:
 
 
 @pytest.mark.needs("tensorflow")
-def test_tensorflow_columns() -> None:
+def test_stack_and_unstack_tensorflow() -> None:
     import tensorflow as tf
 
     from quire.typing import TensorFlowTensor
@@ -335,7 +335,7 @@ def test_tensorflow_columns() -> None:
 
 
 @pytest.mark.needs("tensorflow")
-def test_columns_of_another_framework_become_tensors_of_tensorflow() -> None:
+def test_rows_are_converted_to_declared_tensorflow() -> None:
     import tensorflow as tf
 
     class Plain(BaseDocument):
@@ -355,7 +355,7 @@ class Jax(BaseDocument):
 
 
 @pytest.mark.needs("jax")
-def test_jax_columns() -> None:
+def test_stack_and_unstack_jax() -> None:
     import jax
     import jax.numpy as jnp
 
@@ -385,7 +385,7 @@ class Paddle(BaseDocument):
 
 
 @pytest.mark.needs("paddle")
-def test_paddle_columns() -> None:
+def test_stack_and_unstack_paddle() -> None:
     import paddle
 
     docs = DocumentArray[Paddle]([Paddle(tensor=paddle.ones([2, 3])), Paddle(), Paddle(tensor=paddle.zeros([2, 3]))])

@@ -1,4 +1,4 @@
-"""Rows to columns and back loses nothing, whatever the documents hold."""
+"""Stacking documents and unstacking them again gives identical documents."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from quire import DocumentArray, DocumentBatch
 from tests.strategies import Branch, Leaf, Node, Tree, arrays, branches, laws, leaves, nodes, orders, same_types, trees
 
 
-def assert_same(found: Any, wanted: Any) -> None:
-    assert found.identical(wanted)
-    assert same_types(found, wanted)
+def assert_same(result: Any, expected: Any) -> None:
+    assert result.identical(expected)
+    assert same_types(result, expected)
 
 
 @laws
 @given(arrays(leaves(), Leaf, 5))
-def test_leaves_come_back(docs: DocumentArray[Leaf]) -> None:
+def test_leaves_round_trip(docs: DocumentArray[Leaf]) -> None:
     before = copy.deepcopy(docs)
     batch = docs.stack()
     assert_same(batch.unstack(), docs)
@@ -32,7 +32,7 @@ def test_leaves_come_back(docs: DocumentArray[Leaf]) -> None:
 
 @laws
 @given(arrays(branches(), Branch, 4))
-def test_every_kind_of_field_comes_back(docs: DocumentArray[Branch]) -> None:
+def test_every_kind_of_field_round_trips(docs: DocumentArray[Branch]) -> None:
     batch = docs.stack()
     assert_same(batch.unstack(), docs)
     for row, document in enumerate(docs):
@@ -42,13 +42,13 @@ def test_every_kind_of_field_comes_back(docs: DocumentArray[Branch]) -> None:
 
 @laws
 @given(arrays(trees(), Tree))
-def test_ragged_shapes_come_back(docs: DocumentArray[Tree]) -> None:
+def test_ragged_shapes_round_trip(docs: DocumentArray[Tree]) -> None:
     assert_same(docs.stack(shapes="ragged").unstack(), docs)
 
 
 @laws
 @given(st.integers(0, 3).flatmap(lambda rank: arrays(trees(rank), Tree)))
-def test_padded_shapes_come_back(docs: DocumentArray[Tree]) -> None:
+def test_padded_shapes_round_trip(docs: DocumentArray[Tree]) -> None:
     batch = docs.stack(shapes="pad")
     assert_same(batch.unstack(), docs)
     if isinstance(batch.shaped, np.ndarray):
@@ -60,13 +60,13 @@ def test_padded_shapes_come_back(docs: DocumentArray[Tree]) -> None:
 
 @laws
 @given(arrays(nodes(), Node))
-def test_recursive_documents_come_back(docs: DocumentArray[Node]) -> None:
+def test_recursive_documents_round_trip(docs: DocumentArray[Node]) -> None:
     assert_same(docs.stack().unstack(), docs)
 
 
 @laws
 @given(arrays(branches(), Branch, 4).flatmap(lambda docs: st.tuples(st.just(docs), orders(len(docs)))))
-def test_take_is_indexing(case: tuple[DocumentArray[Branch], list[int]]) -> None:
+def test_take_equals_indexing_documents(case: tuple[DocumentArray[Branch], list[int]]) -> None:
     docs, order = case
     batch = docs.stack()
     assert_same(batch.take(order).unstack(), docs[order])
@@ -75,13 +75,13 @@ def test_take_is_indexing(case: tuple[DocumentArray[Branch], list[int]]) -> None
 
 @laws
 @given(arrays(trees(), Tree), st.slices(3))
-def test_slices_are_slices(docs: DocumentArray[Tree], rows: slice) -> None:
+def test_slices_equal_slices_of_documents(docs: DocumentArray[Tree], rows: slice) -> None:
     assert_same(docs.stack(shapes="ragged")[rows].unstack(), docs[rows])
 
 
 @laws
 @given(arrays(branches(), Branch), arrays(branches(), Branch), arrays(branches(), Branch))
-def test_concat_is_concatenation(a: Any, b: Any, c: Any) -> None:
+def test_concat_equals_concatenated_documents(a: Any, b: Any, c: Any) -> None:
     batch = DocumentBatch[Branch].concat([a.stack(), b.stack(), c.stack()])
     assert_same(batch.unstack(), a + b + c)
 
@@ -93,18 +93,18 @@ def test_concat_is_concatenation(a: Any, b: Any, c: Any) -> None:
     st.sampled_from(["pad", "ragged"]),
     st.sampled_from(["pad", "ragged"]),
 )
-def test_padded_and_ragged_batches_join(a: Any, b: Any, first: Any, second: Any) -> None:
+def test_padded_and_ragged_batches_concatenate(a: Any, b: Any, first: Any, second: Any) -> None:
     batch = DocumentBatch[Tree].concat([a.stack(shapes=first), b.stack(shapes=second)], shapes=second)
     assert_same(batch.unstack(), a + b)
 
 
 @laws
 @given(arrays(trees(), Tree))
-def test_pickles_and_copies_hold_everything(docs: DocumentArray[Tree]) -> None:
+def test_pickles_and_copies_are_identical(docs: DocumentArray[Tree]) -> None:
     batch = docs.stack(shapes="ragged")
-    for made in (pickle.loads(pickle.dumps(batch)), copy.copy(batch), copy.deepcopy(batch)):
-        assert type(made) is DocumentBatch[Tree]
-        assert made.identical(batch)
-        assert_same(made.unstack(), docs)
+    for created in (pickle.loads(pickle.dumps(batch)), copy.copy(batch), copy.deepcopy(batch)):
+        assert type(created) is DocumentBatch[Tree]
+        assert created.identical(batch)
+        assert_same(created.unstack(), docs)
     assert_same(pickle.loads(pickle.dumps(docs)), docs)
     assert_same(copy.deepcopy(docs), docs)

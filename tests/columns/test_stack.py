@@ -1,4 +1,4 @@
-"""Rows to columns: what each kind of field becomes, and what is refused."""
+"""Stacking documents: the column of each kind of field, and rejected values."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Book(BaseDocument):
 
 
 def stacked(name: str, values: list[Any], **options: Any) -> DocumentBatch[Book]:
-    """A batch of books with these values in one field, which come back as they went in."""
+    """Stack books with these values in one field, and check that unstacking gives the same values."""
     docs = DocumentArray[Book]([Book(**{name: value}) for value in values])
     batch = docs.stack(**options)
     assert batch.unstack().identical(docs)
@@ -82,7 +82,7 @@ def stacked(name: str, values: list[Any], **options: Any) -> DocumentBatch[Book]
         ("complex_", [1j, 2 + 0j], "complex128"),
     ],
 )
-def test_numbers_are_vectors(name: str, values: list[Any], dtype: str) -> None:
+def test_stack_makes_numbers_vectors(name: str, values: list[Any], dtype: str) -> None:
     batch = stacked(name, values)
     column = batch.column(name)
     assert type(column) is ScalarColumn
@@ -92,14 +92,14 @@ def test_numbers_are_vectors(name: str, values: list[Any], dtype: str) -> None:
 
 
 @pytest.mark.parametrize("values", [[2**63], [1, -(2**63) - 1], [2**64, 0]], ids=str)
-def test_integers_beyond_64_bits_are_objects(values: list[int]) -> None:
+def test_stack_holds_integers_beyond_64_bits_as_objects(values: list[int]) -> None:
     batch = stacked("number", values)
     assert type(batch.column("number")) is ObjectColumn
     assert batch.number == values
     assert stacked("maybe", [*values, None]).maybe == [*values, None]
 
 
-def test_missing_numbers_are_told_by_validity() -> None:
+def test_validity_marks_missing_numbers() -> None:
     batch = stacked("maybe", [3, None, 0])
     assert batch.maybe.tolist() == [3, 0, 0]
     assert batch.validity("maybe").tolist() == [True, False, True]
@@ -108,7 +108,7 @@ def test_missing_numbers_are_told_by_validity() -> None:
     assert stacked("maybe", [None, None]).validity("maybe").tolist() == [False, False]
 
 
-def test_numbers_that_were_not_validated_stay_what_they_are() -> None:
+def test_stack_keeps_numbers_that_were_not_validated() -> None:
     docs = DocumentArray[Book]([Book(), Book(maybe_real=1.0)])
     docs[0].__dict__["number"] = True
     docs[0].__dict__["maybe_real"] = 2**60 + 1
@@ -123,7 +123,7 @@ def test_numbers_that_were_not_validated_stay_what_they_are() -> None:
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "float16", "float64", "complex64", "<U3", "M8[s]", "S2"])
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3)], ids=str)
-def test_tensors_of_one_shape_are_one_tensor(dtype: str, shape: tuple[int, ...]) -> None:
+def test_stack_makes_tensors_of_one_shape_one_tensor(dtype: str, shape: tuple[int, ...]) -> None:
     arrays = [np.zeros(shape, dtype), np.ones(shape, "i1").astype(dtype)]
     batch = stacked("vector", arrays)
     assert type(batch.column("vector")) is TensorColumn
@@ -133,7 +133,7 @@ def test_tensors_of_one_shape_are_one_tensor(dtype: str, shape: tuple[int, ...])
     assert (missing.vector.dtype, missing.validity("vector").tolist()) == (arrays[0].dtype, [True, False])
 
 
-def test_other_byte_orders_are_not_changed() -> None:
+def test_stack_keeps_byte_orders() -> None:
     batch = stacked("vector", [np.ones(2, ">f4"), np.ones(2, ">f4")])
     assert batch[0].vector.dtype == ">f4"
     joined = DocumentBatch[Book].concat([batch, batch])
@@ -142,19 +142,19 @@ def test_other_byte_orders_are_not_changed() -> None:
         stacked("vector", [np.ones(2, ">f4"), np.ones(2, "<f4")])
 
 
-def test_records_stack() -> None:
+def test_stack_accepts_record_arrays() -> None:
     record = np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")])
     assert stacked("vector", [record, None]).vector.dtype == record.dtype
 
 
-def test_mixed_dtypes_of_a_typed_field_are_refused() -> None:
+def test_stack_rejects_mixed_dtypes_of_typed_field() -> None:
     docs = DocumentArray[Book]([Book(vector=np.zeros(2, np.int64)), Book(vector=np.array([0.5, 0.5]))])
     with pytest.raises(ColumnError, match="Book.vector: mixed dtypes: row 0 has int64, row 1 has float64. Cast"):
         docs.stack()
     assert docs[0].vector.dtype == np.int64
 
 
-def test_mixed_dtypes_of_any_tensor_are_objects() -> None:
+def test_stack_holds_mixed_dtypes_of_any_tensor_as_objects() -> None:
     values = [np.zeros(2, np.int64), None, np.array([0.5, 0.5])]
     batch = stacked("anything", values)
     assert type(batch.column("anything")) is ObjectColumn
@@ -162,8 +162,8 @@ def test_mixed_dtypes_of_any_tensor_are_objects() -> None:
     assert batch.validity("anything").tolist() == [True, False, True]
 
 
-def test_nothing_is_broadcast() -> None:
-    """A peer library makes (3,) and (1,) one shape without a word."""
+def test_stack_does_not_broadcast() -> None:
+    """Another library broadcasts (1,) to (3,) silently."""
     docs = DocumentArray[Book]([Book(), Book(vector=np.zeros(3)), Book(vector=np.zeros(1))])
     with pytest.raises(ColumnError, match=r"Book.vector: mixed shapes: row 1 has \(3,\), row 2 has \(1,\). Stack with"):
         docs.stack()
@@ -176,7 +176,7 @@ def test_nothing_is_broadcast() -> None:
         nested.stack()
 
 
-def test_padding() -> None:
+def test_stack_pads_mixed_shapes() -> None:
     values = [np.ones((2, 1)), None, np.full((1, 3), 2.0), np.ones((2, 3))]
     batch = stacked("vector", values, shapes="pad")
     assert batch.vector.shape == (4, 2, 3)
@@ -196,7 +196,7 @@ def test_padding() -> None:
         batch.mask("title")
 
 
-def test_ragged() -> None:
+def test_stack_makes_mixed_shapes_ragged() -> None:
     values = [np.ones((2, 1)), None, np.arange(3.0), np.zeros((0, 2)), np.array(7.0)]
     batch = stacked("vector", values, shapes="ragged")
     column = batch.vector
@@ -211,7 +211,7 @@ def test_ragged() -> None:
     assert type(stacked("vector", values[2:3], shapes="ragged").column("vector")) is TensorColumn
 
 
-def test_a_policy_is_checked() -> None:
+def test_stack_rejects_unknown_shape_policy() -> None:
     with pytest.raises(ColumnError, match="shapes='stretch' is not a policy"):
         DocumentArray[Book]().stack(shapes="stretch")
     with pytest.raises(SchemaError, match="'troch' is not a framework. Did you mean 'torch'"):
@@ -220,7 +220,7 @@ def test_a_policy_is_checked() -> None:
         DocumentArray[Book]().stack("scipy")
 
 
-def test_columns_without_a_single_tensor() -> None:
+def test_stack_of_missing_tensors() -> None:
     batch = stacked("exact", [None, None])
     assert (batch.exact.shape, batch.exact.dtype) == ((2, 2), np.float32)
     assert batch.validity("exact").tolist() == [False, False]
@@ -232,7 +232,7 @@ def test_columns_without_a_single_tensor() -> None:
 # --- empty
 
 
-def test_an_empty_batch_is_a_value() -> None:
+def test_empty_batch_has_columns() -> None:
     batch = DocumentArray[Book]().stack()
     assert (len(batch), list(batch), batch.title) == (0, [], [])
     assert (batch.number.dtype, batch.number.shape, batch.maybe.dtype) == (np.int64, (0,), np.int64)
@@ -251,7 +251,7 @@ def test_an_empty_batch_is_a_value() -> None:
     assert DocumentBatch[Book].concat([]) == batch
 
 
-def test_parts_of_full_batches_may_be_empty() -> None:
+def test_empty_parts_of_batches() -> None:
     batch = DocumentArray[Book]([Book(vector=np.zeros(2, np.int8), authors=[{}])]).stack()[:0]
     assert (batch.vector.shape, batch.vector.dtype) == ((0, 2), np.int8)
     assert len(batch.authors.flat) == 0
@@ -260,7 +260,7 @@ def test_parts_of_full_batches_may_be_empty() -> None:
 # --- nested
 
 
-def test_nested_documents_are_batches() -> None:
+def test_stack_makes_nested_documents_batches() -> None:
     docs = DocumentArray[Book]([Book(author=Author(name="a", age=1)), Book(editor=Special(name="e", more=3))])
     batch = docs.stack()
     assert type(batch.column("author")) is DocumentColumn
@@ -273,7 +273,7 @@ def test_nested_documents_are_batches() -> None:
     assert list(batch.editor) == [None, docs[1].editor]
 
 
-def test_arrays_are_offsets_and_one_flat_batch() -> None:
+def test_stack_makes_arrays_flat_batch_with_offsets() -> None:
     docs = DocumentArray[Book](
         [
             Book(authors=[{"name": "a"}, {"name": "b", "vector": [1, 2]}], readers=[]),
@@ -300,7 +300,7 @@ def test_arrays_are_offsets_and_one_flat_batch() -> None:
         batch.authors[3]
 
 
-def test_arrays_of_arrays_nest() -> None:
+def test_stack_nests_arrays_of_arrays() -> None:
     docs = DocumentArray[Branch](
         [Branch(leaf=Leaf(text="l"), leaves=[Leaf(text=str(n)) for n in range(size)]) for size in (2, 0, 1)]
     )
@@ -310,7 +310,7 @@ def test_arrays_of_arrays_nest() -> None:
     assert batch.unstack().identical(docs)
 
 
-def test_subclasses_of_arrays_keep_their_class_and_attributes() -> None:
+def test_stack_keeps_class_and_attributes_of_array_subclasses() -> None:
     plain = stacked("shelf", [Shelf([{"name": "a"}]), Shelf()])
     assert type(plain.column("shelf")) is DocumentsColumn
     assert type(plain[0].shelf) is Shelf
@@ -326,7 +326,7 @@ def test_subclasses_of_arrays_keep_their_class_and_attributes() -> None:
     assert [type(doc.authors) for doc in own] == [Own, DocumentArray[Author]]
 
 
-def test_recursive_documents_are_objects() -> None:
+def test_stack_holds_recursive_documents_as_objects() -> None:
     docs = DocumentArray[Node]([Node(name="a", children=[Node(name="b")]), Node(parent=Node(name="p"))])
     batch = docs.stack()
     assert [type(batch.column(name)) for name in ("parent", "children")] == [ObjectColumn, ObjectColumn]
@@ -334,24 +334,24 @@ def test_recursive_documents_are_objects() -> None:
     assert batch.children[0][0].name == "b"
 
 
-def test_unions_are_objects() -> None:
+def test_stack_holds_unions_as_objects() -> None:
     docs = DocumentArray[Branch](
         [Branch(leaf=Leaf(text=""), either=3), Branch(leaf=Leaf(text=""), either=Leaf(text="x"))]
     )
     assert docs.stack().either == [3, Leaf(text="x")]
 
 
-# --- what cannot be stacked
+# --- rejected documents
 
 
-def test_documents_made_without_validation_may_lack_a_field() -> None:
+def test_stack_rejects_documents_without_a_field() -> None:
     broken = Text.model_construct()
     del broken.__dict__["url"]
     with pytest.raises(ColumnError, match="Text.url: document 1 has no such value; it was made without validation"):
         DocumentArray[Text]([Text(), broken]).stack()
 
 
-def test_stacking_leaves_the_documents_alone() -> None:
+def test_stack_does_not_change_documents() -> None:
     docs = DocumentArray[Book]([Book(vector=np.zeros(2), author=Author(name="a")) for _ in range(2)])
     held = [dict(document.__dict__) for document in docs]
     batch = docs.stack()
@@ -366,7 +366,7 @@ def test_stacking_leaves_the_documents_alone() -> None:
 # --- which rows an error names
 
 
-def test_stack_names_the_row_that_is_no_document() -> None:
+def test_stack_error_names_row_that_is_no_document() -> None:
     docs = DocumentArray[Book]([Book(), Book(), Book()])
     docs[2].__dict__["author"] = {"name": "a"}
     with pytest.raises(ColumnError, match=r"^Book.author, row 2: expected a Author, got dict; it was set without"):
@@ -379,7 +379,7 @@ def test_stack_names_the_row_that_is_no_document() -> None:
         stack(Author.document_schema(), [None, 3], StackOptions())
 
 
-def test_stack_takes_objects_of_other_classes_with_the_fields() -> None:
+def test_stack_accepts_objects_with_the_fields() -> None:
     columns = stack(Author.document_schema(), [Special(name="a", more=3)], StackOptions())
     assert columns.columns["name"].values() == ["a"]
     assert columns.extra_states is not None
@@ -387,7 +387,7 @@ def test_stack_takes_objects_of_other_classes_with_the_fields() -> None:
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_stack_names_the_document_that_lacks_a_field(missing: int) -> None:
+def test_stack_error_names_document_without_a_field(missing: int) -> None:
     docs: list[Any] = [Author(), Author(), Author()]
     del docs[2].__dict__["age"]
     docs[:missing] = [None] * missing
@@ -405,7 +405,7 @@ def test_stack_names_the_document_that_lacks_a_field(missing: int) -> None:
         ([np.zeros(2), None, np.zeros(3), np.zeros(2)], (0, 2)),
     ],
 )
-def test_mixed_shapes_name_the_first_rows_that_differ(values: list[Any], rows: tuple[int, int]) -> None:
+def test_mixed_shapes_error_names_first_rows_that_differ(values: list[Any], rows: tuple[int, int]) -> None:
     first, second = rows
     message = rf"Book.vector: mixed shapes: row {first} has \(2,\), row {second} has \(3,\). Stack with shapes='pad'"
     with pytest.raises(ColumnError, match=message):
@@ -418,7 +418,7 @@ def test_mixed_shapes_name_the_first_rows_that_differ(values: list[Any], rows: t
 # --- rows without a document
 
 
-def test_rows_without_a_document_have_no_values() -> None:
+def test_stack_of_none_gives_rows_without_values() -> None:
     author = Author(name="a", age=1, vector=[1, 2])
     columns = stack(Author.document_schema(), [None, author], StackOptions())
     assert columns.validity is not None
@@ -446,7 +446,7 @@ class Extra(BaseDocument, extra="allow"):
     title: str = ""
 
 
-def test_remainders_hold_what_the_schema_has_no_field_for() -> None:
+def test_extra_states_hold_fields_beyond_the_schema() -> None:
     schema = Author.document_schema()
     assert collect_extra_states(schema, [Author(), Author()]) is None
     assert collect_extra_states(schema, [Author(), None]) is None
@@ -462,7 +462,7 @@ def test_remainders_hold_what_the_schema_has_no_field_for() -> None:
     assert kept[1] is None
 
 
-def test_values_that_were_read_without_a_field_are_kept() -> None:
+def test_extra_states_hold_unknown_fields_of_decoded_documents() -> None:
     odd = Author(name="a")
     object.__setattr__(odd, "__pydantic_extra__", {"colour": "red"})
     for docs in ([Author(), odd], [None, odd]):
@@ -474,7 +474,7 @@ def test_values_that_were_read_without_a_field_are_kept() -> None:
 # --- numbers and arrays
 
 
-def test_numbers_of_several_types_are_objects() -> None:
+def test_stack_holds_numbers_of_mixed_types_as_objects() -> None:
     docs = DocumentArray[Book]([Book(maybe=1), Book()])
     docs[0].__dict__["maybe"] = 1.5
     batch = docs.stack()
@@ -493,7 +493,7 @@ class Level(int):
         return core_schema.no_info_after_validator_function(cls, core_schema.int_schema())
 
 
-def test_numbers_of_own_classes_are_objects() -> None:
+def test_stack_holds_numbers_of_subclasses_as_objects() -> None:
     class Step(BaseDocument):
         level: Level | None = None
 
@@ -504,7 +504,7 @@ def test_numbers_of_own_classes_are_objects() -> None:
     assert type(docs[:1].stack().column("level")) is ObjectColumn
 
 
-def test_arrays_that_are_missing_take_no_rows() -> None:
+def test_stack_of_missing_arrays_adds_no_rows() -> None:
     batch = stacked("readers", [None, [Author(name="a")], None, [Author(name="b"), Author(name="c")], []])
     assert batch.column("readers").offsets.tolist() == [0, 0, 1, 1, 3, 3]
     assert batch.validity("readers").tolist() == [False, True, False, True, True]
@@ -513,7 +513,7 @@ def test_arrays_that_are_missing_take_no_rows() -> None:
     assert none.column("readers").offsets.tolist() == [0, 0, 0]
 
 
-def test_attributes_of_arrays_are_found() -> None:
+def test_have_own_attributes_finds_attributes_of_subclasses() -> None:
     assert not have_own_attributes(Shelf, [Shelf(), None])
     assert have_own_attributes(Shelf, [Shelf(), None, Shelf(room="east")])
     assert not have_own_attributes(DocumentArray[Author], [DocumentArray[Author]()])
@@ -531,7 +531,7 @@ class Shaped(BaseDocument):
     any_shape: NdArray[float32] | None = None
 
 
-def test_columns_without_rows_have_the_declared_shape_as_far_as_it_is_known() -> None:
+def test_empty_tensor_column_has_declared_shape() -> None:
     batch = DocumentArray[Shaped]().stack()
     assert {name: batch[name].shape for name in Shaped.model_fields} == {
         "fixed": (0, 2, 3),
@@ -544,7 +544,7 @@ def test_columns_without_rows_have_the_declared_shape_as_far_as_it_is_known() ->
     assert batch.column("fixed").validity is None
 
 
-def test_columns_of_missing_tensors_are_tensors_where_shape_and_dtype_are_known() -> None:
+def test_column_of_missing_tensors_is_a_tensor_if_shape_and_dtype_are_known() -> None:
     batch = DocumentArray[Shaped]([Shaped(), Shaped()]).stack()
     kinds = {name: type(batch.column(name)) for name in Shaped.model_fields}
     assert kinds.pop("fixed") is TensorColumn
@@ -555,13 +555,13 @@ def test_columns_of_missing_tensors_are_tensors_where_shape_and_dtype_are_known(
 
 
 @pytest.mark.parametrize("values", [[np.zeros(2), None, np.ones(2)], [None, np.ones(2)]])
-def test_missing_tensors_are_zeros_in_the_column(values: list[Any]) -> None:
+def test_missing_tensors_are_zeros(values: list[Any]) -> None:
     batch = stacked("vector", values)
     assert batch.vector.tolist() == [[0, 0] if value is None else value.tolist() for value in values]
     assert batch.validity("vector").tolist() == [value is not None for value in values]
 
 
-def test_ragged_and_padded_columns_keep_the_shapes_of_their_rows() -> None:
+def test_ragged_and_padded_columns_keep_row_shapes() -> None:
     values = [np.ones((1, 2)), None, np.ones((2, 1))]
     ragged = stacked("vector", values, shapes="ragged").column("vector")
     assert [tuple(shape) for shape in ragged.shapes] == [(1, 2), (0,), (2, 1)]
@@ -582,7 +582,7 @@ class Torch(BaseDocument):
 
 
 @pytest.mark.needs("torch")
-def test_sparse_and_nested_tensors_of_torch_are_objects_wherever_they_are() -> None:
+def test_stack_holds_sparse_and_nested_torch_tensors_as_objects() -> None:
     import torch
 
     dense = torch.eye(2)
@@ -596,7 +596,7 @@ def test_sparse_and_nested_tensors_of_torch_are_objects_wherever_they_are() -> N
 
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize("shapes", ["pad", "ragged"])
-def test_tensors_of_torch_are_padded_and_ragged_like_others(shapes: Any) -> None:
+def test_stack_pads_and_rags_torch_like_numpy(shapes: Any) -> None:
     import torch
 
     docs = DocumentArray[Torch]([Torch(tensor=torch.ones(1, 2)), Torch(), Torch(tensor=torch.ones(2, 1))])
@@ -610,7 +610,7 @@ def test_tensors_of_torch_are_padded_and_ragged_like_others(shapes: Any) -> None
 
 
 @pytest.mark.needs("torch")
-def test_tensors_of_several_frameworks_are_objects_until_one_is_asked_for() -> None:
+def test_stack_with_framework_converts_mixed_frameworks() -> None:
     import torch
 
     docs = DocumentArray[Torch]([Torch(anything=np.ones(2, np.float32)), Torch(), Torch(anything=torch.zeros(2))])
@@ -623,7 +623,7 @@ def test_tensors_of_several_frameworks_are_objects_until_one_is_asked_for() -> N
 
 
 @pytest.mark.needs("torch")
-def test_tensors_that_cannot_be_converted_or_stacked_name_their_field() -> None:
+def test_stack_error_names_field_that_cannot_be_converted() -> None:
     import torch
 
     docs = DocumentArray[Torch]([Torch(anything=np.array(["a", "b"]))])
@@ -635,7 +635,7 @@ def test_tensors_that_cannot_be_converted_or_stacked_name_their_field() -> None:
 
 
 @pytest.mark.needs("torch")
-def test_missing_tensors_are_columns_of_the_framework_of_the_field_or_the_one_asked_for() -> None:
+def test_column_of_missing_tensors_has_declared_or_requested_framework() -> None:
     import torch
 
     class Fixed(BaseDocument):
@@ -649,7 +649,7 @@ def test_missing_tensors_are_columns_of_the_framework_of_the_field_or_the_one_as
 
 
 @pytest.mark.needs("torch", "scipy")
-def test_sparse_matrices_stay_as_they_are_when_another_framework_is_asked_for() -> None:
+def test_stack_with_framework_keeps_sparse_matrices() -> None:
     from scipy.sparse import csr_array
 
     class Matrix(BaseDocument):
