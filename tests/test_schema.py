@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from pydantic import Field as PydanticField
 from typing_extensions import TypeAliasType, TypedDict
 
-from quire import BaseDocument, DocumentArray, DocumentBatch, Field, FieldKind, Image, Text
+from quire import BaseDocument, DocumentArray, DocumentBatch, FieldKind, Image, Text
 from quire.errors import PathError, SchemaError
+from quire.schema import Field
 from quire.typing import AnyTensor, DType, NdArray, Shape, TensorSpec, float32
 
 T = TypeVar("T")

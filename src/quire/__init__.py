@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from quire.document import BaseDocument
     from quire.documents import Audio, Document, Image, Mesh3D, PointCloud3D, Text, Video
     from quire.errors import DecodeError, EncodeError, QuireError
-    from quire.schema import Field, FieldKind, Schema
+    from quire.schema import FieldKind, Schema
     from quire.view import view as view
 
 _HOMES = {  # imported when they are first asked for: `import quire` alone costs nothing
@@ -33,7 +33,6 @@ _HOMES = {  # imported when they are first asked for: `import quire` alone costs
     "DocumentArray": "quire.array",
     "DocumentBatch": "quire.array",
     "EncodeError": "quire.errors",
-    "Field": "quire.schema",
     "FieldKind": "quire.schema",
     "Image": "quire.documents",
     "Mesh3D": "quire.documents",
@@ -43,17 +42,17 @@ _HOMES = {  # imported when they are first asked for: `import quire` alone costs
     "Text": "quire.documents",
     "Video": "quire.documents",
 }
-_MODULES = (
+_MODULES = (  # the documented subpackages; the others are private
     "array",
-    "columns",
     "data",
-    "documents",
+    "distributed",
     "errors",
+    "files",
     "media",
     "parallel",
     "schema",
     "services",
-    "tensors",
+    "storage",
     "typing",
     "view",
 )
@@ -66,7 +65,6 @@ __all__ = [
     "DocumentArray",
     "DocumentBatch",
     "EncodeError",
-    "Field",
     "FieldKind",
     "Image",
     "Mesh3D",

@@ -29,6 +29,8 @@ from quire._protocols import is_array_type, is_document_type
 from quire.errors import PathError, SchemaError, did_you_mean
 from quire.tensors import TensorSpec, TensorType, expand_alias, tensor_type_of
 
+__all__ = ["Field", "FieldKind", "Schema"]
+
 FieldPath = tuple[str, ...]
 """The names of fields from a document to a nested value; the empty path is the document itself."""
 
