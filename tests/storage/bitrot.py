@@ -34,7 +34,7 @@ from quire.data import StreamingDataset
 from quire.errors import ShardError, StorageError
 from quire.storage import _block_table, open_dataset, write_dataset
 from quire.typing import NdArray, float32, uint8
-from tests.codec.ways import exact
+from tests.codec.round_trips import exact
 
 
 class Color(Enum):
@@ -142,11 +142,11 @@ def write(folder: Path, schema: str, store: str) -> list[Any]:
 
 
 class WrongError(AssertionError):
-    """Damage that led to something else than the right values or the right error."""
+    """Damage that led neither to correct values nor to the expected error."""
 
 
 def check(documents: Sequence[Any], found: Sequence[Any], what: str) -> None:
-    """Whether documents are the right ones."""
+    """Return whether documents are the expected ones."""
     if not exact(list(found), list(documents)):
         raise WrongError(f"{what}: other values")
 
@@ -215,7 +215,7 @@ READERS: list[Callable[[Path, Sequence[Any], Path], None]] = [
 
 
 class Campaign:
-    """Flips bytes of the files of one dataset after the other, and counts what comes of it."""
+    """Flips bytes of the files of datasets, and counts the outcomes."""
 
     def __init__(self, work: Path) -> None:
         self.work = work
@@ -272,7 +272,7 @@ def flip_byte(file: Path, offset: int, mask: int) -> None:
 
 
 def datasets() -> Iterator[tuple[str, str]]:
-    """All kinds of datasets: the schema, and how it is stored."""
+    """All kinds of datasets: the class, and how it is stored."""
     for schema in MAKERS:
         yield schema, "arrow"
         yield schema, "pieces"

@@ -69,7 +69,7 @@ def _inner(number: int) -> Inner:
 
 
 def document(n: int) -> Golden:
-    """The document of a number."""
+    """Return the document of a number."""
     moment = datetime(2024, 10, 27, 2, 30, n, tzinfo=_ZONES[n % 4], fold=int(n % 4 == 3))
     return Golden(
         id=f"d{n}",
@@ -102,11 +102,11 @@ def document(n: int) -> Golden:
 
 
 def documents() -> list[Golden]:
-    """All of them."""
+    """Return all documents."""
     return [document(n) for n in range(6)]
 
 
 def write(folder: Path) -> None:
-    """Both formats, in a folder each."""
+    """Write both file formats, in a folder each."""
     write_dataset(documents(), folder / "parquet", format="parquet", group_bytes=2000)
     write_dataset(documents(), folder / "arrow", format="arrow", group_bytes=2000)

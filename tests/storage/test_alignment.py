@@ -1,4 +1,4 @@
-"""Large tensors lie in Arrow files where a processor copies them fastest, whatever stands in front of them."""
+"""Large tensors in Arrow files begin at cache lines, whatever is stored before them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Frame(BaseDocument):
 
 
 def _frames(sizes: list[int]) -> DocumentBatch[Frame]:
-    """Texts of these sizes, so that what stands in front of the tensors is of any length."""
+    """Texts of these sizes, so that the columns before the tensors have any length."""
     rows = np.arange(len(sizes), dtype=np.float32)
     return DocumentBatch[Frame].from_columns(
         {
@@ -40,7 +40,7 @@ def _frames(sizes: list[int]) -> DocumentBatch[Frame]:
 
 
 def _places(folder: Path, column: str) -> list[int]:
-    """Where the column of each record batch begins in its file."""
+    """Return where the column of each record batch begins in its file."""
     found = []
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.read_bytes()[:6] == b"ARROW1":
@@ -51,7 +51,7 @@ def _places(folder: Path, column: str) -> list[int]:
 
 
 @given(sizes=st.lists(st.integers(0, 90), min_size=1, max_size=40))
-def test_the_larger_tensors_begin_with_a_line_of_the_cache(sizes: list[int]) -> None:
+def test_large_tensors_are_aligned_to_cache_lines(sizes: list[int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         frames = _frames(sizes)
         write_dataset([frames], Path(folder, "d"), format="arrow", group_bytes=120_000)
@@ -64,7 +64,7 @@ def test_the_larger_tensors_begin_with_a_line_of_the_cache(sizes: list[int]) -> 
         np.testing.assert_array_equal(back.flow, frames.flow)
 
 
-def test_so_they_do_in_the_copies_of_parquet_files(tmp_path: Path) -> None:
+def test_large_tensors_are_aligned_in_cached_copies_of_parquet_files(tmp_path: Path) -> None:
     write_dataset([_frames([3, 1, 4, 1, 5])], tmp_path / "d", format="parquet")
     dataset: Any = open_dataset(tmp_path / "d", Frame, cache=tmp_path / "cache")
     assert dataset[2].image[0, 0, 0] == 2
@@ -73,7 +73,7 @@ def test_so_they_do_in_the_copies_of_parquet_files(tmp_path: Path) -> None:
     assert set(places) == {0}
 
 
-def test_small_columns_are_written_as_they_come(tmp_path: Path) -> None:
+def test_small_columns_are_written_without_padding(tmp_path: Path) -> None:
     class Small(BaseDocument):
         number: int
 

@@ -1,4 +1,4 @@
-"""A folder of files made once: by whichever process comes first, within a limit, whatever is killed."""
+"""The cache of files: each is created once, within a size limit, even if processes are killed."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ def log(path: Path, word: str) -> None:
 
 
 @given(st.lists(st.text() | st.integers()), st.lists(st.text() | st.integers()))
-def test_keys_differ_when_the_parts_do(first: list[str | int], second: list[str | int]) -> None:
+def test_cache_keys_differ_when_their_parts_differ(first: list[str | int], second: list[str | int]) -> None:
     assert len(cache_key(*first)) == 40
     assert (cache_key(*first) == cache_key(*second)) == (first == second)
 
 
-def test_a_key_is_the_same_in_every_process_and_release() -> None:
+def test_cache_keys_are_the_same_in_every_process_and_release() -> None:
     assert cache_key("s3://bucket/a.parquet", 7) == "ab65219f22cbe9a24d496c92aaaaf1a610589fde"
     assert len({cache_key("a", "b"), cache_key("ab"), cache_key("", "ab"), cache_key(1), cache_key("1")}) == 5
 
 
 @pytest.mark.parametrize("key", ["", "abc", "../../etc/passwd", "A" * 40, "g" * 40, "a" * 129, f"{A}\n"])
-def test_a_key_is_hex_digits(tmp_path: Path, key: str) -> None:
+def test_keys_must_be_hex_digits(tmp_path: Path, key: str) -> None:
     cache = ShardCache(tmp_path, 100)
     with pytest.raises(OptionError, match=r"hex digits.* cache_key"):
         cache.get(key, never)
@@ -70,7 +70,7 @@ def test_a_key_is_hex_digits(tmp_path: Path, key: str) -> None:
         cache.open(key, never)
 
 
-def test_the_default_place_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("QUIRE_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -86,20 +86,20 @@ def test_the_default_place_follows_the_environment(tmp_path: Path, monkeypatch: 
     assert cache.get(A, sized(3)).read_bytes() == b"xxx"
 
 
-def test_a_place_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_cache_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match=r"file/cache: the folder of the cache cannot be created .* QUIRE_CACHE"):
         ShardCache(tmp_path / "file" / "cache", 100)
 
 
-def test_holds_what_fits(tmp_path: Path) -> None:
+def test_holds_compares_with_max_bytes(tmp_path: Path) -> None:
     cache = ShardCache(tmp_path, 100)
     assert [cache.holds(size) for size in (0, 100, 101)] == [True, True, False]
     with pytest.raises(OptionError, match="max_bytes"):
         ShardCache(tmp_path, 0)
 
 
-def test_a_pickle_is_the_same_cache(tmp_path: Path) -> None:
+def test_pickled_cache_is_the_same_cache(tmp_path: Path) -> None:
     cache = ShardCache(tmp_path, 100)
     path = cache.get(A, sized(3))
     again = pickle.loads(pickle.dumps(cache))
@@ -110,7 +110,7 @@ def test_a_pickle_is_the_same_cache(tmp_path: Path) -> None:
 # --- making
 
 
-def test_a_file_is_made_once_and_leaves_nothing_else(tmp_path: Path) -> None:
+def test_file_is_created_once_and_leaves_nothing_else(tmp_path: Path) -> None:
     cache = ShardCache(tmp_path, 100)
     path = cache.get(A, sized(5))
     assert path == tmp_path / A
@@ -120,7 +120,7 @@ def test_a_file_is_made_once_and_leaves_nothing_else(tmp_path: Path) -> None:
     assert names(cache) == {A}
 
 
-def test_a_maker_that_raises_leaves_nothing(tmp_path: Path) -> None:
+def test_failing_make_function_leaves_nothing(tmp_path: Path) -> None:
     cache = ShardCache(tmp_path, 100)
 
     def fail(path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_maker_that_raises_leaves_nothing(tmp_path: Path) -> None:
     assert cache.get(A, sized(2)).read_bytes() == b"xx"
 
 
-def test_a_file_larger_than_the_limit_names_both_sizes(tmp_path: Path) -> None:
+def test_error_about_a_file_larger_than_the_cache_names_both_sizes(tmp_path: Path) -> None:
     cache = ShardCache(tmp_path, 1000)
     cache.get(A, sized(900))
     with pytest.raises(StorageError, match=r"a file of 1,001 bytes .* a cache of 1,000 bytes. Pass a larger max_bytes"):
@@ -144,14 +144,14 @@ def test_a_file_larger_than_the_limit_names_both_sizes(tmp_path: Path) -> None:
     assert names(cache) == {A}
 
 
-def test_a_maker_may_ask_for_other_files(tmp_path: Path) -> None:
+def test_make_function_may_use_the_cache(tmp_path: Path) -> None:
     cache = ShardCache(tmp_path, 100)
     path = cache.get(A, lambda path: path.write_bytes(cache.get(B, sized(3)).read_bytes() * 2) and None)
     assert path.read_bytes() == b"xxxxxx"
     assert names(cache) == {A, B}
 
 
-def test_a_folder_that_someone_removed_is_made_again(tmp_path: Path) -> None:
+def test_removed_cache_folder_is_created_again(tmp_path: Path) -> None:
     cache = ShardCache(tmp_path / "cache", 100)
     cache.get(A, sized(3)).unlink()
     cache.folder.rmdir()
@@ -160,7 +160,7 @@ def test_a_folder_that_someone_removed_is_made_again(tmp_path: Path) -> None:
     cache.clear()
 
 
-def test_threads_make_a_file_once(tmp_path: Path) -> None:
+def test_threads_create_a_file_once(tmp_path: Path) -> None:
     cache = ShardCache(tmp_path, 10_000)
     made: list[Path] = []
     start = threading.Barrier(8)
@@ -189,7 +189,7 @@ def _race(cache: ShardCache, start: Any, answers: Any) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_processes_make_a_file_once(tmp_path: Path, method: str) -> None:
+def test_processes_create_a_file_once(tmp_path: Path, method: str) -> None:
     context = multiprocessing.get_context(method)
     cache, start, answers = ShardCache(tmp_path / "cache", 10**6), context.Barrier(3), context.SimpleQueue()
     children = [context.Process(target=_race, args=(cache, start, answers)) for _ in range(3)]
@@ -217,7 +217,7 @@ def _ask(cache: ShardCache, key: str, answers: Any) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_who_waits_for_a_maker_that_is_killed_makes_the_file(tmp_path: Path, method: str) -> None:
+def test_process_waiting_for_a_killed_one_creates_the_file(tmp_path: Path, method: str) -> None:
     context = multiprocessing.get_context(method)
     cache = ShardCache(tmp_path, 1000)
     started, tell_start = context.Pipe(duplex=False)
@@ -237,8 +237,8 @@ def test_who_waits_for_a_maker_that_is_killed_makes_the_file(tmp_path: Path, met
     assert names(cache) == {A}
 
 
-def test_a_child_forked_while_a_file_is_made_does_not_keep_its_lock(tmp_path: Path) -> None:
-    """Else a loader's workers, forked while a thread makes a shard, would hold that lock as long as they live."""
+def test_forked_child_does_not_keep_the_lock_of_a_file_being_created(tmp_path: Path) -> None:
+    """Otherwise workers of a loader, forked while a thread creates a copy, would hold its lock as long as they live."""
     script = """
 import os, signal, sys
 from quire.storage._cache import ShardCache, cache_key
@@ -267,7 +267,7 @@ cache.get(key, make)
 # --- room
 
 
-def test_the_least_recently_used_files_are_removed(tmp_path: Path) -> None:
+def test_least_recently_used_files_are_removed(tmp_path: Path) -> None:
     cache = ShardCache(tmp_path, 300)
     for key in (A, B, C):
         cache.get(key, sized(100))
@@ -281,7 +281,7 @@ def test_the_least_recently_used_files_are_removed(tmp_path: Path) -> None:
     assert cache.total_bytes() == 250
 
 
-def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_cache_does_not_remove_files_of_others(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_bytes(bytes(1000))
     cache = ShardCache(tmp_path, 100)
     cache.get(A, sized(100))
@@ -291,7 +291,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     assert names(cache) == {"thesis.txt"}
 
 
-def test_leftovers_of_a_killed_maker_are_removed_when_room_is_needed(tmp_path: Path) -> None:
+def test_leftovers_of_killed_processes_are_removed_when_room_is_needed(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     cache = ShardCache(tmp_path, 100)
     started, tell_start = context.Pipe(duplex=False)
@@ -317,7 +317,7 @@ def _map(cache: ShardCache, pipe: Any) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_who_has_a_file_mapped_keeps_it_when_it_is_removed(tmp_path: Path, method: str) -> None:
+def test_mapped_file_stays_readable_after_removal(tmp_path: Path, method: str) -> None:
     context = multiprocessing.get_context(method)
     cache = ShardCache(tmp_path, 3 << 19)
     ours, theirs = context.Pipe()
@@ -332,8 +332,8 @@ def test_who_has_a_file_mapped_keeps_it_when_it_is_removed(tmp_path: Path, metho
 
 
 @pytest.mark.parametrize("held", ["room", "file"])
-def test_no_file_is_removed_while_its_lock_or_that_of_the_room_is_held(tmp_path: Path, held: str) -> None:
-    """Who is about to open a file holds its lock; who counts the files holds that of the room."""
+def test_files_are_not_removed_while_their_lock_or_the_room_lock_is_held(tmp_path: Path, held: str) -> None:
+    """A process that is about to open a file holds its lock; one that counts the files holds the room lock."""
     cache = ShardCache(tmp_path, 100)
     cache.get(A, sized(100))
     made = threading.Event()
@@ -366,8 +366,8 @@ def _churn(folder: Path, limit: int, seed: int, answers: Any) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_processes_that_fight_for_room_stay_within_it(tmp_path: Path, method: str) -> None:
-    """There is room for two files of six, and who opens one always gets it whole."""
+def test_competing_processes_stay_within_max_bytes(tmp_path: Path, method: str) -> None:
+    """There is room for two files of six; an opened file is always complete."""
     context = multiprocessing.get_context(method)
     answers = context.SimpleQueue()
     children = [context.Process(target=_churn, args=(tmp_path, 2000, seed, answers)) for seed in range(3)]

@@ -1,4 +1,4 @@
-"""Writers that are killed, and several at once, leave datasets of whole shards."""
+"""Killed and concurrent writers leave datasets of complete shards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from quire.errors import StorageError
 from quire.storage import DatasetWriter, open_dataset, write_dataset
 from quire.storage._manifest import encode_line
-from tests.storage.shelf import Photo, photos
+from tests.storage.sample_documents import Photo, photos
 
 pytestmark = pytest.mark.needs("pyarrow")
 
@@ -34,10 +34,8 @@ def _numbers(path: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(("mode", "kind", "stride"), [("resume", "parquet", 149), ("overwrite", "arrow", 211)])
-def test_a_writer_that_is_killed_at_any_step_leaves_whole_shards(
-    tmp_path: Path, mode: str, kind: str, stride: int
-) -> None:
-    command = [sys.executable, "-m", "tests.storage.killed", str(tmp_path), mode, kind, str(stride)]
+def test_writer_killed_at_any_step_leaves_complete_shards(tmp_path: Path, mode: str, kind: str, stride: int) -> None:
+    command = [sys.executable, "-m", "tests.storage.killed_writer", str(tmp_path), mode, kind, str(stride)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["killed"] >= 5
@@ -46,7 +44,7 @@ def test_a_writer_that_is_killed_at_any_step_leaves_whole_shards(
 _WRITES = """
 import sys
 from quire.storage import write_dataset
-from tests.storage.shelf import Photo, photo
+from tests.storage.sample_documents import Photo, photo
 path, mode, start, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 def rows():
     print("writing", flush=True)
@@ -58,7 +56,7 @@ write_dataset(rows(), path, schema=Photo, mode=mode, group_bytes=2000, shard_byt
 
 
 def _writer(path: Path, mode: str, start: int, count: int) -> subprocess.Popen[str]:
-    """A process that has opened the dataset, and waits for a line to write to it."""
+    """Start a process that has opened the dataset, and waits for a line of input before it writes."""
     command = [sys.executable, "-c", _WRITES, str(path), mode, str(start), str(count)]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -74,7 +72,7 @@ def _go(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
-def test_a_writer_that_is_killed_at_a_moment_is_resumed_until_all_is_there(tmp_path: Path) -> None:
+def test_killed_writer_is_resumed_until_all_rows_are_written(tmp_path: Path) -> None:
     chance, before = random.Random(5), 0
     for _ in range(3):
         process = _writer(tmp_path / "d", "resume", 0, 5000)
@@ -94,7 +92,7 @@ def test_a_writer_that_is_killed_at_a_moment_is_resumed_until_all_is_there(tmp_p
     assert sorted(pq.read_table(tmp_path / "d")["number"].to_pylist()) == list(range(before + 40))
 
 
-def test_two_writers_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_concurrent_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
     writers = [_writer(tmp_path, "append", start, 150) for start in (0, 1000)]
     for process in writers:
         _go(process)
@@ -105,7 +103,7 @@ def test_two_writers_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     assert [number for number in found if number >= 1000] == list(range(1000, 1150))
 
 
-def test_of_two_that_overwrite_the_later_one_counts(tmp_path: Path) -> None:
+def test_later_of_two_overwriting_writers_counts(tmp_path: Path) -> None:
     write_dataset(photos(3), tmp_path)
     with (
         DatasetWriter(tmp_path, Photo, mode="overwrite") as first,
@@ -117,7 +115,7 @@ def test_of_two_that_overwrite_the_later_one_counts(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.parquet"))) == 1
 
 
-def test_a_writer_whose_dataset_is_overwritten_is_told_so(tmp_path: Path) -> None:
+def test_writer_of_an_overwritten_dataset_raises_an_error(tmp_path: Path) -> None:
     write_dataset(photos(3), tmp_path)
     writer = DatasetWriter(tmp_path, Photo, mode="append", group_bytes=1, shard_bytes=1)
     writer.write(photos(2, 10))
@@ -128,7 +126,7 @@ def test_a_writer_whose_dataset_is_overwritten_is_told_so(tmp_path: Path) -> Non
     assert _numbers(tmp_path) == [20, 21]
 
 
-def test_a_reader_keeps_what_it_has_opened_while_the_dataset_is_overwritten(tmp_path: Path) -> None:
+def test_reader_keeps_open_shards_while_the_dataset_is_overwritten(tmp_path: Path) -> None:
     write_dataset(photos(5), tmp_path, format="arrow")
     dataset = open_dataset(tmp_path, Photo)
     assert dataset[3].number == 3
@@ -140,7 +138,7 @@ def test_a_reader_keeps_what_it_has_opened_while_the_dataset_is_overwritten(tmp_
 # --- logs
 
 
-def test_half_a_line_of_a_log_stands_for_nothing(tmp_path: Path) -> None:
+def test_incomplete_log_line_is_ignored(tmp_path: Path) -> None:
     write_dataset(photos(20), tmp_path, group_bytes=2000, shard_bytes=2000)
     [log] = (tmp_path / "_quire").glob("*.jsonl")
     rows = [json.loads(line).get("rows", 0) for line in log.read_text().splitlines()]
@@ -155,7 +153,7 @@ def test_half_a_line_of_a_log_stands_for_nothing(tmp_path: Path) -> None:
     "line",
     ['{"name": "a.parquet"}', '{"name": 3, "rows": 1, "bytes": 1}', '{"name": "a.parquet", "rows": -1, "bytes": 1}'],
 )
-def test_a_line_that_tells_of_no_shard_is_an_error_that_names_the_log(tmp_path: Path, line: str) -> None:
+def test_log_line_without_a_shard_is_an_error_that_names_the_log(tmp_path: Path, line: str) -> None:
     write_dataset(photos(2), tmp_path)
     [log] = (tmp_path / "_quire").glob("*.jsonl")
     log.write_text(f"{log.read_text()}{encode_line(json.loads(line))}\n")
@@ -163,7 +161,7 @@ def test_a_line_that_tells_of_no_shard_is_an_error_that_names_the_log(tmp_path: 
         open_dataset(tmp_path, Photo)
 
 
-def test_a_log_cannot_name_a_file_outside_of_the_folder(tmp_path: Path) -> None:
+def test_log_cannot_name_a_file_outside_of_the_folder(tmp_path: Path) -> None:
     write_dataset(photos(2), tmp_path / "d")
     [log] = (tmp_path / "d" / "_quire").glob("*.jsonl")
     head, line = log.read_text().splitlines()
@@ -173,7 +171,7 @@ def test_a_log_cannot_name_a_file_outside_of_the_folder(tmp_path: Path) -> None:
         open_dataset(tmp_path / "d", Photo).read()
 
 
-def test_a_later_version_is_told_so(tmp_path: Path) -> None:
+def test_log_of_a_later_version_is_an_error(tmp_path: Path) -> None:
     write_dataset(photos(2), tmp_path)
     [log] = (tmp_path / "_quire").glob("*.jsonl")
     log.write_text(f"{encode_line({'version': 3})}\n{log.read_text()}")

@@ -1,4 +1,4 @@
-"""Shards that are missing, cut off, altered or half-written are found, named, and never crash the process."""
+"""Missing, truncated, altered and incomplete shards are detected, named, and never crash the process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from quire.errors import ShardError, StorageError
 from quire.storage import open_dataset, write_dataset
 from quire.storage._manifest import encode_line
-from tests.storage.shelf import Photo, photos, trees
+from tests.storage.sample_documents import Photo, photos, trees
 from tests.strategies import Tree
 
 pytestmark = pytest.mark.needs("pyarrow")
@@ -46,7 +46,7 @@ def _alter(file: Path) -> None:
 
 
 def _garble(file: Path) -> None:
-    """Keep the size, and nothing else, as a disk does that lost a file's blocks."""
+    """Replace the content by zeros, as a disk does that lost the blocks of a file."""
     file.write_bytes(bytes(file.stat().st_size))
 
 
@@ -62,7 +62,7 @@ _DAMAGE: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("damage", _DAMAGE.values(), ids=_DAMAGE)
-def test_verify_names_every_shard_that_is_not_what_was_written(folder: Path, damage: Callable[[Path], Any]) -> None:
+def test_verify_names_every_damaged_shard(folder: Path, damage: Callable[[Path], Any]) -> None:
     dataset = open_dataset(folder, Photo)
     names = [shard.name for shard in dataset.shards]
     assert len(names) > 3
@@ -77,7 +77,7 @@ def test_verify_names_every_shard_that_is_not_what_was_written(folder: Path, dam
 
 
 @pytest.mark.parametrize("damage", _DAMAGE)
-def test_reading_a_damaged_shard_is_an_error_that_names_it_and_others_are_read(folder: Path, damage: str) -> None:
+def test_reading_a_damaged_shard_raises_an_error_and_others_are_read(folder: Path, damage: str) -> None:
     dataset = open_dataset(folder, Photo)
     shard, start = dataset.shards[1], int(dataset.starts[1])
     _DAMAGE[damage](folder / shard.name)
@@ -90,7 +90,7 @@ def test_reading_a_damaged_shard_is_an_error_that_names_it_and_others_are_read(f
         open_dataset(folder, Photo, where={"number": start}, columns=["number"])
 
 
-def test_rows_behind_a_shard_that_cannot_be_opened_are_still_the_right_ones(folder: Path) -> None:
+def test_rows_after_a_damaged_shard_are_read_correctly(folder: Path) -> None:
     dataset = open_dataset(folder, Photo)
     _cut(folder / dataset.shards[2].name)
     bad = range(int(dataset.starts[2]), int(dataset.starts[3]))
@@ -104,7 +104,7 @@ def test_rows_behind_a_shard_that_cannot_be_opened_are_still_the_right_ones(fold
             assert dataset[row].number == row
 
 
-def test_files_that_are_half_written_are_not_seen(folder: Path) -> None:
+def test_incomplete_files_are_not_part_of_the_dataset(folder: Path) -> None:
     names = [shard.name for shard in open_dataset(folder, Photo).shards]
     content = (folder / names[0]).read_bytes()
     (folder / f".{names[0]}.x1.part").write_bytes(content[:500])
@@ -113,7 +113,7 @@ def test_files_that_are_half_written_are_not_seen(folder: Path) -> None:
     dataset.verify()
 
 
-def test_a_shard_with_other_rows_than_the_log_tells_is_an_error(folder: Path) -> None:
+def test_shard_with_another_number_of_rows_than_the_log_is_an_error(folder: Path) -> None:
     [log] = (folder / "_quire").glob("*.jsonl")
     lines = log.read_text().splitlines()
     entry = json.loads(lines[1])
@@ -126,7 +126,7 @@ def test_a_shard_with_other_rows_than_the_log_tells_is_an_error(folder: Path) ->
             read()
 
 
-def test_a_row_that_cannot_be_read_names_its_shard(tmp_path: Path) -> None:
+def test_error_about_a_row_names_its_shard(tmp_path: Path) -> None:
     write_dataset(photos(30), tmp_path, format="arrow", group_bytes=3000, shard_bytes=6000)
     dataset = open_dataset(tmp_path, Photo)
     file = tmp_path / dataset.shards[1].name
@@ -142,7 +142,7 @@ def test_a_row_that_cannot_be_read_names_its_shard(tmp_path: Path) -> None:
     assert dataset[0].number == 0
 
 
-def test_a_folder_whose_log_is_damaged_is_an_error_that_names_it(folder: Path) -> None:
+def test_damaged_log_is_an_error_that_names_it(folder: Path) -> None:
     [log] = (folder / "_quire").glob("*.jsonl")
     log.write_text(log.read_text().replace('"rows":', '"rows":"x","was":'))  # its checksum is wrong now
     with pytest.raises(StorageError, match=log.name):
@@ -165,7 +165,7 @@ def test_flipped_bytes_never_crash_the_process(tmp_path: Path, kind: str, rounds
 
     draw()
     source = _written(found[0], tmp_path, kind)
-    command = [sys.executable, "-m", "tests.storage.damaged", str(source), str(tmp_path), "7", str(rounds)]
+    command = [sys.executable, "-m", "tests.storage.flipped_bytes", str(source), str(tmp_path), "7", str(rounds)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     counts = json.loads(done.stdout)

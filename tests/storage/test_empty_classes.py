@@ -37,7 +37,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("kind", ["arrow", "parquet"])
-def test_a_class_without_fields_keeps_its_rows(tmp_path: Path, kind: Any) -> None:
+def test_class_without_fields_keeps_its_rows(tmp_path: Path, kind: Any) -> None:
     write_dataset([Empty()] * 3, tmp_path, schema=Empty, format=kind)
     write_dataset([Empty()] * 2, tmp_path, schema=Empty, format=kind, mode="append")
     dataset = open_dataset(tmp_path, Empty)
@@ -49,7 +49,7 @@ def test_a_class_without_fields_keeps_its_rows(tmp_path: Path, kind: Any) -> Non
 
 
 @pytest.mark.parametrize("kind", ["arrow", "parquet"])
-def test_a_missing_document_without_fields_stays_missing(tmp_path: Path, kind: Any) -> None:
+def test_missing_document_without_fields_stays_missing(tmp_path: Path, kind: Any) -> None:
     holders = [Holder(), Holder(maybe=Empty()), Holder(many=[Empty(), Empty()])]
     write_dataset(holders, tmp_path / "holders", schema=Holder, format=kind)
     assert list(open_dataset(tmp_path / "holders", Holder).read().unstack()) == holders
@@ -60,13 +60,13 @@ def test_a_missing_document_without_fields_stays_missing(tmp_path: Path, kind: A
 
 
 @pytest.mark.parametrize("kind", ["arrow", "parquet"])
-def test_an_empty_list_of_columns_is_an_error(tmp_path: Path, kind: Any) -> None:
+def test_empty_list_of_columns_is_an_error(tmp_path: Path, kind: Any) -> None:
     write_dataset([Deep(number=k) for k in range(4)], tmp_path, format=kind)
     with pytest.raises(OptionError, match=r"columns=\[\] reads nothing: name fields of Deep"):
         open_dataset(tmp_path, Deep, columns=[])
 
 
-def test_the_class_of_such_a_dataset_has_no_field_for_the_number_of_rows(tmp_path: Path) -> None:
+def test_inferred_class_has_no_placeholder_field(tmp_path: Path) -> None:
     class Passing(BaseDocument):
         id: ClassVar[None] = None  # type: ignore[assignment,misc]
 

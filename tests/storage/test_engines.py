@@ -13,7 +13,7 @@ from quire import BaseDocument
 from quire.distributed._ray import ray_session
 from quire.storage import open_dataset, write_dataset
 from quire.typing import NdArray, float32
-from tests.storage.shelf import Photo, photos
+from tests.storage.sample_documents import Photo, photos
 
 pytestmark = pytest.mark.needs("ray", "pyspark", "pyarrow")
 
@@ -35,7 +35,7 @@ def _rows(count: int) -> list[Row]:
 
 
 def _check(path: Path, count: int) -> None:
-    """All rows, in whatever order the engine wrote them."""
+    """Return all rows, in whatever order the engine wrote them."""
     found = sorted(open_dataset(path, Row)[:].unstack(), key=lambda row: row.number)
     assert [row.number for row in found] == list(range(count))
     for row, wanted in zip(found, _rows(count), strict=True):
@@ -76,7 +76,7 @@ def test_spark_reads_nested_documents_and_ragged_tensors(tmp_path: Path, spark: 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_dataset_that_spark_wrote_is_read(tmp_path: Path, spark: Any) -> None:
+def test_dataset_written_by_spark_is_read(tmp_path: Path, spark: Any) -> None:
     write_dataset(_rows(30), tmp_path / "ours", group_bytes=2000, shard_bytes=2000)
     spark.read.parquet(str(tmp_path / "ours")).repartition(3).write.parquet(str(tmp_path / "theirs"))
     _check(tmp_path / "theirs", 30)
@@ -104,7 +104,7 @@ def ray() -> Iterator[Any]:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_ray_reads_a_dataset_and_what_it_writes_is_read(tmp_path: Path, ray: Any) -> None:
+def test_ray_reads_and_writes_a_dataset(tmp_path: Path, ray: Any) -> None:
     write_dataset(_rows(20), tmp_path / "ours", group_bytes=1000, shard_bytes=1000)
     data = ray.data.read_parquet(str(tmp_path / "ours"))
     rows = sorted(data.take_all(), key=lambda row: row["number"])

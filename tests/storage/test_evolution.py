@@ -1,4 +1,4 @@
-"""Shards that earlier versions of a class wrote are read as documents of the class as it is now."""
+"""Shards of earlier versions of a class are read as documents of the current one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 
 def _class(**fields: Any) -> Any:
-    """A version of the class; a field is its type, or its type and its default."""
+    """Make a version of the class; a field is its type, or its type and its default."""
     told = {name: field if isinstance(field, tuple) else (field, ...) for name, field in fields.items()}
     return create_model("Item", __base__=BaseDocument, **told)
 
@@ -63,7 +63,7 @@ _CHANGES: dict[str, tuple[Any, Any, Any, Any]] = {
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.parametrize(("before", "value", "after", "wanted"), _CHANGES.values(), ids=_CHANGES)
-def test_a_field_is_read_as_the_wider_type_that_it_has_now(
+def test_field_is_read_as_a_wider_type(
     tmp_path: Path, kind: Any, before: Any, value: Any, after: Any, wanted: Any
 ) -> None:
     earlier = _class(number=int, field=before)
@@ -100,7 +100,7 @@ _REFUSED: dict[str, tuple[Any, Any, Any]] = {
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.parametrize(("before", "value", "after"), _REFUSED.values(), ids=_REFUSED)
-def test_what_cannot_be_read_as_the_type_is_an_error_that_names_file_and_field(
+def test_incompatible_type_is_an_error_that_names_file_and_field(
     tmp_path: Path, kind: Any, before: Any, value: Any, after: Any
 ) -> None:
     write_dataset([_class(field=before)(field=value)], tmp_path, format=kind)
@@ -121,7 +121,7 @@ _OTHER_VALUES: dict[str, tuple[Any, Any, Any]] = {
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.parametrize(("before", "value", "after"), _OTHER_VALUES.values(), ids=_OTHER_VALUES)
-def test_a_value_that_was_written_as_a_message_is_checked_when_it_is_read(
+def test_values_stored_as_messages_are_validated_when_read(
     tmp_path: Path, kind: Any, before: Any, value: Any, after: Any
 ) -> None:
     write_dataset([_class(field=before)(field=value)], tmp_path, format=kind)
@@ -137,14 +137,14 @@ def test_a_value_that_was_written_as_a_message_is_checked_when_it_is_read(
     [(list[list[int]], [[2**53 + 1]], list[list[float]]), (dict[str, int], {"a": 2**53 + 1}, dict[str, float])],
     ids=str,
 )
-def test_an_integer_inside_a_message_is_never_rounded(tmp_path: Path, before: Any, value: Any, after: Any) -> None:
+def test_integers_in_messages_are_never_rounded(tmp_path: Path, before: Any, value: Any, after: Any) -> None:
     write_dataset([_class(field=before)(field=value)], tmp_path)
     with pytest.raises(ShardError, match="the integer 9007199254740993, which a float would round"):
         open_dataset(tmp_path, _class(field=after))[0]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_a_field_that_was_added_has_its_default(tmp_path: Path, kind: Any) -> None:
+def test_added_field_has_its_default(tmp_path: Path, kind: Any) -> None:
     earlier = _class(number=int)
     write_dataset([earlier(number=n) for n in range(3)], tmp_path, format=kind)
     more = {
@@ -167,7 +167,7 @@ def test_a_field_that_was_added_has_its_default(tmp_path: Path, kind: Any) -> No
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_a_field_that_was_added_without_a_default_is_an_error(tmp_path: Path, kind: Any) -> None:
+def test_added_field_without_a_default_is_an_error(tmp_path: Path, kind: Any) -> None:
     write_dataset([_class(number=int)(number=1)], tmp_path, format=kind)
     [file] = tmp_path.glob(f"*.{kind}")
     with pytest.raises(ShardError, match=f"{file.name}.*Item.text.*no default"):
@@ -175,7 +175,7 @@ def test_a_field_that_was_added_without_a_default_is_an_error(tmp_path: Path, ki
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_a_column_that_the_class_does_not_know_is_left_out(tmp_path: Path, kind: Any) -> None:
+def test_unknown_column_is_ignored(tmp_path: Path, kind: Any) -> None:
     write_dataset([_class(number=int, text=str)(number=1, text="a")], tmp_path, format=kind)
     found = open_dataset(tmp_path, _class(number=int))[0]
     assert found.number == 1
@@ -183,7 +183,7 @@ def test_a_column_that_the_class_does_not_know_is_left_out(tmp_path: Path, kind:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_a_field_is_found_under_its_earlier_names(tmp_path: Path, kind: Any) -> None:
+def test_field_is_found_under_its_earlier_names(tmp_path: Path, kind: Any) -> None:
     write_dataset([_class(name=str, number=int)(name="a", number=1)], tmp_path, format=kind)
     middle = _class(label=(str, Field(alias="name")), number=int)
     now = _class(title=(str, Field(validation_alias=AliasChoices("title", "label", "name"))), number=int)
@@ -206,7 +206,7 @@ class _New(BaseDocument):
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_nested_documents_and_arrays_of_them_change_too(tmp_path: Path, kind: Any) -> None:
+def test_nested_documents_and_arrays_evolve(tmp_path: Path, kind: Any) -> None:
     old = _class(meta=_Old, maybe=(Optional[_Old], None), metas=(DocumentArray[_Old], []))
     now = _class(meta=_New, maybe=(Optional[_New], None), metas=(DocumentArray[_New], []))
     one, two = _Old(source="a", size=1), _Old(source="b", size=2)
@@ -221,7 +221,7 @@ def test_nested_documents_and_arrays_of_them_change_too(tmp_path: Path, kind: An
     assert len(open_dataset(tmp_path, now, where={"meta.origin": "b"})) == 1
 
 
-def test_a_nested_field_that_is_gone_is_an_error_that_names_its_path(tmp_path: Path) -> None:
+def test_missing_nested_field_is_an_error_that_names_its_path(tmp_path: Path) -> None:
     write_dataset([_class(part=Part)(part=Part())], tmp_path)
     [file] = tmp_path.glob("*.parquet")
     nested = create_model("Part", __base__=BaseDocument, weight=(int, ...))
@@ -230,7 +230,7 @@ def test_a_nested_field_that_is_gone_is_an_error_that_names_its_path(tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_a_default_that_is_changed_is_seen_at_once(tmp_path: Path, kind: Any) -> None:
+def test_changed_default_is_used_at_once(tmp_path: Path, kind: Any) -> None:
     write_dataset([_class(number=int)(number=1)], tmp_path, format=kind)
     for default in ("a", "b"):
         assert open_dataset(tmp_path, _class(number=int, text=(str, default)))[0].text == default

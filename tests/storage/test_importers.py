@@ -1,4 +1,4 @@
-"""Datasets that other libraries wrote (tests/storage/foreign/make.py) become datasets of documents."""
+"""Datasets of other libraries (see tests/storage/foreign/make.py) are imported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FOREIGN = Path(__file__).parent / "foreign"
 
 
 def check_shared(dataset: StoredDataset[Any], rows: range, *fields: str) -> None:
-    """The fields are what `row` tells, in order."""
+    """Check that the fields are those of `row`, in order."""
     assert len(dataset) == len(rows)
     for document, i in zip(dataset[:], rows, strict=True):
         expected = row(i)
@@ -51,7 +51,7 @@ def copied(name: str, tmp_path: Path) -> Path:
 # --- Petastorm
 
 
-def test_petastorm_with_its_own_schema(tmp_path: Path) -> None:
+def test_petastorm_is_imported_with_its_own_schema(tmp_path: Path) -> None:
     dataset = import_dataset(FOREIGN / "petastorm", tmp_path / "made", "petastorm", allow_pickle=True)
     check_shared(dataset, range(ROWS), "number", "name", "weight", "image", "embedding", "ragged")
     assert str(dataset.schema).startswith("Foreign(number: int, name: str, weight: float, even: bool, price: Decimal,")
@@ -63,7 +63,7 @@ def test_petastorm_with_its_own_schema(tmp_path: Path) -> None:
     assert abs(int(dataset[5].photo.mean()) - 105) <= 1
 
 
-def test_a_pickled_schema_is_not_read_unless_allowed(tmp_path: Path) -> None:
+def test_pickled_schema_is_refused_unless_allowed(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="allow_pickle=True"):
         import_dataset(FOREIGN / "petastorm", tmp_path / "made", "petastorm")
     assert not (tmp_path / "made").exists()
@@ -83,7 +83,7 @@ def test_petastorm_with_a_class_reads_no_pickle(tmp_path: Path) -> None:
     assert dataset[4].vector.tolist() == [4, 5, 6, 7, 8]
 
 
-def test_petastorm_columns_of_folders(tmp_path: Path) -> None:
+def test_petastorm_partition_folders_become_columns(tmp_path: Path) -> None:
     class Row(BaseDocument):
         number: int
         year: int
@@ -110,7 +110,7 @@ class _Evil:
         return os.mkdir, (str(self.marker),)
 
 
-def test_a_schema_that_would_run_code_is_refused(tmp_path: Path) -> None:
+def test_pickled_schema_that_would_run_code_is_refused(tmp_path: Path) -> None:
     source = copied("petastorm", tmp_path)
     schema = pq.read_schema(source / "_common_metadata")
     evil = {b"dataset-toolkit.unischema.v1": pickle.dumps(_Evil(tmp_path / "ran"))}
@@ -121,7 +121,7 @@ def test_a_schema_that_would_run_code_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["builtins eval", "numpy load", "petastorm.fs_utils run", "pyspark.sql.types x"])
-def test_names_of_functions_are_refused(name: str) -> None:
+def test_pickles_that_name_functions_are_refused(name: str) -> None:
     module, function = name.split()
     content = b"c" + f"{module}\n{function}\n".encode() + b"(S'1'\ntR."
     with pytest.raises(DecodeError, match="refused|broken"):
@@ -131,8 +131,8 @@ def test_names_of_functions_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_schemas_of_every_protocol_are_read(protocol: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As older Pythons wrote them: without petastorm, classes of its names are pickled."""
+def test_pickled_schemas_of_every_protocol_are_read(protocol: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pickles of older versions of Python. Instead of petastorm, classes of the same names are pickled."""
     monkeypatch.setitem(sys.modules, "petastorm", ModuleType("petastorm"))
     unischema, codecs = ModuleType("petastorm.unischema"), ModuleType("petastorm.codecs")
     for module, name in ((unischema, "Unischema"), (unischema, "Member"), (codecs, "NdarrayCodec")):
@@ -152,7 +152,7 @@ def test_schemas_of_every_protocol_are_read(protocol: int, monkeypatch: pytest.M
 MDS_FIELDS = ("number", "name", "weight", "embedding", "ragged", "blob")
 
 
-def test_mds_with_every_encoding(tmp_path: Path) -> None:
+def test_mds_imports_every_encoding(tmp_path: Path) -> None:
     dataset = import_dataset(FOREIGN / "mds-raw", tmp_path / "made", "mds")
     check_shared(dataset, range(ROWS), *MDS_FIELDS)
     last = dataset[ROWS - 1]
@@ -164,7 +164,7 @@ def test_mds_with_every_encoding(tmp_path: Path) -> None:
     assert decode_frames(dataset[2].gallery[1], "", None, None)[0][0, 0].tolist() == [20, 20, 20]
 
 
-def test_mds_images_as_tensors(tmp_path: Path) -> None:
+def test_mds_images_become_tensors(tmp_path: Path) -> None:
     dataset = import_dataset(FOREIGN / "mds-raw", tmp_path / "made", "mds", images="decode")
     check_shared(dataset, range(ROWS), *MDS_FIELDS, "image")
     assert (dataset[3].raw.shape, int(dataset[3].raw[0, 0])) == ((4, 6), 30)
@@ -172,7 +172,7 @@ def test_mds_images_as_tensors(tmp_path: Path) -> None:
 
 @pytest.mark.needs("zstandard")
 @pytest.mark.parametrize("name", ["mds-gz", "mds-zstd"])
-def test_mds_packed(name: str, tmp_path: Path) -> None:
+def test_compressed_mds_is_imported(name: str, tmp_path: Path) -> None:
     check_shared(import_dataset(FOREIGN / name, tmp_path / "made"), range(ROWS), "number", "name")
 
 
@@ -195,7 +195,7 @@ def test_plain_pickled_values_are_read_and_others_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("damage", ["cut", "altered", "missing"])
-def test_a_damaged_mds_shard_is_an_error_that_names_it(damage: str, tmp_path: Path) -> None:
+def test_damaged_mds_shard_is_an_error_that_names_it(damage: str, tmp_path: Path) -> None:
     source = copied("mds-raw", tmp_path)
     shard = source / "shard.00001.mds"
     content = bytearray(shard.read_bytes())
@@ -207,7 +207,7 @@ def test_a_damaged_mds_shard_is_an_error_that_names_it(damage: str, tmp_path: Pa
         import_dataset(source, tmp_path / "made", "mds")
 
 
-def test_an_import_that_was_broken_off_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_interrupted_import_resumes_where_it_stopped(tmp_path: Path) -> None:
     source, target = copied("mds-raw", tmp_path), tmp_path / "made"
     shard = source / "shard.00002.mds"
     kept = shard.read_bytes()
@@ -235,7 +235,7 @@ def test_every_format_resumes_from_any_row(name: str, tmp_path: Path) -> None:
 # --- WebDataset
 
 
-def test_webdataset_with_a_class_of_its_samples(tmp_path: Path) -> None:
+def test_webdataset_class_is_inferred_from_samples(tmp_path: Path) -> None:
     dataset = import_dataset(FOREIGN / "webdataset", tmp_path / "made", "webdataset")
     assert [document.key for document in dataset[:]] == [f"sample{i:04d}" for i in range(4)]
     assert [document.note_txt for document in dataset[:]] == [None, "note 1", None, "note 3"]
@@ -250,7 +250,7 @@ def test_webdataset_with_a_class_of_its_samples(tmp_path: Path) -> None:
     assert "crop_npy: NdArray[int16, 'dim0', 2]" in str(dataset.schema)
 
 
-def test_webdataset_with_a_class(tmp_path: Path) -> None:
+def test_webdataset_is_imported_with_a_class(tmp_path: Path) -> None:
     class Picture(BaseDocument):
         image: NdArray[uint8, 3, 4, 6] = Field(validation_alias="png")
         label: int = Field(validation_alias="cls")
@@ -260,7 +260,7 @@ def test_webdataset_with_a_class(tmp_path: Path) -> None:
     assert np.array_equal(dataset[2].image, row(2)["image"].transpose(2, 0, 1))
 
 
-def test_webdataset_packed(tmp_path: Path) -> None:
+def test_compressed_webdataset_is_imported(tmp_path: Path) -> None:
     [document] = import_dataset(FOREIGN / "webdataset-packed", tmp_path / "made")[:]
     assert (document.key, document.txt, document.cls) == ("one", "packed", 5)
 
@@ -275,7 +275,7 @@ def tar_of(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
-def test_samples_are_grouped_by_what_is_before_the_first_dot(tmp_path: Path) -> None:
+def test_samples_are_grouped_by_the_name_before_the_first_dot(tmp_path: Path) -> None:
     names = {"a/x.txt": b"1", "a/x.seg.txt": b"2", "b/x.txt": b"3", "b/x.seg.TXT": b"4", ".hidden": b"", "plain": b""}
     tar_of(tmp_path / "source" / "s.tar", names)
     found = import_dataset(tmp_path / "source", tmp_path / "made")[:]
@@ -292,13 +292,13 @@ def test_samples_are_grouped_by_what_is_before_the_first_dot(tmp_path: Path) -> 
         ({"a.png": b"no image"}, "sample 'a'.*not an image"),
     ],
 )
-def test_a_bad_sample_is_an_error_that_names_it(files: dict[str, bytes], message: str, tmp_path: Path) -> None:
+def test_invalid_sample_is_an_error_that_names_it(files: dict[str, bytes], message: str, tmp_path: Path) -> None:
     tar_of(tmp_path / "source" / "s.tar", files)
     with pytest.raises(DecodeError, match=f"s.tar.*{message}"):
         import_dataset(tmp_path / "source", tmp_path / "made", images="decode")
 
 
-def test_arrays_of_objects_and_pickles_are_refused(tmp_path: Path) -> None:
+def test_object_arrays_and_pickles_are_refused(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     np.save(buffer, np.array([{}], object), allow_pickle=True)
     tar_of(tmp_path / "source" / "s.tar", {"a.npy": buffer.getvalue()})
@@ -312,14 +312,14 @@ def test_arrays_of_objects_and_pickles_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_tar_that_is_cut_off_is_an_error_and_whole_samples_are_kept(tmp_path: Path) -> None:
+def test_truncated_tar_is_an_error_and_complete_samples_are_kept(tmp_path: Path) -> None:
     source = copied("webdataset", tmp_path)
     os.truncate(source / "part-001.tar", 700)
     with pytest.raises(DecodeError, match="part-001.tar"):
         import_dataset(source, tmp_path / "made")
 
 
-def test_a_file_that_only_late_samples_have_asks_for_a_class(tmp_path: Path) -> None:
+def test_file_that_only_late_samples_have_requires_a_class(tmp_path: Path) -> None:
     files = {f"s{i:03d}.txt": b"x" for i in range(100)} | {"s100.txt": b"x", "s100.cls": b"1"}
     tar_of(tmp_path / "source" / "s.tar", files)
     with pytest.raises(DecodeError, match="sample 's100': cls: not among the files of the first 100 samples"):
@@ -329,7 +329,7 @@ def test_a_file_that_only_late_samples_have_asks_for_a_class(tmp_path: Path) -> 
 # --- Hugging Face
 
 
-def test_huggingface_with_its_features(tmp_path: Path) -> None:
+def test_huggingface_is_imported_with_its_features(tmp_path: Path) -> None:
     dataset = import_dataset(FOREIGN / "huggingface", tmp_path / "made", "huggingface", split="train", name="thing")
     check_shared(dataset, range(5), "number", "name", "weight", "embedding", "tags", "blob")
     assert str(dataset.schema).startswith("Thing(number: int, name: str, weight: float, embedding: NdArray[float32, 5]")
@@ -349,12 +349,12 @@ def test_huggingface_with_its_features(tmp_path: Path) -> None:
     assert label["names"] == ["cat", "dog", "owl"]
 
 
-def test_huggingface_images_as_tensors_of_the_other_split(tmp_path: Path) -> None:
+def test_huggingface_images_of_a_split_become_tensors(tmp_path: Path) -> None:
     dataset = import_dataset(FOREIGN / "huggingface", tmp_path / "made", split="test", images="decode")
     check_shared(dataset, range(5, ROWS), "number", "image")
 
 
-def test_a_split_that_is_not_there_tells_those_that_are(tmp_path: Path) -> None:
+def test_error_about_an_unknown_split_names_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="split=None: the splits are 'train', 'test'"):
         import_dataset(FOREIGN / "huggingface", tmp_path / "made")
 
@@ -368,14 +368,14 @@ def saved(folder: Path, table: pa.Table, features: dict[str, Any]) -> Path:
     return folder
 
 
-def test_images_that_are_elsewhere_are_not_looked_for(tmp_path: Path) -> None:
+def test_images_at_a_path_are_not_read(tmp_path: Path) -> None:
     images = pa.array([{"bytes": b"", "path": None}, {"bytes": None, "path": "/etc/passwd"}])
     source = saved(tmp_path / "source", pa.table({"image": images}), {"image": {"_type": "Image"}})
     with pytest.raises(DecodeError, match="image: some files are not in the dataset, but at a path"):
         import_dataset(source, tmp_path / "made")
 
 
-def test_images_inside_of_lists_and_structs_are_bytes_too(tmp_path: Path) -> None:
+def test_images_in_lists_and_structs_become_bytes(tmp_path: Path) -> None:
     cell = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     one, two = {"bytes": b"1", "path": None}, {"bytes": b"2", "path": "x"}
     table = pa.table(
@@ -397,7 +397,7 @@ def test_images_inside_of_lists_and_structs_are_bytes_too(tmp_path: Path) -> Non
 
 
 @pytest.mark.needs("fsspec")
-def test_a_remote_source_and_target() -> None:
+def test_remote_source_is_imported_to_a_remote_target() -> None:
     import fsspec
 
     store = fsspec.filesystem("memory")
@@ -406,13 +406,13 @@ def test_a_remote_source_and_target() -> None:
     check_shared(dataset, range(ROWS), "number", "name")
 
 
-def test_what_was_imported_opens_without_its_class(tmp_path: Path) -> None:
+def test_imported_dataset_opens_without_its_class(tmp_path: Path) -> None:
     import_dataset(FOREIGN / "petastorm", tmp_path / "made", allow_pickle=True, name="Gone")
     check_shared(open_dataset(tmp_path / "made"), range(ROWS), "number", "image", "ragged")
 
 
 @pytest.mark.needs("torch")
-def test_classes_that_were_made_go_through_the_workers_of_a_loader(tmp_path: Path) -> None:
+def test_inferred_classes_are_pickled_to_loader_workers(tmp_path: Path) -> None:
     from torch.utils.data import DataLoader
 
     from quire.data import StreamingDataset
@@ -425,14 +425,14 @@ def test_classes_that_were_made_go_through_the_workers_of_a_loader(tmp_path: Pat
         assert sorted(number for batch in loader for number in batch.number.tolist()) == list(range(len(made)))
 
 
-def test_two_classes_of_one_name_stay_apart(tmp_path: Path) -> None:
+def test_inferred_classes_of_one_name_stay_apart(tmp_path: Path) -> None:
     import_dataset(FOREIGN / "mds-gz", tmp_path / "one")
     import_dataset(FOREIGN / "mds-pickle", tmp_path / "two", allow_pickle=True)
     assert open_dataset(tmp_path / "one")[1].name == "row 1 é"
     assert open_dataset(tmp_path / "two")[1].thing == {"i": 1}
 
 
-def test_a_folder_that_tells_no_format(tmp_path: Path) -> None:
+def test_unknown_format_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="the format cannot be detected by the files"):
         import_dataset(tmp_path, tmp_path / "made")
     with pytest.raises(OptionError, match="format='mdx' is not a format that can be imported. Did you mean 'mds'?"):

@@ -1,4 +1,4 @@
-"""What a class writes as Arrow data comes back, bit for bit, whichever rows are asked for and however they lie."""
+"""Documents round-trip through Arrow data bit for bit, whichever rows are gathered and however they are stored."""
 
 # ruff: noqa: DTZ001 - datetimes without a zone are values too
 
@@ -24,15 +24,15 @@ from quire.errors import DecodeError, EncodeError, OptionError, SchemaError
 from quire.storage._layout import Layout
 from quire.tensors import DTYPES, DType, Shape, common_dtype
 from quire.typing import ID, AnyTensor, NdArray, float32
-from tests.codec.ways import exact
-from tests.storage.shelf import branches, columns_of, encoded, gathered, leaves, trees
+from tests.codec.round_trips import exact
+from tests.storage.sample_documents import branches, columns_of, encoded, gathered, leaves, trees
 from tests.strategies import Branch, Leaf, Node, Seed, Tree, Twig, laws, nodes, orders
 
 pytestmark = pytest.mark.needs("pyarrow")
 
 
 def _comes_back(documents: list[Any], document_type: type[Any], storage: Any = "fixed") -> None:
-    """Fail unless the documents come back, whole and in pieces."""
+    """Check that the documents round-trip, as a whole and in parts."""
     layout = Layout(document_type.document_schema(), storage)
     batch = encoded(documents, document_type, layout)
     batch.validate(full=True)
@@ -44,12 +44,12 @@ def _comes_back(documents: list[Any], document_type: type[Any], storage: Any = "
 
 
 def _class(**fields: Any) -> Any:
-    """A document class whose annotations are values of the test."""
+    """Make a document class whose annotations are values of the test."""
     return create_model("Row", __base__=BaseDocument, **{name: (tp, ...) for name, tp in fields.items()})
 
 
 def _changed(batch: pa.RecordBatch, **arrays: pa.Array) -> pa.RecordBatch:
-    """The record batch with other arrays in the place of its own."""
+    """Return the record batch with some of its arrays replaced."""
     found = [arrays.get(name, column) for name, column in zip(batch.schema.names, batch.columns, strict=True)]
     return pa.RecordBatch.from_arrays(found, schema=batch.schema)
 
@@ -59,7 +59,7 @@ def _changed(batch: pa.RecordBatch, **arrays: pa.Array) -> pa.RecordBatch:
 
 @laws
 @given(st.data(), st.sampled_from([(leaves(), Leaf), (branches(), Branch), (trees(), Tree), (nodes(), Node)]))
-def test_rows_in_any_order_come_back_from_any_number_of_slices(data: st.DataObject, kind: Any) -> None:
+def test_rows_in_any_order_are_gathered_from_any_number_of_slices(data: st.DataObject, kind: Any) -> None:
     strategy, document_type = kind
     layout = Layout(document_type.document_schema())
     parts = data.draw(st.lists(st.lists(strategy, max_size=3), min_size=1, max_size=3))
@@ -75,13 +75,13 @@ def test_rows_in_any_order_come_back_from_any_number_of_slices(data: st.DataObje
 
 @laws
 @given(st.lists(trees(), max_size=3))
-def test_what_is_written_is_valid_arrow_data(documents: list[Tree]) -> None:
+def test_encoded_batches_are_valid_arrow_data(documents: list[Tree]) -> None:
     encoded(documents, Tree).validate(full=True)
 
 
 @laws
 @given(st.lists(trees(), max_size=3))
-def test_rows_come_back_from_a_file_of_arrow_data(documents: list[Tree]) -> None:
+def test_rows_round_trip_through_an_arrow_file(documents: list[Tree]) -> None:
     layout = Layout(Tree.document_schema())
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, layout.arrow_schema) as writer:
@@ -92,7 +92,7 @@ def test_rows_come_back_from_a_file_of_arrow_data(documents: list[Tree]) -> None
 
 @laws
 @given(st.lists(branches(), min_size=1, max_size=4), st.data())
-def test_a_batch_that_was_taken_from_another_is_written_as_its_own_rows(documents: list[Branch], data: Any) -> None:
+def test_batch_taken_from_another_is_encoded_as_its_own_rows(documents: list[Branch], data: Any) -> None:
     batch = DocumentArray[Branch](documents).stack(shapes="ragged")
     rows = [row % len(documents) for row in data.draw(orders(len(documents)))]
     for part, kept in ((batch[rows], rows), (batch[1:], list(range(1, len(documents))))):
@@ -118,7 +118,7 @@ def _numbers(dtype: str, shape: tuple[int, ...]) -> Any:
 
 @pytest.mark.parametrize("storage", ["fixed", "binary", "list"])
 @pytest.mark.parametrize("dtype", _NUMBERS)
-def test_a_dtype_comes_back_fixed_and_ragged(dtype: str, storage: str) -> None:
+def test_dtypes_round_trip_in_fixed_and_ragged_tensors(dtype: str, storage: str) -> None:
     class Row(BaseDocument):
         fixed: Annotated[np.ndarray, Shape(2, 3), DType(dtype)]
         scalar: Annotated[np.ndarray, Shape(), DType(dtype)]
@@ -145,7 +145,7 @@ def test_a_dtype_comes_back_fixed_and_ragged(dtype: str, storage: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3), ()], ids=str)
-def test_a_shape_without_elements_comes_back(shape: tuple[int, ...]) -> None:
+def test_shapes_without_elements_round_trip(shape: tuple[int, ...]) -> None:
     class Row(BaseDocument):
         fixed: Annotated[np.ndarray, Shape(*shape), DType("float32")]
         maybe: Annotated[np.ndarray, Shape(*shape), DType("int8")] | None
@@ -159,7 +159,7 @@ def test_a_shape_without_elements_comes_back(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.needs("torch")
-def test_tensors_of_many_frameworks_in_one_field_come_back_each_as_its_own() -> None:
+def test_tensors_of_mixed_frameworks_round_trip() -> None:
     import torch
 
     class Row(BaseDocument):
@@ -232,14 +232,14 @@ class Kinds(BaseDocument):
     ],
     ids=str,
 )
-def test_a_moment_comes_back_with_its_zone_and_fold(when: datetime) -> None:
+def test_datetimes_keep_their_zone_and_fold(when: datetime) -> None:
     documents = [Kinds(when=when, maybe_when=maybe) for maybe in (None, when)]
     _comes_back(documents, Kinds)
     found = gathered(Layout(Kinds.document_schema()), [encoded(documents, Kinds)], [1])[0].when
     assert (found.tzinfo, found.fold, found.utcoffset()) == (when.tzinfo, when.fold, when.utcoffset())
 
 
-def test_none_comes_back_from_every_field_that_may_be_none() -> None:
+def test_none_round_trips_in_every_optional_field() -> None:
     optional = {name: info.annotation | None for name, info in Kinds.model_fields.items() if name != "nothing"}
     maybe = create_model("Maybe", __base__=BaseDocument, **{name: (tp, None) for name, tp in optional.items()})
     full = Kinds(when=datetime(2024, 1, 1))
@@ -248,7 +248,7 @@ def test_none_comes_back_from_every_field_that_may_be_none() -> None:
     _comes_back([maybe(), maybe()], maybe)
 
 
-def test_garbage_where_there_is_no_value_is_not_looked_at() -> None:
+def test_garbage_in_missing_values_is_ignored() -> None:
     class Row(BaseDocument):
         day: date | None
         when: datetime | None
@@ -264,7 +264,7 @@ def test_garbage_where_there_is_no_value_is_not_looked_at() -> None:
     assert exact(gathered(layout, [_changed(batch, day=day, when=when)], [0, 1]), documents)
 
 
-def test_values_of_enums_that_are_kept_as_such_come_back() -> None:
+def test_enum_values_kept_as_plain_values_round_trip() -> None:
     class Row(BaseDocument):
         model_config = ConfigDict(use_enum_values=True)
         level: Level
@@ -311,7 +311,7 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("values", "message"), _REFUSED.values(), ids=_REFUSED)
-def test_what_has_no_form_is_an_error_that_names_the_field(values: dict[str, Any], message: str) -> None:
+def test_value_without_a_column_type_is_an_error_that_names_the_field(values: dict[str, Any], message: str) -> None:
     made = Limits(**{name: value for name, value in values.items() if name != "text"})
     made.__dict__.update(values)
     with pytest.raises(EncodeError, match=message):
@@ -319,7 +319,7 @@ def test_what_has_no_form_is_an_error_that_names_the_field(values: dict[str, Any
 
 
 @pytest.mark.needs("torch")
-def test_a_sparse_tensor_is_an_error_that_names_the_field() -> None:
+def test_sparse_tensor_is_an_error_that_names_the_field() -> None:
     import torch
 
     row_type = _class(fixed=Annotated[torch.Tensor, Shape(2), DType("float32")], ragged=torch.Tensor)
@@ -330,7 +330,7 @@ def test_a_sparse_tensor_is_an_error_that_names_the_field() -> None:
         encoded([row_type(fixed=torch.ones(2), ragged=sparse)], row_type)
 
 
-def test_a_tensor_that_was_put_past_its_type_is_an_error_that_names_the_field() -> None:
+def test_tensor_of_another_type_is_an_error_that_names_the_field() -> None:
     for wrong in (np.zeros(3, np.float32), np.zeros(2)):
         made = Limits()
         made.__dict__["vector"] = wrong
@@ -338,7 +338,7 @@ def test_a_tensor_that_was_put_past_its_type_is_an_error_that_names_the_field() 
             encoded([made], Limits)
 
 
-def test_a_batch_without_a_column_of_the_class_is_an_error_that_names_it() -> None:
+def test_missing_column_is_an_error_that_names_it() -> None:
     layout = Layout(Leaf.document_schema())
     batch = DocumentBatch[Leaf]([Leaf(text="a")])
     columns = batch._columns
@@ -347,7 +347,7 @@ def test_a_batch_without_a_column_of_the_class_is_an_error_that_names_it() -> No
         layout.encode(columns)
 
 
-def test_a_layout_needs_a_class_and_a_way_to_store_tensors() -> None:
+def test_layout_requires_a_class_and_a_known_tensor_storage() -> None:
     with pytest.raises(SchemaError, match="schema="):
         Layout(BaseDocument.document_schema())
     with pytest.raises(OptionError, match="tensor_storage='zip'"):
@@ -357,7 +357,7 @@ def test_a_layout_needs_a_class_and_a_way_to_store_tensors() -> None:
 # --- data that is not what it should be
 
 
-def test_a_number_that_is_no_date_is_an_error_that_names_the_field() -> None:
+def test_invalid_date_is_an_error_that_names_the_field() -> None:
     class Row(BaseDocument):
         day: date
 
@@ -369,7 +369,7 @@ def test_a_number_that_is_no_date_is_an_error_that_names_the_field() -> None:
 
 
 @pytest.mark.parametrize("offsets", [[0, 9, 1], [0, -4, 1], [0, 2**31 - 1, 1], [1, 0, 1]], ids=str)
-def test_content_outside_of_its_record_batch_is_an_error_that_names_the_field(offsets: list[int]) -> None:
+def test_offsets_outside_of_the_record_batch_are_an_error_that_names_the_field(offsets: list[int]) -> None:
     class Row(BaseDocument):
         words: list[str]
         text: str
@@ -390,7 +390,7 @@ def test_content_outside_of_its_record_batch_is_an_error_that_names_the_field(of
     [([3], "float32", "numpy"), ([-1, -2], "float32", "numpy"), ([2], "object", "numpy"), ([2], "float32", "os")],
     ids=str,
 )
-def test_a_tensor_that_does_not_fit_its_bytes_is_an_error(shape: list[int], dtype: str, framework: str) -> None:
+def test_tensor_shape_that_does_not_fit_its_bytes_is_an_error(shape: list[int], dtype: str, framework: str) -> None:
     class Row(BaseDocument):
         any_one: AnyTensor
 

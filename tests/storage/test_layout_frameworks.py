@@ -1,4 +1,4 @@
-"""Tensors of every framework come back from Arrow data as tensors of that framework."""
+"""Tensors of every framework round-trip through Arrow data."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from quire import BaseDocument
 from quire.storage._layout import Layout
 from quire.tensors import DType, Shape
 from quire.typing import AnyTensor, float32
-from tests.codec.ways import exact
-from tests.storage.shelf import encoded, gathered
+from tests.codec.round_trips import exact
+from tests.storage.sample_documents import encoded, gathered
 
 pytestmark = pytest.mark.needs("pyarrow")
 
 
 def _class(**fields: Any) -> Any:
-    """A document class whose annotations are values of the test."""
+    """Make a document class whose annotations are values of the test."""
     return create_model("Row", __base__=BaseDocument, **{name: (tp, ...) for name, tp in fields.items()})
 
 
@@ -28,7 +28,7 @@ def _comes_back(documents: list[Any], document_type: type[Any]) -> None:
 
 
 @pytest.mark.needs("torch")
-def test_tensors_of_torch_come_back_as_such() -> None:
+def test_torch_tensors_round_trip() -> None:
     import torch
 
     row_type = _class(
@@ -45,7 +45,7 @@ def test_tensors_of_torch_come_back_as_such() -> None:
 
 
 @pytest.mark.needs("tensorflow")
-def test_tensors_of_tensorflow_come_back_as_such() -> None:
+def test_tensorflow_tensors_round_trip() -> None:
     import tensorflow as tf
 
     from quire.typing import TensorFlowTensor
@@ -60,7 +60,7 @@ def test_tensors_of_tensorflow_come_back_as_such() -> None:
 
 
 @pytest.mark.needs("jax")
-def test_tensors_of_jax_come_back_as_such() -> None:
+def test_jax_tensors_round_trip() -> None:
     import jax
     import jax.numpy as jnp
 

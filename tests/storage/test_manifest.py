@@ -55,17 +55,17 @@ def names(listed: list[str] | None, index: bytes | None) -> list[str]:
     return _log_names(FakeFolder(listed, index))  # type: ignore[arg-type]
 
 
-def test_logs_that_are_listed_are_taken() -> None:
+def test_listed_logs_are_read() -> None:
     assert names(["a.jsonl", "b.jsonl"], INDEX) == ["a.jsonl", "b.jsonl"]
     assert names(["a.jsonl"], None) == ["a.jsonl"]
 
 
-def test_the_index_is_read_where_nothing_is_listed() -> None:
+def test_index_is_read_when_nothing_is_listed() -> None:
     assert names(None, INDEX) == ["indexed.jsonl"]
     assert names([], INDEX) == ["indexed.jsonl"]
 
 
-def test_a_folder_that_can_neither_be_listed_nor_has_an_index_is_an_error() -> None:
+def test_folder_without_listing_and_index_is_an_error() -> None:
     with pytest.raises(StorageError, match="this server lists nothing"):
         names(None, None)
     with pytest.raises(StorageError, match="this server lists nothing"):
@@ -74,12 +74,12 @@ def test_a_folder_that_can_neither_be_listed_nor_has_an_index_is_an_error() -> N
 
 
 @pytest.mark.parametrize("index", [b"", b"[]", b"{}", b'{"logs": 5, "version": 1}', b"\xff"])
-def test_a_damaged_index_is_an_error(index: bytes) -> None:
+def test_damaged_index_is_an_error(index: bytes) -> None:
     with pytest.raises(StorageError, match="not the index of a dataset"):
         names([], index)
 
 
-def test_an_index_of_version_2_has_a_checksum() -> None:
+def test_index_of_version_2_has_a_checksum() -> None:
     index = encode_line({"logs": ["indexed.v2.jsonl"]}).encode()
     assert names(None, index) == ["indexed.v2.jsonl"]
     with pytest.raises(StorageError, match="not the index of a dataset"):
@@ -101,18 +101,18 @@ def test_shards_are_identified_by_checksum_or_by_name() -> None:
     assert OTHER.identity == ("c.parquet", 100, "monday")
 
 
-def test_the_format_of_a_shard_is_that_of_its_suffix() -> None:
+def test_shard_format_is_that_of_its_suffix() -> None:
     assert [shard.format for shard in (NEW, OLD)] == ["arrow", "parquet"]
 
 
-def test_lines_of_format_2_have_a_table_and_those_of_format_1_have_groups() -> None:
+def test_lines_have_a_table_in_format_2_and_groups_in_format_1() -> None:
     common = {"rows": 5, "bytes": 100, "layout": "flat"}
     assert NEW.to_dict() == {"name": "a.arrow", "xxh3": "0a", "blocks": 2, "table": (60, 30), **common}
     assert OLD.to_dict() == {"name": "b.parquet", "xxh3": "0b", "groups": (2, 3), **common}
 
 
 @pytest.mark.parametrize("shard", [NEW, OLD, Shard("d.arrow", 0, 0)])
-def test_shards_are_read_back_from_json(shard: Shard) -> None:
+def test_shards_round_trip_through_json(shard: Shard) -> None:
     line = json.loads(json.dumps({**shard.to_dict(), "added_later": [1]}))
     read = Shard.from_dict(line)
     assert read == shard
@@ -168,7 +168,7 @@ def test_logs_are_named_in_the_order_of_their_writers(folder: Folder) -> None:
     assert writer_name("old.jsonl") == "old"
 
 
-def test_a_log_begins_with_one_head_and_has_a_line_for_each_shard(folder: Folder) -> None:
+def test_log_has_one_head_and_a_line_for_each_shard(folder: Folder) -> None:
     log = Log.create(folder)
     for _ in range(2):
         log.begin()
@@ -181,7 +181,7 @@ def test_a_log_begins_with_one_head_and_has_a_line_for_each_shard(folder: Folder
     assert folder.exists(log.path), "a log with shards stays"
 
 
-def test_a_log_without_shards_is_withdrawn(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_without_shards_is_withdrawn(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log.create(folder)
     log.begin()
     log.withdraw()
@@ -192,7 +192,7 @@ def test_a_log_without_shards_is_withdrawn(folder: Folder, monkeypatch: pytest.M
     assert deleted == [], "a log that was not begun has no file"
 
 
-def test_a_log_that_replaces_others_is_written_at_once(folder: Folder) -> None:
+def test_replacing_log_is_written_in_one_step(folder: Folder) -> None:
     log = Log.create(folder, replaces=True)
     assert log.replaces
     log.begin()
@@ -252,11 +252,11 @@ def test_shards_are_in_the_order_of_the_logs_and_of_their_lines(folder: Folder) 
     )
 
 
-def test_a_folder_without_logs_has_no_shards(folder: Folder) -> None:
+def test_folder_without_logs_has_no_shards(folder: Folder) -> None:
     assert read_manifest(folder) == Manifest((), ())
 
 
-def test_logs_that_are_replaced_do_not_count(folder: Folder) -> None:
+def test_replaced_logs_do_not_count(folder: Folder) -> None:
     put(folder, "1.v2.jsonl", {}, shard_line("a.arrow"), shard_line("b.arrow"))
     put(folder, "2.jsonl", shard_line("c.arrow"))
     put(
@@ -274,7 +274,7 @@ def test_logs_that_are_replaced_do_not_count(folder: Folder) -> None:
     )
 
 
-def test_the_later_of_two_replacements_counts(folder: Folder) -> None:
+def test_later_of_two_replacements_counts(folder: Folder) -> None:
     put(folder, "1.v2.jsonl", {}, shard_line("a.arrow"))
     put(folder, "2.v2.jsonl", {"replaces": ["1.v2.jsonl"]}, shard_line("b.arrow"))
     put(folder, "3.v2.jsonl", {"replaces": ["1.v2.jsonl"]}, shard_line("c.arrow"))
@@ -286,12 +286,12 @@ def test_the_later_of_two_replacements_counts(folder: Folder) -> None:
     assert manifest.old_shards == ("a.arrow", "b.arrow")
 
 
-def test_the_address_of_a_dataset_may_end_with_a_slash(tmp_path: Path) -> None:
+def test_dataset_url_may_end_with_a_slash(tmp_path: Path) -> None:
     for url in (f"{tmp_path}", f"{tmp_path}/"):
         assert open_logs(url).url == f"{tmp_path}/_quire"
 
 
-def test_the_index_names_the_logs(folder: Folder) -> None:
+def test_index_names_the_logs(folder: Folder) -> None:
     write_index(folder, Manifest((), ("1.jsonl", "2.v2.jsonl"), ("0.jsonl",)))
     assert _log_names(open_logs(folder.url)) == ["1.jsonl", "2.v2.jsonl"]
 
@@ -300,7 +300,7 @@ def test_the_index_names_the_logs(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("failures", [0, 1, 4, 5])
-def test_logs_that_vanish_are_listed_again(folder: Folder, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
+def test_vanished_logs_are_listed_again(folder: Folder, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
     put(folder, "1.v2.jsonl", {}, shard_line("a.arrow"))
     lists: list[list[str]] = []
 
@@ -343,7 +343,7 @@ def test_lines_that_do_not_describe_a_shard_are_errors(folder: Folder, log: str)
         read_manifest(folder)
 
 
-def test_a_damaged_line_is_an_error_with_its_number(folder: Folder) -> None:
+def test_damaged_line_is_an_error_with_its_number(folder: Folder) -> None:
     for number in (1, 2, 3):
         lines: list[Any] = [{}, shard_line("a.arrow"), shard_line("b.arrow")]
         lines[number - 1] = encode_line(shard_line("c.arrow")).encode().replace(b"c.", b"d.")
@@ -352,7 +352,7 @@ def test_a_damaged_line_is_an_error_with_its_number(folder: Folder) -> None:
             read_manifest(folder)
 
 
-def test_the_last_line_counts_when_it_is_complete(folder: Folder) -> None:
+def test_complete_last_line_counts_without_a_line_break(folder: Folder) -> None:
     lines = {}, shard_line("a.arrow"), shard_line("b.arrow")
     for end in (b"\n", b"", b"\x0b"):
         put(folder, "1.v2.jsonl", *lines, end=end)
@@ -361,7 +361,7 @@ def test_the_last_line_counts_when_it_is_complete(folder: Folder) -> None:
     assert read_names(folder) == ["a.arrow"], "a killed writer left half a line"
 
 
-def test_lines_of_format_1_that_are_no_objects_are_left_out(folder: Folder) -> None:
+def test_lines_of_format_1_that_are_not_objects_are_ignored(folder: Folder) -> None:
     put(folder, "1.jsonl", b'{"name": "half', b"[1]", b"\xff", b"", shard_line("a.arrow"), b'{"na', end=b"")
     assert read_names(folder) == ["a.arrow"]
 
@@ -369,13 +369,13 @@ def test_lines_of_format_1_that_are_no_objects_are_left_out(folder: Folder) -> N
 # --- files without a log
 
 
-def test_plain_files_are_shards_of_unknown_rows(tmp_path: Path, folder: Folder) -> None:
+def test_plain_files_are_shards_with_unknown_rows(tmp_path: Path, folder: Folder) -> None:
     for name, size in (("b.parquet", 3), ("a.arrow", 2), ("c.txt", 1)):
         (tmp_path / name).write_bytes(bytes(size))
     assert list_plain_files(folder) == [Shard("a.arrow", -1, 2), Shard("b.parquet", -1, 3)]
 
 
-def test_a_folder_without_files_is_no_dataset(tmp_path: Path, folder: Folder) -> None:
+def test_folder_without_files_is_not_a_dataset(tmp_path: Path, folder: Folder) -> None:
     (tmp_path / "c.txt").touch()
     with pytest.raises(StorageNotFoundError, match="no file that ends with .parquet or .arrow"):
         list_plain_files(folder)

@@ -1,4 +1,4 @@
-"""Runs of bytes by their address, at the edges of the memory that may be read, too."""
+"""Copying memory by address, also at the edges of memory that may be read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.needs("pyarrow", "xxhash", "fsspec")
 
 @given(st.binary(min_size=1, max_size=300), st.data())
 @laws
-def test_runs_are_read_whatever_is_around_them(content: bytes, data: st.DataObject) -> None:
+def test_fetch_ranges_reads_ranges_whatever_is_around_them(content: bytes, data: st.DataObject) -> None:
     spans = data.draw(
         st.lists(st.tuples(st.integers(0, len(content)), st.integers(0, len(content))).map(sorted), max_size=20)
     )
@@ -36,8 +36,8 @@ def test_runs_are_read_whatever_is_around_them(content: bytes, data: st.DataObje
     assert found == b"".join(content[start:end] for start, end in spans)
 
 
-def test_nothing_is_read_outside() -> None:
-    """Two pages, and behind them none: a byte too many ends the process."""
+def test_fetch_ranges_reads_nothing_outside_of_buffers() -> None:
+    """Two pages followed by an unmapped one: reading a byte too many ends the process."""
     page = mmap.PAGESIZE
     memory = mmap.mmap(-1, 3 * page)
     array = np.frombuffer(memory, np.uint8)
@@ -56,7 +56,7 @@ class Maybe(BaseDocument):
     flag: bool | None = None
 
 
-def test_in_the_place_of_what_is_missing_are_zeros_whatever_the_file_has_there(tmp_path: Path) -> None:
+def test_missing_values_are_gathered_as_zeros(tmp_path: Path) -> None:
     there = np.array([True, False, False, True])
     bits = pa.py_buffer(np.packbits(there, bitorder="little").tobytes())
     junk = pa.py_buffer(b"\xff" * 64)

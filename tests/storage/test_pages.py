@@ -1,4 +1,4 @@
-"""Rows for somebody who looks at a few of them: the same as those of a dataset, without the cache."""
+"""Pages read the same rows as a dataset, a few at a time and without the cache."""
 
 from __future__ import annotations
 
@@ -73,27 +73,27 @@ def pages(stored: Any, tmp_path: Path) -> Pages:
 ROWS = np.array([0, 399, 17, 17, 200, 5])
 
 
-def test_rows_are_those_of_the_dataset(stored: Any, pages: Pages) -> None:
+def test_pages_return_the_rows_of_the_dataset(stored: Any, pages: Pages) -> None:
     assert list(pages.take(ROWS)) == [stored[0][row] for row in ROWS]
 
 
-def test_a_few_rows_leave_nothing_in_the_cache(pages: Pages, tmp_path: Path) -> None:
+def test_reading_a_few_rows_leaves_nothing_in_the_cache(pages: Pages, tmp_path: Path) -> None:
     pages.take(ROWS)
     assert not [file for file in (tmp_path / "cache").rglob("*") if file.suffix == ".arrow"]
 
 
-def test_rows_from_everywhere_are_found_too(pages: Pages) -> None:
+def test_rows_of_many_row_groups_are_read(pages: Pages) -> None:
     rows = np.random.default_rng(0).permutation(400)
     assert [page.number for page in pages.take(rows)] == rows.tolist()
 
 
-def test_a_narrow_page_has_the_columns_that_it_was_asked_for(pages: Pages) -> None:
+def test_narrow_pages_have_the_selected_columns(pages: Pages) -> None:
     found = pages.narrow("score", "author.name").columns(ROWS)
     assert list(found.columns) == ["score", "author"]
     assert pages.narrow("score", "author.name") is pages.narrow("score", "author.name")
 
 
-def test_rows_of_a_filtered_dataset_are_those_that_are_left(stored: Any, tmp_path: Path) -> None:
+def test_pages_of_a_filtered_dataset_have_the_matching_rows(stored: Any, tmp_path: Path) -> None:
     dataset = open_dataset(stored[1], Page, where={"number": {"$gte": 390}}, cache=tmp_path)
     filtered = Pages(dataset)
     assert [page.number for page in filtered.take(np.array([0, 9]))] == [390, 399]
@@ -101,7 +101,7 @@ def test_rows_of_a_filtered_dataset_are_those_that_are_left(stored: Any, tmp_pat
     assert [start for start, _ in filtered.blocks(6)] == [0, 6]
 
 
-def test_blocks_are_all_rows_in_order(pages: Pages) -> None:
+def test_blocks_yield_all_rows_in_order(pages: Pages) -> None:
     found = [(start, columns) for start, columns in pages.narrow("number").blocks(64)]
     numbers = [number for _, columns in found for number in columns.columns["number"].values()]
     assert numbers == list(range(400))
@@ -109,7 +109,7 @@ def test_blocks_are_all_rows_in_order(pages: Pages) -> None:
 
 
 @pytest.mark.parametrize("count", [10, 60, 400, 1000])
-def test_a_sample_is_rows_in_order_without_repetition(pages: Pages, count: int) -> None:
+def test_sample_returns_distinct_rows_in_order(pages: Pages, count: int) -> None:
     sample = pages.sample(count)
     assert len(sample) <= min(count, 400)
     assert (np.diff(sample) > 0).all()
@@ -117,7 +117,7 @@ def test_a_sample_is_rows_in_order_without_repetition(pages: Pages, count: int) 
     assert sample.max() < 400
 
 
-def test_a_brief_row_tells_sizes_and_beginnings(stored: Any, pages: Pages) -> None:
+def test_preview_has_sizes_and_beginnings(stored: Any, pages: Pages) -> None:
     for head in (4, 512):
         found = pages.preview(ROWS, head)
         for place, row in enumerate(ROWS.tolist()):
@@ -142,8 +142,10 @@ def check_brief(brief: dict[tuple[str, ...], Any], page: Page, head: int) -> Non
         assert brief["samples",].dtype == "int16"
 
 
-def test_files_are_let_go_of_while_others_look(stored: Any, pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closing files that others are reading takes nothing from them."""
+def test_mapped_pages_are_dropped_while_threads_read(
+    stored: Any, pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropping pages does not disturb threads that are reading them."""
     monkeypatch.setattr("quire.storage._pages._MAPPED", -(1 << 40))
 
     def look(seed: int) -> bool:
@@ -155,7 +157,7 @@ def test_files_are_let_go_of_while_others_look(stored: Any, pages: Pages, monkey
         assert all(pool.map(look, range(40)))
 
 
-def test_rows_that_lie_apart_are_gathered_in_pieces(stored: Any, pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scattered_rows_are_gathered_in_parts(stored: Any, pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.storage._pages._APART", 40)
     rows = np.random.default_rng(1).permutation(400)
     assert list(pages.take(rows)) == [stored[0][row] for row in rows.tolist()]
@@ -165,7 +167,7 @@ def kept_bytes(pages: Pages) -> int:
     return sum(batch.nbytes for batch in pages._kept.values())
 
 
-def test_row_groups_of_some_columns_and_of_all_share_the_room(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_groups_of_narrow_and_full_pages_share_memory(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.storage._pages._KEPT", 1 << 16)
     narrow = pages.narrow("number", "image")
     for row in range(0, 400, 20):
@@ -175,13 +177,13 @@ def test_row_groups_of_some_columns_and_of_all_share_the_room(pages: Pages, monk
     assert pages.dataset.is_mapped or kept_bytes(pages)
 
 
-def test_a_look_at_all_rows_keeps_none_of_them(pages: Pages) -> None:
+def test_reading_all_blocks_keeps_none_in_memory(pages: Pages) -> None:
     assert sum(len(columns) for _, columns in pages.blocks()) == 400
     assert not kept_bytes(pages)
 
 
 @pytest.mark.parametrize("end", [-1, -4000])
-def test_a_shard_that_was_cut_off_meanwhile_is_an_error(tmp_path: Path, end: int) -> None:
+def test_shard_truncated_after_opening_is_an_error(tmp_path: Path, end: int) -> None:
     write_dataset(pages_of(400), tmp_path / "rows", Page, format="parquet", group_bytes=1 << 14)
     pages = Pages(open_dataset(tmp_path / "rows", Page, cache=tmp_path / "cache"))
     pages.take(np.array([0]))
@@ -191,7 +193,7 @@ def test_a_shard_that_was_cut_off_meanwhile_is_an_error(tmp_path: Path, end: int
         pages.take(np.array([399]))
 
 
-def test_a_shard_that_was_written_anew_is_read_by_its_own_footer(tmp_path: Path) -> None:
+def test_replaced_shard_is_read_by_its_own_footer(tmp_path: Path) -> None:
     write_dataset(pages_of(400), tmp_path / "rows", Page, format="parquet", group_bytes=1 << 14)
     pages = Pages(open_dataset(tmp_path / "rows", Page, cache=tmp_path / "cache"))
     [shard] = (tmp_path / "rows").glob("*.parquet")
@@ -204,7 +206,7 @@ def test_a_shard_that_was_written_anew_is_read_by_its_own_footer(tmp_path: Path)
 
 
 def in_memory(folder: Path) -> int:
-    """The kilobytes of files of a folder that this process has mapped and looked at."""
+    """Return the kilobytes of mapped files of a folder that are in the memory of this process."""
     found, counts = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         words = line.split()
@@ -215,7 +217,7 @@ def in_memory(folder: Path) -> int:
     return found
 
 
-def test_what_is_let_go_of_leaves_memory_and_can_be_read_again(tmp_path: Path) -> None:
+def test_dropped_pages_leave_memory_and_can_be_read_again(tmp_path: Path) -> None:
     write_dataset(pages_of(400), tmp_path / "rows", Page, format="arrow")
     pages = Pages(open_dataset(tmp_path / "rows", Page))
     before = list(pages.take(np.arange(400)))

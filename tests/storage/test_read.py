@@ -37,8 +37,8 @@ from quire.errors import (
     StorageNotFoundError,
 )
 from quire.storage import Split, StoredDataset, open_dataset, write_dataset
-from tests.codec.ways import exact
-from tests.storage.shelf import Photo, photos
+from tests.codec.round_trips import exact
+from tests.storage.sample_documents import Photo, photos
 from tests.strategies import laws
 
 pytestmark = pytest.mark.needs("pyarrow")
@@ -62,7 +62,7 @@ def _documents(found: Any) -> list[int]:
 # --- rows
 
 
-def test_rows_are_found_as_in_a_list(folder: Path) -> None:
+def test_indexing_matches_that_of_a_list(folder: Path) -> None:
     dataset, numbers = open_dataset(folder, Photo), list(range(60))
     assert len(dataset.shards) > 2
     assert dataset[7].number == 7
@@ -80,13 +80,13 @@ def test_rows_are_found_as_in_a_list(folder: Path) -> None:
             dataset[wrong]
 
 
-def test_rows_in_batches_are_all_rows_in_order(folder: Path) -> None:
+def test_iter_batches_yields_all_rows_in_order(folder: Path) -> None:
     dataset = open_dataset(folder, Photo)
     assert [len(batch) for batch in dataset.iter_batches(25)] == [25, 25, 10]
     assert [n for batch in dataset.iter_batches(7) for n in _documents(batch)] == list(range(60))
 
 
-def test_all_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_read_returns_all_rows_as_written(tmp_path: Path) -> None:
     documents = photos(60)
     for kind in ("parquet", "arrow"):
         write_dataset(documents, tmp_path / kind, format=kind, group_bytes=3000, shard_bytes=6000)  # type: ignore[arg-type]
@@ -95,7 +95,7 @@ def test_all_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
         assert exact([dataset[n] for n in range(0, 60, 13)], list(documents)[::13])
 
 
-def test_a_dataset_tells_of_itself(folder: Path) -> None:
+def test_dataset_describes_itself(folder: Path) -> None:
     dataset = open_dataset(folder, Photo)
     assert repr(dataset) == f"<StoredDataset[Photo] of 60 in {len(dataset.shards)} shards>"
     assert dataset.nbytes == sum((folder / shard.name).stat().st_size for shard in dataset.shards)
@@ -104,7 +104,7 @@ def test_a_dataset_tells_of_itself(folder: Path) -> None:
         StoredDataset(folder)
 
 
-def test_where_there_is_nothing_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_missing_dataset_is_an_error(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(StorageNotFoundError, match="no dataset here"):
             open_dataset(path)
@@ -122,11 +122,11 @@ print(json.dumps([type(row).__name__, type(row).__module__, row.image.tolist(), 
 """
 
 
-def test_a_dataset_whose_class_is_not_loaded_opens_with_one_that_is_made(folder: Path) -> None:
+def test_dataset_without_its_class_opens_with_an_inferred_one(folder: Path) -> None:
     done = subprocess.run([sys.executable, "-c", _OPENS, str(folder)], capture_output=True, text=True, check=True)
     name, module, image, tags, shape, dtype, score, totals = json.loads(done.stdout)
     assert name == "Photo"
-    assert module != "tests.storage.shelf"
+    assert module != "tests.storage.sample_documents"
     wanted = photos(6)[5]
     assert (image, tags, shape) == (wanted.image.tolist(), wanted.meta.tags, list(wanted.boxes.shape))
     assert (dtype, score, totals) == ("float32", "None", [60, sum(range(60))])
@@ -135,7 +135,7 @@ def test_a_dataset_whose_class_is_not_loaded_opens_with_one_that_is_made(folder:
 # --- columns
 
 
-def test_only_the_chosen_columns_are_read(folder: Path) -> None:
+def test_only_selected_columns_are_read(folder: Path) -> None:
     batch = open_dataset(folder, Photo, columns=["number", "meta.source"])[[3, 9]]
     assert _documents(batch) == [3, 9]
     assert list(batch.meta.source) == ["camera 3", "camera 2"]
@@ -144,14 +144,14 @@ def test_only_the_chosen_columns_are_read(folder: Path) -> None:
     assert set(open_dataset(folder, Photo, columns=["meta"]).read()._columns.columns) == {"meta"}
 
 
-def test_columns_that_are_not_there_are_errors(folder: Path) -> None:
+def test_unknown_columns_are_errors(folder: Path) -> None:
     with pytest.raises(PathError, match="colour"):
         open_dataset(folder, Photo, columns=["colour"])
     with pytest.raises(OptionError, match="list of paths"):
         open_dataset(folder, Photo, columns="number")
 
 
-def test_columns_that_are_not_read_may_be_damaged(tmp_path: Path) -> None:
+def test_damage_in_other_columns_is_not_noticed(tmp_path: Path) -> None:
     write_dataset(photos(20), tmp_path, compression={"image": "zstd"})
     [file] = tmp_path.glob("*.parquet")
     _damage(file, 0, "image")
@@ -228,7 +228,7 @@ def _queries(draw: Any) -> dict[str, Any]:
 
 @settings(laws, max_examples=30)
 @given(facts=st.lists(_facts, max_size=8), query=_queries())
-def test_a_filter_lets_through_what_it_does_among_documents(
+def test_filter_matches_the_rows_that_documents_match(
     tmp_path_factory: pytest.TempPathFactory, facts: list[Fact], query: dict[str, Any]
 ) -> None:
     try:
@@ -243,7 +243,7 @@ def test_a_filter_lets_through_what_it_does_among_documents(
         shutil.rmtree(path)
 
 
-def test_rows_are_chosen_by_a_query_a_function_or_a_split(folder: Path) -> None:
+def test_rows_are_selected_by_query_function_or_split(folder: Path) -> None:
     dataset = open_dataset(folder, Photo, where={"meta.stamp": {"$gte": 500}, "score": {"$ne": None}})
     assert _documents(dataset[:]) == [n for n in range(50, 60) if n % 5]
     assert dataset[-1].number == 59
@@ -258,7 +258,7 @@ def test_rows_are_chosen_by_a_query_a_function_or_a_split(folder: Path) -> None:
         open_dataset(folder, Photo, where={"colour": 1})
 
 
-def test_a_split_parts_the_rows_the_same_way_everywhere(folder: Path, tmp_path: Path) -> None:
+def test_split_is_the_same_everywhere(folder: Path, tmp_path: Path) -> None:
     fractions = (0.7, 0.2, 0.1)
     parts = [_documents(open_dataset(folder, Photo, where=Split("number", fractions, n))[:]) for n in range(3)]
     assert sorted(number for part in parts for number in part) == list(range(60))
@@ -271,7 +271,7 @@ def test_a_split_parts_the_rows_the_same_way_everywhere(folder: Path, tmp_path: 
             Split("number", *wrong)
 
 
-def test_row_groups_that_statistics_rule_out_are_not_read(tmp_path: Path) -> None:
+def test_row_groups_ruled_out_by_statistics_are_not_read(tmp_path: Path) -> None:
     write_dataset(photos(80), tmp_path, group_bytes=4000)
     [file] = tmp_path.glob("*.parquet")
     groups = [pq.read_metadata(file).row_group(n).num_rows for n in range(pq.read_metadata(file).num_row_groups)]
@@ -293,7 +293,7 @@ def test_row_groups_that_statistics_rule_out_are_not_read(tmp_path: Path) -> Non
         found({"number": {"$lte": start}})
 
 
-def test_the_rows_of_a_query_are_worked_out_once(folder: Path) -> None:
+def test_rows_of_a_query_are_computed_once(folder: Path) -> None:
     query = {"number": {"$gt": 50}}
     assert len(open_dataset(folder, Photo, where=query)) == 9
     for file in (*folder.glob("*.parquet"), *folder.glob("*.arrow")):
@@ -303,7 +303,7 @@ def test_the_rows_of_a_query_are_worked_out_once(folder: Path) -> None:
         open_dataset(folder, Photo, where={"number": {"$gt": 51}})
 
 
-def test_rows_that_are_added_are_looked_at(folder: Path) -> None:
+def test_added_rows_are_filtered(folder: Path) -> None:
     query = {"number": {"$gt": 50}}
     assert len(open_dataset(folder, Photo, where=query)) == 9
     write_dataset(photos(5, 60), folder, mode="append")
@@ -318,7 +318,7 @@ def _read_some(dataset: StoredDataset[Photo], rows: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_dataset_is_pickled_for_other_processes(folder: Path, method: str) -> None:
+def test_pickled_dataset_is_read_in_other_processes(folder: Path, method: str) -> None:
     dataset = open_dataset(folder, Photo, columns=["number", "meta.tags"], where={"number": {"$gte": 10}})
     assert dataset[0].number == 10
     context: Any = multiprocessing.get_context(method)
@@ -335,7 +335,7 @@ class Painted(BaseDocument):
     number: int
 
 
-def test_a_pickled_dataset_is_small_and_opens_nothing(tmp_path: Path) -> None:
+def test_pickled_dataset_is_small_and_opens_nothing(tmp_path: Path) -> None:
     write_dataset([Painted(hue=Hue.RED, number=n) for n in range(50)], tmp_path, format="arrow")
     dataset = open_dataset(tmp_path, Painted)
     assert dataset[2].hue is Hue.RED
@@ -355,7 +355,7 @@ def test_many_threads_read_one_dataset(folder: Path) -> None:
         assert all(pool.map(some, range(60)))
 
 
-def test_more_shards_than_may_be_open_are_closed_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_are_closed_when_too_many_are_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.storage._dataset._MAX_OPEN", 3)
     dataset = open_dataset(folder, Photo)
 
@@ -367,7 +367,7 @@ def test_more_shards_than_may_be_open_are_closed_again(folder: Path, monkeypatch
         assert all(pool.map(some, range(60)))
 
 
-def test_a_forked_child_reads_while_threads_of_the_parent_do(folder: Path) -> None:
+def test_forked_child_reads_while_threads_of_the_parent_read(folder: Path) -> None:
     dataset = open_dataset(folder, Photo)
     stop = threading.Event()
 
@@ -388,7 +388,7 @@ def test_a_forked_child_reads_while_threads_of_the_parent_do(folder: Path) -> No
         thread.join()
 
 
-def test_a_lock_that_is_held_when_a_process_forks_does_not_stop_the_child(folder: Path) -> None:
+def test_lock_held_during_a_fork_does_not_block_the_child(folder: Path) -> None:
     dataset = open_dataset(folder, Photo)
     held, done = threading.Event(), threading.Event()
 
@@ -408,7 +408,7 @@ def test_a_lock_that_is_held_when_a_process_forks_does_not_stop_the_child(folder
     thread.join()
 
 
-def test_a_fork_waits_for_a_shard_that_is_being_opened(folder: Path) -> None:
+def test_fork_waits_for_a_shard_being_opened(folder: Path) -> None:
     dataset = open_dataset(folder, Photo)
     begun, order = threading.Event(), list[str]()
     really_open = dataset.reader.open
@@ -440,7 +440,7 @@ def table(tmp_path: Path) -> Iterator[Path]:
     yield path
 
 
-def test_one_file_is_a_dataset_too(table: Path) -> None:
+def test_single_file_is_a_dataset(table: Path) -> None:
     pq.write_table(pa.table({"other": [1]}), table.parent / "two.parquet")
     dataset = open_dataset(table)
     assert dataset[:].number.tolist() == [1, 2, 3]
@@ -449,7 +449,7 @@ def test_one_file_is_a_dataset_too(table: Path) -> None:
         open_dataset(table.parent / "three.parquet")
 
 
-def test_a_dataset_that_was_written_anew_is_to_be_opened_again(tmp_path: Path) -> None:
+def test_reading_a_replaced_dataset_asks_to_open_it_again(tmp_path: Path) -> None:
     write_dataset(photos(3), tmp_path / "photos")
     dataset = open_dataset(tmp_path / "photos", Photo)
     write_dataset(photos(5), tmp_path / "photos", mode="overwrite")

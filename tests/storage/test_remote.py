@@ -1,4 +1,4 @@
-"""Datasets behind addresses: in a store in memory, and on a server that only reads."""
+"""Remote datasets: in a store in memory, and on a read-only server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quire.files import RemoteOptions
 from quire.storage import ReadOptions, open_dataset, write_dataset
 from tests.files.faulty_store import faulty_store
 from tests.files.http_server import Site, serve_files
-from tests.storage.shelf import Photo, photos
+from tests.storage.sample_documents import Photo, photos
 
 pytestmark = pytest.mark.needs("fsspec", "pyarrow")
 
@@ -45,7 +45,7 @@ def _numbers(url: str, **more: Any) -> list[int]:
 
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_a_dataset_in_a_store_is_written_and_read(kind: Any) -> None:
+def test_remote_dataset_is_written_and_read(kind: Any) -> None:
     write_dataset(photos(30), "memory://shelf", format=kind, group_bytes=2000, shard_bytes=4000)
     dataset = open_dataset("memory://shelf")
     assert type(dataset).document_type is Photo
@@ -57,7 +57,7 @@ def test_a_dataset_in_a_store_is_written_and_read(kind: Any) -> None:
     assert [len(batch) for batch in dataset.iter_batches(20)] == [20, 10]
 
 
-def test_a_dataset_in_a_store_is_added_to_and_replaced(store: Any) -> None:
+def test_remote_dataset_is_appended_to_and_replaced(store: Any) -> None:
     write_dataset(photos(3), "memory://shelf")
     write_dataset(photos(3, 3), "memory://shelf", mode="append")
     write_dataset(photos(9), "memory://shelf", mode="resume")
@@ -67,7 +67,7 @@ def test_a_dataset_in_a_store_is_added_to_and_replaced(store: Any) -> None:
     assert len([name for name in store.store if name.endswith(".parquet")]) == 1
 
 
-def test_shards_in_a_store_are_fetched_once(store: Any) -> None:
+def test_remote_shards_are_fetched_once(store: Any) -> None:
     write_dataset(photos(10), "memory://shelf")
     assert open_dataset("memory://shelf", Photo)[3].number == 3
     [name] = [name for name in store.store if name.endswith(".parquet")]
@@ -77,7 +77,7 @@ def test_shards_in_a_store_are_fetched_once(store: Any) -> None:
         open_dataset("memory://shelf", Photo, columns=["number"]).read()
 
 
-def test_plain_files_in_a_store_are_a_dataset(store: Any) -> None:
+def test_remote_plain_files_are_a_dataset(store: Any) -> None:
     for number in range(3):
         with store.open(f"/plain/part-{number}.parquet", "wb") as file:
             pq.write_table(pa.table({"number": [number]}), file)
@@ -86,12 +86,12 @@ def test_plain_files_in_a_store_are_a_dataset(store: Any) -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_a_store_without_a_dataset_is_told_so() -> None:
+def test_remote_folder_without_a_dataset_is_an_error() -> None:
     with pytest.raises(StorageNotFoundError, match="no dataset here"):
         open_dataset("memory://nothing")
 
 
-def test_a_store_that_fails_is_an_error_that_names_the_shard() -> None:
+def test_failing_store_is_an_error_that_names_the_shard() -> None:
     with faulty_store() as faulty:
         write_dataset(photos(10), "faulty://shelf")
         options = ReadOptions(remote=_QUICK)
@@ -104,7 +104,7 @@ def test_a_store_that_fails_is_an_error_that_names_the_shard() -> None:
             again[0]
 
 
-def test_a_store_that_takes_nothing_is_a_typed_error_and_leaves_no_dataset() -> None:
+def test_store_that_rejects_writes_is_an_error_and_leaves_no_dataset() -> None:
     with faulty_store() as faulty:
         faulty.plan["put_file"] = [PermissionError("no")] * 9
         with pytest.raises(StorageError, match="faulty://shelf"):
@@ -126,7 +126,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 @pytest.mark.needs("aiohttp")
-def test_a_dataset_on_a_server_that_lists_nothing_is_read(site: Site) -> None:
+def test_dataset_on_a_server_without_listing_is_read(site: Site) -> None:
     dataset = open_dataset(site.url, Photo, remote=_QUICK)
     assert len(dataset.shards) > 1
     assert [int(number) for number in dataset.read().number] == list(range(12))
@@ -138,7 +138,7 @@ def test_a_dataset_on_a_server_that_lists_nothing_is_read(site: Site) -> None:
 
 
 @pytest.mark.needs("aiohttp")
-def test_a_server_that_is_slow_or_fails_is_an_error_that_names_the_shard(site: Site) -> None:
+def test_slow_or_failing_server_is_an_error_that_names_the_shard(site: Site) -> None:
     dataset = open_dataset(site.url, Photo, remote=RemoteOptions(retries=1, deadline=2.0, timeout=0.3))
     name = dataset.shards[0].name
     site.failures = 99
@@ -153,7 +153,7 @@ def test_a_server_that_is_slow_or_fails_is_an_error_that_names_the_shard(site: S
 
 
 @pytest.mark.needs("aiohttp")
-def test_a_file_that_is_not_on_the_server_is_named(site: Site) -> None:
+def test_error_about_a_missing_remote_file_names_it(site: Site) -> None:
     dataset = open_dataset(site.url, Photo, remote=_QUICK)
     name = dataset.shards[1].name
     del site.files[f"/data/{name}"]

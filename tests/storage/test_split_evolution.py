@@ -43,7 +43,7 @@ CHANGES: dict[str, tuple[Any, Any, Any]] = {
 
 @lru_cache
 def classes_of(change: str) -> tuple[type[Any], type[Any], type[Any]]:
-    """The class before, the class after, and the class after with the field renamed."""
+    """Return the old class, the new class, and the new class with the field renamed."""
     before, after, _ = CHANGES[change]
     renamed = {"other": Field(validation_alias="value")}
     return (
@@ -54,14 +54,14 @@ def classes_of(change: str) -> tuple[type[Any], type[Any], type[Any]]:
 
 
 def parts_of(folder: str, cls: type[Any], path: str = "value") -> list[list[str]]:
-    """The ids of the rows of each part."""
+    """Return the ids of the rows of each part."""
     return [list(open_dataset(folder, cls, where=Split(path, FRACTIONS, part))[:].id) for part in range(len(FRACTIONS))]
 
 
 @pytest.mark.parametrize("change", CHANGES)
 @settings(deadline=None, max_examples=2)
 @given(data=st.data(), data_format=st.sampled_from(["arrow", "parquet"]))
-def test_rows_stay_in_their_part(change: str, data_format: str, data: Any) -> None:
+def test_rows_stay_in_their_split_when_types_change(change: str, data_format: str, data: Any) -> None:
     old, new, renamed = classes_of(change)
     values = data.draw(st.lists(CHANGES[change][2], min_size=1, max_size=40))
     with tempfile.TemporaryDirectory() as folder:
@@ -75,7 +75,7 @@ def test_rows_stay_in_their_part(change: str, data_format: str, data: Any) -> No
 
 @settings(deadline=None)
 @given(value=st.one_of(NUMBERS, st.integers(), TEXT, st.booleans(), st.none()))
-def test_splits_of_ints_and_text_are_those_of_earlier_versions(value: Any) -> None:
+def test_splits_of_ints_and_text_match_earlier_versions(value: Any) -> None:
     digest = hashlib.blake2b(str(value).encode("utf-8", "surrogatepass"), digest_size=8).digest()
     assert _fraction(value) == int.from_bytes(digest, "little") / 2**64
 
@@ -97,7 +97,7 @@ def test_equal_values_have_equal_hashes(one: Any, other: Any) -> None:
     assert _fraction(one) == _fraction(other)
 
 
-def test_times_that_differ_by_parts_of_a_second_have_other_hashes() -> None:
+def test_times_that_differ_by_microseconds_have_different_hashes() -> None:
     lengths = [timedelta(seconds=1, microseconds=part) for part in range(5)]
     assert len({_fraction(length) for length in lengths}) == len(lengths)
     start = datetime(2024, 1, 1, tzinfo=timezone.utc)

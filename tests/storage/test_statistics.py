@@ -1,4 +1,4 @@
-"""Statistics of columns: those of numpy on all rows, and of a sample where there are many."""
+"""Statistics of columns match numpy on all rows, and come from a sample if there are many."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quire.errors import OptionError, PathError
 from quire.storage import _statistics as sampling
 from quire.storage import column_statistics, open_dataset, write_dataset
 from quire.typing import NdArray, float32
-from tests.storage.shelf import Photo, photos, trees
+from tests.storage.sample_documents import Photo, photos, trees
 from tests.strategies import Color, Tree, laws
 
 pytestmark = pytest.mark.needs("pyarrow")
@@ -80,7 +80,7 @@ rows = st.builds(
 
 
 def _numbers(found: Any, values: Any, bins: int) -> None:
-    """That what was found of numbers is what numpy says."""
+    """Check statistics of numbers against numpy."""
     numbers = np.array(values, np.float64).reshape(-1)
     finite = numbers[np.isfinite(numbers)]
     if not len(numbers):
@@ -144,7 +144,7 @@ def _check(found: dict[str, Any], documents: list[Row], bins: int) -> None:
 
 @laws
 @given(st.lists(rows, max_size=8), st.integers(1, 4), st.integers(1, 7))
-def test_statistics_of_columns_are_those_of_numpy_on_all_rows(documents: list[Row], parts: int, bins: int) -> None:
+def test_column_statistics_match_numpy_on_all_rows(documents: list[Row], parts: int, bins: int) -> None:
     found = Statistics()
     cuts = [len(documents) * part // parts for part in range(parts + 1)]
     for start, stop in pairwise(cuts):
@@ -153,7 +153,7 @@ def test_statistics_of_columns_are_those_of_numpy_on_all_rows(documents: list[Ro
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
-def test_statistics_of_a_dataset_are_those_of_numpy_on_all_rows(form: str, tmp_path: Path) -> None:
+def test_dataset_statistics_match_numpy_on_all_rows(form: str, tmp_path: Path) -> None:
     made = [
         Row(
             count=n * n,
@@ -191,7 +191,7 @@ def test_statistics_of_any_documents_are_json(documents: list[Tree]) -> None:
 
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
 @pytest.mark.parametrize("count", [1, 59, 7])
-def test_a_sample_has_as_many_rows_as_asked_for_from_all_parts(form: str, count: int, tmp_path: Path) -> None:
+def test_sample_has_the_requested_rows_from_all_parts(form: str, count: int, tmp_path: Path) -> None:
     write_dataset(photos(60), tmp_path, format=form, group_bytes=3000, shard_bytes=6000)
     dataset = open_dataset(tmp_path, Photo)
     found = column_statistics(dataset, ["number"], rows=count, seed=3)
@@ -206,7 +206,7 @@ def test_a_sample_has_as_many_rows_as_asked_for_from_all_parts(form: str, count:
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
-def test_statistics_are_of_the_rows_that_a_filter_lets_through(form: str, tmp_path: Path) -> None:
+def test_statistics_are_of_the_rows_that_match_a_filter(form: str, tmp_path: Path) -> None:
     write_dataset(photos(60), tmp_path, format=form, group_bytes=3000, shard_bytes=6000)
     dataset = open_dataset(tmp_path, Photo, where={"number": {"$gte": 50}})
     for rows, wanted in ((100, 10), (4, 4)):
@@ -217,7 +217,7 @@ def test_statistics_are_of_the_rows_that_a_filter_lets_through(form: str, tmp_pa
         assert found["meta.stamp"].minimum == found["number"].minimum * 10
 
 
-def test_statistics_of_a_dataset_without_rows_tell_of_its_columns(tmp_path: Path) -> None:
+def test_statistics_of_a_dataset_without_rows_name_its_columns(tmp_path: Path) -> None:
     write_dataset([], tmp_path, Photo)
     found = column_statistics(open_dataset(tmp_path, Photo))
     assert list(found)[:3] == ["id", "number", "image"]
@@ -231,7 +231,7 @@ def test_statistics_of_a_dataset_without_rows_tell_of_its_columns(tmp_path: Path
     }
 
 
-def test_what_cannot_be_asked_for_is_an_error(tmp_path: Path) -> None:
+def test_invalid_arguments_are_errors(tmp_path: Path) -> None:
     write_dataset(photos(3), tmp_path)
     dataset = open_dataset(tmp_path, Photo)
     with pytest.raises(PathError, match="Did you mean 'number'"):
@@ -241,14 +241,14 @@ def test_what_cannot_be_asked_for_is_an_error(tmp_path: Path) -> None:
             column_statistics(dataset, **wrong)
 
 
-def test_of_large_rows_fewer_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_large_rows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_dataset(photos(1500), tmp_path, format="arrow")
     dataset = open_dataset(tmp_path, Photo)
     monkeypatch.setattr(sampling, "_MAX_BYTES", dataset.nbytes // 10)
     assert column_statistics(dataset, ["number"])["number"].rows == 1000
 
 
-def test_memory_does_not_grow_with_what_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_does_not_grow_with_the_rows_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_statistics, "_MAX_NUMBERS", 1000)
     monkeypatch.setattr(_statistics, "_MAX_VALUES", 1000)
     numbers, values = _statistics.NumberTally(), _statistics.ValueTally()
@@ -269,7 +269,7 @@ def test_memory_does_not_grow_with_what_is_looked_at(monkeypatch: pytest.MonkeyP
     assert values.top(1) == ((7, 601),)
 
 
-def test_long_texts_are_told_apart_and_cut() -> None:
+def test_long_texts_are_distinguished_and_truncated() -> None:
     values = _statistics.ValueTally()
     values.add_texts(["x" * 300, "x" * 301, "x" * 301, "y"])
     assert values.distinct == 3

@@ -1,4 +1,4 @@
-"""Bit rot is found when a row is read: checksums of format 2, and what is remembered of them."""
+"""Bit rot is detected when a row is read: checksums of format 2, and flags of what was verified."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from quire.storage._pages import Pages
 from quire.storage._shard_reader import read_table
 from quire.storage._verification import BlockCheck
 from quire.typing import NdArray, uint8
-from tests.codec.ways import exact
+from tests.codec.round_trips import exact
 from tests.storage import bitrot, golden
 
 pytestmark = pytest.mark.needs("pyarrow")
@@ -103,7 +103,7 @@ def flip(file: Path, content: bytes, mask: int = 0x80) -> None:
 
 
 def table_of(folder: Path) -> tuple[Path, BlockTable]:
-    """The first shard, and its block table."""
+    """Return the first shard, and its block table."""
     shard = open_dataset(folder).shards[0]
     table = read_table(open_folder(folder), shard)
     assert table is not None
@@ -115,7 +115,7 @@ def table_of(folder: Path) -> tuple[Path, BlockTable]:
 
 @pytest.mark.parametrize("content", [(1010).to_bytes(8, "little"), b"SSSSSS"], ids=["number", "text"])
 @pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
-def test_a_flipped_bit_in_a_value_is_a_shard_error(tmp_path: Path, content: bytes, on_error: Any) -> None:
+def test_flipped_bit_in_a_value_is_a_shard_error(tmp_path: Path, content: bytes, on_error: Any) -> None:
     write_dataset(rows(50), tmp_path, schema=Row, format="arrow")
     write_dataset(rows(50, 50), tmp_path, schema=Row, format="arrow", mode="append")
     file = shard_files(tmp_path)[0]
@@ -136,7 +136,7 @@ def test_a_flipped_bit_in_a_value_is_a_shard_error(tmp_path: Path, content: byte
 
 
 @pytest.mark.parametrize("kind", ["arrow", "parquet"])
-def test_the_table_and_its_regions_cover_every_byte_of_a_shard(tmp_path: Path, kind: Any) -> None:
+def test_table_and_its_regions_cover_every_byte_of_a_shard(tmp_path: Path, kind: Any) -> None:
     write_dataset(items(30), tmp_path, format=kind, group_bytes=2000)
     [shard] = open_dataset(tmp_path, Item).shards
     file, table = table_of(tmp_path)
@@ -155,7 +155,7 @@ def test_the_table_and_its_regions_cover_every_byte_of_a_shard(tmp_path: Path, k
 
 
 @pytest.mark.parametrize("kind", ["arrow", "parquet"])
-def test_damage_of_every_kind_of_byte_is_found(tmp_path: Path, kind: Any) -> None:
+def test_damage_in_every_part_of_a_shard_is_detected(tmp_path: Path, kind: Any) -> None:
     write_dataset(items(30), tmp_path, format=kind, group_bytes=2000)
     file, table = table_of(tmp_path)
     [shard] = open_dataset(tmp_path, Item).shards
@@ -172,7 +172,7 @@ def test_damage_of_every_kind_of_byte_is_found(tmp_path: Path, kind: Any) -> Non
 
 
 @pytest.mark.parametrize("kind", ["arrow", "parquet"])
-def test_reading_one_column_does_not_touch_the_damage_of_another(tmp_path: Path, kind: Any) -> None:
+def test_reading_one_column_ignores_damage_in_another(tmp_path: Path, kind: Any) -> None:
     write_dataset(items(30), tmp_path, format=kind, group_bytes=2000)
     file, table = table_of(tmp_path)
     column = table.names.index("picture.pixels")
@@ -193,7 +193,7 @@ def test_reading_one_column_does_not_touch_the_damage_of_another(tmp_path: Path,
             damaged[table.rows[0]]
 
 
-def test_the_first_read_of_a_block_is_remembered(tmp_path: Path) -> None:
+def test_blocks_are_verified_once(tmp_path: Path) -> None:
     write_dataset(rows(50), tmp_path, schema=Row, format="arrow")
     [file] = shard_files(tmp_path)
     first, always = open_dataset(tmp_path, Row), open_dataset(tmp_path, Row, verify="always")
@@ -241,7 +241,7 @@ def test_opening_a_dataset_reads_no_block_table(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("kind", ["arrow", "parquet"])
-def test_a_single_file_is_verified_by_its_own_table(tmp_path: Path, kind: str) -> None:
+def test_single_file_is_verified_by_its_own_table(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "rows.parquet"
     DocumentArray[Row](rows(20)).save_parquet(file)
     if kind == "arrow":
@@ -304,7 +304,7 @@ SPLIT = [
 
 
 def pieces_of(table: BlockTable, block: int, name: str) -> list[tuple[int, int]]:
-    """The regions of a column of a block: offset and bytes."""
+    """Return the offset and size of the regions of a column of a block."""
     offset, size = table.columns[block, table.names.index(name)].tolist()
     return [(at, length) for at, length, _ in table.regions.tolist() if offset <= at < offset + size]
 
@@ -323,7 +323,7 @@ def test_large_columns_are_split_into_pieces_of_whole_rows(samples: Path) -> Non
 
 
 @pytest.mark.parametrize("name", SPLIT)
-def test_damage_of_any_piece_is_found_by_the_rows_in_it_and_by_no_others(samples: Path, name: str) -> None:
+def test_damaged_piece_is_detected_only_by_its_rows(samples: Path, name: str) -> None:
     file, table = table_of(samples)
     expected = [sample(k) for k in range(200)]
     pieces = pieces_of(table, 1, name)
@@ -351,7 +351,7 @@ def test_damage_of_any_piece_is_found_by_the_rows_in_it_and_by_no_others(samples
     assert len(open_dataset(samples, Sample)[:]) == 200
 
 
-def test_a_few_rows_verify_a_few_pieces_once(samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_a_few_rows_verifies_a_few_pieces_once(samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[int] = []
     plain = BlockCheck.check_piece
 
@@ -396,7 +396,7 @@ def test_worker_processes_share_the_pieces_that_were_verified(samples: Path) -> 
         open_dataset(samples, Sample)[5]
 
 
-def test_pieces_are_asked_for_all_at_once(samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_are_requested_at_once(samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(_row_locations, "read_ahead", lambda addresses, _: asked.append(len(addresses)))
     monkeypatch.setattr(storage_dataset, "_LARGE", 1)
@@ -411,7 +411,7 @@ def test_pieces_are_asked_for_all_at_once(samples: Path, monkeypatch: pytest.Mon
     assert len(asked) == 3  # the tensors were asked for already, by whoever reads all rows
 
 
-def test_a_brief_of_large_values_verifies_what_it_reads(samples: Path) -> None:
+def test_preview_of_large_values_verifies_what_it_reads(samples: Path) -> None:
     file, table = table_of(samples)
     pages = Pages(open_dataset(samples, Sample))
     heads = pages.preview(np.arange(200), head=10)
@@ -423,7 +423,7 @@ def test_a_brief_of_large_values_verifies_what_it_reads(samples: Path) -> None:
         Pages(open_dataset(samples, Sample)).preview(np.arange(200), head=10)
 
 
-def test_opening_a_shard_reads_its_metadata_and_no_data(tmp_path: Path) -> None:
+def test_opening_a_shard_reads_only_its_metadata(tmp_path: Path) -> None:
     class Block(BaseDocument):
         data: NdArray[uint8, 1 << 20]
 
@@ -446,7 +446,7 @@ def test_opening_a_shard_reads_its_metadata_and_no_data(tmp_path: Path) -> None:
 
 
 def resident_pages(content: pa.Buffer) -> int:
-    """The pages of a mapped file that are in memory."""
+    """Return the pages of a mapped file that are in memory."""
     answer = ctypes.create_string_buffer(-(-content.size // mmap.PAGESIZE))
     assert _memory._libc().mincore(content.address, content.size, answer) == 0
     return sum(byte & 1 for byte in answer.raw)
@@ -456,7 +456,7 @@ def resident_pages(content: pa.Buffer) -> int:
 
 
 @pytest.mark.parametrize("verify", ["first_touch", "never"])
-def test_text_that_is_not_utf8_is_a_shard_error_when_it_is_read(tmp_path: Path, verify: Any) -> None:
+def test_reading_text_that_is_not_utf8_is_a_shard_error(tmp_path: Path, verify: Any) -> None:
     write_dataset([Row(n=k, s="é" * 3) for k in range(5)], tmp_path, format="arrow")
     [file] = shard_files(tmp_path)
     flip(file, "éé".encode())
@@ -466,7 +466,7 @@ def test_text_that_is_not_utf8_is_a_shard_error_when_it_is_read(tmp_path: Path, 
             read()
 
 
-def test_a_row_that_begins_in_the_middle_of_a_character_is_found() -> None:
+def test_row_that_begins_inside_a_character_is_an_error() -> None:
     form = BinaryCodec(Row.document_schema().fields[2], "Row.s", pa.string())
     content, cut = "aéb".encode(), np.array([0, 2, 4])
     with pytest.raises(Exception, match="not UTF-8"):
@@ -475,7 +475,7 @@ def test_a_row_that_begins_in_the_middle_of_a_character_is_found() -> None:
     form.check_utf8(content, np.array([0, 1, 4]), None)
 
 
-def test_text_that_is_not_utf8_is_not_written() -> None:
+def test_writing_text_that_is_not_utf8_is_an_error() -> None:
     form = BinaryCodec(Row.document_schema().fields[2], "Row.s", pa.string())
     with pytest.raises(EncodeError, match="Row.s.*UTF-8"):
         form.from_packed(b"\xff", np.array([0, 1]), None)
@@ -484,7 +484,7 @@ def test_text_that_is_not_utf8_is_not_written() -> None:
 # --- copies in the cache
 
 
-def test_a_damaged_copy_in_the_cache_is_made_anew(tmp_path: Path) -> None:
+def test_damaged_copy_in_the_cache_is_written_again(tmp_path: Path) -> None:
     write_dataset(rows(50), tmp_path / "d", schema=Row, format="parquet")
     cache = tmp_path / "cache"
     assert open_dataset(tmp_path / "d", Row, cache=cache)[10].n == 1010
@@ -499,7 +499,7 @@ def test_a_damaged_copy_in_the_cache_is_made_anew(tmp_path: Path) -> None:
     assert dataset[10].n == 1010
 
 
-def test_damaged_row_numbers_in_the_cache_are_worked_out_anew(tmp_path: Path) -> None:
+def test_damaged_row_numbers_in_the_cache_are_computed_again(tmp_path: Path) -> None:
     write_dataset(rows(50), tmp_path / "d", schema=Row, format="arrow")
     cache = tmp_path / "cache"
     for _ in range(3):
@@ -543,7 +543,7 @@ def test_worker_processes_share_what_was_verified(tmp_path: Path, method: str, k
         assert dataset[10].n == 1010 ^ 0x80  # the worker verified it: nobody looks again
 
 
-def test_a_dataset_from_a_process_that_is_gone_verifies_for_itself(tmp_path: Path) -> None:
+def test_dataset_of_an_ended_process_verifies_by_itself(tmp_path: Path) -> None:
     write_dataset(rows(5), tmp_path / "d", schema=Row, format="arrow")
     code = (
         "import pickle, sys; from quire.storage import open_dataset; from tests.storage.test_verify import Row;"
@@ -559,7 +559,7 @@ def test_a_dataset_from_a_process_that_is_gone_verifies_for_itself(tmp_path: Pat
 # --- logs and versions
 
 
-def test_every_flipped_byte_of_a_log_is_found_or_harmless(tmp_path: Path) -> None:
+def test_flipped_bytes_of_a_log_are_detected_or_harmless(tmp_path: Path) -> None:
     write_dataset(rows(20), tmp_path, schema=Row, format="arrow", group_bytes=256, shard_bytes=512)
     [log] = (tmp_path / "_quire").glob("*.jsonl")
     errors = 0
@@ -574,7 +574,7 @@ def test_every_flipped_byte_of_a_log_is_found_or_harmless(tmp_path: Path) -> Non
     assert errors >= log.stat().st_size - 1  # the last line break
 
 
-def test_only_an_unfinished_last_line_is_ignored(tmp_path: Path) -> None:
+def test_only_an_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
     write_dataset(rows(20), tmp_path, schema=Row, format="arrow", group_bytes=256, shard_bytes=512)
     [log] = (tmp_path / "_quire").glob("*.jsonl")
     whole = log.read_bytes()
@@ -588,7 +588,7 @@ def test_only_an_unfinished_last_line_is_ignored(tmp_path: Path) -> None:
         open_dataset(tmp_path, Row)
 
 
-def test_every_line_of_a_log_is_refused_by_readers_of_format_1(tmp_path: Path) -> None:
+def test_log_lines_are_refused_by_readers_of_format_1(tmp_path: Path) -> None:
     write_dataset(rows(20), tmp_path, schema=Row, group_bytes=256, shard_bytes=512)
     write_dataset(rows(20), tmp_path, schema=Row, mode="overwrite")
     [log] = (tmp_path / "_quire").glob("*.jsonl")
@@ -602,7 +602,7 @@ def _rewrite(log: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> N
     log.write_text("".join(f"{encode_line(change(line))}\n" for line in plain))
 
 
-def test_features_that_a_later_version_requires_are_refused_and_additions_are_ignored(tmp_path: Path) -> None:
+def test_unknown_required_features_are_errors_and_additions_are_ignored(tmp_path: Path) -> None:
     write_dataset(rows(20), tmp_path, schema=Row)
     [log] = (tmp_path / "_quire").glob("*.jsonl")
     whole = log.read_bytes()
@@ -617,7 +617,7 @@ def test_features_that_a_later_version_requires_are_refused_and_additions_are_ig
             open_dataset(tmp_path, Row)
 
 
-def test_a_section_of_a_later_version_is_refused_if_it_is_required(tmp_path: Path) -> None:
+def test_unknown_required_section_is_an_error(tmp_path: Path) -> None:
     write_dataset(rows(20), tmp_path, schema=Row)
     [shard] = open_dataset(tmp_path, Row).shards
     assert shard.table is not None
@@ -631,14 +631,14 @@ def test_a_section_of_a_later_version_is_refused_if_it_is_required(tmp_path: Pat
 
 
 def parse_with(table: bytes, at: int, name: bytes, flags: int) -> Callable[[], BlockTable]:
-    """Parse a table in which the name and the flags of a section are others."""
+    """Parse a table whose section has another name and other flags."""
     body = table[:at] + name + flags.to_bytes(8, "little") + table[at + 16 : -_TRAILER.size]
     sealed = body + _TRAILER.pack(checksum(body), len(table), b"QUIRETBL")
     return lambda: parse_table(memoryview(sealed))
 
 
 @pytest.mark.parametrize("kind", ["arrow", "parquet"])
-def test_a_dataset_of_format_1_can_be_appended_to(tmp_path: Path, kind: Any) -> None:
+def test_dataset_of_format_1_can_be_appended_to(tmp_path: Path, kind: Any) -> None:
     shutil.copytree(golden.FOLDER / "v1" / kind, tmp_path / "d")
     write_dataset(golden.documents()[:2], tmp_path / "d", mode="append", format=kind)
     dataset = open_dataset(tmp_path / "d", golden.Golden)
@@ -648,7 +648,7 @@ def test_a_dataset_of_format_1_can_be_appended_to(tmp_path: Path, kind: Any) -> 
     dataset.verify()
 
 
-def test_damage_in_a_shard_of_format_1_is_found_where_all_of_it_is_read(tmp_path: Path) -> None:
+def test_damage_in_format_1_is_detected_when_the_whole_shard_is_read(tmp_path: Path) -> None:
     for kind in ("arrow", "parquet"):
         shutil.copytree(golden.FOLDER / "v1" / kind, tmp_path / kind)
         [file] = shard_files(tmp_path / kind)
@@ -665,7 +665,7 @@ def test_damage_in_a_shard_of_format_1_is_found_where_all_of_it_is_read(tmp_path
 # --- what the table and the schema record
 
 
-def test_the_layout_of_a_message_is_where_arrow_stores_the_buffers() -> None:
+def test_message_layout_matches_the_buffers_of_arrow() -> None:
     arrays = [pa.array([1, None, 3]), pa.array(["a", "bc", None]), pa.array([[1], None, [2, 3]])]
     batch = pa.record_batch(arrays, names=["a", "b", "c"])
     message = batch.serialize()
@@ -703,7 +703,7 @@ def test_enums_and_nested_classes_are_recorded(tmp_path: Path) -> None:
     )
 
 
-def test_shards_without_tables_keep_their_lines() -> None:
+def test_shards_of_format_1_keep_their_lines() -> None:
     old = Shard("a.arrow", 3, 10, (2, 1), "0" * 16, "1" * 16)
     assert Shard.from_dict(old.to_dict()) == old
     new = Shard("a.arrow", 3, 10, xxh3="0" * 16, blocks=2, table=(1, 2))
@@ -714,7 +714,7 @@ def test_shards_without_tables_keep_their_lines() -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_flipped_bytes_lead_to_the_right_values_or_to_an_error(tmp_path: Path) -> None:
+def test_flipped_bytes_give_correct_values_or_an_error(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.storage.bitrot", "--stride", "61", "--work", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     report = json.loads(done.stdout) if done.stdout else {"wrong": [done.stderr[-2000:]]}

@@ -1,4 +1,4 @@
-"""Rows that a filter or a split selects: hashes that stay, row groups that are left out, results that are cached."""
+"""Filters and splits: stable hashes, row groups that are left out, cached results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.needs("pyarrow", "fsspec", "xxhash")
 
 
 def test_splits_keep_their_golden_fractions() -> None:
-    """A row stays in its part of a stored dataset: these never change."""
+    """These values never change: a row stays in its part of a stored dataset."""
     noon = datetime(2024, 5, 1, 12, 30, tzinfo=timezone.utc)
     golden: list[tuple[Any, bytes, float]] = [
         (0, b"0", 0.46044619465600495),
@@ -65,7 +65,7 @@ def test_splits_keep_their_golden_fractions() -> None:
 
 
 @pytest.mark.parametrize("fractions", [(1.0,), (0.0, 1.0), (0.1,) * 10, (0.7, 0.2, 0.1), (0.25,), (1 + 1e-9,)])
-def test_fractions_are_up_to_1_together(fractions: tuple[float, ...]) -> None:
+def test_fractions_sum_to_at_most_1(fractions: tuple[float, ...]) -> None:
     for index in range(len(fractions)):
         assert Split("id", fractions, index).index == index
     for index in (-1, len(fractions)):
@@ -74,7 +74,7 @@ def test_fractions_are_up_to_1_together(fractions: tuple[float, ...]) -> None:
 
 
 @pytest.mark.parametrize("fractions", [(), (0.5, 0.50001), (2.0,), (-0.1, 0.5), (1.1, -0.1)])
-def test_fractions_that_are_no_parts_of_1_are_errors(fractions: tuple[float, ...]) -> None:
+def test_invalid_fractions_are_errors(fractions: tuple[float, ...]) -> None:
     with pytest.raises(OptionError, match="fractions are parts of 1"):
         Split("id", fractions, 0)
 
@@ -83,7 +83,7 @@ class Text(BaseDocument):
     word: str
 
 
-def test_parts_of_a_split_hold_the_fractions_of_their_rows() -> None:
+def test_parts_of_a_split_have_the_rows_of_their_fractions() -> None:
     words = [str(number) for number in range(400)]
     columns = DocumentBatch[Text]([Text(word=word) for word in words])._columns
     parts = [Split("word", (0.5, 0.0, 0.25), index).rows(columns).tolist() for index in range(3)]
@@ -105,7 +105,7 @@ OPERATORS = {
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_row_groups_are_ruled_out_when_no_number_between_their_bounds_matches(name: str) -> None:
+def test_row_groups_are_ruled_out_when_no_value_within_their_bounds_matches(name: str) -> None:
     lists = [[first] for first in range(6)]
     if name == "$in":
         lists += [[], [0, 5], [1, 3, 5], [5, 4], [2, 0]]
@@ -206,7 +206,7 @@ class Fact(BaseDocument):
         ("many.size", 1, False),
     ],
 )
-def test_values_that_are_stored_in_their_order_have_bounds(path: str, value: Any, is_ordered: bool) -> None:
+def test_values_stored_in_order_have_bounds(path: str, value: Any, is_ordered: bool) -> None:
     schema = Fact.document_schema()
     query = compile_filter({path: {"$eq": value}}, schema)
     assert [bound[0] for bound in _bounds(query, Layout(schema))] == [path] * is_ordered
@@ -293,7 +293,7 @@ def rows_of(dataset: StoredDataset[Any], where: Any) -> list[int]:
         (lambda document: document.number % 9 == 8, [8, 17, 26, 35]),
     ],
 )
-def test_matching_rows_are_numbered_over_all_shards(folder: Path, query: Any, expected: list[int]) -> None:
+def test_matching_rows_are_numbered_across_shards(folder: Path, query: Any, expected: list[int]) -> None:
     dataset = open_dataset(folder, Fact)
     assert len(dataset.shards) == 3
     for _ in range(2):
@@ -340,7 +340,7 @@ def test_queries_and_splits_are_evaluated_once(folder: Path, evaluations: list[A
     assert len(evaluations) == 1, "the order of conditions does not count"
 
 
-def test_functions_and_values_without_json_are_evaluated_each_time(folder: Path, evaluations: list[Any]) -> None:
+def test_functions_and_values_without_json_are_evaluated_every_time(folder: Path, evaluations: list[Any]) -> None:
     dataset = open_dataset(folder, Fact)
     for query in (lambda document: document.flag, {"day": date(2024, 1, 2)}):
         evaluations.clear()
@@ -348,7 +348,7 @@ def test_functions_and_values_without_json_are_evaluated_each_time(folder: Path,
         assert len(evaluations) == 2
 
 
-def test_cached_rows_are_those_of_the_same_shards_and_the_same_class(folder: Path, evaluations: list[Any]) -> None:
+def test_cached_rows_depend_on_shards_and_class(folder: Path, evaluations: list[Any]) -> None:
     class Other(BaseDocument):
         number: int = 5
 
@@ -361,7 +361,7 @@ def test_cached_rows_are_those_of_the_same_shards_and_the_same_class(folder: Pat
 
 
 @pytest.mark.parametrize("damaged", [b"", b"x", b"12345678", b"1234567812345678"], ids=repr)
-def test_a_damaged_result_in_the_cache_is_replaced(folder: Path, evaluations: list[Any], damaged: bytes) -> None:
+def test_damaged_result_in_the_cache_is_replaced(folder: Path, evaluations: list[Any], damaged: bytes) -> None:
     dataset = open_dataset(folder, Fact)
     assert rows_of(dataset, {"number": 7}) == [7]
     [file] = [path for path in dataset.reader.cache.folder.iterdir() if path.is_file() and path.suffix != ".lock"]

@@ -146,7 +146,7 @@ def queries(schema: dict[str, Kind]) -> st.SearchStrategy[dict[str, Any]]:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(data=st.data())
-def test_every_way_to_filter_finds_the_same_rows(data: st.DataObject) -> None:
+def test_all_ways_to_filter_find_the_same_rows(data: st.DataObject) -> None:
     schema = data.draw(schemas())
     annotations = {name: kind[0] for name, kind in schema.items()}
     annotations |= {"inner": Inner | None, "many": DocumentArray[Inner], "extra": dict[str, int]}
@@ -187,7 +187,7 @@ ORACLE: list[tuple[str, Callable[[Any, Any], bool]]] = [
     operator=st.sampled_from(ORACLE),
     data=st.data(),
 )
-def test_plain_fields_compare_as_python_does(name: str, operator: Any, data: st.DataObject) -> None:
+def test_plain_fields_compare_like_python_values(name: str, operator: Any, data: st.DataObject) -> None:
     values = KINDS[name][1].filter(lambda value: value == value)
     row_type: Any = type("Row", (BaseDocument,), {"__annotations__": {"field": KINDS[name][0]}, "__module__": __name__})
     held, wanted = data.draw(st.lists(values, max_size=8)), data.draw(values)
@@ -199,8 +199,8 @@ def test_plain_fields_compare_as_python_does(name: str, operator: Any, data: st.
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_a_value_of_another_kind_is_an_error_or_matches(data: st.DataObject) -> None:
-    """Whatever value is asked for: an error, or a value that some document of the class can equal."""
+def test_value_of_another_kind_is_an_error_or_matches(data: st.DataObject) -> None:
+    """Any value of a query is an error, or one that some document of the class can equal."""
     name = data.draw(st.sampled_from(sorted(KINDS)))
     other = data.draw(st.sampled_from(sorted(KINDS)))
     value = data.draw(KINDS[other][1])

@@ -1,4 +1,4 @@
-"""Datasets are written in whole shards of the size that was asked for, from whatever gives documents."""
+"""Datasets are written in complete shards of the requested size, from any iterable of documents."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from quire.files import open_folder
 from quire.storage import DatasetWriter, WriteOptions, open_dataset, write_dataset
 from quire.storage._shard_reader import read_block_rows
 from quire.typing import NdArray, float32
-from tests.codec.ways import exact
-from tests.storage.shelf import Meta, Photo, photo, photos
+from tests.codec.round_trips import exact
+from tests.storage.sample_documents import Meta, Photo, photo, photos
 
 pytestmark = pytest.mark.needs("pyarrow")
 
@@ -57,7 +57,7 @@ def _files(path: Path) -> dict[str, bytes]:
 # --- what is written
 
 
-def test_without_durability_the_disk_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_without_durability_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[str] = []
     monkeypatch.setattr("os.fsync", lambda handle: waited.append(Path(f"/proc/self/fd/{handle}").readlink().name))
     write_dataset(_wide(100), tmp_path / "a", schema=Wide, format="arrow", shard_bytes=20_000)
@@ -69,7 +69,7 @@ def test_without_durability_the_disk_is_not_waited_for(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_documents_come_back_as_they_were(tmp_path: Path, kind: Any) -> None:
+def test_documents_round_trip(tmp_path: Path, kind: Any) -> None:
     documents = photos(50)
     write_dataset(documents, tmp_path / "d", format=kind, group_bytes=4000, shard_bytes=10_000)
     dataset = open_dataset(tmp_path / "d")
@@ -100,13 +100,13 @@ _SOURCES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("source", _SOURCES.values(), ids=_SOURCES)
-def test_whatever_gives_documents_is_written(tmp_path: Path, source: Any) -> None:
+def test_any_iterable_of_documents_is_written(tmp_path: Path, source: Any) -> None:
     documents = photos(9)
     write_dataset(source(documents), tmp_path, schema=Photo)
     assert exact(list(open_dataset(tmp_path)[:].unstack()), list(documents))
 
 
-def test_the_class_is_that_of_the_first_document(tmp_path: Path) -> None:
+def test_class_is_that_of_the_first_document(tmp_path: Path) -> None:
     write_dataset((photo(n) for n in range(3)), tmp_path / "documents")
     write_dataset([photos(3).stack(shapes="ragged")], tmp_path / "batches")
     assert _numbers(tmp_path / "documents") == _numbers(tmp_path / "batches") == [0, 1, 2]
@@ -117,7 +117,7 @@ def test_the_class_is_that_of_the_first_document(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_a_dataset_without_rows_is_one(tmp_path: Path, kind: Any) -> None:
+def test_dataset_without_rows_is_valid(tmp_path: Path, kind: Any) -> None:
     write_dataset([], tmp_path, schema=Photo, format=kind)
     dataset = open_dataset(tmp_path)
     assert (len(dataset), type(dataset).document_type) == (0, Photo)
@@ -128,7 +128,7 @@ def test_a_dataset_without_rows_is_one(tmp_path: Path, kind: Any) -> None:
     assert _numbers(tmp_path) == [0, 1]
 
 
-def test_row_groups_and_shards_have_about_the_size_that_is_asked_for(tmp_path: Path) -> None:
+def test_row_groups_and_shards_have_about_the_requested_size(tmp_path: Path) -> None:
     write_dataset(_wide(40_000), tmp_path, schema=Wide, shard_bytes=12 << 20)
     shards = open_dataset(tmp_path, Wide).shards
     assert len(shards) == 3
@@ -143,7 +143,7 @@ def test_row_groups_and_shards_have_about_the_size_that_is_asked_for(tmp_path: P
     assert shards[0].blocks == metadata.num_row_groups
 
 
-def test_one_large_batch_is_cut_into_row_groups(tmp_path: Path) -> None:
+def test_large_batch_is_split_into_row_groups(tmp_path: Path) -> None:
     batch = DocumentArray[Wide](list(_wide(5000))).stack()
     write_dataset(batch, tmp_path, group_bytes=1 << 18, shard_bytes=2 << 20)
     shards = open_dataset(tmp_path, Wide).shards
@@ -151,7 +151,7 @@ def test_one_large_batch_is_cut_into_row_groups(tmp_path: Path) -> None:
     assert all(max(read_block_rows(open_folder(tmp_path), shard)) <= 256 for shard in shards)
 
 
-def test_the_log_tells_rows_bytes_and_checksums(tmp_path: Path) -> None:
+def test_log_has_rows_bytes_and_checksums(tmp_path: Path) -> None:
     write_dataset(photos(5), tmp_path)
     [log] = (tmp_path / "_quire").glob("*.jsonl")
     head, line = map(json.loads, log.read_text().splitlines())
@@ -161,12 +161,12 @@ def test_the_log_tells_rows_bytes_and_checksums(tmp_path: Path) -> None:
     assert {head["version"], line["version"]} == {2}
 
 
-def test_shards_are_named_in_their_order_and_are_plain_parquet(tmp_path: Path) -> None:
+def test_shards_are_named_in_order_and_are_plain_parquet(tmp_path: Path) -> None:
     write_dataset(photos(40), tmp_path, group_bytes=2000, shard_bytes=3000)
     assert pq.read_table(tmp_path)["number"].to_pylist() == list(range(40))
     metadata = pq.read_schema(next(tmp_path.glob("*.parquet"))).metadata
     assert json.loads(metadata[b"quire.json_schema"])["title"] == "Photo"
-    assert metadata[b"quire.class"] == b"tests.storage.shelf:Photo"
+    assert metadata[b"quire.class"] == b"tests.storage.sample_documents:Photo"
 
 
 # --- how columns are packed
@@ -178,7 +178,7 @@ def _column(path: Path, name: str) -> Any:
     return next(column for column in columns if column.path_in_schema == name)
 
 
-def test_tensors_are_not_packed_and_all_else_is_with_zstd(tmp_path: Path) -> None:
+def test_tensors_are_not_compressed_and_all_else_uses_zstd(tmp_path: Path) -> None:
     write_dataset(photos(5), tmp_path)
     assert _column(tmp_path, "image").compression == "UNCOMPRESSED"
     assert _column(tmp_path, "image").physical_type == "FIXED_LEN_BYTE_ARRAY"
@@ -187,7 +187,7 @@ def test_tensors_are_not_packed_and_all_else_is_with_zstd(tmp_path: Path) -> Non
     assert _column(tmp_path, "meta.stamp").statistics.max == 40
 
 
-def test_compression_is_chosen_by_field(tmp_path: Path) -> None:
+def test_compression_is_set_by_field(tmp_path: Path) -> None:
     chosen = {"image": "zstd", "number": "none", "meta": "snappy", "meta.tags": "gzip"}
     write_dataset(photos(5), tmp_path, compression=chosen)
     names = {"image": "ZSTD", "number": "UNCOMPRESSED", "meta.source": "SNAPPY", "meta.tags.list.element": "GZIP"}
@@ -197,11 +197,11 @@ def test_compression_is_chosen_by_field(tmp_path: Path) -> None:
 
 
 def photos_like(path: Path) -> Any:
-    """The documents of a dataset, read another way."""
+    """Return the documents of a dataset, read by pyarrow."""
     return open_dataset(path).read().unstack()
 
 
-def test_compression_of_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_compression_of_an_unknown_field_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PathError, match="colour"):
         write_dataset(photos(1), tmp_path / "d", compression={"colour": "zstd"})
     with pytest.raises(OptionError, match="'image': 'rar'"):
@@ -212,7 +212,7 @@ def test_compression_of_what_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("storage", ["binary", "list"])
-def test_tensors_are_stored_for_old_readers(tmp_path: Path, storage: Any) -> None:
+def test_tensors_are_stored_for_other_readers(tmp_path: Path, storage: Any) -> None:
     documents = photos(6)
     write_dataset(documents, tmp_path, tensor_storage=storage)
     stored = pq.read_schema(next(tmp_path.glob("*.parquet"))).field("image").type
@@ -223,7 +223,7 @@ def test_tensors_are_stored_for_old_readers(tmp_path: Path, storage: Any) -> Non
 # --- modes
 
 
-def test_create_does_not_touch_a_dataset_that_is_there(tmp_path: Path) -> None:
+def test_create_does_not_change_an_existing_dataset(tmp_path: Path) -> None:
     write_dataset(photos(3), tmp_path)
     before = _files(tmp_path)
     with pytest.raises(StorageError, match="'append'.*'resume'.*'overwrite'"):
@@ -231,13 +231,13 @@ def test_create_does_not_touch_a_dataset_that_is_there(tmp_path: Path) -> None:
     assert _files(tmp_path) == before
 
 
-def test_append_adds_rows_behind_the_others(tmp_path: Path) -> None:
+def test_append_adds_rows_at_the_end(tmp_path: Path) -> None:
     for start in (0, 3, 6):
         write_dataset(photos(3, start), tmp_path, mode="append", format="arrow" if start == 3 else "parquet")
     assert _numbers(tmp_path) == list(range(9))
 
 
-def test_resume_passes_over_what_is_there(tmp_path: Path) -> None:
+def test_resume_skips_stored_rows(tmp_path: Path) -> None:
     write_dataset(photos(5), tmp_path)
     write_dataset(iter(photos(9)), tmp_path, schema=Photo, mode="resume")
     assert _numbers(tmp_path) == list(range(9))
@@ -247,7 +247,7 @@ def test_resume_passes_over_what_is_there(tmp_path: Path) -> None:
     assert _numbers(tmp_path) == list(range(12))
 
 
-def test_overwrite_leaves_nothing_of_what_was_there(tmp_path: Path) -> None:
+def test_overwrite_removes_the_old_dataset(tmp_path: Path) -> None:
     for _ in range(2):
         write_dataset(photos(3), tmp_path, mode="append")
     write_dataset(photos(4, 100), tmp_path, mode="overwrite")
@@ -258,7 +258,7 @@ def test_overwrite_leaves_nothing_of_what_was_there(tmp_path: Path) -> None:
     assert _numbers(tmp_path) == []
 
 
-def test_overwrite_that_fails_leaves_the_old_dataset(tmp_path: Path) -> None:
+def test_failed_overwrite_leaves_the_old_dataset(tmp_path: Path) -> None:
     write_dataset(photos(3), tmp_path)
     before = _files(tmp_path)
 
@@ -278,14 +278,14 @@ def test_overwrite_that_fails_leaves_the_old_dataset(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["create", "append", "resume", "overwrite"])
-def test_a_folder_with_files_of_others_is_not_written_to(tmp_path: Path, mode: Any) -> None:
+def test_folder_with_other_files_is_not_written_to(tmp_path: Path, mode: Any) -> None:
     pq.write_table(pa.table({"number": [1]}), tmp_path / "other.parquet")
     with pytest.raises(StorageError, match="other.parquet"):
         write_dataset(photos(1), tmp_path, mode=mode)
     assert list(tmp_path.iterdir()) == [tmp_path / "other.parquet"]
 
 
-def test_options_that_mean_nothing_are_errors() -> None:
+def test_invalid_options_are_errors() -> None:
     for wrong in ({"format": "csv"}, {"mode": "w"}, {"shard_bytes": 0}, {"group_bytes": -1}):
         with pytest.raises(OptionError):
             WriteOptions(**wrong)  # type: ignore[arg-type]
@@ -293,7 +293,7 @@ def test_options_that_mean_nothing_are_errors() -> None:
         WriteOptions(format="arrow", tensor_storage="list")
 
 
-def test_progress_is_shown_when_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_shown_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_dataset(photos(3), tmp_path / "a", show_progress=True)
     shown = capsys.readouterr()
     assert "writing" in shown.out + shown.err
@@ -326,7 +326,7 @@ _WRONG: dict[str, tuple[Any, type[Exception], str]] = {
 
 @pytest.mark.parametrize(("wrong", "error", "message"), _WRONG.values(), ids=_WRONG)
 @pytest.mark.parametrize("mode", ["create", "append", "overwrite"])
-def test_a_wrong_document_changes_nothing(
+def test_invalid_document_changes_nothing(
     tmp_path: Path, wrong: Any, error: type[Exception], message: str, mode: Any
 ) -> None:
     if mode != "create":
@@ -338,7 +338,7 @@ def test_a_wrong_document_changes_nothing(
     assert _files(tmp_path) == before
 
 
-def test_a_writer_goes_on_after_a_document_that_it_refused(tmp_path: Path) -> None:
+def test_writer_continues_after_an_invalid_document(tmp_path: Path) -> None:
     with DatasetWriter(tmp_path, Small) as writer:
         for number in (1, 2**64, 2):
             try:
@@ -348,14 +348,14 @@ def test_a_writer_goes_on_after_a_document_that_it_refused(tmp_path: Path) -> No
     assert _numbers(tmp_path, Small) == [1, 2]
 
 
-def test_a_folder_that_cannot_be_written_to_is_a_typed_error(tmp_path: Path) -> None:
+def test_folder_without_write_permission_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="file"):
         write_dataset(photos(1), tmp_path / "file" / "below")
 
 
 @pytest.mark.parametrize("schema", ["Photo", dict, photo(0)], ids=["text", "class", "document"])
-def test_what_is_no_document_class_is_no_schema(tmp_path: Path, schema: Any) -> None:
+def test_schema_must_be_a_document_class(tmp_path: Path, schema: Any) -> None:
     with pytest.raises(OptionError, match="schema: expected a document class"):
         write_dataset(photos(2), tmp_path / "d", schema=schema)
     assert not (tmp_path / "d").exists()
@@ -376,12 +376,12 @@ class Loose(BaseDocument):
     ],
     ids=["number", "text", "span"],
 )
-def test_a_value_that_has_no_column_is_named(tmp_path: Path, content: dict[str, Any], told: str) -> None:
+def test_error_about_an_unstorable_value_names_the_field(tmp_path: Path, content: dict[str, Any], told: str) -> None:
     with pytest.raises(EncodeError, match=told):
         write_dataset([Loose(), Loose(**content)], tmp_path / "d", Loose)
 
 
-def test_a_file_is_not_written_over(tmp_path: Path) -> None:
+def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     file = tmp_path / "photos"
     file.write_text("mine")
     for mode in ("create", "append", "resume", "overwrite"):

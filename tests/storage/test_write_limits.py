@@ -1,4 +1,4 @@
-"""Writing within limits: of memory, of the disk."""
+"""Writing with limited memory and disk space."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quire import BaseDocument
 from quire.errors import StorageNotFoundError
 from quire.storage import open_dataset, write_dataset
 from quire.typing import NdArray
-from tests.storage.shelf import Photo
+from tests.storage.sample_documents import Photo
 
 pytestmark = pytest.mark.needs("pyarrow")
 
@@ -24,7 +24,7 @@ _FULL = """
 import resource, signal, sys
 from quire.errors import StorageError
 from quire.storage import write_dataset
-from tests.storage.shelf import Photo, photos
+from tests.storage.sample_documents import Photo, photos
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 try:
@@ -35,7 +35,7 @@ except StorageError as error:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_a_full_disk_is_a_typed_error_that_names_the_shard(tmp_path: Path, kind: str) -> None:
+def test_full_disk_is_a_storage_error_that_names_the_shard(tmp_path: Path, kind: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _FULL, str(tmp_path / "d"), kind], capture_output=True, text=True, check=True
     )
@@ -76,7 +76,7 @@ print(peak() - before)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_memory_is_bounded_while_a_generator_writes_much_more(tmp_path: Path, kind: str) -> None:
+def test_memory_is_bounded_while_a_generator_is_written(tmp_path: Path, kind: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _GENERATES, str(tmp_path), kind], capture_output=True, text=True, check=True
     )
@@ -84,7 +84,7 @@ def test_memory_is_bounded_while_a_generator_writes_much_more(tmp_path: Path, ki
     assert sum(file.stat().st_size for file in (tmp_path / "cold").iterdir()) > 700 << 20
 
 
-def test_few_large_documents_are_not_collected(tmp_path: Path) -> None:
+def test_large_documents_are_not_collected(tmp_path: Path) -> None:
     class Big(BaseDocument):
         data: NdArray
 

@@ -133,7 +133,7 @@ def test_dataframe_roundtrip_keeps_classes() -> None:
 @given(documents=st.lists(outers, min_size=1, max_size=3))
 def test_record_batch_roundtrip_keeps_classes(documents: list[Outer]) -> None:
     from quire.storage._layout import Layout
-    from tests.storage.shelf import encoded, gathered
+    from tests.storage.sample_documents import encoded, gathered
 
     layout = Layout(Outer.document_schema())
     restored = gathered(layout, [encoded(documents, Outer, layout)], list(range(len(documents))))

@@ -1,4 +1,17 @@
-"""Datasets on disk: folders of plain Parquet or Arrow files, typed, with rows by their number."""
+"""Datasets on disk: folders of plain Parquet or Arrow files, typed, with random access to rows.
+
+Modules, from the user's calls down to bytes:
+
+- `_dataset`, `_dataset_writer`, `_parquet_io`: open, write and save datasets;
+- `_where`, `_statistics`, `_pages`, `_previews`: filters, statistics, and rows for viewers;
+- `_shard_reader`, `_shard_writer`, `_manifest`, `_cache`: shards, the logs that list them, and the cache of copies;
+- `_layout`, `_arrow_codec`, `_nested_codecs`, `_tensor_codecs`: how each kind of field is stored in Arrow;
+- `_schema_conversion`, `_spark_types`, `_huggingface`, `importers`: data of other tools, and other versions of a class;
+- `_block_table`, `_verification`: checksums;
+- `_row_locations`, `_range_index`, `_memory`, `_locks`: rows by memory address, mapped files, locks and forks.
+
+Names without an entry in `__all__` are for other packages of quire.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from quire.columns import ColumnStatistics
-from quire.storage import _needs as _needs
+from quire.storage import _requirements as _requirements
 from quire.storage._arrow_codec import EXTENSION_METADATA as EXTENSION_METADATA
 from quire.storage._arrow_codec import EXTENSION_NAME as EXTENSION_NAME
 from quire.storage._arrow_codec import is_list_type as is_list_type
@@ -30,7 +43,6 @@ from quire.storage._layout import resolve_columns as resolve_columns
 from quire.storage._locks import lock_file as lock_file
 from quire.storage._manifest import SUFFIXES as SUFFIXES
 from quire.storage._manifest import Log as Log
-from quire.storage._manifest import Manifest as Manifest
 from quire.storage._manifest import Shard
 from quire.storage._manifest import encode_line as encode_line
 from quire.storage._manifest import list_plain_files as list_plain_files
@@ -56,7 +68,6 @@ from quire.storage._shard_reader import partition_values as partition_values
 from quire.storage._shard_reader import read_arrow_schema as read_arrow_schema
 from quire.storage._shard_reader import read_block_rows as read_block_rows
 from quire.storage._shard_reader import shard_errors as shard_errors
-from quire.storage._shard_writer import parquet_options as parquet_options
 from quire.storage._spark_types import SPARK_FIELD_KEY as SPARK_FIELD_KEY
 from quire.storage._spark_types import convert_array as convert_array
 from quire.storage._spark_types import field_from_text as field_from_text

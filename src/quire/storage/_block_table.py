@@ -105,6 +105,11 @@ class BlockTable:
         """The rows of each block."""
         return tuple(self.blocks[:, 0].tolist())
 
+    def null_counts(self) -> dict[str, int]:
+        """Return the number of nulls of each column; -1 if some block does not have it."""
+        sums = np.where((self.nulls < 0).any(axis=0), -1, self.nulls.sum(axis=0)).tolist()
+        return dict(zip(self.names, sums, strict=True))
+
     @cached_property
     def _span_array(self) -> NDArray[np.intp]:
         """For each block and column, its first region and the one after its last."""

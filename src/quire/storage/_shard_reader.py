@@ -547,14 +547,12 @@ def read_null_count(folder: Folder, shard: Shard, path: str) -> int | None:
     A column of nested documents has a number only where none of the documents around it is missing: in Arrow data,
     values inside a missing document are not nulls of their own.
     """
-    counts: dict[str, int]
     table = read_table(folder, shard)
     if table is not None:
-        sums = np.where((table.nulls < 0).any(axis=0), -1, table.nulls.sum(axis=0)).tolist()
-        counts = dict(zip(table.names, sums, strict=True))
+        counts = table.null_counts()
     elif shard.format == "parquet":
         with shard_errors(folder, shard), pa.PythonFile(RangeReader(folder, shard), "r") as file:
-            counts = _footer_null_counts(pq.read_metadata(file))
+            counts = footer_null_counts(pq.read_metadata(file))
     else:
         return None
     parts = path.split(".")
@@ -563,7 +561,8 @@ def read_null_count(folder: Folder, shard: Shard, path: str) -> int | None:
     return None if count < 0 or any(above) else count
 
 
-def _footer_null_counts(metadata: pq.FileMetaData) -> dict[str, int]:
+def footer_null_counts(metadata: pq.FileMetaData) -> dict[str, int]:
+    """Return the number of nulls of each column of a Parquet file; -1 if some row group does not have it."""
     counts: dict[str, int] = {}
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for chunk in map(group.column, range(group.num_columns)):

@@ -36,18 +36,41 @@ ParquetOptions = Mapping[str, Any]
 """The keyword arguments of `pyarrow.parquet.ParquetWriter`."""
 
 
-class _ChecksummingFile:
+class _OutputFile:
+    """The part of a file object that pyarrow needs besides `write`. Whoever opened the file closes it."""
+
+    closed = False
+    size = 0
+
+    def tell(self) -> int:
+        """Return the number of bytes written."""
+        return self.size
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readable(self) -> bool:
+        """Return False."""
+        return False
+
+    seekable = readable
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    close = flush
+
+
+class _ChecksummingFile(_OutputFile):
     """The file object that pyarrow writes to, which records the checksums of what is written.
 
     Each write becomes a region of the block table, which suits Parquet: pages are written one by one. While `collect`
     is active, writes are kept for the caller, who decides about regions; with `hold`, nothing goes to the file.
     """
 
-    closed = False
-
     def __init__(self, file: IO[bytes], table: TableBuilder) -> None:
         self._file, self._table = file, table
-        self.size = 0
         self._parts: list[Any] | None = None
         self._is_held = False
 
@@ -73,26 +96,9 @@ class _ChecksummingFile:
         finally:
             self._parts, self._is_held = None, False
 
-    def tell(self) -> int:
-        """Return the number of bytes written."""
-        return self.size
-
     def flush(self) -> None:
         """Pass everything to the system."""
         self._file.flush()
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readable(self) -> bool:
-        """Return False."""
-        return False
-
-    seekable = readable
-
-    def close(self) -> None:
-        """Do nothing: the file is closed by its owner."""
 
 
 class BlockFile:
@@ -395,7 +401,9 @@ class AlignedWriter:
     def __init__(self, file: Any, schema: pa.Schema) -> None:
         self._writer, self._schema = pa.ipc.new_file(file, schema), schema
         self._file = file
-        self._columns = [place for place, field in enumerate(schema) if _is_large(field.type)]
+        types = [field.type for field in schema]
+        is_large = [pa.types.is_fixed_size_binary(each) and each.byte_width >= _LARGE for each in types]
+        self._columns = [place for place, large in enumerate(is_large) if large]
         self._header = _MAGIC_BYTES + schema.serialize().size
         self._padding: int = 0
 
@@ -414,7 +422,10 @@ class AlignedWriter:
 
     def _choose_padding(self, batch: pa.RecordBatch, start: int) -> int:
         """Return the length of metadata that aligns most bytes; that of the last batch, if it aligns all."""
-        sizes: dict[int, int] = dict(_memory_range(batch.column(place)) for place in self._columns)
+        sizes: dict[int, int] = {}  # by the address of the first row
+        for rows in map(batch.column, self._columns):
+            width = rows.type.byte_width
+            sizes[rows.buffers()[1].address + rows.offset * width] = len(rows) * width
         aligned = dict[int, int]()
         paddings: list[int] = [self._padding, *range(0, _LINE + _STEP, _STEP)]
         for padding in paddings:
@@ -427,49 +438,18 @@ class AlignedWriter:
         return max(aligned, key=lambda padding: aligned[padding])
 
 
-class _PlaceRecorder:
+class _PlaceRecorder(_OutputFile):
     """A file object that keeps nothing but the offset that each run of memory is written to, by its address."""
 
-    closed = False
-
     def __init__(self) -> None:
-        self._size, self.places = 0, dict[int, int]()
+        self.places: dict[int, int] = {}
 
     def write(self, data: Any) -> int:
         """Record where the bytes would be."""
         buffer = pa.py_buffer(data)
-        self.places[buffer.address] = self._size
-        self._size += buffer.size
+        self.places[buffer.address] = self.size
+        self.size += buffer.size
         return int(buffer.size)
-
-    def tell(self) -> int:
-        """Return the number of bytes written."""
-        return self._size
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readable(self) -> bool:
-        """Return False."""
-        return False
-
-    seekable = readable
-
-    def flush(self) -> None:
-        """Do nothing."""
-
-    close = flush
-
-
-def _is_large(arrow_type: pa.DataType) -> bool:
-    return bool(pa.types.is_fixed_size_binary(arrow_type)) and arrow_type.byte_width >= _LARGE
-
-
-def _memory_range(rows: pa.Array) -> tuple[int, int]:
-    """Return the address and the number of bytes of rows of a fixed width."""
-    width = rows.type.byte_width
-    return rows.buffers()[1].address + rows.offset * width, len(rows) * width
 
 
 def _padding_metadata(padding: int) -> dict[str, str] | None:

@@ -137,10 +137,6 @@ def _is_temporal_as_integer(one: pa.DataType, other: pa.DataType) -> bool:
     return bool((_types.is_time(one) or _types.is_duration(one)) and _types.is_integer(other))
 
 
-def _is_bytes(arrow_type: pa.DataType) -> bool:
-    return bool(_types.is_binary(arrow_type) or _types.is_large_binary(arrow_type))
-
-
 _Conversion = tuple[Callable[[pa.DataType, pa.DataType], bool], Callable[[pa.Array, pa.DataType], pa.Array]]
 _CONVERSIONS: list[_Conversion] = [
     (lambda a, _: isinstance(a, pa.BaseExtensionType), lambda array, b: convert_array(array.storage, b)),
@@ -149,7 +145,10 @@ _CONVERSIONS: list[_Conversion] = [
         lambda array, b: b.wrap_array(convert_array(array, b.storage_type)),
     ),
     (lambda a, b: _types.is_fixed_size_binary(a) and _types.is_binary(b), _from_fixed_width),
-    (lambda a, b: _is_bytes(a) and _types.is_fixed_size_binary(b), _to_fixed_width),
+    (
+        lambda a, b: _types.is_fixed_size_binary(b) and (_types.is_binary(a) or _types.is_large_binary(a)),
+        _to_fixed_width,
+    ),
     (lambda a, b: _is_temporal_as_integer(a, b) or _is_temporal_as_integer(b, a), lambda array, b: array.view(b)),
     (lambda a, b: _types.is_struct(a) and _types.is_struct(b), _convert_struct),
     (lambda a, b: is_list_type(a) and is_list_type(b), _convert_list),

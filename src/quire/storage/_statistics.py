@@ -18,7 +18,7 @@ from quire.storage._block_table import BlockTable
 from quire.storage._dataset import StoredDataset
 from quire.storage._layout import Layout, Paths, resolve_columns
 from quire.storage._manifest import Shard
-from quire.storage._shard_reader import ShardReader, read_block_rows, read_table
+from quire.storage._shard_reader import ShardReader, footer_null_counts, read_block_rows, read_table
 from quire.tensors import get_framework
 
 if TYPE_CHECKING:
@@ -176,8 +176,7 @@ def _count(dataset: StoredDataset[Any], shard: Shard, paths: Sequence[FieldPath]
 
 
 def _count_table(table: BlockTable, schema: Schema, paths: Sequence[FieldPath]) -> dict[FieldPath, NullCount]:
-    sums = np.where((table.nulls < 0).any(axis=0), -1, table.nulls.sum(axis=0)).tolist()
-    nulls, rows = dict(zip(table.names, sums, strict=True)), sum(table.rows)
+    nulls, rows = table.null_counts(), sum(table.rows)
     counts: dict[FieldPath, NullCount] = {}
     for path in paths:
         if _is_listed(schema, path) or nulls.get(join_path(path), -1) < 0:
@@ -221,28 +220,15 @@ def _array_at(batch: pa.RecordBatch, path: FieldPath) -> pa.Array | None:
 
 def _count_parquet(file: Path, schema: Schema, paths: Sequence[FieldPath]) -> dict[FieldPath, NullCount]:
     metadata = pq.read_metadata(file)
-    names = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    nulls = footer_null_counts(metadata)
     counts: dict[FieldPath, NullCount] = {}
     for path in paths:
-        leaves = [] if _is_listed(schema, path) else _leaves(names, join_path(path))  # empty lists count as nulls
-        nulls = [_count_nulls(metadata, leaf) for leaf in leaves]
-        known = [number for number in nulls if number is not None]
-        if nulls and len(known) == len(nulls):
+        if _is_listed(schema, path):
+            continue
+        name = join_path(path)
+        leaves = [leaf for leaf in nulls if leaf == name or leaf.startswith(f"{name}.")]
+        # An empty list counts as a null of its items, so columns in lists say nothing about the field.
+        known = [nulls[leaf] for leaf in leaves if ".list." not in leaf.removeprefix(name)]
+        if known and min(known) >= 0:
             counts[path] = NullCount(max(known), metadata.num_rows)
     return counts
-
-
-def _leaves(names: Sequence[str], path: str) -> list[int]:
-    """Return the Parquet columns of a field, without those in lists, whose empty rows count as nulls."""
-    inside = [index for index, name in enumerate(names) if name == path or name.startswith(f"{path}.")]
-    return [index for index in inside if ".list." not in names[index].removeprefix(path)]
-
-
-def _count_nulls(metadata: pq.FileMetaData, column: int) -> int | None:
-    total = 0
-    for group in range(metadata.num_row_groups):
-        statistics = metadata.row_group(group).column(column).statistics
-        if statistics is None or not statistics.has_null_count:
-            return None
-        total += statistics.null_count
-    return total

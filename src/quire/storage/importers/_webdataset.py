@@ -203,11 +203,8 @@ def _merge(one: Any, other: Any) -> Any:
     """Return the dtype and shape that two arrays have in common; None where they differ."""
     if not (isinstance(one, tuple) and isinstance(other, tuple)):
         return one
-    shape = one[1] if one[1] == other[1] else _common_shape(one[1], other[1])
-    return one[0] if one[0] == other[0] else None, shape
-
-
-def _common_shape(one: Any, other: Any) -> Any:
-    if one is None or other is None or len(one) != len(other):
-        return None
-    return tuple(a if a == b else None for a, b in zip(one, other, strict=True))
+    (dtype, shape), (other_dtype, other_shape) = one, other
+    if shape is not None:
+        has_ndim = other_shape is not None and len(shape) == len(other_shape)
+        shape = tuple(a if a == b else None for a, b in zip(shape, other_shape, strict=True)) if has_ndim else None
+    return dtype if dtype == other_dtype else None, shape

@@ -1,7 +1,7 @@
-"""Writers that are killed at every step that they take, in a process without threads: run as a script.
+"""Kill writers at every step, in a process without threads. Run as a script.
 
-Arguments: the folder to work in, what is done ('resume' or 'overwrite'), the format, and how many steps to leave out
-between two kills. It prints a line of JSON: how many writers were killed, and how many had finished before.
+Arguments: the folder to work in, the mode ('resume' or 'overwrite'), the format, and the number of steps from one kill
+to the next. It prints a line of JSON: how many writers were killed, and how many had finished before.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ import pyarrow.parquet as pq
 
 from quire.errors import StorageError
 from quire.storage import open_dataset, write_dataset
-from tests.storage.shelf import Photo, photos
+from tests.storage.sample_documents import Photo, photos
 
-_STEPS = ("_write.py", "_sink.py", "_manifest.py", "_folder.py", "_open.py")
+_STEPS = ("_dataset_writer.py", "_shard_writer.py", "_manifest.py", "_folder.py", "_open.py")
+"""The modules whose function calls and returns are steps."""
 ROWS = 12
 
 
 def write(path: Path, mode: Any, kind: Any, start: int = 0) -> None:
-    """A dataset of a few shards."""
+    """Write a dataset of a few shards."""
     write_dataset(photos(ROWS, start), path, mode=mode, format=kind, group_bytes=900, shard_bytes=2500)
 
 
 def killed_at(step: int, run: Callable[[], None]) -> bool:
-    """Run a function in a child that kills itself at a step; whether it came so far."""
+    """Run a function in a child that kills itself at a step, and return whether it got there."""
     child = os.fork()
     if child == 0:
         left = step
@@ -53,14 +54,14 @@ def killed_at(step: int, run: Callable[[], None]) -> bool:
 
 
 def numbers(path: Path) -> list[int]:
-    """What the dataset has, and that all of it is as it was written."""
+    """Return the rows of the dataset, after checking that all are as written."""
     dataset = open_dataset(path, Photo, cache=path.parent / "cache")
     dataset.verify()
     return [int(number) for number in dataset.read().number]
 
 
 def plain_numbers(path: Path, kind: str) -> list[int]:
-    """What other tools see."""
+    """Return the rows that other tools see."""
     return sorted(pq.read_table(path)["number"].to_pylist()) if kind == "parquet" else sorted(numbers(path))
 
 

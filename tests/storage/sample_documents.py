@@ -1,4 +1,4 @@
-"""Documents that shards can hold, and what is done with them in the tests of storage."""
+"""Sample documents for the tests of storage, strategies for random ones, and helpers that encode and gather them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Meta(BaseDocument):
 
 
 class Photo(BaseDocument):
-    """A row like those that people train on."""
+    """A row of a typical training dataset."""
 
     number: int
     image: NdArray[uint8, 3, 8, 8]
@@ -36,7 +36,7 @@ class Photo(BaseDocument):
 
 
 def photo(number: int) -> Photo:
-    """The document of a number; the same wherever it is made."""
+    """Return the document of a number, the same in every process."""
     image = np.full((3, 8, 8), number % 251, np.uint8)
     boxes = np.full((number % 3, 4), number, np.float32)
     meta = Meta(source=f"camera {number % 7}", stamp=number * 10, tags=["a"] * (number % 4))
@@ -45,7 +45,7 @@ def photo(number: int) -> Photo:
 
 
 def photos(count: int, start: int = 0) -> DocumentArray[Photo]:
-    """So many of them."""
+    """Return `count` photos."""
     return DocumentArray[Photo]([photo(number) for number in range(start, start + count)])
 
 
@@ -63,7 +63,7 @@ _spans = st.timedeltas(timedelta(days=-100_000_000), timedelta(days=100_000_000)
 
 
 def leaves() -> st.SearchStrategy[Leaf]:
-    """Leaves, and no twigs among them."""
+    """Leaves without twigs."""
     return st.builds(
         Leaf,
         text=st.text(max_size=4),
@@ -108,18 +108,18 @@ def trees() -> st.SearchStrategy[Tree]:
 
 
 def columns_of(documents: list[Any], document_type: type[Any]) -> Columns:
-    """The columns of documents."""
+    """Return the columns of documents."""
     return stack(document_type.document_schema(), documents, StackOptions(shapes="ragged"))
 
 
 def encoded(documents: list[Any], document_type: type[Any], layout: Layout | None = None) -> pa.RecordBatch:
-    """The documents as a record batch."""
+    """Return the documents as a record batch."""
     layout = layout or Layout(document_type.document_schema())
     return layout.encode(columns_of(documents, document_type))
 
 
 def gathered(layout: Layout, batches: list[pa.RecordBatch], rows: list[int]) -> list[Any]:
-    """Documents by their number among all rows of some record batches."""
+    """Return documents by their number among all rows of record batches."""
     addresses = layout.addresses()
     places = [(number, row) for number, batch in enumerate(batches) for row in range(len(batch))]
     for batch in batches:

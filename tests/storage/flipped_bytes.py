@@ -1,7 +1,7 @@
-"""Flips bytes of a dataset's shards and reads them unverified, again and again: run as a script, which must not crash.
+"""Flip bytes of the shards of a dataset and read them unverified, many times. Run as a script, which must not crash.
 
-Arguments: the folder of a dataset to copy, a folder to work in, a seed, and how many times.
-It prints a line of JSON: how often all went well, how often there was a typed error, and how often another one.
+Arguments: the folder of a dataset to copy, a folder to work in, a seed, and the number of rounds.
+It prints a line of JSON: the number of rounds that succeeded, that raised an error of quire, and another one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.strategies import Tree
 
 
 def damage(file: Path, chance: random.Random) -> None:
-    """Change a few bytes: single ones, runs, numbers that are too large, and the end of the file more often."""
+    """Change a few bytes: single ones, runs, numbers that are too large; the end of the file more often."""
     content = bytearray(file.read_bytes())
     for _ in range(chance.choice((1, 1, 2, 8))):
         at = chance.randrange(len(content))

@@ -1,4 +1,4 @@
-"""Arrays and batches are saved as Parquet, and loaded again, in one call each."""
+"""Saving and loading arrays and batches as Parquet."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from quire import DocumentArray, DocumentBatch
 from quire.errors import EncodeError, OptionError, StorageError, StorageNotFoundError
-from tests.codec.ways import exact
-from tests.storage.shelf import Meta, Photo, photos
+from tests.codec.round_trips import exact
+from tests.storage.sample_documents import Meta, Photo, photos
 from tests.strategies import Leaf
 
 pytestmark = pytest.mark.needs("pyarrow")
@@ -24,7 +24,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", ["photos.parquet", "photos"])
 @pytest.mark.parametrize("kind", [str, Path], ids=["text", "path"])
-def test_an_array_and_a_batch_come_back(tmp_path: Path, name: str, kind: Any) -> None:
+def test_arrays_and_batches_round_trip(tmp_path: Path, name: str, kind: Any) -> None:
     documents = photos(20)
     documents.save_parquet(kind(tmp_path / "a" / name))
     assert exact(DocumentArray[Photo].load_parquet(kind(tmp_path / "a" / name)), documents)
@@ -35,7 +35,7 @@ def test_an_array_and_a_batch_come_back(tmp_path: Path, name: str, kind: Any) ->
     assert exact(found.unstack(), documents)
 
 
-def test_a_suffix_makes_one_plain_file(tmp_path: Path) -> None:
+def test_parquet_suffix_writes_one_plain_file(tmp_path: Path) -> None:
     photos(5).save_parquet(tmp_path / "photos.parquet", group_bytes=500)
     assert list(tmp_path.iterdir()) == [tmp_path / "photos.parquet"]
     assert pq.read_table(tmp_path / "photos.parquet")["number"].to_pylist() == [0, 1, 2, 3, 4]
@@ -44,13 +44,13 @@ def test_a_suffix_makes_one_plain_file(tmp_path: Path) -> None:
     assert len(DocumentArray[Photo].load_parquet(tmp_path / "photos.parquet")) == 2
 
 
-def test_a_name_without_a_folder_is_one_in_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_name_without_a_folder_is_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     photos(2).save_parquet("photos.parquet")
     assert len(DocumentArray[Photo].load_parquet("photos.parquet")) == 2
 
 
-def test_a_folder_is_a_dataset(tmp_path: Path) -> None:
+def test_path_without_a_suffix_is_a_dataset(tmp_path: Path) -> None:
     photos(5).save_parquet(tmp_path / "d")
     with pytest.raises(StorageError, match="mode="):
         photos(5).save_parquet(tmp_path / "d")
@@ -58,7 +58,7 @@ def test_a_folder_is_a_dataset(tmp_path: Path) -> None:
     assert len(DocumentArray[Photo].load_parquet(tmp_path / "d")) == 10
 
 
-def test_columns_and_rows_are_chosen(tmp_path: Path) -> None:
+def test_columns_and_rows_are_selected(tmp_path: Path) -> None:
     photos(10).save_parquet(tmp_path / "photos.parquet", compression={"image": "zstd"})
     found = DocumentBatch[Photo].load_parquet(
         tmp_path / "photos.parquet", columns=["number"], where={"meta.stamp": {"$gt": 70}}
@@ -66,20 +66,20 @@ def test_columns_and_rows_are_chosen(tmp_path: Path) -> None:
     assert found.number.tolist() == [8, 9]
 
 
-def test_an_array_without_a_type_has_that_of_the_file(tmp_path: Path) -> None:
+def test_untyped_array_has_the_class_of_the_file(tmp_path: Path) -> None:
     DocumentArray(list(photos(3))).save_parquet(tmp_path / "photos.parquet")
     found = DocumentArray.load_parquet(tmp_path / "photos.parquet")
     assert isinstance(found, DocumentArray[Photo])
     assert len(found) == 3
 
 
-def test_an_empty_array_comes_back(tmp_path: Path) -> None:
+def test_empty_array_round_trips(tmp_path: Path) -> None:
     for name in ("none.parquet", "none"):
         DocumentArray[Meta]([]).save_parquet(tmp_path / name)
         assert len(DocumentArray[Meta].load_parquet(tmp_path / name)) == 0
 
 
-def test_what_cannot_be_saved_leaves_the_old_file(tmp_path: Path) -> None:
+def test_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "leaves.parquet"
     DocumentArray[Leaf]([Leaf(text="a")]).save_parquet(path)
     before = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Columns of encoded images that others wrote are encoded images again, or pixels, as the class says."""
+"""Encoded images of other tools are read as encoded images, or as pixels, as the class says."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_encoded_images_stay_encoded_and_load(tmp_path: Path, array: Any) -> Non
 
 
 @pytest.mark.parametrize("array", COLUMNS.values(), ids=COLUMNS)
-def test_a_field_of_tensors_has_pixels(tmp_path: Path, array: Any) -> None:
+def test_tensor_field_has_pixels(tmp_path: Path, array: Any) -> None:
     folder = _folder(tmp_path / "rows", array)
     for schema in (Rows, AnySize):
         found = open_dataset(folder, schema)[:].unstack()
@@ -91,14 +91,14 @@ def test_a_field_of_tensors_has_pixels(tmp_path: Path, array: Any) -> None:
 
 
 @pytest.mark.parametrize("array", COLUMNS.values(), ids=COLUMNS)
-def test_a_field_of_documents_has_the_bytes(tmp_path: Path, array: Any) -> None:
+def test_document_field_has_the_bytes(tmp_path: Path, array: Any) -> None:
     found = open_dataset(_folder(tmp_path / "rows", array), Whole)[:].unstack()
     assert [row.image.bytes_ for row in found] == ENCODED
 
 
 @pytest.mark.parametrize("array", COLUMNS.values(), ids=COLUMNS)
 @pytest.mark.parametrize("schema", [Rows, AnySize])
-def test_batches_of_a_stream_are_stacked_pixels(tmp_path: Path, array: Any, schema: Any) -> None:
+def test_stream_batches_have_stacked_pixels(tmp_path: Path, array: Any, schema: Any) -> None:
     folder = _folder(tmp_path / "rows", array)
     batches = list(StreamingDataset[schema](folder, batch_size=3, shuffle=False))
     assert [tuple(batch.image.shape) for batch in batches] == [(3, 8, 6, 3)] * 2
@@ -112,19 +112,19 @@ def test_rows_without_an_image_are_none(tmp_path: Path) -> None:
     assert [row.image for row in found] == [ENCODED[0], None]
 
 
-def test_a_file_that_is_elsewhere_is_an_error(tmp_path: Path) -> None:
+def test_image_at_a_path_is_an_error(tmp_path: Path) -> None:
     array = pa.array([{"bytes": ENCODED[0], "path": "a"}, {"bytes": None, "path": "/etc/passwd"}])
     with pytest.raises(ShardError, match="Optional.image: some files are not in the data"):
         open_dataset(_folder(tmp_path / "rows", array, labels=False), Optional)[:]
 
 
-def test_a_bomb_in_the_data_is_an_error(tmp_path: Path) -> None:
+def test_decompression_bomb_is_an_error(tmp_path: Path) -> None:
     folder = _folder(tmp_path / "rows", pa.array([png_with_size(60_000, 60_000)]))
     with pytest.raises((ShardError, DecodeError), match="too large to be decoded"):
         open_dataset(folder, AnySize)[:]
 
 
-def test_what_quire_wrote_is_plain_bytes_for_others(tmp_path: Path) -> None:
+def test_stored_media_are_plain_bytes_for_other_tools(tmp_path: Path) -> None:
     rows = DocumentArray[Encoded]([Encoded(image=content, label=0) for content in ENCODED])
     rows.save_parquet(tmp_path / "rows")
     [file] = (tmp_path / "rows").glob("*.parquet")
@@ -132,7 +132,7 @@ def test_what_quire_wrote_is_plain_bytes_for_others(tmp_path: Path) -> None:
     assert DocumentArray[Encoded].load_parquet(tmp_path / "rows") == rows
 
 
-def test_addresses_of_other_writers(tmp_path: Path) -> None:
+def test_url_fields_read_text_of_other_writers(tmp_path: Path) -> None:
     class Linked(BaseDocument):
         image: ImageUrl
 

@@ -1,4 +1,4 @@
-"""Rows are found in ranges, however these are laid out."""
+"""The range index finds the range of a row, whatever the lengths of ranges are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ any_lengths = st.lists(st.integers(0, 5) | st.integers(0, 3000), min_size=1, max
 
 @laws
 @given(lengths=alike | any_lengths, seed=st.integers(0, 9), count=st.integers(0, 300))
-def test_a_row_is_in_the_last_range_that_begins_before_it(lengths: list[int], seed: int, count: int) -> None:
+def test_find_returns_the_last_range_that_begins_before_a_row(lengths: list[int], seed: int, count: int) -> None:
     starts, end = np.cumsum([0, *lengths[:-1]]), sum(lengths)
     rows = np.random.default_rng(seed).integers(0, end, count)
     ranges = RangeIndex(starts, end)
@@ -29,7 +29,7 @@ def test_a_row_is_in_the_last_range_that_begins_before_it(lengths: list[int], se
     assert np.array_equal(ranges.find(everyone), np.searchsorted(starts, everyone, side="right") - 1)
 
 
-def test_ranges_of_like_lengths_have_a_table() -> None:
+def test_ranges_of_similar_lengths_use_a_table() -> None:
     lengths = [2000] * 40 + [3] + [2000] * 40 + [7]
     ranges = RangeIndex(np.cumsum([0, *lengths[:-1]]), sum(lengths))
     ranges.find(np.arange(5))
@@ -43,7 +43,7 @@ def test_ranges_of_like_lengths_have_a_table() -> None:
 @pytest.mark.parametrize(
     "lengths", [[1_000_000, *[1] * 40], [*[1] * 40, 10_000, *[5000] * 60]], ids=["steps", "starts"]
 )
-def test_ranges_of_unlike_lengths_have_none(lengths: list[int]) -> None:
+def test_ranges_of_different_lengths_use_no_table(lengths: list[int]) -> None:
     ranges = RangeIndex(np.cumsum([0, *lengths[:-1]]), sum(lengths))
     ranges.find(np.arange(sum(lengths)))
     assert ranges._table is None

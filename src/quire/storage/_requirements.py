@@ -1,4 +1,4 @@
-"""What all of this package needs; said before anything else is imported."""
+"""Check that pyarrow is installed, before any other module of the package imports it."""
 
 from quire._optional import require
 

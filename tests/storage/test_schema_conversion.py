@@ -1,4 +1,4 @@
-"""Folders that other tools wrote are read, with a class or without one."""
+"""Folders of other tools are read, with and without a class."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 
 def _write(path: Path, array: Any, name: str = "field", kind: str = "parquet") -> None:
-    """A folder with one file of one column."""
+    """Write a folder with one file of one column."""
     path.mkdir(parents=True, exist_ok=True)
     table = pa.table({name: array})
     if kind == "parquet":
@@ -87,7 +87,7 @@ _COLUMNS: dict[str, tuple[Any, Any, list[Any]]] = {
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.parametrize(("array", "annotation", "wanted"), _COLUMNS.values(), ids=_COLUMNS)
-def test_a_column_of_another_writer_is_read(
+def test_column_of_another_writer_is_converted(
     tmp_path: Path, kind: str, array: Any, annotation: Any, wanted: list[Any]
 ) -> None:
     _write(tmp_path, array, kind=kind)
@@ -108,7 +108,7 @@ _LISTS: dict[str, tuple[Any, list[Any]]] = {
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.parametrize(("array", "wanted"), _LISTS.values(), ids=_LISTS)
-def test_lists_of_numbers_are_tensors(tmp_path: Path, kind: str, array: Any, wanted: list[Any]) -> None:
+def test_lists_of_numbers_become_tensors(tmp_path: Path, kind: str, array: Any, wanted: list[Any]) -> None:
     _write(tmp_path, array, kind=kind)
     for found in (_read(tmp_path, NdArray[float32, 2] | None), _read(tmp_path, NdArray[float32] | None)):
         assert [None if row is None else (row.dtype.name, row.tolist()) for row in found] == [
@@ -119,7 +119,7 @@ def test_lists_of_numbers_are_tensors(tmp_path: Path, kind: str, array: Any, wan
     assert all(row is None or isinstance(row, np.ndarray) for row in made)
 
 
-def test_lists_of_many_lengths_are_ragged_tensors(tmp_path: Path) -> None:
+def test_lists_of_different_lengths_become_ragged_tensors(tmp_path: Path) -> None:
     rows = [[1.0], [], [2.0, 3.0]]
     _write(tmp_path / "a", pa.array(rows, pa.list_(pa.float32())))
     for found in (_read(tmp_path / "a", NdArray[float32, "n"]), _read(tmp_path / "a")):
@@ -135,7 +135,7 @@ def test_lists_of_many_lengths_are_ragged_tensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_tensors_of_arrow_are_tensors(tmp_path: Path, kind: str) -> None:
+def test_arrow_tensors_become_tensors(tmp_path: Path, kind: str) -> None:
     data = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
     _write(tmp_path / "a", pa.FixedShapeTensorArray.from_numpy_ndarray(data), kind=kind)
     moved = pa.FixedShapeTensorArray.from_numpy_ndarray(np.transpose(data.copy(), (0, 2, 1)))
@@ -147,14 +147,14 @@ def test_tensors_of_arrow_are_tensors(tmp_path: Path, kind: str) -> None:
     ).tolist()
 
 
-def test_bytes_of_the_right_number_are_a_tensor(tmp_path: Path) -> None:
+def test_bytes_of_the_right_size_become_a_tensor(tmp_path: Path) -> None:
     data = np.arange(12, dtype=np.uint8).reshape(2, 6)
     for name, kind in (("a", pa.binary(6)), ("b", pa.binary())):
         _write(tmp_path / name, pa.array([row.tobytes() for row in data], kind))
         assert [row.tolist() for row in _read(tmp_path / name, NdArray[uint8, 2, 3])] == data.reshape(2, 2, 3).tolist()
 
 
-def test_ragged_tensors_are_read_when_a_tool_has_lost_their_mark(tmp_path: Path) -> None:
+def test_ragged_tensors_are_read_without_their_metadata(tmp_path: Path) -> None:
     rows = [{"data": np.ones(2 * n, np.float32).tobytes(), "shape": [n, 2]} for n in range(3)]
     _write(tmp_path / "a", pa.array(rows))
     assert [row.tolist() for row in _read(tmp_path / "a", NdArray[float32])] == [[[1.0, 1.0]] * n for n in range(3)]
@@ -167,7 +167,7 @@ def test_ragged_tensors_are_read_when_a_tool_has_lost_their_mark(tmp_path: Path)
 
 @pytest.mark.needs("PIL")
 @pytest.mark.parametrize("how", ["PNG", "JPEG"])
-def test_images_in_bytes_are_tensors(tmp_path: Path, how: str) -> None:
+def test_encoded_images_become_tensors(tmp_path: Path, how: str) -> None:
     from PIL import Image
 
     pixels = np.zeros((8, 6, 3), np.uint8)
@@ -187,7 +187,7 @@ def test_images_in_bytes_are_tensors(tmp_path: Path, how: str) -> None:
         _read(tmp_path / "bad", NdArray[uint8, 5, 5])
 
 
-def test_finer_than_a_microsecond_is_an_error_and_no_loss(tmp_path: Path) -> None:
+def test_times_finer_than_a_microsecond_are_errors(tmp_path: Path) -> None:
     _write(tmp_path, pa.array([1], pa.int64()).cast(pa.timestamp("ns")))
     with pytest.raises(ShardError, match="part-0.parquet.*Row.field"):
         _read(tmp_path, datetime)
@@ -210,7 +210,7 @@ class Paper(BaseDocument):
     level: Level = Level.LOW
 
 
-def test_structs_are_documents(tmp_path: Path) -> None:
+def test_structs_become_documents(tmp_path: Path) -> None:
     rows = [
         {"title": "a", "first": {"name": "x", "age": 3}, "authors": [{"name": "y", "age": None}], "level": "high"},
         {"title": "b", "first": {"name": "z", "age": None}, "authors": [], "level": "low"},
@@ -225,7 +225,7 @@ def test_structs_are_documents(tmp_path: Path) -> None:
     assert len(open_dataset(tmp_path, Paper, where={"first.name": "z"}, columns=["first.name"])) == 1
 
 
-def test_a_null_where_there_must_be_a_value_is_an_error(tmp_path: Path) -> None:
+def test_null_in_a_required_field_is_an_error(tmp_path: Path) -> None:
     for name, rows in {
         "a": [{"title": None, "first": {"name": "x"}}],
         "b": [{"title": "a", "first": {"name": None}}],
@@ -247,7 +247,7 @@ def test_a_null_where_there_must_be_a_value_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("pandas")
-def test_a_frame_with_an_index_and_odd_names_is_read(tmp_path: Path) -> None:
+def test_pandas_frame_with_an_index_and_unusual_names_is_read(tmp_path: Path) -> None:
     import pandas as pd
 
     frame = pd.DataFrame(
@@ -269,7 +269,7 @@ def test_a_frame_with_an_index_and_odd_names_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("pandas")
-def test_folders_that_tell_values_are_columns(tmp_path: Path) -> None:
+def test_partition_folders_become_columns(tmp_path: Path) -> None:
     import pandas as pd
 
     frame = pd.DataFrame({"number": range(4), "year": [2023, 2023, 2024, 2024], "lang": ["en", "de", "en", "en"]})
@@ -286,21 +286,21 @@ def test_folders_that_tell_values_are_columns(tmp_path: Path) -> None:
     assert len(open_dataset(tmp_path, Row, where={"year": 2024})) == 2
 
 
-def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
+def test_replaced_file_is_read_again(tmp_path: Path) -> None:
     _write(tmp_path, pa.array([1, 2]))
     assert _read(tmp_path, int) == [1, 2]
     _write(tmp_path, pa.array([3, 4]))
     assert _read(tmp_path, int) == [3, 4]
 
 
-def test_files_that_are_hidden_are_not_read(tmp_path: Path) -> None:
+def test_hidden_files_are_not_read(tmp_path: Path) -> None:
     _write(tmp_path, pa.array([1]))
     _write(tmp_path / "_temporary", pa.array([2]))
     (tmp_path / "_SUCCESS").write_text("")
     assert _read(tmp_path, int) == [1]
 
 
-def test_a_file_that_is_none_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_invalid_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     _write(tmp_path, pa.array([1]))
     (tmp_path / "zz.parquet").write_bytes(b"no parquet at all")
     with pytest.raises(StorageError, match=r"zz\.parquet"):
@@ -319,7 +319,7 @@ def test_large_row_groups_are_read_in_parts(tmp_path: Path) -> None:
     assert dataset[5].field.sum() == 0
 
 
-def test_a_made_class_of_another_process_is_not_taken_for_one_of_the_same_name() -> None:
+def test_inferred_class_of_another_process_is_not_confused_with_one_of_the_same_name() -> None:
     from quire.storage._layout import CLASS_KEY
     from quire.storage._schema_conversion import class_from_arrow, loaded_class
 
