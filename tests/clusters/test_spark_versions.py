@@ -16,7 +16,7 @@ from quire.distributed import DocumentShards, engine
 from quire.errors import PartitionError
 from quire.storage import open_dataset, write_dataset
 from quire.typing import NdArray, float16, uint8
-from tests.distributed.stages import Everything, everything
+from tests.distributed.sample_stages import Everything, everything
 
 pytestmark = [pytest.mark.needs("pyarrow", "pyspark", "ml_dtypes"), pytest.mark.filterwarnings("ignore")]
 ROWS = 20

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.needs("torch", "pyarrow", "pyspark"), pytest.mark.filt
 
 
 def test_ranks_on_executors_have_each_its_share(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.distributed.distributing", str(tmp_path)]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.distributed.torch_distributor_job", str(tmp_path)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "outcome.json").read_text())

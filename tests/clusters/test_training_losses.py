@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.needs("torch", "pyarrow", "ray", "pyspark"), pytest.ma
 
 @pytest.mark.parametrize("kind", ["ray", "spark", "standalone"])
 def test_each_row_counts_once_an_epoch_behind_the_final_weights(tmp_path: Path, kind: str) -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.distributed.training_losses", kind, str(tmp_path)]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.distributed.rank_loss_job", kind, str(tmp_path)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "outcome.json").read_text())

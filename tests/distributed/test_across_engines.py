@@ -15,7 +15,7 @@ from quire.distributed import DocumentShards
 from quire.errors import PartitionError
 from quire.storage import open_dataset
 from quire.typing import NdArray, float32, float64, uint8
-from tests.distributed.stages import Everything, Sizes, everything
+from tests.distributed.sample_stages import Everything, Sizes, everything
 
 pytestmark = [
     pytest.mark.needs("pyarrow", "ray", "pyspark", "ml_dtypes", "pandas"),
@@ -36,7 +36,9 @@ def by_number(found: Any) -> list[Any]:
 
 @pytest.mark.parametrize("writer", NAMES)
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_what_an_engine_writes_the_others_read(start_engine: Start, tmp_path: Path, writer: str, kind: Any) -> None:
+def test_dataset_written_by_one_engine_is_read_by_the_others(
+    start_engine: Start, tmp_path: Path, writer: str, kind: Any
+) -> None:
     shards = DocumentShards.from_documents(documents(), num_partitions=3, engine=start_engine(writer))
     shards.write_dataset(tmp_path, format=kind)
     for reader in NAMES:
@@ -45,7 +47,7 @@ def test_what_an_engine_writes_the_others_read(start_engine: Start, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_documents_go_to_each_engine_and_on(start_engine: Start, name: str) -> None:
+def test_shards_move_between_engines(start_engine: Start, name: str) -> None:
     shards = DocumentShards.from_documents(documents(), num_partitions=2, engine=start_engine(name))
     for native in (shards.to_ray(), shards.to_spark()):
         assert by_number(DocumentShards[Everything].from_native(native).collect()) == list(documents())
@@ -58,7 +60,7 @@ class Sensor(BaseDocument):
     flags: NdArray[uint8, 3] | None = None
 
 
-def test_tensors_of_ray_are_tensors(start_engine: Start) -> None:
+def test_ray_tensor_columns_become_tensor_fields(start_engine: Start) -> None:
     start_engine("ray")
     import ray.data
 
@@ -75,7 +77,7 @@ def test_tensors_of_ray_are_tensors(start_engine: Start) -> None:
     assert made.first().flags.dtype == np.uint8
 
 
-def test_frames_of_pandas_in_ray_are_documents(start_engine: Start) -> None:
+def test_ray_blocks_of_pandas_become_documents(start_engine: Start) -> None:
     start_engine("ray")
     import pandas as pd
     import ray.data
@@ -89,14 +91,14 @@ def test_frames_of_pandas_in_ray_are_documents(start_engine: Start) -> None:
     assert [(document.number, document.word) for document in found] == [(1, "a"), (2, "b")]
 
 
-def test_what_ray_does_to_a_dataset_keeps_its_documents(start_engine: Start) -> None:
+def test_native_ray_operations_keep_documents(start_engine: Start) -> None:
     data = DocumentShards.from_documents(documents(), engine=start_engine("ray")).to_ray()
     sorted_again = data.sort("number", descending=True).filter(expr="number >= 4").limit(3)
     found = DocumentShards[Everything].from_ray(sorted_again).collect()
     assert list(found) == [everything(11), everything(10), everything(9)]
 
 
-def test_what_spark_does_to_a_frame_keeps_its_documents(start_engine: Start) -> None:
+def test_native_spark_operations_keep_documents(start_engine: Start) -> None:
     engine = start_engine("spark")
     frame = DocumentShards.from_documents(documents(), engine=engine).to_spark()
     assert frame.schema["brain"].metadata["tensor"] == {"dtype": "bfloat16", "shape": [5]}
@@ -109,7 +111,7 @@ def test_what_spark_does_to_a_frame_keeps_its_documents(start_engine: Start) -> 
     assert (found[7].mask == everything(7).inner.mask).all()
 
 
-def test_rows_that_an_outer_join_leaves_empty_are_no_documents(start_engine: Start) -> None:
+def test_null_rows_of_an_outer_join_are_rejected(start_engine: Start) -> None:
     engine = start_engine("spark")
     frame = DocumentShards.from_documents(documents(), engine=engine).to_spark()
     more = engine.session.createDataFrame([(99,)], "number long")
@@ -118,9 +120,7 @@ def test_rows_that_an_outer_join_leaves_empty_are_no_documents(start_engine: Sta
 
 
 @pytest.mark.parametrize("name", ["ray", "spark"])
-def test_files_that_an_engine_writes_by_itself_are_read_by_the_others(
-    start_engine: Start, tmp_path: Path, name: str
-) -> None:
+def test_files_written_natively_are_read_by_other_engines(start_engine: Start, tmp_path: Path, name: str) -> None:
     native = DocumentShards.from_documents(documents(), num_partitions=2, engine=start_engine(name)).native
     if name == "spark":
         native.write.parquet(str(tmp_path / "files"))
@@ -134,7 +134,7 @@ def test_files_that_an_engine_writes_by_itself_are_read_by_the_others(
     assert (made.image.shape, made.image.dtype, made.half.dtype) == ((3, 4, 4), np.uint8, np.float16)
 
 
-def test_vectors_of_spark_are_tensors(start_engine: Start) -> None:
+def test_spark_ml_vectors_become_tensors(start_engine: Start) -> None:
     from pyspark.ml.linalg import Vectors
 
     session = start_engine("spark").session
@@ -151,7 +151,7 @@ def test_vectors_of_spark_are_tensors(start_engine: Start) -> None:
     assert [document.ragged.tolist() for document in found] == [[float(n)] * (n % 3) for n in range(4)]
 
 
-def test_spark_gives_batches_of_so_many_bytes(start_engine: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_limits_the_bytes_of_a_batch(start_engine: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     from quire.distributed import _spark
 
     monkeypatch.setattr(_spark, "_BATCH_BYTES", 1 << 20)

@@ -11,7 +11,7 @@ import pytest
 
 from quire.distributed._engine import Frame
 from quire.errors import PartitionError
-from tests.distributed.stages import LAYOUT, Broken, Failing, Made, Plus, Same, everything, numbers, partitions
+from tests.distributed.sample_stages import LAYOUT, Broken, Failing, Made, Plus, Same, everything, numbers, partitions
 
 pytestmark = [
     pytest.mark.needs("pyarrow", "ray", "pyspark", "ml_dtypes"),
@@ -31,7 +31,7 @@ def read(engine: Any, frame: Frame[Any]) -> list[int]:
     return numbers(engine.iter_batches(frame))
 
 
-def test_what_goes_in_comes_out(engine: Any, frame: Frame[Any]) -> None:
+def test_frame_returns_the_batches_it_was_made_of(engine: Any, frame: Frame[Any]) -> None:
     assert frame.schema.equals(SCHEMA, check_metadata=True)
     batches = list(engine.iter_batches(frame))
     assert all(batch.schema.equals(SCHEMA, check_metadata=True) and len(batch) for batch in batches)
@@ -41,7 +41,7 @@ def test_what_goes_in_comes_out(engine: Any, frame: Frame[Any]) -> None:
     assert numbers(engine.collect(frame)) == ROWS
 
 
-def test_every_kind_of_column_passes_stages_and_moves(engine: Any, frame: Frame[Any]) -> None:
+def test_every_column_type_survives_stages_and_exchanges(engine: Any, frame: Frame[Any]) -> None:
     moved = engine.run(frame, Same(SCHEMA))
     moved = engine.run(engine.repartition(moved, 3), Same(SCHEMA))
     moved = engine.run(engine.cache(moved), Same(SCHEMA))
@@ -50,42 +50,42 @@ def test_every_kind_of_column_passes_stages_and_moves(engine: Any, frame: Frame[
     assert engine.num_partitions(moved) == 3
 
 
-def test_stages_one_behind_the_other(engine: Any, frame: Frame[Any]) -> None:
+def test_run_chains_stages(engine: Any, frame: Frame[Any]) -> None:
     twice = engine.run(engine.run(frame, Plus(SCHEMA)), Plus(SCHEMA))
     assert read(engine, twice) == [number + 2000 for number in ROWS]
     assert read(engine, frame) == ROWS
 
 
-def test_some_columns(engine: Any, frame: Frame[Any]) -> None:
+def test_select_returns_some_columns(engine: Any, frame: Frame[Any]) -> None:
     for few in (engine.select(frame, ["number", "half"]), engine.select(engine.cache(frame), ["number", "half"])):
         assert few.schema.equals(pa.schema([SCHEMA.field("number"), SCHEMA.field("half")]), check_metadata=True)
         assert read(engine, engine.run(few, Same(few.schema))) == ROWS
 
 
 @pytest.mark.parametrize("rows", [0, 8, 99])
-def test_the_first_rows(engine: Any, frame: Frame[Any], rows: int) -> None:
+def test_limit_returns_the_first_rows(engine: Any, frame: Frame[Any], rows: int) -> None:
     assert read(engine, engine.limit(frame, rows)) == ROWS[:rows]
 
 
-def test_stages_behind_the_first_rows(engine: Any, frame: Frame[Any]) -> None:
+def test_run_after_limit(engine: Any, frame: Frame[Any]) -> None:
     few = engine.run(engine.limit(engine.run(frame, Plus(SCHEMA)), 8), Plus(SCHEMA))
     assert read(engine, few) == [number + 2000 for number in ROWS[:8]]
     assert engine.count(few) == 8
 
 
-def test_frames_one_behind_the_other(engine: Any, frame: Frame[Any]) -> None:
+def test_union_concatenates_frames_in_order(engine: Any, frame: Frame[Any]) -> None:
     both = engine.union([engine.run(frame, Plus(SCHEMA)), frame])
     assert read(engine, both) == [number + 1000 for number in ROWS] + ROWS
     assert engine.num_partitions(both) == 2 * len(SIZES)
 
 
-def test_frames_of_nothing_one_behind_the_other(engine: Any) -> None:
+def test_union_of_stage_frames_keeps_partition_numbers(engine: Any) -> None:
     both = engine.union([engine.from_stage(Made(), 2), engine.from_stage(Made(), 3)])
     assert read(engine, engine.run(both, Same(Made.schema))) == [0, 0, 1, 1, 0, 0, 1, 1, 2, 2]
     assert engine.num_partitions(both) == 5
 
 
-def test_equal_rows_come_into_one_partition(engine: Any, frame: Frame[Any]) -> None:
+def test_partition_by_moves_equal_rows_into_one_partition(engine: Any, frame: Frame[Any]) -> None:
     moved = engine.run(engine.partition_by(frame, ["text"], 3), _Texts())
     found = [tuple(row.values()) for batch in engine.iter_batches(moved) for row in batch.to_pylist()]
     assert len(found) == len(ROWS)
@@ -105,7 +105,7 @@ class _Texts:
             yield pa.RecordBatch.from_arrays([batch.column("text"), where], schema=self.schema)
 
 
-def test_a_shuffle_is_a_permutation_that_the_seed_tells(engine: Any, frame: Frame[Any]) -> None:
+def test_shuffle_is_a_permutation_determined_by_the_seed(engine: Any, frame: Frame[Any]) -> None:
     one, again, other = (read(engine, engine.shuffle(frame, seed)) for seed in (1, 1, 2))
     assert one == again != other
     assert sorted(one) == sorted(other) == ROWS
@@ -113,7 +113,7 @@ def test_a_shuffle_is_a_permutation_that_the_seed_tells(engine: Any, frame: Fram
 
 
 @pytest.mark.parametrize("name", ["local", "ray", "spark"])
-def test_partitions_keep_their_numbers_among_empty_ones(start_engine: Any, name: str) -> None:
+def test_partition_numbers_count_empty_partitions(start_engine: Any, name: str) -> None:
     engine = start_engine(name)
     frame = engine.from_batches(partitions(0, 2, 0, 0, 3), SCHEMA)
     found = [row for batch in engine.collect(engine.run(frame, _Texts())) for row in batch.column(1).to_pylist()]
@@ -121,26 +121,26 @@ def test_partitions_keep_their_numbers_among_empty_ones(start_engine: Any, name:
 
 
 @pytest.mark.parametrize("name", ["ray", "spark"])
-def test_errors_tell_the_number_of_a_partition_among_empty_ones(start_engine: Any, name: str) -> None:
+def test_error_numbers_count_empty_partitions(start_engine: Any, name: str) -> None:
     engine = start_engine(name)
     with pytest.raises(PartitionError) as caught:
         engine.collect(engine.run(engine.from_batches(partitions(0, 0, 4), SCHEMA), Broken(SCHEMA)))
     assert caught.value.partition == 2
 
 
-def test_a_stage_makes_partitions_of_nothing(engine: Any) -> None:
+def test_from_stage_creates_rows_without_input(engine: Any) -> None:
     frame = engine.from_stage(Made(), 5)
     assert read(engine, frame) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     assert (engine.count(frame), engine.num_partitions(frame)) == (10, 5)
 
 
-def test_what_has_state_is_asked_in_few_processes(engine: Any) -> None:
+def test_stateful_stage_runs_in_few_processes(engine: Any) -> None:
     batches = list(engine.iter_batches(engine.from_stage(Made(stateful=True), 4)))
     assert numbers(batches) == [0, 0, 1, 1, 2, 2, 3, 3]
     assert len({row["process"] for batch in batches for row in batch.to_pylist()}) <= 4
 
 
-def test_nothing_runs_before_it_is_asked_for(engine: Any, tmp_path: Path) -> None:
+def test_frames_are_lazy_and_cache_runs_once(engine: Any, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     frame = engine.from_stage(Made(mark=str(mark)), 2)
     kept = engine.cache(engine.run(frame, Same(Made.schema)))
@@ -152,7 +152,7 @@ def test_nothing_runs_before_it_is_asked_for(engine: Any, tmp_path: Path) -> Non
     assert sorted(mark.read_text().split()) == ["0", "1"]
 
 
-def test_what_a_stage_raises_is_what_comes_out(engine: Any, frame: Frame[Any]) -> None:
+def test_partition_error_of_a_stage_reaches_the_caller(engine: Any, frame: Frame[Any]) -> None:
     failing = engine.run(frame, Failing(SCHEMA))
     for ask in (lambda: list(engine.iter_batches(failing)), lambda: engine.count(failing)):
         with pytest.raises(PartitionError, match="partition 0: it does not fit") as info:
@@ -163,7 +163,7 @@ def test_what_a_stage_raises_is_what_comes_out(engine: Any, frame: Frame[Any]) -
 
 
 @pytest.mark.parametrize("name", ["ray", "spark"])
-def test_a_fault_in_a_stage_names_the_partition(start_engine: Any, name: str) -> None:
+def test_other_error_of_a_stage_names_the_partition(start_engine: Any, name: str) -> None:
     engine = start_engine(name)
     broken = engine.run(engine.from_batches(partitions(3), SCHEMA), Broken(SCHEMA))
     with pytest.raises(PartitionError, match="by nothing") as info:
@@ -172,7 +172,7 @@ def test_a_fault_in_a_stage_names_the_partition(start_engine: Any, name: str) ->
     assert "ZeroDivisionError" in info.value.traceback
 
 
-def test_reading_can_be_broken_off(engine: Any, frame: Frame[Any]) -> None:
+def test_iter_batches_can_be_stopped_early(engine: Any, frame: Frame[Any]) -> None:
     found = iter(engine.iter_batches(engine.run(frame, Plus(SCHEMA))))
     assert numbers([next(found)])[0] == 1000
     del found
@@ -180,7 +180,7 @@ def test_reading_can_be_broken_off(engine: Any, frame: Frame[Any]) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(), (0, 0)])
-def test_frames_without_rows(engine: Any, sizes: tuple[int, ...]) -> None:
+def test_operations_accept_frames_without_rows(engine: Any, sizes: tuple[int, ...]) -> None:
     frame = engine.run(engine.from_batches(partitions(*sizes), SCHEMA), Same(SCHEMA))
     assert list(engine.iter_batches(frame)) == engine.collect(frame) == []
     assert engine.count(frame) == 0
@@ -189,6 +189,6 @@ def test_frames_without_rows(engine: Any, sizes: tuple[int, ...]) -> None:
     assert read(engine, engine.repartition(frame, 2)) == []
 
 
-def test_another_engines_object_is_refused(engine: Any) -> None:
+def test_from_native_rejects_objects_of_other_engines(engine: Any) -> None:
     with pytest.raises(TypeError, match=f"engine='{engine.name}' takes"):
         engine.from_native({"x": [1]})

@@ -21,7 +21,7 @@ from quire.distributed.estimator._ranks import RankInfo, World
 from quire.distributed.estimator._tensorflow import KerasBackend
 from quire.distributed.tf.estimator import Estimator
 from quire.errors import OptionError, PickleError, StorageNotFoundError
-from tests.distributed.trainings import WEIGHTS, Point, points, written
+from tests.distributed.sample_training import WEIGHTS, Point, points, written
 
 pytestmark = [pytest.mark.needs("torch", "tensorflow", "pyarrow", "fsspec", "xxhash", "cloudpickle")]
 ROWS = 25
@@ -87,7 +87,7 @@ DATA: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", DATA)
-def test_a_model_is_trained_on_data_of_every_kind(kind: str, folder: Path) -> None:
+def test_keras_fit_accepts_every_kind_of_data(kind: str, folder: Path) -> None:
     model = linear()
     documents = kind in ("stream", "address", "documents")
     columns: Any = {"feature_cols": ["x"], "labels_cols": ["y"]} if documents else {}
@@ -96,7 +96,7 @@ def test_a_model_is_trained_on_data_of_every_kind(kind: str, folder: Path) -> No
     assert np.allclose(model.get_weights()[0][:, 0], WEIGHTS, atol=0.05)
 
 
-def test_means_and_predictions_are_those_of_keras() -> None:
+def test_keras_means_and_predictions_match_keras() -> None:
     x, y = arrays()
     model = linear()
     estimator = Estimator.from_keras(keras_model=model)
@@ -108,7 +108,7 @@ def test_means_and_predictions_are_those_of_keras() -> None:
     assert documents[3].prediction.shape == (1,)
 
 
-def test_one_step_is_the_step_of_keras() -> None:
+def test_keras_step_matches_the_step_of_keras() -> None:
     x, y = arrays()
     ours, theirs = linear(), linear()
     Estimator.from_keras(keras_model=ours).fit((x, y), epochs=3, batch_size=5, shuffle=False)
@@ -116,7 +116,7 @@ def test_one_step_is_the_step_of_keras() -> None:
     assert np.allclose(ours.get_weights()[0], theirs.get_weights()[0], atol=1e-6)
 
 
-def test_scaled_losses_make_the_steps_of_keras() -> None:
+def test_keras_step_applies_loss_scaling() -> None:
     """As of mixed precision: the optimizer takes the gradients of a scaled loss, and scales them back."""
     weights = []
     for own in (True, False):
@@ -147,7 +147,7 @@ class OwnSteps(keras.Model):
         raise AssertionError
 
 
-def test_steps_that_a_model_overrides_are_refused() -> None:
+def test_keras_rejects_models_that_override_steps() -> None:
     model = OwnSteps()
     model.compile(optimizer="sgd", loss="mse")
     estimator = Estimator.from_keras(model)
@@ -176,7 +176,7 @@ class SumOfRows(keras.metrics.Mean):
     additive_state = True
 
 
-def test_metrics_whose_states_may_not_be_sums_are_refused_by_several_workers() -> None:
+def test_keras_rejects_non_additive_metrics_on_several_workers() -> None:
     model = linear()
     model.compile(optimizer="sgd", loss="mse", metrics=[Largest(), keras.metrics.AUC(), "mae"])
     KerasBackend(model, World(), ColumnSelection())
@@ -186,7 +186,7 @@ def test_metrics_whose_states_may_not_be_sums_are_refused_by_several_workers() -
     KerasBackend(model, World(RankInfo(0, 2)), ColumnSelection())
 
 
-def test_two_columns_are_two_inputs() -> None:
+def test_keras_passes_two_columns_as_two_inputs() -> None:
     user, item = keras.Input((), name="user"), keras.Input((), name="item")
     joined = keras.layers.Concatenate()([keras.layers.Reshape((1,))(user), keras.layers.Reshape((1,))(item)])
     model = keras.Model([user, item], keras.layers.Dense(1)(joined))
@@ -196,13 +196,13 @@ def test_two_columns_are_two_inputs() -> None:
     assert np.isfinite(logs["loss"])
 
 
-def test_callbacks_of_keras_are_told() -> None:
+def test_keras_callbacks_are_called() -> None:
     x, y = arrays()
     stopping = keras.callbacks.EarlyStopping(monitor="loss", min_delta=100.0, patience=1)
     assert len(Estimator.from_keras(linear()).fit((x, y), epochs=9, callbacks=[stopping])) == 2
 
 
-def test_models_are_saved_and_loaded(tmp_path: Path) -> None:
+def test_keras_models_are_saved_and_loaded(tmp_path: Path) -> None:
     x, y = arrays()
     trained = Estimator.from_keras(linear(), model_dir=tmp_path / "m")
     trained.fit((x, y), epochs=2)
@@ -221,7 +221,7 @@ def test_models_are_saved_and_loaded(tmp_path: Path) -> None:
         trained.load(tmp_path / "none.keras")
 
 
-def test_what_cannot_be_trained_is_an_error() -> None:
+def test_keras_rejects_unusable_models_and_data() -> None:
     x, y = arrays()
     plain = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     with pytest.raises(OptionError, match="needs a compiled model"):
@@ -234,7 +234,7 @@ def test_what_cannot_be_trained_is_an_error() -> None:
         Estimator.from_keras(linear(), workers=2).fit(tf.data.Dataset.from_tensor_slices((x, y)))
 
 
-def test_two_workers_train_as_one_does_on_pipelines_of_their_own() -> None:
+def test_keras_two_workers_match_one_on_tf_data() -> None:
     one, two = linear(), linear()
     Estimator.from_keras(one).fit(arrays(), epochs=2, batch_size=10, shuffle=False)
     estimator = Estimator.from_keras(two, workers=2)

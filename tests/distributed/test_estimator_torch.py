@@ -20,7 +20,7 @@ from quire.distributed.estimator._options import ColumnSelection
 from quire.distributed.estimator._ranks import RankInfo, World
 from quire.errors import ColumnError, OptionError, StorageError, StorageNotFoundError
 from quire.storage import open_dataset
-from tests.distributed.trainings import (
+from tests.distributed.sample_training import (
     WEIGHTS,
     Counting,
     CountLoss,
@@ -86,7 +86,7 @@ DOCUMENTS = {"loader of a stream", "stream", "address", "path", "opened", "docum
 
 
 @pytest.mark.parametrize("kind", DATA)
-def test_each_row_is_trained_on_once_an_epoch(kind: str, folder: Path) -> None:
+def test_fit_trains_on_each_row_once_per_epoch(kind: str, folder: Path) -> None:
     model, estimator = counting()
     columns = {"feature_cols": "number"} if kind in DOCUMENTS else {}
     history = estimator.fit(DATA[kind](folder), epochs=2, batch_size=4, **columns)
@@ -94,7 +94,7 @@ def test_each_row_is_trained_on_once_an_epoch(kind: str, folder: Path) -> None:
     assert [logs["epoch"] for logs in history] == [0, 1]
 
 
-def test_a_generator_is_made_anew_in_every_epoch() -> None:
+def test_fit_calls_a_generator_creator_for_every_epoch() -> None:
     def creator(config: Any) -> Any:
         del config
         yield torch.arange(ROWS), None
@@ -104,7 +104,7 @@ def test_a_generator_is_made_anew_in_every_epoch() -> None:
     assert model.seen.tolist() == [3.0] * ROWS
 
 
-def test_a_sampler_says_which_rows_there_are() -> None:
+def test_fit_uses_the_rows_of_a_sampler() -> None:
     weights = [1.0] * 5 + [0.0] * (ROWS - 5)
     model, estimator = counting()
     estimator.fit(DataLoader(Numbers(ROWS), batch_size=4, sampler=WeightedRandomSampler(weights, 50)), epochs=2)
@@ -112,7 +112,7 @@ def test_a_sampler_says_which_rows_there_are() -> None:
     assert model.seen[5:].sum() == 0
 
 
-def test_documents_without_columns_go_to_model_and_loss_as_they_are() -> None:
+def test_fit_passes_whole_documents_without_columns() -> None:
     class OfBatch(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -129,7 +129,7 @@ def test_documents_without_columns_go_to_model_and_loss_as_they_are() -> None:
     assert losses[-1] < losses[0] / 10
 
 
-def test_several_columns_are_several_arguments() -> None:
+def test_fit_passes_several_columns_as_arguments() -> None:
     class TwoInputs(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -154,7 +154,7 @@ def test_several_columns_are_several_arguments() -> None:
 
 @pytest.mark.parametrize("last", ["keep", "pad"])
 @pytest.mark.parametrize("batch_size", [1, 4, 7, 100])
-def test_means_are_exact_whatever_the_size_of_the_last_batch(batch_size: int, last: Any) -> None:
+def test_means_are_exact_for_any_last_batch(batch_size: int, last: Any) -> None:
     x, y = arrays()
     estimator = regression()
     with torch.no_grad():
@@ -168,13 +168,13 @@ def test_means_are_exact_whatever_the_size_of_the_last_batch(batch_size: int, la
     assert frozen.fit((x, y), batch_size=batch_size, last=last)[0]["loss"] == pytest.approx(found["loss"], rel=1e-5)
 
 
-def test_dropped_rows_are_not_trained_on() -> None:
+def test_fit_skips_dropped_rows() -> None:
     model, estimator = counting()
     estimator.fit((np.arange(ROWS), np.arange(ROWS)), batch_size=4, last="drop")
     assert sorted(model.seen.tolist()) == [0.0] + [1.0] * (ROWS - 1)
 
 
-def test_metrics_are_names_functions_or_a_dict_of_them() -> None:
+def test_metrics_accept_names_functions_and_dicts() -> None:
     def bias(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return (output - labels).mean()
 
@@ -187,7 +187,7 @@ def test_metrics_are_names_functions_or_a_dict_of_them() -> None:
     assert found == {"accuracy": 0.75}
 
 
-def test_validation_comes_behind_each_epoch() -> None:
+def test_fit_validates_after_each_epoch() -> None:
     x, y = arrays()
     [logs] = regression().fit((x, y), batch_size=5, validation_data=(x, y))
     assert logs.keys() == {"epoch", "loss", "mae", "val_loss", "val_mae"}
@@ -197,7 +197,7 @@ def test_validation_comes_behind_each_epoch() -> None:
 # --- predictions
 
 
-def test_predictions_come_in_the_order_of_the_rows(folder: Path) -> None:
+def test_predict_keeps_the_order_of_rows(folder: Path) -> None:
     x, _ = arrays()
     estimator = regression()
     with torch.no_grad():
@@ -211,7 +211,7 @@ def test_predictions_come_in_the_order_of_the_rows(folder: Path) -> None:
         assert np.allclose(found.prediction, wanted, atol=1e-6)
 
 
-def test_predictions_are_a_column_of_documents() -> None:
+def test_predict_adds_a_column_to_documents() -> None:
     documents = DocumentArray[Point](points(ROWS))
     found = regression().predict(documents, feature_cols="x", output_col="guess")
     assert isinstance(found, DocumentArray)
@@ -223,7 +223,7 @@ def test_predictions_are_a_column_of_documents() -> None:
 # --- instances and creators
 
 
-def test_creators_are_given_the_config() -> None:
+def test_creators_receive_the_config() -> None:
     def optimizer(model: nn.Module, config: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=config["rate"])
 
@@ -243,13 +243,13 @@ def test_creators_are_given_the_config() -> None:
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, partial(torch.optim.Adam, lr=0.1)], ids=["class", "partial"])
-def test_optimizers_can_be_classes(optimizer: Any) -> None:
+def test_optimizer_may_be_a_class(optimizer: Any) -> None:
     x, y = arrays()
     estimator = Estimator.from_torch(model=Squeezed, optimizer=optimizer, loss=nn.MSELoss)
     assert len(estimator.fit((x, y))) == 1
 
 
-def test_the_users_own_model_is_trained() -> None:
+def test_fit_trains_the_instance_of_the_user() -> None:
     model = Squeezed()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     estimator = Estimator.from_torch(model=model, optimizer=optimizer, loss=nn.MSELoss())
@@ -261,7 +261,7 @@ def test_the_users_own_model_is_trained() -> None:
 # --- callbacks
 
 
-def test_callbacks_are_told_and_can_stop() -> None:
+def test_callbacks_are_called_and_can_stop_training() -> None:
     class Stopping(Callback):
         def __init__(self) -> None:
             self.told: list[Any] = []
@@ -291,7 +291,7 @@ def test_callbacks_are_told_and_can_stop() -> None:
     assert isinstance(one.model, Counting)
 
 
-def test_training_goes_on_where_it_was() -> None:
+def test_second_fit_continues_the_training() -> None:
     model, estimator = counting()
     assert estimator.fit(Numbers(ROWS), epochs=2)[-1]["epoch"] == 1
     assert estimator.fit(Numbers(ROWS))[-1]["epoch"] == 2
@@ -299,7 +299,7 @@ def test_training_goes_on_where_it_was() -> None:
     assert model.seen.tolist() == [3.0] * ROWS
 
 
-def test_max_steps_are_all() -> None:
+def test_fit_stops_after_max_steps() -> None:
     model, estimator = counting()
     estimator.fit(Numbers(ROWS), epochs=5, batch_size=10, max_steps=4)
     assert model.seen.sum() == ROWS + 10
@@ -308,7 +308,7 @@ def test_max_steps_are_all() -> None:
 # --- checkpoints, save and load
 
 
-def test_weights_are_saved_and_loaded(tmp_path: Path) -> None:
+def test_torch_weights_are_saved_and_loaded(tmp_path: Path) -> None:
     x, y = arrays()
     trained = regression()
     trained.fit((x, y), epochs=3)
@@ -319,7 +319,7 @@ def test_weights_are_saved_and_loaded(tmp_path: Path) -> None:
     assert fresh.evaluate((x, y)) == trained.evaluate((x, y))
 
 
-def test_what_is_no_weights_is_an_error(tmp_path: Path) -> None:
+def test_load_rejects_files_without_weights(tmp_path: Path) -> None:
     (tmp_path / "bad.pt").write_bytes(b"nothing of torch")
     with pytest.raises(StorageError, match="bad.pt: torch cannot read weights"):
         regression().load(tmp_path / "bad.pt")
@@ -327,7 +327,7 @@ def test_what_is_no_weights_is_an_error(tmp_path: Path) -> None:
         regression().load(tmp_path / "none.pt")
 
 
-def test_a_run_that_was_broken_off_is_resumed_in_mid_epoch(tmp_path: Path, folder: Path) -> None:
+def test_resume_continues_within_an_epoch(tmp_path: Path, folder: Path) -> None:
     class Stop(Exception):  # noqa: N818
         pass
 
@@ -352,7 +352,7 @@ def test_a_run_that_was_broken_off_is_resumed_in_mid_epoch(tmp_path: Path, folde
     assert len(list((tmp_path / "m").glob("checkpoint-*"))) == 2
 
 
-def test_a_checkpoint_is_loaded_with_the_optimizer(tmp_path: Path) -> None:
+def test_load_restores_the_optimizer_of_a_checkpoint(tmp_path: Path) -> None:
     x, y = arrays()
     model = Squeezed()
     options: Any = {"optimizer": torch.optim.Adam, "loss": nn.MSELoss()}
@@ -365,7 +365,7 @@ def test_a_checkpoint_is_loaded_with_the_optimizer(tmp_path: Path) -> None:
     assert np.array_equal(second.predict(x), straight.predict(x))
 
 
-def test_a_folder_without_checkpoints_has_no_latest(tmp_path: Path) -> None:
+def test_latest_checkpoint_is_none_without_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-000000003").mkdir()  # of which nothing was written
     assert Estimator.latest_checkpoint(tmp_path) is None
     assert Estimator.latest_checkpoint(tmp_path / "none") is None
@@ -376,7 +376,7 @@ def test_a_folder_without_checkpoints_has_no_latest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 4, 7, ROWS])
 @pytest.mark.parametrize("partial_function", [False, True])
-def test_a_weighted_loss_is_the_mean_over_all_rows(batch_size: int, partial_function: bool) -> None:
+def test_weighted_loss_is_averaged_over_all_rows(batch_size: int, partial_function: bool) -> None:
     x, labels = classes(ROWS)
     weight = torch.tensor([1.0, 5.0, 0.5])
     model = nn.Linear(3, 3)
@@ -390,7 +390,7 @@ def test_a_weighted_loss_is_the_mean_over_all_rows(batch_size: int, partial_func
         )
 
 
-def test_metrics_with_a_state_use_their_own_protocol() -> None:
+def test_stateful_metrics_use_update_compute_and_reset() -> None:
     """Those of torchmetrics and of the user; they begin anew with each epoch and each evaluation."""
     x, y = arrays()
     model = Squeezed()
@@ -412,7 +412,7 @@ def test_metrics_with_a_state_use_their_own_protocol() -> None:
             assert logs[f"{prefix}mae"] == pytest.approx(float(error.abs().mean()), rel=1e-5)
 
 
-def test_an_auc_is_that_of_all_rows() -> None:
+def test_stateful_auc_covers_all_rows() -> None:
     x, y = arrays()
     labels = (y > 0).astype(np.int64)
     found = Estimator.from_torch(model=Squeezed(), metrics=[torchmetrics.AUROC("binary")]).evaluate((x, labels), 3)
@@ -438,13 +438,13 @@ NO_MEANS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("kind", NO_MEANS)
-def test_metrics_that_are_no_means_of_batches_are_refused(kind: str) -> None:
+def test_metrics_that_are_not_batch_means_are_rejected(kind: str) -> None:
     metric, message = NO_MEANS[kind]
     with pytest.raises(OptionError, match=message):
         Estimator.from_torch(model=Squeezed(), metrics=metric)
 
 
-def test_a_state_that_cannot_be_kept_or_joined_is_refused() -> None:
+def test_metric_states_that_cannot_be_combined_are_rejected() -> None:
     with pytest.raises(OptionError, match="checkpoint_every.*leave one of them out"):
         regression_with(metrics=[LargestError()], checkpoint_every=2)
     recipe: Any = regression_with(metrics=[LargestError()])._recipe
@@ -456,7 +456,7 @@ def regression_with(**options: Any) -> Estimator:
     return Estimator.from_torch(model=Squeezed(), optimizer=sgd, loss=nn.MSELoss(), **options)
 
 
-def test_a_scheduler_takes_its_steps_after_batches_or_epochs() -> None:
+def test_scheduler_steps_after_batches_or_epochs() -> None:
     rates: dict[str | None, list[float]] = {"step": [], "epoch": [], None: []}
     for interval, found in rates.items():
         model = Squeezed()
@@ -474,7 +474,7 @@ def test_a_scheduler_takes_its_steps_after_batches_or_epochs() -> None:
     assert rates == {"step": [0.5, 0.25, 0.125, 0.0625], "epoch": [1.0, 1.0, 0.5, 0.5], None: [1.0, 1.0, 0.5, 0.5]}
 
 
-def test_a_scheduler_of_steps_must_be_told_so() -> None:
+def test_step_scheduler_needs_an_interval() -> None:
     def one_cycle(optimizer: Any) -> Any:
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=14)
 
@@ -488,7 +488,7 @@ def test_a_scheduler_of_steps_must_be_told_so() -> None:
 
 
 @pytest.mark.parametrize("validated", [False, True])
-def test_a_scheduler_on_a_plateau_looks_at_the_loss(validated: bool) -> None:
+def test_plateau_scheduler_receives_the_loss(validated: bool) -> None:
     seen: list[float] = []
 
     class Plateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -518,13 +518,13 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_options_are_errors(wrong: str) -> None:
+def test_fit_rejects_wrong_options(wrong: str) -> None:
     options, message = WRONG[wrong]
     with pytest.raises(OptionError, match=message):
         regression().fit(arrays(), **options)
 
 
-def test_wrong_ways_to_work_are_errors() -> None:
+def test_estimator_rejects_wrong_options() -> None:
     for options in ({"engine": "horovod"}, {"workers": 0}, {"checkpoint_every": 0}, {"max_restarts": -1}):
         with pytest.raises(OptionError, match="|".join(options)):
             regression(**options)
@@ -538,7 +538,7 @@ def test_wrong_ways_to_work_are_errors() -> None:
         Estimator.from_torch(model=Squeezed(), loss=nn.MSELoss()).fit(arrays())
 
 
-def test_data_of_no_kind_is_an_error() -> None:
+def test_fit_rejects_unknown_data() -> None:
     for data in (5, iter([1]), {"a": 1}):
         with pytest.raises(OptionError, match="data must be a DataLoader"):
             regression().fit(data)
@@ -552,7 +552,7 @@ def test_data_of_no_kind_is_an_error() -> None:
         regression().fit(arrays(), feature_cols="x")
 
 
-def test_a_dataset_for_one_rank_is_refused(folder: Path) -> None:
+def test_fit_rejects_a_dataset_of_another_rank(folder: Path) -> None:
     stream = StreamingDataset[Point](folder, batch_size=4, rank=1, world_size=2)
     with pytest.raises(OptionError, match="rank 1 of 2 only"):
         counting()[1].fit(stream, feature_cols="number")
@@ -561,7 +561,7 @@ def test_a_dataset_for_one_rank_is_refused(folder: Path) -> None:
         counting()[1].fit(stream, feature_cols="number", shuffle=True)
 
 
-def test_a_stream_of_the_user_stays_where_it_is(folder: Path) -> None:
+def test_fit_does_not_advance_the_stream_of_the_user(folder: Path) -> None:
     stream = StreamingDataset[Point](folder, batch_size=4)
     next(iter(stream))
     before = stream.state_dict()
@@ -570,13 +570,13 @@ def test_a_stream_of_the_user_stays_where_it_is(folder: Path) -> None:
     assert stream.batch_size == 4
 
 
-def test_iterables_are_taken_by_one_worker() -> None:
+def test_fit_accepts_iterables_on_one_worker() -> None:
     model, estimator = counting()
     estimator.fit(stream_creator, epochs=1)
     assert model.seen[:20].tolist() == [1.0] * 20
 
 
-def test_progress_is_shown_on_request(capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_bar_is_shown_on_request(capfd: pytest.CaptureFixture[str]) -> None:
     counting()[1].fit(Numbers(ROWS), batch_size=5, progress=True)
     assert "epoch 0, loss" in capfd.readouterr().err
     counting()[1].fit(Numbers(ROWS), batch_size=5)

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.needs("pyarrow", "ray", "pyspark", "cloudpickle"), pyt
 PROGRAM = Path(__file__).parents[2] / "examples/shards.py"
 
 
-def test_the_program_gives_the_same_on_every_engine(
+def test_example_has_the_same_output_on_every_engine(
     engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = ModuleType("__main__")  # what a program defines goes to workers by value: they cannot import it

@@ -14,7 +14,7 @@ import pytest
 
 from quire.distributed import DocumentShards
 from quire.distributed.tf.estimator import Estimator
-from tests.distributed.trainings import Point, points
+from tests.distributed.sample_training import Point, points
 
 pytestmark = [
     pytest.mark.needs("torch", "tensorflow", "pyarrow", "fsspec", "xxhash", "cloudpickle", "ray", "pyspark"),
@@ -42,7 +42,7 @@ def arrays() -> tuple[np.ndarray, np.ndarray]:
     return np.stack([point.x for point in made]), np.array([[point.y] for point in made], np.float32)
 
 
-def test_two_workers_of_an_engine_train_as_one_process_does(name: str) -> None:
+def test_two_workers_of_an_engine_match_one_process(name: str) -> None:
     alone, together = linear(), linear()
     wanted = Estimator.from_keras(alone).fit(arrays(), epochs=2, batch_size=10, shuffle=False)
     estimator = Estimator.from_keras(together, engine=name, workers=2)
@@ -53,7 +53,7 @@ def test_two_workers_of_an_engine_train_as_one_process_does(name: str) -> None:
         assert list(first.values()) == pytest.approx(list(second.values()), rel=1e-4)
 
 
-def test_shards_of_an_engine_are_predicted_on(name: str, start_engine: Callable[[str], Any]) -> None:
+def test_keras_predicts_on_shards_of_an_engine(name: str, start_engine: Callable[[str], Any]) -> None:
     estimator = Estimator.from_keras(linear())
     estimator.fit(arrays(), epochs=2, batch_size=5)
     shards = DocumentShards[Point].from_documents(points(ROWS), num_partitions=2, engine=start_engine(name))

@@ -61,7 +61,7 @@ COLUMNS: Any = {"feature_cols": "x", "label_cols": "y", "batch_size": 4}
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_training_raises_for_the_columns_that_it_reads(tmp_path: Path, stored: bool) -> None:
+def test_fit_raises_for_missing_values_in_read_columns(tmp_path: Path, stored: bool) -> None:
     def data(documents: Any) -> Any:
         if not stored:
             return documents
@@ -81,12 +81,12 @@ def test_training_raises_for_the_columns_that_it_reads(tmp_path: Path, stored: b
         assert call(data(points(y=[5])), missing="mask", **COLUMNS)
 
 
-def test_a_column_without_any_value_is_an_error() -> None:
+def test_fit_rejects_a_column_without_values() -> None:
     with pytest.raises(MissingValueError, match=r"Point\.rating: no row of the batch has a value"):
         estimator().fit(points(), feature_cols="x", label_cols="rating")
 
 
-def test_datasets_keep_their_own_policy_in_training(tmp_path: Path) -> None:
+def test_fit_keeps_the_missing_policy_of_datasets(tmp_path: Path) -> None:
     write_dataset(points(y=[5]), tmp_path / "d", Point)
     datasets = [
         MultiModalDataset[Point](points(y=[5]), missing={"y": 1.0}),
@@ -101,7 +101,7 @@ def test_datasets_keep_their_own_policy_in_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("model", "columns"), [(Net, "x"), (WholeBatch, None)])
-def test_prediction_raises_when_the_model_reads_a_column(tmp_path: Path, model: Any, columns: Any) -> None:
+def test_predict_raises_when_the_model_reads_missing_values(tmp_path: Path, model: Any, columns: Any) -> None:
     est = estimator(model)
     write_dataset(points(y=[1, 5]), tmp_path / "whole", Point)
     write_dataset(points(x=[5]), tmp_path / "part", Point)
@@ -115,7 +115,7 @@ def test_prediction_raises_when_the_model_reads_a_column(tmp_path: Path, model: 
 
 
 @pytest.mark.parametrize(("model", "columns"), [(Net, "x"), (WholeBatch, None)])
-def test_predictions_on_shards_raise_when_the_model_reads_a_column(model: Any, columns: Any) -> None:
+def test_predict_on_shards_raises_for_missing_values(model: Any, columns: Any) -> None:
     est = estimator(model)
     made = est.predict(DocumentShards.from_documents(points(y=[1, 5])), 4, columns).collect()
     assert [document.y for document in made][:2] == [0.0, None]

@@ -21,7 +21,7 @@ from quire.distributed._sources import PARTITION_BYTES, assign_to_partitions, fi
 from quire.errors import OptionError, SchemaError, StorageError, StorageNotFoundError
 from quire.files import RemoteOptions
 from quire.storage import write_dataset
-from tests.distributed.goods import Good, Rated, dearer, goods
+from tests.distributed.sample_documents import Good, Rated, dearer, goods
 
 pytestmark = [pytest.mark.needs("pyarrow", "ray", "pyspark", "fsspec"), pytest.mark.filterwarnings("ignore")]
 ROWS = 30
@@ -39,7 +39,7 @@ LINES = ["town,people,rain", "Bath,94,0.5", "Cork,224,", "Ely,19,1.5"]
 # --- on every engine
 
 
-def test_datasets_folders_and_patterns(engine: Any, tmp_path: Path) -> None:
+def test_read_parquet_accepts_datasets_folders_and_patterns(engine: Any, tmp_path: Path) -> None:
     write_dataset(goods(ROWS), tmp_path / "set", group_bytes=600, shard_bytes=3000)
     pattern = str(tmp_path / "s*" / "*.parquet")
     for path in (tmp_path / "set", f"file://{tmp_path}/set", pattern):
@@ -51,7 +51,7 @@ def test_datasets_folders_and_patterns(engine: Any, tmp_path: Path) -> None:
     assert few.filter({"price": {"$lt": 2}}).collect().maker.town == ["Bath", "Cork"]
 
 
-def test_tables_and_lines_of_json(engine: Any, tmp_path: Path) -> None:
+def test_read_csv_and_read_json(engine: Any, tmp_path: Path) -> None:
     goods(10).to_csv(tmp_path / "a.csv")
     goods(ROWS)[10:].to_csv(tmp_path / "b.csv")
     goods(ROWS).to_ndjson(tmp_path / "all.jsonl")
@@ -63,7 +63,7 @@ def test_tables_and_lines_of_json(engine: Any, tmp_path: Path) -> None:
         assert shards.collect().identical(goods(ROWS))
 
 
-def test_a_class_is_made_where_there_is_none(engine: Any, tmp_path: Path) -> None:
+def test_readers_infer_a_class(engine: Any, tmp_path: Path) -> None:
     (tmp_path / "towns.csv").write_text("first name,size\nBath,94\nCork,224")
     shards = DocumentShards.read_csv(tmp_path / "towns.csv", engine=engine)
     assert [(d.first_name, d.size) for d in shards.map(lambda d: d).collect()] == [("Bath", 94), ("Cork", 224)]
@@ -72,7 +72,7 @@ def test_a_class_is_made_where_there_is_none(engine: Any, tmp_path: Path) -> Non
     assert (found.town.name, found.at.tolist()) == ("Bath", [1, 2])
 
 
-def test_files_as_they_are(engine: Any, tmp_path: Path) -> None:
+def test_read_binary_creates_a_document_per_file(engine: Any, tmp_path: Path) -> None:
     for name in ("a.png", "b.txt"):
         (tmp_path / name).write_bytes(name.encode() * 3)
     found = DocumentShards.read_binary(tmp_path, engine=engine).collect()
@@ -83,7 +83,7 @@ def test_files_as_they_are(engine: Any, tmp_path: Path) -> None:
     assert type(found[0]) is Document
 
 
-def test_rows_without_ids_get_the_same_ones_each_time(engine: Any, tmp_path: Path) -> None:
+def test_rows_without_ids_get_stable_ids(engine: Any, tmp_path: Path) -> None:
     table = pa.table({"town": ["Bath", "Cork", "Ely"], "people": [94, 224, 19]})
     pq.write_table(table, tmp_path / "towns.parquet", row_group_size=2)
     (tmp_path / "towns.csv").write_text("\n".join(LINES))
@@ -96,7 +96,7 @@ def test_rows_without_ids_get_the_same_ones_each_time(engine: Any, tmp_path: Pat
         assert ids == read(tmp_path, num_partitions=1).collect().id
 
 
-def test_what_cannot_be_read_names_its_place(engine: Any, tmp_path: Path) -> None:
+def test_read_error_names_file_and_row(engine: Any, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("\n".join(LINES))
     (tmp_path / "b.csv").write_text("\n".join([*LINES, "York,many,"]))
     with pytest.raises(PartitionError, match=r"partition 1: .*b\.csv, line 5") as caught:
@@ -107,7 +107,7 @@ def test_what_cannot_be_read_names_its_place(engine: Any, tmp_path: Path) -> Non
 # --- on one
 
 
-def test_a_shard_that_was_cut_off_is_named(tmp_path: Path) -> None:
+def test_truncated_shard_is_named(tmp_path: Path) -> None:
     write_dataset(goods(ROWS), tmp_path)
     shards = DocumentShards[Good].read_parquet(tmp_path)
     [file] = tmp_path.glob("*.parquet")
@@ -116,7 +116,7 @@ def test_a_shard_that_was_cut_off_is_named(tmp_path: Path) -> None:
         shards.collect()
 
 
-def test_a_large_file_is_divided_by_its_row_groups(tmp_path: Path) -> None:
+def test_large_file_is_split_by_row_groups(tmp_path: Path) -> None:
     write_dataset(goods(ROWS), tmp_path / "set", group_bytes=600, format="arrow")
     shards = DocumentShards[Good].read_parquet(tmp_path / "set", num_partitions=3)
     sizes = [len(part) for part in _parts(shards)]
@@ -129,7 +129,7 @@ def _parts(shards: DocumentShards[Any]) -> list[list[Any]]:
     return [[row for batch in part.batches() for row in batch.to_pylist()] for part in shards.native]
 
 
-def test_folders_that_tell_columns(tmp_path: Path) -> None:
+def test_partition_folders_become_columns(tmp_path: Path) -> None:
     for year in (2024, 2025):
         (tmp_path / f"year={year}").mkdir()
         pq.write_table(pa.table({"town": ["Bath", "Ely"]}), tmp_path / f"year={year}" / "part.parquet")
@@ -137,7 +137,7 @@ def test_folders_that_tell_columns(tmp_path: Path) -> None:
     assert [(document.town, document.year) for document in found] == [("Bath", 2025), ("Ely", 2025)]
 
 
-def test_packed_text_and_tabs(tmp_path: Path) -> None:
+def test_compressed_text_and_tabs_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("\n".join(LINES).replace(",", "\t"))
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress("\n".join(LINES).encode()))
     (tmp_path / "c.csv").write_text("\n".join(LINES).replace(",", ";"))
@@ -149,7 +149,7 @@ def test_packed_text_and_tabs(tmp_path: Path) -> None:
     assert DocumentShards[Line].read_csv(tmp_path / "more.csv", extra="ignore").first().town == "Bath"
 
 
-def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
+def test_reading_nothing_is_an_error(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing.csv"):
         message = "there is no such file, and no folder with files in it to read. Pass allow_empty=True"
         with pytest.raises(StorageNotFoundError, match=message):
@@ -169,7 +169,7 @@ READERS = ["read_parquet", "read_csv", "read_json", "read_binary"]
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_pattern_that_matches_nothing_is_an_error_unless_it_may_be_empty(reader: str, tmp_path: Path) -> None:
+def test_pattern_without_files_needs_allow_empty(reader: str, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("x")
     document_type = Document if reader == "read_binary" else Line
     for path in (tmp_path / "typo" / "*.x", [tmp_path / "other.txt", tmp_path / "*.x"]):
@@ -202,7 +202,7 @@ def write_empty(reader: str, folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("reader", READERS[:3])
-def test_a_source_without_rows_is_an_error_unless_it_may_be_empty(reader: str, tmp_path: Path) -> None:
+def test_source_without_rows_needs_allow_empty(reader: str, tmp_path: Path) -> None:
     for path in write_empty(reader, tmp_path):
         message = f"{re.escape(str(path))}: there are no rows to read. Pass allow_empty=True"
         with pytest.raises(OptionError, match=message):
@@ -210,7 +210,7 @@ def test_a_source_without_rows_is_an_error_unless_it_may_be_empty(reader: str, t
         assert getattr(DocumentShards[Line], reader)(path, allow_empty=True).collect() == DocumentArray[Line]()
 
 
-def test_one_row_in_one_of_the_files_is_enough(tmp_path: Path) -> None:
+def test_one_row_in_any_file_is_enough(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("town,people\n")
     (tmp_path / "b.csv").write_text("town,people\nBath,94")
     (tmp_path / "c.csv").write_text("town,people\nBath,94".replace("Bath", "B" * 100_000))
@@ -222,12 +222,12 @@ def test_one_row_in_one_of_the_files_is_enough(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS[:3])
-def test_an_empty_source_cannot_tell_the_class(reader: str, tmp_path: Path) -> None:
+def test_empty_source_needs_a_class(reader: str, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="no file to infer the class"):
         getattr(DocumentShards, reader)(tmp_path / "*.x", allow_empty=True)
 
 
-def test_empty_sources_on_ray(start_engine: Any, tmp_path: Path) -> None:
+def test_ray_accepts_empty_sources(start_engine: Any, tmp_path: Path) -> None:
     ray = start_engine("ray")
     for reader in READERS[:3]:
         (tmp_path / reader).mkdir()
@@ -250,7 +250,7 @@ def test_empty_sources_on_ray(start_engine: Any, tmp_path: Path) -> None:
         ("c/**", ["c/d.csv", "c/e/f.csv"]),
     ],
 )
-def test_patterns(tmp_path: Path, pattern: str, expected: list[str]) -> None:
+def test_find_files_matches_glob_patterns(tmp_path: Path, pattern: str, expected: list[str]) -> None:
     for name in ("a.csv", "b.csv", "c/d.csv", "c/e/f.csv", "abc.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
@@ -258,7 +258,7 @@ def test_patterns(tmp_path: Path, pattern: str, expected: list[str]) -> None:
     assert [file.url.removeprefix(f"{tmp_path}/") for file in found] == expected
 
 
-def test_units_are_dealt_out_in_order_by_their_size() -> None:
+def test_assign_to_partitions_balances_sizes_in_order() -> None:
     assert assign_to_partitions("abcd", [1, 1, 1, 1], 2, 9) == [["a", "b"], ["c", "d"]]
     assert assign_to_partitions("abcd", [9, 1, 1, 1], 2, 9) == [["a"], ["b", "c", "d"]]
     assert assign_to_partitions("ab", [0, 0], None, 9) == [["a"], ["b"]]
@@ -283,7 +283,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.needs("aiohttp")
-def test_files_behind_an_address(server: str, tmp_path: Path) -> None:
+def test_readers_accept_remote_urls(server: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("\n".join(LINES))
     goods(5).save_parquet(tmp_path / "goods.parquet")
     assert DocumentShards[Line].read_csv(f"{server}/a.csv").collect().town == ["Bath", "Cork", "Ely"]
@@ -292,6 +292,6 @@ def test_files_behind_an_address(server: str, tmp_path: Path) -> None:
     assert (found.uri, found.blob) == (f"{server}/a.csv", (tmp_path / "a.csv").read_bytes())
 
 
-def test_arrays_of_json_and_an_array_of_documents(tmp_path: Path) -> None:
+def test_read_json_accepts_arrays(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(goods(4).to_json())
     assert DocumentShards[Good].read_json(tmp_path).collect().identical(DocumentArray[Good](goods(4)))

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.processes import listening, strangers
-from tests.distributed.stages import LAYOUT, partitions
+from tests.distributed.process_tree import listening, strangers
+from tests.distributed.sample_stages import LAYOUT, partitions
 
 pytestmark = [
     pytest.mark.needs("pyarrow", "ray", "pyspark", "ml_dtypes"),
@@ -19,7 +19,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("name", ["ray", "spark"])
-def test_what_is_started_listens_on_loopback_only(start_engine: Any, name: str) -> None:
+def test_started_engines_listen_on_loopback_only(start_engine: Any, name: str) -> None:
     engine = start_engine(name)
     frame = engine.repartition(engine.from_batches(partitions(4, 4), LAYOUT.fields), 2)
     assert engine.count(frame) == 8
@@ -27,7 +27,7 @@ def test_what_is_started_listens_on_loopback_only(start_engine: Any, name: str) 
     assert strangers(os.getpid()) == []
 
 
-def test_a_ray_that_runs_is_used_and_left_alone(start_engine: Any) -> None:
+def test_running_ray_is_used_and_not_stopped(start_engine: Any) -> None:
     from quire.distributed import engine
     from quire.distributed._ray import ray_session
 
@@ -41,7 +41,7 @@ def test_a_ray_that_runs_is_used_and_left_alone(start_engine: Any) -> None:
     assert ray.is_initialized()
 
 
-def test_a_session_of_spark_that_is_active_is_used_and_left_alone(start_engine: Any) -> None:
+def test_active_spark_session_is_used_and_not_stopped(start_engine: Any) -> None:
     from quire.distributed import engine
     from quire.distributed._spark import is_open, spark_session
 
@@ -54,7 +54,7 @@ def test_a_session_of_spark_that_is_active_is_used_and_left_alone(start_engine: 
     assert is_open(session)
 
 
-def test_settings_of_a_session_are_as_they_were_after_a_job(start_engine: Any) -> None:
+def test_spark_settings_are_restored_after_a_job(start_engine: Any) -> None:
     engine = start_engine("spark")
     name = "spark.sql.execution.arrow.maxBytesPerBatch"
     engine.session.conf.set(name, "12345")
@@ -68,7 +68,7 @@ def test_settings_of_a_session_are_as_they_were_after_a_job(start_engine: Any) -
         engine.session.conf.set(name, str(32 << 20))
 
 
-def test_importing_the_package_imports_no_engine() -> None:
+def test_import_loads_no_engine() -> None:
     code = (
         "import quire.distributed, sys; print([m for m in ('ray', 'pyspark', 'torch', 'pandas') if m in sys.modules])"
     )
@@ -76,7 +76,7 @@ def test_importing_the_package_imports_no_engine() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_an_engine_without_its_package_says_what_to_install() -> None:
+def test_missing_engine_package_names_the_extra() -> None:
     code = """
 import sys
 sys.modules["ray"] = sys.modules["pyspark.sql"] = sys.modules["pyspark"] = None

@@ -13,7 +13,7 @@ import pytest
 from quire import DocumentArray, DocumentBatch
 from quire.distributed import DocumentShards
 from quire.errors import OptionError, PartitionError, PathError
-from tests.distributed.goods import (
+from tests.distributed.sample_documents import (
     Counting,
     Good,
     Measurement,
@@ -29,7 +29,7 @@ from tests.distributed.goods import (
     rated_without_a_word,
     twice,
 )
-from tests.distributed.stages import Everything, everything
+from tests.distributed.sample_stages import Everything, everything
 
 pytestmark = [pytest.mark.needs("pyarrow", "ray", "pyspark", "ml_dtypes"), pytest.mark.filterwarnings("ignore")]
 ROWS = 20
@@ -49,14 +49,14 @@ def by_id(documents: Any) -> list[Any]:
 # --- rows
 
 
-def test_documents_come_back_as_they_were(engine: Any) -> None:
+def test_collect_returns_the_original_documents(engine: Any) -> None:
     documents = DocumentArray[Everything]([everything(number) for number in range(9)])
     found = DocumentShards.from_documents(documents, num_partitions=4, engine=engine)
     assert type(found) is DocumentShards[Everything]
     assert found.map(lambda document: document).collect().identical(documents)
 
 
-def test_the_first_ones_and_all(shards: DocumentShards[Good]) -> None:
+def test_take_first_and_collect(shards: DocumentShards[Good]) -> None:
     assert shards.first().identical(good(0))
     assert shards.take(9).identical(goods(9))
     assert shards.collect().identical(goods(ROWS))
@@ -64,13 +64,13 @@ def test_the_first_ones_and_all(shards: DocumentShards[Good]) -> None:
     assert (len(shards), shards.num_partitions()) == (ROWS, 3)
 
 
-def test_batches_have_the_size_that_is_asked_for(shards: DocumentShards[Good]) -> None:
+def test_iter_batches_returns_the_requested_size(shards: DocumentShards[Good]) -> None:
     batches = list(shards.iter_batches(8))
     assert [len(batch) for batch in batches] == [8, 8, 4]
     assert np.concatenate([batch.photo for batch in batches]).tolist() == goods(ROWS).stack().photo.tolist()
 
 
-def test_some_fields_alone(shards: DocumentShards[Good]) -> None:
+def test_select_keeps_some_fields(shards: DocumentShards[Good]) -> None:
     few = shards.select("photo", "price")
     assert few.first().__dict__.keys() == {"photo", "price"}
     assert few.map_batch(lambda batch: batch).collect().price == list(range(ROWS))
@@ -79,13 +79,13 @@ def test_some_fields_alone(shards: DocumentShards[Good]) -> None:
     assert not hasattr(towns[0].maker, "since")
 
 
-def test_other_partitions_of_the_same_documents(shards: DocumentShards[Good]) -> None:
+def test_repartition_keeps_documents(shards: DocumentShards[Good]) -> None:
     for other in (shards.repartition(5), shards.repartition(1), shards.shuffle(3)):
         assert DocumentArray[Good](by_id(other.collect())).identical(goods(ROWS))
     assert shards.repartition(5).num_partitions() == 5
 
 
-def test_equal_keys_come_into_one_partition(shards: DocumentShards[Good]) -> None:
+def test_partition_by_moves_equal_keys_into_one_partition(shards: DocumentShards[Good]) -> None:
     marked = shards.partition_by("name", 4).transform_shard(_alone)
     places = [(name, place) for document in marked.collect() for name, place in [(document.name, document.remark)]]
     assert len(set(places)) == len({name for name, _ in places}) == 5
@@ -110,14 +110,14 @@ def _cut_small(engine: Any) -> Any:
 
 
 @pytest.mark.parametrize("key", ["number", "sensor.place"])
-def test_a_function_after_partition_by_sees_whole_groups(key: str) -> None:
+def test_function_after_partition_by_sees_whole_groups(key: str) -> None:
     """20 MiB in two partitions: several times what functions get at a time otherwise."""
     shards = DocumentShards[Measurement].from_documents(measurements(MANY, GROUPS), num_partitions=4)
     found = shards.partition_by(key, 2).map(_copied).transform_shard(one_a_group).collect()
     assert sorted(found.number) == GROUP_SIZES
 
 
-def test_groups_are_whole_on_every_engine_and_in_a_cache(engine: Any) -> None:
+def test_groups_stay_whole_on_every_engine_and_in_a_cache(engine: Any) -> None:
     with _cut_small(engine):
         shards = DocumentShards[Measurement].from_documents(measurements(MANY, GROUPS), num_partitions=4, engine=engine)
         grouped = shards.partition_by(["sensor.place", "number"], 2).map(_copied)
@@ -138,7 +138,7 @@ def _one_a_group_of_a_batch(batch: DocumentBatch[Measurement]) -> list[Measureme
     return list(one_a_group(batch.unstack()))
 
 
-def test_what_would_split_groups_is_refused() -> None:
+def test_operations_that_split_groups_are_rejected() -> None:
     shards = DocumentShards[Good].from_documents(goods(ROWS))
     grouped = shards.partition_by("name", 2)
     with pytest.raises(OptionError, match=r"followed by union.*Call partition_by\(\) after it"):
@@ -149,7 +149,7 @@ def test_what_would_split_groups_is_refused() -> None:
     assert len(grouped.repartition(3).transform_shard(_alone, on_error="skip")) == ROWS
 
 
-def test_keys_are_fields_with_one_value_a_row() -> None:
+def test_partition_by_needs_fields_with_one_value_per_row() -> None:
     shards = DocumentShards[Good].from_documents(goods(ROWS))
     for path in ("maker", ""):
         with pytest.raises(OptionError, match="partition_by"):
@@ -158,14 +158,14 @@ def test_keys_are_fields_with_one_value_a_row() -> None:
         shards.partition_by("maker.twon")
 
 
-def test_a_seed_tells_the_order(shards: DocumentShards[Good]) -> None:
+def test_shuffle_order_follows_the_seed(shards: DocumentShards[Good]) -> None:
     order = shards.shuffle(3).collect().id
     assert order == shards.shuffle(3).collect().id
     assert order != shards.shuffle(4).collect().id
     assert order != goods(ROWS).id
 
 
-def test_samples_and_splits_are_the_same_on_every_engine(shards: DocumentShards[Good]) -> None:
+def test_sample_and_split_are_the_same_on_every_engine(shards: DocumentShards[Good]) -> None:
     local = DocumentShards[Good].from_documents(goods(ROWS))
     assert by_id(shards.sample(0.4, seed=7).collect()) == by_id(local.sample(0.4, seed=7).collect())
     parts = [part.collect().id for part in shards.repartition(2).split(0.5, 0.3, 0.2, seed=1)]
@@ -175,13 +175,13 @@ def test_samples_and_splits_are_the_same_on_every_engine(shards: DocumentShards[
     assert sorted(one for part in parts for one in part) == goods(ROWS).id
 
 
-def test_values_once(shards: DocumentShards[Good]) -> None:
+def test_unique_returns_each_value_once(shards: DocumentShards[Good]) -> None:
     assert shards.unique("name") == [f"name {i}" for i in range(5)]
     assert shards.unique("maker.town") == ["Bath", "Cork", "Ely"]
     assert shards.unique("remark") == [None, *sorted(f"remark {i}" for i in range(0, ROWS, 4))]
 
 
-def test_shards_one_behind_the_other(engine: Any, shards: DocumentShards[Good]) -> None:
+def test_union_appends_shards(engine: Any, shards: DocumentShards[Good]) -> None:
     more = DocumentShards[Good].from_documents(goods(4), num_partitions=2, engine=engine)
     both = shards.union(more.map(dearer, 100))
     assert both.collect().price == [*range(ROWS), 100, 101, 102, 103]
@@ -191,14 +191,14 @@ def test_shards_one_behind_the_other(engine: Any, shards: DocumentShards[Good]) 
 # --- functions
 
 
-def test_functions_of_every_kind(shards: DocumentShards[Good]) -> None:
+def test_map_accepts_every_kind_of_function(shards: DocumentShards[Good]) -> None:
     more = 5
     assert shards.map(dearer).collect().price == list(range(1, ROWS + 1))
     assert shards.map(dearer, 3, times=2).collect().price == [2 * i + 3 for i in range(ROWS)]
     assert shards.map(lambda d: dearer(d, more)).collect().price == list(range(5, ROWS + 5))
 
 
-def test_documents_of_another_class_keep_their_ids(shards: DocumentShards[Good]) -> None:
+def test_map_to_another_class_keeps_ids(shards: DocumentShards[Good]) -> None:
     some = shards.filter(lambda document: document.price != 7)
     for made in (some.map(rated), some.map(rated_without_a_word, schema=Rated)):
         assert type(made) is DocumentShards[Rated]
@@ -208,7 +208,7 @@ def test_documents_of_another_class_keep_their_ids(shards: DocumentShards[Good])
         assert found.stars == [i / 2 for i in range(ROWS) if i != 7]
 
 
-def test_declaring_a_function_runs_nothing(engine: Any, tmp_path: Path) -> None:
+def test_map_runs_nothing_before_rows_are_requested(engine: Any, tmp_path: Path) -> None:
     def noted(document, log=tmp_path / "log"):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         with log.open("a") as file:
             file.write(f"{document.id}\n")
@@ -226,7 +226,7 @@ def test_declaring_a_function_runs_nothing(engine: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("on_error", ["raise", "skip", "null"])
 @pytest.mark.parametrize("call", ["map", "map_batch", "transform_shard"])
-def test_an_undeclared_class_is_asked_for_in_the_job(on_error: Any, call: str) -> None:
+def test_undeclared_class_is_an_error_of_the_job(on_error: Any, call: str) -> None:
     shards = DocumentShards[Good].from_documents(goods(3))
     one_by_one = {"map": rated_without_a_word}.get(call, lambda documents: [rated(one) for one in documents])
     made = getattr(shards, call)(one_by_one, on_error=on_error)
@@ -234,7 +234,7 @@ def test_an_undeclared_class_is_asked_for_in_the_job(on_error: Any, call: str) -
         made.collect()
 
 
-def test_fields_of_an_undeclared_subclass_are_not_lost() -> None:
+def test_undeclared_subclass_with_more_fields_is_an_error() -> None:
     class Boxed(Good):
         box: str
 
@@ -247,7 +247,7 @@ def test_fields_of_an_undeclared_subclass_are_not_lost() -> None:
     assert shards.map(boxed, box="a", schema=Boxed).collect().box == ["a"] * 3
 
 
-def test_an_error_on_the_first_row_is_raised(engine: Any) -> None:
+def test_error_on_the_first_row_is_raised(engine: Any) -> None:
     def fail(document):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         raise KeyError(document.name)
 
@@ -257,7 +257,7 @@ def test_an_error_on_the_first_row_is_raised(engine: Any) -> None:
     assert "in fail" in caught.value.traceback
 
 
-def test_batches_go_through_functions(shards: DocumentShards[Good]) -> None:
+def test_map_batch_calls_functions_with_batches(shards: DocumentShards[Good]) -> None:
     made = shards.map_batch(in_columns, 3)
     found = made.collect()
     assert found.id == goods(ROWS).id
@@ -268,13 +268,13 @@ def test_batches_go_through_functions(shards: DocumentShards[Good]) -> None:
     )
 
 
-def test_partitions_go_through_functions_that_give_any_number(shards: DocumentShards[Good]) -> None:
+def test_transform_shard_returns_any_number_of_documents(shards: DocumentShards[Good]) -> None:
     found = shards.transform_shard(twice, "!", start=1000).collect()
     assert found.price == [price for i in range(ROWS) for price in (i, i + 1000)]
     assert found.id[:4] == ["good 000", "good 000!", "good 001", "good 001!"]
 
 
-def test_a_class_is_made_once_in_a_worker(shards: DocumentShards[Good]) -> None:
+def test_class_is_instantiated_once_per_worker(shards: DocumentShards[Good]) -> None:
     found = shards.map(Counting, 100).collect()
     calls = {worker: [d.price for d in found if d.remark == worker] for worker in found.remark}
     assert sum(map(len, calls.values())) == ROWS
@@ -282,7 +282,7 @@ def test_a_class_is_made_once_in_a_worker(shards: DocumentShards[Good]) -> None:
         assert sorted(numbers) == list(range(101, 101 + len(numbers)))
 
 
-def test_filters(shards: DocumentShards[Good]) -> None:
+def test_filter_accepts_functions_and_queries(shards: DocumentShards[Good]) -> None:
     wanted = [i for i in range(ROWS) if i >= 12]
     assert shards.filter(lambda document: document.price >= 12).collect().price == wanted
     assert shards.filter({"price": {"$gte": 12}}).collect().price == wanted
@@ -290,7 +290,7 @@ def test_filters(shards: DocumentShards[Good]) -> None:
     assert len(shards.filter({"price": -1})) == 0
 
 
-def test_what_is_cached_is_made_once(shards: DocumentShards[Good], tmp_path: Path) -> None:
+def test_cache_computes_documents_once(shards: DocumentShards[Good], tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     def noted(document: Good) -> Good:
@@ -308,7 +308,7 @@ def test_what_is_cached_is_made_once(shards: DocumentShards[Good], tmp_path: Pat
 # --- rows that fail
 
 
-def test_an_error_tells_partition_document_and_cause(shards: DocumentShards[Good]) -> None:
+def test_error_names_partition_document_and_cause(shards: DocumentShards[Good]) -> None:
     with pytest.raises(
         PartitionError, match=r"partition 1, document 1 \(id 'good 007'\): ValueError: nobody"
     ) as caught:
@@ -320,13 +320,13 @@ def test_an_error_tells_partition_document_and_cause(shards: DocumentShards[Good
     assert error.__cause__ is not None
 
 
-def test_an_error_names_the_field(shards: DocumentShards[Good]) -> None:
+def test_error_names_the_field(shards: DocumentShards[Good]) -> None:
     with pytest.raises(PartitionError, match="good 007.*field 'score'.*got .3,.") as caught:
         shards.map(badly_shaped).collect()
     assert (caught.value.document, caught.value.field) == (1, "score")
 
 
-def test_rows_that_fail_are_passed_over_or_empty(shards: DocumentShards[Good]) -> None:
+def test_on_error_skips_or_nulls_failing_rows(shards: DocumentShards[Good]) -> None:
     for function in (rated, badly_shaped):
         without = shards.map(function, on_error="skip").collect()
         assert without.id == [i for i in goods(ROWS).id if i != "good 007"]
@@ -336,7 +336,7 @@ def test_rows_that_fail_are_passed_over_or_empty(shards: DocumentShards[Good]) -
         assert found[6].score is not None
 
 
-def test_of_a_batch_that_fails_only_the_bad_rows_are_lost(shards: DocumentShards[Good]) -> None:
+def test_on_error_drops_only_the_failing_rows_of_a_batch(shards: DocumentShards[Good]) -> None:
     found = shards.transform_shard(_refusing, on_error="skip").collect()
     assert found.id == [i for i in goods(ROWS).id if i != "good 007"]
     with pytest.raises(

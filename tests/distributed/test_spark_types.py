@@ -72,7 +72,7 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
 
 
 @given(batches(), st.integers(0, 6), st.integers(0, 6))
-def test_every_type_comes_back(batch: pa.RecordBatch, start: int, length: int) -> None:
+def test_every_arrow_type_survives_spark(batch: pa.RecordBatch, start: int, length: int) -> None:
     part = batch.slice(min(start, len(batch)), length)
     carried = to_spark(part, spark_arrow_schema(batch.schema))
     carried.validate(full=True)
@@ -83,11 +83,11 @@ def test_every_type_comes_back(batch: pa.RecordBatch, start: int, length: int) -
 
 
 @given(batches())
-def test_a_schema_of_spark_tells_the_arrow_schema(batch: pa.RecordBatch) -> None:
+def test_spark_schema_holds_the_arrow_schema(batch: pa.RecordBatch) -> None:
     assert arrow_schema(spark_schema(batch.schema)).equals(batch.schema, check_metadata=True)
 
 
-def test_marks_of_fields_are_in_the_metadata_at_every_level() -> None:
+def test_field_metadata_is_stored_at_every_level() -> None:
     schema = pa.schema([TENSOR, pa.field("inner", INNER), pa.field("many", pa.list_(pa.field("item", INNER)))])
     made = spark_schema(schema)
     tensor = {"dtype": "uint8", "shape": [2, 2]}
@@ -98,7 +98,7 @@ def test_marks_of_fields_are_in_the_metadata_at_every_level() -> None:
     assert arrow_schema(made["inner"].dataType).field("tensor").equals(TENSOR.with_nullable(True), check_metadata=True)
 
 
-def test_a_column_that_was_made_anew_is_what_it_is_now() -> None:
+def test_recomputed_column_has_its_own_type() -> None:
     from pyspark.sql.types import IntegerType, StructField, StructType
 
     old = spark_schema(pa.schema([TENSOR]))["tensor"]
@@ -116,19 +116,19 @@ def test_tensors_are_not_copied() -> None:
     assert from_spark(carried, batch.schema).column(0).buffers()[1].address == data.address
 
 
-def test_bytes_of_another_length_are_an_error() -> None:
+def test_tensor_bytes_of_wrong_length_are_an_error() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([b"1234", b"12345"])], names=["tensor"])
     with pytest.raises(DecodeError, match="tensor: Spark has binary.*a row has 5 bytes, and not 4"):
         from_spark(batch, pa.schema([TENSOR]))
 
 
-def test_a_column_that_is_not_there_is_an_error() -> None:
+def test_missing_spark_column_is_an_error() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([1])], names=["other"])
     with pytest.raises(DecodeError, match="tensor: the Spark DataFrame has no such column"):
         from_spark(batch, pa.schema([TENSOR]))
 
 
-def test_moments_with_a_zone_are_the_same_moments() -> None:
+def test_zoned_timestamps_keep_their_moment() -> None:
     moments = pa.array([datetime(2024, 5, 1, 12, tzinfo=timezone.utc)], pa.timestamp("ms", "Europe/Paris"))
     batch = pa.RecordBatch.from_arrays([moments], names=["at"])
     carried = to_spark(batch, spark_arrow_schema(batch.schema))
@@ -136,7 +136,7 @@ def test_moments_with_a_zone_are_the_same_moments() -> None:
     assert from_spark(carried, batch.schema).equals(batch)
 
 
-def test_times_are_numbers() -> None:
+def test_times_are_carried_as_numbers() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([time(0, 0, 1), None], pa.time64("us"))], names=["at"])
     assert to_spark(batch, spark_arrow_schema(batch.schema)).column(0).to_pylist() == [1_000_000, None]
 

@@ -15,7 +15,7 @@ from quire.data import StreamingDataset
 from quire.distributed import DocumentShards, torch_distributor
 from quire.distributed.pytorch import Estimator
 from quire.errors import FunctionError, OptionError
-from tests.distributed.trainings import (
+from tests.distributed.sample_training import (
     CallsOut,
     Counting,
     CountLoss,
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["ray", "spark"])
-def test_a_worker_that_is_killed_goes_on_from_the_last_checkpoint(
+def test_killed_worker_resumes_from_the_last_checkpoint(
     name: str, start_engine: Callable[[str], Any], folder: Path, tmp_path: Path
 ) -> None:
     """The weights count how often each row was trained on."""
@@ -56,7 +56,7 @@ def test_a_worker_that_is_killed_goes_on_from_the_last_checkpoint(
     assert [logs["loss"] for logs in history] == [0.0, -1.0, -2.0]
 
 
-def test_the_error_about_a_lost_rank_on_spark_names_the_rank(
+def test_error_about_a_lost_spark_rank_names_it(
     start_engine: Callable[[str], Any], folder: Path, tmp_path: Path
 ) -> None:
     start_engine("spark")
@@ -70,7 +70,7 @@ def test_the_error_about_a_lost_rank_on_spark_names_the_rank(
 
 
 @pytest.mark.parametrize("name", ["ray", "spark"])
-def test_more_workers_than_there_is_room_for_are_an_error(name: str, start_engine: Callable[[str], Any]) -> None:
+def test_too_many_workers_are_an_error(name: str, start_engine: Callable[[str], Any]) -> None:
     start_engine(name)
     estimator = Estimator.from_torch(model=Squeezed(), optimizer=sgd, loss=nn.MSELoss(), engine=name, workers=64)
     with pytest.raises(OptionError, match="workers=64"):
@@ -78,7 +78,7 @@ def test_more_workers_than_there_is_room_for_are_an_error(name: str, start_engin
 
 
 @pytest.mark.parametrize("name", ["ray", "spark"])
-def test_a_connection_error_of_a_callback_is_no_lost_rank(
+def test_connection_error_of_a_callback_is_not_a_lost_rank(
     name: str, start_engine: Callable[[str], Any], tmp_path: Path
 ) -> None:
     start_engine(name)
@@ -90,7 +90,7 @@ def test_a_connection_error_of_a_callback_is_no_lost_rank(
     assert (tmp_path / "log").read_text() == "epoch 0\n"
 
 
-def test_relative_paths_on_ray_are_those_of_the_driver(
+def test_relative_paths_on_ray_resolve_on_the_driver(
     start_engine: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start_engine("ray")
@@ -121,7 +121,7 @@ class Holder:
         """Tell that it is there."""
 
 
-def test_workers_that_find_no_room_are_an_error_in_the_end(
+def test_workers_without_room_fail_in_the_end(
     start_engine: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray itself would wait for ever for the cores that another job holds."""
@@ -151,7 +151,7 @@ def outputs(estimator: Estimator) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("name", ["local", "ray", "spark"])
-def test_shards_are_trained_and_predicted_on(name: str, start_engine: Callable[[str], Any]) -> None:
+def test_estimator_accepts_shards(name: str, start_engine: Callable[[str], Any]) -> None:
     shards = DocumentShards[Point].from_documents(points(ROWS), num_partitions=2, engine=start_engine(name))
     estimator = regression()
     losses = [logs["loss"] for logs in estimator.fit(shards, 4, 5, feature_cols="x", label_cols="y")]
@@ -162,7 +162,7 @@ def test_shards_are_trained_and_predicted_on(name: str, start_engine: Callable[[
     assert {document.id for document in found} == {f"p{i}" for i in range(ROWS)}
 
 
-def test_a_frame_of_spark_is_trained_and_predicted_on(start_engine: Callable[[str], Any]) -> None:
+def test_estimator_accepts_spark_dataframes(start_engine: Callable[[str], Any]) -> None:
     start_engine("spark")
     from quire.distributed._spark import spark_session
 
@@ -176,7 +176,7 @@ def test_a_frame_of_spark_is_trained_and_predicted_on(start_engine: Callable[[st
     assert {row.number: row.prediction for row in found.collect()} == pytest.approx(outputs(estimator), abs=1e-5)
 
 
-def test_a_dataset_of_ray_is_trained_and_predicted_on(start_engine: Callable[[str], Any]) -> None:
+def test_estimator_accepts_ray_datasets(start_engine: Callable[[str], Any]) -> None:
     start_engine("ray")
     import pyarrow as pa
     import ray.data
@@ -211,7 +211,7 @@ def _share(url: str) -> list[list[int]]:
     return every if dist.get_rank() == 0 else []
 
 
-def test_torch_distributor_gives_each_rank_its_share(start_engine: Callable[[str], Any], folder: Path) -> None:
+def test_torch_distributor_assigns_each_rank_its_share(start_engine: Callable[[str], Any], folder: Path) -> None:
     start_engine("spark")
     shares = torch_distributor(_share, str(folder), workers=2)
     assert sorted(map(len, shares)) == [12, 13]

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torchmetrics
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SubsetRandomSampler
 
 from quire import DocumentArray
 from quire.data import StreamingDataset
@@ -32,7 +32,7 @@ from quire.distributed.estimator._launch import is_lost
 from quire.distributed.estimator._ranks import RankInfo, World
 from quire.distributed.estimator._sources import IterableSource, rank_source
 from quire.errors import FunctionError, OptionError, PickleError
-from tests.distributed.trainings import (
+from tests.distributed.sample_training import (
     CallsOut,
     Counting,
     CountLoss,
@@ -66,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("last", ["keep", "drop", "pad"])
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 @pytest.mark.parametrize("rows", [1, 2, 24, 25])
-def test_ranks_share_rows_by_number(rows: int, size: int, last: Any) -> None:
+def test_indexed_feed_divides_rows_among_ranks(rows: int, size: int, last: Any) -> None:
     seen: list[int] = []
     steps = set()
     totals: list[list[int | None]] = []
@@ -92,7 +92,7 @@ def test_ranks_share_rows_by_number(rows: int, size: int, last: Any) -> None:
         assert sorted(seen) == list(range(rows))
 
 
-def test_a_position_is_good_for_another_number_of_ranks() -> None:
+def test_position_resumes_on_another_number_of_ranks() -> None:
     first = IndexedFeed(IndexedData(Numbers(ROWS)), World(), FeedOptions(batch_size=4))
     items = list(first.batches(3))
     seen = [number for item in items[:2] for number in item.content[0].tolist()]
@@ -118,7 +118,7 @@ def batches(*rows: int) -> Any:
     return iter([to_rank_batch((torch.arange(n),)) for n in rows])
 
 
-def test_a_rank_without_more_batches_takes_part_without_rows() -> None:
+def test_rank_without_batches_joins_with_empty_steps() -> None:
     feed = rank_source([(torch.arange(3),)], FeedOptions()).open(World(), FeedOptions())
     world = Two([4, 1], [0, 77], [2, 1], [0, 0])
     found = list(synchronize_steps(batches(4), feed, world, "keep"))
@@ -129,7 +129,7 @@ def test_a_rank_without_more_batches_takes_part_without_rows() -> None:
     assert len(list(synchronize_steps(batches(4), feed, world, "drop"))) == 1
 
 
-def test_ranks_without_data_or_with_the_same_are_errors() -> None:
+def test_ranks_without_or_with_equal_data_are_rejected() -> None:
     feed = rank_source([(torch.arange(3),)], FeedOptions()).open(World(), FeedOptions())
     with pytest.raises(OptionError, match="1 of 2 ranks have no data at all"):
         list(synchronize_steps(batches(4), feed, Two([0, 0]), "keep"))
@@ -140,7 +140,7 @@ def test_ranks_without_data_or_with_the_same_are_errors() -> None:
         list(synchronize_steps(batches(4), feed, Two([4, 1], [0, _digest(item.content)]), "keep"))
 
 
-def test_a_relative_path_is_that_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_path_resolves_on_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of Ray have a working directory of their own."""
     written(tmp_path / "rows", ROWS)
     monkeypatch.chdir(tmp_path)
@@ -150,12 +150,12 @@ def test_a_relative_path_is_that_of_the_driver(tmp_path: Path, monkeypatch: pyte
     assert source.open(World(), FeedOptions(batch_size=5)).steps(0) == ROWS // 5
 
 
-def test_iterables_are_refused_by_several_ranks() -> None:
+def test_iterables_are_rejected_on_several_ranks() -> None:
     with pytest.raises(OptionError, match=r"creator\(rank, world_size, config\)"):
         IterableSource([1]).open(World(RankInfo(0, 2)), FeedOptions())
 
 
-def test_large_arrays_of_a_job_are_mapped(tmp_path: Path) -> None:
+def test_job_file_maps_large_arrays(tmp_path: Path) -> None:
     class Held:
         def __init__(self) -> None:
             self.tensor, self.array, self.small = torch.arange(4_096), np.arange(4_096.0), torch.ones(2)
@@ -181,7 +181,7 @@ def test_large_arrays_of_a_job_are_mapped(tmp_path: Path) -> None:
 # --- processes
 
 
-def test_two_ranks_train_as_one_does(folder: Path) -> None:
+def test_two_ranks_match_one(folder: Path) -> None:
     stream = StreamingDataset[Point](folder, batch_size=4, seed=3)
     columns: Any = {"feature_cols": "x", "label_cols": "y"}
     made = []
@@ -207,7 +207,7 @@ def test_two_ranks_train_as_one_does(folder: Path) -> None:
     assert np.allclose([document.prediction for document in found], wanted, atol=1e-6)
 
 
-def test_two_ranks_weigh_labels_and_compute_metrics_as_one_does() -> None:
+def test_two_ranks_match_one_for_weights_and_metrics() -> None:
     """Classes have weights, some labels are missing, and ranks have unequal shares of both."""
     made = []
     for workers in (1, 2):
@@ -226,7 +226,7 @@ def test_two_ranks_weigh_labels_and_compute_metrics_as_one_does() -> None:
     assert np.allclose(made[0][1], made[1][1], rtol=1e-5)
 
 
-def test_a_rank_that_is_killed_goes_on_from_the_last_checkpoint(folder: Path, tmp_path: Path) -> None:
+def test_killed_rank_resumes_from_the_last_checkpoint(folder: Path, tmp_path: Path) -> None:
     """The weights count how often each row was trained on."""
     model = KilledOnRank(ROWS, tmp_path / "flag", 1, 6)
     estimator = Estimator.from_torch(
@@ -246,7 +246,7 @@ def test_a_rank_that_is_killed_goes_on_from_the_last_checkpoint(folder: Path, tm
     assert not list((tmp_path / "m").glob(".*"))
 
 
-def test_shares_of_creators_are_trained_on_once(tmp_path: Path) -> None:
+def test_creator_shares_are_trained_on_once(tmp_path: Path) -> None:
     """Other data begins its epoch anew: its checkpoints are those behind epochs."""
     model = KilledOnRank(ROWS, tmp_path / "flag", 0, 6)
     estimator = Estimator.from_torch(
@@ -257,7 +257,7 @@ def test_shares_of_creators_are_trained_on_once(tmp_path: Path) -> None:
     assert model.seen.tolist() == [3.0] * ROWS
 
 
-def test_what_a_rank_raises_comes_back_with_its_traceback() -> None:
+def test_error_of_a_rank_has_its_traceback() -> None:
     estimator = Estimator.from_torch(model=Failing(), optimizer=sgd, loss=nn.MSELoss(), workers=2)
     with pytest.raises(FunctionError, match="rank 1 failed: ZeroDivisionError") as caught:
         estimator.fit((np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)))
@@ -265,7 +265,7 @@ def test_what_a_rank_raises_comes_back_with_its_traceback() -> None:
     assert "in forward" in str(caught.value.__cause__.__cause__)
 
 
-def test_a_connection_error_of_a_callback_is_no_lost_rank(tmp_path: Path) -> None:
+def test_connection_error_of_a_callback_is_not_a_lost_rank(tmp_path: Path) -> None:
     """It says what a lost rank says, but it was raised by the user's code: no other attempt, and its traceback."""
     estimator = Estimator.from_torch(model=nn.Linear(3, 1), optimizer=sgd, loss=nn.MSELoss(), workers=2)
     data = (np.ones((8, 3), np.float32), np.ones((8, 1), np.float32))
@@ -277,7 +277,7 @@ def test_a_connection_error_of_a_callback_is_no_lost_rank(tmp_path: Path) -> Non
 
 
 @pytest.mark.needs("pyspark")
-def test_the_error_about_a_lost_rank_of_spark_names_rank_and_exit_code() -> None:
+def test_lost_spark_rank_error_names_rank_and_exit_code() -> None:
     from quire.distributed.estimator._launch import describe_loss
 
     report = (
@@ -288,7 +288,7 @@ def test_the_error_about_a_lost_rank_of_spark_names_rank_and_exit_code() -> None
     assert str(describe_loss(OSError())) == "rank of Spark was lost: OSError: ."
 
 
-def test_only_errors_of_the_communication_itself_are_lost_ranks() -> None:
+def test_only_communication_errors_are_lost_ranks() -> None:
     def caught(function: Any) -> BaseException:
         try:
             function()
@@ -315,8 +315,16 @@ def test_data_is_never_silently_doubled(creator: Any) -> None:
         estimator.fit(creator)
 
 
-def test_a_loader_is_shared_out_by_rows() -> None:
+def test_dataloader_is_divided_by_rows() -> None:
     model = Counting(ROWS)
     estimator = Estimator.from_torch(model=model, optimizer=count_optimizer, loss=CountLoss(), workers=2)
     estimator.fit(DataLoader(Numbers(ROWS), batch_size=4, shuffle=True), epochs=2)
     assert model.seen.tolist() == [2.0] * ROWS
+
+
+def test_sampler_is_divided_among_two_ranks() -> None:
+    """The ranks compare the rows of their samplers by a hash that is the same in every process."""
+    model = Counting(ROWS)
+    estimator = Estimator.from_torch(model=model, optimizer=count_optimizer, loss=CountLoss(), workers=2)
+    estimator.fit(DataLoader(Numbers(ROWS), batch_size=4, sampler=SubsetRandomSampler(range(10))))
+    assert model.seen.tolist() == [1.0] * 10 + [0.0] * (ROWS - 10)

@@ -89,7 +89,7 @@ KINDS = sorted(kinds(1))
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [1, 5, 12])
-def test_what_is_divided_and_joined_is_what_it_was(kind: str, rows: int) -> None:
+def test_split_and_concat_rows_round_trip(kind: str, rows: int) -> None:
     data = kinds(rows)[kind]
     parts = split_rows(data, 4)
     assert [count_rows(part) for part in parts] == [rows * (i + 1) // 4 - rows * i // 4 for i in range(4)]
@@ -97,7 +97,7 @@ def test_what_is_divided_and_joined_is_what_it_was(kind: str, rows: int) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_are_counted_and_not_keys_or_columns(kind: str) -> None:
+def test_len_counts_rows_and_not_columns(kind: str) -> None:
     shards = XShards.partition(kinds(7)[kind], 3)
     assert shards.num_partitions() == 3
     assert len(shards) == 7
@@ -114,7 +114,7 @@ def test_empty_partitions_do_no_harm(kind: str, rows: int) -> None:
     assert equal(shards.head(), data)
 
 
-def test_partitions_that_are_empty_lists_do_no_harm_beside_frames() -> None:
+def test_empty_lists_join_with_frames() -> None:
     frame = pd.DataFrame({"a": [1, 2]})
     shards = XShards.from_objects([[], frame, {}])
     assert len(shards) == 2
@@ -131,7 +131,7 @@ def test_an_object_without_rows_counts_as_one() -> None:
         shards.repartition(2).collect()
 
 
-def test_columns_of_different_lengths_are_told_by_name() -> None:
+def test_columns_of_different_lengths_are_named() -> None:
     with pytest.raises(ColumnError, match="'x': 3, 'y': 4"):
         XShards.partition({"x": np.zeros(3), "y": np.zeros(4)})
     with pytest.raises(ColumnError, match=r"rows in \['x'\] and none in \['epoch'\]"):
@@ -144,7 +144,7 @@ def test_columns_of_different_lengths_are_told_by_name() -> None:
         concat_rows([np.zeros((1, 2)), np.zeros((1, 3))])
 
 
-def test_by_default_there_is_a_partition_for_each_worker_and_no_empty_one() -> None:
+def test_default_partitions_are_one_per_worker_and_not_empty() -> None:
     four = engine("local", num_workers=4)
     assert XShards.partition(np.arange(100), engine=four).num_partitions() == 4
     assert XShards.partition(np.arange(2), engine=four).num_partitions() == 2
@@ -152,7 +152,7 @@ def test_by_default_there_is_a_partition_for_each_worker_and_no_empty_one() -> N
 
 
 @pytest.mark.parametrize("number", [0, -1])
-def test_a_number_of_partitions_is_one_or_more(number: int) -> None:
+def test_partition_counts_must_be_positive(number: int) -> None:
     shards = XShards.partition(np.arange(4))
     with pytest.raises(OptionError, match="at least one"):
         XShards.partition(np.arange(4), number)
@@ -180,7 +180,7 @@ def test_repartition_keeps_rows_and_their_order(data: list[Any], before: int, af
 
 @laws
 @given(rows, st.integers(1, 5), st.integers(1, 5), st.sampled_from([["n"], ["t"], ["n", "t"]]))
-def test_partition_by_brings_equal_keys_together(data: list[Any], before: int, after: int, cols: list[str]) -> None:
+def test_partition_by_joins_equal_keys(data: list[Any], before: int, after: int, cols: list[str]) -> None:
     frame = pd.DataFrame({"n": [n for n, _ in data], "t": [t for _, t in data], "row": range(len(data))})
     parts = XShards.partition(frame, before).partition_by(cols, after).collect()
     assert len(parts) == after
@@ -192,7 +192,7 @@ def test_partition_by_brings_equal_keys_together(data: list[Any], before: int, a
         assert part.row.tolist() == sorted(part.row.tolist())
 
 
-def test_equal_keys_of_different_types_come_together() -> None:
+def test_partition_by_joins_equal_keys_of_different_types() -> None:
     """One file may have integers where another has fractions, or texts beside numbers."""
     moment = dt.datetime(2024, 5, 17, 12, 30)  # noqa: DTZ001 - as tables have them
     same = [
@@ -212,7 +212,7 @@ def test_equal_keys_of_different_types_come_together() -> None:
     assert len(set(found.tolist())) == len(differ)
 
 
-def test_places_of_keys_are_the_same_in_every_version() -> None:
+def test_assign_partitions_is_stable() -> None:
     """Files that were partitioned by one process are joined by another."""
     keys = {"n": np.arange(8), "t": np.array(list("abcdefgh"), object)}
     assert assign_partitions(keys, ["n"], 4).tolist() == PLACES["n"]
@@ -223,7 +223,7 @@ def test_places_of_keys_are_the_same_in_every_version() -> None:
 PLACES = {"n": [0, 1, 2, 0, 0, 0, 0, 0], "t": [0, 0, 0, 0, 1, 1, 0, 0], "both": [2, 2, 0, 2, 1, 2, 0, 3]}
 
 
-def test_what_cannot_be_a_key_is_refused() -> None:
+def test_partition_by_rejects_unusable_keys() -> None:
     shards = XShards.partition(pd.DataFrame({"a": [[1], [2]], "b": [object(), object()]}), 2)
     with pytest.raises(PartitionError, match=r"partition_by\(\).*got a list"):
         shards.partition_by("a", 2).collect()
@@ -235,7 +235,7 @@ def test_what_cannot_be_a_key_is_refused() -> None:
         XShards.partition({"a": np.zeros((4, 2))}, 2).partition_by("a").collect()
 
 
-def test_unique_values_come_once_and_in_order() -> None:
+def test_unique_returns_values_once_in_order() -> None:
     frame = pd.DataFrame({"place": ["b", None, "a", "b", "c", None], "n": [3, 1, 3, 2, 1, 1], "x": [1.5, None] * 3})
     shards = XShards.partition(frame, 3)
     assert [None if value != value else value for value in shards["place"].unique()] == ["b", None, "a", "c"]
@@ -248,7 +248,7 @@ def test_unique_values_come_once_and_in_order() -> None:
 # --- functions
 
 
-def test_a_function_may_change_what_it_is_given() -> None:
+def test_function_may_change_its_object() -> None:
     given = pd.DataFrame({"value": [1, 2, 3, 4], "items": [[1], [2], [3], [4]]})
     array = np.arange(4)
 
@@ -276,7 +276,7 @@ def test_a_function_may_change_what_it_is_given() -> None:
     assert concat_rows(kept.collect()).tolist() == array.tolist() == [0, 1, 2, 3]
 
 
-def test_copies_are_deep_and_what_cannot_be_copied_is_shared() -> None:
+def test_copy_value_is_deep_and_shares_the_uncopyable() -> None:
     lock = threading.Lock()
     given = {"a": [np.zeros(2), {"b": [1]}], "lock": lock, "o": np.array([[1], "x"], object)}
     made = copy_value(given)
@@ -304,7 +304,7 @@ class Scaled:
         return part * self.factor + self.plus
 
 
-def test_of_a_class_each_worker_makes_one() -> None:
+def test_class_has_one_instance_per_worker() -> None:
     Scaled.made.clear()
     shards = XShards.partition(np.arange(12), 6, engine=engine("local", num_workers=2))
     assert concat_rows(shards.transform_shard(Scaled, 2, plus=1).collect()).tolist() == list(range(1, 25, 2))
@@ -315,7 +315,7 @@ def test_of_a_class_each_worker_makes_one() -> None:
     assert shards.transform_shard(pd.DataFrame).first().shape == (2, 1)
 
 
-def test_arguments_go_to_the_function() -> None:
+def test_transform_shard_passes_arguments() -> None:
     def scaled(part: Any, factor: int, *, plus: int) -> Any:
         return part * factor + plus
 
@@ -325,7 +325,7 @@ def test_arguments_go_to_the_function() -> None:
         shards.transform_shard("scaled")  # type: ignore[arg-type]
 
 
-def test_an_error_names_the_partition_and_the_function() -> None:
+def test_error_names_partition_and_function() -> None:
     def picky(part: Any) -> Any:
         if 5 in part:
             raise LookupError("five")
@@ -344,7 +344,7 @@ def test_an_error_names_the_partition_and_the_function() -> None:
     assert [part.tolist() for part in shards.take(2)] == [[1, 2], [3, 4]]
 
 
-def test_functions_that_give_other_rows_each_time_are_found_out() -> None:
+def test_repartition_detects_changing_rows() -> None:
     """Engines that keep nothing make the rows once to count them, and again to move them."""
     made = SplitByRowsStep({0: 3, 1: 2}, outputs=2)(1, [[1, 2, 3]])
     assert len(made) == 2
@@ -356,7 +356,7 @@ def test_functions_that_give_other_rows_each_time_are_found_out() -> None:
 # --- lazy, kept, and not
 
 
-def test_nothing_runs_before_it_is_asked_for_and_then_each_time() -> None:
+def test_transforms_run_lazily_and_again_each_time() -> None:
     calls: list[int] = []
 
     def note(part: Any) -> Any:
@@ -382,7 +382,7 @@ def test_nothing_runs_before_it_is_asked_for_and_then_each_time() -> None:
     assert calls == [0, 2, 4] * 2
 
 
-def test_a_stream_of_partitions_runs_a_few_ahead() -> None:
+def test_iter_shards_prefetches_a_few_partitions() -> None:
     seen: list[int] = []
 
     def note(part: Any) -> Any:
@@ -396,7 +396,7 @@ def test_a_stream_of_partitions_runs_a_few_ahead() -> None:
     stream.close()  # type: ignore[attr-defined]
 
 
-def test_split_and_zip_are_each_others_way_back() -> None:
+def test_split_and_zip_round_trip() -> None:
     shards = XShards.partition((np.arange(5), np.arange(5) * 2.0), 2)
     one, other = shards.split()
     assert concat_rows(other.collect()).tolist() == [0, 2, 4, 6, 8]
@@ -430,7 +430,7 @@ def test_select_and_sample_work_on_frames_and_dicts() -> None:
         XShards.partition(frame).sample(2)
 
 
-def test_head_gives_rows_and_take_gives_partitions() -> None:
+def test_head_returns_rows_and_take_returns_partitions() -> None:
     shards = XShards.partition(pd.DataFrame({"a": range(10)}), 5)
     assert shards.head()["a"].tolist() == [0, 1, 2, 3, 4]
     assert shards.head(100)["a"].tolist() == list(range(10))
@@ -439,7 +439,7 @@ def test_head_gives_rows_and_take_gives_partitions() -> None:
     assert len(shards.take(9)) == 5
 
 
-def test_shards_are_not_iterated_by_mistake() -> None:
+def test_iterating_shards_is_an_error() -> None:
     shards = XShards.partition(np.arange(4))
     with pytest.raises(TypeError, match="not iterable"):
         iter(shards)  # type: ignore[call-overload]
@@ -448,7 +448,7 @@ def test_shards_are_not_iterated_by_mistake() -> None:
 
 
 @pytest.mark.parametrize("name", ["sort_values", "group_by", "merge", "save_pickle", "to_spark_df", "deduplicates"])
-def test_calls_of_orca_that_are_not_here_tell_what_to_do(name: str) -> None:
+def test_missing_orca_methods_name_alternatives(name: str) -> None:
     shards = XShards.partition(np.arange(4))
     with pytest.raises(PathError, match=f"no '{name}'. Instead: "):
         getattr(shards, name)
@@ -460,7 +460,7 @@ def test_calls_of_orca_that_are_not_here_tell_what_to_do(name: str) -> None:
 # --- between forms
 
 
-def test_every_table_becomes_a_data_frame() -> None:
+def test_as_pandas_accepts_every_table() -> None:
     wanted = [0, 1, 2]
     assert concat_rows(XShards.partition(words(3), 2).as_pandas().collect())["number"].tolist() == wanted
     assert concat_rows(XShards.partition(words(3).stack(), 2).as_pandas().collect())["number"].tolist() == wanted
@@ -476,7 +476,7 @@ def test_every_table_becomes_a_data_frame() -> None:
         XShards.from_objects([{1}]).as_pandas().first()
 
 
-def test_locally_all_rows_are_one_data_frame() -> None:
+def test_local_native_is_one_data_frame() -> None:
     frame = pd.DataFrame({"a": [3, 1, 2], "b": list("xyz")})
     native = XShards.partition(frame, 2).native
     assert native.sort_values("a")["b"].tolist() == ["y", "z", "x"]

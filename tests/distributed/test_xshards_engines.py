@@ -50,7 +50,7 @@ def test_arrays_in_partitions_are_transformed_and_counted(engine: Any) -> None:
     assert shards["y"].head(4).tolist() == [100, 101, 102, 103]
 
 
-def test_rows_move_in_the_same_way_on_every_engine(engine: Any) -> None:
+def test_exchanges_are_the_same_on_every_engine(engine: Any) -> None:
     moved = XShards.partition(table(20), 3, engine=engine).partition_by(["place"], 4)
     here = XShards.partition(table(20), 3).partition_by(["place"], 4).collect()
     there = moved.collect()
@@ -64,7 +64,7 @@ def test_rows_move_in_the_same_way_on_every_engine(engine: Any) -> None:
     assert moved["row"].unique().tolist() == concat_rows(here)["row"].tolist()
 
 
-def test_empty_partitions_are_harmless(engine: Any) -> None:
+def test_object_engines_accept_empty_partitions(engine: Any) -> None:
     shards = XShards.partition(table(2), 4, engine=engine)
     few = shards.transform_shard(lambda frame: frame[frame["row"] > 0])
     assert len(few) == 1
@@ -85,7 +85,7 @@ class Counting:
         return os.getpid(), self.calls
 
 
-def test_an_object_with_state_is_made_once_a_worker(engine: Any) -> None:
+def test_stateful_object_is_created_once_per_worker(engine: Any) -> None:
     shards = XShards.partition(np.arange(8), 8, engine=engine)
     found = shards.transform_shard(Counting, 10).collect()
     assert min(calls for _, calls in found) == 11
@@ -93,7 +93,7 @@ def test_an_object_with_state_is_made_once_a_worker(engine: Any) -> None:
     assert len({process for process, _ in found}) <= 8
 
 
-def test_an_error_tells_partition_function_and_remote_traceback(engine: Any) -> None:
+def test_error_has_partition_function_and_remote_traceback(engine: Any) -> None:
     def picky(part: Any) -> Any:
         if 5 in part:
             raise LookupError("five")
@@ -113,7 +113,7 @@ class UnsendableError(Exception):
         super().__init__(f"{one} and {two}")
 
 
-def test_an_error_that_cannot_travel_is_told_all_the_same(engine: Any) -> None:
+def test_unpicklable_error_is_still_reported(engine: Any) -> None:
     def failing(_: Any) -> Any:
         raise UnsendableError(1, 2)
 
@@ -123,14 +123,14 @@ def test_an_error_that_cannot_travel_is_told_all_the_same(engine: Any) -> None:
     assert caught.value.__cause__ is not None
 
 
-def test_a_result_that_cannot_travel_is_an_error(start_engine: Callable[[str], Any]) -> None:
+def test_unpicklable_result_is_an_error(start_engine: Callable[[str], Any]) -> None:
     for name in ("processes", "ray", "spark"):
         shards = XShards.partition(np.arange(2), 2, engine=start_engine(name))
         with pytest.raises(PartitionError, match="(?i)pickle|serializ"):
             shards.transform_shard(lambda _: threading.Lock()).collect()
 
 
-def test_cached_objects_are_made_once(engine: Any) -> None:
+def test_cache_computes_objects_once(engine: Any) -> None:
     drawn = XShards.partition(np.arange(4), 2, engine=engine)
     shards = drawn.transform_shard(lambda part: np.random.default_rng().random(len(part)))
     assert not np.array_equal(concat_rows(shards.collect()), concat_rows(shards.collect()))
@@ -143,13 +143,13 @@ def test_cached_objects_are_made_once(engine: Any) -> None:
     assert not np.array_equal(concat_rows(shards.collect()), first)
 
 
-def test_any_object_is_a_partition(engine: Any) -> None:
+def test_any_object_can_be_a_partition(engine: Any) -> None:
     values = [{1, 2}, "text", None, Row(place="a", value=1.0), {"a": [1, {"b": b"c"}]}]
     assert XShards.from_objects(values, engine=engine).collect() == values
     assert len(XShards.from_objects([1, 2], engine=engine)) == 2
 
 
-def test_the_engines_own_rows_and_back(engine: Any) -> None:
+def test_native_rows_round_trip(engine: Any) -> None:
     shards = XShards.partition(table(10), 3, engine=engine)
     native = shards.native
     if engine.name == "ray":
@@ -167,14 +167,14 @@ def test_the_engines_own_rows_and_back(engine: Any) -> None:
     ]
 
 
-def test_shards_of_two_engines_do_not_go_together(start_engine: Callable[[str], Any]) -> None:
+def test_zip_rejects_shards_of_two_engines(start_engine: Callable[[str], Any]) -> None:
     ours = XShards.partition(np.arange(2), 2)
     theirs = XShards.partition(np.arange(2), 2, engine=start_engine("ray"))
     with pytest.raises(OptionError, match="on local and ray"):
         ours.zip(theirs)
 
 
-def test_large_objects_go_in_pieces(start_engine: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_objects_are_sent_in_pieces(start_engine: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """No cell of Spark takes 2 GiB."""
     from quire.distributed import _spark_objects
 
@@ -185,7 +185,7 @@ def test_large_objects_go_in_pieces(start_engine: Callable[[str], Any], monkeypa
     assert np.array_equal(concat_rows(shards.transform_shard(np.negative).collect()), -data)
 
 
-def test_frames_and_dicts_become_documents(engine: Any) -> None:
+def test_as_documents_accepts_frames_and_dicts(engine: Any) -> None:
     frame = table(10)[["place", "value"]].fillna({"place": "nowhere"})
     shards = XShards.partition(frame, 3, engine=engine)
     documents = shards.as_documents(Row)
@@ -200,7 +200,7 @@ def test_frames_and_dicts_become_documents(engine: Any) -> None:
     assert ids == [row.id for row in documents.collect()]
 
 
-def test_rows_that_are_no_documents_are_told(engine: Any) -> None:
+def test_as_documents_rejects_invalid_rows(engine: Any) -> None:
     shards = XShards.from_objects([[{"place": "a", "value": 1}], [{"place": "b", "value": "much"}]], engine=engine)
     with pytest.raises(PartitionError, match=r"(?s)partition 1: as_documents\(\).*Row\nvalue\n"):
         shards.as_documents(Row).collect()
@@ -212,7 +212,7 @@ class Photo(BaseDocument):
     name: str | None = None
 
 
-def test_documents_come_back_as_arrays(engine: Any) -> None:
+def test_from_documents_yields_document_arrays(engine: Any) -> None:
     photos = [
         Photo(id=str(i), pixels=np.full((2, 2), i, np.uint8), vector=np.ones(i % 3, np.float16), name=None)
         for i in range(7)

@@ -39,7 +39,7 @@ def write(kind: str, folder: Any, rows: int = 10, files: int = 3) -> None:
 
 @pytest.mark.parametrize("kind", READERS)
 @pytest.mark.parametrize("form", ["folder", "pattern", "list", "address", "path"])
-def test_a_folder_a_pattern_and_a_list_of_files_are_read(tmp_path: Path, kind: str, form: str) -> None:
+def test_readers_accept_folders_patterns_and_lists(tmp_path: Path, kind: str, form: str) -> None:
     write(kind, tmp_path)
     (tmp_path / "_SUCCESS").write_text("")
     (tmp_path / ".part-0.crc").write_text("")
@@ -58,21 +58,21 @@ def test_a_folder_a_pattern_and_a_list_of_files_are_read(tmp_path: Path, kind: s
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_one_file_is_one_partition_or_as_many_as_are_asked_for(tmp_path: Path, kind: str) -> None:
+def test_file_is_one_partition_unless_num_shards_is_set(tmp_path: Path, kind: str) -> None:
     write(kind, tmp_path, files=1)
     file = tmp_path / f"part-0.{ENDINGS[kind]}"
     assert READERS[kind](file).num_partitions() == 1
     assert [len(part) for part in READERS[kind](str(file), num_shards=4).collect()] == [2, 3, 2, 3]
 
 
-def test_small_files_go_together(tmp_path: Path) -> None:
+def test_small_files_share_a_partition(tmp_path: Path) -> None:
     write("csv", tmp_path, rows=20, files=10)
     shards = read_csv(tmp_path, num_shards=2)
     assert [len(part) for part in shards.collect()] == [10, 10]
     assert concat_rows(shards.collect())["value"].tolist() == list(range(20))
 
 
-def test_files_of_different_sizes_leave_no_partition_empty(tmp_path: Path) -> None:
+def test_files_of_different_sizes_fill_every_partition(tmp_path: Path) -> None:
     table(1000).to_csv(tmp_path / "a.csv", index=False)
     table(3).to_csv(tmp_path / "b.csv", index=False)
     table(3).to_csv(tmp_path / "c.csv", index=False)
@@ -81,7 +81,7 @@ def test_files_of_different_sizes_leave_no_partition_empty(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_remote_folders_and_patterns(kind: str) -> None:
+def test_readers_accept_remote_folders_and_patterns(kind: str) -> None:
     place = f"memory://xshards-{kind}"
     write(kind, place)
     for path in (place, f"{place}/*.{ENDINGS[kind]}", f"{place}/part-1.{ENDINGS[kind]}"):
@@ -103,13 +103,13 @@ def server(tmp_path: Path) -> Iterator[str]:
         served.shutdown()
 
 
-def test_a_file_behind_a_url_is_read(tmp_path: Path, server: str) -> None:
+def test_readers_accept_http_urls(tmp_path: Path, server: str) -> None:
     write("csv", tmp_path)
     shards = read_csv([f"{server}/part-0.csv", f"{server}/part-2.csv"])
     assert concat_rows(shards.collect())["value"].tolist() == [0, 1, 2, 3, 7, 8, 9]
 
 
-def test_the_options_of_pandas_are_taken(tmp_path: Path) -> None:
+def test_readers_pass_options_to_pandas(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x;day\n1;2024-05-17\n\n2;2024-05-18\n")
     frame = read_csv(tmp_path, sep=";", parse_dates=["day"], dtype={"x": "float32"}).first()
     assert frame["x"].dtype == np.float32
@@ -122,7 +122,7 @@ def test_the_options_of_pandas_are_taken(tmp_path: Path) -> None:
         read_csv(tmp_path, chunksize=10)
 
 
-def test_folders_of_a_partitioned_table_are_columns(tmp_path: Path) -> None:
+def test_partition_folders_become_frame_columns(tmp_path: Path) -> None:
     table(9).assign(year=2024).to_parquet(tmp_path / "t", partition_cols=["year", "location"])
     whole = concat_rows(read_parquet(tmp_path / "t").collect())
     assert whole["year"].tolist() == [2024] * 9
@@ -133,7 +133,7 @@ def test_folders_of_a_partitioned_table_are_columns(tmp_path: Path) -> None:
     assert list(chosen.first()) == ["location", "value"]
 
 
-def test_what_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(StorageNotFoundError, match="nothing.csv"):
         read_csv(tmp_path / "nothing.csv")
     with pytest.raises(StorageNotFoundError, match="no file matches"):
@@ -149,7 +149,7 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("ray", "pyspark")
-def test_the_program_that_users_of_orca_know(engine: Any, tmp_path: Path) -> None:
+def test_orca_style_program_runs(engine: Any, tmp_path: Path) -> None:
     write("csv", tmp_path, rows=60, files=3)
     csv_path = str(tmp_path)
     use = functools.partial(read_csv, engine=engine)
@@ -203,7 +203,7 @@ location_list = shard["location"].unique()
 """
 
 
-def test_the_snippets_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orca_snippets_run_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("csv_file_or_folder").mkdir()
     write("csv", "csv_file_or_folder")

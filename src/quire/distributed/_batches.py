@@ -21,26 +21,27 @@ _MIN_BYTES = CHUNK_BYTES // 8
 
 def rebatch_by_bytes(batches: Iterable[pa.RecordBatch], size: int = CHUNK_BYTES) -> Iterator[pa.RecordBatch]:
     """Yield the rows in batches of about `size` bytes; a batch between an eighth of it and all of it is kept."""
-    waiting: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     held = 0
     for batch in batches:
         rows = count_rows_within(batch, size) if len(batch) else 1
         for part in (batch.slice(start, rows) for start in range(0, len(batch), rows)):
-            if waiting and held + part.nbytes > size:
-                yield _concat_batches(waiting)
-                waiting, held = [], 0
-            waiting.append(part)
+            if pending and held + part.nbytes > size:
+                yield _concat_batches(pending)
+                pending, held = [], 0
+            pending.append(part)
             held += part.nbytes
+            # A batch that is large enough passes without a copy; only small ones are joined.
             if held >= min(size, _MIN_BYTES):
-                yield _concat_batches(waiting)
-                waiting, held = [], 0
-    if waiting:
-        yield _concat_batches(waiting)
+                yield _concat_batches(pending)
+                pending, held = [], 0
+    if pending:
+        yield _concat_batches(pending)
 
 
 def rebatch_by_rows(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
     """Yield the rows in batches of exactly `size`; the last may have fewer."""
-    waiting: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     held = 0
     for batch in batches:
         start = 0
@@ -48,12 +49,12 @@ def rebatch_by_rows(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa
             part = batch.slice(start, size - held)
             start += len(part)
             held += len(part)
-            waiting.append(part)
+            pending.append(part)
             if held == size:
-                yield _concat_batches(waiting)
-                waiting, held = [], 0
-    if waiting:
-        yield _concat_batches(waiting)
+                yield _concat_batches(pending)
+                pending, held = [], 0
+    if pending:
+        yield _concat_batches(pending)
 
 
 def rebatch_by_multiples(
@@ -63,21 +64,22 @@ def rebatch_by_multiples(
 
     What is done once for a record batch is then done less often. The last batch may have fewer rows.
     """
-    waiting: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     held = 0
     for batch in batches:
         start, several = 0, max(1, count_rows_within(batch, most) // size) * size
         while start < len(batch):
+            # After the start of a group, only its remaining rows; else as many whole groups as this batch has.
             part = batch.slice(start, size - held if held else several)
             part = part if held else part.slice(0, len(part) // size * size or len(part))
             start += len(part)
             held = (held + len(part)) % size
-            waiting.append(part)
+            pending.append(part)
             if not held:
-                yield _concat_batches(waiting)
-                waiting = []
-    if waiting:
-        yield _concat_batches(waiting)
+                yield _concat_batches(pending)
+                pending = []
+    if pending:
+        yield _concat_batches(pending)
 
 
 def split_evenly(batches: list[pa.RecordBatch], parts: int) -> list[list[pa.RecordBatch]]:

@@ -248,6 +248,7 @@ def engine(name: str | Engine = "local", **options: Any) -> Engine:
         raise OptionError(f"engine={name!r}: there is no such engine. {did_you_mean(name, ENGINES)}")
     if options:
         return _create_engine(name, options)
+    # Shared, because shards can only be combined on the same engine object.
     if name not in _default_engines:
         _default_engines[name] = _create_engine(name, {})
     return _default_engines[name]

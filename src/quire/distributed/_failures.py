@@ -62,6 +62,7 @@ def attach_traceback(error: PartitionError) -> PartitionError:
 
 def error_to_text(error: PartitionError) -> str:
     """Return the error as text that `error_from_text` finds in a longer text."""
+    # In base64, because engines wrap, indent and escape the text of errors.
     content = {"message": str(error), **{name: getattr(error, name) for name in _ERROR_ATTRIBUTES}}
     encoded = base64.b64encode(json.dumps(content).encode()).decode()
     return f"{error}\n<quire-error {encoded}>"

@@ -123,7 +123,7 @@ class LocalEngine:
         return Frame(tuple(ExchangedPartition(exchange, i, number) for i in range(number)), frame.schema)
 
     def _exchange(self, frame: LocalFrame) -> Exchange:
-        if all(isinstance(part, InMemoryPartition) for part in frame.native):
+        if all(isinstance(part, InMemoryPartition) for part in frame.native):  # nothing to compute or to hold
             return Exchange(lambda: [list(part.batches()) for part in frame.native])
         return Exchange(partial(self._hold_all, frame))
 
@@ -179,7 +179,7 @@ class LocalEngine:
 
     def _run_jobs(self, jobs: list[_PartitionJob]) -> Iterator[str]:
         done, retries = 0, _RETRIES
-        while done < len(jobs):
+        while done < len(jobs):  # partitions that are done are not run again after a process has died
             try:
                 for path in run_map(
                     _run_partition, jobs[done:], MapOptions(pool=self._processes(), item_name="partition")
@@ -222,6 +222,7 @@ class _PartitionJob:
             return SelectedPartition(self._spool(part.part), part.names)
         if not isinstance(part, InMemoryPartition) or not part.content:
             return EmptyPartition() if isinstance(part, InMemoryPartition) else part
+        # A file that the process maps: pickling the batches would copy them through a pipe.
         return SpooledPartition(write_spool(part.content, part.content[0].schema, self.folder))
 
 

@@ -62,7 +62,7 @@ class Failure:
     def __getstate__(self) -> tuple[Any, ...]:
         try:
             data = dump_value(self.error, to_own=False)[0]
-            load_value(data)
+            load_value(data)  # some errors can be pickled and not unpickled
         except Exception:  # noqa: BLE001 - many errors cannot be created again from their arguments
             data = None
         return self.partition, self.message, self.traceback, data
@@ -190,17 +190,17 @@ class Step(ABC):
 class TransformStep(Step):
     """Apply transforms in order. With `copies`, the first gets its own copy of the object to change."""
 
-    stages: tuple[Transform, ...]
+    transforms: tuple[Transform, ...]
     copies: bool
     name = "copying"
 
     def work(self, partition: int, values: Sequence[Any], /) -> Any:
         value = copy_value(values[0]) if self.copies else values[0]
-        for stage in self.stages:
+        for transform in self.transforms:
             try:
-                value = stage(partition, value)
+                value = transform(partition, value)
             except Exception as error:  # noqa: BLE001 - here it is known which transform failed
-                return Failure.of(partition, stage.name, error)
+                return Failure.of(partition, transform.name, error)
         return value
 
 
@@ -246,6 +246,7 @@ class SplitByRowsStep(Step):
                 f"it had {self.counts[partition]:,} rows when they were counted, and has {length:,} now: its rows "
                 "differ each time they are made. Call cache() first."
             )
+        # Row r of all rows goes to part r * outputs // total, and this partition has those from `start` on.
         total, start = sum(self.counts.values()), sum(n for p, n in self.counts.items() if p < partition)
         ends = [min(max(total * part // self.outputs - start, 0), length) for part in range(self.outputs + 1)]
         if is_arrow(values[0]):  # copied, because a slice of a table would be sent with all of the table

@@ -70,7 +70,7 @@ class MapNode(Node):
     """The results of a transform of each object."""
 
     parent: Node
-    stage: Transform
+    transform: Transform
 
 
 @dataclass(eq=False)
@@ -95,11 +95,11 @@ class ZipNode(Node):
 
 def fuse_maps(node: Node) -> tuple[Node, tuple[Transform, ...]]:
     """Return the last node whose objects must exist, and the transforms from it to this one."""
-    stages: list[Transform] = []
+    transforms: list[Transform] = []
     while isinstance(node, MapNode) and not node.cached:
-        stages.append(node.stage)
+        transforms.append(node.transform)
         node = node.parent
-    return node, tuple(reversed(stages))
+    return node, tuple(reversed(transforms))
 
 
 class ObjectEngine(ABC):
@@ -196,10 +196,10 @@ class TaskEngine(ObjectEngine):
             pairs = zip(*(self._handles(side, partitions) for side in node.nodes), strict=True)
             return self.run(PairStep(), enumerate(pairs, partitions.start or 0))
         assert isinstance(node, MapNode)
-        base, stages = fuse_maps(node.parent)
-        return self._run_each(
-            TransformStep((*stages, node.stage), self.copies), self._handles(base, partitions), partitions
-        )
+        # Transforms up to the last kept node run as one task: the objects between them are never stored.
+        base, transforms = fuse_maps(node.parent)
+        step = TransformStep((*transforms, node.transform), self.copies)
+        return self._run_each(step, self._handles(base, partitions), partitions)
 
     def _cached_handles(self, node: Node) -> list[Any]:
         with node.lock:
@@ -292,7 +292,7 @@ def _cache_exchanges(node: Node) -> Node:
     if node.cached or isinstance(node, HeldNode):
         return node
     if isinstance(node, MapNode):
-        return MapNode(_cache_exchanges(node.parent), node.stage)
+        return MapNode(_cache_exchanges(node.parent), node.transform)
     if isinstance(node, ZipNode):
         return ZipNode((_cache_exchanges(node.nodes[0]), _cache_exchanges(node.nodes[1])))
     assert isinstance(node, ExchangeNode)

@@ -111,6 +111,7 @@ def drain_spool(path: str) -> Batches:
     try:
         return read_spool(path)
     finally:
+        # The mapping keeps the content alive, and the kernel frees it with the last batch, even after a crash.
         Path(path).unlink(missing_ok=True)
 
 
@@ -206,6 +207,7 @@ class Exchange:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, tuple[list[Batches]]]:
+        # Another process gets the rows, and not the function that makes them.
         return _restore_exchange, (self.partitions(),)
 
     def partitions(self) -> list[Batches]:
@@ -256,6 +258,7 @@ class ShuffledPartition(ExchangedPartition):
         """Gather the rows a chunk at a time."""
         every = [batch for batches in self.exchange.partitions() for batch in batches]
         total, size = sum(map(len, every)), sum(batch.nbytes for batch in every)
+        # Every partition computes the same permutation and takes its own run of it.
         order = np.random.default_rng(self.seed).permutation(total)
         own = order[total * self.number // self.of : total * (self.number + 1) // self.of]
         rows = max(1, CHUNK_BYTES * total // max(size, 1))
@@ -303,6 +306,7 @@ class KeyPartitioner:
     partitions: int
 
     def __call__(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        # Keys are compared by their dictionary codes: each distinct value becomes a Python object once.
         columns = [batch.column(name).dictionary_encode("encode") for name in self.names]
         codes = np.stack([np.asarray(column.indices) for column in columns], axis=1)
         unique, inverse = np.unique(codes, axis=0, return_inverse=True)

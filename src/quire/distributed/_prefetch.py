@@ -51,7 +51,7 @@ def _check_each(items: Iterable[T], stop: threading.Event) -> Iterator[T]:
 def prefetch(sources: Sequence[BatchSource], workers: int, ahead: int = PREFETCH_BYTES) -> Iterator[pa.RecordBatch]:
     """Yield the record batches of all sources, in order. The first error of any of them is raised at once."""
     workers = min(workers, len(sources))
-    if workers < 2:
+    if workers < 2:  # a thread would gain nothing
         for source in sources:
             yield from source()
         return
@@ -110,6 +110,7 @@ class _Prefetcher:
                 return
 
     def _claim_source(self) -> int | None:
+        # In order, so that the source that the consumer waits for is always among those in progress.
         with self._changed:
             if self._closed or self._next == len(self._sources):
                 return None
@@ -120,6 +121,7 @@ class _Prefetcher:
         for batch in batches:
             size = batch.nbytes
             with self._changed:
+                # An empty queue takes any batch: one over the limit would otherwise never pass.
                 while not self._closed and queue.waiting and queue.bytes + size > self._most:
                     self._changed.wait()
                 if self._closed:
@@ -133,7 +135,7 @@ class _Prefetcher:
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
-            self._error = self._error or error
+            self._error = self._error or error  # later errors are often consequences of the first
             self._close()
 
     def close(self) -> None:

@@ -108,6 +108,7 @@ class RayFrame(Frame[Any]):
         dataset = self._source()
         if not self.chain.stages and self.blocks != "ids":
             return dataset
+        # Stages do not change the batches they get, so blocks are passed without a copy.
         options: dict[str, Any] = {"batch_size": None, "batch_format": "pyarrow", "zero_copy_batch": True}
         if not self.chain.stateful:
             return dataset.map_batches(_BlockTask(self.chain, self.blocks), **options)
@@ -350,7 +351,7 @@ class RayObjects(TaskEngine):
         shipped, task = self._ray.put(step), self._task.options(num_returns=step.outputs or 1, name=step.name)
         for partition, handles in tasks:
             handle = task.remote(shipped, partition, *handles)
-            yield [handle] if step.outputs == 1 else handle
+            yield [handle] if step.outputs == 1 else handle  # Ray returns a single reference without a list
 
     def get(self, handles: Iterable[Any]) -> Iterator[Any]:
         """Yield the objects as they are ready; a few tasks run ahead of the consumer."""

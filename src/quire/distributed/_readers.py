@@ -176,6 +176,7 @@ def plan_parquet(
     extra = options.extra
     check_extra(extra)
     files = _find_shards(paths, options.remote, allow_empty=options.allow_empty)
+    # Many at a time: each footer is a small request, which may take long on an object store.
     with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
         shards = list(pool.map(lambda item: (item[0], _load_groups(*item)), files))
     rows = sum(shard.rows for _, shard in shards)

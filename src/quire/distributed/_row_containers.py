@@ -200,7 +200,7 @@ def _concat_arrays(values: Sequence[Any]) -> Any:
 
 def copy_value(value: Any) -> Any:
     """Return a copy that can be changed without changing the original."""
-    if isinstance(value, _PLAIN) or is_arrow(value):
+    if isinstance(value, _PLAIN) or is_arrow(value):  # immutable
         return value
     if type(value) in (list, dict) or isinstance(value, tuple):
         return map_items(copy_value, value)

@@ -184,7 +184,7 @@ def split_text_file(kind: Literal["csv", "json"], file: FileRef, size: int, enco
     if path is None or not plain or file.size < 2 * size:
         return whole
     with path.open("rb") as source:
-        if kind == "json" and source.read(1024).lstrip()[:1] != b"{":
+        if kind == "json" and source.read(1024).lstrip()[:1] != b"{":  # one array, and not an object per line
             return whole
     head = _read_header(path) if kind == "csv" else b""
     cuts = _find_cuts(path, size, kind, head)
@@ -218,7 +218,7 @@ def _find_cuts(path: Path, size: int, kind: str, head: bytes) -> list[_Cut] | No
             place += len(line)
             if kind == "csv":
                 rows += line not in (b"\n", b"\r\n")
-                if line.count(b'"') % 2:
+                if line.count(b'"') % 2:  # a quoted value goes on in the next line
                     return None
             else:
                 rows += not line.isspace()

@@ -47,7 +47,7 @@ _LOCAL_SETTINGS = {
     "spark.app.name": "quire",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.maxResultSize": "0",
+    "spark.driver.maxResultSize": "0",  # unlimited: `iter_batches` collects a bounded window at a time
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "FATAL",  # errors are raised as exceptions
@@ -298,6 +298,7 @@ class SparkEngine:
 
     def limit(self, frame: Frame[Any], rows: int) -> SparkFrame:
         """Take the first rows of each partition, and then the first of all, partition by partition."""
+        # Each partition keeps no more rows than needed, and one partition then takes the first of all.
         head = _HeadStage(frame.schema, rows)
         own = _own_frame(frame).then(head)
         return _frame_of_packs(own.source.session, own.packs(None).coalesce(1), frame.schema, 1).then(head)

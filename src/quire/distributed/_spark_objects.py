@@ -81,8 +81,8 @@ class SparkObjects(ObjectEngine):
         if isinstance(node, ZipNode):
             return self._zip(node, only)
         assert isinstance(node, MapNode)
-        base, stages = fuse_maps(node.parent)
-        return _run_step(self._frame(base, only), TransformStep((*stages, node.stage), copies=False))
+        base, transforms = fuse_maps(node.parent)
+        return _run_step(self._frame(base, only), TransformStep((*transforms, node.transform), copies=False))
 
     def _exchange(self, node: ExchangeNode, only: str) -> Any:
         frame = self._frame(node.parent)

@@ -202,6 +202,7 @@ def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
 
 def pack_batch(part: int, batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return a record batch as one row of Spark."""
+    # Built from its buffers: an array of `bytes` would copy the record batch.
     data = batch.serialize()
     ends = pa.py_buffer(np.array([0, data.size], np.int32))
     return pa.RecordBatch.from_arrays(

@@ -52,6 +52,7 @@ _MAX_INSTANCES = 8
 """The most instances that a thread keeps; the least recently used is dropped."""
 
 
+# By thread, so that instances of user classes need not be thread-safe.
 class _ThreadInstances(threading.local):
     """The instances of user classes that belong to one thread, that is, to one worker."""
 
@@ -230,15 +231,16 @@ class MapChunks(PartitionStage):
         if self.rows is None:
             yield from ((chunk, self.source.decode(chunk)) for chunk in rebatch_by_bytes(batches))
             return
+        # Many batches are located at once and then cut: locating rows has a fixed cost per record batch.
         for several in rebatch_by_multiples(batches, self.rows):
-            for place, columns in enumerate(self.source.decode_parts(several, self.rows)):
-                yield several.slice(place * self.rows, self.rows), columns
+            for number, columns in enumerate(self.source.decode_parts(several, self.rows)):
+                yield several.slice(number * self.rows, self.rows), columns
 
     def _chunk(
         self, function: Callable[[Any], Any], columns: Columns, rows: ChunkRows, encoder: Encoder
     ) -> Iterator[pa.RecordBatch]:
         result = attempt(function, self._argument(columns), _check_chunk_result)
-        if isinstance(result, DocumentBatch):
+        if isinstance(result, DocumentBatch):  # its columns are encoded without creating documents
             result = attempt(self._encode_batch, result)
             if not isinstance(result, Failed):
                 yield from result
@@ -434,6 +436,7 @@ class AppendKeys(PartitionStage):
     @property
     def names(self) -> list[str]:
         """The names of the columns to partition by: the added ones, and fields of the document itself."""
+        # The space keeps the name apart from those of fields.
         return [path[0] if len(path) == 1 else f"quire key {i}" for i, path in enumerate(self.paths)]
 
     @cached_property

@@ -78,6 +78,7 @@ class WriteShards(PartitionStage):
 
 def attempt_name(job: str, partition: int) -> str:
     """Return the prefix of an attempt's files, which sorts them in the order of partitions."""
+    # Random, so that two attempts at a partition never write to the same file.
     return f"{job}-{partition:08x}-{int.from_bytes(os.urandom(4), 'little'):010d}"
 
 

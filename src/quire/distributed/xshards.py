@@ -161,8 +161,8 @@ class XShards:
             )
         return XShards(ZipNode((self._node, other._node)), self._engine)
 
-    def _then(self, stage: Transform) -> XShards:
-        return XShards(MapNode(self._node, stage), self._engine)
+    def _then(self, transform: Transform) -> XShards:
+        return XShards(MapNode(self._node, transform), self._engine)
 
     # --- caching
 
@@ -235,9 +235,9 @@ class XShards:
 
         They may be data frames, dicts of columns, lists of dicts, Arrow tables, or arrays of documents.
         """
-        stage = ToTable(document_type)
-        frame = self._engine.arrow_frame(self._then(stage)._node, stage.layout.fields)
-        return DocumentShards._of(DocumentFrame(self._engine.engine, frame, stage.layout))
+        transform = ToTable(document_type)
+        frame = self._engine.arrow_frame(self._then(transform)._node, transform.layout.fields)
+        return DocumentShards._of(DocumentFrame(self._engine.engine, frame, transform.layout))
 
     @property
     def native(self) -> Any:

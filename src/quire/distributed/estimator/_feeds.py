@@ -274,8 +274,8 @@ class IndexedFeed:
             self.rows.sampler.set_epoch(epoch)
         with _seed_torch(self.feed_options.seed + epoch):
             numbers = np.fromiter(self.rows.sampler, np.int64)
-        known = self.world.gather(float(hash(numbers.tobytes()) % 2**48)) if self.world.size > 1 else [0.0]
-        if len(set(known)) > 1:
+        digest = blake2b(numbers.tobytes(), digest_size=6).digest()  # 48 bits: exact as a float
+        if len(set(self.world.gather(int.from_bytes(digest, "little")))) > 1:
             raise OptionError(
                 "the sampler yields different rows on each rank, so they cannot be divided among ranks: let it use "
                 "torch's seed, or write a creator(rank, world_size, config)."

@@ -172,7 +172,7 @@ class LaunchSpec:
 
 _RANK_MODULE = "quire.distributed.estimator._rank_process"
 FAILED, LOST = 1, 75
-"""What it ends with when something was raised, and when only another rank is gone."""
+"""The exit codes of a rank that raised an error, and of one that lost another rank."""
 
 
 def start_rank(job: Path, attempt: Path, rank_info: RankInfo) -> subprocess.Popen[bytes]:

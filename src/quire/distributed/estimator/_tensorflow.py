@@ -202,6 +202,7 @@ class KerasBackend:
             weighted = self.model.optimizer.scale_loss(tf.cast(loss, tf.float32) * weight)
         variables = self.model.trainable_variables
         values = [variable.value for variable in variables]
+        # Unused variables have no gradient; with zeros, all ranks sum lists of the same length.
         gradients = [
             tf.zeros_like(value) if gradient is None else tf.convert_to_tensor(gradient)
             for value, gradient in zip(values, tape.gradient(weighted, values), strict=True)

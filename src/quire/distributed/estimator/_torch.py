@@ -264,6 +264,7 @@ class TorchBackend:
         optimizer.zero_grad(set_to_none=True)
         output, labels = self._forward(self._wrap_model(), batch)
         loss = self._loss(output, labels, batch)
+        # DistributedDataParallel averages the gradients of ranks: scaled by its share, each counts by its rows.
         (loss * (self._loss_share(labels, batch) * self.world.size)).backward()
         optimizer.step()
         if self.parts.scheduler is not None and self.parts.scheduler_interval == "step":
@@ -323,6 +324,7 @@ class TorchBackend:
 
     def _loss(self, output: Any, labels: Any, batch: RankBatch) -> Any:
         if not batch.rows:
+            # Zero, but with a gradient for every output: the other ranks wait for this rank's gradients.
             return sum(tensor.sum() for tensor in _iter_tensors(output)) * 0.0
         assert self.parts.loss is not None
         return self.parts.loss(output, labels)

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ def run_rank(job: Job, rank_info: RankInfo) -> Outcome:
                 indices = indices[batch.valid]
             if batch.rows:
                 outcome.predictions.append((indices, backend.predict(batch)))
-    del backend
+    del backend  # its tensors must be gone before the ranks disconnect
     world.close()
     return outcome
 
@@ -146,7 +146,7 @@ class Training:
         self.callbacks.notify("on_train_begin")
         while self.state.epoch < self.job.epochs.stop and not self._is_done():
             self._run_epoch()
-            if self.world.sum([self.callbacks.stop])[0]:
+            if self.world.sum([self.callbacks.stop])[0]:  # only rank 0 has callbacks, and all ranks must stop
                 break
         self.callbacks.notify("on_train_end")
         return Outcome(history=self.state.history, steps=self.state.steps)
@@ -167,7 +167,7 @@ class Training:
         state = self.state
         self.callbacks.notify("on_epoch_begin", state.epoch)
         self.backend.begin(training=True)
-        if state.tally is not None and self.world.rank == 0:
+        if state.tally is not None and self.world.rank == 0:  # the sums of all ranks, to be counted once
             self.backend.tally = np.array(state.tally)
         steps = self._count_steps()
         for done, batch in enumerate(self._batches(), 1):
@@ -180,9 +180,9 @@ class Training:
                 self._checkpoint(batch)
         self._end_epoch(self.backend.logs(self.world.sum(self.backend.tally)))
 
-    def _batches(self) -> Any:
-        items = self.feed.batches(self.state.epoch, self.state.position)
-        return synchronize_steps(items, self.feed, self.world, self.job.feed_options.last)
+    def _batches(self) -> Iterator[RankBatch]:
+        batches = self.feed.batches(self.state.epoch, self.state.position)
+        return synchronize_steps(batches, self.feed, self.world, self.job.feed_options.last)
 
     def _count_steps(self) -> int | None:
         """Return the steps of the epoch; raise if the ranks would not take the same number."""

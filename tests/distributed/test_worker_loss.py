@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.losses import ROWS
+from tests.distributed.worker_loss_job import ROWS
 
 pytestmark = [pytest.mark.needs("pyarrow", "ray", "pyspark"), pytest.mark.filterwarnings("ignore")]
 
 
-def test_ray_loses_a_node_of_three_and_nothing_else(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.distributed.losses", "ray", str(tmp_path)]
+def test_ray_writes_each_row_once_after_losing_a_node(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "tests.distributed.worker_loss_job", "ray", str(tmp_path)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "outcome.json").read_text())

@@ -21,7 +21,7 @@ from quire.distributed import DocumentShards, PartitionError, engine
 from quire.distributed._partitions import MAX_PARTITION_BYTES, KeyPartitioner, hold_batches
 from quire.distributed._prefetch import prefetch
 from quire.errors import OptionError
-from tests.distributed.goods import Good, dearer, goods
+from tests.distributed.sample_documents import Good, dearer, goods
 
 pytestmark = pytest.mark.needs("pyarrow", "cloudpickle")
 
@@ -33,7 +33,7 @@ def batch(number: int, rows: int = 1) -> pa.RecordBatch:
 # --- threads
 
 
-def test_partitions_are_worked_on_at_the_same_time() -> None:
+def test_partitions_run_in_parallel() -> None:
     both = threading.Barrier(2, timeout=30)
 
     def met(documents: DocumentArray[Good]) -> DocumentArray[Good]:
@@ -44,7 +44,7 @@ def test_partitions_are_worked_on_at_the_same_time() -> None:
     assert shards.transform_shard(met).collect().identical(goods(6))
 
 
-def test_few_bytes_are_made_ahead_of_the_consumer() -> None:
+def test_prefetch_limits_the_bytes_ahead() -> None:
     made = [0, 0]
 
     def source(number: int) -> Iterator[pa.RecordBatch]:
@@ -63,7 +63,7 @@ def test_few_bytes_are_made_ahead_of_the_consumer() -> None:
     assert sum(len(one) for one in found) == 199 * 128
 
 
-def test_the_first_error_ends_all_of_it() -> None:
+def test_first_error_stops_all_partitions() -> None:
     def endless() -> Iterator[pa.RecordBatch]:
         while True:
             yield batch(0)
@@ -76,7 +76,7 @@ def test_the_first_error_ends_all_of_it() -> None:
         list(prefetch([endless, failing], 2))
 
 
-def test_an_error_does_not_wait_for_the_other_partitions() -> None:
+def test_error_does_not_wait_for_other_partitions() -> None:
     """The other one would take two minutes; it ends with the row that it is at."""
     failed, rows = threading.Event(), list[str]()
 
@@ -102,7 +102,7 @@ def test_an_error_does_not_wait_for_the_other_partitions() -> None:
 INTERRUPTED = """
 import os, sys, time
 from quire.distributed import DocumentShards, engine
-from tests.distributed.goods import Good, goods
+from tests.distributed.sample_documents import Good, goods
 
 def work() -> None:
     with open(os.environ["ROWS_FILE"], "a") as file:
@@ -152,7 +152,7 @@ if __name__ == "__main__":
     ],
     ids=str,
 )
-def test_an_interrupt_ends_the_program_with_the_running_row(call: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_interrupt_stops_after_the_running_row(call: str, options: dict[str, Any], tmp_path: Path) -> None:
     """Two partitions of two minutes each; the bound is generous for a busy machine."""
     program = start_interrupted(call, options, tmp_path)
     rows = tmp_path / "rows"
@@ -168,7 +168,7 @@ def test_an_interrupt_ends_the_program_with_the_running_row(call: str, options: 
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 2, "backend": "process"}], ids=str)
-def test_a_failing_first_row_ends_the_program_with_the_running_row(options: dict[str, Any], tmp_path: Path) -> None:
+def test_failing_first_row_stops_after_the_running_row(options: dict[str, Any], tmp_path: Path) -> None:
     """The other partition would take two minutes."""
     program = start_interrupted("fail_first", options, tmp_path)
     while not (tmp_path / "rows").exists():
@@ -191,7 +191,7 @@ def start_interrupted(call: str, options: dict[str, Any], folder: Path) -> subpr
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def test_what_is_broken_off_goes_no_further() -> None:
+def test_stopped_iteration_computes_no_more_rows() -> None:
     seen = []
 
     def noted(document: Good) -> Good:
@@ -208,7 +208,7 @@ def test_what_is_broken_off_goes_no_further() -> None:
     rows.close()  # type: ignore[attr-defined]
 
 
-def test_a_partition_passes_without_being_in_memory_as_a_whole() -> None:
+def test_large_partition_is_processed_in_chunks() -> None:
     """A gigabyte goes through a function in a process that had a few hundred megabytes at most."""
     code = """
 import resource
@@ -218,7 +218,7 @@ from quire.distributed import DocumentShards
 from quire.distributed._encoding import DocumentLayout
 from quire.distributed import engine
 from quire.distributed._shards import DocumentFrame
-from tests.distributed.goods import Vector
+from tests.distributed.sample_documents import Vector
 
 layout = DocumentLayout(Vector)
 
@@ -241,7 +241,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert int(done.stdout) < 400 << 10
 
 
-def test_what_waits_is_in_files_where_it_is_much() -> None:
+def test_hold_batches_spools_large_partitions() -> None:
     large = pa.record_batch({"n": pa.array(range(MAX_PARTITION_BYTES // 8), pa.int64())})
     before = pa.total_allocated_bytes()
     found = hold_batches(iter([large.slice(0, 100), large, large]), large.schema)
@@ -251,7 +251,7 @@ def test_what_waits_is_in_files_where_it_is_much() -> None:
     assert hold_batches([large.slice(7, 2)], large.schema)[0].get_total_buffer_size() < 1000
 
 
-def test_many_small_partitions_share_one_budget_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_partitions_share_one_memory_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is small enough for memory; all of them together are not."""
     monkeypatch.setattr("quire.distributed._partitions.MAX_EXCHANGE_BYTES", 2 << 20)
 
@@ -270,7 +270,7 @@ def test_many_small_partitions_share_one_budget_of_memory(monkeypatch: pytest.Mo
     assert sum(sum(one.column("n").to_pylist()) for one in shuffled) == sum(range(12)) << 17
 
 
-def test_keys_of_any_kind_find_their_partition() -> None:
+def test_key_partitioner_accepts_any_key() -> None:
     places = KeyPartitioner(("a", "b"), 5)
     one = pa.record_batch({"a": [1.0, 0.0, None, -0.0, None], "b": ["x", "y", "z", "y", "z"]})
     found = places(one).tolist()
@@ -280,7 +280,7 @@ def test_keys_of_any_kind_find_their_partition() -> None:
     assert places(one.slice(0, 0)).tolist() == []
 
 
-def test_shards_can_be_pickled() -> None:
+def test_shards_are_picklable() -> None:
     shards = DocumentShards[Good].from_documents(goods(9), num_partitions=3).map(dearer).cache()
     for other in (shards, shards.shuffle(1), shards.filter({"price": {"$lt": 4}})):
         back = pickle.loads(pickle.dumps(other))
@@ -291,7 +291,7 @@ def test_shards_can_be_pickled() -> None:
 # --- processes
 
 
-def test_a_partition_whose_process_dies_is_tried_again(start_engine: Any, tmp_path: Path) -> None:
+def test_partition_is_retried_after_its_process_dies(start_engine: Any, tmp_path: Path) -> None:
     mark = str(tmp_path / "mark")
 
     def deadly(document: Good) -> Good:
@@ -305,7 +305,7 @@ def test_a_partition_whose_process_dies_is_tried_again(start_engine: Any, tmp_pa
     assert Path(mark).exists()
 
 
-def test_a_partition_that_ends_every_process_is_an_error(start_engine: Any) -> None:
+def test_partition_that_kills_every_process_is_an_error(start_engine: Any) -> None:
     def deadly(document: Good) -> Good:
         if document.price == 7:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -317,7 +317,7 @@ def test_a_partition_that_ends_every_process_is_an_error(start_engine: Any) -> N
     assert shards.map(dearer).first().price == 1  # the engine is as good as before
 
 
-def test_processes_leave_no_files_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_backend_removes_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     own = engine("local", backend="process", num_workers=1)
     try:
@@ -329,7 +329,7 @@ def test_processes_leave_no_files_behind(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_options_are_checked() -> None:
+def test_engine_rejects_wrong_options() -> None:
     with pytest.raises(OptionError, match="backend='fork'"):
         engine("local", backend="fork")
     with pytest.raises(OptionError, match=r"engine='rai': there is no such engine. Did you mean 'ray'"):
@@ -339,20 +339,20 @@ def test_options_are_checked() -> None:
         engine(engine(), num_workers=2)
 
 
-def test_the_local_engine_imports_no_other_and_no_framework() -> None:
+def test_local_engine_imports_no_framework() -> None:
     code = """
 import sys
 import quire.distributed
 assert not {"pyarrow", "ray", "pyspark", "torch", "tensorflow", "pandas"} & sys.modules.keys()
 from quire.distributed import DocumentShards
-from tests.distributed.goods import Good, dearer, goods
+from tests.distributed.sample_documents import Good, dearer, goods
 assert DocumentShards[Good].from_documents(goods(5)).map(dearer).collect().price == [1, 2, 3, 4, 5]
 assert not {"ray", "pyspark", "torch", "tensorflow"} & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)
 
 
-def test_arrow_tables_are_shards_too() -> None:
+def test_from_native_accepts_arrow_tables() -> None:
     table = pa.table({"id": ["a", "b"], "name": ["x", "y"]})
     shards = DocumentShards.from_native(table)
     assert [(d.id, d.name) for d in shards.collect()] == [("a", "x"), ("b", "y")]
@@ -363,7 +363,7 @@ def test_arrow_tables_are_shards_too() -> None:
 
 
 @pytest.mark.parametrize("path", ["photo", "maker"])
-def test_what_has_no_plain_values_has_no_unique_ones(path: str) -> None:
+def test_unique_rejects_fields_without_plain_values(path: str) -> None:
     shards = DocumentShards[Good].from_documents(goods(4), num_partitions=2)
     with pytest.raises(OptionError, match=rf"unique\('{path}'\): a field with one plain value a row is needed, it is"):
         shards.unique(path)

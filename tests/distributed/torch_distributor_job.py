@@ -1,6 +1,6 @@
 """`torch_distributor` on executors of Spark that are processes of their own: writes down what each rank had.
 
-`python -m tests.distributed.distributing folder`
+`python -m tests.distributed.torch_distributor_job folder`
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from quire.data import StreamingDataset
 from quire.distributed import torch_distributor
-from tests.distributed.losses import spark_executors
-from tests.distributed.trainings import Point, written
+from tests.distributed.sample_training import Point, written
+from tests.distributed.worker_loss_job import spark_executors
 
 ROWS = 25
 

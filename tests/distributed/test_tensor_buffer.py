@@ -38,7 +38,7 @@ def mapped(function: object, plates: list[Plate], on_error: OnError = "raise") -
         yield from PLATES.array(PLATES.decode(batch))
 
 
-def test_documents_of_many_blocks_come_out_in_order() -> None:
+def test_map_over_many_blocks_keeps_the_order() -> None:
     def negative(document: Plate) -> Plate:
         document.image = 255 - document.image
         document.depth = document.image // 2
@@ -51,7 +51,7 @@ def test_documents_of_many_blocks_come_out_in_order() -> None:
     assert all((document.depth == (255 - i % 251) // 2).all() for i, document in enumerate(found))  # type: ignore[union-attr]
 
 
-def test_a_function_may_give_the_same_array_again_and_again() -> None:
+def test_map_accepts_an_array_that_is_reused() -> None:
     room = np.zeros((64, 64), np.uint8)
 
     def reuses(document: Plate) -> Plate:
@@ -62,7 +62,7 @@ def test_a_function_may_give_the_same_array_again_and_again() -> None:
     assert [int(document.image[3, 3]) for document in found] == list(range(1, 21))
 
 
-def test_rows_without_a_tensor_are_told_from_others() -> None:
+def test_map_keeps_missing_tensors() -> None:
     def some(document: Plate) -> Plate:
         document.depth = document.image if int(document.id) % 3 else None
         return document
@@ -73,7 +73,7 @@ def test_rows_without_a_tensor_are_told_from_others() -> None:
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_one_bad_tensor_among_good_ones_is_the_one_that_is_told(on_error: OnError) -> None:
+def test_error_names_the_row_with_the_bad_tensor(on_error: OnError) -> None:
     def spoils(document: Plate) -> Plate:
         if document.id == "7":
             document.__dict__["image"] = np.zeros((64, 63), np.uint8)
@@ -89,7 +89,7 @@ def test_one_bad_tensor_among_good_ones_is_the_one_that_is_told(on_error: OnErro
     assert (caught.value.document, caught.value.id) == (7, "7")
 
 
-def test_a_document_is_not_changed_by_what_becomes_of_it() -> None:
+def test_tensor_buffer_does_not_change_the_document() -> None:
     arena, document = TensorBuffer(PLATES.layout, BLOCK_BYTES), plate(3, depth=np.ones((64, 64), np.uint8))
     image = document.image
     other = arena.add(document)

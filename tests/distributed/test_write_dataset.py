@@ -13,8 +13,8 @@ from quire.distributed import DocumentShards, PartitionError
 from quire.distributed._write import WriteShards
 from quire.errors import OptionError, StorageError
 from quire.storage import WriteOptions, open_dataset
-from tests.distributed.goods import Good, dearer, goods, rated
-from tests.distributed.stages import Everything, everything
+from tests.distributed.sample_documents import Good, dearer, goods, rated
+from tests.distributed.sample_stages import Everything, everything
 
 pytestmark = [pytest.mark.needs("pyarrow", "ray", "pyspark", "ml_dtypes"), pytest.mark.filterwarnings("ignore")]
 ROWS = 20
@@ -28,7 +28,7 @@ def files_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*.*"))
 
 
-def test_what_is_written_is_a_dataset(engine: Any, tmp_path: Path) -> None:
+def test_write_dataset_writes_a_readable_dataset(engine: Any, tmp_path: Path) -> None:
     documents = [everything(number) for number in range(9)]
     DocumentShards[Everything].from_documents(documents, num_partitions=2, engine=engine).write_dataset(
         tmp_path / "all"
@@ -40,7 +40,7 @@ def test_what_is_written_is_a_dataset(engine: Any, tmp_path: Path) -> None:
     assert open_dataset(tmp_path / "goods", Good).read().price.tolist() == list(range(1, ROWS + 1))
 
 
-def test_datasets_are_added_to_and_replaced(engine: Any, tmp_path: Path) -> None:
+def test_write_dataset_appends_and_overwrites(engine: Any, tmp_path: Path) -> None:
     shards = shards_of(4, engine)
     shards.write_dataset(tmp_path)
     with pytest.raises(StorageError, match="there is a dataset already"):
@@ -52,7 +52,7 @@ def test_datasets_are_added_to_and_replaced(engine: Any, tmp_path: Path) -> None
     assert len(files_in(tmp_path)) == len(open_dataset(tmp_path, Good).shards)
 
 
-def test_a_function_that_fails_leaves_all_as_it_was(engine: Any, tmp_path: Path) -> None:
+def test_failed_write_leaves_the_dataset_unchanged(engine: Any, tmp_path: Path) -> None:
     shards = shards_of(ROWS, engine)
     with pytest.raises(PartitionError, match="good 007"):
         shards.map(rated).write_dataset(tmp_path / "new")
@@ -71,7 +71,7 @@ def _refusing(document: Good) -> Good:
     return document
 
 
-def test_what_lost_workers_left_is_removed(start_engine: Any, tmp_path: Path) -> None:
+def test_files_of_lost_workers_are_removed(start_engine: Any, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
 
     def deadly(document: Good) -> Good:
@@ -89,7 +89,7 @@ def test_what_lost_workers_left_is_removed(start_engine: Any, tmp_path: Path) ->
     assert files_in(tmp_path / "set") == sorted(shard.name for shard in dataset.shards)
 
 
-def test_attempts_that_come_too_late_do_not_count(tmp_path: Path) -> None:
+def test_late_attempts_do_not_count(tmp_path: Path) -> None:
     """A worker that everybody took for dead ends its work when another has done it, and all is published."""
     shards = shards_of(ROWS)
     shards.write_dataset(tmp_path)
@@ -105,7 +105,7 @@ def test_attempts_that_come_too_late_do_not_count(tmp_path: Path) -> None:
     assert len(files_in(tmp_path)) == 3
 
 
-def test_files_are_in_the_order_of_partitions(tmp_path: Path) -> None:
+def test_written_files_follow_the_order_of_partitions(tmp_path: Path) -> None:
     shards_of(ROWS).write_dataset(tmp_path, shard_bytes=1, group_bytes=300)
     dataset = open_dataset(tmp_path, Good)
     assert len(dataset.shards) > 3
@@ -113,12 +113,12 @@ def test_files_are_in_the_order_of_partitions(tmp_path: Path) -> None:
     assert DocumentShards[Good].read_parquet(str(tmp_path / "*.parquet")).collect().identical(goods(ROWS))
 
 
-def test_tensors_in_the_form_that_is_asked_for(tmp_path: Path) -> None:
+def test_write_dataset_uses_the_requested_tensor_storage(tmp_path: Path) -> None:
     shards_of(4).write_dataset(tmp_path, tensor_storage="list", compression={"photo": "zstd"})
     assert open_dataset(tmp_path, Good).read().unstack().identical(goods(4))
 
 
-def test_what_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
+def test_write_dataset_rejects_wrong_requests_at_once(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="mode='resume' is for a single writer"):
         shards_of(4).write_dataset(tmp_path, mode="resume")
     with pytest.raises(OptionError, match="some of the fields alone"):

@@ -1,6 +1,6 @@
 """A job that maps and writes shards while workers are lost, in a process of its own: prints what came of it.
 
-`python -m tests.distributed.losses ray|spark|standalone folder`
+`python -m tests.distributed.worker_loss_job ray|spark|standalone folder`
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quire import BaseDocument
 from quire.distributed import DocumentShards
 from quire.storage import open_dataset, write_dataset
 from quire.typing import NdArray, uint8
-from tests.distributed.processes import descendants, strangers
+from tests.distributed.process_tree import descendants, strangers
 
 ROWS, PARTITIONS = 240, 24
 

@@ -1,6 +1,6 @@
 """A training that loses a machine under one of its ranks, in a process of its own: writes down what came of it.
 
-`python -m tests.distributed.training_losses ray|spark|standalone folder`
+`python -m tests.distributed.rank_loss_job ray|spark|standalone folder`
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 
 from quire.data import StreamingDataset
 from quire.distributed import Estimator
-from tests.distributed.losses import ray_nodes, spark_executors, spark_standalone
-from tests.distributed.trainings import Counting, CountLoss, Point, count_optimizer, written
+from tests.distributed.sample_training import Counting, CountLoss, Point, count_optimizer, written
+from tests.distributed.worker_loss_job import ray_nodes, spark_executors, spark_standalone
 
 ROWS, AFTER = 40, 7
 

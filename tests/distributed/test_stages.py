@@ -30,7 +30,18 @@ from quire.distributed._encoding import DocumentLayout, check_nullable, layout_f
 from quire.distributed._failures import error_from_text, error_to_text, partition_error
 from quire.distributed._stages import MapChunks, MapRows, UserFunction
 from quire.errors import DocumentTypeError, EncodeError, OptionError
-from tests.distributed.goods import Counting, Good, Rated, Vector, dearer, good, goods, in_columns, rated, twice
+from tests.distributed.sample_documents import (
+    Counting,
+    Good,
+    Rated,
+    Vector,
+    dearer,
+    good,
+    goods,
+    in_columns,
+    rated,
+    twice,
+)
 from tests.strategies import laws
 
 pytestmark = pytest.mark.needs("pyarrow", "cloudpickle")
@@ -50,7 +61,7 @@ def numbers(batches: Iterable[pa.RecordBatch]) -> list[int]:
 
 @laws
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(8, 200))
-def test_chunks_by_bytes_have_all_rows_in_order(sizes: list[int], size: int) -> None:
+def test_rebatch_by_bytes_keeps_rows_in_order(sizes: list[int], size: int) -> None:
     chunks = list(rebatch_by_bytes(batches_of(sizes), size))
     assert numbers(chunks) == list(range(sum(sizes)))
     assert all(0 < chunk.nbytes <= max(8, size * 3 // 2) for chunk in chunks)
@@ -58,7 +69,7 @@ def test_chunks_by_bytes_have_all_rows_in_order(sizes: list[int], size: int) -> 
 
 @laws
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 25))
-def test_chunks_by_rows_have_so_many(sizes: list[int], size: int) -> None:
+def test_rebatch_by_rows_returns_exact_sizes(sizes: list[int], size: int) -> None:
     chunks = list(rebatch_by_rows(batches_of(sizes), size))
     assert numbers(chunks) == list(range(sum(sizes)))
     assert all(len(chunk) == size for chunk in chunks[:-1])
@@ -67,7 +78,7 @@ def test_chunks_by_rows_have_so_many(sizes: list[int], size: int) -> None:
 
 @laws
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 25), st.integers(8, 400))
-def test_chunks_of_several_batches_can_be_cut_into_them(sizes: list[int], size: int, most: int) -> None:
+def test_rebatch_by_multiples_returns_multiples_of_the_size(sizes: list[int], size: int, most: int) -> None:
     chunks = list(rebatch_by_multiples(batches_of(sizes), size, most))
     assert numbers(chunks) == list(range(sum(sizes)))
     assert all(chunk.num_rows % size == 0 for chunk in chunks[:-1])
@@ -76,7 +87,7 @@ def test_chunks_of_several_batches_can_be_cut_into_them(sizes: list[int], size: 
 
 @given(st.lists(st.integers(0, 40), max_size=6), st.integers(1, 25))
 @laws
-def test_a_function_gets_batches_of_so_many_rows(sizes: list[int], rows: int) -> None:
+def test_map_batch_calls_functions_with_batch_size_rows(sizes: list[int], rows: int) -> None:
     layout, got = DocumentLayout(Good), list[int]()
 
     def seen(batch: DocumentBatch[Good]) -> DocumentBatch[Good]:
@@ -97,7 +108,7 @@ def test_a_function_gets_batches_of_so_many_rows(sizes: list[int], rows: int) ->
 
 @laws
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 9))
-def test_partitions_differ_by_one_row_at_most(sizes: list[int], parts: int) -> None:
+def test_split_evenly_differs_by_one_row_at_most(sizes: list[int], parts: int) -> None:
     made = split_evenly(batches_of(sizes), parts)
     assert len(made) == parts
     assert numbers(batch for part in made for batch in part) == list(range(sum(sizes)))
@@ -105,11 +116,11 @@ def test_partitions_differ_by_one_row_at_most(sizes: list[int], parts: int) -> N
     assert max(lengths) - min(lengths) <= 1
 
 
-def test_small_batches_are_joined() -> None:
+def test_rebatch_by_bytes_joins_small_batches() -> None:
     assert len(list(rebatch_by_bytes(batches_of([1] * 1000)))) == 1
 
 
-def test_what_functions_give_is_cut_into_chunks() -> None:
+def test_large_results_are_split_into_chunks() -> None:
     """A function may give far more than it got: no record batch comes near the limits of Arrow's offsets."""
     source, target = DocumentLayout(Good), DocumentLayout(Vector)
     batch = source.encode(list(goods(200)))
@@ -145,11 +156,11 @@ def test_what_functions_give_is_cut_into_chunks() -> None:
     ],
     ids=["document", "batch", "iterator", "partial", "class", "lambda", "builtin"],
 )
-def test_an_annotation_tells_what_a_function_gives(function: Any, expected: Any) -> None:
+def test_return_type_reads_the_annotation(function: Any, expected: Any) -> None:
     assert UserFunction(function).return_type() is expected
 
 
-def test_annotations_that_tell_nothing_are_passed_over() -> None:
+def test_return_type_ignores_unknown_annotations() -> None:
     def first(documents: Any) -> BaseDocument:
         return documents[0]
 
@@ -162,14 +173,14 @@ def test_annotations_that_tell_nothing_are_passed_over() -> None:
     assert [UserFunction(function).return_type() for function in (first, second, third)] == [None, None, None]
 
 
-def test_a_class_that_cannot_be_called_is_refused() -> None:
+def test_class_without_call_is_rejected() -> None:
     with pytest.raises(OptionError, match=r"Maker.*__call__"):
         UserFunction(type("Maker", (), {}))
     with pytest.raises(OptionError, match="a function or a class is needed, got 3"):
         UserFunction(3)  # type: ignore[arg-type]
 
 
-def test_what_a_function_gives_is_checked() -> None:
+def test_results_of_functions_are_checked() -> None:
     shards = DocumentShards[Good].from_documents(goods(3))
     for wrong in (lambda document: document.price, lambda _: None, lambda _: Rated(name="x")):
         with pytest.raises(PartitionError, match="must return documents of Good, but returned"):
@@ -180,7 +191,7 @@ def test_what_a_function_gives_is_checked() -> None:
         assert isinstance(caught.value.__cause__, DocumentTypeError)
 
 
-def test_a_mapping_becomes_a_document() -> None:
+def test_mapping_result_becomes_a_document() -> None:
     shards = DocumentShards[Good].from_documents(goods(3))
     found = shards.map(lambda document: {"name": document.name, "stars": 1}, schema=Rated).collect()
     assert found.stars == [1.0, 1.0, 1.0]
@@ -189,7 +200,7 @@ def test_a_mapping_becomes_a_document() -> None:
         shards.map(lambda _: {"name": "x", "stars": "many"}, schema=Rated).collect()
 
 
-def test_an_undeclared_function_is_not_called_when_it_is_declared() -> None:
+def test_undeclared_function_is_not_called_early() -> None:
     seen = []
 
     def noted(document):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
@@ -203,7 +214,7 @@ def test_an_undeclared_function_is_not_called_when_it_is_declared() -> None:
     assert sorted(seen) == goods(6).id
 
 
-def test_an_id_that_the_function_gives_is_kept() -> None:
+def test_id_set_by_the_function_is_kept() -> None:
     shards = DocumentShards[Good].from_documents(goods(3))
     made = shards.map(lambda d: Rated(id=f"{d.id}!", name=d.name), schema=Rated)
     assert made.collect().id == ["good 000!", "good 001!", "good 002!"]
@@ -212,7 +223,7 @@ def test_an_id_that_the_function_gives_is_kept() -> None:
 # --- rows that fail
 
 
-def test_null_needs_fields_that_can_be_none() -> None:
+def test_on_error_null_needs_nullable_fields() -> None:
     class Needy(BaseDocument):
         weight: float
 
@@ -232,12 +243,12 @@ def _failing(document: Good) -> Good:
     raise RuntimeError(document.id)
 
 
-def test_unknown_rules_are_refused() -> None:
+def test_unknown_on_error_is_rejected() -> None:
     with pytest.raises(OptionError, match="on_error='ignore'"):
         DocumentShards[Good].from_documents(goods(1)).map(dearer, on_error="ignore")  # type: ignore[arg-type]
 
 
-def test_errors_pass_as_text_and_as_pickles() -> None:
+def test_partition_errors_survive_text_and_pickle() -> None:
     made = partition_error(EncodeError("Good.maker.town: no such place"), 3, 5, "x")
     assert (
         str(made) == "partition 3, document 5 (id 'x'), field 'maker.town': EncodeError: Good.maker.town: no such place"
@@ -252,7 +263,7 @@ def test_errors_pass_as_text_and_as_pickles() -> None:
 # --- layouts
 
 
-def test_a_stage_travels_to_a_process_that_knows_nothing() -> None:
+def test_stage_is_picklable_to_a_fresh_process() -> None:
     layout = layout_from_arrow(pa.schema([pa.field("first name", pa.string()), pa.field("size", pa.int64())]))
     stage = MapRows(UserFunction(lambda document: document), layout, layout)
     batch = layout.encode([layout.document_type(first_name="Ada", size=3)], ["a"])
@@ -267,7 +278,7 @@ def test_a_stage_travels_to_a_process_that_knows_nothing() -> None:
     assert pickle.loads(done.stdout) == [[{"id": "a", "first_name": "Ada", "size": 3}]]
 
 
-def test_record_batches_of_others_are_read_as_the_class_has_them() -> None:
+def test_foreign_record_batches_conform_to_the_class() -> None:
     layout = DocumentLayout(Rated)
     foreign = pa.record_batch({"stars": pa.array([1, 2]), "name": ["a", "b"], "score": [[1.0, 2.0], None]})
     found = layout.array(layout.decode(foreign))
@@ -276,7 +287,7 @@ def test_record_batches_of_others_are_read_as_the_class_has_them() -> None:
     assert found[1].score is None
 
 
-def test_functions_see_what_is_theirs_to_change() -> None:
+def test_functions_may_change_their_documents() -> None:
     documents = goods(4)
     shards = DocumentShards[Good].from_documents(documents)
 
@@ -289,7 +300,7 @@ def test_functions_see_what_is_theirs_to_change() -> None:
     assert documents.identical(goods(4))
 
 
-def test_documents_of_a_local_class() -> None:
+def test_map_accepts_documents_of_a_local_class() -> None:
     class Local(BaseDocument):
         number: int
 
@@ -303,14 +314,14 @@ def test_documents_of_a_local_class() -> None:
     ]
 
 
-def test_a_generator_of_documents() -> None:
+def test_from_documents_accepts_a_generator() -> None:
     def many() -> Iterator[Good]:
         return (good(i) for i in range(7))
 
     assert DocumentShards.from_documents(many(), num_partitions=2).collect().identical(goods(7))
 
 
-def test_arrays_by_name_and_in_order() -> None:
+def test_partition_accepts_arrays_by_name_and_in_order() -> None:
     class Pair(BaseDocument):
         image: Any
         label: int

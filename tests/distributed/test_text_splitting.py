@@ -55,7 +55,7 @@ ENDS = st.sampled_from(["\n", "\r\n", "\n\n"])
 
 @laws
 @given(TOWNS, ENDS, st.integers(2, 7), st.sampled_from(["\ufeff", "\n", ""]))
-def test_a_table_in_pieces_is_the_table(place: Path, towns: list[str], end: str, parts: int, first: str) -> None:
+def test_csv_pieces_hold_all_rows(place: Path, towns: list[str], end: str, parts: int, first: str) -> None:
     lines = ["town,people", *(f'"{town}",{number}' for number, town in enumerate(towns))]
     file_of(place, "t.csv", first + end.join(lines) + end)
     alone = read("csv", place / "t.csv", 1)
@@ -65,7 +65,7 @@ def test_a_table_in_pieces_is_the_table(place: Path, towns: list[str], end: str,
 
 @laws
 @given(TOWNS, ENDS, st.integers(2, 7))
-def test_lines_of_json_in_pieces_are_all_of_them(place: Path, towns: list[str], end: str, parts: int) -> None:
+def test_json_pieces_hold_all_rows(place: Path, towns: list[str], end: str, parts: int) -> None:
     lines = [Line(town=town, people=i).model_dump_json(exclude={"id"}) for i, town in enumerate(towns)]
     file_of(place, "t.jsonl", end.join(lines) + "\n  \n")
     alone = read("json", place / "t.jsonl", 1)
@@ -75,7 +75,7 @@ def test_lines_of_json_in_pieces_are_all_of_them(place: Path, towns: list[str], 
 
 @laws
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=30), st.integers(1, 50))
-def test_pieces_end_with_lines_and_have_all_bytes(place: Path, sizes: list[int], size: int) -> None:
+def test_pieces_end_at_lines_and_cover_the_file(place: Path, sizes: list[int], size: int) -> None:
     content = "".join("x" * length + "\n" for length in [3, *sizes])
     pieces = split_text_file("csv", file_of(place, "x.csv", content), size, "utf-8")
     spans = [(piece.start, piece.start + piece.size) for piece in pieces]
@@ -84,7 +84,7 @@ def test_pieces_end_with_lines_and_have_all_bytes(place: Path, sizes: list[int],
     assert [piece.lines for piece in pieces] == [content[: piece.start].count("\n") for piece in pieces]
 
 
-def test_there_are_as_many_pieces_as_partitions(place: Path) -> None:
+def test_large_file_has_a_piece_per_partition(place: Path) -> None:
     file_of(place, "many.csv", "town,people\n" + "Bath,94\n" * 1000)
     shards = DocumentShards[Line].read_csv(place / "many.csv", num_partitions=4)
     assert shards.num_partitions() == 4
@@ -95,7 +95,7 @@ def test_there_are_as_many_pieces_as_partitions(place: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["csv", "json"])
-def test_an_error_tells_the_line_of_the_file(place: Path, kind: str) -> None:
+def test_error_in_a_piece_names_the_line_of_the_file(place: Path, kind: str) -> None:
     good = "Bath,94" if kind == "csv" else '{"town": "Bath", "people": 94}'
     bad = "Cork,many" if kind == "csv" else '{"town": "Cork", "people": "many"}'
     head = ["town,people"] if kind == "csv" else []
@@ -115,7 +115,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("why", WHOLE)
-def test_some_files_stay_whole(place: Path, why: str) -> None:
+def test_unsplittable_files_stay_whole(place: Path, why: str) -> None:
     name, content, encoding = WHOLE[why]
     kind: Any = "csv" if name.endswith(".csv") else "json"
     file = file_of(place, name, content, encoding)
@@ -125,7 +125,7 @@ def test_some_files_stay_whole(place: Path, why: str) -> None:
     assert read(kind, place / name, 3, **more) == read(kind, place / name, 1, **more)
 
 
-def test_a_packed_file_stays_whole(place: Path) -> None:
+def test_compressed_file_stays_whole(place: Path) -> None:
     (place / "p.csv.gz").write_bytes(gzip.compress(b"town,people\n" + b"Ely,2\n" * 50))
     file = find_files(place / "p.csv.gz", (), RemoteOptions())[0]
     assert split_text_file("csv", file, 10, "utf-8") == [TextPiece(file)]
