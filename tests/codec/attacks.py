@@ -700,9 +700,9 @@ def in_a_fork(name: str, size: int) -> str:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as answer:
-        told = answer.read()
+        output = answer.read()
     os.waitpid(child, 0)
-    return told or "0 1 0 died"
+    return output or "0 1 0 died"
 
 
 if __name__ == "__main__":

@@ -106,31 +106,31 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: type(d).__name__)
-def test_values_stay_with_their_fields(document: Any, form: str) -> None:
+def test_round_trips_keep_values_in_their_fields(document: Any, form: str) -> None:
     assert FORMS[form](document).identical(document)
 
 
 @pytest.mark.needs("pandas")
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: type(d).__name__)
-def test_values_stay_with_their_fields_in_data_frames(document: Any) -> None:
+def test_data_frames_keep_values_in_their_fields(document: Any) -> None:
     array = DocumentArray[type(document)]([document])
     assert type(array).from_dataframe(array.to_dataframe())[0].identical(document)
 
 
 @laws
 @given(st.text(max_size=3), st.text(max_size=3), st.sampled_from(sorted(FORMS)))
-def test_no_pair_of_values_is_swapped(title: str, name: str, form: str) -> None:
+def test_round_trips_swap_no_values(title: str, name: str, form: str) -> None:
     document = made(Renamed, title=title, name=name)
     assert FORMS[form](document).identical(document)
 
 
-def test_an_alias_still_fills_its_field_where_the_name_is_missing() -> None:
+def test_alias_fills_its_field_if_the_name_is_missing() -> None:
     assert Renamed.model_validate({"title": "T"}).name == "T"
     assert Renamed.from_json('{"title": "T"}').name == "T"
     assert Renamed.from_json('{"title": "T", "name": "N"}').name == "N"
 
 
-def test_errors_name_the_field_and_not_a_key_of_quires_own() -> None:
+def test_errors_name_the_field_and_not_an_internal_key() -> None:
     with pytest.raises(DecodeError, match=r"Swapped.*: Input should be a valid integer") as caught:
         Swapped.from_json('{"a": "x"}')
     assert "\0" not in str(caught.value)
@@ -138,14 +138,14 @@ def test_errors_name_the_field_and_not_a_key_of_quires_own() -> None:
         OnlyByAlias.from_bytes(made(Renamed, title="T").to_bytes().replace(b"name", b"game"))
 
 
-def test_a_class_that_is_made_by_aliases_only_is_read_by_name() -> None:
+def test_class_with_aliases_only_is_read_by_name() -> None:
     document = OnlyByAlias(title="T", Name="N")
     for form in ("bytes", "array bytes", "batch", "typed protobuf", "array message"):
         assert FORMS[form](document).identical(document)
 
 
 @pytest.mark.parametrize("form", ["JSON", "dict", "NDJSON"])
-def test_text_that_only_has_a_colliding_alias_to_go_by_is_not_written(form: str) -> None:
+def test_text_with_a_colliding_alias_is_not_written(form: str) -> None:
     document = made(OnlyByCollidingAlias, title="T", name="N")
     with pytest.raises(EncodeError, match=r"OnlyByCollidingAlias.*could not be read back: .* has no field 'name'"):
         FORMS[form](document)
@@ -153,7 +153,7 @@ def test_text_that_only_has_a_colliding_alias_to_go_by_is_not_written(form: str)
     assert FORMS["CSV"](document).identical(document)
 
 
-def test_update_and_assignment_know_fields_by_name() -> None:
+def test_update_and_assignment_use_names_of_fields() -> None:
     document = made(Renamed, title="T", name="N")
     document.update({"name": "M"})
     assert (document.title, document.name) == ("T", "M")

@@ -18,7 +18,7 @@ from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.columns import ObjectColumn
 from quire.errors import DecodeError, EncodeError
 from quire.typing import NdArray, TorchTensor, float32
-from tests.codec.ways import dynamic, exact, written_whole
+from tests.codec.round_trips import dynamic, exact, written_whole
 from tests.strategies import Branch, Leaf, Node, Seed, Tree, Twig, arrays, branches, laws, leaves, nodes, seeds, trees
 
 
@@ -30,7 +30,7 @@ from tests.strategies import Branch, Leaf, Node, Seed, Tree, Twig, arrays, branc
     | arrays(nodes(), Node)
 )
 @laws
-def test_every_array_comes_back(docs: Any) -> None:
+def test_arrays_round_trip(docs: Any) -> None:
     cls = type(docs)
     assert exact(cls.from_bytes(docs.to_bytes()), docs)
     assert exact(DocumentArray.from_bytes(docs.to_bytes()), docs)
@@ -47,7 +47,7 @@ def test_every_array_comes_back(docs: Any) -> None:
     st.sampled_from(["ragged", "pad"]),
 )
 @laws
-def test_every_batch_comes_back(docs: Any, shapes: Any) -> None:
+def test_batches_round_trip(docs: Any, shapes: Any) -> None:
     batch = docs.stack(shapes=shapes)
     for options in ({}, {"copy": False}):
         got = type(batch).from_bytes(batch.to_bytes(), **options)
@@ -147,7 +147,7 @@ FULL = Parts(
 @pytest.mark.parametrize(
     "rows", [[Parts()], [Parts(), Parts()], [FULL, Parts()], [Parts(), FULL, Parts(), FULL], [FULL, FULL]], ids=len
 )
-def test_rows_without_a_value(rows: list[Parts]) -> None:
+def test_rows_without_a_value_round_trip(rows: list[Parts]) -> None:
     docs = DocumentArray[Parts](rows)
     assert exact(DocumentArray[Parts].from_bytes(docs.to_bytes()), docs)
     batch = docs.stack()
@@ -157,12 +157,12 @@ def test_rows_without_a_value(rows: list[Parts]) -> None:
         np.testing.assert_array_equal(got.validity(path), batch.validity(path))
 
 
-def test_values_that_look_like_nothing() -> None:
+def test_falsy_values_round_trip() -> None:
     docs = DocumentArray[Parts]([Parts(number=0, real=0.0, flag=False, text="", blob=b"", leaves=[]), Parts(text="x")])
     assert exact(DocumentArray[Parts].from_bytes(docs.to_bytes()), docs)
 
 
-def test_big_integers_among_small_ones() -> None:
+def test_columns_with_big_integers_round_trip() -> None:
     docs = DocumentArray[Parts]([Parts(number=1), Parts(number=2**63), Parts(), Parts(number=-(2**63))])
     assert exact(DocumentArray[Parts].from_bytes(docs.to_bytes()), docs)
     assert exact(DocumentBatch[Parts].from_bytes(docs.stack().to_bytes()).unstack(), docs)
@@ -180,7 +180,7 @@ def test_padded_batches_keep_the_shapes_of_their_rows() -> None:
     assert exact(got.unstack(), batch.unstack())
 
 
-def test_parts_of_a_batch_are_written_without_the_rest() -> None:
+def test_slices_are_written_without_other_rows() -> None:
     docs = DocumentArray[Leaf]([Leaf(text=str(i), vector=[i, i, i]) for i in range(100)])
     batch = docs.stack()
     assert len(batch[:2].to_bytes()) < len(batch.to_bytes()) / 10
@@ -292,7 +292,7 @@ def _forged(cls: type[Any], rows: int = 2, **content: Any) -> list[Any]:
         ),
     ],
 )
-def test_a_bad_value_is_an_error_that_names_class_and_field(
+def test_invalid_value_raises_an_error_with_class_and_field(
     cls: type[Any], content: dict[str, Any], message: str
 ) -> None:
     for target, data in _forged(cls, **content):
@@ -300,12 +300,12 @@ def test_a_bad_value_is_an_error_that_names_class_and_field(
             target.from_bytes(data)
 
 
-def test_validators_may_change_what_was_read() -> None:
+def test_validators_may_change_decoded_values() -> None:
     document = Ruled.model_construct(id="1", low=0, high=1, name=" a ")
     assert Ruled.from_bytes(document.to_bytes()).name == "a"
 
 
-def test_good_values_pass_all_checks() -> None:
+def test_valid_values_pass_all_validators() -> None:
     for document in (
         Checked(number=2, text="ab", even=4),
         Ruled(low=1, high=2),
@@ -322,13 +322,13 @@ def test_shared_dimensions_may_differ_between_rows() -> None:
     assert exact(DocumentBatch[Shared].from_bytes(docs.stack(shapes="ragged").to_bytes()).unstack(), docs)
 
 
-def test_what_a_validator_raises_is_not_hidden() -> None:
+def test_errors_of_validators_are_raised() -> None:
     for target, data in _forged(Checked, even=3):
         with pytest.raises((DecodeError, ZeroDivisionError)):
             target.from_bytes(data)
 
 
-def test_a_bad_row_of_a_subclass_is_an_error() -> None:
+def test_invalid_row_of_a_subclass_raises_an_error() -> None:
     bad = Twig.model_construct(
         id="1", text="a", number=1, weight=None, flag=False, vector=np.zeros(3, np.float32), bark={"a": "b"}, ring=None
     )
@@ -338,7 +338,7 @@ def test_a_bad_row_of_a_subclass_is_an_error() -> None:
             DocumentArray[Leaf].from_bytes(data)
 
 
-def test_an_array_of_one_class_does_not_take_documents_of_another() -> None:
+def test_array_rejects_documents_of_another_class() -> None:
     data = DocumentArray[Seed]([Seed(x=1)]).to_bytes()
     with pytest.raises(DecodeError, match=r"Leaf\.text: the bytes do not hold it"):
         DocumentArray[Leaf].from_bytes(data)
@@ -353,7 +353,7 @@ class Weights(BaseDocument):
 
 
 @pytest.mark.needs("torch")
-def test_a_tensor_without_data_is_an_error_that_names_the_field() -> None:
+def test_tensor_without_data_raises_an_error_with_the_field() -> None:
     import torch
 
     docs = DocumentArray[Weights]([Weights(values=torch.ones(2, device="meta"))] * 2)

@@ -54,7 +54,7 @@ def with_version(version: int) -> bytes:
     return repaired(bytes(data))
 
 
-def test_the_version_of_a_stream_is_checked() -> None:
+def test_later_versions_of_streams_are_rejected() -> None:
     for version in (0, 1):
         assert DocumentArray[Line].from_bytes(with_version(version)).number == list(range(5))
     for version in (2, 3, 100):
@@ -64,7 +64,7 @@ def test_the_version_of_a_stream_is_checked() -> None:
             list(DocumentArray[Line].load_binary(io.BytesIO(with_version(version)), streaming=True))
 
 
-def test_the_index_knows_where_every_block_begins() -> None:
+def test_index_has_the_offset_of_every_block() -> None:
     data = lines(7).to_bytes()
     index = read_index(io.BytesIO(data), ReadOptions())
     assert index is not None
@@ -76,7 +76,7 @@ def test_the_index_knows_where_every_block_begins() -> None:
     assert b"".join(piece for _, _, piece in pieces) == data[: index.end]
 
 
-def test_the_index_is_found_after_other_data_and_the_file_keeps_its_position() -> None:
+def test_index_is_found_after_other_data_and_the_file_keeps_its_position() -> None:
     file = io.BytesIO(b"before" + lines().to_bytes())
     file.seek(6)
     index = read_index(file, ReadOptions())
@@ -86,7 +86,7 @@ def test_the_index_is_found_after_other_data_and_the_file_keeps_its_position() -
 
 
 @pytest.mark.parametrize("cut", [1, 8, 16, 17, 64, 100])
-def test_a_stream_that_was_cut_has_no_index_and_gives_what_is_whole(cut: int) -> None:
+def test_truncated_stream_has_no_index_and_yields_complete_blocks(cut: int) -> None:
     data = lines().to_bytes()[:-cut]
     file = io.BytesIO(data)
     assert read_index(file, ReadOptions()) is None
@@ -95,7 +95,7 @@ def test_a_stream_that_was_cut_has_no_index_and_gives_what_is_whole(cut: int) ->
     assert [next(stream).number for _ in range(5)] == list(range(5))
 
 
-def test_every_flipped_bit_of_a_head_is_noticed() -> None:
+def test_every_flipped_bit_of_a_head_is_detected() -> None:
     data = lines().to_bytes()
     for position in range(64):
         damaged = bytearray(data)
@@ -130,7 +130,7 @@ EXPECTED = [(BATCH, 3, b"x" * 64), (ROWS, 0, b"y" * 65), (PICKLE, 2, bytes(200) 
 
 
 @pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 200])
-def test_a_segment_is_a_head_its_payload_and_zeros_up_to_64_bytes(length: int) -> None:
+def test_segment_has_a_head_a_payload_and_padding_to_64_bytes(length: int) -> None:
     payload = bytes(range(length))
     data = b"".join(pack_segment(BATCH, 7, [payload[:5], payload[5:]]))
     magic, kind, crc, size, count, checksum = HEAD.unpack(data[:64])
@@ -141,20 +141,20 @@ def test_a_segment_is_a_head_its_payload_and_zeros_up_to_64_bytes(length: int) -
     assert len(data) % 64 == 0
 
 
-def test_a_segment_counts_the_bytes_of_arrays() -> None:
+def test_segment_length_counts_the_bytes_of_arrays() -> None:
     array = np.arange(10, dtype=np.int32).reshape(2, 5)
     data = b"".join(pack_segment(BATCH, 1, [array, b"abc"]))
     assert HEAD.unpack(data[:64])[3] == 43
     assert data[64:107] == array.tobytes() + b"abc"
 
 
-def test_a_segment_without_a_checksum_has_0_in_its_place() -> None:
+def test_segment_without_a_checksum_has_0_in_its_place() -> None:
     data = b"".join(pack_segment(BATCH, 1, [b"abc"], checksum=False))
     assert HEAD.unpack(data[:64])[2] == 0
     assert HEAD.unpack(data[:64])[5] == zlib.crc32(data[:60])
 
 
-def test_a_stream_is_a_header_blocks_an_index_and_a_tail() -> None:
+def test_stream_has_a_header_blocks_an_index_and_a_tail() -> None:
     segments = [b"".join(parts) for parts in encode_stream("a:B", "{}", BLOCKS, None, checksums=True)]
     kinds = [segment[8:9] for segment in segments[:-1]]
     assert kinds == [HEADER, BATCH, ROWS, PICKLE, INDEX]
@@ -167,13 +167,13 @@ def test_a_stream_is_a_header_blocks_an_index_and_a_tail() -> None:
     assert all(HEAD.unpack(segment[:64])[2] for segment in segments[:-1])
 
 
-def test_a_stream_without_checksums_still_has_one_of_its_index() -> None:
+def test_index_has_a_checksum_in_a_stream_without_checksums() -> None:
     segments = [b"".join(parts) for parts in encode_stream("a:B", "{}", BLOCKS, None, checksums=False)]
     assert [HEAD.unpack(segment[:64])[2] != 0 for segment in segments[:-1]] == [False, False, False, False, True]
 
 
 @pytest.mark.parametrize("compress", COMPRESSED[1:])
-def test_each_segment_of_a_packed_stream_is_packed_alone(compress: str) -> None:
+def test_segments_are_compressed_separately(compress: str) -> None:
     compression = COMPRESSIONS[compress]
     plain = [b"".join(parts) for parts in encode_stream("a:B", "{}", BLOCKS, None, checksums=True)]
     segments = [b"".join(parts) for parts in encode_stream("a:B", "{}", BLOCKS, compression, checksums=True)]
@@ -197,7 +197,7 @@ def test_each_segment_of_a_packed_stream_is_packed_alone(compress: str) -> None:
         (None, False, 2, True),
     ],
 )
-def test_blocks_are_made_in_threads_where_there_is_work_for_them(
+def test_blocks_are_encoded_in_threads_if_there_is_work_for_them(
     monkeypatch: pytest.MonkeyPatch, compress: str | None, checksums: bool, workers: int | None, elsewhere: bool
 ) -> None:
     monkeypatch.setattr(_blocks, "cpu_count", lambda: 2)
@@ -214,7 +214,7 @@ def test_blocks_are_made_in_threads_where_there_is_work_for_them(
 
 
 @pytest.mark.parametrize("workers", [None, 2])
-def test_a_block_is_written_before_the_next_one_comes_when_workers_are_asked_for(
+def test_block_is_written_before_the_next_one_is_taken_with_workers(
     monkeypatch: pytest.MonkeyPatch, workers: int | None
 ) -> None:
     monkeypatch.setattr(_blocks, "cpu_count", lambda: 2)
@@ -234,7 +234,7 @@ def test_a_block_is_written_before_the_next_one_comes_when_workers_are_asked_for
 
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("compress", COMPRESSED)
-def test_every_way_of_reading_gives_the_blocks(
+def test_memory_and_files_yield_the_same_blocks(
     monkeypatch: pytest.MonkeyPatch, compress: str | None, cores: int
 ) -> None:
     monkeypatch.setattr(_blocks, "cpu_count", lambda: cores)
@@ -249,7 +249,7 @@ def test_every_way_of_reading_gives_the_blocks(
 
 @pytest.mark.parametrize("compress", COMPRESSED)
 @pytest.mark.parametrize("step", [1, 5, 1_000])
-def test_pipes_that_give_few_bytes_at_a_time_are_read(compress: str | None, step: int) -> None:
+def test_pipes_with_short_reads_are_read(compress: str | None, step: int) -> None:
     class Pipe:
         def __init__(self, data: bytes) -> None:
             self._rest = io.BytesIO(data)
@@ -261,7 +261,7 @@ def test_pipes_that_give_few_bytes_at_a_time_are_read(compress: str | None, step
 
 
 @pytest.mark.parametrize("read", [read_memory, lambda data, options: read_file(io.BytesIO(data), options)])
-def test_segments_know_their_number_and_place(read: Callable[..., Iterator[Segment]]) -> None:
+def test_segments_have_their_number_and_offset(read: Callable[..., Iterator[Segment]]) -> None:
     segments = list(read(stream(), OPTIONS))
     assert [segment.number for segment in segments] == [0, 1, 2, 3, 4]
     assert [segment.offset for segment in segments] == [0, 128, 256, 448, 768]
@@ -285,7 +285,9 @@ def test_segments_in_memory_are_views() -> None:
 
 @pytest.mark.parametrize("read", [read_memory, lambda data, options: read_file(io.BytesIO(data), options)])
 @pytest.mark.parametrize("missing", [1, 2, 7])
-def test_a_payload_that_was_cut_is_measured(read: Callable[..., Iterator[Segment]], missing: int) -> None:
+def test_truncated_payload_raises_an_error_with_the_missing_bytes(
+    read: Callable[..., Iterator[Segment]], missing: int
+) -> None:
     one = b"".join(pack_segment(HEADER, 0, [b"\x08\x01"]))
     data = one + b"".join(pack_segment(BATCH, 1, [b"x" * 64]))[: 128 - missing]
     segments = read(data, OPTIONS)
@@ -296,7 +298,7 @@ def test_a_payload_that_was_cut_is_measured(read: Callable[..., Iterator[Segment
         next(segments)
 
 
-def test_the_padding_of_a_file_belongs_to_it() -> None:
+def test_truncated_padding_raises_an_error() -> None:
     one = b"".join(pack_segment(INDEX, 0, [b"x" * 60]))
     assert len(list(read_memory(one[:-4], OPTIONS))) == 1
     assert len(list(read_file(io.BytesIO(one), OPTIONS))) == 1
@@ -305,7 +307,7 @@ def test_the_padding_of_a_file_belongs_to_it() -> None:
 
 
 @pytest.mark.parametrize("read", [read_memory, lambda data, options: read_file(io.BytesIO(data), options)])
-def test_a_head_that_is_not_one_is_refused(read: Callable[..., Iterator[Segment]]) -> None:
+def test_damaged_heads_are_rejected(read: Callable[..., Iterator[Segment]]) -> None:
     data = stream()
     for foreign in (b"something else" * 20, b"short"):
         with pytest.raises(DecodeError, match="this is not a stream of quire's documents|ends .* bytes too early"):
@@ -321,7 +323,7 @@ def test_a_head_that_is_not_one_is_refused(read: Callable[..., Iterator[Segment]
         list(read(unknown, OPTIONS))
 
 
-def test_errors_distinguish_cut_streams_from_other_data() -> None:
+def test_errors_distinguish_truncated_streams_from_other_data() -> None:
     with pytest.raises(DecodeError, match="this is not a stream"):
         next(read_memory(b"x" * 64, OPTIONS))
     with pytest.raises(DecodeError, match="this is not a stream"):
@@ -335,7 +337,7 @@ def test_errors_distinguish_cut_streams_from_other_data() -> None:
 
 
 @pytest.mark.parametrize("read", [read_memory, lambda data, options: read_file(io.BytesIO(data), options)])
-def test_payloads_are_held_against_their_checksum_where_they_have_one(read: Callable[..., Iterator[Segment]]) -> None:
+def test_payloads_are_verified_if_they_have_a_checksum(read: Callable[..., Iterator[Segment]]) -> None:
     for checksums in (True, False):
         data = bytearray(stream(checksums=checksums))
         data[192] ^= 1
@@ -346,7 +348,7 @@ def test_payloads_are_held_against_their_checksum_where_they_have_one(read: Call
             assert described(read(bytes(data), OPTIONS))[0] == (BATCH, 3, b"y" + b"x" * 63)
 
 
-def test_a_segment_may_have_max_bytes_and_no_more() -> None:
+def test_segment_may_have_at_most_max_bytes() -> None:
     data = stream()
     assert described(read_file(io.BytesIO(data), ReadOptions(max_bytes=201))) == EXPECTED
     message = r"block 3 \(byte 448\) has 201 bytes, more than max_bytes=200. Raise it"
@@ -354,7 +356,7 @@ def test_a_segment_may_have_max_bytes_and_no_more() -> None:
         list(read_file(io.BytesIO(data), ReadOptions(max_bytes=200)))
 
 
-def test_a_false_length_costs_no_memory() -> None:
+def test_wrong_length_allocates_no_memory() -> None:
     class Source(io.BytesIO):
         largest = 0
 
@@ -375,20 +377,20 @@ def test_a_false_length_costs_no_memory() -> None:
     assert source.largest == 1 << 20
 
 
-def test_large_payloads_are_put_together_from_their_pieces() -> None:
+def test_large_payloads_are_joined_from_pieces() -> None:
     payload = bytes(range(256)) * (1 << 13) + b"end"
     data = b"".join(pack_segment(INDEX, 0, [payload]))
     [segment] = read_file(io.BytesIO(data), OPTIONS)
     assert bytes(segment.payload) == payload
 
 
-def test_damage_of_packed_data_names_the_block() -> None:
+def test_errors_of_compressed_data_name_the_block() -> None:
     data = stream("gzip")
     with pytest.raises(DecodeError, match=r"^block \d \(byte \d+\): the gzip data is damaged"):
         list(read_memory(data[:-60], OPTIONS))
 
 
-def test_bytes_that_were_looked_at_are_read_again() -> None:
+def test_rejoined_source_returns_the_first_bytes_again() -> None:
     for size in (1, 3, 8, 100):
         rejoined = _blocks._Rejoined(b"01234567", io.BytesIO(b"89"))
         assert rejoined.read(0) == b""
@@ -409,18 +411,18 @@ def header(data: bytes, kind: bytes = HEADER) -> Header:
     return Header(Segment(kind, 0, memoryview(data), 0, 0))
 
 
-def test_a_header_names_the_class() -> None:
+def test_header_has_the_class_name() -> None:
     assert header(encode_uint(1, 1) + encode_text(2, "a:B") + encode_text(3, "{}")).type_name == "a:B"
     assert header(encode_uint(1, 1)).type_name == ""
     assert header(b"").type_name == ""
 
 
-def test_a_header_may_have_fields_of_later_versions() -> None:
+def test_header_ignores_fields_of_later_versions() -> None:
     later = encode_uint(9, 77) + encode_delimited(8, b"text") + encode_delimited(1, b"\x05") + encode_uint(2, 5)
     assert header(encode_uint(1, 1) + encode_text(2, "a:B") + later).type_name == "a:B"
 
 
-def test_only_a_header_is_taken_for_one() -> None:
+def test_other_segments_are_rejected_as_header() -> None:
     with pytest.raises(DecodeError, match="the stream has no header"):
         header(encode_uint(1, 1), BATCH)
 
@@ -439,9 +441,7 @@ class Seeks(io.BytesIO):
 
 
 @pytest.mark.parametrize(("cores", "sought"), [(1, False), (2, True)])
-def test_the_index_is_read_where_there_are_cores_for_it(
-    monkeypatch: pytest.MonkeyPatch, cores: int, sought: bool
-) -> None:
+def test_index_is_read_only_with_several_cores(monkeypatch: pytest.MonkeyPatch, cores: int, sought: bool) -> None:
     monkeypatch.setattr(_blocks, "cpu_count", lambda: cores)
     file = Seeks(stream("gzip"))
     assert described(read_file(file, OPTIONS)) == EXPECTED
@@ -461,7 +461,7 @@ def with_index(offsets: list[int], counts: list[int], *, kind: bytes = INDEX, co
     return original[:end] + index + tail
 
 
-def test_an_index_that_does_not_fit_is_ignored() -> None:
+def test_inconsistent_index_is_ignored() -> None:
     assert read_index(io.BytesIO(with_index([128, 256, 448], [3, 0, 2])), OPTIONS) == Index(
         0, [128, 256, 448], [3, 0, 2], 768, None
     )
@@ -477,14 +477,14 @@ def test_an_index_that_does_not_fit_is_ignored() -> None:
     assert read_index(io.BytesIO(with_index([128, 256, 448], [3, 0, 2], kind=BATCH)), OPTIONS) is None
 
 
-def test_an_index_may_have_any_offsets_that_rise() -> None:
+def test_index_may_have_any_increasing_offsets() -> None:
     for offsets in ([1, 2, 3], [765, 766, 767]):
         index = read_index(io.BytesIO(with_index(offsets, [3, 0, 2])), OPTIONS)
         assert index is not None
         assert index.offsets == offsets
 
 
-def test_an_index_may_have_fields_of_later_versions() -> None:
+def test_index_ignores_fields_of_later_versions() -> None:
     content = encode_packed(1, [128]) + encode_packed(2, [3]) + encode_delimited(3, b"\x07") + encode_uint(9, 4)
     plain = b"".join(pack_segment(HEADER, 0, [bytes(64)])) + b"".join(pack_segment(INDEX, 3, [content]))
     data = plain[:128] + b"".join(pack_segment(BATCH, 3, [b""])) + plain[128:]
@@ -492,7 +492,7 @@ def test_an_index_may_have_fields_of_later_versions() -> None:
     assert index == Index(0, [128], [3], 192, None)
 
 
-def test_a_stream_that_is_not_packed_is_read_in_order_whatever_its_index() -> None:
+def test_uncompressed_stream_is_read_in_order_without_its_index() -> None:
     data = with_index([64, 300, 500], [1, 1, 1])
     assert read_index(io.BytesIO(data), OPTIONS) is not None
     assert described(read_file(io.BytesIO(data), OPTIONS)) == EXPECTED
@@ -506,7 +506,7 @@ def test_a_tail_that_points_beyond_the_file_is_ignored() -> None:
         assert read_index(io.BytesIO(short), OPTIONS) is None
 
 
-def test_only_a_file_that_can_be_sought_in_has_an_index() -> None:
+def test_only_seekable_files_have_an_index() -> None:
     class Once(io.BytesIO):
         def seekable(self) -> bool:
             return False
@@ -523,7 +523,7 @@ def test_only_a_file_that_can_be_sought_in_has_an_index() -> None:
 
 @pytest.mark.parametrize("before", [0, 6, 1_000])
 @pytest.mark.parametrize("compress", COMPRESSED)
-def test_an_index_counts_from_where_the_stream_begins(compress: str | None, before: int) -> None:
+def test_index_offsets_are_relative_to_the_stream(compress: str | None, before: int) -> None:
     data = stream(compress)
     file = io.BytesIO(b"." * before + data)
     file.seek(before)
@@ -541,7 +541,7 @@ def test_an_index_counts_from_where_the_stream_begins(compress: str | None, befo
     assert described(read_blocks(file, index, [2, 0], OPTIONS)) == [EXPECTED[2], EXPECTED[0]]
 
 
-def test_the_tail_of_a_packed_stream_is_found_among_bytes_like_its_beginning() -> None:
+def test_compressed_tail_is_found_among_false_magic_numbers() -> None:
     magic = b"\x1f\x8b"
     tail = GZIP.compress(b"\x93QUIREEN" + (300).to_bytes(8, "little"))
     assert _blocks._index_position(magic + b"x" + magic + tail, GZIP) == 300
@@ -558,7 +558,7 @@ def stored(data: bytes) -> bytes:
     return b"\x1f\x8b" + data
 
 
-def test_a_tail_whose_bytes_hold_the_magic_again_is_found() -> None:
+def test_compressed_tail_that_contains_the_magic_number_is_found() -> None:
     class Reader:
         def __init__(self, source: Any) -> None:
             self._source = source
@@ -575,7 +575,7 @@ def test_a_tail_whose_bytes_hold_the_magic_again_is_found() -> None:
 
 
 @pytest.mark.parametrize("checks", [True, False])
-def test_pieces_are_held_against_their_checksum_unless_their_compression_has_one(checks: bool) -> None:
+def test_pieces_are_verified_unless_their_compression_verifies_them(checks: bool) -> None:
     compression = replace(GZIP, checks=checks)
     segment = bytearray(b"".join(pack_segment(BATCH, 1, [b"abc"])))
     segment[64] ^= 1
@@ -589,7 +589,7 @@ def test_pieces_are_held_against_their_checksum_unless_their_compression_has_one
 
 
 @pytest.mark.parametrize("compression", [None, GZIP])
-def test_pieces_are_segments_or_errors_that_name_them(compression: Compression | None) -> None:
+def test_invalid_pieces_raise_errors_with_their_block(compression: Compression | None) -> None:
     def read(data: bytes, **options: Any) -> Segment:
         content = data if compression is None else compression.compress(data)
         index = Index(0, [], [], 0, compression)

@@ -104,7 +104,7 @@ def bomb(folder: Path, packed: str) -> Path:
         pytest.param("lz4", marks=pytest.mark.needs("lz4")),
     ],
 )
-def test_the_memory_of_a_bomb_that_is_refused_is_bounded(folder: Path, packed: str, way: str) -> None:
+def test_memory_of_rejected_bombs_is_bounded(folder: Path, packed: str, way: str) -> None:
     path = bomb(folder, packed)
     ratio = 50.0 if packed == "lz4" else ReadOptions().max_ratio  # lz4 packs zeros 255 times at most
     allowed = UNRATIONED_BYTES + ratio * path.stat().st_size
@@ -114,7 +114,7 @@ def test_the_memory_of_a_bomb_that_is_refused_is_bounded(folder: Path, packed: s
     assert int(grown) * 1024 <= allowed + ROOM
 
 
-def test_gzip_data_that_lies_about_its_size_costs_no_more(folder: Path) -> None:
+def test_gzip_data_with_a_wrong_size_takes_no_more_memory(folder: Path) -> None:
     data = bytearray(bomb(folder, "gzip").read_bytes())
     allowed = UNRATIONED_BYTES + ReadOptions().max_ratio * len(data)
     for claim in (0, 1 << 20, int(allowed) // 2, int(allowed), (1 << 32) - 1):

@@ -174,7 +174,9 @@ def test_max_bytes_bounds_what_comes_out(name: str) -> None:
     content = bytes((2 << 20) + 5)
     data = compression.compress(content)
     assert decompress(data, compression, len(content), 10_000.0) == content
-    with pytest.raises(DecodeError, match=rf"the data decompresses to more than max_bytes={len(content) - 1}. Raise it"):
+    with pytest.raises(
+        DecodeError, match=rf"the data decompresses to more than max_bytes={len(content) - 1}. Raise it"
+    ):
         decompress(data, compression, len(content) - 1, 10_000.0)
 
 
@@ -210,7 +212,7 @@ def test_only_half_of_what_the_ratio_allows_is_decompressed_at_once(monkeypatch:
     assert calls == [100 + 1_000 * len(data), 40_000]
 
 
-def test_one_member_is_exact_about_its_limit() -> None:
+def test_gzip_member_limit_is_exact() -> None:
     data = gzip.compress(DATA)
     assert _compression._decompress_gzip_member(data, 2 * len(DATA)) == DATA
     assert _compression._decompress_gzip_member(data, 2 * len(DATA) + 1) == DATA
@@ -231,7 +233,7 @@ def test_one_member_is_exact_about_its_limit() -> None:
     ],
     ids=["two members", "trailing byte", "altered", "claims 1", "claims 0", "cut", "not gzip"],
 )
-def test_other_gzip_data_is_not_taken_for_one_member(spoil: Callable[[bytes], bytes]) -> None:
+def test_other_gzip_data_is_not_decompressed_as_one_member(spoil: Callable[[bytes], bytes]) -> None:
     assert _compression._decompress_gzip_member(spoil(gzip.compress(DATA)), 1 << 30) is None
 
 
@@ -243,7 +245,7 @@ def test_gzip_data_of_several_members_is_decompressed_whole() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 3, 100])
-def test_a_source_is_read_as_far_as_asked_and_counted(step: int) -> None:
+def test_counting_source_reads_whole_sizes_and_counts(step: int) -> None:
     source = _compression._CountingSource(Trickle(b"0123456789", step))  # type: ignore[arg-type]
     assert source.read(0) == b""
     assert source.count == 0
@@ -255,7 +257,7 @@ def test_a_source_is_read_as_far_as_asked_and_counted(step: int) -> None:
     assert source.count == 10
 
 
-def test_a_source_gives_everything_when_no_size_is_asked_for() -> None:
+def test_counting_source_reads_everything_without_a_size() -> None:
     source = _compression._CountingSource(io.BytesIO(b"0123456789"))
     assert source.read(2) == b"01"
     assert source.read() == b"23456789"
@@ -305,7 +307,7 @@ def read_zstd(data: bytes, size: int = 1 << 20) -> bytes:
 @pytest.mark.parametrize("dictionary_flag", range(4))
 @pytest.mark.parametrize("size_flag", range(4))
 @pytest.mark.parametrize("single", [False, True])
-def test_every_form_of_a_frame_head_is_read(single: bool, size_flag: int, dictionary_flag: int) -> None:
+def test_every_form_of_a_frame_header_is_read(single: bool, size_flag: int, dictionary_flag: int) -> None:
     content = bytes(range(250)) + (b"x" * 50 if size_flag else b"")
     one = frame(content, single=single, size_flag=size_flag, dictionary_flag=dictionary_flag)
     assert read_zstd(one) == content
@@ -342,7 +344,7 @@ def test_blocks_of_every_kind_are_read() -> None:
 
 
 @pytest.mark.needs("zstandard")
-def test_blocks_that_are_too_large_are_refused_before_they_are_read() -> None:
+def test_too_large_blocks_are_rejected_before_they_are_read() -> None:
     source = Trickle(ZSTD + b"\x00\x58" + block(bytes((1 << 17) + 1)), 1 << 20)
     with pytest.raises(EOFError, match="a block is too large"):
         _compression._ZstdFrames(source).read(1)  # type: ignore[arg-type]
@@ -373,14 +375,14 @@ def test_skippable_frames_are_skipped_in_pieces(size: int) -> None:
 
 @pytest.mark.needs("zstandard")
 @pytest.mark.parametrize("magic", [b"\x4f\x2a\x4d\x18", b"\x60\x2a\x4d\x18", b"\x50\x2a\x4d\x19", b"abcd"])
-def test_other_magic_bytes_are_refused(magic: bytes) -> None:
+def test_other_magic_numbers_are_rejected(magic: bytes) -> None:
     data = frame(b"ab") + magic + frame(b"cd")[4:]
     with pytest.raises(DecodeError, match="the zstd data is damaged"):
         decompress(data, COMPRESSIONS["zstd"], 1 << 20, 1.0)
 
 
 @pytest.mark.needs("zstandard")
-def test_frames_that_are_cut_anywhere_are_refused() -> None:
+def test_truncated_frames_are_rejected() -> None:
     import zstandard
 
     whole = [frame(b"ab"), skippable(5), zstandard.ZstdCompressor(write_checksum=True).compress(DATA[:600])]
@@ -396,7 +398,7 @@ def test_frames_that_are_cut_anywhere_are_refused() -> None:
 
 
 @pytest.mark.needs("zstandard")
-def test_no_more_is_read_than_is_asked_for() -> None:
+def test_reads_do_not_read_ahead() -> None:
     data = frame(b"abcd") + frame(b"efgh")
     source = io.BytesIO(data)
     stream = _compression._ZstdFrames(source)

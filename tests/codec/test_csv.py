@@ -77,29 +77,29 @@ words = st.builds(Word, required=texts, optional=st.none() | texts, other=texts,
 
 @laws
 @given(arrays(leaves().filter(lambda leaf: type(leaf) is Leaf), Leaf))
-def test_leaves_come_back(docs: DocumentArray[Leaf]) -> None:
+def test_leaf_documents_round_trip(docs: DocumentArray[Leaf]) -> None:
     assert again(docs).identical(docs)
 
 
 @laws
 @given(arrays(branches().filter(plain), Branch))
-def test_every_kind_of_field_comes_back(docs: DocumentArray[Branch]) -> None:
+def test_every_kind_of_field_round_trips(docs: DocumentArray[Branch]) -> None:
     assert again(docs).identical(docs)
 
 
 @laws
 @given(arrays(nodes(), Node))
-def test_recursive_documents_come_back(docs: DocumentArray[Node]) -> None:
+def test_recursive_documents_round_trip(docs: DocumentArray[Node]) -> None:
     assert again(docs).identical(docs)
 
 
 @laws
 @given(arrays(words, Word, 5), st.sampled_from([",", ";", "\t"]))
-def test_none_and_empty_texts_are_told_apart(docs: DocumentArray[Word], delimiter: str) -> None:
+def test_none_and_empty_texts_are_distinguished(docs: DocumentArray[Word], delimiter: str) -> None:
     assert again(docs, delimiter=delimiter) == docs
 
 
-def test_the_written_form() -> None:
+def test_csv_text() -> None:
     docs = DocumentArray[Student](
         [
             {"id": "1", "name": "Ada", "thesis": {"id": "t", "title": "a,b"}, "vector": [1, 2], "either": "7"},
@@ -118,7 +118,7 @@ def test_the_written_form() -> None:
     assert again(docs).identical(docs)
 
 
-def test_a_foreign_file_is_read() -> None:
+def test_files_of_other_programs_are_read() -> None:
     text = (
         "name;thesis.title;age;tall;born;grade;vector;second.title;either\r\n"
         "Ada;Leaves; 36 ;TRUE;1815-12-10;2;[1, 2];;seven\r\n"
@@ -137,7 +137,7 @@ def test_a_foreign_file_is_read() -> None:
     assert (grace.second.title, grace.either) == ("Ships", 7)
 
 
-def test_a_whole_document_may_stand_in_one_cell() -> None:
+def test_whole_document_may_be_in_one_cell() -> None:
     class Page(BaseDocument):
         title: Text
         thesis: Thesis | None = None
@@ -150,7 +150,7 @@ def test_a_whole_document_may_stand_in_one_cell() -> None:
         DocumentArray[Page].from_csv(text="title,thesis,thesis.title\n")
 
 
-def test_paths_files_and_encodings(tmp_path: Path) -> None:
+def test_paths_files_and_encodings_are_accepted(tmp_path: Path) -> None:
     docs = DocumentArray[Thesis]([{"title": "naïve ✓", "pages": 3}])
     path = tmp_path / "a.csv"
     for encoding in ("utf-8", "utf-8-sig", "utf-16"):
@@ -173,14 +173,14 @@ def test_paths_files_and_encodings(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.csv"]
 
 
-def test_dialects() -> None:
+def test_dialects_round_trip() -> None:
     docs = DocumentArray[Thesis]([{"title": "a\tb"}])
     assert again(docs, dialect="excel-tab").identical(docs)
     assert again(docs, dialect="unix").identical(docs)
 
 
 def test_cells_may_be_large() -> None:
-    """The csv module refuses cells of more than 128 KiB unless it is told otherwise, for the whole process."""
+    """The csv module refuses cells of more than 128 KiB unless its process-wide limit is raised."""
 
     class Large(BaseDocument):
         x: NdArray
@@ -191,7 +191,7 @@ def test_cells_may_be_large() -> None:
     assert csv.field_size_limit() == before
 
 
-def test_times_and_ids() -> None:
+def test_times_and_ids_round_trip() -> None:
     class Event(BaseDocument):
         at: datetime
         key: UUID | None = None
@@ -225,14 +225,14 @@ def test_errors_name_line_and_column(text: str, match: str) -> None:
         DocumentArray[Student].from_csv(text=text.encode())
 
 
-def test_unknown_columns_are_ignored_when_asked() -> None:
+def test_unknown_columns_are_ignored_on_request() -> None:
     docs = DocumentArray[Thesis].from_csv(text="title,colour\na,red\n", extra="ignore")
     assert docs.title == ["a"]
     with pytest.raises(OptionError, match="use 'forbid' or 'ignore'"):
         DocumentArray[Thesis].from_csv(text="title\n", extra="allow")  # type: ignore[arg-type]
 
 
-def test_an_empty_cell_without_a_default_is_an_error() -> None:
+def test_empty_cell_without_a_default_raises_an_error() -> None:
     class Row(BaseDocument):
         number: int
 
@@ -240,7 +240,7 @@ def test_an_empty_cell_without_a_default_is_an_error() -> None:
         DocumentArray[Row].from_csv(text='number\n1\n""\n')
 
 
-def test_arrays_of_several_classes_make_no_table() -> None:
+def test_arrays_of_several_classes_are_rejected() -> None:
     with pytest.raises(EncodeError, match="several classes"):
         DocumentArray([Thesis(title="a"), Word(required="b")]).to_csv()
     with pytest.raises(EncodeError, match="row 1: the array holds values that Leaf has no field for"):

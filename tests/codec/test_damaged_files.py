@@ -92,7 +92,7 @@ SUFFIXES = [
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_file_that_was_cut(tmp_path: Path, suffix: str) -> None:
+def test_truncated_files_yield_complete_blocks(tmp_path: Path, suffix: str) -> None:
     path = saved(tmp_path, suffix)
     data = path.read_bytes()
     index = bounds(path)[2]
@@ -103,7 +103,7 @@ def test_a_file_that_was_cut(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_file_of_which_one_bit_was_flipped(tmp_path: Path, suffix: str) -> None:
+def test_files_with_a_flipped_bit_raise_only_decode_errors(tmp_path: Path, suffix: str) -> None:
     path = saved(tmp_path, suffix)
     data = bytearray(path.read_bytes())
     step = max(1, len(data) // 300)
@@ -114,7 +114,7 @@ def test_a_file_of_which_one_bit_was_flipped(tmp_path: Path, suffix: str) -> Non
         check(found, error, at, path)
 
 
-def test_a_flipped_bit_of_a_payload_is_always_found(tmp_path: Path) -> None:
+def test_flipped_bit_of_a_payload_is_always_detected(tmp_path: Path) -> None:
     path = saved(tmp_path, "")
     data = bytearray(path.read_bytes())
     ends, counts, _ = bounds(path)
@@ -127,7 +127,7 @@ def test_a_flipped_bit_of_a_payload_is_always_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_with_a_damaged_index_a_file_is_read_in_order(tmp_path: Path, suffix: str) -> None:
+def test_file_with_a_damaged_index_is_read_in_order(tmp_path: Path, suffix: str) -> None:
     path = saved(tmp_path, suffix)
     data = bytearray(path.read_bytes())
     data[-3] ^= 255
@@ -146,20 +146,20 @@ TOOLS: dict[str, Any] = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": 
 
 
 @pytest.mark.parametrize("suffix", TOOLS)
-def test_a_packed_file_unpacks_with_the_usual_tools(tmp_path: Path, suffix: str) -> None:
+def test_compressed_files_decompress_with_the_usual_tools(tmp_path: Path, suffix: str) -> None:
     plain = TOOLS[suffix](saved(tmp_path, suffix).read_bytes())
     found, error = read(plain)
     assert (len(found), error) == (40, None)
 
 
-def test_a_file_unpacks_with_gzip_itself(tmp_path: Path) -> None:
+def test_files_decompress_with_gzip(tmp_path: Path) -> None:
     path = saved(tmp_path, ".gz")
     subprocess.run(["gzip", "-d", str(path)], check=True)
     assert len(DocumentArray[Row].load_binary(path.with_suffix(""))) == 40
 
 
 @pytest.mark.needs("zstandard")
-def test_a_file_unpacks_with_zstandard(tmp_path: Path) -> None:
+def test_files_decompress_with_zstandard(tmp_path: Path) -> None:
     import zstandard
 
     packed = io.BytesIO(saved(tmp_path, ".zst").read_bytes())
@@ -168,7 +168,7 @@ def test_a_file_unpacks_with_zstandard(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_pipe_is_read(tmp_path: Path, suffix: str) -> None:
+def test_pipe_is_read(tmp_path: Path, suffix: str) -> None:
     data = saved(tmp_path, suffix).read_bytes()
     reading, writing = os.pipe()
 
@@ -186,7 +186,7 @@ def test_a_pipe_is_read(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_of_two_files_one_behind_the_other_the_first_is_read_or_none(tmp_path: Path, suffix: str) -> None:
+def test_concatenated_files_are_read_as_the_first_or_rejected(tmp_path: Path, suffix: str) -> None:
     data = saved(tmp_path, suffix).read_bytes()
     found, error = read(data + data)
     assert error is not None or len(found) == 40
@@ -205,7 +205,7 @@ def test_file_objects_are_left_open(tmp_path: Path) -> None:
         assert not disk.closed
 
 
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
+def test_links_are_kept(tmp_path: Path) -> None:
     real = tmp_path / "real.protobuf"
     real.write_bytes(b"old")
     real.chmod(0o640)
@@ -217,7 +217,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
 
 
-def test_where_nothing_can_be_written_the_system_tells(tmp_path: Path) -> None:
+def test_unwritable_paths_raise_the_error_of_the_system(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         DocumentArray[Row](rows()).save_binary(tmp_path / "no" / "such" / "folder.protobuf")
     with pytest.raises(OSError):
@@ -225,7 +225,7 @@ def test_where_nothing_can_be_written_the_system_tells(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_a_full_disk_is_an_error() -> None:
+def test_full_disk_raises_an_error() -> None:
     with open("/dev/full", "wb", buffering=0) as full, pytest.raises(OSError, match="space"):  # noqa: PTH123
         DocumentArray[Row](rows()).save_binary(full)
 

@@ -27,7 +27,7 @@ READERS: dict[str, Callable[[str], Any]] = {
 
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("depth", [250, 1_000, 100_000])
-def test_deep_json_is_a_decode_error(name: str, depth: int) -> None:
+def test_deep_json_raises_a_decode_error(name: str, depth: int) -> None:
     with pytest.raises(DecodeError):
         READERS[name]("[" * depth + "]" * depth)
     with pytest.raises(DecodeError):

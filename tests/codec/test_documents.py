@@ -18,7 +18,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PrivateAttr, co
 from quire import BaseDocument, Document, DocumentArray, DocumentBatch, Image, Text
 from quire.errors import DecodeError, QuireError
 from quire.typing import ID, AnyTensor, NdArray, float32
-from tests.codec.ways import WAYS, dynamic, exact, travels
+from tests.codec.round_trips import ROUND_TRIPS, assert_round_trips, dynamic, exact
 from tests.strategies import (
     Box,
     Branch,
@@ -41,8 +41,8 @@ T = TypeVar("T")
 
 @given(leaves() | branches() | trees() | nodes() | seeds())
 @laws
-def test_every_document_on_every_way(document: Any) -> None:
-    travels(document)
+def test_every_document_round_trips_in_every_form(document: Any) -> None:
+    assert_round_trips(document)
 
 
 class Holder(BaseDocument):
@@ -78,7 +78,7 @@ Holder.model_rebuild()
 @pytest.mark.parametrize(
     "field", ["maybe", "either", "open_one", "anything", "every", "open_every", "listed", "named", "pair", "mixed"]
 )
-def test_a_document_in_every_kind_of_field(leaf: Leaf, field: str) -> None:
+def test_documents_in_every_kind_of_field_round_trip(leaf: Leaf, field: str) -> None:
     value: Any = leaf
     if field in ("every", "open_every"):
         value = (
@@ -90,11 +90,13 @@ def test_a_document_in_every_kind_of_field(leaf: Leaf, field: str) -> None:
         value = {"k": leaf}
     elif field == "pair":
         value = (leaf, Seed(size=1j, more=[1]))
-    travels(Holder(one=leaf, **{field: value}))
+    assert_round_trips(Holder(one=leaf, **{field: value}))
 
 
-def test_documents_inside_plain_models() -> None:
-    travels(Holder(one=Leaf(text="a"), plain=Plain(leaf=Twig(text="b"), leaves=[Leaf(text="c"), Twig(text="d")])))
+def test_documents_inside_plain_models_round_trip() -> None:
+    assert_round_trips(
+        Holder(one=Leaf(text="a"), plain=Plain(leaf=Twig(text="b"), leaves=[Leaf(text="c"), Twig(text="d")]))
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,11 +110,11 @@ def test_documents_inside_plain_models() -> None:
     ],
     ids=range(5),
 )
-def test_arrays_and_documents_in_a_field_of_any_type(make: Any) -> None:
-    travels(Holder(one=Leaf(text="a"), anything=make()))
+def test_arrays_and_documents_in_a_field_of_any_round_trip(make: Any) -> None:
+    assert_round_trips(Holder(one=Leaf(text="a"), anything=make()))
 
 
-def test_rows_of_the_class_and_of_subclasses_in_one_array() -> None:
+def test_rows_of_subclasses_round_trip() -> None:
     class Branchlet(Twig):
         tips: int = 3
 
@@ -127,14 +129,14 @@ def test_rows_of_the_class_and_of_subclasses_in_one_array() -> None:
     assert exact(DocumentBatch[Leaf].from_bytes(docs.stack().to_bytes()).unstack(), docs)
 
 
-def test_an_array_typed_with_a_subclass_refuses_its_base() -> None:
+def test_array_of_a_subclass_rejects_documents_of_its_base() -> None:
     docs = DocumentArray[Leaf]([Leaf(text="a")])
     got = DocumentArray[Twig].from_bytes(docs.to_bytes())
     assert [type(doc) for doc in got] == [Twig]
     assert got[0].bark == {}
 
 
-def test_rows_of_unrelated_classes_in_an_array_without_a_type() -> None:
+def test_rows_of_unrelated_classes_round_trip_in_an_untyped_array() -> None:
     docs = DocumentArray([Leaf(text="a"), Seed(b=1), Node(name="n"), Box[int](item=3)])
     assert exact(DocumentArray.from_bytes(docs.to_bytes()), docs)
     assert exact(DocumentArray.from_protobuf(docs.to_protobuf()), docs)
@@ -158,11 +160,11 @@ def test_rows_of_unrelated_classes_in_an_array_without_a_type() -> None:
     ],
     ids=lambda document: type(document).__name__,
 )
-def test_generic_documents(document: Any) -> None:
-    travels(document)
+def test_generic_documents_round_trip(document: Any) -> None:
+    assert_round_trips(document)
 
 
-def test_a_deep_chain_of_recursive_documents() -> None:
+def test_deep_recursive_documents_round_trip() -> None:
     node = Node(name="end")
     for depth in range(30):
         node = Node(name=str(depth), parent=node)
@@ -204,8 +206,8 @@ class Sides(BaseDocument):
     ],
     ids=range(6),
 )
-def test_of_several_classes_the_one_that_was_written_comes_back(document: Any) -> None:
-    travels(document)
+def test_unions_of_documents_keep_the_class(document: Any) -> None:
+    assert_round_trips(document)
 
 
 # --- aliases, extras, no id, defaults
@@ -223,11 +225,11 @@ class EitherName(BaseDocument, populate_by_name=True):
     title: str = Field(alias="Title")
 
 
-def test_fields_with_aliases() -> None:
-    travels(Renamed(Title="a", dimension=3, note="x"))
-    travels(EitherName(Title="a"))
-    travels(EitherName(title="a"))
-    travels(Box[Renamed](item=Renamed(Title="a")))
+def test_fields_with_aliases_round_trip() -> None:
+    assert_round_trips(Renamed(Title="a", dimension=3, note="x"))
+    assert_round_trips(EitherName(Title="a"))
+    assert_round_trips(EitherName(title="a"))
+    assert_round_trips(Box[Renamed](item=Renamed(Title="a")))
 
 
 class WithoutId(BaseDocument):
@@ -256,13 +258,13 @@ class Empty(BaseDocument):
         BaseDocument(id="x"),
     ],
 )
-def test_documents_without_an_id_or_with_another(document: Any) -> None:
-    travels(document)
+def test_documents_without_an_id_or_with_another_type_round_trip(document: Any) -> None:
+    assert_round_trips(document)
 
 
-def test_extra_values() -> None:
-    travels(Seed(a=1, b=[1, {2: Leaf(text="x")}], c=np.ones(3), d=None))
-    travels(Seed())
+def test_extra_values_round_trip() -> None:
+    assert_round_trips(Seed(a=1, b=[1, {2: Leaf(text="x")}], c=np.ones(3), d=None))
+    assert_round_trips(Seed())
     docs = DocumentArray[Seed]([Seed(a=1), Seed(b=2), Seed()])
     assert exact(DocumentArray[Seed].from_bytes(docs.to_bytes()), docs)
     assert exact(DocumentBatch[Seed].from_bytes(docs.stack().to_bytes()).unstack(), docs)
@@ -279,8 +281,8 @@ Typed: Any = type(BaseDocument)(
 )
 
 
-def test_typed_extra_values() -> None:
-    travels(Typed(a=2**70))
+def test_typed_extra_values_round_trip() -> None:
+    assert_round_trips(Typed(a=2**70))
     with pytest.raises(DecodeError, match=r"Typed\.a"):
         Typed.from_bytes(dynamic(Typed, id="1", a="x").to_bytes())
 
@@ -304,19 +306,19 @@ class Computed(BaseDocument):
         return 2 * self.x
 
 
-def test_configurations_of_pydantic() -> None:
-    travels(Forbidding(x=1))
-    travels(Frozen(x=1, y=[2]))
-    travels(Computed(x=1))
+def test_pydantic_configurations_are_respected() -> None:
+    assert_round_trips(Forbidding(x=1))
+    assert_round_trips(Frozen(x=1, y=[2]))
+    assert_round_trips(Computed(x=1))
 
 
-def test_the_documents_that_quire_brings() -> None:
-    travels(Text(text="a", embedding=np.ones(2, np.float32)))
-    travels(Image(tensor=np.ones((2, 2, 3), np.uint8)))
-    travels(Document(text="a"))
+def test_predefined_documents_round_trip() -> None:
+    assert_round_trips(Text(text="a", embedding=np.ones(2, np.float32)))
+    assert_round_trips(Image(tensor=np.ones((2, 2, 3), np.uint8)))
+    assert_round_trips(Document(text="a"))
 
 
-def test_fields_named_like_methods() -> None:
+def test_fields_named_like_methods_round_trip() -> None:
     class Odd(BaseDocument):
         to_bytes: int = 0  # type: ignore[assignment]
         copy: str = ""  # type: ignore[assignment]
@@ -340,7 +342,7 @@ def test_one_tensor_in_two_fields_is_written_twice() -> None:
     assert got.b[0] == 0
 
 
-def test_what_was_read_can_be_changed_and_does_not_share_the_bytes() -> None:
+def test_decoded_values_are_writable_and_independent_of_the_bytes() -> None:
     class Vector(BaseDocument):
         a: NdArray
 
@@ -355,9 +357,9 @@ def test_what_was_read_can_be_changed_and_does_not_share_the_bytes() -> None:
         assert DocumentBatch[Vector].from_bytes(batch_data).a[0, 0] == 0
 
 
-def test_ids_stay_and_are_ids() -> None:
+def test_ids_round_trip_as_ids() -> None:
     leaf = Leaf(text="a")
-    for way in WAYS.values():
+    for way in ROUND_TRIPS.values():
         got = way(leaf)
         assert got.id == leaf.id
         assert type(got.id) is type(leaf.id)
@@ -372,7 +374,7 @@ PAIRS = [("to_bytes", "from_bytes"), ("to_base64", "from_base64"), ("save_binary
 
 @pytest.mark.parametrize("cls", [BaseDocument, DocumentArray, DocumentBatch])
 @pytest.mark.parametrize("pair", PAIRS)
-def test_both_halves_have_the_same_defaults(cls: Any, pair: tuple[str, str]) -> None:
+def test_readers_and_writers_have_the_same_defaults(cls: Any, pair: tuple[str, str]) -> None:
     if cls is BaseDocument and pair[0] == "save_binary":
         return
     out, into = (inspect.signature(getattr(cls, name)).parameters for name in pair)
@@ -384,9 +386,7 @@ def test_both_halves_have_the_same_defaults(cls: Any, pair: tuple[str, str]) -> 
 
 @pytest.mark.parametrize("protocol", [None, "protobuf", "pickle"])
 @pytest.mark.parametrize("compress", [None, "gzip", "bz2", "xz", "zlib"])
-def test_what_is_written_with_an_argument_is_read_with_it_and_without(
-    protocol: str | None, compress: str | None
-) -> None:
+def test_readers_detect_protocol_and_compression(protocol: str | None, compress: str | None) -> None:
     leaf = Leaf(text="a" * 100)
     docs = DocumentArray[Leaf]([leaf])
     for value in (leaf, docs, docs.stack()):
@@ -407,12 +407,12 @@ class _Pair(BaseDocument, Generic[T]):
     second: T
 
 
-def test_a_generic_document_of_a_local_class() -> None:
+def test_generic_document_of_a_local_class_round_trips() -> None:
     class Local(BaseDocument):
         x: int = 1
 
-    travels(_Pair[Local](first=Local(), second=Local(x=2)))
-    travels(Tree(branch=Branch(leaf=Leaf(text="a"))))
+    assert_round_trips(_Pair[Local](first=Local(), second=Local(x=2)))
+    assert_round_trips(Tree(branch=Branch(leaf=Leaf(text="a"))))
 
 
 class Counting(BaseDocument):
@@ -431,10 +431,10 @@ class CountingMore(Counting):
     y: int = 2
 
 
-def test_private_attributes_begin_anew() -> None:
+def test_private_attributes_are_not_written() -> None:
     document = Counting()
     document._seen.append(1)
-    for way in WAYS.values():
+    for way in ROUND_TRIPS.values():
         got = way(document)
         got._seen.append(5)
         assert got._seen[-1] == 5
@@ -444,7 +444,7 @@ def test_private_attributes_begin_anew() -> None:
     assert docs[1]._seen == []
 
 
-def test_cached_properties_are_not_sent() -> None:
+def test_cached_properties_are_not_written() -> None:
     docs = DocumentArray[Counting]([Counting(id="1"), CountingMore(id="2", y=3)])
     assert all(doc.double for doc in docs)
     for data in (docs.to_bytes(), docs.to_protobuf().SerializeToString(), docs.stack().to_bytes()):
@@ -461,9 +461,9 @@ class Shelf(BaseDocument):
     plain: DocumentArray[Leaf] | None = None
 
 
-def test_arrays_of_a_class_of_their_own() -> None:
+def test_subclasses_of_arrays_round_trip() -> None:
     album = Album[Leaf]([Leaf(text="a")])
-    travels(Shelf(album=album, plain=DocumentArray[Leaf]()))
+    assert_round_trips(Shelf(album=album, plain=DocumentArray[Leaf]()))
     assert type(Album[Leaf].from_bytes(album.to_bytes())) is Album[Leaf]
 
 
@@ -477,5 +477,5 @@ class StrictOne(BaseDocument, strict=True):
     vector: NdArray = np.ones(2)
 
 
-def test_strict_documents() -> None:
-    travels(StrictOne(plain=Plain(leaf=Leaf(text="b"))))
+def test_strict_documents_round_trip() -> None:
+    assert_round_trips(StrictOne(plain=Plain(leaf=Leaf(text="b"))))

@@ -19,7 +19,7 @@ from quire import BaseDocument, DocumentArray, DocumentBatch, _class_registry
 from quire.document import DynamicDocument
 from quire.errors import DecodeError
 from quire.typing import AnyTensor, NdArray, float32
-from tests.codec.ways import dynamic, exact
+from tests.codec.round_trips import dynamic, exact
 from tests.strategies import Branch, Leaf, Node, Seed, Tree, Twig
 
 
@@ -37,7 +37,7 @@ def forget() -> Iterator[Callable[..., None]]:
     _class_registry._classes.update(forgotten)
 
 
-def test_a_class_that_took_the_name_of_another_gives_it_back_when_it_is_gone() -> None:
+def test_collected_class_releases_its_name_to_the_earlier_class() -> None:
     class Passing(BaseDocument):
         x: int = 1
 
@@ -93,7 +93,7 @@ def full(id: str = "o", **more: Any) -> Outer:  # noqa: A002
 NAMES = list(Outer.model_fields)
 
 
-def test_a_document_keeps_every_field_and_its_name(forget: Any) -> None:
+def test_dynamic_document_keeps_all_fields_and_its_class_name(forget: Any) -> None:
     document = full()
     data = document.to_bytes()
     forget(Outer, Inner, Deeper)
@@ -110,7 +110,7 @@ def test_a_document_keeps_every_field_and_its_name(forget: Any) -> None:
 
 
 @pytest.mark.parametrize("way", ["stream", "message", "packed", "columns"])
-def test_an_array_keeps_every_field_and_its_name(forget: Any, way: str) -> None:
+def test_array_of_dynamic_documents_keeps_all_fields_and_the_class_name(forget: Any, way: str) -> None:
     docs = DocumentArray[Outer]([full("a", shaped=np.ones(2)), full("b"), Outer(id="c", shaped=np.ones((2, 2)))])
     data = {
         "stream": docs.to_bytes,
@@ -132,7 +132,7 @@ def test_an_array_keeps_every_field_and_its_name(forget: Any, way: str) -> None:
     assert exact(known, docs)
 
 
-def test_an_empty_array_keeps_the_name(forget: Any) -> None:
+def test_empty_array_keeps_the_class_name(forget: Any) -> None:
     docs = DocumentArray[Outer]()
     for data in (docs.to_bytes(), docs.to_protobuf().SerializeToString(), docs.stack().to_bytes()):
         got = dynamic_array(forget, data)
@@ -148,7 +148,7 @@ def dynamic_array(forget: Any, data: bytes) -> Any:
     return DocumentArray.from_bytes(data)
 
 
-def test_a_subclass_that_is_not_loaded_is_read_as_its_base_or_kept(forget: Any) -> None:
+def test_unloaded_subclass_is_read_as_its_base_or_kept(forget: Any) -> None:
     docs = DocumentArray[Inner]([Inner(id="1"), Deeper(id="2", more={5: "x"})])
     data = [docs.to_bytes(), docs.to_protobuf().SerializeToString(), docs.stack().to_bytes()]
     document = Deeper(id="3").to_bytes()
@@ -177,7 +177,7 @@ def test_a_subclass_that_is_not_loaded_is_read_as_its_base_or_kept(forget: Any) 
     ],
     ids=lambda document: type(document).__name__,
 )
-def test_documents_of_the_strategies(forget: Any, document: Any) -> None:
+def test_generated_documents_round_trip_as_dynamic_documents(forget: Any, document: Any) -> None:
     cls, classes = type(document), (Leaf, Twig, Branch, Tree, Node, Seed)
     docs = DocumentArray[cls]([document, document])
     sources = [docs.to_bytes(), docs.to_protobuf().SerializeToString(), docs.stack().to_bytes()]
@@ -192,7 +192,7 @@ def test_documents_of_the_strategies(forget: Any, document: Any) -> None:
         assert exact(DocumentArray.from_bytes(rows.to_bytes(), types=classes), docs)
 
 
-def test_a_dynamic_document_inside_another(forget: Any) -> None:
+def test_nested_dynamic_documents_round_trip(forget: Any) -> None:
     class Holder(BaseDocument):
         one: BaseDocument
         anything: Any = None
@@ -214,7 +214,7 @@ def test_a_dynamic_document_inside_another(forget: Any) -> None:
         assert exact(DocumentArray[Holder].from_bytes(array.to_bytes(), types=[Inner]), rows)
 
 
-def test_an_enum_that_no_field_names_is_kept() -> None:
+def test_unknown_enum_members_are_kept() -> None:
     data = dynamic("a:B", tone=Tone.HIGH, tones={Tone.LOW: [Tone.HIGH]}).to_bytes()
     got = BaseDocument.from_bytes(data)
     assert got.tone.name == "HIGH"
@@ -223,13 +223,13 @@ def test_an_enum_that_no_field_names_is_kept() -> None:
     assert got.to_bytes() == data
 
 
-def test_an_enum_is_found_among_the_types() -> None:
+def test_enums_are_looked_up_in_types() -> None:
     document = dynamic("a:B", tone=Tone.HIGH, tones={Tone.LOW: [Tone.HIGH]})
     got = BaseDocument.from_bytes(document.to_bytes(), types=[Tone])
     assert exact(got.__pydantic_extra__, document.__pydantic_extra__)
 
 
-def test_fields_of_a_dynamic_document_can_be_changed() -> None:
+def test_dynamic_documents_are_mutable() -> None:
     got = BaseDocument.from_bytes(dynamic("a:B", x=1, y=[1]).to_bytes())
     got.x = 5
     got.z = "new"
@@ -238,14 +238,14 @@ def test_fields_of_a_dynamic_document_can_be_changed() -> None:
     assert again.__quire_name__ == "a:B"
 
 
-def test_dynamic_documents_are_equal_when_their_fields_are() -> None:
+def test_dynamic_documents_compare_their_fields() -> None:
     data = dynamic("a:B", x=1, t=np.ones(2)).to_bytes()
     assert BaseDocument.from_bytes(data) == BaseDocument.from_bytes(data)
     assert BaseDocument.from_bytes(data).identical(BaseDocument.from_bytes(data))
     assert BaseDocument.from_bytes(data) != BaseDocument.from_bytes(dynamic("a:B", x=2, t=np.ones(2)).to_bytes())
 
 
-def test_fields_named_like_methods_and_odd_ones() -> None:
+def test_dynamic_documents_accept_any_field_name() -> None:
     content = {"to_bytes": 1, "model_fields": 2, "_declared": 3, "__dict__": 4, "": 5, "a b": 6, "id": None, "self": 7}
     document = _class_registry.make_dynamic("a:B", dict(content))
     data = codec_bytes(document)
@@ -260,7 +260,7 @@ def codec_bytes(document: Any) -> bytes:
     return BaseDocument.to_bytes(document)
 
 
-def test_a_batch_of_a_class_that_is_not_loaded_is_an_error_that_says_what_to_do(forget: Any) -> None:
+def test_batch_of_an_unloaded_class_raises_an_error_with_advice(forget: Any) -> None:
     docs = DocumentArray[Outer]([full()])
     for data in (docs.stack().to_bytes(), docs.to_bytes()):
         assert type(DocumentBatch.from_bytes(data)) is DocumentBatch[Outer]
@@ -271,7 +271,7 @@ def test_a_batch_of_a_class_that_is_not_loaded_is_an_error_that_says_what_to_do(
         assert type(DocumentBatch.from_bytes(data, types=[Outer])) is DocumentBatch[Outer]
 
 
-def test_a_class_that_is_gone_is_not_found() -> None:
+def test_collected_classes_are_not_found() -> None:
     cls: Any = create_model("Passing", __base__=BaseDocument, __module__=__name__, x=(int, 1))
     data = cls(x=3).to_bytes()
     del cls
@@ -309,7 +309,7 @@ def test_a_name_is_only_looked_up(name: str) -> None:
     assert set(sys.modules) == before
 
 
-def test_a_name_of_another_class_of_documents_is_no_way_round_the_expected_one() -> None:
+def test_names_of_unexpected_classes_are_ignored() -> None:
     document = dynamic(Seed, text="a")
     assert type(Leaf.from_bytes(document.to_bytes())) is Leaf
     open_one = dynamic("quire.document:BaseDocument", id="x", y=1)
@@ -369,7 +369,7 @@ def test_a_module_on_disk_is_not_imported(tmp_path: Path, monkeypatch: pytest.Mo
     sys.modules.pop("secret_schemas")
 
 
-def test_the_id_of_a_dynamic_document() -> None:
+def test_dynamic_document_has_its_id() -> None:
     got = BaseDocument.from_bytes(dynamic("a:B", id="x").to_bytes())
     assert got.id == "x"
     got.id = "y"
@@ -384,7 +384,7 @@ def test_a_dynamic_document_without_fields_keeps_its_name() -> None:
         assert again.__pydantic_extra__ == {}
 
 
-def test_a_batch_of_documents_of_any_class(forget: Any) -> None:
+def test_batch_of_documents_of_any_class_round_trips(forget: Any) -> None:
     docs = DocumentArray([Inner(id="1"), Deeper(id="2"), Leaf(id="3", text="x"), BaseDocument(id="4")])
     data = docs.stack().to_bytes()
     assert exact(DocumentArray.from_bytes(data), docs)
@@ -395,7 +395,7 @@ def test_a_batch_of_documents_of_any_class(forget: Any) -> None:
     assert exact(DocumentArray.from_bytes(got.to_bytes(), types=[Inner, Deeper]), docs)
 
 
-def test_a_batch_of_dynamic_documents() -> None:
+def test_batch_of_dynamic_documents_round_trips() -> None:
     docs = DocumentArray([dynamic("a:B", id="1", x=1), dynamic("a:B", id="2", x=2)])
     got = DocumentArray.from_bytes(docs.stack().to_bytes())
     assert [(doc.id, doc.x) for doc in got] == [("1", 1), ("2", 2)]
@@ -414,7 +414,7 @@ def trunks_with_bark() -> bytes:
     return DocumentArray[Trunk]([Trunk(rings=1), Bark(rings=2, color="grey")]).to_bytes()
 
 
-def test_rows_of_a_subclass_that_is_not_loaded_keep_all_that_they_hold() -> None:
+def test_rows_of_an_unloaded_subclass_keep_all_fields() -> None:
     data = trunks_with_bark()
     gc.collect()
     read = DocumentArray.from_bytes(data)

@@ -14,7 +14,7 @@ from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.codec._messages import VERSION
 from quire.errors import DecodeError
 from quire.typing import NdArray, float32
-from tests.codec.ways import exact
+from tests.codec.round_trips import exact
 
 
 def make(name: str, base: Any = BaseDocument, /, **fields: Any) -> Any:
@@ -48,7 +48,7 @@ def all_fail(old: Any, new: Any, message: str, **reading: Any) -> None:
 # --- fields that came and went
 
 
-def test_a_newer_class_fills_defaults() -> None:
+def test_new_fields_have_their_defaults() -> None:
     old = make("Grown", a=(int, ...))(a=1)
     new = make(
         "Grown",
@@ -74,13 +74,13 @@ def test_defaults_are_not_shared_between_rows() -> None:
     assert got[1].words == []
 
 
-def test_a_newer_class_whose_new_field_has_no_default_is_an_error() -> None:
+def test_new_field_without_a_default_raises_an_error() -> None:
     old = make("Strict", a=(int, 1))()
     new = make("Strict", a=(int, 1), b=(int, ...))
     all_fail(old, new, r"Strict\.b: .*not hold it, and it has no default")
 
 
-def test_an_older_class_drops_what_it_does_not_know() -> None:
+def test_unknown_fields_are_dropped() -> None:
     new = make("Shrunk", a=(int, 1), b=(str, "x"), c=(NdArray, np.ones(3)))()
     old = make("Shrunk", a=(int, 1))
     for got in readings(new, old):
@@ -92,13 +92,13 @@ def test_an_older_class_drops_what_it_does_not_know() -> None:
         assert not hasattr(got, "b")
 
 
-def test_an_older_class_can_refuse_what_it_does_not_know() -> None:
+def test_unknown_fields_are_rejected_on_request() -> None:
     new = make("Refusing", a=(int, 1), b=(str, "x"))()
     old = make("Refusing", a=(int, 1))
     all_fail(new, old, "Refusing has no field 'b'", unknown="error")
 
 
-def test_an_older_class_can_keep_what_it_does_not_know_and_write_it_again() -> None:
+def test_unknown_fields_are_kept_and_written_again_on_request() -> None:
     inner = make("KeptInner", x=(int, 1))
     newer = make(
         "Kept", a=(int, 1), b=(str, "x"), c=(NdArray, np.ones(3)), d=(inner, inner(id="i")), e=(Any, {1: (2,)})
@@ -116,7 +116,7 @@ def test_an_older_class_can_keep_what_it_does_not_know_and_write_it_again() -> N
         assert exact(list(batch), [new, new])
 
 
-def test_a_class_that_takes_extra_values_takes_unknown_ones() -> None:
+def test_class_that_allows_extra_values_keeps_unknown_fields() -> None:
     new = make("Taking", a=(int, 1), b=(str, "x"))()
 
     class Taking(BaseDocument):
@@ -127,7 +127,7 @@ def test_a_class_that_takes_extra_values_takes_unknown_ones() -> None:
         assert got.__pydantic_extra__ == {"b": "x"}
 
 
-def test_a_class_that_forbids_extra_values_reads_what_it_knows() -> None:
+def test_class_that_forbids_extra_values_drops_unknown_fields() -> None:
     new = make("Forbidding", a=(int, 1), b=(str, "x"))()
 
     class Forbidding(BaseDocument, extra="forbid"):
@@ -137,7 +137,7 @@ def test_a_class_that_forbids_extra_values_reads_what_it_knows() -> None:
         assert got.a == 1
 
 
-def test_nested_documents_change_too() -> None:
+def test_nested_documents_evolve() -> None:
     inner_new = make("Inner", x=(int, 1), y=(str, "new"))
     outer_new = make(
         "Outer", one=(inner_new, ...), many=(DocumentArray[inner_new], ...), maybe=(inner_new | None, None)
@@ -155,7 +155,7 @@ def test_nested_documents_change_too() -> None:
         assert exact(outer_new.from_bytes(got.to_bytes()), new)
 
 
-def test_rows_of_a_subclass_change_too() -> None:
+def test_rows_of_a_subclass_evolve() -> None:
     base = make("Base", a=(int, 1))
     sub_new = make("Sub", base, b=(int, 2), c=(int, 3))
     data = DocumentArray[base]([base(), sub_new(b=5)]).to_bytes()
@@ -170,7 +170,7 @@ def test_rows_of_a_subclass_change_too() -> None:
     assert kept[1].__pydantic_extra__ == {"c": 3}
 
 
-def test_columns_come_in_any_order() -> None:
+def test_columns_may_be_in_any_order() -> None:
     old = make("Ordered", a=(int, 1), b=(str, "b"), c=(float, 0.5))(a=4, b="x", c=1.5)
     new = make("Ordered", c=(float, 0.5), b=(str, "b"), a=(int, 1))
     for got in readings(old, new):
@@ -181,7 +181,7 @@ def test_columns_come_in_any_order() -> None:
 # --- renames
 
 
-def test_a_field_is_renamed_through_an_alias() -> None:
+def test_renamed_field_is_read_by_its_alias() -> None:
     old = make("Moved", title=(str, ...))(title="a")
     for field in (
         Field(alias="title"),
@@ -197,7 +197,7 @@ def test_a_field_is_renamed_through_an_alias() -> None:
             assert again.identical(fresh)
 
 
-def test_a_rename_inside_nested_documents() -> None:
+def test_renamed_field_of_nested_documents_is_read_by_its_alias() -> None:
     inner_old = make("Piece", title=(str, ...))
     old = make("Whole", piece=(inner_old, ...), pieces=(DocumentArray[inner_old], ...))
     inner_new = make("Piece", name=(str, Field(validation_alias=AliasChoices("name", "title"))))
@@ -206,7 +206,7 @@ def test_a_rename_inside_nested_documents() -> None:
         assert (got.part.name, got.pieces[0].name) == ("a", "b")
 
 
-def test_a_class_that_was_renamed_is_read_by_the_class_that_is_asked_for() -> None:
+def test_renamed_class_is_read_as_the_requested_class() -> None:
     old = make("Before", a=(int, 1))(a=3)
     new = make("After", a=(int, 1))
     for got in readings(old, new):
@@ -242,7 +242,7 @@ CHANGES: list[tuple[Any, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("before", "value", "after"), CHANGES, ids=str)
-def test_a_changed_type_is_an_error_that_names_the_field(before: Any, value: Any, after: Any) -> None:
+def test_changed_type_raises_an_error_with_the_field(before: Any, value: Any, after: Any) -> None:
     old = make("Changed", x=(before, ...))(x=value)
     new = make("Changed", x=(after, ...))
     all_fail(old, new, r"Changed\.x")
@@ -252,7 +252,7 @@ def test_a_changed_type_is_an_error_that_names_the_field(before: Any, value: Any
     all_fail(outer_old(inner=old), outer_new, r"Around\.inner.*Changed\.x|Around\.inner.*x")
 
 
-def test_a_document_in_the_place_of_another_is_an_error() -> None:
+def test_document_in_place_of_another_kind_raises_an_error() -> None:
     first, second = make("First", a=(int, ...)), make("Second", b=(int, ...))
     old = make("Holding", x=(first, ...))(x=first(a=1))
     all_fail(old, make("Holding", x=(second, ...)), r"Holding\.x.*Second\.b|Holding\.x.*b: ")
@@ -269,14 +269,14 @@ def test_a_number_may_be_widened() -> None:
             assert type(got.x) is (complex if after is complex else float)
 
 
-def test_a_big_integer_that_is_no_number_of_floats_is_an_error_or_near() -> None:
+def test_big_integers_for_float_fields_raise_an_error() -> None:
     old = make("Huge", x=(int, ...))(x=10**400)
     new = make("Huge", x=(float, ...))
     all_fail(old, new, r"Huge\.x")
     all_fail(old, make("Huge", x=(complex, ...)), r"Huge\.x")
 
 
-def test_a_field_that_takes_more_than_before() -> None:
+def test_fields_may_accept_more_types_than_before() -> None:
     for before, value, after in (
         (int, 1, int | str),
         (str, "a", int | str),
@@ -296,7 +296,7 @@ def test_a_field_that_takes_more_than_before() -> None:
 # --- enums
 
 
-def test_an_enum_that_moved_or_was_renamed_is_told_by_its_members() -> None:
+def test_moved_or_renamed_enum_is_read_by_its_members() -> None:
     first = Enum("First", {"RED": 1, "BLUE": 2}, module=__name__)
     second = Enum("Second", {"RED": 10, "GREEN": 2}, module="elsewhere")
     old = make("Colored", x=(first, ...), xs=(list[first], ...), maybe=(first | None, None))
@@ -305,21 +305,21 @@ def test_an_enum_that_moved_or_was_renamed_is_told_by_its_members() -> None:
         assert (got.x, got.xs, got.maybe) == (second.RED, [second.GREEN], second.RED)
 
 
-def test_a_member_that_is_gone_is_an_error() -> None:
+def test_removed_member_raises_an_error() -> None:
     first = Enum("Kind", {"A": 1, "B": 2}, module=__name__)
     second = Enum("Kind", {"A": 1}, module=__name__)
     old = make("Kinded", x=(first, ...))(x=first.B)
     all_fail(old, make("Kinded", x=(second, ...)), r"Kinded\.x.*Kind has no member 'B'")
 
 
-def test_an_enum_became_a_text_or_a_number() -> None:
+def test_enum_is_not_read_as_text_or_number() -> None:
     word = Enum("Word", {"A": "a"}, type=str, module=__name__)
     level = IntEnum("Level", {"LOW": 1}, module=__name__)
     old = make("Loosened", x=(word, ...), y=(level, ...))(x=word.A, y=level.LOW)
     all_fail(old, make("Loosened", x=(str, ...), y=(int, ...)), r"Loosened\.[xy]")
 
 
-def test_a_text_became_an_enum() -> None:
+def test_text_is_not_read_as_enum() -> None:
     word = Enum("Word", {"A": "a"}, module=__name__)
     old = make("Tightened", x=(str, ...))(x="a")
     all_fail(old, make("Tightened", x=(word, ...)), r"Tightened\.x")
@@ -328,7 +328,7 @@ def test_a_text_became_an_enum() -> None:
 # --- the format itself
 
 
-def test_a_later_version_of_the_format_is_refused() -> None:
+def test_later_version_of_the_format_is_rejected() -> None:
     cls = make("Versioned", a=(int, 1))
     document = cls()
     docs = DocumentArray[cls]([document])
@@ -346,7 +346,7 @@ def test_a_later_version_of_the_format_is_refused() -> None:
             target.from_bytes(later + data[2:])
 
 
-def test_a_later_version_inside_a_message_is_refused_too() -> None:
+def test_later_version_inside_a_message_is_rejected() -> None:
     inner = make("Within", a=(int, 1))
     outer = make("Without", x=(inner, ...))
     data = outer(x=inner()).to_bytes()

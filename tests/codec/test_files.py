@@ -40,7 +40,7 @@ def passages(monkeypatch: pytest.MonkeyPatch) -> DocumentArray[Passage]:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_file_is_packed_as_its_name_says_and_read_by_its_first_bytes(
+def test_suffix_selects_the_compression_and_readers_detect_it(
     suffix: str, passages: DocumentArray[Passage], tmp_path: Path
 ) -> None:
     path = tmp_path / f"passages.protobuf{suffix}"
@@ -54,7 +54,7 @@ def test_a_file_is_packed_as_its_name_says_and_read_by_its_first_bytes(
 
 @pytest.mark.needs("zstandard", "lz4")
 @pytest.mark.parametrize(("suffix", "magic"), [(".zst", b"\x28\xb5\x2f\xfd"), (".lz4", b"\x04\x22\x4d\x18")])
-def test_the_packers_of_the_compress_extra(
+def test_compressions_of_the_extra_round_trip(
     suffix: str, magic: bytes, passages: DocumentArray[Passage], tmp_path: Path
 ) -> None:
     path = tmp_path / f"passages{suffix}"
@@ -64,7 +64,7 @@ def test_the_packers_of_the_compress_extra(
     assert DocumentArray[Passage].load_binary(path, rows=[499, 0, 0]).identical(passages[[499, 0, 0]])
 
 
-def test_arguments_beat_suffixes(passages: DocumentArray[Passage], tmp_path: Path) -> None:
+def test_arguments_take_precedence_over_suffixes(passages: DocumentArray[Passage], tmp_path: Path) -> None:
     path = tmp_path / "passages.pickle.gz"
     passages.save_binary(path, protocol="protobuf", compress="bz2")
     assert path.read_bytes().startswith(b"BZh")
@@ -73,7 +73,9 @@ def test_arguments_beat_suffixes(passages: DocumentArray[Passage], tmp_path: Pat
     assert path.read_bytes().startswith(b"\x93QUIRE")
 
 
-def test_a_contradiction_is_an_error(passages: DocumentArray[Passage], tmp_path: Path) -> None:
+def test_contradicting_protocol_or_compression_raises_an_error(
+    passages: DocumentArray[Passage], tmp_path: Path
+) -> None:
     path = tmp_path / "passages.protobuf.gz"
     passages.save_binary(path)
     with pytest.raises(DecodeError, match="compress='bz2' was asked for, but the data is compressed with gzip"):
@@ -92,7 +94,7 @@ def test_a_contradiction_is_an_error(passages: DocumentArray[Passage], tmp_path:
 
 
 @pytest.mark.parametrize("compress", [None, "gzip", "xz"])
-def test_rows_by_position(compress: str | None, passages: DocumentArray[Passage], tmp_path: Path) -> None:
+def test_rows_are_read_by_position(compress: str | None, passages: DocumentArray[Passage], tmp_path: Path) -> None:
     path = tmp_path / "passages"
     passages.save_binary(path, compress=compress)
     load = DocumentArray[Passage].load_binary
@@ -104,7 +106,7 @@ def test_rows_by_position(compress: str | None, passages: DocumentArray[Passage]
         load(path, rows=[500])
 
 
-def test_only_the_blocks_that_are_asked_for_are_read(passages: DocumentArray[Passage], tmp_path: Path) -> None:
+def test_only_blocks_of_selected_rows_are_read(passages: DocumentArray[Passage], tmp_path: Path) -> None:
     path = tmp_path / "passages"
     passages.save_binary(path)
     data = bytearray(path.read_bytes())
@@ -115,7 +117,7 @@ def test_only_the_blocks_that_are_asked_for_are_read(passages: DocumentArray[Pas
         DocumentArray[Passage].load_binary(path, rows=[0])
 
 
-def test_documents_are_written_as_they_come(passages: DocumentArray[Passage], tmp_path: Path) -> None:
+def test_documents_are_written_from_an_iterable(passages: DocumentArray[Passage], tmp_path: Path) -> None:
     path = tmp_path / "stream.protobuf"
     seen: list[int] = []
 
@@ -136,7 +138,7 @@ def test_documents_are_written_as_they_come(passages: DocumentArray[Passage], tm
     assert DocumentArray[Passage].load_binary(path).identical(passages)
 
 
-def test_reading_streams(passages: DocumentArray[Passage], tmp_path: Path) -> None:
+def test_streams_are_read_as_documents_and_batches(passages: DocumentArray[Passage], tmp_path: Path) -> None:
     path = tmp_path / "passages.protobuf.gz"
     passages.save_binary(path)
     stream = DocumentArray[Passage].load_binary(path, streaming=True)
@@ -160,7 +162,7 @@ def test_file_objects_are_left_open_and_may_hold_more(passages: DocumentArray[Pa
 
 
 @pytest.mark.parametrize("compress", [None, "gzip"])
-def test_a_pipe_is_read_too(compress: str | None, passages: DocumentArray[Passage]) -> None:
+def test_pipes_are_read(compress: str | None, passages: DocumentArray[Passage]) -> None:
     class Pipe(io.RawIOBase):
         def __init__(self, data: bytes) -> None:
             self._rest = io.BytesIO(data)
@@ -200,7 +202,7 @@ def test_an_error_while_writing_leaves_the_old_file(passages: DocumentArray[Pass
     assert [file.name for file in tmp_path.iterdir()] == ["passages.protobuf"]
 
 
-def test_an_empty_array(tmp_path: Path) -> None:
+def test_empty_array_round_trips(tmp_path: Path) -> None:
     path = tmp_path / "empty.protobuf.gz"
     DocumentArray[Passage]().save_binary(path)
     assert DocumentArray[Passage].load_binary(path) == DocumentArray[Passage]()
@@ -209,7 +211,7 @@ def test_an_empty_array(tmp_path: Path) -> None:
     assert type(DocumentArray.load_binary(path)) is DocumentArray[Passage]
 
 
-def test_an_empty_file_is_no_empty_array(tmp_path: Path) -> None:
+def test_empty_file_raises_an_error(tmp_path: Path) -> None:
     path = tmp_path / "passages.protobuf"
     path.touch()
     loads = (DocumentArray[Passage].load_binary, DocumentBatch[Passage].load_binary)
@@ -221,7 +223,7 @@ def test_an_empty_file_is_no_empty_array(tmp_path: Path) -> None:
             read(b"")
 
 
-def test_pickle_is_refused_unless_it_is_asked_for(passages: DocumentArray[Passage], tmp_path: Path) -> None:
+def test_pickle_is_rejected_unless_allowed(passages: DocumentArray[Passage], tmp_path: Path) -> None:
     path = tmp_path / "passages.pickle.xz"
     passages.save_binary(path)
     with pytest.raises(DecodeError, match="a pickle can run code: pass allow_pickle=True"):
@@ -237,7 +239,7 @@ def test_pickle_is_refused_unless_it_is_asked_for(passages: DocumentArray[Passag
             type(value).from_bytes(pickle.dumps({}), allow_pickle=True)
 
 
-def test_a_pickle_runs_nothing_when_it_is_refused(tmp_path: Path) -> None:
+def test_rejected_pickle_executes_nothing(tmp_path: Path) -> None:
     class Bomb:
         def __reduce__(self) -> Any:
             return os.mkdir, (str(tmp_path / "boom"),)
@@ -247,7 +249,7 @@ def test_a_pickle_runs_nothing_when_it_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_bytes_on_disk_are_a_file_too(passages: DocumentArray[Passage], tmp_path: Path) -> None:
+def test_files_of_bytes_are_read(passages: DocumentArray[Passage], tmp_path: Path) -> None:
     path = tmp_path / "passages"
     for data in (passages.to_bytes(), passages.to_bytes(compress="gzip"), passages.stack().to_bytes()):
         path.write_bytes(data)
@@ -256,7 +258,7 @@ def test_bytes_on_disk_are_a_file_too(passages: DocumentArray[Passage], tmp_path
         assert list(DocumentArray[Passage].load_binary(path, streaming=True)) == list(passages)
 
 
-def test_a_link_stays_a_link_and_permissions_stay(passages: DocumentArray[Passage], tmp_path: Path) -> None:
+def test_links_and_permissions_are_kept(passages: DocumentArray[Passage], tmp_path: Path) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
     target.touch(mode=0o640)
     target.chmod(0o640)
@@ -267,7 +269,7 @@ def test_a_link_stays_a_link_and_permissions_stay(passages: DocumentArray[Passag
     assert DocumentArray[Passage].load_binary(target).identical(passages)
 
 
-def test_what_has_no_form_is_an_error_that_names_the_field(tmp_path: Path) -> None:
+def test_value_without_an_encoding_raises_an_error_with_the_field(tmp_path: Path) -> None:
     class Odd(BaseDocument):
         thing: Any = None
 
@@ -279,7 +281,7 @@ def test_what_has_no_form_is_an_error_that_names_the_field(tmp_path: Path) -> No
         docs[1].to_bytes()
 
 
-def test_base64(passages: DocumentArray[Passage]) -> None:
+def test_base64_round_trips(passages: DocumentArray[Passage]) -> None:
     for value in (passages[0], passages, passages.stack()):
         for compress in (None, "gzip"):
             text = value.to_base64(compress=compress)
@@ -298,7 +300,7 @@ def test_progress_is_shown_on_request(
     assert "500/500" in capsys.readouterr().err
 
 
-def test_a_batch_beyond_2_gib() -> None:
+def test_batch_beyond_2_gib_round_trips() -> None:
     class Huge(BaseDocument):
         data: NdArray
 

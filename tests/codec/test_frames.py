@@ -51,7 +51,7 @@ STUDENTS: list[dict[str, Any]] = [
 ]
 
 
-def test_columns_and_dtypes() -> None:
+def test_data_frame_columns_and_dtypes() -> None:
     docs = DocumentArray[Student](STUDENTS)
     frame = docs.to_dataframe()
     assert list(frame.columns[:7]) == ["id", "name", "nick", "age", "tall", "height", "weight"]
@@ -83,7 +83,7 @@ def test_a_frame_shares_no_memory_with_the_batch() -> None:
     assert frame["age"].tolist() == [99, 18]
 
 
-def test_numbers_of_a_batch_stay_what_they_are() -> None:
+def test_numbers_of_a_batch_keep_their_dtypes() -> None:
     class Row(BaseDocument):
         x: float
         n: int | None = None
@@ -95,7 +95,7 @@ def test_numbers_of_a_batch_stay_what_they_are() -> None:
     assert (again.x.dtype, again.n.dtype) == (np.float32, np.int16)
 
 
-def test_times() -> None:
+def test_times_round_trip() -> None:
     class Event(BaseDocument):
         naive: datetime | None = None
         aware: datetime | None = None
@@ -161,7 +161,7 @@ def test_any_mixture_of_missing_values_is_none() -> None:
         assert len(set(docs.id)) == 4
 
 
-def test_text_of_any_dtype() -> None:
+def test_text_of_any_dtype_is_read() -> None:
     for dtype in ("object", "string", "category"):
         frame = pd.DataFrame({"title": pd.Series(["a", "b"], dtype=dtype)})
         assert DocumentArray[Thesis].from_dataframe(frame).title == ["a", "b"]
@@ -173,7 +173,7 @@ def test_the_index_of_the_frame_does_not_matter() -> None:
     assert DocumentArray[Thesis].from_dataframe(frame.iloc[:0]).pages == []
 
 
-def test_a_whole_document_may_stand_in_one_column() -> None:
+def test_whole_document_may_be_in_one_column() -> None:
     class Page(BaseDocument):
         title: Text
         thesis: Thesis | None = None
@@ -185,7 +185,7 @@ def test_a_whole_document_may_stand_in_one_column() -> None:
         assert docs[1].thesis is None
 
 
-def test_a_missing_document_takes_defaults_only_where_it_is() -> None:
+def test_missing_document_has_defaults_only_in_its_rows() -> None:
     class Outer(BaseDocument):
         inner: Leaf | None = None
 
@@ -199,7 +199,7 @@ def test_a_missing_document_takes_defaults_only_where_it_is() -> None:
 # --- speed is a matter of structure: no document is built
 
 
-def test_no_document_is_built_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_document_is_created_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     class Row(BaseDocument):
         text: str
         number: int | None = None
@@ -223,7 +223,7 @@ def test_no_document_is_built_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> No
 # --- rows, where columns are not enough
 
 
-def test_validators_are_asked() -> None:
+def test_validators_are_called() -> None:
     class Checked(BaseDocument):
         name: str
         inner: Thesis | None = None
@@ -243,7 +243,7 @@ def test_validators_are_asked() -> None:
         DocumentArray[Checked].from_dataframe(pd.DataFrame({"name": ["a", "bad"]}))
 
 
-def test_configuration_and_shared_dimensions_are_heeded() -> None:
+def test_configuration_and_shared_dimensions_are_respected() -> None:
     class Stripped(BaseDocument, str_strip_whitespace=True):
         name: str
 
@@ -257,7 +257,7 @@ def test_configuration_and_shared_dimensions_are_heeded() -> None:
         DocumentArray[Pair].from_dataframe(frame)
 
 
-def test_constraints_and_literals_are_heeded() -> None:
+def test_constraints_and_literals_are_respected() -> None:
     class Bound(BaseDocument):
         id: ClassVar[None] = None  # type: ignore[assignment]
         number: Annotated[int, Field(gt=0)] = 1
@@ -293,7 +293,7 @@ def test_errors_name_row_and_column(columns: dict[Any, Any], match: str) -> None
             target.from_dataframe(frame, extra="forbid")  # type: ignore[attr-defined]
 
 
-def test_numbers_that_are_missing_where_they_must_not_be() -> None:
+def test_missing_numbers_of_required_fields_raise_an_error() -> None:
     frame = pd.DataFrame({"name": ["a", "b"], "age": pd.array([1, None], "Int64"), "thesis.title": ["x", "y"]})
     with pytest.raises(DecodeError, match=r"Student.age \(column 'age'\), row 1: .*valid integer"):
         DocumentArray[Student].from_dataframe(frame)
@@ -312,7 +312,7 @@ class Strict(BaseDocument, extra="forbid"):
 
 
 @pytest.mark.parametrize("target", [DocumentArray, DocumentBatch])
-def test_unknown_columns_are_ignored_and_refused_when_asked(target: Any) -> None:
+def test_unknown_columns_are_ignored_or_rejected_on_request(target: Any) -> None:
     frame = pd.DataFrame({"title": ["a"], "colour": ["red"]})
     assert target[Thesis].from_dataframe(frame).title == ["a"]
     assert target[Thesis].from_dataframe(frame, extra="ignore").title == ["a"]
@@ -329,7 +329,7 @@ def test_unknown_keys_of_mappings_in_cells_follow_the_same_rule(target: Any) -> 
 
 
 @pytest.mark.parametrize("extra", ["forbid", "ignore"])
-def test_the_class_decides_about_unknown_columns_before_the_reader(extra: Any) -> None:
+def test_class_takes_precedence_over_the_reader_for_unknown_columns(extra: Any) -> None:
     frame = pd.DataFrame({"title": ["a", "b"], "colour": ["red", "blue"]})
     rows = DocumentArray[Open].from_dataframe(frame, extra=extra)
     assert [row.__pydantic_extra__ for row in rows] == [{"colour": "red"}, {"colour": "blue"}]
@@ -337,14 +337,14 @@ def test_the_class_decides_about_unknown_columns_before_the_reader(extra: Any) -
         DocumentArray[Strict].from_dataframe(frame, extra=extra)
 
 
-def test_a_missing_column_names_the_ignored_one_that_is_like_it() -> None:
+def test_error_about_a_missing_column_names_a_similar_ignored_one() -> None:
     frame = pd.DataFrame({"titel": ["a"]})
     message = "there is no column 'title', and Thesis has no default for it. The column 'titel' is ignored."
     with pytest.raises(DecodeError, match=message):
         DocumentArray[Thesis].from_dataframe(frame)
 
 
-def test_what_a_table_cannot_hold_is_an_error() -> None:
+def test_values_without_a_column_raise_an_error() -> None:
     with pytest.raises(EncodeError, match="row 0: the array holds values that Leaf has no field for"):
         DocumentArray[Leaf]([Twig(text="a")]).to_dataframe()
     with pytest.raises(EncodeError, match="Leaf has no field for"):
@@ -416,7 +416,7 @@ def test_missing_numbers_are_masked_and_zeros_are_not() -> None:
 
 
 @pytest.mark.parametrize(("name", "nan"), [("pair", complex("nan")), ("price", Decimal("NaN"))])
-def test_nan_next_to_none_is_refused_where_pandas_has_one_of_them(name: str, nan: Any) -> None:
+def test_nan_next_to_none_is_rejected_if_pandas_cannot_distinguish_them(name: str, nan: Any) -> None:
     docs = DocumentArray[Numbers]([Numbers(), Numbers(**{name: 1}), Numbers(**{name: nan})])
     for source in (docs, docs.stack()):
         with pytest.raises(EncodeError, match=rf"{name}, row 2: a data frame cannot hold NaN"):
@@ -499,11 +499,11 @@ def test_numbers_are_read_as_arrays(name: str, series: Any, values: list[Any], v
         ("price", pd.Series([1, 2])),
     ],
 )
-def test_other_numbers_are_looked_at_one_by_one(name: str, series: Any) -> None:
+def test_other_numbers_are_validated_one_by_one(name: str, series: Any) -> None:
     assert read_numbers(series, field_of(name)) is None
 
 
-def test_nan_is_a_number_where_there_is_no_none() -> None:
+def test_nan_is_a_number_in_fields_without_none() -> None:
     class Real(BaseDocument):
         real: float
         maybe: float | None = None
@@ -518,14 +518,14 @@ def test_nan_is_a_number_where_there_is_no_none() -> None:
     assert maybe[1].tolist() == [False, True]  # type: ignore[union-attr]
 
 
-def test_dtypes_stay_as_they_are_where_no_wider_one_is_needed() -> None:
+def test_dtypes_are_kept_if_no_wider_one_is_needed() -> None:
     for name, dtype in {"real": "float32", "number": "uint8", "pair": "complex64"}.items():
         numbers = read_numbers(pd.Series([1, 2], dtype=dtype), field_of(name))
         assert numbers is not None
         assert numbers[0].dtype == dtype
 
 
-def test_values_are_read_as_those_of_python() -> None:
+def test_values_are_read_as_python_types() -> None:
     values = pd.Series([np.int64(3), np.float32(0.5), "x", pd.Timestamp("2024-01-01"), pd.Timedelta(1, "s"), [1]])
     objects = read_objects(values.astype(object), field_of("either"))
     assert list(map(type, objects)) == [int, float, str, datetime, timedelta, list]
@@ -547,13 +547,13 @@ def test_values_are_read_as_those_of_python() -> None:
         ("either", [float, Decimal, None, None, "x"]),
     ],
 )
-def test_missing_values_are_none_but_nan_stays_where_it_is_a_value(name: str, expected: list[Any]) -> None:
+def test_missing_values_are_none_but_nan_is_kept_as_a_value(name: str, expected: list[Any]) -> None:
     series = pd.Series([np.nan, Decimal("NaN"), pd.NA, None, "x"], dtype=object)
     objects = read_objects(series, field_of(name))
     assert [type(value) if value is not None and value != value else value for value in objects] == expected
 
 
-def test_tensors_in_cells_are_left_alone() -> None:
+def test_tensors_in_cells_are_unchanged() -> None:
     value = np.float32(1)
     field = Student.document_schema().by_name["vector"]
     assert read_objects(pd.Series([value, None], dtype=object), field)[0] is value
@@ -589,7 +589,7 @@ NOON = datetime(2024, 7, 1, 12, 0, 0, 123_456)  # noqa: DTZ001
         ([Moment(2024, 1, 1)], "object"),
     ],
 )
-def test_times_are_datetime64_only_where_nothing_is_lost(values: list[Any], dtype: str) -> None:
+def test_times_are_datetime64_only_without_loss(values: list[Any], dtype: str) -> None:
     docs = DocumentArray[Times]([Times.model_construct(at=value, span=None) for value in values])
     for source in (docs, docs.stack()):
         series = source.to_dataframe()["at"]
@@ -608,7 +608,7 @@ def test_times_are_datetime64_only_where_nothing_is_lost(values: list[Any], dtyp
         ([None, timedelta(microseconds=-(2**63))], "object"),
     ],
 )
-def test_spans_are_timedelta64_where_it_holds_them(values: list[Any], dtype: str) -> None:
+def test_timedeltas_are_timedelta64_within_its_range(values: list[Any], dtype: str) -> None:
     docs = DocumentArray[Times]([Times(span=value) for value in values])
     frame = docs.to_dataframe()
     assert str(frame["span"].dtype) == dtype
@@ -625,14 +625,14 @@ def test_times_of_every_unit_are_read(unit: str) -> None:
     assert docs.span == [timedelta(microseconds=5_000 * factor), None]
 
 
-def test_times_finer_than_a_microsecond_are_refused() -> None:
+def test_times_finer_than_a_microsecond_are_rejected() -> None:
     for column, dtype in {"at": "M8[ns]", "span": "m8[ns]"}.items():
         frame = pd.DataFrame({column: np.array([1_000, "NaT", 1_001], dtype)})
         with pytest.raises(DecodeError, match=rf"column '{column}'.*row 2: .* has nanoseconds"):
             DocumentArray[Times].from_dataframe(frame)
 
 
-def test_times_beyond_those_of_python_are_refused() -> None:
+def test_times_beyond_the_range_of_python_are_rejected() -> None:
     frame = pd.DataFrame({"at": np.array(["2024-01-01", "NaT", "20000-01-01"], "M8[s]")})
     with pytest.raises(DecodeError, match=r"column 'at'.*row 2: 20000-01-01.* is beyond the range"):
         DocumentArray[Times].from_dataframe(frame)
@@ -669,7 +669,7 @@ class Cabinet(BaseDocument):
 
 
 @pytest.mark.parametrize("make", [DocumentArray, lambda docs: DocumentArray[Cabinet](docs).stack()])
-def test_a_document_without_any_value_is_refused_with_its_row(make: Any) -> None:
+def test_document_without_any_value_is_rejected_with_its_row(make: Any) -> None:
     full = Cabinet(folder=Folder(note=Note(text="a")))
     assert make([full, Cabinet()]).to_dataframe()["folder.note.text"].tolist() == ["a", None]
     for row, docs in enumerate(([Cabinet(folder=Folder(note=Note()))], [full, Cabinet(folder=Folder(note=Note()))])):
@@ -737,7 +737,7 @@ def test_rows_without_a_document_have_no_texts_of_json_and_base64() -> None:
     assert DocumentArray[RequiredOrNone].from_dataframe(docs[:1].to_dataframe()).identical(docs[:1])
 
 
-def test_texts_that_would_not_be_read_back_are_refused() -> None:
+def test_texts_that_would_not_be_read_back_are_rejected() -> None:
     class Positive(BaseDocument):
         id: ClassVar[None] = None  # type: ignore[assignment]
         data: Json[Annotated[int, Field(gt=0)]] | None = None
@@ -780,7 +780,7 @@ class Outer(BaseDocument):
     loose: Loose | None = None
 
 
-def test_batches_of_classes_that_take_more_are_tables_while_they_hold_nothing_more() -> None:
+def test_batches_of_classes_with_extra_values_are_tables_without_them() -> None:
     docs = DocumentArray[Outer]([Outer(loose=Loose(title="a")), Outer()])
     for source in (docs, docs.stack()):
         assert source.to_dataframe()["loose.title"].tolist() == ["a", None]
@@ -790,13 +790,13 @@ def test_batches_of_classes_that_take_more_are_tables_while_they_hold_nothing_mo
             source.to_dataframe()
 
 
-def test_mappings_that_were_set_without_validation_are_written_as_they_are() -> None:
+def test_unvalidated_mappings_are_written_unchanged() -> None:
     docs = DocumentArray[Node]([Node(id="a"), Node(id="b")])
     docs[1].__dict__["parent"] = {"id": "c"}
     assert docs.to_dataframe()["parent"].tolist() == [None, {"id": "c"}]
 
 
-def test_arrays_and_recursive_documents_are_plain_values_in_cells() -> None:
+def test_arrays_and_recursive_documents_are_dicts_in_cells() -> None:
     docs = DocumentArray[Node]([Node(id="a", children=[Node(id="b", name="x")]), Node(id="c", parent=Node(id="d"))])
     for source in (docs, docs.stack()):
         frame = source.to_dataframe()
@@ -828,13 +828,13 @@ def check(docs: Any) -> None:
 
 @laws
 @given(arrays(leaves().filter(lambda leaf: type(leaf) is Leaf), Leaf, 5))
-def test_leaves_come_back(docs: DocumentArray[Leaf]) -> None:
+def test_leaf_documents_round_trip(docs: DocumentArray[Leaf]) -> None:
     check(docs)
 
 
 @laws
 @given(arrays(branches().filter(flat), Branch))
-def test_every_kind_of_field_comes_back(docs: DocumentArray[Branch]) -> None:
+def test_every_kind_of_field_round_trips(docs: DocumentArray[Branch]) -> None:
     frame = docs.to_dataframe()
     assert DocumentArray[Branch].from_dataframe(frame).identical(docs)
     assert DocumentBatch[Branch].from_dataframe(docs.stack().to_dataframe()).unstack().identical(docs)
@@ -842,12 +842,12 @@ def test_every_kind_of_field_comes_back(docs: DocumentArray[Branch]) -> None:
 
 @laws
 @given(arrays(trees(), Tree))
-def test_tensors_of_any_shape_come_back(docs: DocumentArray[Tree]) -> None:
+def test_tensors_of_any_shape_round_trip(docs: DocumentArray[Tree]) -> None:
     if all(flat(tree.branch) and all(map(flat, tree.branches)) for tree in docs):
         assert DocumentArray[Tree].from_dataframe(docs.to_dataframe()).identical(docs)
 
 
 @laws
 @given(arrays(nodes(), Node))
-def test_recursive_documents_come_back(docs: DocumentArray[Node]) -> None:
+def test_recursive_documents_round_trip(docs: DocumentArray[Node]) -> None:
     assert DocumentArray[Node].from_dataframe(docs.to_dataframe()).identical(docs)

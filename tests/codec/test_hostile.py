@@ -64,7 +64,7 @@ def inputs(decoder: str, random: Random) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_only_a_decode_error_comes_out(decoder: str, seed: int) -> None:
+def test_corrupted_data_raises_only_decode_errors(decoder: str, seed: int) -> None:
     for number, data in enumerate(inputs(decoder, Random(f"{decoder} {seed}"))):
         start = time.monotonic()
         try:
@@ -75,20 +75,20 @@ def test_only_a_decode_error_comes_out(decoder: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_the_inputs_that_are_spoiled_are_valid_before(decoder: str) -> None:
+def test_inputs_are_valid_before_they_are_corrupted(decoder: str) -> None:
     if decoder not in ("packed", "protobuf", "base64", "stream", "typed_array"):
         assert all(attempt(DECODERS[decoder], data) for data in seeds()[decoder])
 
 
 @pytest.mark.parametrize("decoder", ["document", "array", "batch", "stream"])
-def test_every_beginning_of_a_message(decoder: str) -> None:
+def test_every_prefix_of_a_message_raises_only_decode_errors(decoder: str) -> None:
     for data in seeds()[decoder][:4]:
         for end in range(0, len(data), max(1, len(data) // 120)):
             attempt(DECODERS[decoder], data[:end])
 
 
 @pytest.mark.parametrize("compress", COMPRESSIONS)
-def test_spoiled_data_in_good_packing(compress: str) -> None:
+def test_corrupted_data_in_valid_compression_raises_only_decode_errors(compress: str) -> None:
     pack = packers()[compress]
     random = Random(compress)
     for _ in range(30):
@@ -114,7 +114,7 @@ def refused(data: bytes, *classes: Any, **reading: Any) -> None:
             cls.from_bytes(data, **reading)
 
 
-def test_a_stream_that_names_another_class_than_it_holds() -> None:
+def test_stream_is_read_by_the_classes_of_its_documents() -> None:
     page = Page(text="x").to_bytes()
     rows = encode_delimited(3, page)
     read = DocumentArray.from_bytes(a_stream((b"A", 1, rows), name=name_of(Book)))
@@ -124,7 +124,7 @@ def test_a_stream_that_names_another_class_than_it_holds() -> None:
     assert not DocumentArray.from_bytes(twice)
 
 
-def test_rows_that_stand_for_no_document() -> None:
+def test_rows_without_a_document_are_rejected() -> None:
     data = (
         b"\x08\x01"
         + encode_text(2, name_of(Note))
@@ -136,7 +136,7 @@ def test_rows_that_stand_for_no_document() -> None:
     refused(a_stream((BATCH, 2, data)), DocumentArray, DocumentArray[Note], DocumentBatch[Note])
 
 
-def test_a_stream_without_a_header() -> None:
+def test_stream_without_a_header_is_rejected() -> None:
     segment = b"".join(pack_segment(INDEX, 0, [b""]))
     refused(segment, DocumentArray, DocumentBatch[Note])
     with pytest.raises(DecodeError):
@@ -145,7 +145,7 @@ def test_a_stream_without_a_header() -> None:
         list(DocumentBatch[Note].load_binary(io.BytesIO(segment), streaming=True))
 
 
-def test_an_index_that_lies() -> None:
+def test_index_with_wrong_counts_is_rejected() -> None:
     good = DocumentArray[Note](some_notes(5)).to_bytes()
     for counts in (b"\xff\xff\xff\xff\xff\xff\xff\xff\x7f", b"\x06", b"\x00"):
         position = int.from_bytes(good[-8:], "little")
@@ -159,7 +159,7 @@ def test_an_index_that_lies() -> None:
             assert counts == b"\x00"
 
 
-def test_pickles_are_refused_wherever_they_stand() -> None:
+def test_pickles_are_rejected_everywhere() -> None:
     import pickle
 
     data = pickle.dumps(some_notes(1))
@@ -168,7 +168,7 @@ def test_pickles_are_refused_wherever_they_stand() -> None:
     refused(b"\x08\x01" + encode_text(3, "x") + encode_delimited(4, encode_delimited(26, data)), BaseDocument)
 
 
-def test_a_pickle_of_something_else() -> None:
+def test_pickle_of_another_type_is_rejected() -> None:
     import pickle
 
     data = a_stream((PICKLE, 1, pickle.dumps([1])))
@@ -184,7 +184,7 @@ def test_no_class_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read.to_bytes() == b"\x08\x01" + encode_text(2, "this:Zen")
 
 
-def test_many_numbers_of_one_hash_are_refused_soon() -> None:
+def test_many_numbers_of_one_hash_are_rejected_early() -> None:
     prime = (1 << 61) - 1
     parts = [encode_delimited(1, encode_delimited(15, (i * prime).to_bytes(12, "little"))) for i in range(1, 30_000)]
     start = time.monotonic()
@@ -192,7 +192,7 @@ def test_many_numbers_of_one_hash_are_refused_soon() -> None:
     assert time.monotonic() - start < SECONDS
 
 
-def test_shapes_beyond_counting() -> None:
+def test_overflowing_shapes_are_rejected() -> None:
     flat = encode_delimited(1, encode_text(1, "uint8") + encode_delimited(2, b"\x00"))
     column = encode_text(1, "vector") + encode_delimited(5, flat + encode_uint(2, 1) + encode_uint(3, 2))
     sizes = np.full(255, 1 << 62, "<i8").tobytes()
@@ -200,7 +200,7 @@ def test_shapes_beyond_counting() -> None:
     refused(head, DocumentBatch[Note], DocumentArray)
 
 
-def test_what_is_good_is_read() -> None:
+def test_valid_data_is_read() -> None:
     for document in [*some_notes(3), Page(text="x")]:
         assert BaseDocument.from_bytes(document.to_bytes(), types=CLASSES) == document
 
@@ -216,7 +216,7 @@ def few_free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("few_free")
 @pytest.mark.parametrize("compress", COMPRESSIONS)
-def test_a_bomb_is_refused_and_the_caller_may_raise_the_limit(compress: str) -> None:
+def test_bomb_is_rejected_unless_the_limit_is_raised(compress: str) -> None:
     bomb = packers()[compress](encode_delimited(15, bytes(12 << 20)))
     with pytest.raises(DecodeError, match="max_ratio"):
         BaseDocument.from_bytes(bomb, max_ratio=20)
@@ -227,7 +227,7 @@ def test_a_bomb_is_refused_and_the_caller_may_raise_the_limit(compress: str) -> 
 
 @pytest.mark.usefixtures("few_free")
 @pytest.mark.parametrize("compress", COMPRESSIONS)
-def test_a_bomb_in_a_stream_is_refused(compress: str) -> None:
+def test_bomb_in_a_stream_is_rejected(compress: str) -> None:
     pack = packers()[compress]
     data = DocumentArray[Note]([Note(data=bytes(12 << 20))]).to_bytes()
     bomb = pack(data)
@@ -246,7 +246,7 @@ class Unseekable(io.BytesIO):
         return False
 
 
-def test_a_dictionary_larger_than_memory_is_not_made() -> None:
+def test_dict_larger_than_memory_is_not_created() -> None:
     filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 30}]
     try:
         packed = lzma.compress(Note().to_bytes(), lzma.FORMAT_XZ, filters=filters)

@@ -50,12 +50,12 @@ def test_the_memory_of_an_attack_is_bounded(size: int) -> None:
 
 
 @pytest.mark.parametrize("name", LEGITIMATE)
-def test_what_is_good_is_read_with_the_defaults(name: str) -> None:
+def test_valid_data_is_read_with_default_limits(name: str) -> None:
     decode, data = LEGITIMATE[name]()
     assert decode(data) is not None
 
 
-def test_a_caller_may_allow_more() -> None:
+def test_callers_may_raise_the_limits() -> None:
     decode, data = ATTACKS["list_of_set"](100_000)
     from quire import BaseDocument
 

@@ -52,7 +52,7 @@ def only_json(branch: Branch) -> bool:
 
 @laws
 @given(plain_leaves)
-def test_a_document_comes_back_from_json(leaf: Leaf) -> None:
+def test_documents_round_trip_as_json(leaf: Leaf) -> None:
     assert Leaf.from_json(leaf.to_json()).identical(leaf)
     assert Leaf.from_json(leaf.to_json(indent=2).encode()).identical(leaf)
     assert Leaf.from_json(leaf.to_json(tensors="base64")).identical(leaf)
@@ -60,20 +60,20 @@ def test_a_document_comes_back_from_json(leaf: Leaf) -> None:
 
 @laws
 @given(branches().filter(only_json))
-def test_every_kind_of_field_comes_back_from_json(branch: Branch) -> None:
+def test_every_kind_of_field_round_trips_as_json(branch: Branch) -> None:
     assert Branch.from_json(branch.to_json()).identical(branch)
     assert Branch.from_json(branch.to_json(tensors="base64")).identical(branch)
 
 
 @laws
 @given(branches().filter(only_json))
-def test_every_kind_of_field_comes_back_from_a_dict(branch: Branch) -> None:
+def test_every_kind_of_field_round_trips_as_dict(branch: Branch) -> None:
     assert Branch.from_dict(branch.to_dict()).identical(branch)
 
 
 @laws
 @given(arrays(nodes(), Node))
-def test_arrays_and_batches_come_back(docs: DocumentArray[Node]) -> None:
+def test_arrays_and_batches_round_trip_as_json(docs: DocumentArray[Node]) -> None:
     assert DocumentArray[Node].from_json(docs.to_json()).identical(docs)
     assert DocumentArray[Node].from_json(docs.to_json(indent=1)).identical(docs)
     assert DocumentArray[Node].from_dict(docs.to_dict()).identical(docs)
@@ -109,7 +109,7 @@ def test_a_row_of_a_batch_is_not_empty() -> None:
     assert json.loads(row.to_json())["name"] == "Ada"
 
 
-def test_dtypes_survive() -> None:
+def test_dtypes_round_trip() -> None:
     """DocArray reads float32 back as float64."""
     student = Student.from_json(Student.from_dict(STUDENT).to_json())
     assert student.photo is not None
@@ -118,7 +118,7 @@ def test_dtypes_survive() -> None:
 
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize("form", ["lists", "base64"])
-def test_bfloat16_survives(form: Any) -> None:
+def test_bfloat16_round_trips(form: Any) -> None:
     """DocArray's to_json fails on it."""
     import torch
 
@@ -135,7 +135,7 @@ def test_not_a_number_is_not_none() -> None:
     assert Leaf.from_json(leaf.to_json()) == leaf
 
 
-def test_any_bytes_have_a_form() -> None:
+def test_bytes_are_base64_in_json() -> None:
     class Blob(BaseDocument):
         raw: bytes
         many: dict[str, list[bytes]] = {}
@@ -194,7 +194,7 @@ def test_plain_models_are_read_by_name_as_well() -> None:
         hnp.array_shapes(min_dims=0, min_side=0),
     )
 )
-def test_any_array_comes_back_from_base64(array: Any) -> None:
+def test_arrays_round_trip_as_base64(array: Any) -> None:
     content = json.loads(json.dumps(tensor_to_json(array, "base64")))
     again = tensor_from_json(content, None)
     np.testing.assert_array_equal(again, array)
@@ -203,7 +203,7 @@ def test_any_array_comes_back_from_base64(array: Any) -> None:
     assert ("encoding" in content) == (array.dtype.kind != "U")
 
 
-def test_the_written_form_of_base64() -> None:
+def test_base64_json_text() -> None:
     array = np.array([[1, 2]], ">u2")
     assert tensor_to_json(array, "base64") == {
         "framework": "numpy",
@@ -229,7 +229,7 @@ def test_the_written_form_of_base64() -> None:
         ({"dtype": "bool", "data": "AgAAAA=="}, "neither true nor false"),
     ],
 )
-def test_hostile_base64_is_refused(change: dict[str, Any], match: str) -> None:
+def test_invalid_base64_is_rejected(change: dict[str, Any], match: str) -> None:
     class Holder(BaseDocument):
         x: AnyTensor
 
@@ -238,7 +238,7 @@ def test_hostile_base64_is_refused(change: dict[str, Any], match: str) -> None:
         Holder.from_json(json.dumps({"x": content}))
 
 
-def test_pydantic_itself_takes_the_form_from_its_context() -> None:
+def test_pydantic_methods_use_the_tensor_form_of_their_context() -> None:
     leaf = Leaf(text="a")
     assert json.loads(leaf.model_dump_json(context={"tensors": "base64"}))["vector"]["encoding"] == "base64"
     assert "encoding" not in json.loads(leaf.model_dump_json(context="mine"))["vector"]
@@ -260,7 +260,7 @@ def test_pydantic_itself_takes_the_form_from_its_context() -> None:
         (b"\xff", "^Student: Invalid JSON"),
     ],
 )
-def test_bad_json_is_an_error_that_names_the_place(text: str | bytes, match: str) -> None:
+def test_invalid_json_raises_an_error_with_the_place(text: str | bytes, match: str) -> None:
     with pytest.raises(DecodeError, match=match) as caught:
         Student.from_json(text)
     assert isinstance(caught.value.__cause__, ValidationError)
@@ -283,7 +283,7 @@ def test_errors_of_arrays_name_the_row() -> None:
         Thesis.from_dict("a")  # type: ignore[arg-type]
 
 
-def test_what_has_no_form_is_an_error_that_names_the_row() -> None:
+def test_value_without_json_raises_an_error_with_the_row() -> None:
     class Holder(BaseDocument):
         x: Any = None
 
@@ -294,7 +294,7 @@ def test_what_has_no_form_is_an_error_that_names_the_row() -> None:
         docs[1].to_json()
 
 
-def test_an_array_without_a_type_writes_and_does_not_read() -> None:
+def test_untyped_array_writes_but_does_not_read_json() -> None:
     docs = DocumentArray([Thesis(title="a"), Leaf(text="b")])
     assert [sorted(row) for row in json.loads(docs.to_json())] == [sorted(row) for row in docs.to_dict()]
     with pytest.raises(SchemaError, match=r"DocumentArray\[Student\]\.from_json\(\)"):
@@ -324,7 +324,7 @@ class Loose(BaseDocument):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "reason"),
     [
         ({"text": "\ud800"}, r"Loose, row 1, text: .*surrogates"),
         (
@@ -335,6 +335,6 @@ class Loose(BaseDocument):
     ],
     ids=["text", "tensor", "anything"],
 )
-def test_what_has_no_json_is_named(content: dict[str, Any], told: str) -> None:
-    with pytest.raises(EncodeError, match=told):
+def test_errors_name_the_value_without_json(content: dict[str, Any], reason: str) -> None:
+    with pytest.raises(EncodeError, match=reason):
         DocumentArray[Loose]([Loose(), Loose(**content)]).to_json()

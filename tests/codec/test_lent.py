@@ -50,7 +50,7 @@ def column(batch: Any) -> Any:
 
 
 @given(st.integers(1, 9), st.integers(1, 200), st.sampled_from(DTYPES))
-def test_what_is_lent_is_equal_independent_and_can_be_written_to(rows: int, width: int, dtype: str) -> None:
+def test_lent_tensors_are_equal_independent_and_writable(rows: int, width: int, dtype: str) -> None:
     batch = made(rows, width, dtype)
     data = batch.to_bytes()
     before = bytes(bytearray(data))
@@ -79,7 +79,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize("way", WAYS)
-def test_whatever_is_done_with_it_is_done_with_memory_of_its_own(way: str) -> None:
+def test_operations_on_lent_tensors_use_copies(way: str) -> None:
     batch = made(4, 200, "float32")
     data = batch.to_bytes()
     found = WAYS[way](batch_from_message(type(batch), data, LENT))
@@ -88,7 +88,7 @@ def test_whatever_is_done_with_it_is_done_with_memory_of_its_own(way: str) -> No
     assert batch_from_message(type(batch), data, LENT).identical(batch)
 
 
-def test_only_what_was_asked_for_is_copied() -> None:
+def test_only_accessed_tensors_are_copied() -> None:
     lent = read(made(4, 200, "float32"))
     assert type(column(lent)) is LentColumn
     assert len(column(lent)) == len(lent) == 4
@@ -107,14 +107,14 @@ def test_slices_share_memory_with_the_batch() -> None:
     assert not (lent.value[0] == 7).all()
 
 
-def test_lent_and_other_batches_are_put_together() -> None:
+def test_lent_and_other_batches_are_concatenated() -> None:
     batch = made(4, 200, "float32")
     joined = DocumentBatch[Thing].concat([read(batch), batch, read(batch)])
     assert type(column(joined)) is TensorColumn
     assert joined.identical(DocumentBatch[Thing].concat([batch, batch, batch]))
 
 
-def test_rows_without_a_value_stay_so() -> None:
+def test_missing_values_of_lent_columns_are_kept() -> None:
     rows = [None if i % 2 else np.full((40, 8), i, np.float32) for i in range(8)]
     batch = DocumentBatch[Thing]([Thing(value=row) for row in rows])
     lent = read(batch)
@@ -122,7 +122,7 @@ def test_rows_without_a_value_stay_so() -> None:
     assert [doc.value is None for doc in lent] == [row is None for row in rows]
 
 
-def test_shapes_and_dtypes_are_checked_before_anybody_asks() -> None:
+def test_shapes_and_dtypes_are_checked_before_access() -> None:
     wrong = made(4, 512, "float32")
     with pytest.raises(DecodeError, match=r"Fixed\.value: expected tensors of float32"):
         batch_from_message(DocumentBatch[Fixed], wrong.to_bytes(), LENT)
@@ -132,7 +132,7 @@ def test_shapes_and_dtypes_are_checked_before_anybody_asks() -> None:
 
 @pytest.mark.needs("torch")
 @pytest.mark.filterwarnings("error")
-def test_tensors_of_torch_are_lent_too() -> None:
+def test_torch_tensors_are_lent() -> None:
     import torch
 
     batch = DocumentBatch[Scan].from_columns({"value": torch.arange(4096, dtype=torch.float32).reshape(4, 1024)})
@@ -145,7 +145,7 @@ def test_tensors_of_torch_are_lent_too() -> None:
     assert batch_from_message(DocumentBatch[Scan], data, LENT).identical(batch)
 
 
-def test_threads_that_ask_at_once_get_one_tensor() -> None:
+def test_concurrent_threads_get_the_same_tensor() -> None:
     for _ in range(20):
         lent, start, found = read(made(4, 200, "float32")), threading.Barrier(4), []
 

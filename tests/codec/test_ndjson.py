@@ -24,7 +24,7 @@ NOTES = DocumentArray[Note]([{"text": "a"}, {"text": "b\n\u2028c\r", "stars": 2}
 
 @laws
 @given(arrays(leaves().filter(lambda leaf: type(leaf) is Leaf), Leaf))
-def test_leaves_come_back(docs: DocumentArray[Leaf]) -> None:
+def test_leaf_documents_round_trip(docs: DocumentArray[Leaf]) -> None:
     text = docs.to_ndjson()
     assert text.count("\n") == len(docs)
     assert DocumentArray[Leaf].from_ndjson(text=text).identical(docs)
@@ -34,11 +34,11 @@ def test_leaves_come_back(docs: DocumentArray[Leaf]) -> None:
 
 @laws
 @given(arrays(nodes(), Node))
-def test_recursive_documents_come_back(docs: DocumentArray[Node]) -> None:
+def test_recursive_documents_round_trip(docs: DocumentArray[Node]) -> None:
     assert DocumentArray[Node].from_ndjson(text=docs.to_ndjson()).identical(docs)
 
 
-def test_paths_and_files(tmp_path: Path) -> None:
+def test_paths_and_files_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "notes.ndjson"
     assert NOTES.to_ndjson(path) is None
     assert DocumentArray[Note].from_ndjson(path).identical(NOTES)
@@ -53,7 +53,7 @@ def test_paths_and_files(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["notes.ndjson", "other"]
 
 
-def test_the_callers_own_buffers_stay_open() -> None:
+def test_file_objects_of_the_caller_stay_open() -> None:
     """DocArray closes the caller's BytesIO."""
     binary, text = io.BytesIO(), io.StringIO()
     NOTES.to_ndjson(binary)
@@ -77,7 +77,7 @@ def test_lines_are_read_one_by_one() -> None:
     assert taken == [1, 2, 3]
 
 
-def test_empty_lines_and_a_byte_order_mark_are_passed_over() -> None:
+def test_empty_lines_and_a_byte_order_mark_are_skipped() -> None:
     docs = DocumentArray[Note].from_ndjson(text=b'\xef\xbb\xbf{"text": "a"}\r\n\n  \n{"text": "b"}')
     assert docs.text == ["a", "b"]
     assert len(DocumentArray[Note].from_ndjson(text="")) == 0
@@ -95,7 +95,7 @@ def test_errors_name_file_line_and_field(tmp_path: Path) -> None:
         DocumentArray.from_ndjson(text="")
 
 
-def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     class Holder(BaseDocument):
         x: object = None
 

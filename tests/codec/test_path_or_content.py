@@ -45,7 +45,7 @@ def test_paths_files_and_text_are_read(read: Reader, content: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("read", "content"), READERS, ids=["csv", "ndjson"])
-def test_content_in_place_of_a_path_is_an_error(read: Reader, content: str) -> None:
+def test_content_in_place_of_a_path_raises_an_error(read: Reader, content: str) -> None:
     for given_content in (content, '{"text": "a"}', "[1]", "a\rb", "a\0b"):
         with pytest.raises(OptionError, match=r"is content and not a path\. Pass it as text=\.\.\."):
             read(given_content)
@@ -92,7 +92,7 @@ def test_text_is_never_opened(read: Reader, content: str) -> None:
     "path",
     ["/etc/passwd", "./rows.json", "../rows", "rows.json", "my rows.jsonl", "~/x", "C:\\rows", "s3://bucket/rows"],
 )
-def test_from_json_refuses_paths_without_a_look_at_them(read: Reader, path: str) -> None:
+def test_from_json_rejects_paths_without_opening_them(read: Reader, path: str) -> None:
     for text in (path, path.encode(), Path(path)):
         with pytest.raises(QuireError):
             read(text)
@@ -111,7 +111,7 @@ def test_from_json_says_what_to_write() -> None:
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists))
-def test_no_json_is_taken_for_a_path(value: Any) -> None:
+def test_json_is_never_mistaken_for_a_path(value: Any) -> None:
     class Holder(BaseDocument):
         value: Any = None
 

@@ -27,7 +27,7 @@ import pytest
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.errors import DecodeError, QuireError
 from quire.typing import AnyTensor, NdArray, float32
-from tests.codec.ways import exact
+from tests.codec.round_trips import exact
 from tests.strategies import Leaf, Seed, Twig
 
 
@@ -57,7 +57,7 @@ def photos(count: int = 3) -> DocumentArray[Photo]:
 
 
 @pytest.mark.parametrize("number", [0, 2**31, 2**40, 1_700_000_000_000, -(2**63), 2**64])
-def test_integers_beyond_32_bits(number: int) -> None:  # int32 on the wire, #1890; 0 failed in #1070
+def test_integers_beyond_32_bits_round_trip(number: int) -> None:  # int32 on the wire, #1890; 0 failed in #1070
     photo = Photo(number=number)
     assert Photo.from_protobuf(photo.to_protobuf()).number == number
 
@@ -67,7 +67,7 @@ def test_integers_in_dicts_stay_integers() -> None:  # tags as a Struct: ints be
     assert exact(got, {"a": 1, "b": [2, {"c": 3}]})
 
 
-def test_dicts_whose_keys_are_not_texts() -> None:
+def test_dicts_with_other_keys_than_texts_round_trip() -> None:
     photo = Photo(tags={1: "a", (1, 2): "b", None: "c"})
     assert exact(Photo.from_bytes(photo.to_bytes()), photo)
 
@@ -84,7 +84,7 @@ def test_empty_arrays_keep_their_dtype(dtype: str) -> None:  # came back as floa
     assert (got.dtype, got.shape) == (np.dtype(dtype), (0, 3))
 
 
-def test_none_is_told_apart_from_empty_values() -> None:  # None was an empty message
+def test_none_is_distinguished_from_empty_values() -> None:  # None was an empty message
     class Maybe(BaseDocument):
         text: str | None = "default"
         items: list[int] | None = [1]
@@ -108,7 +108,7 @@ def test_subclass_documents_keep_their_fields() -> None:  # downcast to the sche
         assert exact(got, docs)
 
 
-def test_pickles_and_copies_do_not_depend_on_what_protobuf_can_say() -> None:
+def test_pickles_and_copies_do_not_depend_on_protobuf() -> None:
     photo = Photo(number=2**40, when=datetime(2024, 1, 1), tags={1: 2})
     assert exact(pickle.loads(pickle.dumps(photo)), photo)
     assert exact(copy.deepcopy(photo), photo)
@@ -144,7 +144,7 @@ def test_any_tensor_keeps_the_framework() -> None:
     assert exact(DocumentArray[Loose].from_bytes(docs.to_bytes()), docs)
 
 
-def test_a_document_without_an_id_in_a_batch() -> None:  # len() was a KeyError: 'id'
+def test_document_without_an_id_in_a_batch_round_trips() -> None:  # len() was a KeyError: 'id'
     from typing import ClassVar
 
     class Anonymous(BaseDocument):
@@ -178,7 +178,7 @@ def test_compression_compresses(compress: str) -> None:  # zlib did nothing with
     assert exact(DocumentArray[Photo].from_bytes(packed), docs)
 
 
-def test_a_protocol_that_is_listed_works_and_another_is_refused() -> None:  # 'json' was listed and raised
+def test_listed_protocols_work_and_others_are_rejected() -> None:  # 'json' was listed and raised
     docs = photos()
     for protocol in ("protobuf", "pickle"):
         data = docs.to_bytes(protocol=protocol)
@@ -187,7 +187,7 @@ def test_a_protocol_that_is_listed_works_and_another_is_refused() -> None:  # 'j
         docs.to_bytes(protocol="jsn")
 
 
-def test_pickles_are_not_loaded_unless_asked_for() -> None:
+def test_pickles_are_not_loaded_unless_allowed() -> None:
     data = photos().to_bytes(protocol="pickle")
     with pytest.raises(DecodeError, match="allow_pickle=True"):
         DocumentArray[Photo].from_bytes(data)
@@ -220,7 +220,7 @@ def test_suffixes_of_compression_are_known(tmp_path: Path, suffix: str) -> None:
     assert exact(DocumentArray[Photo].load_binary(moved), docs)
 
 
-def test_file_objects_are_taken_and_left_open() -> None:  # BytesIO was a TypeError, or was closed
+def test_file_objects_are_accepted_and_left_open() -> None:  # BytesIO was a TypeError, or was closed
     file = io.BytesIO()
     photos().save_binary(file)
     assert not file.closed
@@ -238,7 +238,7 @@ def test_documents_are_written_from_a_generator_and_read_one_by_one(tmp_path: Pa
     assert [doc.title for doc in DocumentArray[Photo].load_binary(path, streaming=True)] == list("01234")
 
 
-def test_a_truncated_file_is_an_error_with_a_position(tmp_path: Path) -> None:
+def test_truncated_file_raises_an_error_with_the_position(tmp_path: Path) -> None:
     path = tmp_path / "x.protobuf"
     photos(50).save_binary(path)
     data = path.read_bytes()
@@ -247,7 +247,7 @@ def test_a_truncated_file_is_an_error_with_a_position(tmp_path: Path) -> None:
         DocumentArray[Photo].load_binary(path)
 
 
-def test_an_array_without_a_type_is_read_with_all_its_fields(tmp_path: Path) -> None:  # all but the id were lost
+def test_untyped_array_is_read_with_all_fields(tmp_path: Path) -> None:  # all but the id were lost
     path = tmp_path / "x.protobuf.gz"
     photos().save_binary(path)
     assert exact(DocumentArray.load_binary(path), photos_like(path))
@@ -272,7 +272,7 @@ def test_sparse_tensors_are_written() -> None:  # NotImplementedError
 
 
 @pytest.mark.needs("torch", "ml_dtypes")
-def test_the_callers_tensor_is_not_changed_and_bfloat16_travels() -> None:
+def test_tensor_of_the_caller_is_not_changed_and_bfloat16_round_trips() -> None:
     import torch
 
     class Half(BaseDocument):
@@ -320,7 +320,7 @@ assert one.tensor.dtype == np.float32
 @pytest.mark.needs("torch", "tensorflow", "jax", "paddle")
 @pytest.mark.parametrize("name", ["torch", "tensorflow", "jax", "paddle"])
 @pytest.mark.parametrize("way", ["document", "rows", "message"])
-def test_a_framework_that_is_not_installed(tmp_path: Path, name: str, way: str) -> None:
+def test_missing_framework_raises_an_error_or_gives_numpy(tmp_path: Path, name: str, way: str) -> None:
     from quire.tensors import get_framework
 
     class Sent(BaseDocument):

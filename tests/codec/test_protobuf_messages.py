@@ -21,7 +21,7 @@ from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.codec._messages import load_generated_messages
 from quire.errors import DecodeError, QuireError
 from quire.typing import NdArray, float32
-from tests.codec.ways import exact, written_whole
+from tests.codec.round_trips import exact, written_whole
 from tests.strategies import Branch, Leaf, Node, Seed, Tree, arrays, branches, laws, leaves, nodes, seeds, trees
 
 
@@ -107,7 +107,7 @@ def exact_any(a: Any, b: Any) -> bool:
 # --- what another language writes, quire reads
 
 
-def test_a_document_that_was_built_field_by_field() -> None:
+def test_document_message_built_field_by_field_is_read() -> None:
     pb = load_generated_messages()
     message = pb.Document(names=["name", "count", "vector"])
     message.values.add().text = "x"
@@ -168,13 +168,13 @@ VALUES: list[tuple[dict[str, Any], Any]] = [
 
 
 @pytest.mark.parametrize(("content", "expected"), VALUES, ids=lambda value: str(value)[:60])
-def test_a_value_that_was_built_field_by_field(content: dict[str, Any], expected: Any) -> None:
+def test_value_message_built_field_by_field_is_read(content: dict[str, Any], expected: Any) -> None:
     message = load_generated_messages().Document(names=["value"], values=[content])
     assert exact(Thing.from_protobuf(message).value, expected)
     assert exact(Thing.from_bytes(message.SerializeToString()).value, expected)
 
 
-def test_an_enum_that_was_built_field_by_field() -> None:
+def test_enum_message_built_field_by_field_is_read() -> None:
     pb = load_generated_messages()
     member = {"enum": {"name": "HIGH"}}
     by_value = {"enum": {"value": {"integer": 1}}}
@@ -186,7 +186,7 @@ def test_an_enum_that_was_built_field_by_field() -> None:
     assert Sound.from_protobuf(pb.Document(names=["tone"], values=[by_value])).tone is Tone.LOW
 
 
-def test_nested_documents_and_arrays_that_were_built_field_by_field() -> None:
+def test_nested_messages_built_field_by_field_are_read() -> None:
     pb = load_generated_messages()
     leaf = {"names": ["text"], "values": [{"text": "a"}]}
     message = pb.Document(names=["leaf", "leaves"], values=[{"document": leaf}, {"array": {"documents": [leaf, leaf]}}])
@@ -198,7 +198,7 @@ def test_nested_documents_and_arrays_that_were_built_field_by_field() -> None:
     assert DocumentBatch[Leaf].from_protobuf(array).text == ["a", "a"]
 
 
-def test_a_batch_that_was_built_field_by_field() -> None:
+def test_batch_message_built_field_by_field_is_read() -> None:
     pb = load_generated_messages()
     message = pb.Batch(
         rows=2,
@@ -231,7 +231,7 @@ def test_a_batch_that_was_built_field_by_field() -> None:
         assert len({doc.id for doc in got}) == 2
 
 
-def test_an_empty_message_is_an_empty_one() -> None:
+def test_empty_messages_are_read() -> None:
     pb = load_generated_messages()
     assert len(DocumentArray[Leaf].from_protobuf(pb.Array())) == 0
     assert len(DocumentArray[Leaf].from_protobuf(pb.Batch())) == 0
@@ -279,7 +279,7 @@ def test_unknown_fields_are_skipped_everywhere(document: Any) -> None:
         assert written_whole(type(source).from_protobuf(_extended(message)), source)
 
 
-def test_a_kind_of_value_that_is_not_known_is_an_error_that_names_the_field() -> None:
+def test_unknown_kind_of_value_raises_an_error_with_the_field() -> None:
     message = load_generated_messages().Document(names=["value"])
     data = message.SerializeToString() + b"\x22\x03\xd8\x01\x05"  # values: field 27 of Value, a number
     with pytest.raises(DecodeError, match=r"Thing\.value: .*this version does not know"):
@@ -289,7 +289,7 @@ def test_a_kind_of_value_that_is_not_known_is_an_error_that_names_the_field() ->
 # --- messages of another kind
 
 
-def test_another_message_is_refused() -> None:
+def test_other_messages_are_rejected() -> None:
     pb = load_generated_messages()
     for target, message in (
         (Leaf, pb.Array()),
@@ -302,7 +302,7 @@ def test_another_message_is_refused() -> None:
             target.from_protobuf(message)
 
 
-def test_a_document_deeper_than_protobuf_reads_says_what_to_do() -> None:
+def test_document_too_deep_for_protobuf_raises_an_error_with_advice() -> None:
     node = Node()
     for _ in range(40):
         node = Node(parent=node)

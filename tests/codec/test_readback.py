@@ -30,8 +30,8 @@ from pydantic import (
 from quire import BaseDocument, DocumentArray
 from quire.errors import DecodeError, EncodeError
 from quire.tensors import describe
+from tests.codec.round_trips import assert_round_trips
 from tests.codec.test_aliases import FORMS
-from tests.codec.ways import travels
 
 BINARY = ("bytes", "protobuf", "array bytes", "array message", "batch", "pickle")
 TEXT = ("JSON", "array JSON", "NDJSON", "CSV")
@@ -114,7 +114,7 @@ class Secret(BaseDocument):
     "document",
     [Mixed(x=Text.A), Mixed(x="x"), Mixed(x=3), Members(x=Plain.A), Members(x=Plain.B), Alike(x="a")],
 )
-def test_literals_with_members_of_enums_come_back(document: Any, form: str) -> None:
+def test_literals_of_enum_members_round_trip(document: Any, form: str) -> None:
     again = FORMS[form](document)
     assert again.identical(document)
     assert type(again.x) is type(document.x)
@@ -128,21 +128,21 @@ def test_a_member_that_looks_like_another_literal_is_not_written_as_text(form: s
     assert FORMS["bytes"](document).x is Plain.A
 
 
-def test_a_literal_still_refuses_what_it_does_not_have() -> None:
+def test_literals_reject_other_values() -> None:
     with pytest.raises(ValidationError, match=r"Input should be <Plain.A: 'a'> or <Plain.B: 2>"):
         Members(x="b")
     assert Members.model_json_schema()["properties"]["x"]["enum"] == ["a", 2]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_parsed_json_comes_back(form: str) -> None:
+def test_json_fields_round_trip(form: str) -> None:
     document = Parsed(items="[1, 2]", text='"[1]"', any='{"a": null}', inside=['{"b": 0.5}'])
     assert FORMS[form](document).identical(document)
     assert document.items == [1, 2]
 
 
 @pytest.mark.needs("pandas")
-def test_parsed_json_comes_back_from_data_frames() -> None:
+def test_json_fields_round_trip_in_data_frames() -> None:
     array = DocumentArray[Parsed]([Parsed(items="[1]", text='"1"', any="null"), Parsed()])
     frame = array.to_dataframe()
     assert frame["items"][0] == "[1]"
@@ -150,7 +150,7 @@ def test_parsed_json_comes_back_from_data_frames() -> None:
     assert type(array.stack()).from_dataframe(array.stack().to_dataframe()).unstack().identical(array)
 
 
-def test_json_fields_take_and_show_what_pydantic_says() -> None:
+def test_json_fields_accept_and_dump_like_pydantic() -> None:
     assert Parsed(items="[1]").model_dump_json(include={"items"}) == '{"items":[1]}'
     assert Parsed.model_json_schema()["properties"]["items"]["contentMediaType"] == "application/json"
     with pytest.raises(ValidationError, match="JSON input should be string, bytes or bytearray") as caught:
@@ -175,7 +175,7 @@ def test_patterns_keep_their_flags_in_bytes(form: str, flags: int) -> None:
 
 
 @pytest.mark.parametrize("form", [*TEXT, "typed protobuf"])
-def test_patterns_with_flags_have_no_text(form: str) -> None:
+def test_patterns_with_flags_are_not_written_as_text(form: str) -> None:
     with pytest.raises(EncodeError, match=r"re.compile\('a'\)"):
         FORMS[form](Matching(pattern=re.compile("a", re.IGNORECASE)))
     inline = Matching(pattern=re.compile("(?i)a"))
@@ -183,7 +183,7 @@ def test_patterns_with_flags_have_no_text(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", [*TEXT, "dict"])
-def test_a_document_that_another_class_would_take_is_not_written(form: str) -> None:
+def test_document_that_another_class_would_accept_is_not_written(form: str) -> None:
     with pytest.raises(
         EncodeError, match=r"x: .* would be read back as Left, and not as Right. Distinguish the classes"
     ):
@@ -202,7 +202,7 @@ def test_bytes_distinguish_documents_of_a_union(form: str) -> None:
     assert type(again.x) is Right
 
 
-def test_a_union_finds_its_own_class_where_another_has_taken_its_name() -> None:
+def test_union_finds_its_own_class_if_another_has_the_same_name() -> None:
     document = Either(x=Right(a=1))
     data = document.to_bytes()
     usurper = type("Right", (BaseDocument,), {"__module__": __name__, "__qualname__": "Right"})
@@ -211,12 +211,12 @@ def test_a_union_finds_its_own_class_where_another_has_taken_its_name() -> None:
 
 
 @pytest.mark.parametrize("form", [*TEXT, "typed protobuf"])
-def test_secrets_are_never_written_as_stars(form: str) -> None:
+def test_secrets_are_never_written_masked(form: str) -> None:
     with pytest.raises(EncodeError, match="secret|SecretStr"):
         FORMS[form](Secret(word="s"))
 
 
-def test_secrets_come_back_where_they_are_kept() -> None:
+def test_secrets_round_trip_in_pickles_and_dicts() -> None:
     document = Secret(word="s", blob=b"t")
     assert FORMS["dict"](document).identical(document)
     assert FORMS["pickle"](document).identical(document)
@@ -225,7 +225,7 @@ def test_secrets_come_back_where_they_are_kept() -> None:
         document.to_bytes()
 
 
-def test_a_class_may_say_how_its_secrets_are_written() -> None:
+def test_class_may_serialize_its_secrets() -> None:
     class Revealed(BaseDocument):
         word: SecretStr
         other: Any = (1, 2)
@@ -259,7 +259,7 @@ def test_values_of_any_that_json_keeps_are_written(value: Any) -> None:
         assert FORMS[form](document).identical(document)
 
 
-def test_values_that_pydantic_only_warns_of_are_not_written_as_json() -> None:
+def test_values_that_pydantic_warns_about_are_not_written_as_json() -> None:
     with pytest.raises(EncodeError, match=r"Bytewise, pattern: Expected `str`"):
         Bytewise(pattern=re.compile(b"a")).to_json()
 
@@ -318,7 +318,7 @@ def test_a_document_without_any_value_is_not_lost_in_a_data_frame() -> None:
 
 @pytest.mark.parametrize("document", [Empty(), Outer(), Outer(empty=Empty())])
 def test_classes_without_fields_keep_their_rows(document: Any) -> None:
-    travels(document)
+    assert_round_trips(document)
     for form in FORMS:
         if form == "CSV" and isinstance(document, Empty):
             with pytest.raises(EncodeError, match="Empty has no fields, and a table without columns has no rows"):
@@ -347,7 +347,7 @@ class Loose(BaseDocument):
         Loose(record=Record(size=1)),
     ],
 )
-def test_members_of_a_union_that_look_alike_on_the_wire_are_not_written(document: Loose, form: str) -> None:
+def test_union_members_with_the_same_encoding_are_not_written(document: Loose, form: str) -> None:
     try:
         again = FORMS[form](document)
     except EncodeError as error:
@@ -378,7 +378,7 @@ class Broken(BaseDocument):
     [{"one": 2**53 + 1}, {"some": [1, 2**53 + 1]}, {"named": {"a": -(2**53) - 1}}, {"both": (2**63 - 1, "")}],
     ids=str,
 )
-def test_an_integer_that_a_float_would_round_is_an_error(values: dict[str, Any]) -> None:
+def test_integer_that_a_float_would_round_raises_an_error(values: dict[str, Any]) -> None:
     document = Whole(**values)
     array = DocumentArray[Whole]([document])
     for read in (
@@ -406,7 +406,7 @@ class DuckTyped(BaseDocument):
 
 
 @pytest.mark.parametrize("form", TEXT)
-def test_fields_that_are_serialized_as_any_refuse_what_a_subclass_adds(form: str) -> None:
+def test_serialize_as_any_fields_reject_fields_of_subclasses(form: str) -> None:
     plain = DuckTyped(one=Left(), several=[Left()])
     assert FORMS[form](plain) == plain
     for document in (DuckTyped(one=Wider()), DuckTyped(one=Left(), several=[Wider()])):
@@ -467,7 +467,7 @@ def test_extra_fields_that_json_would_change_are_not_written(value: Any, form: s
 
 
 @pytest.mark.parametrize("value", [inf, (1, 2), date(2026, 1, 2)], ids=repr)
-def test_the_error_names_the_extra_field_inside_of_documents(value: Any) -> None:
+def test_error_names_the_extra_field_inside_of_documents(value: Any) -> None:
     for path, document in holders_of(Extras(x=value)):
         message = rf"^\w+, {path}: JSON would be read back as .*, and not as {re.escape(describe(value))}. Add a field"
         with pytest.raises(EncodeError, match=message):
@@ -514,7 +514,7 @@ def test_extra_fields_with_the_alias_of_a_field_are_not_lost(form: str) -> None:
         FORMS[form](document)
 
 
-def test_a_class_that_serializes_itself_writes_its_extra_fields_as_it_likes() -> None:
+def test_extra_fields_of_classes_with_a_serializer_are_not_checked() -> None:
     class Own(BaseDocument, extra="allow"):
         @model_serializer
         def dump(self) -> dict[str, Any]:
@@ -533,7 +533,7 @@ class HoldsKeptFields(BaseDocument):
 
 
 @pytest.mark.parametrize("form", ["JSON", "array JSON", "NDJSON", "dict"])
-def test_fields_that_a_reader_has_kept_are_not_left_out(form: str) -> None:
+def test_kept_unknown_fields_are_not_left_out(form: str) -> None:
     kept = KeptFields.from_bytes(Wider(a=1).to_bytes(), unknown="keep")
     assert kept.__pydantic_extra__ == {"b": 2}
     holder = HoldsKeptFields(one=KeptFields(), many=[kept])

@@ -38,18 +38,18 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=os.environ | home, capture_output=True, text=True, check=False)
 
 
-def test_the_text_is_printed(folder: Path) -> None:
+def test_proto_is_printed(folder: Path) -> None:
     done = run(folder, "proto", "school:Student", "--package", "school")
     assert (done.returncode, done.stderr) == (0, "")
     assert "package school;\n" in done.stdout
     assert "  string name = 2;\n" in done.stdout
 
 
-def test_an_inner_class_is_found(folder: Path) -> None:
+def test_nested_class_is_found(folder: Path) -> None:
     assert "message Inner {" in run(folder, "proto", "school:Student.Inner").stdout
 
 
-def test_the_output_file_is_its_own_previous_one(folder: Path) -> None:
+def test_existing_output_file_is_the_previous_one(folder: Path) -> None:
     assert run(folder, "proto", "school:Student", "--output", "s.proto").returncode == 0
     (folder / "school.py").write_text(SCHOOL.format(more="age: int = 0").replace("name: str", "email: str"))
     assert run(folder, "proto", "school:Student", "--output", "s.proto").stderr == ""
@@ -58,7 +58,7 @@ def test_the_output_file_is_its_own_previous_one(folder: Path) -> None:
     assert "  string email = 3;\n  optional int64 age = 4;" in text
 
 
-def test_a_previous_file_can_be_named(folder: Path) -> None:
+def test_previous_file_may_be_passed(folder: Path) -> None:
     (folder / "old.proto").write_text("package old; message Student { string name = 9; }")
     done = run(folder, "proto", "school:Student", "--previous", "old.proto")
     assert "package old;" in done.stdout
@@ -66,7 +66,7 @@ def test_a_previous_file_can_be_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reason"),
     [
         (["school:Studnt"], "quire: school has no 'Studnt'. Did you mean 'Student'?"),
         (["school"], "quire: 'school' does not name a class"),
@@ -78,17 +78,17 @@ def test_a_previous_file_can_be_named(folder: Path) -> None:
         (["school:Student", "--package", "a b"], "quire: 'a b' is not a package"),
     ],
 )
-def test_errors_are_told_on_stderr(folder: Path, arguments: list[str], told: str) -> None:
+def test_errors_are_printed_to_stderr(folder: Path, arguments: list[str], reason: str) -> None:
     (folder / "bad.proto").write_text("message {")
     (folder / "binary.proto").write_bytes(b"\xff\xfe")
     done = run(folder, "proto", *arguments)
     assert (done.returncode, done.stdout) == (1, "")
-    assert told in done.stderr
+    assert reason in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [[], ["proto"], ["prot"], ["proto", "a:B", "--wrong"]])
-def test_a_wrong_call_is_2(folder: Path, arguments: list[str]) -> None:
+def test_wrong_arguments_exit_with_2(folder: Path, arguments: list[str]) -> None:
     done = run(folder, *arguments)
     assert done.returncode == 2
     assert "usage: quire" in done.stderr

@@ -75,7 +75,7 @@ SCALARS = st.builds(
 
 @laws
 @given(SCALARS)
-def test_what_is_written_is_read(document: Scalars) -> None:
+def test_typed_messages_round_trip(document: Scalars) -> None:
     content = document.to_typed_protobuf().SerializeToString()
     assert Scalars.from_typed_protobuf(content).identical(document)
 
@@ -92,14 +92,14 @@ def reads_or_refuses(tp: Any, content: bytes) -> None:
 
 @laws
 @given(st.binary(max_size=200))
-def test_random_bytes(content: bytes) -> None:
+def test_random_bytes_raise_only_decode_errors(content: bytes) -> None:
     reads_or_refuses(Scalars, content)
     reads_or_refuses(Student, content)
 
 
 @laws
 @given(SCALARS, st.data())
-def test_changed_bytes(document: Scalars, data: st.DataObject) -> None:
+def test_changed_bytes_raise_only_decode_errors(document: Scalars, data: st.DataObject) -> None:
     content = bytearray(document.to_typed_protobuf().SerializeToString())
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -120,20 +120,20 @@ STUDENT = Student(
 
 @laws
 @given(st.data())
-def test_a_changed_student(data: st.DataObject) -> None:
+def test_changed_message_raises_only_decode_errors(data: st.DataObject) -> None:
     content = bytearray(STUDENT.to_typed_protobuf().SerializeToString())
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     reads_or_refuses(Student, bytes(content))
 
 
-def test_every_shorter_message() -> None:
+def test_truncated_messages_raise_only_decode_errors() -> None:
     content = STUDENT.to_typed_protobuf().SerializeToString()
     for length in range(len(content)):
         reads_or_refuses(Student, content[:length])
 
 
-def test_deep_nesting_is_refused() -> None:
+def test_deep_nesting_is_rejected() -> None:
     content = b""
     for _ in range(5000):
         size, digits = len(content), bytearray()
@@ -146,7 +146,7 @@ def test_deep_nesting_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reason"),
     [
         (lambda m: setattr(m, "degree", 9), r"Student\.degree: 9 is not a number of the enum Degree"),
         (lambda m: setattr(m.thesis, "handed_in", "soon"), r"Student\.thesis\.handed_in: 'soon' is not date and time"),
@@ -161,8 +161,8 @@ def test_deep_nesting_is_refused() -> None:
         (lambda m: m.friends[0].ClearField("thesis"), r"Student\.friends\[0\]\.thesis: Field required"),
     ],
 )
-def test_a_value_that_does_not_fit_is_told_with_its_field(change: Any, told: str) -> None:
+def test_invalid_value_raises_an_error_with_its_field(change: Any, reason: str) -> None:
     message = STUDENT.to_typed_protobuf()
     change(message)
-    with pytest.raises(DecodeError, match=told):
+    with pytest.raises(DecodeError, match=reason):
         Student.from_typed_protobuf(message.SerializeToString())

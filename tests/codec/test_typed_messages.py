@@ -153,7 +153,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize(("holder", "value"), PARAMETERS)
-def test_a_value_comes_back_as_it_was(holder: Any, value: Any) -> None:
+def test_typed_values_round_trip(holder: Any, value: Any) -> None:
     document = holder(value=value)
     message = document.to_typed_protobuf()
     for source in (message, message.SerializeToString(), bytearray(message.SerializeToString())):
@@ -164,7 +164,7 @@ def test_a_value_comes_back_as_it_was(holder: Any, value: Any) -> None:
 
 @pytest.mark.needs("grpc_tools")
 @pytest.mark.parametrize(("holder", "value"), PARAMETERS)
-def test_the_bytes_are_those_of_the_generated_class(holder: Any, value: Any, generated: Any) -> None:
+def test_bytes_equal_those_of_the_generated_class(holder: Any, value: Any, generated: Any) -> None:
     document = holder(value=value)
     content = stable(document.to_typed_protobuf())
     other = getattr(generated, holder.__name__).FromString(content)
@@ -174,7 +174,7 @@ def test_the_bytes_are_those_of_the_generated_class(holder: Any, value: Any, gen
 
 
 @pytest.mark.needs("grpc_tools")
-def test_what_another_language_writes_is_read(tmp_path: Path) -> None:
+def test_messages_of_other_languages_are_read(tmp_path: Path) -> None:
     generated = generated_class(Student, tmp_path)
     message = generated(name="Ada", nicknames={"items": []})
     message.thesis.title = "On Engines"
@@ -194,7 +194,7 @@ def test_what_another_language_writes_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("grpc_tools")
-def test_numbers_of_the_previous_file_are_those_on_the_wire(tmp_path: Path) -> None:
+def test_messages_use_numbers_of_the_previous_file(tmp_path: Path) -> None:
     previous = "message Thesis { string title = 40; int64 pages = 2; string handed_in = 9; }"
     thesis = Thesis(title="t", embedding=[1, 2, 3])
     message = generated_class(Thesis, tmp_path, previous).FromString(
@@ -209,7 +209,7 @@ def test_numbers_of_the_previous_file_are_those_on_the_wire(tmp_path: Path) -> N
     assert type(thesis.to_typed_protobuf(previous)) is not type(thesis.to_typed_protobuf())
 
 
-def test_fields_that_came_later_have_their_default() -> None:
+def test_later_fields_have_their_default() -> None:
     class Old(BaseDocument):
         name: str
 
@@ -225,7 +225,7 @@ def test_fields_that_came_later_have_their_default() -> None:
     assert Old.from_typed_protobuf(new.to_typed_protobuf().SerializeToString()).name == "a"
 
 
-def test_validators_and_aliases_have_their_say() -> None:
+def test_validators_and_aliases_are_respected() -> None:
     def even(number: int) -> int:
         if number % 2:
             raise ValueError("must be even")
@@ -245,7 +245,7 @@ def test_validators_and_aliases_have_their_say() -> None:
         Checked.from_typed_protobuf(Loose(number=3).to_typed_protobuf().SerializeToString())
 
 
-def test_numbers_that_do_not_fit_a_scalar_of_numpy() -> None:
+def test_numbers_beyond_a_numpy_scalar_are_rejected() -> None:
     for tp, wide, value in ((np.uint8, int, 256), (np.uint8, int, -1), (np.float32, float, 1e300)):
         content = holder_of(wide)(value=value).to_typed_protobuf().SerializeToString()
         with pytest.raises(DecodeError, match=rf"Holder\.value: .* is not {tp.__name__}"):
@@ -257,7 +257,7 @@ def holder_of(tp: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("tp", "value", "told"),
+    ("tp", "value", "reason"),
     [
         (int, 2**63, r"Holder\.value: int 9223372036854775808 has no form as int64"),
         (list[int], [0, 2**63], r"Holder\.value: .* has no form as int64"),
@@ -271,13 +271,13 @@ def holder_of(tp: Any) -> Any:
         (NdArray, np.array([object()]), r"Holder\.value: .*other languages have no dtype object"),
     ],
 )
-def test_a_value_without_a_form_is_told_with_its_field(tp: Any, value: Any, told: str) -> None:
+def test_value_without_a_form_raises_an_error_with_its_field(tp: Any, value: Any, reason: str) -> None:
     document = holder_of(tp).model_construct(value=value)
-    with pytest.raises(EncodeError, match=told):
+    with pytest.raises(EncodeError, match=reason):
         document.model_copy(update={"id": "x"}).to_typed_protobuf()
 
 
-def test_nothing_of_a_subclass_is_lost_in_silence() -> None:
+def test_fields_of_subclasses_are_not_dropped_silently() -> None:
     class Printed(Thesis):
         pages: int
 
@@ -298,7 +298,7 @@ def test_nothing_of_a_subclass_is_lost_in_silence() -> None:
         Open(more=1).to_typed_protobuf()
 
 
-def test_a_document_that_contains_itself_is_an_error() -> None:
+def test_document_that_contains_itself_raises_an_error() -> None:
     student = Student(name="n", thesis={"title": "t"})
     student.friends.append(student)
     with pytest.raises(EncodeError, match="Student: the document nests too deep"):
@@ -306,18 +306,18 @@ def test_a_document_that_contains_itself_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("source", [3, "text", None])
-def test_what_is_neither_message_nor_bytes_is_an_error(source: Any) -> None:
+def test_other_types_than_message_and_bytes_are_rejected(source: Any) -> None:
     with pytest.raises(DecodeError, match="expected a message of Thesis or its bytes, got"):
         Thesis.from_typed_protobuf(source)
 
 
-def test_a_message_of_another_class_is_an_error() -> None:
+def test_message_of_another_class_is_rejected() -> None:
     message = Student(name="n", thesis={"title": "t"}).to_typed_protobuf()
     with pytest.raises(DecodeError, match=r"expected a message of Thesis, got one of Student\."):
         Thesis.from_typed_protobuf(message)
 
 
-def test_fields_may_be_called_like_the_methods() -> None:
+def test_fields_may_have_names_of_message_methods() -> None:
     class Clash(BaseDocument):
         to_typed_protobuf: int
         WhichOneof: str

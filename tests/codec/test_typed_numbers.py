@@ -28,14 +28,14 @@ def test_fields_are_numbered_in_order() -> None:
     assert body(record(a=int, b=str).to_proto_schema()) == ["int64 a = 1;", "string b = 2;"]
 
 
-def test_a_proto_number_is_kept_and_the_others_go_around_it() -> None:
+def test_proto_numbers_are_used_and_skipped_by_other_fields() -> None:
     tp = record(a=int, b=Annotated[str, ProtoNumber(1)], c=Annotated[int, ProtoNumber(900)] | None, d=bool)
     assert [line.partition(";")[0] for line in body(tp.to_proto_schema())] == [
         *("int64 a = 2", "string b = 1", "optional int64 c = 900", "bool d = 3")
     ]
 
 
-def test_a_field_keeps_its_number_when_others_come_before_it_and_removed_ones_are_reserved() -> None:
+def test_fields_keep_their_numbers_and_removed_ones_are_reserved() -> None:
     previous = record(a=int, b=str, c=float, d=int).to_proto_schema()
     text = record(new=bool, d=int, a=int).to_proto_schema(previous)
     assert body(text) == ["reserved 2 to 3;", 'reserved "b", "c";', "bool new = 5;", "int64 d = 4;", "int64 a = 1;"]
@@ -43,7 +43,7 @@ def test_a_field_keeps_its_number_when_others_come_before_it_and_removed_ones_ar
     assert body(later) == ["reserved 2 to 5;", 'reserved "b", "c", "new", "d";', "int64 a = 1;", "bool newer = 6;"]
 
 
-def test_what_is_reserved_stays_so() -> None:
+def test_reserved_numbers_stay_reserved() -> None:
     previous = 'syntax = "proto3"; message Record { reserved 2, 9 to 11, 40 to max; reserved "old"; int64 a = 1; }'
     text = record(a=int, b=int).to_proto_schema(previous)
     assert body(text) == ["reserved 2, 9 to 11, 40 to max;", 'reserved "old";', "int64 a = 1;", "int64 b = 12;"]
@@ -54,24 +54,24 @@ def test_what_is_reserved_stays_so() -> None:
     assert "int64 f28 = 3;" in some.to_proto_schema(previous)
 
 
-def test_the_next_number_leaves_out_those_of_protobuf() -> None:
+def test_next_number_skips_the_range_of_protobuf() -> None:
     previous = "message Record { int64 a = 18999; }"
     assert body(record(a=int, b=int).to_proto_schema(previous)) == ["int64 a = 18999;", "int64 b = 20000;"]
 
 
 @pytest.mark.parametrize("number", [0, -1, 2**29, "3", True, 1.0])
-def test_a_number_must_be_one(number: Any) -> None:
+def test_invalid_proto_numbers_are_rejected(number: Any) -> None:
     with pytest.raises(SchemaError, match=r"Record\.a: ProtoNumber\(.*\) must be a whole number from 1 to 536870911"):
         record(a=Annotated[int, ProtoNumber(number)]).to_proto_schema()
 
 
 @pytest.mark.parametrize("number", [19000, 19999])
-def test_protobufs_own_numbers_are_refused(number: int) -> None:
+def test_numbers_of_protobuf_are_rejected(number: int) -> None:
     with pytest.raises(SchemaError, match=r"Record\.a: protobuf keeps the numbers 19000 to 19999"):
         record(a=Annotated[int, ProtoNumber(number)]).to_proto_schema()
 
 
-def test_the_highest_number_is_taken() -> None:
+def test_highest_number_is_accepted() -> None:
     assert body(record(a=Annotated[int, ProtoNumber(2**29 - 1)]).to_proto_schema()) == ["int64 a = 536870911;"]
 
 
@@ -82,7 +82,7 @@ def test_no_two_fields_have_one_number() -> None:
         record(a=Annotated[int, ProtoNumber(3), ProtoNumber(4)]).to_proto_schema()
 
 
-def test_contradictions_to_the_previous_file() -> None:
+def test_contradictions_to_the_previous_file_are_rejected() -> None:
     previous = record(a=int, b=str, c=int).to_proto_schema()
     with pytest.raises(SchemaError, match=r"Record\.a: ProtoNumber\(9\) contradicts .* the number is 1"):
         record(a=Annotated[int, ProtoNumber(9)]).to_proto_schema(previous)
@@ -96,7 +96,7 @@ def test_contradictions_to_the_previous_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "reason"),
     [
         (int, str, "is int64 .* would now be string"),
         (int, float, "is int64 .* would now be double"),
@@ -106,18 +106,18 @@ def test_contradictions_to_the_previous_file() -> None:
         (dict[str, int], dict[str, float], "is map<string, int64> .* would now be map<string, double>"),
     ],
 )
-def test_a_type_that_the_wire_would_misread_is_refused(before: Any, after: Any, told: str) -> None:
-    with pytest.raises(SchemaError, match=rf"Record\.a: number 1 {told}"):
+def test_incompatible_type_is_rejected(before: Any, after: Any, reason: str) -> None:
+    with pytest.raises(SchemaError, match=rf"Record\.a: number 1 {reason}"):
         record(a=after).to_proto_schema(record(a=before).to_proto_schema())
 
 
-def test_types_that_read_each_other_may_change() -> None:
+def test_compatible_types_may_change() -> None:
     previous = record(a=int, b=str).to_proto_schema()
     assert body(record(a=int | None, b=str).to_proto_schema(previous))[0].startswith("optional int64 a = 1;")
     assert body(record(a=int).to_proto_schema("message Record { uint32 a = 4; }")) == ["int64 a = 4;"]
 
 
-def test_the_members_of_a_union_and_nested_types_are_held_too() -> None:
+def test_numbers_of_union_members_and_nested_types_are_kept() -> None:
     previous = record(a=int | str | bytes).to_proto_schema()
     text = record(a=float | bytes | int).to_proto_schema(previous)
     assert "  reserved 2;\n" in text
@@ -130,7 +130,7 @@ def colors(*names: str) -> Any:
     return Enum("Color", list(names), module=__name__)
 
 
-def test_enum_values_are_held() -> None:
+def test_enum_numbers_are_kept() -> None:
     previous = record(c=colors("RED", "GREEN", "BLUE")).to_proto_schema()
     text = record(c=colors("PINK", "BLUE", "RED")).to_proto_schema(previous)
     enum = text.partition("enum Color {\n")[2]
@@ -142,7 +142,7 @@ def test_enum_values_are_held() -> None:
         record(c=colors("GREEN")).to_proto_schema(text)
 
 
-def test_an_enum_by_other_hands() -> None:
+def test_enum_of_a_foreign_file_is_kept() -> None:
     handmade = "message Record { Color c = 1; } enum Color { COLOR_NONE = 0; COLOR_RED = 5; }"
     text = record(c=colors("RED", "BLUE")).to_proto_schema(handmade)
     assert "  COLOR_NONE = 0;\n  COLOR_RED = 5;\n  COLOR_BLUE = 6;\n" in text
@@ -170,7 +170,7 @@ def test_a_renamed_class_is_renamed_in_the_previous_file() -> None:
     assert "string b = 2;" in text
 
 
-def test_a_file_by_other_hands_is_understood() -> None:
+def test_foreign_proto_files_are_parsed() -> None:
     previous = """
     /* a comment */ syntax = "proto3"; package some.where; import public "x.proto";
     option (my.option) = { a: 1.5, b: [-inf, "}"] };
@@ -199,7 +199,7 @@ def test_a_file_by_other_hands_is_understood() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reason"),
     [
         ("message Record {\n int64 a = ;\n}", "line 2: expected a number, got ';'"),
         ("message Record {\n int64 a\n}", "line 3: expected '=', got '}'"),
@@ -210,11 +210,11 @@ def test_a_file_by_other_hands_is_understood() -> None:
         ("message $", "line 1: '\\$' has no meaning here"),
     ],
 )
-def test_a_file_that_is_no_proto_is_told_by_its_line(text: str, told: str) -> None:
-    with pytest.raises(SchemaError, match=rf"The previous \.proto cannot be read, .*{told}"):
+def test_invalid_proto_raises_an_error_with_the_line(text: str, reason: str) -> None:
+    with pytest.raises(SchemaError, match=rf"The previous \.proto cannot be read, .*{reason}"):
         record(a=int).to_proto_schema(text)
 
 
-def test_a_previous_file_with_one_number_twice() -> None:
+def test_previous_file_with_a_duplicate_number_is_rejected() -> None:
     with pytest.raises(SchemaError, match=r"Record\.b: the number 1 is taken by Record\.a already"):
         record(a=int, b=int).to_proto_schema("message Record { int64 a = 1; int64 b = 1; }")

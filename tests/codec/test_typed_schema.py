@@ -70,7 +70,7 @@ def document(name: str, **annotations: Any) -> Any:
     return type(BaseDocument)(name, (BaseDocument,), {"__annotations__": annotations, "__module__": __name__})
 
 
-def test_the_golden_file() -> None:
+def test_golden_proto_is_reproduced() -> None:
     assert Student.to_proto_schema(package="school") == GOLDEN.read_text()
 
 
@@ -82,12 +82,12 @@ def test_a_schema_is_its_own_successor() -> None:
 
 @pytest.mark.needs("grpc_tools")
 @pytest.mark.parametrize("tp", [Student, Odd, Node, Box[int], Tensor], ids=lambda tp: tp.__name__)
-def test_protoc_takes_the_text_without_a_warning(tp: Any, tmp_path: Path) -> None:
+def test_protoc_accepts_the_text_without_a_warning(tp: Any, tmp_path: Path) -> None:
     compile_proto(tp.to_proto_schema(package=f"takes.{tp.__name__.partition('[')[0]}"), tmp_path)
 
 
 @pytest.mark.needs("grpc_tools")
-def test_names_that_are_no_names_in_protobuf_travel(tmp_path: Path) -> None:
+def test_names_that_are_invalid_in_protobuf_round_trip(tmp_path: Path) -> None:
     odd = Odd(
         message="m", größe=1.5, fooBar=1, foo_bar=2, Clear=3, 中="z", shade=Shade.grün, boxes=[{"content": 3}],
         box={"content": ["a"]}, notes={"n": {"text": "t"}}, last={"text": "l"}, tensor={"values": [1.0]},
@@ -116,7 +116,7 @@ def test_generics_and_quires_own_messages_have_names() -> None:
         assert f"  {value};" in text
 
 
-def test_two_classes_of_one_name_are_two_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_classes_of_the_same_name_are_different_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     other = ModuleType("archive.records")
     monkeypatch.setitem(sys.modules, "archive.records", other)
     exec("from quire import BaseDocument\nclass Thesis(BaseDocument):\n    shelf: int", other.__dict__)
@@ -127,7 +127,7 @@ def test_two_classes_of_one_name_are_two_messages(monkeypatch: pytest.MonkeyPatc
     assert "  RecordsThesis old = 3;\n  Thesis new = 2;" in swapped.to_proto_schema(text)
 
 
-def test_none_and_empty_are_told_apart_in_the_text() -> None:
+def test_proto_distinguishes_none_and_empty() -> None:
     class Lists(BaseDocument):
         a: list[int] | None = None
         b: list[int | None] = []
@@ -139,12 +139,12 @@ def test_none_and_empty_are_told_apart_in_the_text() -> None:
     assert "repeated ListsCItem c = 4;" in text
 
 
-def test_a_package_must_be_one() -> None:
+def test_invalid_packages_are_rejected() -> None:
     with pytest.raises(SchemaError, match="'my-package' is not a package"):
         Node.to_proto_schema(package="my-package")
 
 
-def test_the_package_of_the_previous_file_stays() -> None:
+def test_package_of_the_previous_file_is_kept() -> None:
     previous = Node.to_proto_schema(package="trees")
     assert "package trees;" in Node.to_proto_schema(previous)
     assert "package woods;" in Node.to_proto_schema(previous, package="woods")

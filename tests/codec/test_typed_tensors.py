@@ -48,7 +48,7 @@ def changed(**parts: Any) -> Any:
     return message
 
 
-def test_values_lie_in_rows_with_the_low_byte_first() -> None:
+def test_tensor_data_is_little_endian_in_c_order() -> None:
     class Holder(BaseDocument):
         value: NdArray
 
@@ -61,7 +61,7 @@ def test_values_lie_in_rows_with_the_low_byte_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "told"),
+    ("parts", "reason"),
     [
         ({"data": b"12345"}, r"a tensor of uint8 \(2, 3\) needs 6 bytes, got 5"),
         ({"shape": [2, 2**62]}, r"needs \d+ bytes, got 6"),
@@ -75,8 +75,8 @@ def test_values_lie_in_rows_with_the_low_byte_first() -> None:
         ({"dtype": "string"}, "needs 6 strings, got 0"),
     ],
 )
-def test_a_tensor_that_is_none_is_told_with_its_field(parts: dict[str, Any], told: str) -> None:
-    with pytest.raises(DecodeError, match=told) as caught:
+def test_tensor_that_is_none_raises_an_error_with_its_field(parts: dict[str, Any], reason: str) -> None:
+    with pytest.raises(DecodeError, match=reason) as caught:
         Frame.from_typed_protobuf(changed(**parts).SerializeToString())
     assert str(caught.value).startswith("Frame.pixels: ")
 
@@ -89,7 +89,7 @@ def test_any_tensor_is_read_as_numpy() -> None:
 
 @pytest.mark.needs("torch", "ml_dtypes")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int64", "bool", "complex64"])
-def test_torch(dtype: str) -> None:
+def test_torch_tensors_round_trip_in_typed_messages(dtype: str) -> None:
     import torch
 
     value = torch.tensor([[0, 1], [1, 0]]).to(getattr(torch, dtype)).t()
@@ -98,7 +98,7 @@ def test_torch(dtype: str) -> None:
 
 
 @pytest.mark.needs("torch")
-def test_torch_parameters_and_sparse_tensors() -> None:
+def test_torch_parameters_round_trip_and_sparse_tensors_are_rejected() -> None:
     import torch
 
     holder = TorchHolder(value=torch.nn.Parameter(torch.ones(2)))
@@ -119,7 +119,7 @@ def test_a_union_of_frameworks_keeps_the_framework() -> None:
 
 
 @pytest.mark.needs("jax")
-def test_jax() -> None:
+def test_jax_arrays_round_trip_in_typed_messages() -> None:
     import jax.numpy as jnp
 
     holder = JaxHolder(value=jnp.arange(3.0).astype(jnp.bfloat16))
@@ -127,7 +127,7 @@ def test_jax() -> None:
 
 
 @pytest.mark.needs("tensorflow")
-def test_tensorflow() -> None:
+def test_tensorflow_tensors_round_trip_in_typed_messages() -> None:
     import tensorflow as tf
 
     from quire.typing import TensorFlowTensor
@@ -142,7 +142,7 @@ def test_tensorflow() -> None:
 
 
 @pytest.mark.needs("paddle")
-def test_paddle() -> None:
+def test_paddle_tensors_round_trip_in_typed_messages() -> None:
     import paddle
 
     holder = PaddleHolder(value=paddle.ones([2, 3]))

@@ -43,7 +43,7 @@ from typing_extensions import TypedDict
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.errors import DecodeError, EncodeError
 from quire.typing import ID
-from tests.codec.ways import exact, travels
+from tests.codec.round_trips import assert_round_trips, exact
 from tests.strategies import laws
 
 PARIS = ZoneInfo("Europe/Paris")
@@ -283,15 +283,15 @@ TYPED: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("annotation", "value"), TYPED)
-def test_a_value_in_a_field_of_its_type(annotation: Any, value: Any) -> None:
-    travels(holding(annotation, value))
+def test_values_round_trip_in_fields_of_their_type(annotation: Any, value: Any) -> None:
+    assert_round_trips(holding(annotation, value))
 
 
-def test_a_text_enum() -> None:
+def test_text_enums_round_trip() -> None:
     base = getattr(enum, "StrEnum", None)  # since Python 3.11
     if base is not None:
         tone = base("Tone", ["LOW", "HIGH"])
-        travels(holding(tone, tone.HIGH))
+        assert_round_trips(holding(tone, tone.HIGH))
 
 
 def test_a_fixed_offset_is_kept_and_its_name_is_not() -> None:
@@ -345,19 +345,19 @@ class Anything(BaseDocument):
 
 @given(anything)
 @laws
-def test_any_value_in_a_field_of_any_type(value: Any) -> None:
-    travels(Anything(value=value))
+def test_values_round_trip_in_fields_of_any(value: Any) -> None:
+    assert_round_trips(Anything(value=value))
 
 
 @given(st.lists(anything, max_size=3), st.dictionaries(keys, anything, max_size=3))
 @laws
-def test_any_value_in_containers_of_any_type(values: list[Any], named: dict[Any, Any]) -> None:
-    travels(Anything(values=values, named=named, bare=values))
+def test_values_round_trip_in_containers_of_any(values: list[Any], named: dict[Any, Any]) -> None:
+    assert_round_trips(Anything(values=values, named=named, bare=values))
 
 
 @given(st.lists(anything, min_size=1, max_size=4))
 @laws
-def test_rows_of_mixed_values_in_one_column(values: list[Any]) -> None:
+def test_columns_of_mixed_values_round_trip(values: list[Any]) -> None:
     docs = DocumentArray[Anything]([Anything(value=value) for value in values])
     assert exact(DocumentArray[Anything].from_bytes(docs.to_bytes()), docs)
     assert exact(DocumentBatch[Anything].from_bytes(docs.stack().to_bytes()).unstack(), docs)
@@ -365,27 +365,27 @@ def test_rows_of_mixed_values_in_one_column(values: list[Any]) -> None:
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint64", "float16", "float32", "complex64", "M8[ms]", "m8[s]"])
 def test_numpy_scalars_keep_their_dtype(dtype: str) -> None:
-    travels(Anything(value=np.zeros(1, dtype)[0]))
+    assert_round_trips(Anything(value=np.zeros(1, dtype)[0]))
 
 
-def test_numpy_strings_are_scalars_too() -> None:
-    travels(Anything(value=np.str_("ä")))
-    travels(Anything(value=np.bytes_(b"a")))
+def test_numpy_strings_round_trip_as_scalars() -> None:
+    assert_round_trips(Anything(value=np.str_("ä")))
+    assert_round_trips(Anything(value=np.bytes_(b"a")))
 
 
-def test_texts_of_a_class_of_their_own_come_back_plain_where_no_field_names_it() -> None:
+def test_text_subclasses_are_read_as_str_without_a_typed_field() -> None:
     assert exact(Anything.from_bytes(Anything(value=Nickname("x")).to_bytes()).value, "x")
     assert exact(Anything.from_bytes(Anything(value=Celsius(1.5)).to_bytes()).value, 1.5)
 
 
 @pytest.mark.parametrize("value", [object(), lambda: None, print, iter([1]), type])
-def test_a_value_without_a_form_is_an_error_that_names_its_field(value: Any) -> None:
+def test_values_without_an_encoding_raise_an_error_with_the_field(value: Any) -> None:
     for send in (Anything(value=value).to_bytes, DocumentArray[Anything]([Anything(value=[value])]).to_bytes):
         with pytest.raises(EncodeError, match=r"Anything\.value.*has no form on the wire"):
             send()
 
 
-def test_a_lone_surrogate_is_an_error_that_names_its_field() -> None:
+def test_lone_surrogate_raises_an_error_with_the_field() -> None:
     class Said(BaseDocument):
         text: str
 
@@ -395,21 +395,21 @@ def test_a_lone_surrogate_is_an_error_that_names_its_field() -> None:
             send()
 
 
-def test_what_has_no_form_is_pickled_when_both_sides_ask_for_it() -> None:
+def test_values_without_an_encoding_are_pickled_if_both_sides_allow_it() -> None:
     data = Anything(value=SecretStr("a")).to_bytes(allow_pickle=True)
     assert Anything.from_bytes(data, allow_pickle=True).value == SecretStr("a")
     with pytest.raises(DecodeError, match=r"Anything\.value: .*allow_pickle=True"):
         Anything.from_bytes(data)
 
 
-def test_values_that_contain_themselves_are_an_error() -> None:
+def test_values_that_contain_themselves_raise_an_error() -> None:
     loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(EncodeError, match="deep"):
         Anything.model_construct(id=ID("1"), value=loop, values=[], named={}, bare=[]).to_bytes()
 
 
-def test_values_nest_to_a_depth_that_is_told() -> None:
+def test_nesting_beyond_the_limit_raises_an_error() -> None:
     value: Any = 1
     for _ in range(80):
         value = [value]
@@ -424,9 +424,11 @@ class Branch(BaseDocument):
     branches: DocumentArray[Branch] = []
 
 
-def test_documents_that_lie_too_deep_are_told_in_few_words() -> None:
+def test_error_about_deep_documents_is_short() -> None:
     tree = Branch()
     for _ in range(120):
         tree = Branch(branches=[tree])
-    with pytest.raises(EncodeError, match=r"^Branch\.branches: \.\.\. (Branch\.branches: ){3}values are nested more than"):
+    with pytest.raises(
+        EncodeError, match=r"^Branch\.branches: \.\.\. (Branch\.branches: ){3}values are nested more than"
+    ):
         tree.to_bytes()

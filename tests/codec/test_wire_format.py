@@ -36,14 +36,14 @@ def test_varints_have_the_bytes_of_protobuf(value: int, expected: str) -> None:
 
 
 @given(values=st.lists(UNSIGNED, max_size=20))
-def test_varints_are_read_as_they_were_written(values: list[int]) -> None:
+def test_varints_round_trip(values: list[int]) -> None:
     content = b"".join(map(wire.encode_varint, values))
     assert wire.read_uints(content, wire.DELIMITED, 0, len(content)) == values
     assert wire.encode_packed(3, values) == (wire.encode_delimited(3, content) if values else b"")
 
 
 @given(value=SIGNED)
-def test_zigzag_is_undone(value: int) -> None:
+def test_zigzag_round_trips(value: int) -> None:
     number, end = wire.read_varint(wire.encode_zigzag(value), 0, 10)
     assert end == len(wire.encode_zigzag(value))
     assert wire.decode_zigzag(number) == value
@@ -69,7 +69,7 @@ def test_fields_have_the_bytes_of_protobuf() -> None:
     assert wire.encode_uint(16, 300) == b"\x80\x01\xac\x02"
 
 
-def test_fields_are_read_with_their_places() -> None:
+def test_fields_are_read_with_their_positions() -> None:
     data = b"\x08\x96\x01" + b"\x12\x03abc" + b"\x1d1234" + b"\x21" + bytes(8) + wire.encode_delimited(2, bytes(200))
     assert list(wire.iter_fields(data, 0, len(data))) == [
         (1, wire.VARINT, 150, 3),
@@ -84,13 +84,13 @@ def test_fields_are_read_with_their_places() -> None:
 
 
 @pytest.mark.parametrize("kind", [3, 4, 6, 7])
-def test_unknown_wire_types_are_refused(kind: int) -> None:
+def test_unknown_wire_types_are_rejected(kind: int) -> None:
     with pytest.raises(DecodeError, match=f"byte 1 begins a field of type {kind}"):
         wire.read_field(bytes([1 << 3 | kind, 0, 0]), 0, 3)
 
 
 @pytest.mark.parametrize("data", [b"\x00\x01", b"\x02\x00", b"\x05\x00\x00\x00\x00", b"\x07"])
-def test_there_is_no_field_0(data: bytes) -> None:
+def test_field_number_0_is_rejected(data: bytes) -> None:
     with pytest.raises(DecodeError):
         wire.read_field(data, 0, len(data))
 
@@ -98,7 +98,7 @@ def test_there_is_no_field_0(data: bytes) -> None:
 @pytest.mark.parametrize(
     "data", [b"\x0a", b"\x0a\x80", b"\x0a\x02a", b"\x08", b"\x08\x80", b"\x1d123", b"\x21" + bytes(7), b"\x80"]
 )
-def test_fields_that_are_cut_off_are_refused(data: bytes) -> None:
+def test_truncated_fields_are_rejected(data: bytes) -> None:
     with pytest.raises(DecodeError, match="ends inside"):
         wire.read_field(data, 0, len(data))
     with pytest.raises(DecodeError, match=rf"the message ends inside a (field|number), at byte {len(data)}"):
@@ -122,7 +122,7 @@ def test_a_single_number_is_read_like_packed_ones() -> None:
     assert wire.read_uints(b"\x05\x07\x08", wire.DELIMITED, 1, 2) == [7]
 
 
-def test_text_that_is_not_utf_8_is_refused() -> None:
+def test_invalid_utf_8_is_rejected() -> None:
     assert wire.read_text(b"xaby", 1, 3) == "ab"
     with pytest.raises(DecodeError, match="the text at byte 1 is not UTF-8"):
         wire.read_text(b"x\xffy", 1, 2)
@@ -132,7 +132,7 @@ def test_text_that_is_not_utf_8_is_refused() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 1_023, 1_024, 1_025, 5_000])
-def test_buffers_are_split_off_again_and_large_ones_are_aligned(size: int) -> None:
+def test_buffers_round_trip_and_large_ones_are_aligned(size: int) -> None:
     for length in range(140):
         head = wire.encode_delimited(2, bytes(length))
         buffers = [b"x" * size, b"small", [b"y" * size, b"z"]]
@@ -149,7 +149,7 @@ def test_buffers_are_split_off_again_and_large_ones_are_aligned(size: int) -> No
         assert 0 <= padding <= 66 * sum(len(buffer) >= 1_024 for buffer in found)
 
 
-def test_the_small_part_keeps_what_stands_between_buffers() -> None:
+def test_small_part_keeps_fields_between_buffers() -> None:
     one, other = wire.encode_uint(1, 5), wire.encode_text(2, "x")
     data = one + wire.encode_delimited(15, b"a") + other + wire.encode_delimited(15, b"b") + one
     small, found = wire.split_buffers(data)
@@ -166,7 +166,7 @@ def test_the_number_of_buffers_is_bounded() -> None:
         wire.split_buffers(empty * 4_682)
 
 
-def test_the_parts_between_buffers_count_too() -> None:
+def test_parts_between_buffers_count_as_buffers() -> None:
     pair = wire.encode_uint(1, 5) + wire.encode_delimited(15, b"")
     assert len(wire.split_buffers(pair * 2_340)[1]) == 2_340
     with pytest.raises(DecodeError, match="more than its size allows"):

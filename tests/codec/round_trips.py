@@ -1,4 +1,4 @@
-"""Every way that a document travels as bytes, and what it means to come back unchanged."""
+"""Round trips of documents through bytes, messages, arrays and batches, and an exact comparison of values."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def _row(array: Any) -> Any:
     return array[1]
 
 
-WAYS: dict[str, Callable[[Any], Any]] = {
+ROUND_TRIPS: dict[str, Callable[[Any], Any]] = {
     "bytes": lambda doc: type(doc).from_bytes(doc.to_bytes()),
     "bytes of any class": lambda doc: BaseDocument.from_bytes(doc.to_bytes()),
     "base64": lambda doc: type(doc).from_base64(doc.to_base64()),
     "message": lambda doc: type(doc).from_protobuf(doc.to_protobuf()),
     "rows": lambda doc: _row(DocumentArray[type(doc)].from_bytes(_array(doc).to_bytes())),
-    "packed rows": lambda doc: _row(DocumentArray[type(doc)].from_bytes(_array(doc).to_bytes(compress="gzip"))),
+    "compressed rows": lambda doc: _row(DocumentArray[type(doc)].from_bytes(_array(doc).to_bytes(compress="gzip"))),
     "rows of any class": lambda doc: _row(DocumentArray.from_bytes(DocumentArray([doc, doc]).to_bytes())),
     "array message": lambda doc: _row(DocumentArray[type(doc)].from_protobuf(_array(doc).to_protobuf())),
     "batch": lambda doc: _row(DocumentBatch[type(doc)].from_bytes(_stacked(doc).to_bytes()).unstack()),
@@ -37,7 +37,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "array of a batch": lambda doc: _row(DocumentArray.from_bytes(_stacked(doc).to_bytes())),
     "views": lambda doc: _row(DocumentBatch[type(doc)].from_bytes(_stacked(doc).to_bytes(), copy=False).unstack()),
 }
-"""What is done with a document, by name; each gives the document again."""
+"""Functions that write a document and read it again, by name."""
 _OF_BATCHES = ("batch", "batch message", "array of a batch", "views")
 
 
@@ -45,20 +45,19 @@ def _stacked(document: Any) -> Any:
     return _array(document).stack(shapes="ragged")
 
 
-def travels(document: Any) -> None:
-    """Fail unless the document comes back as it was, on every way."""
-    stacked = _stacked(document).unstack()[
-        0
-    ]  # columns have an own idea of TensorFlow's tensors, which is not tested here
-    for name, way in WAYS.items():
-        got, expected = way(document), stacked if name in _OF_BATCHES else document
+def assert_round_trips(document: Any) -> None:
+    """Assert that a document is unchanged by every round trip."""
+    # Columns convert TensorFlow's tensors, so batches are compared with what stacking alone gives.
+    stacked = _stacked(document).unstack()[0]
+    for name, round_trip in ROUND_TRIPS.items():
+        got, expected = round_trip(document), stacked if name in _OF_BATCHES else document
         same = written_whole if "message" in name else exact
-        assert same(got, expected), f"{name}: {document!r} came back as {got!r}"
+        assert same(got, expected), f"{name}: {document!r} was read as {got!r}"
         assert got.identical(document), name
 
 
 def written_whole(got: Any, source: Any) -> bool:
-    """Whether a source came back through the bytes of the runtime, of which the one in pure Python has only one NaN."""
+    """Return whether a value is unchanged by a protobuf runtime, of which the one in pure Python has only one NaN."""
     if api_implementation.Type() == "python":
         return bool(got.identical(source))
     return exact(got, source)
