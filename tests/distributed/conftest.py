@@ -1,4 +1,4 @@
-"""The engines that tests run on, each started when a test first asks for it, and ended with the last one."""
+"""The engines that tests run on, each started on first use and stopped after the last test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "master": "local[2]",
         "spark.driver.memory": "1g",
         "spark.sql.shuffle.partitions": "2",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # it starts sooner
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # starts faster
         "spark.sql.codegen.wholeStage": "false",
     },
 }
@@ -24,22 +24,22 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="session")
 def start_engine() -> Iterator[Callable[[str], Any]]:
-    """The engine of a name in OPTIONS."""
+    """Return the engine of a name in OPTIONS."""
     from quire.distributed import engine
 
-    made: dict[str, Any] = {}
+    created: dict[str, Any] = {}
     with ExitStack() as stack:
 
         def start(name: str) -> Any:
-            if name not in made:
-                made[name] = engine("local" if name == "processes" else name, **OPTIONS[name])
-                stack.callback(made[name].close)
-            return made[name]
+            if name not in created:
+                created[name] = engine("local" if name == "processes" else name, **OPTIONS[name])
+                stack.callback(created[name].close)
+            return created[name]
 
         yield start
 
 
 @pytest.fixture(params=list(OPTIONS))
 def engine(request: pytest.FixtureRequest, start_engine: Callable[[str], Any]) -> Any:
-    """Each of the engines in turn."""
+    """Run a test on each engine."""
     return start_engine(request.param)

@@ -1,4 +1,4 @@
-"""The processes that a process has started, and where they listen."""
+"""The child processes of a process, and the addresses they listen on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def descendants(pid: int) -> list[int]:
-    """Children, their children, and so on."""
+    """Return the children, their children, and so on."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -16,28 +16,28 @@ def descendants(pid: int) -> list[int]:
             except OSError:
                 continue  # it has ended
             parents.setdefault(parent, []).append(int(entry.name))
-    found, waiting = [], [pid]
+    actual, waiting = [], [pid]
     while waiting:
         children = parents.get(waiting.pop(), [])
-        found += children
+        actual += children
         waiting += children
-    return found
+    return actual
 
 
 def listening(pid: int) -> list[str]:
-    """The addresses, as hexadecimal numbers, on which a process and its descendants take connections."""
+    """Return the addresses, in hexadecimal, on which a process and its descendants accept connections."""
     inodes = {inode for each in [pid, *descendants(pid)] for inode in _sockets(each)}
-    found = []
+    actual = []
     for table in ("tcp", "tcp6"):
         for line in Path("/proc/net", table).read_text().splitlines()[1:]:
             words = line.split()
             if words[3] == "0A" and words[9] in inodes:
-                found.append(words[1].partition(":")[0])
-    return found
+                actual.append(words[1].partition(":")[0])
+    return actual
 
 
 def strangers(pid: int) -> list[str]:
-    """Those of them that are not of loopback: 127.x.x.x, ::1, or 127.x.x.x as IPv6 writes it."""
+    """Return the addresses that are not loopback: 127.x.x.x, ::1, or 127.x.x.x as an IPv6 address."""
     return [address for address in listening(pid) if not _is_loopback(address)]
 
 
@@ -48,12 +48,12 @@ def _is_loopback(address: str) -> bool:
 
 
 def _sockets(pid: int) -> set[str]:
-    found = set()
+    actual = set()
     try:
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             target = os.readlink(entry)  # noqa: PTH115 - it is no path
             if target.startswith("socket:["):
-                found.add(target[8:-1])
+                actual.add(target[8:-1])
     except OSError:
         pass  # it has ended
-    return found
+    return actual

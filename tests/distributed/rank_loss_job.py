@@ -1,4 +1,4 @@
-"""A training that loses a machine under one of its ranks, in a process of its own: writes down what came of it.
+"""A training that loses the machine of one of its ranks, run in a process of its own; writes its result to a file.
 
 `python -m tests.distributed.rank_loss_job ray|spark|standalone folder`
 """
@@ -26,7 +26,7 @@ ROWS, AFTER = 40, 7
 
 
 class OnNode(Counting):
-    """A model that kills the node of Ray under it once, unless that is the one of the driver."""
+    """A model that kills its Ray node once, unless it is that of the driver."""
 
     def __init__(self, flag: Path, spared: str) -> None:
         super().__init__(ROWS)
@@ -59,7 +59,7 @@ class Waiting(Counting):
 
 
 def trained(model: Counting, engine: Any, folder: Path) -> dict[str, Any]:
-    """Train for three epochs: how often each row was trained on."""
+    """Train for three epochs; return how often each row was trained on."""
     estimator = Estimator.from_torch(
         model=model,
         optimizer=count_optimizer,
@@ -74,7 +74,7 @@ def trained(model: Counting, engine: Any, folder: Path) -> dict[str, Any]:
 
 
 def on_ray(folder: Path) -> dict[str, Any]:
-    """Three nodes, one of which is lost."""
+    """Train on three nodes, one of which is lost."""
     with ray_nodes() as (engine, _):
         import ray
 
@@ -82,7 +82,7 @@ def on_ray(folder: Path) -> dict[str, Any]:
 
 
 def on_spark(folder: Path, cluster: Any) -> dict[str, Any]:
-    """Two executors, one of which is lost."""
+    """Train on two executors, one of which is lost."""
     with cluster as (engine, lose):
         watcher = threading.Thread(target=_when_there, args=(folder / "flag", lose), daemon=True)
         watcher.start()
@@ -99,10 +99,10 @@ def main(kind: str, folder: Path) -> None:
     """Run the training on one of the engines."""
     written(folder / "data", ROWS)
     if kind == "ray":
-        found = on_ray(folder)
+        actual = on_ray(folder)
     else:
-        found = on_spark(folder, spark_executors() if kind == "spark" else spark_standalone(folder))
-    (folder / "outcome.json").write_text(json.dumps({**found, "lost": (folder / "flag").exists()}))
+        actual = on_spark(folder, spark_executors() if kind == "spark" else spark_standalone(folder))
+    (folder / "outcome.json").write_text(json.dumps({**actual, "lost": (folder / "flag").exists()}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Documents for shards, and functions on them, as users write them."""
+"""Document classes, documents and user functions for tests of shards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Rated(BaseDocument):
 
 
 def good(number: int) -> Good:
-    """The one with this number, wherever it is made."""
+    """Return the document of a number, the same in every process."""
     return Good(
         id=f"good {number:03d}",
         name=f"name {number % 5}",
@@ -49,13 +49,13 @@ def goods(number: int) -> DocumentArray[Good]:
 
 
 def dearer(document: Good, by: int = 1, *, times: int = 1) -> Good:
-    """Changes the document in place."""
+    """Change the document in place."""
     document.price = document.price * times + by
     return document
 
 
 def rated(document: Good) -> Rated:
-    """Another class, and no id: that of the document stays."""
+    """Return a document of another class without an id, so that it keeps the original one."""
     if document.price == 7:
         raise ValueError("nobody rates a seven")
     return Rated(name=document.name, score=document.photo[0, :2].astype(np.float16), stars=document.price / 2)
@@ -66,11 +66,11 @@ def rated_without_a_word(document):  # type: ignore[no-untyped-def]  # noqa: ANN
 
 
 def badly_shaped(document: Good) -> Rated:
-    """Gives what is no good for the field, now and then."""
+    """Return an invalid value for the field now and then."""
     shape = 3 if document.price == 7 else 2
-    made = Rated(name=document.name)
-    made.__dict__["score"] = np.zeros(shape, np.float16)
-    return made
+    created = Rated(name=document.name)
+    created.__dict__["score"] = np.zeros(shape, np.float16)
+    return created
 
 
 def in_columns(batch: DocumentBatch[Good]) -> DocumentBatch[Rated]:
@@ -79,14 +79,14 @@ def in_columns(batch: DocumentBatch[Good]) -> DocumentBatch[Rated]:
 
 
 def twice(documents: DocumentArray[Good], suffix: str, *, start: int) -> Iterator[Good]:
-    """Every document, and then another one of it."""
+    """Yield every document, and a copy of it."""
     for document in documents:
         yield document
         yield document.model_copy(update={"id": document.id + suffix, "price": document.price + start})
 
 
 class Counting:
-    """Has state: which process made it, and how often it was called."""
+    """A stateful function: knows which process created it, and how often it was called."""
 
     def __init__(self, start: int) -> None:
         self.calls = start
@@ -99,7 +99,7 @@ class Counting:
 
 
 class Vector(BaseDocument):
-    """Takes much room."""
+    """A large document."""
 
     data: NdArray[float32, 65536]
 
@@ -109,7 +109,7 @@ class Sensor(BaseDocument):
 
 
 class Measurement(BaseDocument):
-    """64 KiB of a sensor: a few hundred of them are more than functions get at a time."""
+    """64 KiB of a sensor: a few hundred exceed what functions get at a time."""
 
     sensor: Sensor | None
     number: int
@@ -125,7 +125,7 @@ def measurements(rows: int, groups: int) -> DocumentArray[Measurement]:
 
 
 def one_a_group(documents: DocumentArray[Measurement]) -> Iterator[Measurement]:
-    """The first document of each group, numbered by how many there are of it."""
+    """Yield the first document of each group, numbered by the size of the group."""
     groups: dict[int, list[Measurement]] = {}
     for document in documents:
         groups.setdefault(document.number, []).append(document)

@@ -1,4 +1,4 @@
-"""Stages as engines see them: record batches in, record batches out, and no documents."""
+"""Stages for tests of engines: record batches in, record batches out, and no documents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Inner(BaseDocument):
 
 
 class Everything(BaseDocument):
-    """Every kind of column."""
+    """Has every kind of column."""
 
     number: int
     image: NdArray[uint8, 3, 4, 4]
@@ -52,7 +52,7 @@ class Everything(BaseDocument):
 
 
 def everything(number: int) -> Everything:
-    """The document of a number; the same wherever it is made, its id too."""
+    """Return the document of a number, with the same id in every process."""
     n = number % 251
     inner = Inner(
         id=f"inner {number}",
@@ -90,22 +90,22 @@ LAYOUT = DocumentLayout(Everything)
 
 
 def partitions(*sizes: int) -> list[list[pa.RecordBatch]]:
-    """Partitions of so many documents each, counted through."""
-    made, first = [], 0
+    """Return partitions of these sizes, with documents numbered throughout."""
+    created, first = [], 0
     for size in sizes:
         documents = [everything(number) for number in range(first, first + size)]
-        made.append([LAYOUT.encode(documents[at : at + 3]) for at in range(0, size, 3)])
+        created.append([LAYOUT.encode(documents[at : at + 3]) for at in range(0, size, 3)])
         first += size
-    return made
+    return created
 
 
 def numbers(batches: Any) -> list[int]:
-    """The numbers of documents."""
+    """Return the numbers of documents."""
     return [number for batch in batches for number in batch.column("number").to_pylist()]
 
 
 class Same:
-    """Gives what it gets, if that is exactly what it should be."""
+    """Yields its input, and checks its schema."""
 
     stateful = False
 
@@ -131,7 +131,7 @@ class Plus(Same):
 
 
 class Failing(Same):
-    """Fails on the document 5, and knows where that is."""
+    """Fails on document 5, with a PartitionError."""
 
     def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -144,7 +144,7 @@ class Failing(Same):
 
 
 class Broken(Same):
-    """Has a fault of its own."""
+    """Fails with an error of its own."""
 
     def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
         for _ in batches:
@@ -153,7 +153,7 @@ class Broken(Same):
 
 
 class Sizes:
-    """Gives the rows and bytes of the record batches that it gets."""
+    """Yields the rows and bytes of the record batches it gets."""
 
     stateful = False
     schema = pa.schema([pa.field("rows", pa.int64()), pa.field("bytes", pa.int64())])
@@ -164,7 +164,7 @@ class Sizes:
 
 
 class Made:
-    """Makes two rows of nothing; says in which process, and how often it was asked there."""
+    """Creates two rows without input, with the process and the number of calls in it."""
 
     schema = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("number", "process", "calls")])
 

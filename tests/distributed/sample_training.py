@@ -1,4 +1,4 @@
-"""Models and data for trainings, at the top level of a module, where a rank in another process finds them."""
+"""Models and data for trainings, importable by ranks in other processes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ WEIGHTS = np.array([1.0, -2.0, 0.5], np.float32)
 
 
 def points(rows: int) -> list[Point]:
-    made = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
-    return [Point(id=f"p{i}", number=i, x=made[i], y=float(made[i] @ WEIGHTS)) for i in range(rows)]
+    created = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
+    return [Point(id=f"p{i}", number=i, x=created[i], y=float(created[i] @ WEIGHTS)) for i in range(rows)]
 
 
 def written(folder: Path, rows: int) -> Path:
-    """A dataset of points, in shards of ten rows."""
+    """Write a dataset of points, in shards of ten rows."""
     for start in range(0, rows, 10):
         write_dataset(points(rows)[start : start + 10], folder, Point, mode="append", format="arrow")
     return folder
@@ -42,7 +42,7 @@ def written(folder: Path, rows: int) -> Path:
 
 
 class Counting(nn.Module):
-    """A model whose weights count how often each row was trained on: so they tell the history behind themselves."""
+    """A model whose weights count how often each row was trained on."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Counting(nn.Module):
 
 
 class CountLoss(nn.Module):
-    """Minus the sum: with SGD and a rate of 1, every row in a step makes its weight larger by 1."""
+    """Minus the sum: with SGD and a learning rate of 1, every row of a step increases its weight by 1."""
 
     reduction = "sum"
 
@@ -76,7 +76,7 @@ def linear(config: Any) -> nn.Module:
 
 
 class Squeezed(nn.Module):
-    """A vector in, a number out."""
+    """Maps a vector to a number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Numbers(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """Batches one after the other, all of them on every rank."""
+    """An iterable of batches, the same on every rank."""
 
     def __iter__(self) -> Any:
         return iter([(torch.arange(start, start + 4),) * 2 for start in range(0, 20, 4)])
@@ -116,13 +116,13 @@ def stream_creator(config: Any) -> Any:
 
 
 def share_creator(rank: int, world_size: int, config: Any) -> Any:
-    """The share of a rank: they differ in the number of batches."""
+    """Return the share of a rank; shares differ in the number of batches."""
     numbers = torch.arange(25)[rank::world_size]
     return [(part, part) for part in numbers.split(config["batch_size"])]
 
 
 def same_creator(rank: int, world_size: int, config: Any) -> Any:
-    """A creator that forgets the rank."""
+    """A creator that ignores the rank."""
     del rank, world_size, config
     return list(Stream())
 
@@ -133,11 +133,11 @@ def numbers_creator(config: Any) -> Any:
     return DataLoader(Numbers(25), batch_size=config["batch_size"])
 
 
-# --- accidents
+# --- failures
 
 
 class Killer:
-    """A callback of rank 0 that kills its process once, behind so many steps in all; a file tells that it did."""
+    """A callback of rank 0 that kills its process once, after n steps in all; a file records that it did."""
 
     def __init__(self, flag: Path, after: int) -> None:
         self.flag, self.after, self.steps = flag, after, 0
@@ -151,7 +151,7 @@ class Killer:
 
 
 class KilledOnRank(Counting):
-    """A model that kills one rank once, in its so-manieth forward pass."""
+    """A model that kills one rank once, in its n-th forward pass."""
 
     def __init__(self, rows: int, flag: Path, rank: int, after: int) -> None:
         super().__init__(rows)
@@ -179,7 +179,7 @@ class Failing(nn.Linear):
 
 
 class CallsOut:
-    """A callback that cannot reach a server of its own, and notes each time that it has tried."""
+    """A callback that cannot reach a server, and logs every attempt."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
@@ -191,7 +191,7 @@ class CallsOut:
 
 
 class LargestError:
-    """A metric with torchmetrics' protocol and a state that is no sum."""
+    """A metric with torchmetrics' protocol and a state that is not a sum."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -207,7 +207,7 @@ class LargestError:
 
 
 def classes(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Points in three classes of unequal sizes, in order; some labels are missing (-100)."""
+    """Return points in three classes of unequal sizes, in order; some labels are missing (-100)."""
     x = np.random.default_rng(1).normal(size=(rows, 3)).astype(np.float32)
     labels = np.array([i * i * 3 // (rows * rows) for i in range(rows)])
     labels[2::5] = -100

@@ -1,4 +1,4 @@
-"""From one engine to another: by datasets, by files, and by their own frames."""
+"""Moving documents between engines: by datasets, by files, and by native objects."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def documents() -> DocumentArray[Everything]:
     return DocumentArray[Everything]([everything(number) for number in range(ROWS)])
 
 
-def by_number(found: Any) -> list[Any]:
-    return sorted(found, key=lambda document: document.number)
+def by_number(actual: Any) -> list[Any]:
+    return sorted(actual, key=lambda document: document.number)
 
 
 @pytest.mark.parametrize("writer", NAMES)
@@ -42,8 +42,8 @@ def test_dataset_written_by_one_engine_is_read_by_the_others(
     shards = DocumentShards.from_documents(documents(), num_partitions=3, engine=start_engine(writer))
     shards.write_dataset(tmp_path, format=kind)
     for reader in NAMES:
-        found = DocumentShards[Everything].read_parquet(tmp_path, num_partitions=2, engine=start_engine(reader))
-        assert found.collect().identical(documents())
+        actual = DocumentShards[Everything].read_parquet(tmp_path, num_partitions=2, engine=start_engine(reader))
+        assert actual.collect().identical(documents())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,13 +68,13 @@ def test_ray_tensor_columns_become_tensor_fields(start_engine: Start) -> None:
         {"number": n, "fixed": np.full((2, 2), n, np.float32), "ragged": np.full(n % 3, n, np.float64)}
         for n in range(6)
     ]
-    found = by_number(DocumentShards[Sensor].from_ray(ray.data.from_items(rows)).collect())
-    assert [document.fixed.tolist() for document in found] == [row["fixed"].tolist() for row in rows]
-    assert [document.ragged.tolist() for document in found] == [row["ragged"].tolist() for row in rows]
+    actual = by_number(DocumentShards[Sensor].from_ray(ray.data.from_items(rows)).collect())
+    assert [document.fixed.tolist() for document in actual] == [row["fixed"].tolist() for row in rows]
+    assert [document.ragged.tolist() for document in actual] == [row["ragged"].tolist() for row in rows]
     stacked = ray.data.from_numpy(np.arange(24, dtype=np.uint8).reshape(8, 3))
-    made = DocumentShards.from_ray(stacked.rename_columns({"data": "flags"}))
-    assert made.first().flags.tolist() == [0, 1, 2]
-    assert made.first().flags.dtype == np.uint8
+    created = DocumentShards.from_ray(stacked.rename_columns({"data": "flags"}))
+    assert created.first().flags.tolist() == [0, 1, 2]
+    assert created.first().flags.dtype == np.uint8
 
 
 def test_ray_blocks_of_pandas_become_documents(start_engine: Start) -> None:
@@ -87,15 +87,15 @@ def test_ray_blocks_of_pandas_become_documents(start_engine: Start) -> None:
         word: str
 
     data = ray.data.from_pandas(pd.DataFrame({"number": [1, 2], "word": ["a", "b"]}))
-    found = by_number(DocumentShards[Word].from_ray(data).collect())
-    assert [(document.number, document.word) for document in found] == [(1, "a"), (2, "b")]
+    actual = by_number(DocumentShards[Word].from_ray(data).collect())
+    assert [(document.number, document.word) for document in actual] == [(1, "a"), (2, "b")]
 
 
 def test_native_ray_operations_keep_documents(start_engine: Start) -> None:
     data = DocumentShards.from_documents(documents(), engine=start_engine("ray")).to_ray()
     sorted_again = data.sort("number", descending=True).filter(expr="number >= 4").limit(3)
-    found = DocumentShards[Everything].from_ray(sorted_again).collect()
-    assert list(found) == [everything(11), everything(10), everything(9)]
+    actual = DocumentShards[Everything].from_ray(sorted_again).collect()
+    assert list(actual) == [everything(11), everything(10), everything(9)]
 
 
 def test_native_spark_operations_keep_documents(start_engine: Start) -> None:
@@ -107,8 +107,8 @@ def test_native_spark_operations_keep_documents(start_engine: Start) -> None:
     assert list(DocumentShards[Everything].from_spark(joined).collect()) == [everything(5), everything(3)]
     inner = frame.select("number", "inner.*").drop("id")
     assert inner.schema["mask"].metadata["tensor"] == {"dtype": "uint8", "shape": [2, 2]}
-    found = by_number(DocumentShards.from_spark(inner).collect())
-    assert (found[7].mask == everything(7).inner.mask).all()
+    actual = by_number(DocumentShards.from_spark(inner).collect())
+    assert (actual[7].mask == everything(7).inner.mask).all()
 
 
 def test_null_rows_of_an_outer_join_are_rejected(start_engine: Start) -> None:
@@ -127,11 +127,11 @@ def test_files_written_natively_are_read_by_other_engines(start_engine: Start, t
     else:
         native.write_parquet(str(tmp_path / "files"))
     for reader in NAMES:
-        found = DocumentShards[Everything].read_parquet(tmp_path / "files", engine=start_engine(reader))
-        assert by_number(found.collect()) == list(documents())
+        actual = DocumentShards[Everything].read_parquet(tmp_path / "files", engine=start_engine(reader))
+        assert by_number(actual.collect()) == list(documents())
     assert by_number(open_dataset(tmp_path / "files", Everything)[:].unstack()) == list(documents())
-    made = DocumentShards.read_parquet(tmp_path / "files", columns=["image", "half"]).first()
-    assert (made.image.shape, made.image.dtype, made.half.dtype) == ((3, 4, 4), np.uint8, np.float16)
+    created = DocumentShards.read_parquet(tmp_path / "files", columns=["image", "half"]).first()
+    assert (created.image.shape, created.image.dtype, created.half.dtype) == ((3, 4, 4), np.uint8, np.float16)
 
 
 def test_spark_ml_vectors_become_tensors(start_engine: Start) -> None:
@@ -146,9 +146,9 @@ def test_spark_ml_vectors_become_tensors(start_engine: Start) -> None:
         vector: NdArray[float64, 4]
         ragged: NdArray[float64, "n"]
 
-    found = by_number(DocumentShards[Vector].from_spark(frame).collect())
-    assert [document.vector.tolist() for document in found] == [[float(n), 1.0, 2.0, 3.0] for n in range(4)]
-    assert [document.ragged.tolist() for document in found] == [[float(n)] * (n % 3) for n in range(4)]
+    actual = by_number(DocumentShards[Vector].from_spark(frame).collect())
+    assert [document.vector.tolist() for document in actual] == [[float(n), 1.0, 2.0, 3.0] for n in range(4)]
+    assert [document.ragged.tolist() for document in actual] == [[float(n)] * (n % 3) for n in range(4)]
 
 
 def test_spark_limits_the_bytes_of_a_batch(start_engine: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_spark_limits_the_bytes_of_a_batch(start_engine: Start, monkeypatch: pyt
     monkeypatch.setattr(_spark, "_BATCH_BYTES", 1 << 20)
     engine = start_engine("spark")
     frame = engine.session.range(0, 64, 1, 2).selectExpr("id", "CAST(repeat('x', 262144) AS binary) AS data")
-    found = engine.collect(engine.run(engine.from_native(frame), Sizes()))
-    table = pa.Table.from_batches(found)
+    actual = engine.collect(engine.run(engine.from_native(frame), Sizes()))
+    table = pa.Table.from_batches(actual)
     assert sum(table.column("rows").to_pylist()) == 64
     assert max(table.column("bytes").to_pylist()) < 3 << 20

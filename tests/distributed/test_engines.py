@@ -1,4 +1,4 @@
-"""The laws of a frame, which every engine keeps: record batches alone, without documents."""
+"""The laws of a frame on every engine: record batches only, without documents."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_frame_returns_the_batches_it_was_made_of(engine: Any, frame: Frame[Any]
     assert frame.schema.equals(SCHEMA, check_metadata=True)
     batches = list(engine.iter_batches(frame))
     assert all(batch.schema.equals(SCHEMA, check_metadata=True) and len(batch) for batch in batches)
-    found = [document for batch in batches for document in LAYOUT.decode(batch).documents()]
-    assert found == [everything(number) for number in ROWS]
+    actual = [document for batch in batches for document in LAYOUT.decode(batch).documents()]
+    assert actual == [everything(number) for number in ROWS]
     assert (engine.count(frame), engine.num_partitions(frame)) == (len(ROWS), len(SIZES))
     assert numbers(engine.collect(frame)) == ROWS
 
@@ -45,8 +45,8 @@ def test_every_column_type_survives_stages_and_exchanges(engine: Any, frame: Fra
     moved = engine.run(frame, Same(SCHEMA))
     moved = engine.run(engine.repartition(moved, 3), Same(SCHEMA))
     moved = engine.run(engine.cache(moved), Same(SCHEMA))
-    found = [document for batch in engine.iter_batches(moved) for document in LAYOUT.decode(batch).documents()]
-    assert sorted(found, key=lambda document: document.number) == [everything(number) for number in ROWS]
+    actual = [document for batch in engine.iter_batches(moved) for document in LAYOUT.decode(batch).documents()]
+    assert sorted(actual, key=lambda document: document.number) == [everything(number) for number in ROWS]
     assert engine.num_partitions(moved) == 3
 
 
@@ -87,14 +87,14 @@ def test_union_of_stage_frames_keeps_partition_numbers(engine: Any) -> None:
 
 def test_partition_by_moves_equal_rows_into_one_partition(engine: Any, frame: Frame[Any]) -> None:
     moved = engine.run(engine.partition_by(frame, ["text"], 3), _Texts())
-    found = [tuple(row.values()) for batch in engine.iter_batches(moved) for row in batch.to_pylist()]
-    assert len(found) == len(ROWS)
-    assert len({(text, partition) for text, partition in found}) == len({text for text, _ in found})
-    assert [text for text, _ in found].count(None) == 4
+    actual = [tuple(row.values()) for batch in engine.iter_batches(moved) for row in batch.to_pylist()]
+    assert len(actual) == len(ROWS)
+    assert len({(text, partition) for text, partition in actual}) == len({text for text, _ in actual})
+    assert [text for text, _ in actual].count(None) == 4
 
 
 class _Texts:
-    """The texts of rows, and in which partition they are."""
+    """Yields the texts of rows and their partition."""
 
     stateful = False
     schema = pa.schema([pa.field("text", pa.string()), pa.field("partition", pa.int64())])
@@ -116,8 +116,8 @@ def test_shuffle_is_a_permutation_determined_by_the_seed(engine: Any, frame: Fra
 def test_partition_numbers_count_empty_partitions(start_engine: Any, name: str) -> None:
     engine = start_engine(name)
     frame = engine.from_batches(partitions(0, 2, 0, 0, 3), SCHEMA)
-    found = [row for batch in engine.collect(engine.run(frame, _Texts())) for row in batch.column(1).to_pylist()]
-    assert found == [1, 1, 4, 4, 4]
+    actual = [row for batch in engine.collect(engine.run(frame, _Texts())) for row in batch.column(1).to_pylist()]
+    assert actual == [1, 1, 4, 4, 4]
 
 
 @pytest.mark.parametrize("name", ["ray", "spark"])
@@ -173,9 +173,9 @@ def test_other_error_of_a_stage_names_the_partition(start_engine: Any, name: str
 
 
 def test_iter_batches_can_be_stopped_early(engine: Any, frame: Frame[Any]) -> None:
-    found = iter(engine.iter_batches(engine.run(frame, Plus(SCHEMA))))
-    assert numbers([next(found)])[0] == 1000
-    del found
+    actual = iter(engine.iter_batches(engine.run(frame, Plus(SCHEMA))))
+    assert numbers([next(actual)])[0] == 1000
+    del actual
     assert engine.count(frame) == len(ROWS)
 
 

@@ -1,4 +1,4 @@
-"""Estimator.from_keras: pipelines of every kind, exact means, checkpoints, and several workers."""
+"""Estimator.from_keras: every kind of data, exact means, checkpoints, and several workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROWS = 25
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Warnings of TensorFlow about itself."""
+    """Silence TensorFlow's own warnings."""
     import warnings
 
     with warnings.catch_warnings():
@@ -50,12 +50,12 @@ def linear(config: Any = None) -> Any:
 
 
 def arrays() -> tuple[np.ndarray, np.ndarray]:
-    made = points(ROWS)
-    return np.stack([point.x for point in made]), np.array([[point.y] for point in made], np.float32)
+    created = points(ROWS)
+    return np.stack([point.x for point in created]), np.array([[point.y] for point in created], np.float32)
 
 
 def generated(config: Any) -> Any:
-    """A pipeline of a generator, with functions of Python in it."""
+    """Return a pipeline of a generator, with Python functions in it."""
     x, y = arrays()
 
     def rows() -> Iterator[Any]:
@@ -70,8 +70,8 @@ def generated(config: Any) -> Any:
         return tf.ensure_shape(second, (3,)), label
 
     signature = (tf.TensorSpec((3,), tf.float32), tf.TensorSpec((1,), tf.float32))
-    made = tf.data.Dataset.from_generator(rows, output_signature=signature).map(in_python)
-    return made.batch(config["batch_size"])
+    created = tf.data.Dataset.from_generator(rows, output_signature=signature).map(in_python)
+    return created.batch(config["batch_size"])
 
 
 DATA: dict[str, Any] = {
@@ -101,8 +101,8 @@ def test_keras_means_and_predictions_match_keras() -> None:
     model = linear()
     estimator = Estimator.from_keras(keras_model=model)
     estimator.fit((x, y), batch_size=7)
-    found = estimator.evaluate((x, y), batch_size=7)
-    assert [found["loss"], found["mae"]] == pytest.approx(model.evaluate(x, y, verbose=0), rel=1e-5)
+    actual = estimator.evaluate((x, y), batch_size=7)
+    assert [actual["loss"], actual["mae"]] == pytest.approx(model.evaluate(x, y, verbose=0), rel=1e-5)
     assert np.allclose(estimator.predict(x, batch_size=7), model.predict(x, verbose=0), atol=1e-6)
     documents = estimator.predict(DocumentArray[Point](points(ROWS)), feature_cols="x")
     assert documents[3].prediction.shape == (1,)
@@ -117,7 +117,7 @@ def test_keras_step_matches_the_step_of_keras() -> None:
 
 
 def test_keras_step_applies_loss_scaling() -> None:
-    """As of mixed precision: the optimizer takes the gradients of a scaled loss, and scales them back."""
+    """As with mixed precision: the optimizer scales the loss, and scales the gradients back."""
     weights = []
     for own in (True, False):
         model = linear()
@@ -131,7 +131,7 @@ def test_keras_step_applies_loss_scaling() -> None:
 
 
 class OwnSteps(keras.Model):
-    """Steps that Estimator would not call."""
+    """Overrides steps that Estimator does not call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ def test_keras_rejects_models_that_override_steps() -> None:
 
 
 class Largest(keras.metrics.Metric):
-    """A state that is no sum."""
+    """Has a state that is not a sum."""
 
     def __init__(self) -> None:
         super().__init__(name="largest")
@@ -206,15 +206,15 @@ def test_keras_models_are_saved_and_loaded(tmp_path: Path) -> None:
     x, y = arrays()
     trained = Estimator.from_keras(linear(), model_dir=tmp_path / "m")
     trained.fit((x, y), epochs=2)
-    wanted = trained.predict(x)
+    expected = trained.predict(x)
     for name in ("model.keras", "model.weights.h5"):
         trained.save(tmp_path / name)
         fresh = Estimator.from_keras(model_creator=linear)
         fresh.load(tmp_path / name)
-        assert np.allclose(fresh.predict(x), wanted)
+        assert np.allclose(fresh.predict(x), expected)
     fresh = Estimator.from_keras(linear())
     fresh.load(str(Estimator.latest_checkpoint(tmp_path / "m")))
-    assert np.allclose(fresh.predict(x), wanted)
+    assert np.allclose(fresh.predict(x), expected)
     with pytest.raises(OptionError, match=r"\.keras file"):
         trained.save(tmp_path / "model.pt")
     with pytest.raises(StorageNotFoundError, match="there is no such file"):

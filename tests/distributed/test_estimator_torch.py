@@ -1,4 +1,4 @@
-"""Estimator.from_torch in one process: data of every kind, exact means, checkpoints, and what is refused."""
+"""Estimator.from_torch in one process: every kind of data, exact means, checkpoints, and rejected arguments."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def regression(**options: Any) -> Estimator:
 
 
 def arrays(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
-    made = points(rows)
-    return np.stack([point.x for point in made]), np.array([point.y for point in made], np.float32)
+    created = points(rows)
+    return np.stack([point.x for point in created]), np.array([point.y for point in created], np.float32)
 
 
 # --- data of every kind: the weights count how often each row was seen
@@ -159,13 +159,13 @@ def test_means_are_exact_for_any_last_batch(batch_size: int, last: Any) -> None:
     estimator = regression()
     with torch.no_grad():
         output = estimator.get_model()(torch.from_numpy(x)).numpy().astype(np.float64)
-    found = estimator.evaluate((x, y), batch_size=batch_size)
-    assert found["loss"] == pytest.approx(((output - y) ** 2).mean(), rel=1e-5)
-    assert found["mae"] == pytest.approx(np.abs(output - y).mean(), rel=1e-5)
+    actual = estimator.evaluate((x, y), batch_size=batch_size)
+    assert actual["loss"] == pytest.approx(((output - y) ** 2).mean(), rel=1e-5)
+    assert actual["mae"] == pytest.approx(np.abs(output - y).mean(), rel=1e-5)
     frozen = Estimator.from_torch(
         model=estimator.get_model(), optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.0), loss=nn.MSELoss()
     )
-    assert frozen.fit((x, y), batch_size=batch_size, last=last)[0]["loss"] == pytest.approx(found["loss"], rel=1e-5)
+    assert frozen.fit((x, y), batch_size=batch_size, last=last)[0]["loss"] == pytest.approx(actual["loss"], rel=1e-5)
 
 
 def test_fit_skips_dropped_rows() -> None:
@@ -183,8 +183,8 @@ def test_metrics_accept_names_functions_and_dicts() -> None:
         estimator = Estimator.from_torch(model=Squeezed(), loss=nn.MSELoss(), metrics=metrics)
         assert set(estimator.evaluate((x, y))) == {"loss", "mse", "bias"}
     classes = Estimator.from_torch(model=nn.Identity(), metrics="accuracy")
-    found = classes.evaluate((np.eye(4, dtype=np.float32), np.array([0, 1, 2, 0])), batch_size=3)
-    assert found == {"accuracy": 0.75}
+    actual = classes.evaluate((np.eye(4, dtype=np.float32), np.array([0, 1, 2, 0])), batch_size=3)
+    assert actual == {"accuracy": 0.75}
 
 
 def test_fit_validates_after_each_epoch() -> None:
@@ -201,23 +201,23 @@ def test_predict_keeps_the_order_of_rows(folder: Path) -> None:
     x, _ = arrays()
     estimator = regression()
     with torch.no_grad():
-        wanted = estimator.get_model()(torch.from_numpy(x)).numpy()
-    assert np.allclose(estimator.predict(x, batch_size=4), wanted, atol=1e-6)
+        expected = estimator.get_model()(torch.from_numpy(x)).numpy()
+    assert np.allclose(estimator.predict(x, batch_size=4), expected, atol=1e-6)
     loader = DataLoader(TensorDataset(torch.from_numpy(x)), batch_size=4, shuffle=True)
-    assert np.allclose(estimator.predict(loader), wanted, atol=1e-6)
+    assert np.allclose(estimator.predict(loader), expected, atol=1e-6)
     for data in (folder, StreamingDataset[Point](folder, batch_size=4), DocumentArray[Point](points(ROWS))):
-        found = estimator.predict(data, feature_cols="x")
-        assert list(found.number) == list(range(ROWS))
-        assert np.allclose(found.prediction, wanted, atol=1e-6)
+        actual = estimator.predict(data, feature_cols="x")
+        assert list(actual.number) == list(range(ROWS))
+        assert np.allclose(actual.prediction, expected, atol=1e-6)
 
 
 def test_predict_adds_a_column_to_documents() -> None:
     documents = DocumentArray[Point](points(ROWS))
-    found = regression().predict(documents, feature_cols="x", output_col="guess")
-    assert isinstance(found, DocumentArray)
-    assert issubclass(found.document_type, Point)
-    assert found[3].id == "p3"
-    assert isinstance(found[3].guess, float)
+    actual = regression().predict(documents, feature_cols="x", output_col="guess")
+    assert isinstance(actual, DocumentArray)
+    assert issubclass(actual.document_type, Point)
+    assert actual[3].id == "p3"
+    assert isinstance(actual[3].guess, float)
 
 
 # --- instances and creators
@@ -264,23 +264,23 @@ def test_fit_trains_the_instance_of_the_user() -> None:
 def test_callbacks_are_called_and_can_stop_training() -> None:
     class Stopping(Callback):
         def __init__(self) -> None:
-            self.told: list[Any] = []
+            self.events: list[Any] = []
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
-            self.told.append(("begin", epoch))
+            self.events.append(("begin", epoch))
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.told.append((batch, round(logs["loss"], 6)))
+            self.events.append((batch, round(logs["loss"], 6)))
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            self.told.append(("end", epoch, set(logs)))
+            self.events.append(("end", epoch, set(logs)))
             self.stop_training = epoch == 1
 
     seen: list[int] = []
     one, estimator = Stopping(), counting()[1]
     history = estimator.fit(Numbers(8), epochs=5, batch_size=8, callbacks=[one, lambda epoch, _: seen.append(epoch)])
     assert [logs["epoch"] for logs in history] == [0, 1] == seen
-    assert one.told == [
+    assert one.events == [
         ("begin", 0),
         (0, 0.0),
         ("end", 0, {"loss"}),
@@ -366,12 +366,12 @@ def test_load_restores_the_optimizer_of_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_latest_checkpoint_is_none_without_checkpoints(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint-000000003").mkdir()  # of which nothing was written
+    (tmp_path / "checkpoint-000000003").mkdir()  # an incomplete checkpoint
     assert Estimator.latest_checkpoint(tmp_path) is None
     assert Estimator.latest_checkpoint(tmp_path / "none") is None
 
 
-# --- losses, metrics and schedulers that are no plain means
+# --- losses, metrics and schedulers
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 7, ROWS])
@@ -383,15 +383,15 @@ def test_weighted_loss_is_averaged_over_all_rows(batch_size: int, partial_functi
     loss: Any = nn.CrossEntropyLoss(weight)
     if partial_function:
         loss = partial(nn.functional.cross_entropy, weight=weight)
-    found = Estimator.from_torch(model=model, loss=loss).evaluate((x, labels), batch_size=batch_size)
+    actual = Estimator.from_torch(model=model, loss=loss).evaluate((x, labels), batch_size=batch_size)
     with torch.no_grad():
-        assert found["loss"] == pytest.approx(
+        assert actual["loss"] == pytest.approx(
             float(loss(model(torch.from_numpy(x)), torch.from_numpy(labels))), rel=1e-5
         )
 
 
 def test_stateful_metrics_use_update_compute_and_reset() -> None:
-    """Those of torchmetrics and of the user; they begin anew with each epoch and each evaluation."""
+    """Both torchmetrics' and the user's; they are reset before each epoch and each evaluation."""
     x, y = arrays()
     model = Squeezed()
     estimator = Estimator.from_torch(
@@ -405,21 +405,21 @@ def test_stateful_metrics_use_update_compute_and_reset() -> None:
         output = model(torch.from_numpy(x))
     for rows, prefix in ((slice(None), ""), (slice(9), "val_")):
         error = output[rows] - torch.from_numpy(y)[rows]
-        wanted = torchmetrics.functional.r2_score(output[rows], torch.from_numpy(y)[rows])
+        expected = torchmetrics.functional.r2_score(output[rows], torch.from_numpy(y)[rows])
         for logs in history:
             assert logs[f"{prefix}largest"] == pytest.approx(float(error.abs().max()), rel=1e-5)
-            assert logs[f"{prefix}r2"] == pytest.approx(float(wanted), rel=1e-4)
+            assert logs[f"{prefix}r2"] == pytest.approx(float(expected), rel=1e-4)
             assert logs[f"{prefix}mae"] == pytest.approx(float(error.abs().mean()), rel=1e-5)
 
 
 def test_stateful_auc_covers_all_rows() -> None:
     x, y = arrays()
     labels = (y > 0).astype(np.int64)
-    found = Estimator.from_torch(model=Squeezed(), metrics=[torchmetrics.AUROC("binary")]).evaluate((x, labels), 3)
+    actual = Estimator.from_torch(model=Squeezed(), metrics=[torchmetrics.AUROC("binary")]).evaluate((x, labels), 3)
     with torch.no_grad():
         output = Squeezed()(torch.from_numpy(x))
-    wanted = torchmetrics.functional.auroc(output, torch.from_numpy(labels), "binary")
-    assert found["binaryauroc"] == pytest.approx(float(wanted))
+    expected = torchmetrics.functional.auroc(output, torch.from_numpy(labels), "binary")
+    assert actual["binaryauroc"] == pytest.approx(float(expected))
 
 
 def _of_sklearn(labels: Any, scores: Any) -> float:  # noqa: ARG001
@@ -458,14 +458,14 @@ def regression_with(**options: Any) -> Estimator:
 
 def test_scheduler_steps_after_batches_or_epochs() -> None:
     rates: dict[str | None, list[float]] = {"step": [], "epoch": [], None: []}
-    for interval, found in rates.items():
+    for interval, actual in rates.items():
         model = Squeezed()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
 
         class Noting(Callback):
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
-                found.append(optimizer.param_groups[0]["lr"])  # noqa: B023
+                actual.append(optimizer.param_groups[0]["lr"])  # noqa: B023
 
         estimator = Estimator.from_torch(
             model=model, optimizer=optimizer, loss=nn.MSELoss(), scheduler=scheduler, scheduler_interval=interval
@@ -505,7 +505,7 @@ def test_plateau_scheduler_receives_the_loss(validated: bool) -> None:
         regression_with(scheduler=Plateau, scheduler_interval="step").fit(arrays())
 
 
-# --- what is refused
+# --- rejected arguments
 
 WRONG: dict[str, tuple[Any, str]] = {
     "epochs": ({"epochs": 0}, "epochs=0: at least 1"),

@@ -1,4 +1,4 @@
-"""Keras on Ray and on Spark: two workers of each take the steps that one process takes here."""
+"""Keras on Ray and on Spark: two workers take the same steps as one local process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROWS = 25
 
 @pytest.fixture(scope="module", params=["ray", "spark"])
 def name(request: pytest.FixtureRequest, start_engine: Callable[[str], Any]) -> str:
-    """An engine that runs. All tests on Ray come first: Ray may hang in a process with TensorFlow that starts Java."""
+    """An engine by name. Ray comes first: it may hang in a process with TensorFlow that starts Java."""
     start_engine(request.param)
     return str(request.param)
 
@@ -38,18 +38,18 @@ def linear(config: Any = None) -> Any:
 
 
 def arrays() -> tuple[np.ndarray, np.ndarray]:
-    made = points(ROWS)
-    return np.stack([point.x for point in made]), np.array([[point.y] for point in made], np.float32)
+    created = points(ROWS)
+    return np.stack([point.x for point in created]), np.array([[point.y] for point in created], np.float32)
 
 
 def test_two_workers_of_an_engine_match_one_process(name: str) -> None:
     alone, together = linear(), linear()
-    wanted = Estimator.from_keras(alone).fit(arrays(), epochs=2, batch_size=10, shuffle=False)
+    expected = Estimator.from_keras(alone).fit(arrays(), epochs=2, batch_size=10, shuffle=False)
     estimator = Estimator.from_keras(together, engine=name, workers=2)
     history = estimator.fit(arrays(), epochs=2, batch_size=5, shuffle=False)
     for mine, other in zip(together.get_weights(), alone.get_weights(), strict=True):
         assert np.allclose(mine, other, atol=1e-5)
-    for first, second in zip(wanted, history, strict=True):
+    for first, second in zip(expected, history, strict=True):
         assert list(first.values()) == pytest.approx(list(second.values()), rel=1e-4)
 
 
@@ -57,6 +57,8 @@ def test_keras_predicts_on_shards_of_an_engine(name: str, start_engine: Callable
     estimator = Estimator.from_keras(linear())
     estimator.fit(arrays(), epochs=2, batch_size=5)
     shards = DocumentShards[Point].from_documents(points(ROWS), num_partitions=2, engine=start_engine(name))
-    found = {document.number: float(document.prediction[0]) for document in estimator.predict(shards, feature_cols="x")}
-    wanted = estimator.predict(arrays()[0])[:, 0].tolist()
-    assert found == pytest.approx(dict(enumerate(wanted)), abs=1e-5)
+    actual = {
+        document.number: float(document.prediction[0]) for document in estimator.predict(shards, feature_cols="x")
+    }
+    expected = estimator.predict(arrays()[0])[:, 0].tolist()
+    assert actual == pytest.approx(dict(enumerate(expected)), abs=1e-5)

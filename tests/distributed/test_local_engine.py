@@ -1,4 +1,4 @@
-"""The local engine: threads that wait for nobody, few bytes ahead, and processes that may die."""
+"""The local engine: threads with bounded prefetch, cancellation, and processes that may die."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ def test_partitions_run_in_parallel() -> None:
 
 
 def test_prefetch_limits_the_bytes_ahead() -> None:
-    made = [0, 0]
+    created = [0, 0]
 
     def source(number: int) -> Iterator[pa.RecordBatch]:
         for _ in range(100):
-            made[number] += 1
+            created[number] += 1
             yield batch(number, 128)  # 1 KiB
 
-    found = prefetch([lambda: source(0), lambda: source(1)], 2, ahead=8 << 10)
-    assert next(found).column("n")[0].as_py() == 0
+    actual = prefetch([lambda: source(0), lambda: source(1)], 2, ahead=8 << 10)
+    assert next(actual).column("n")[0].as_py() == 0
     for _ in range(1000):
         threading.Event().wait(0.001)
-        if made[1] >= 4:
+        if created[1] >= 4:
             break
-    assert made[0] <= 7  # one was taken, four wait, and one is in hand
-    assert made[1] <= 5
-    assert sum(len(one) for one in found) == 199 * 128
+    assert created[0] <= 7  # one was taken, four are queued, and one is being produced
+    assert created[1] <= 5
+    assert sum(len(one) for one in actual) == 199 * 128
 
 
 def test_first_error_stops_all_partitions() -> None:
@@ -77,7 +77,7 @@ def test_first_error_stops_all_partitions() -> None:
 
 
 def test_error_does_not_wait_for_other_partitions() -> None:
-    """The other one would take two minutes; it ends with the row that it is at."""
+    """The other partition would take two minutes; it stops after its current row."""
     failed, rows = threading.Event(), list[str]()
 
     def slow(document: Good) -> Good:
@@ -117,7 +117,7 @@ def fail_first(document: Good) -> Good:
     work()
     if document.id == "good 000":
         while os.path.getsize(os.environ["ROWS_FILE"]) < 2:
-            time.sleep(0.01)  # until the other partition is at work
+            time.sleep(0.01)  # until the other partition has started
         raise ValueError("the first row")
     return document
 
@@ -182,7 +182,7 @@ def test_failing_first_row_stops_after_the_running_row(options: dict[str, Any], 
 
 
 def start_interrupted(call: str, options: dict[str, Any], folder: Path) -> subprocess.Popen[str]:
-    """Start the program of INTERRUPTED, which appends a byte to the file 'rows' for each row that it works on."""
+    """Start the program INTERRUPTED, which appends a byte to the file 'rows' for each row it processes."""
     script = folder / "script.py"
     script.write_text(INTERRUPTED)
     path = os.pathsep.join(filter(None, sys.path))
@@ -209,7 +209,7 @@ def test_stopped_iteration_computes_no_more_rows() -> None:
 
 
 def test_large_partition_is_processed_in_chunks() -> None:
-    """A gigabyte goes through a function in a process that had a few hundred megabytes at most."""
+    """A gigabyte passes through a process that never uses more than a few hundred megabytes."""
     code = """
 import resource
 import numpy as np
@@ -244,15 +244,15 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 def test_hold_batches_spools_large_partitions() -> None:
     large = pa.record_batch({"n": pa.array(range(MAX_PARTITION_BYTES // 8), pa.int64())})
     before = pa.total_allocated_bytes()
-    found = hold_batches(iter([large.slice(0, 100), large, large]), large.schema)
+    actual = hold_batches(iter([large.slice(0, 100), large, large]), large.schema)
     assert pa.total_allocated_bytes() - before < 1 << 20
-    assert [len(one) for one in found] == [100, len(large), len(large)]
-    assert found[2].equals(large)
+    assert [len(one) for one in actual] == [100, len(large), len(large)]
+    assert actual[2].equals(large)
     assert hold_batches([large.slice(7, 2)], large.schema)[0].get_total_buffer_size() < 1000
 
 
 def test_small_partitions_share_one_memory_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is small enough for memory; all of them together are not."""
+    """Each partition fits into memory; all of them together do not."""
     monkeypatch.setattr("quire.distributed._partitions.MAX_EXCHANGE_BYTES", 2 << 20)
 
     class Numbers:
@@ -273,10 +273,10 @@ def test_small_partitions_share_one_memory_budget(monkeypatch: pytest.MonkeyPatc
 def test_key_partitioner_accepts_any_key() -> None:
     places = KeyPartitioner(("a", "b"), 5)
     one = pa.record_batch({"a": [1.0, 0.0, None, -0.0, None], "b": ["x", "y", "z", "y", "z"]})
-    found = places(one).tolist()
-    assert found[1] == found[3]
-    assert found[2] == found[4]
-    assert places(one.slice(3, 2)).tolist() == found[3:]
+    actual = places(one).tolist()
+    assert actual[1] == actual[3]
+    assert actual[2] == actual[4]
+    assert places(one.slice(3, 2)).tolist() == actual[3:]
     assert places(one.slice(0, 0)).tolist() == []
 
 
@@ -314,7 +314,7 @@ def test_partition_that_kills_every_process_is_an_error(start_engine: Any) -> No
     shards = DocumentShards[Good].from_documents(goods(20), num_partitions=5, engine=start_engine("processes"))
     with pytest.raises(PartitionError, match="partition 1.*SIGKILL"):
         shards.map(deadly).collect()
-    assert shards.map(dearer).first().price == 1  # the engine is as good as before
+    assert shards.map(dearer).first().price == 1  # the engine still works
 
 
 def test_process_backend_removes_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

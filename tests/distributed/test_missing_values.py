@@ -1,4 +1,4 @@
-"""Missing values in the data of an Estimator: an error in training, and in prediction when the model reads them."""
+"""Missing values in the data of an Estimator: errors in training, and in prediction when the model reads them."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class WholeBatch(Net):
 
 
 def points(count: int = 8, **fields: Any) -> DocumentArray[Point]:
-    made = DocumentArray[Point](Point(id=f"id{i}", x=np.full(2, i, np.float32), y=float(i)) for i in range(count))
+    created = DocumentArray[Point](Point(id=f"id{i}", x=np.full(2, i, np.float32), y=float(i)) for i in range(count))
     for name, rows in fields.items():
         for row in rows:
-            setattr(made[row], name, None)
-    return made
+            setattr(created[row], name, None)
+    return created
 
 
 def estimator(model: type[nn.Module] = Net) -> Estimator:
@@ -76,7 +76,7 @@ def test_fit_raises_for_missing_values_in_read_columns(tmp_path: Path, stored: b
             call(data(points(x=[2])), **COLUMNS)
         documents = points()
         documents[3].rating = 1.0
-        assert call(data(documents), **COLUMNS)  # others are not looked at
+        assert call(data(documents), **COLUMNS)  # other columns are not read
         assert call(data(points(y=[5])), missing={"y": 0}, **COLUMNS)
         assert call(data(points(y=[5])), missing="mask", **COLUMNS)
 
@@ -106,9 +106,9 @@ def test_predict_raises_when_the_model_reads_missing_values(tmp_path: Path, mode
     write_dataset(points(y=[1, 5]), tmp_path / "whole", Point)
     write_dataset(points(x=[5]), tmp_path / "part", Point)
     for data in (points(y=[1, 5]), points(y=[1, 5]).stack(), tmp_path / "whole"):
-        found = est.predict(data, 4, columns)
-        assert len(found) == 8
-        assert found[5].y is None
+        actual = est.predict(data, 4, columns)
+        assert len(actual) == 8
+        assert actual[5].y is None
     for data in (points(x=[5]), points(x=[5]).stack(), tmp_path / "part"):
         with pytest.raises(MissingValueError, match=r"Point\.x: row 1 \(id id5\)"):
             est.predict(data, 4, columns)
@@ -117,7 +117,7 @@ def test_predict_raises_when_the_model_reads_missing_values(tmp_path: Path, mode
 @pytest.mark.parametrize(("model", "columns"), [(Net, "x"), (WholeBatch, None)])
 def test_predict_on_shards_raises_for_missing_values(model: Any, columns: Any) -> None:
     est = estimator(model)
-    made = est.predict(DocumentShards.from_documents(points(y=[1, 5])), 4, columns).collect()
-    assert [document.y for document in made][:2] == [0.0, None]
+    created = est.predict(DocumentShards.from_documents(points(y=[1, 5])), 4, columns).collect()
+    assert [document.y for document in created][:2] == [0.0, None]
     with pytest.raises(QuireError, match=r"Point\.x: row \d \(id id5\) has no value"):
         est.predict(DocumentShards.from_documents(points(x=[5])), 4, columns).collect()

@@ -1,4 +1,4 @@
-"""Files as shards: the same documents from the same files, on every engine."""
+"""Reading files: the same documents from the same files, on every engine."""
 
 from __future__ import annotations
 
@@ -68,19 +68,19 @@ def test_readers_infer_a_class(engine: Any, tmp_path: Path) -> None:
     shards = DocumentShards.read_csv(tmp_path / "towns.csv", engine=engine)
     assert [(d.first_name, d.size) for d in shards.map(lambda d: d).collect()] == [("Bath", 94), ("Cork", 224)]
     (tmp_path / "towns.json").write_text('[{"town": {"name": "Bath"}, "at": [1, 2]}]')
-    [found] = DocumentShards.read_json(tmp_path / "towns.json", engine=engine).filter(lambda d: d.town).collect()
-    assert (found.town.name, found.at.tolist()) == ("Bath", [1, 2])
+    [actual] = DocumentShards.read_json(tmp_path / "towns.json", engine=engine).filter(lambda d: d.town).collect()
+    assert (actual.town.name, actual.at.tolist()) == ("Bath", [1, 2])
 
 
 def test_read_binary_creates_a_document_per_file(engine: Any, tmp_path: Path) -> None:
     for name in ("a.png", "b.txt"):
         (tmp_path / name).write_bytes(name.encode() * 3)
-    found = DocumentShards.read_binary(tmp_path, engine=engine).collect()
-    assert [(Path(d.uri).name, d.blob, d.mime_type) for d in found] == [
+    actual = DocumentShards.read_binary(tmp_path, engine=engine).collect()
+    assert [(Path(d.uri).name, d.blob, d.mime_type) for d in actual] == [
         ("a.png", b"a.png" * 3, "image/png"),
         ("b.txt", b"b.txt" * 3, "text/plain"),
     ]
-    assert type(found[0]) is Document
+    assert type(actual[0]) is Document
 
 
 def test_rows_without_ids_get_stable_ids(engine: Any, tmp_path: Path) -> None:
@@ -133,17 +133,17 @@ def test_partition_folders_become_columns(tmp_path: Path) -> None:
     for year in (2024, 2025):
         (tmp_path / f"year={year}").mkdir()
         pq.write_table(pa.table({"town": ["Bath", "Ely"]}), tmp_path / f"year={year}" / "part.parquet")
-    found = DocumentShards.read_parquet(tmp_path).filter({"year": 2025}).collect()
-    assert [(document.town, document.year) for document in found] == [("Bath", 2025), ("Ely", 2025)]
+    actual = DocumentShards.read_parquet(tmp_path).filter({"year": 2025}).collect()
+    assert [(document.town, document.year) for document in actual] == [("Bath", 2025), ("Ely", 2025)]
 
 
 def test_compressed_text_and_tabs_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("\n".join(LINES).replace(",", "\t"))
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress("\n".join(LINES).encode()))
     (tmp_path / "c.csv").write_text("\n".join(LINES).replace(",", ";"))
-    found = DocumentShards[Line].read_csv([tmp_path / "a.tsv", tmp_path / "b.csv.gz"]).collect()
-    assert found.people == [94, 224, 19] * 2
-    assert found.rain == [0.5, None, 1.5] * 2
+    actual = DocumentShards[Line].read_csv([tmp_path / "a.tsv", tmp_path / "b.csv.gz"]).collect()
+    assert actual.people == [94, 224, 19] * 2
+    assert actual.rain == [0.5, None, 1.5] * 2
     assert DocumentShards[Line].read_csv(tmp_path / "c.csv", delimiter=";").first().people == 94
     (tmp_path / "more.csv").write_text("town,people,lake\nBath,94,no\n")
     assert DocumentShards[Line].read_csv(tmp_path / "more.csv", extra="ignore").first().town == "Bath"
@@ -182,7 +182,7 @@ def test_pattern_without_files_needs_allow_empty(reader: str, tmp_path: Path) ->
 
 
 def write_empty(reader: str, folder: Path) -> list[Path]:
-    """Sources of a kind that have no row."""
+    """Write sources of a kind without a row."""
     if reader == "read_parquet":
         write_dataset(DocumentArray[Line](), folder / "set", schema=Line)
         schema = pa.schema([("town", pa.string()), ("people", pa.int64())])
@@ -254,8 +254,8 @@ def test_find_files_matches_glob_patterns(tmp_path: Path, pattern: str, expected
     for name in ("a.csv", "b.csv", "c/d.csv", "c/e/f.csv", "abc.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
-    found = find_files(f"{tmp_path}/{pattern}", (), RemoteOptions())
-    assert [file.url.removeprefix(f"{tmp_path}/") for file in found] == expected
+    actual = find_files(f"{tmp_path}/{pattern}", (), RemoteOptions())
+    assert [file.url.removeprefix(f"{tmp_path}/") for file in actual] == expected
 
 
 def test_assign_to_partitions_balances_sizes_in_order() -> None:
@@ -269,12 +269,12 @@ def test_assign_to_partitions_balances_sizes_in_order() -> None:
 
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
-    """A server of the folder."""
+    """Serve the folder over HTTP."""
     served = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
     threading.Thread(target=served.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{served.server_port}"
@@ -288,8 +288,8 @@ def test_readers_accept_remote_urls(server: str, tmp_path: Path) -> None:
     goods(5).save_parquet(tmp_path / "goods.parquet")
     assert DocumentShards[Line].read_csv(f"{server}/a.csv").collect().town == ["Bath", "Cork", "Ely"]
     assert DocumentShards[Good].read_parquet(f"{server}/goods.parquet").collect().identical(goods(5))
-    [found] = DocumentShards.read_binary(f"{server}/a.csv").collect()
-    assert (found.uri, found.blob) == (f"{server}/a.csv", (tmp_path / "a.csv").read_bytes())
+    [actual] = DocumentShards.read_binary(f"{server}/a.csv").collect()
+    assert (actual.uri, actual.blob) == (f"{server}/a.csv", (tmp_path / "a.csv").read_bytes())
 
 
 def test_read_json_accepts_arrays(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Engines use what runs, and start what does not, on loopback alone."""
+"""Engines attach to a running session, or start one on loopback only."""
 
 from __future__ import annotations
 

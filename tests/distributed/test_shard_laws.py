@@ -1,4 +1,4 @@
-"""Laws of shards, whatever the documents hold and however they are divided: nothing is lost, and nothing is doubled."""
+"""Laws of shards for any documents and any partitions: no row is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PARTS = st.integers(1, 5)
 
 
 def shards_of(documents: DocumentArray[Any], parts: int) -> DocumentShards[Any]:
-    made = DocumentShards[documents.document_type]  # type: ignore[name-defined]
-    return made.from_documents(documents, num_partitions=parts, engine=LOCAL)
+    created = DocumentShards[documents.document_type]  # type: ignore[name-defined]
+    return created.from_documents(documents, num_partitions=parts, engine=LOCAL)
 
 
 def ids(shards: DocumentShards[Any]) -> list[str]:
@@ -37,9 +37,9 @@ def test_identity_map_keeps_documents(documents: DocumentArray[Any], parts: int)
         shards.map_batch(lambda b: b, 2),
         shards.transform_shard(lambda a: a),
     ):
-        found = same.collect()
-        assert found.identical(documents)
-        assert same_types(found, documents)
+        actual = same.collect()
+        assert actual.identical(documents)
+        assert same_types(actual, documents)
 
 
 @laws
@@ -48,12 +48,12 @@ def test_exchanges_neither_lose_nor_duplicate_rows(
     documents: DocumentArray[Leaf], parts: int, others: int, seed: int
 ) -> None:
     shards = shards_of(documents, parts)
-    wanted = sorted(documents.id)
+    expected = sorted(documents.id)
     assert shards.repartition(others).collect().identical(documents)
-    assert ids(shards.shuffle(seed)) == wanted
-    assert ids(shards.partition_by("id", others)) == wanted
-    assert sorted(one for part in shards.split(0.2, 0.5, 0.3, seed=seed) for one in ids(part)) == wanted
-    assert ids(shards.filter(lambda d: hash(d.id) % 2).union(shards.filter(lambda d: not hash(d.id) % 2))) == wanted
+    assert ids(shards.shuffle(seed)) == expected
+    assert ids(shards.partition_by("id", others)) == expected
+    assert sorted(one for part in shards.split(0.2, 0.5, 0.3, seed=seed) for one in ids(part)) == expected
+    assert ids(shards.filter(lambda d: hash(d.id) % 2).union(shards.filter(lambda d: not hash(d.id) % 2))) == expected
 
 
 @laws

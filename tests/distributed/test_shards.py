@@ -1,4 +1,4 @@
-"""DocumentShards: the same calls give the same documents on every engine."""
+"""DocumentShards: the same calls return the same documents on every engine."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def by_id(documents: Any) -> list[Any]:
 
 def test_collect_returns_the_original_documents(engine: Any) -> None:
     documents = DocumentArray[Everything]([everything(number) for number in range(9)])
-    found = DocumentShards.from_documents(documents, num_partitions=4, engine=engine)
-    assert type(found) is DocumentShards[Everything]
-    assert found.map(lambda document: document).collect().identical(documents)
+    actual = DocumentShards.from_documents(documents, num_partitions=4, engine=engine)
+    assert type(actual) is DocumentShards[Everything]
+    assert actual.map(lambda document: document).collect().identical(documents)
 
 
 def test_take_first_and_collect(shards: DocumentShards[Good]) -> None:
@@ -93,14 +93,14 @@ def test_partition_by_moves_equal_keys_into_one_partition(shards: DocumentShards
 
 
 def _alone(documents: DocumentArray[Good]) -> DocumentArray[Good]:
-    """Names the partition by what is in it: there are few rows, and so one call for each."""
+    """Name the partition by its content: there are few rows, so it is one call per partition."""
     for document in documents:
         document.remark = ",".join(sorted(set(documents.name)))
     return documents
 
 
 def _cut_small(engine: Any) -> Any:
-    """Ray cuts blocks at 128 MiB; here at 1 MiB, so that partitions of a test have several."""
+    """Let Ray split blocks at 1 MiB instead of 128 MiB, so that partitions have several."""
     if engine.name != "ray":
         return contextlib.nullcontext()
     _ = engine.workers  # Ray runs
@@ -111,10 +111,10 @@ def _cut_small(engine: Any) -> Any:
 
 @pytest.mark.parametrize("key", ["number", "sensor.place"])
 def test_function_after_partition_by_sees_whole_groups(key: str) -> None:
-    """20 MiB in two partitions: several times what functions get at a time otherwise."""
+    """20 MiB in two partitions: several times what functions otherwise get at a time."""
     shards = DocumentShards[Measurement].from_documents(measurements(MANY, GROUPS), num_partitions=4)
-    found = shards.partition_by(key, 2).map(_copied).transform_shard(one_a_group).collect()
-    assert sorted(found.number) == GROUP_SIZES
+    actual = shards.partition_by(key, 2).map(_copied).transform_shard(one_a_group).collect()
+    assert sorted(actual.number) == GROUP_SIZES
 
 
 def test_groups_stay_whole_on_every_engine_and_in_a_cache(engine: Any) -> None:
@@ -200,12 +200,12 @@ def test_map_accepts_every_kind_of_function(shards: DocumentShards[Good]) -> Non
 
 def test_map_to_another_class_keeps_ids(shards: DocumentShards[Good]) -> None:
     some = shards.filter(lambda document: document.price != 7)
-    for made in (some.map(rated), some.map(rated_without_a_word, schema=Rated)):
-        assert type(made) is DocumentShards[Rated]
-        found = made.collect()
-        assert found.id == [i for i in goods(ROWS).id if i != "good 007"]
-        assert found[3].score.dtype == np.float16
-        assert found.stars == [i / 2 for i in range(ROWS) if i != 7]
+    for created in (some.map(rated), some.map(rated_without_a_word, schema=Rated)):
+        assert type(created) is DocumentShards[Rated]
+        actual = created.collect()
+        assert actual.id == [i for i in goods(ROWS).id if i != "good 007"]
+        assert actual[3].score.dtype == np.float16
+        assert actual.stars == [i / 2 for i in range(ROWS) if i != 7]
 
 
 def test_map_runs_nothing_before_rows_are_requested(engine: Any, tmp_path: Path) -> None:
@@ -229,9 +229,9 @@ def test_map_runs_nothing_before_rows_are_requested(engine: Any, tmp_path: Path)
 def test_undeclared_class_is_an_error_of_the_job(on_error: Any, call: str) -> None:
     shards = DocumentShards[Good].from_documents(goods(3))
     one_by_one = {"map": rated_without_a_word}.get(call, lambda documents: [rated(one) for one in documents])
-    made = getattr(shards, call)(one_by_one, on_error=on_error)
+    created = getattr(shards, call)(one_by_one, on_error=on_error)
     with pytest.raises(PartitionError, match="must return documents of Good, but returned Rated.*schema=Rated"):
-        made.collect()
+        created.collect()
 
 
 def test_undeclared_subclass_with_more_fields_is_an_error() -> None:
@@ -251,41 +251,41 @@ def test_error_on_the_first_row_is_raised(engine: Any) -> None:
     def fail(document):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         raise KeyError(document.name)
 
-    made = DocumentShards[Good].from_documents(goods(3), num_partitions=1, engine=engine).map(fail)
+    created = DocumentShards[Good].from_documents(goods(3), num_partitions=1, engine=engine).map(fail)
     with pytest.raises(PartitionError, match="document 0 .*KeyError") as caught:
-        made.collect()
+        created.collect()
     assert "in fail" in caught.value.traceback
 
 
 def test_map_batch_calls_functions_with_batches(shards: DocumentShards[Good]) -> None:
-    made = shards.map_batch(in_columns, 3)
-    found = made.collect()
-    assert found.id == goods(ROWS).id
-    assert type(found[0]) is Rated
-    assert set(found.stars) <= {1.0, 2.0, 3.0}
-    assert sum(1 / stars for stars in found.stars) == pytest.approx(
+    created = shards.map_batch(in_columns, 3)
+    actual = created.collect()
+    assert actual.id == goods(ROWS).id
+    assert type(actual[0]) is Rated
+    assert set(actual.stars) <= {1.0, 2.0, 3.0}
+    assert sum(1 / stars for stars in actual.stars) == pytest.approx(
         len([*range(0, 6, 3), *range(0, 7, 3), *range(0, 7, 3)])
     )
 
 
 def test_transform_shard_returns_any_number_of_documents(shards: DocumentShards[Good]) -> None:
-    found = shards.transform_shard(twice, "!", start=1000).collect()
-    assert found.price == [price for i in range(ROWS) for price in (i, i + 1000)]
-    assert found.id[:4] == ["good 000", "good 000!", "good 001", "good 001!"]
+    actual = shards.transform_shard(twice, "!", start=1000).collect()
+    assert actual.price == [price for i in range(ROWS) for price in (i, i + 1000)]
+    assert actual.id[:4] == ["good 000", "good 000!", "good 001", "good 001!"]
 
 
 def test_class_is_instantiated_once_per_worker(shards: DocumentShards[Good]) -> None:
-    found = shards.map(Counting, 100).collect()
-    calls = {worker: [d.price for d in found if d.remark == worker] for worker in found.remark}
+    actual = shards.map(Counting, 100).collect()
+    calls = {worker: [d.price for d in actual if d.remark == worker] for worker in actual.remark}
     assert sum(map(len, calls.values())) == ROWS
     for numbers in calls.values():
         assert sorted(numbers) == list(range(101, 101 + len(numbers)))
 
 
 def test_filter_accepts_functions_and_queries(shards: DocumentShards[Good]) -> None:
-    wanted = [i for i in range(ROWS) if i >= 12]
-    assert shards.filter(lambda document: document.price >= 12).collect().price == wanted
-    assert shards.filter({"price": {"$gte": 12}}).collect().price == wanted
+    expected = [i for i in range(ROWS) if i >= 12]
+    assert shards.filter(lambda document: document.price >= 12).collect().price == expected
+    assert shards.filter({"price": {"$gte": 12}}).collect().price == expected
     assert shards.filter({"maker.town": "Ely", "price": {"$lt": 9}}).collect().price == [2, 5, 8]
     assert len(shards.filter({"price": -1})) == 0
 
@@ -305,7 +305,7 @@ def test_cache_computes_documents_once(shards: DocumentShards[Good], tmp_path: P
     assert sorted(log.read_text().split("\n")[:-1]) == goods(ROWS).id
 
 
-# --- rows that fail
+# --- failing rows
 
 
 def test_error_names_partition_document_and_cause(shards: DocumentShards[Good]) -> None:
@@ -330,15 +330,15 @@ def test_on_error_skips_or_nulls_failing_rows(shards: DocumentShards[Good]) -> N
     for function in (rated, badly_shaped):
         without = shards.map(function, on_error="skip").collect()
         assert without.id == [i for i in goods(ROWS).id if i != "good 007"]
-        found = shards.map(function, on_error="null").collect()
-        assert found.id == goods(ROWS).id
-        assert (found[7].name, found[7].score, found[7].stars) == ("name 2", None, None)
-        assert found[6].score is not None
+        actual = shards.map(function, on_error="null").collect()
+        assert actual.id == goods(ROWS).id
+        assert (actual[7].name, actual[7].score, actual[7].stars) == ("name 2", None, None)
+        assert actual[6].score is not None
 
 
 def test_on_error_drops_only_the_failing_rows_of_a_batch(shards: DocumentShards[Good]) -> None:
-    found = shards.transform_shard(_refusing, on_error="skip").collect()
-    assert found.id == [i for i in goods(ROWS).id if i != "good 007"]
+    actual = shards.transform_shard(_refusing, on_error="skip").collect()
+    assert actual.id == [i for i in goods(ROWS).id if i != "good 007"]
     with pytest.raises(
         PartitionError, match=r"partition 1, documents 0 to 6 \(the first has id 'good 006'\): KeyError"
     ):
@@ -351,7 +351,7 @@ def _refusing(documents: DocumentArray[Good]) -> DocumentArray[Good]:
     return documents
 
 
-# --- partitions without rows
+# --- empty partitions
 
 
 def test_empty_partitions_do_no_harm(engine: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What Spark has no types for is carried by others, and comes back as it was: without Spark, on Arrow data alone."""
+"""Arrow types that Spark lacks are carried by others and restored: tested without Spark, on Arrow data only."""
 
 from __future__ import annotations
 
@@ -89,13 +89,15 @@ def test_spark_schema_holds_the_arrow_schema(batch: pa.RecordBatch) -> None:
 
 def test_field_metadata_is_stored_at_every_level() -> None:
     schema = pa.schema([TENSOR, pa.field("inner", INNER), pa.field("many", pa.list_(pa.field("item", INNER)))])
-    made = spark_schema(schema)
+    created = spark_schema(schema)
     tensor = {"dtype": "uint8", "shape": [2, 2]}
-    assert made["tensor"].metadata["tensor"] == tensor
-    assert made["inner"].dataType["tensor"].metadata["tensor"] == tensor
-    assert made["many"].dataType.elementType["tensor"].metadata["tensor"] == tensor
-    assert arrow_schema(made).equals(schema, check_metadata=True)
-    assert arrow_schema(made["inner"].dataType).field("tensor").equals(TENSOR.with_nullable(True), check_metadata=True)
+    assert created["tensor"].metadata["tensor"] == tensor
+    assert created["inner"].dataType["tensor"].metadata["tensor"] == tensor
+    assert created["many"].dataType.elementType["tensor"].metadata["tensor"] == tensor
+    assert arrow_schema(created).equals(schema, check_metadata=True)
+    assert (
+        arrow_schema(created["inner"].dataType).field("tensor").equals(TENSOR.with_nullable(True), check_metadata=True)
+    )
 
 
 def test_recomputed_column_has_its_own_type() -> None:

@@ -1,4 +1,4 @@
-"""What stages are made of: chunks, functions, rows that fail, and layouts that travel."""
+"""Stages: chunks, user functions, failing rows, and layouts that are sent to workers."""
 
 from __future__ import annotations
 
@@ -92,15 +92,15 @@ def test_map_batch_calls_functions_with_batch_size_rows(sizes: list[int], rows: 
 
     def seen(batch: DocumentBatch[Good]) -> DocumentBatch[Good]:
         got.append(len(batch))
-        batch.price[:] = batch.price * 2  # in memory of its own
+        batch.price[:] = batch.price * 2  # it has its own memory
         return batch
 
     given_to, first = list[pa.RecordBatch](), 0
     for size in filter(None, sizes):
         given_to.append(layout.encode(list(goods(first + size))[first:]))
         first += size
-    made = list(MapChunks(UserFunction(seen), layout, layout, rows=rows, columns=True)(0, iter(given_to)))
-    documents = [document for batch in made for document in layout.array(layout.decode(batch))]
+    created = list(MapChunks(UserFunction(seen), layout, layout, rows=rows, columns=True)(0, iter(given_to)))
+    documents = [document for batch in created for document in layout.array(layout.decode(batch))]
     assert [document.id for document in documents] == [document.id for document in goods(first)]
     assert [document.price for document in documents] == [2 * document.price for document in goods(first)]
     assert got == [rows] * (first // rows) + [first % rows] * (first % rows > 0)
@@ -109,10 +109,10 @@ def test_map_batch_calls_functions_with_batch_size_rows(sizes: list[int], rows: 
 @laws
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 9))
 def test_split_evenly_differs_by_one_row_at_most(sizes: list[int], parts: int) -> None:
-    made = split_evenly(batches_of(sizes), parts)
-    assert len(made) == parts
-    assert numbers(batch for part in made for batch in part) == list(range(sum(sizes)))
-    lengths = [sum(map(len, part)) for part in made]
+    created = split_evenly(batches_of(sizes), parts)
+    assert len(created) == parts
+    assert numbers(batch for part in created for batch in part) == list(range(sum(sizes)))
+    lengths = [sum(map(len, part)) for part in created]
     assert max(lengths) - min(lengths) <= 1
 
 
@@ -121,7 +121,7 @@ def test_rebatch_by_bytes_joins_small_batches() -> None:
 
 
 def test_large_results_are_split_into_chunks() -> None:
-    """A function may give far more than it got: no record batch comes near the limits of Arrow's offsets."""
+    """A function may return far more than it received: no record batch comes near the limits of Arrow's offsets."""
     source, target = DocumentLayout(Good), DocumentLayout(Vector)
     batch = source.encode(list(goods(200)))
 
@@ -134,10 +134,10 @@ def test_large_results_are_split_into_chunks() -> None:
         MapChunks(UserFunction(lambda rows: DocumentBatch[Vector](grown(rows))), source, target, columns=True),
     ]
     for stage in stages:
-        made = list(stage(0, iter([batch])))
-        assert sum(map(len, made)) == 200
-        assert len(made) > 2
-        assert max(one.nbytes for one in made) <= CHUNK_BYTES * 3 // 2
+        created = list(stage(0, iter([batch])))
+        assert sum(map(len, created)) == 200
+        assert len(created) > 2
+        assert max(one.nbytes for one in created) <= CHUNK_BYTES * 3 // 2
 
 
 # --- functions
@@ -193,9 +193,9 @@ def test_results_of_functions_are_checked() -> None:
 
 def test_mapping_result_becomes_a_document() -> None:
     shards = DocumentShards[Good].from_documents(goods(3))
-    found = shards.map(lambda document: {"name": document.name, "stars": 1}, schema=Rated).collect()
-    assert found.stars == [1.0, 1.0, 1.0]
-    assert found.id == goods(3).id
+    actual = shards.map(lambda document: {"name": document.name, "stars": 1}, schema=Rated).collect()
+    assert actual.stars == [1.0, 1.0, 1.0]
+    assert actual.id == goods(3).id
     with pytest.raises(PartitionError, match="field 'stars'"):
         shards.map(lambda _: {"name": "x", "stars": "many"}, schema=Rated).collect()
 
@@ -207,20 +207,20 @@ def test_undeclared_function_is_not_called_early() -> None:
         seen.append(document.id)
         return document
 
-    made = DocumentShards[Good].from_documents(goods(6)).map(noted)
-    assert type(made) is DocumentShards[Good]
+    created = DocumentShards[Good].from_documents(goods(6)).map(noted)
+    assert type(created) is DocumentShards[Good]
     assert seen == []
-    made.collect()
+    created.collect()
     assert sorted(seen) == goods(6).id
 
 
 def test_id_set_by_the_function_is_kept() -> None:
     shards = DocumentShards[Good].from_documents(goods(3))
-    made = shards.map(lambda d: Rated(id=f"{d.id}!", name=d.name), schema=Rated)
-    assert made.collect().id == ["good 000!", "good 001!", "good 002!"]
+    created = shards.map(lambda d: Rated(id=f"{d.id}!", name=d.name), schema=Rated)
+    assert created.collect().id == ["good 000!", "good 001!", "good 002!"]
 
 
-# --- rows that fail
+# --- failing rows
 
 
 def test_on_error_null_needs_nullable_fields() -> None:
@@ -231,8 +231,8 @@ def test_on_error_null_needs_nullable_fields() -> None:
     with pytest.raises(OptionError, match=r"Needy\.weight cannot be None, and Good has no such field"):
         shards.map(lambda d: d, schema=Needy, on_error="null")
     check_nullable(DocumentLayout(Rated), DocumentLayout(Good))
-    found = shards.map(_failing, on_error="null").collect()
-    assert [(d.price, d.remark, d.maker.town) for d in found] == [
+    actual = shards.map(_failing, on_error="null").collect()
+    assert [(d.price, d.remark, d.maker.town) for d in actual] == [
         (0, None, "Bath"),
         (1, None, "Cork"),
         (2, None, "Ely"),
@@ -249,14 +249,15 @@ def test_unknown_on_error_is_rejected() -> None:
 
 
 def test_partition_errors_survive_text_and_pickle() -> None:
-    made = partition_error(EncodeError("Good.maker.town: no such place"), 3, 5, "x")
+    created = partition_error(EncodeError("Good.maker.town: no such place"), 3, 5, "x")
     assert (
-        str(made) == "partition 3, document 5 (id 'x'), field 'maker.town': EncodeError: Good.maker.town: no such place"
+        str(created)
+        == "partition 3, document 5 (id 'x'), field 'maker.town': EncodeError: Good.maker.town: no such place"
     )
-    text = f"something was raised:\n{error_to_text(made)}\n  at line 7"
-    for back in (error_from_text(text), pickle.loads(pickle.dumps(made))):
+    text = f"something was raised:\n{error_to_text(created)}\n  at line 7"
+    for back in (error_from_text(text), pickle.loads(pickle.dumps(created))):
         assert isinstance(back, PartitionError)
-        assert (str(back), back.__dict__) == (str(made), made.__dict__)
+        assert (str(back), back.__dict__) == (str(created), created.__dict__)
     assert error_from_text("nothing of ours") is None
 
 
@@ -281,10 +282,10 @@ def test_stage_is_picklable_to_a_fresh_process() -> None:
 def test_foreign_record_batches_conform_to_the_class() -> None:
     layout = DocumentLayout(Rated)
     foreign = pa.record_batch({"stars": pa.array([1, 2]), "name": ["a", "b"], "score": [[1.0, 2.0], None]})
-    found = layout.array(layout.decode(foreign))
-    assert (found.name, found.stars) == (["a", "b"], [1.0, 2.0])
-    assert found[0].score.dtype == np.float16
-    assert found[1].score is None
+    actual = layout.array(layout.decode(foreign))
+    assert (actual.name, actual.stars) == (["a", "b"], [1.0, 2.0])
+    assert actual[0].score.dtype == np.float16
+    assert actual[1].score is None
 
 
 def test_functions_may_change_their_documents() -> None:

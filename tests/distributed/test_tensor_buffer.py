@@ -1,4 +1,4 @@
-"""Tensors that wait to be encoded: copied as they come, so that functions may use their memory again."""
+"""Tensors that wait to be encoded are copied at once, so that functions may reuse their memory."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def test_map_over_many_blocks_keeps_the_order() -> None:
         return document
 
     count = 3 * BLOCK_BYTES // (2 * 64 * 64) + 5
-    found = list(mapped(negative, [plate(i) for i in range(count)]))
-    assert [document.id for document in found] == [f"{i}" for i in range(count)]
-    assert all((document.image == 255 - i % 251).all() for i, document in enumerate(found))
-    assert all((document.depth == (255 - i % 251) // 2).all() for i, document in enumerate(found))  # type: ignore[union-attr]
+    actual = list(mapped(negative, [plate(i) for i in range(count)]))
+    assert [document.id for document in actual] == [f"{i}" for i in range(count)]
+    assert all((document.image == 255 - i % 251).all() for i, document in enumerate(actual))
+    assert all((document.depth == (255 - i % 251) // 2).all() for i, document in enumerate(actual))  # type: ignore[union-attr]
 
 
 def test_map_accepts_an_array_that_is_reused() -> None:
@@ -58,8 +58,8 @@ def test_map_accepts_an_array_that_is_reused() -> None:
         room[:] = document.image + 1
         return Plate(image=room, depth=room, name=document.name)
 
-    found = list(mapped(reuses, [plate(i) for i in range(20)]))
-    assert [int(document.image[3, 3]) for document in found] == list(range(1, 21))
+    actual = list(mapped(reuses, [plate(i) for i in range(20)]))
+    assert [int(document.image[3, 3]) for document in actual] == list(range(1, 21))
 
 
 def test_map_keeps_missing_tensors() -> None:
@@ -67,9 +67,9 @@ def test_map_keeps_missing_tensors() -> None:
         document.depth = document.image if int(document.id) % 3 else None
         return document
 
-    found = list(mapped(some, [plate(i) for i in range(10)]))
-    assert [document.depth is None for document in found] == [i % 3 == 0 for i in range(10)]
-    assert [document.name for document in found] == [f"plate {i}" for i in range(10)]
+    actual = list(mapped(some, [plate(i) for i in range(10)]))
+    assert [document.depth is None for document in actual] == [i % 3 == 0 for i in range(10)]
+    assert [document.name for document in actual] == [f"plate {i}" for i in range(10)]
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])

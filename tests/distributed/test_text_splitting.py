@@ -1,4 +1,4 @@
-"""Large files of text in pieces: the same rows, ids and lines of errors, whatever the number of pieces."""
+"""Large text files in pieces: the same rows, ids and line numbers for any number of pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training on Ray and Spark, and on their frames."""
+"""Training on Ray and Spark, and on their native objects."""
 
 from __future__ import annotations
 
@@ -115,16 +115,16 @@ def test_relative_paths_on_ray_resolve_on_the_driver(
 
 
 class Holder:
-    """Has a core of Ray."""
+    """Occupies a core of Ray."""
 
     def ready(self) -> None:
-        """Tell that it is there."""
+        """Return once the actor runs."""
 
 
 def test_workers_without_room_fail_in_the_end(
     start_engine: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray itself would wait for ever for the cores that another job holds."""
+    """Ray itself would wait for ever for the cores that another job uses."""
     start_engine("ray")
     import ray
 
@@ -144,10 +144,10 @@ def regression() -> Estimator:
 
 
 def outputs(estimator: Estimator) -> dict[int, float]:
-    made = points(ROWS)
+    created = points(ROWS)
     with torch.no_grad():
-        found = estimator.get_model()(torch.from_numpy(np.stack([point.x for point in made])))
-    return dict(zip(range(ROWS), found.tolist(), strict=True))
+        actual = estimator.get_model()(torch.from_numpy(np.stack([point.x for point in created])))
+    return dict(zip(range(ROWS), actual.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("name", ["local", "ray", "spark"])
@@ -156,10 +156,10 @@ def test_estimator_accepts_shards(name: str, start_engine: Callable[[str], Any])
     estimator = regression()
     losses = [logs["loss"] for logs in estimator.fit(shards, 4, 5, feature_cols="x", label_cols="y")]
     assert losses[-1] < losses[0] / 4
-    found = estimator.predict(shards, feature_cols="x").collect()
-    wanted = outputs(estimator)
-    assert {document.number: document.prediction for document in found} == pytest.approx(wanted, abs=1e-5)
-    assert {document.id for document in found} == {f"p{i}" for i in range(ROWS)}
+    actual = estimator.predict(shards, feature_cols="x").collect()
+    expected = outputs(estimator)
+    assert {document.number: document.prediction for document in actual} == pytest.approx(expected, abs=1e-5)
+    assert {document.id for document in actual} == {f"p{i}" for i in range(ROWS)}
 
 
 def test_estimator_accepts_spark_dataframes(start_engine: Callable[[str], Any]) -> None:
@@ -171,9 +171,9 @@ def test_estimator_accepts_spark_dataframes(start_engine: Callable[[str], Any]) 
     estimator = regression()
     losses = [logs["loss"] for logs in estimator.fit(frame, 4, 5, feature_cols=["x"], labels_cols=["y"])]
     assert losses[-1] < losses[0] / 4
-    found = estimator.predict(frame, feature_cols=["x"])
-    assert found.columns == ["number", "x", "y", "prediction"]
-    assert {row.number: row.prediction for row in found.collect()} == pytest.approx(outputs(estimator), abs=1e-5)
+    actual = estimator.predict(frame, feature_cols=["x"])
+    assert actual.columns == ["number", "x", "y", "prediction"]
+    assert {row.number: row.prediction for row in actual.collect()} == pytest.approx(outputs(estimator), abs=1e-5)
 
 
 def test_estimator_accepts_ray_datasets(start_engine: Callable[[str], Any]) -> None:
@@ -184,21 +184,21 @@ def test_estimator_accepts_ray_datasets(start_engine: Callable[[str], Any]) -> N
     from quire.distributed._ray import ray_session
 
     ray_session()
-    made = points(ROWS)
+    created = points(ROWS)
     table = pa.table(
         {
-            "number": [point.number for point in made],
-            "x": pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate([point.x for point in made])), 3),
-            "y": [point.y for point in made],
+            "number": [point.number for point in created],
+            "x": pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate([point.x for point in created])), 3),
+            "y": [point.y for point in created],
         }
     )
     data = ray.data.from_arrow(table)
     estimator = regression()
     losses = [logs["loss"] for logs in estimator.fit(data, 4, 5, feature_cols="x", label_cols="y")]
     assert losses[-1] < losses[0] / 4
-    found = estimator.predict(data, feature_cols="x")
-    assert found.schema().names == ["number", "x", "y", "prediction"]
-    rows = {row["number"]: row["prediction"] for row in found.take_all()}
+    actual = estimator.predict(data, feature_cols="x")
+    assert actual.schema().names == ["number", "x", "y", "prediction"]
+    rows = {row["number"]: row["prediction"] for row in actual.take_all()}
     assert rows == pytest.approx(outputs(estimator), abs=1e-5)
 
 

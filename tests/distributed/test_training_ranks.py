@@ -1,4 +1,4 @@
-"""Training on several ranks of one machine: the same as on one, and on through the loss of a rank."""
+"""Training on several ranks of one machine: the same result as on one, also after the loss of a rank."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_position_resumes_on_another_number_of_ranks() -> None:
 
 
 class Two(World):
-    """Two ranks, of which the other one says what it is told to."""
+    """Two ranks, of which the other reports fixed values."""
 
     def __init__(self, *others: list[float]) -> None:
         super().__init__(RankInfo(0, 2))
@@ -121,10 +121,10 @@ def batches(*rows: int) -> Any:
 def test_rank_without_batches_joins_with_empty_steps() -> None:
     feed = rank_source([(torch.arange(3),)], FeedOptions()).open(World(), FeedOptions())
     world = Two([4, 1], [0, 77], [2, 1], [0, 0])
-    found = list(synchronize_steps(batches(4), feed, world, "keep"))
-    assert [(item.rows, item.total) for item in found] == [(4, 8), (0, 2)]
-    assert found[1].valid is not None
-    assert not found[1].valid.any()
+    actual = list(synchronize_steps(batches(4), feed, world, "keep"))
+    assert [(item.rows, item.total) for item in actual] == [(4, 8), (0, 2)]
+    assert actual[1].valid is not None
+    assert not actual[1].valid.any()
     world = Two([4, 1], [0, 77], [2, 1])
     assert len(list(synchronize_steps(batches(4), feed, world, "drop"))) == 1
 
@@ -162,17 +162,17 @@ def test_job_file_maps_large_arrays(tmp_path: Path) -> None:
 
     held = Held()
     write_job(held, tmp_path / "job")
-    found = read_job(tmp_path / "job")
-    assert torch.equal(found.tensor, held.tensor)
-    assert np.array_equal(found.array, held.array)
-    assert torch.equal(found.small, held.small)
+    actual = read_job(tmp_path / "job")
+    assert torch.equal(actual.tensor, held.tensor)
+    assert np.array_equal(actual.array, held.array)
+    assert torch.equal(actual.small, held.small)
     import mmap
 
-    base = found.array
+    base = actual.array
     while isinstance(base, np.ndarray):
         base = base.base
     assert isinstance(base.obj, mmap.mmap)
-    found.tensor[0] = 7  # stays in this process
+    actual.tensor[0] = 7  # stays in this process
     assert read_job(tmp_path / "job").tensor[0] == 0
     with pytest.raises(PickleError, match="Pass a function that makes it there"):
         write_job(threading.Lock(), tmp_path / "bad")
@@ -184,7 +184,7 @@ def test_job_file_maps_large_arrays(tmp_path: Path) -> None:
 def test_two_ranks_match_one(folder: Path) -> None:
     stream = StreamingDataset[Point](folder, batch_size=4, seed=3)
     columns: Any = {"feature_cols": "x", "label_cols": "y"}
-    made = []
+    created = []
     for workers in (1, 2):
         model = Squeezed()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
@@ -192,24 +192,24 @@ def test_two_ranks_match_one(folder: Path) -> None:
             model=model, optimizer=optimizer, loss=nn.MSELoss(), metrics=["mae"], workers=workers
         )
         history = estimator.fit(stream, epochs=2, global_batch_size=10, validation_data=folder, **columns)
-        made.append((history, model.linear.weight.detach().numpy(), estimator))
-    (one, one_weights, _), (two, two_weights, estimator) = made
+        created.append((history, model.linear.weight.detach().numpy(), estimator))
+    (one, one_weights, _), (two, two_weights, estimator) = created
     assert np.allclose(one_weights, two_weights, atol=1e-5)
     for first, second in zip(one, two, strict=True):
         assert first.keys() == second.keys() == {"epoch", "loss", "mae", "val_loss", "val_mae"}
         assert list(first.values()) == pytest.approx(list(second.values()), rel=1e-4)
     assert estimator._recipe.parts().optimizer.state_dict()["state"][0]["step"] == 6  # type: ignore[attr-defined]
-    found = estimator.predict(DocumentArray[Point](points(ROWS)), batch_size=4, feature_cols="x")
-    assert [document.number for document in found] == list(range(ROWS))
+    actual = estimator.predict(DocumentArray[Point](points(ROWS)), batch_size=4, feature_cols="x")
+    assert [document.number for document in actual] == list(range(ROWS))
     with torch.no_grad():
         x = torch.from_numpy(np.stack([point.x for point in points(ROWS)]))
-        wanted = estimator.get_model()(x).numpy()
-    assert np.allclose([document.prediction for document in found], wanted, atol=1e-6)
+        expected = estimator.get_model()(x).numpy()
+    assert np.allclose([document.prediction for document in actual], expected, atol=1e-6)
 
 
 def test_two_ranks_match_one_for_weights_and_metrics() -> None:
     """Classes have weights, some labels are missing, and ranks have unequal shares of both."""
-    made = []
+    created = []
     for workers in (1, 2):
         torch.manual_seed(0)
         model = nn.Linear(3, 3)
@@ -221,9 +221,9 @@ def test_two_ranks_match_one_for_weights_and_metrics() -> None:
             workers=workers,
         )
         history = estimator.fit(classes(40), epochs=2, global_batch_size=10, shuffle=False)
-        made.append((model.weight.detach().numpy(), [list(logs.values()) for logs in history]))
-    assert np.allclose(made[0][0], made[1][0], atol=1e-6)
-    assert np.allclose(made[0][1], made[1][1], rtol=1e-5)
+        created.append((model.weight.detach().numpy(), [list(logs.values()) for logs in history]))
+    assert np.allclose(created[0][0], created[1][0], atol=1e-6)
+    assert np.allclose(created[0][1], created[1][1], rtol=1e-5)
 
 
 def test_killed_rank_resumes_from_the_last_checkpoint(folder: Path, tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_killed_rank_resumes_from_the_last_checkpoint(folder: Path, tmp_path: Pa
 
 
 def test_creator_shares_are_trained_on_once(tmp_path: Path) -> None:
-    """Other data begins its epoch anew: its checkpoints are those behind epochs."""
+    """Data without a position starts its epoch again: it only has checkpoints after epochs."""
     model = KilledOnRank(ROWS, tmp_path / "flag", 0, 6)
     estimator = Estimator.from_torch(
         model=model, optimizer=count_optimizer, loss=CountLoss(), workers=2, checkpoint_every=1
@@ -266,7 +266,7 @@ def test_error_of_a_rank_has_its_traceback() -> None:
 
 
 def test_connection_error_of_a_callback_is_not_a_lost_rank(tmp_path: Path) -> None:
-    """It says what a lost rank says, but it was raised by the user's code: no other attempt, and its traceback."""
+    """Its message is that of a lost rank, but the user's code raised it: no retry, and its own traceback."""
     estimator = Estimator.from_torch(model=nn.Linear(3, 1), optimizer=sgd, loss=nn.MSELoss(), workers=2)
     data = (np.ones((8, 3), np.float32), np.ones((8, 1), np.float32))
     with pytest.raises(FunctionError, match=r"rank 0 failed: ConnectionRefusedError: \[Errno 111\]") as caught:

@@ -1,4 +1,4 @@
-"""Shards as datasets: each document once, and nothing of what failed."""
+"""Writing shards as datasets: each document once, and nothing of failed attempts."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_files_of_lost_workers_are_removed(start_engine: Any, tmp_path: Path) ->
     mark = tmp_path / "mark"
 
     def deadly(document: Good) -> Good:
-        """Ends its process once, in the second partition, when a part of that is written."""
+        """Kill the process once, in the second partition, after a part of it is written."""
         if document.price == 12 and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -90,7 +90,7 @@ def test_files_of_lost_workers_are_removed(start_engine: Any, tmp_path: Path) ->
 
 
 def test_late_attempts_do_not_count(tmp_path: Path) -> None:
-    """A worker that everybody took for dead ends its work when another has done it, and all is published."""
+    """A worker that was presumed dead finishes after another has done its work and all is published."""
     shards = shards_of(ROWS)
     shards.write_dataset(tmp_path)
     job = files_in(tmp_path)[0].partition("-")[0]

@@ -1,4 +1,4 @@
-"""XShards on this machine: what is a row, what is kept, and what is told when something goes wrong."""
+"""XShards on this machine: rows, caching, exchanges and error messages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def words(count: int) -> DocumentArray[Word]:
 
 
 def kinds(rows: int) -> dict[str, Any]:
-    """The same rows in every form that has rows."""
+    """Return the same rows in every container that has rows."""
     numbers = np.arange(rows)
     return {
         "array": numbers,
@@ -67,7 +67,7 @@ def kinds(rows: int) -> dict[str, Any]:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """The same rows, in the same form."""
+    """Whether two objects have the same rows in the same container."""
     if type(a) is not type(b):
         return False
     if isinstance(a, (pd.DataFrame, pd.Series, pa.Table)):
@@ -162,7 +162,7 @@ def test_partition_counts_must_be_positive(number: int) -> None:
         shards.partition_by("a", number)
 
 
-# --- moving rows: nothing is lost, nothing is doubled
+# --- exchanging rows
 
 rows = st.lists(st.tuples(st.integers(-3, 3), st.sampled_from(["a", "b", "ü", ""])), max_size=30)
 
@@ -184,8 +184,8 @@ def test_partition_by_joins_equal_keys(data: list[Any], before: int, after: int,
     frame = pd.DataFrame({"n": [n for n, _ in data], "t": [t for _, t in data], "row": range(len(data))})
     parts = XShards.partition(frame, before).partition_by(cols, after).collect()
     assert len(parts) == after
-    found = [row for part in parts for row in part.row.tolist()] if data else []
-    assert sorted(found) == list(range(len(data)))
+    actual = [row for part in parts for row in part.row.tolist()] if data else []
+    assert sorted(actual) == list(range(len(data)))
     homes = Counter(key for part in parts for key in set(part[cols].itertuples(index=False)))
     assert set(homes.values()) <= {1}
     for part in parts:
@@ -193,7 +193,7 @@ def test_partition_by_joins_equal_keys(data: list[Any], before: int, after: int,
 
 
 def test_partition_by_joins_equal_keys_of_different_types() -> None:
-    """One file may have integers where another has fractions, or texts beside numbers."""
+    """One file may have integers where another has fractions, or texts next to numbers."""
     moment = dt.datetime(2024, 5, 17, 12, 30)  # noqa: DTZ001 - as tables have them
     same = [
         [1, 1.0, True, np.int8(1), np.float32(1), np.uint64(1)],
@@ -208,8 +208,8 @@ def test_partition_by_joins_equal_keys_of_different_types() -> None:
         forms += [np.asarray([value]) for value in group if isinstance(value, (int, float, np.generic))]
         assert len({int(assign_partitions({"k": form}, ["k"], 1 << 62)[0]) for form in forms}) == 1, group
     differ = [0, 1, -1, 2, 0.5, -0.5, "", "1", "a", b"a", 1e300, 1 << 70, dt.date(2024, 1, 1), (1, 2), None]
-    found = assign_partitions({"k": np.fromiter(differ, object, len(differ))}, ["k"], 1 << 62)
-    assert len(set(found.tolist())) == len(differ)
+    actual = assign_partitions({"k": np.fromiter(differ, object, len(differ))}, ["k"], 1 << 62)
+    assert len(set(actual.tolist())) == len(differ)
 
 
 def test_assign_partitions_is_stable() -> None:
@@ -249,7 +249,7 @@ def test_unique_returns_values_once_in_order() -> None:
 
 
 def test_function_may_change_its_object() -> None:
-    given = pd.DataFrame({"value": [1, 2, 3, 4], "items": [[1], [2], [3], [4]]})
+    argument = pd.DataFrame({"value": [1, 2, 3, 4], "items": [[1], [2], [3], [4]]})
     array = np.arange(4)
 
     def spoil(frame: Any) -> Any:
@@ -262,12 +262,12 @@ def test_function_may_change_its_object() -> None:
         part += 10
         return part
 
-    shards = XShards.partition(given, 2).transform_shard(spoil)
+    shards = XShards.partition(argument, 2).transform_shard(spoil)
     first, again = shards.collect(), shards.collect()
     assert all(map(pd.DataFrame.equals, first, again))
     assert concat_rows(first)["items"].tolist() == [[1, 0], [2, 0], [3, 0], [4, 0]]
-    assert given["value"].tolist() == [1, 2, 3, 4]
-    assert given["items"].tolist() == [[1], [2], [3], [4]]
+    assert argument["value"].tolist() == [1, 2, 3, 4]
+    assert argument["items"].tolist() == [[1], [2], [3], [4]]
     arrays = XShards.partition(array, 2).transform_shard(spoil_array)
     assert concat_rows(arrays.repartition(1).collect()).tolist() == [10, 11, 12, 13]
     kept = XShards.partition(array, 2).cache()
@@ -278,21 +278,21 @@ def test_function_may_change_its_object() -> None:
 
 def test_copy_value_is_deep_and_shares_the_uncopyable() -> None:
     lock = threading.Lock()
-    given = {"a": [np.zeros(2), {"b": [1]}], "lock": lock, "o": np.array([[1], "x"], object)}
-    made = copy_value(given)
-    made["a"][0][:] = 1
-    made["a"][1]["b"].append(2)
-    made["o"][0].append(2)
-    assert made["lock"] is lock
-    assert given["a"][0].tolist() == [0, 0]
-    assert given["a"][1] == {"b": [1]}
-    assert given["o"][0] == [1]
+    argument = {"a": [np.zeros(2), {"b": [1]}], "lock": lock, "o": np.array([[1], "x"], object)}
+    created = copy_value(argument)
+    created["a"][0][:] = 1
+    created["a"][1]["b"].append(2)
+    created["o"][0].append(2)
+    assert created["lock"] is lock
+    assert argument["a"][0].tolist() == [0, 0]
+    assert argument["a"][1] == {"b": [1]}
+    assert argument["o"][0] == [1]
 
 
 class Scaled:
-    """Counts what it is called with."""
+    """Counts its calls."""
 
-    made: list[Scaled] = []
+    created: list[Scaled] = []
 
     def __init__(self, factor: int, *, plus: int = 0) -> None:
         self.factor, self.plus = factor, plus
@@ -345,15 +345,15 @@ def test_error_names_partition_and_function() -> None:
 
 
 def test_repartition_detects_changing_rows() -> None:
-    """Engines that keep nothing make the rows once to count them, and again to move them."""
-    made = SplitByRowsStep({0: 3, 1: 2}, outputs=2)(1, [[1, 2, 3]])
-    assert len(made) == 2
-    assert all(isinstance(piece, Failure) for piece in made)
-    assert "had 2 rows when they were counted, and has 3 now" in made[0].message
-    assert "cache()" in made[0].message
+    """Engines that keep nothing compute the rows once to count them, and again to move them."""
+    created = SplitByRowsStep({0: 3, 1: 2}, outputs=2)(1, [[1, 2, 3]])
+    assert len(created) == 2
+    assert all(isinstance(piece, Failure) for piece in created)
+    assert "had 2 rows when they were counted, and has 3 now" in created[0].message
+    assert "cache()" in created[0].message
 
 
-# --- lazy, kept, and not
+# --- laziness and caching
 
 
 def test_transforms_run_lazily_and_again_each_time() -> None:
@@ -418,10 +418,10 @@ def test_select_and_sample_work_on_frames_and_dicts() -> None:
         assert list(shards.select(["c", "a"]).first()) == ["c", "a"]
         assert list(shards.select("b").first()) == ["b"]
         half = shards.sample(0.5, random_state=3)
-        found = concat_rows(half.collect())["a"].tolist()
-        assert 20 < len(found) < 80
-        assert found == sorted(set(found)) == concat_rows(half.collect())["a"].tolist()
-        assert found != concat_rows(shards.sample(0.5, random_state=4).collect())["a"].tolist()
+        actual = concat_rows(half.collect())["a"].tolist()
+        assert 20 < len(actual) < 80
+        assert actual == sorted(set(actual)) == concat_rows(half.collect())["a"].tolist()
+        assert actual != concat_rows(shards.sample(0.5, random_state=4).collect())["a"].tolist()
         assert len(shards.sample(0)) == 0
         assert len(shards.sample(1)) == 100
         with pytest.raises(PartitionError, match="has no"):
@@ -457,21 +457,22 @@ def test_missing_orca_methods_name_alternatives(name: str) -> None:
         _ = shards.nonsense
 
 
-# --- between forms
+# --- conversion
 
 
 def test_as_pandas_accepts_every_table() -> None:
-    wanted = [0, 1, 2]
-    assert concat_rows(XShards.partition(words(3), 2).as_pandas().collect())["number"].tolist() == wanted
-    assert concat_rows(XShards.partition(words(3).stack(), 2).as_pandas().collect())["number"].tolist() == wanted
+    expected = [0, 1, 2]
+    assert concat_rows(XShards.partition(words(3), 2).as_pandas().collect())["number"].tolist() == expected
+    assert concat_rows(XShards.partition(words(3).stack(), 2).as_pandas().collect())["number"].tolist() == expected
     for data in ({"a": np.arange(3)}, {"a": torch.arange(3)}, pa.table({"a": [0, 1, 2]}), [{"a": i} for i in range(3)]):
-        assert concat_rows(XShards.partition(data, 2).as_pandas().collect())["a"].tolist() == wanted
+        assert concat_rows(XShards.partition(data, 2).as_pandas().collect())["a"].tolist() == expected
     images = concat_rows(XShards.partition({"a": np.ones((3, 2))}, 2).as_pandas().collect())
     assert [cell.tolist() for cell in images["a"]] == [[1, 1]] * 3
     assert (
-        concat_rows(XShards.partition(pd.Series([0, 1, 2], name="a"), 2).as_pandas().collect())["a"].tolist() == wanted
+        concat_rows(XShards.partition(pd.Series([0, 1, 2], name="a"), 2).as_pandas().collect())["a"].tolist()
+        == expected
     )
-    assert concat_rows(XShards.partition(np.arange(3), 2).as_pandas().collect())[0].tolist() == wanted
+    assert concat_rows(XShards.partition(np.arange(3), 2).as_pandas().collect())[0].tolist() == expected
     with pytest.raises(PartitionError, match="a set cannot be converted to a data frame"):
         XShards.from_objects([{1}]).as_pandas().first()
 

@@ -35,7 +35,7 @@ def test_arrays_in_partitions_are_transformed_and_counted(engine: Any) -> None:
     shift = 100
 
     def in_place(data: Any, factor: int, *, plus: int) -> dict[str, Any]:
-        data[0][:] *= factor  # it is the function's own, wherever it comes from
+        data[0][:] *= factor  # the function has its own copy
         return {"x": data[0] + plus, "y": data[1] + shift}
 
     shards = XShards.partition([images, labels], 3, engine=engine).transform_shard(in_place, 2, plus=1)
@@ -87,10 +87,10 @@ class Counting:
 
 def test_stateful_object_is_created_once_per_worker(engine: Any) -> None:
     shards = XShards.partition(np.arange(8), 8, engine=engine)
-    found = shards.transform_shard(Counting, 10).collect()
-    assert min(calls for _, calls in found) == 11
-    assert max(calls for _, calls in found) > 11
-    assert len({process for process, _ in found}) <= 8
+    actual = shards.transform_shard(Counting, 10).collect()
+    assert min(calls for _, calls in actual) == 11
+    assert max(calls for _, calls in actual) > 11
+    assert len({process for process, _ in actual}) <= 8
 
 
 def test_error_has_partition_function_and_remote_traceback(engine: Any) -> None:
@@ -175,7 +175,7 @@ def test_zip_rejects_shards_of_two_engines(start_engine: Callable[[str], Any]) -
 
 
 def test_large_objects_are_sent_in_pieces(start_engine: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """No cell of Spark takes 2 GiB."""
+    """A cell of Spark holds less than 2 GiB."""
     from quire.distributed import _spark_objects
 
     monkeypatch.setattr(_spark_objects, "_PIECE_BYTES", 1000)
@@ -191,8 +191,8 @@ def test_as_documents_accepts_frames_and_dicts(engine: Any) -> None:
     documents = shards.as_documents(Row)
     assert isinstance(documents, DocumentShards[Row])
     assert documents.num_partitions() == 3
-    found = documents.filter(lambda row: row.value >= 3).collect()
-    assert [(row.place, row.value) for row in found] == list(frame.itertuples(index=False, name=None))[6:]
+    actual = documents.filter(lambda row: row.value >= 3).collect()
+    assert [(row.place, row.value) for row in actual] == list(frame.itertuples(index=False, name=None))[6:]
     dicts = shards.transform_shard(lambda part: {"place": part["place"].tolist(), "value": part["value"].to_numpy()})
     assert [row.value for row in dicts.repartition(2).as_documents(Row).collect()] == frame["value"].tolist()
     ids = [row.id for row in documents.collect()]

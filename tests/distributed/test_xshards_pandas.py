@@ -1,4 +1,4 @@
-"""Files as shards of data frames, and the whole of what users of XShards write, as they write it."""
+"""Files as shards of data frames, and complete programs as users of Orca write them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def table(rows: int) -> pd.DataFrame:
 
 
 def write(kind: str, folder: Any, rows: int = 10, files: int = 3) -> None:
-    """The rows of a table in some files, and what readers leave alone."""
+    """Write the rows of a table to some files, and files that readers ignore."""
     options: dict[str, Any] = {"json": {"orient": "records", "lines": True}}.get(kind, {"index": False})
     for number, part in enumerate(np.array_split(np.arange(rows), files)):
         frame = table(rows).iloc[part]
@@ -44,14 +44,14 @@ def test_readers_accept_folders_patterns_and_lists(tmp_path: Path, kind: str, fo
     (tmp_path / "_SUCCESS").write_text("")
     (tmp_path / ".part-0.crc").write_text("")
     (tmp_path / "README.md").write_text("no table")
-    given: Any = {
+    argument: Any = {
         "folder": str(tmp_path),
         "pattern": f"{tmp_path}/*.{ENDINGS[kind]}",
         "list": [tmp_path / f"part-{i}.{ENDINGS[kind]}" for i in range(3)],
         "address": f"file://{tmp_path}",
         "path": tmp_path,
     }[form]
-    shards = READERS[kind](given)
+    shards = READERS[kind](argument)
     assert shards.num_partitions() == 3
     assert len(shards) == 10
     pd.testing.assert_frame_equal(concat_rows(shards.collect()).reset_index(drop=True), table(10))
@@ -94,7 +94,7 @@ def test_readers_accept_remote_folders_and_patterns(kind: str) -> None:
 def server(tmp_path: Path) -> Iterator[str]:
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_: Any) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     handler = functools.partial(Quiet, directory=str(tmp_path))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as served:
@@ -145,7 +145,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         read_json(tmp_path).collect()
 
 
-# --- as it is written
+# --- complete programs
 
 
 @pytest.mark.needs("ray", "pyspark")

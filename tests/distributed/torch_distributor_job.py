@@ -1,4 +1,4 @@
-"""`torch_distributor` on executors of Spark that are processes of their own: writes down what each rank had.
+"""`torch_distributor` on Spark executors that are processes of their own: writes the rows of each rank to a file.
 
 `python -m tests.distributed.torch_distributor_job folder`
 """
@@ -20,7 +20,7 @@ ROWS = 25
 
 
 def share(url: str) -> list[Any]:
-    """The rows of each rank, and the process above it."""
+    """Return the rows of each rank, and its parent process."""
     import torch.distributed as dist
 
     mine = [number for batch in StreamingDataset[Point](url, batch_size=4).loader() for number in batch.number.tolist()]
@@ -30,12 +30,12 @@ def share(url: str) -> list[Any]:
 
 
 def main(folder: Path) -> None:
-    """Two ranks on two executors."""
+    """Run two ranks on two executors."""
     written(folder / "data", ROWS)
     with spark_executors() as (engine, _):
         assert engine.session.sparkContext.master.startswith("local-cluster")
-        found = torch_distributor(share, str(folder / "data"), workers=2, local_mode=False)
-    (folder / "outcome.json").write_text(json.dumps({"ranks": found, "driver": os.getpid()}))
+        actual = torch_distributor(share, str(folder / "data"), workers=2, local_mode=False)
+    (folder / "outcome.json").write_text(json.dumps({"ranks": actual, "driver": os.getpid()}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A job that maps and writes shards while workers are lost, in a process of its own: prints what came of it.
+"""A job that maps and writes shards while workers are lost, run in a process of its own; prints its result.
 
 `python -m tests.distributed.worker_loss_job ray|spark|standalone folder`
 """
@@ -36,20 +36,20 @@ class Picture(BaseDocument):
 
 
 def slowly(picture: Picture) -> Picture:
-    """A tenth of a second for each ten of them, and other numbers."""
+    """Change the numbers; wait a tenth of a second for every tenth picture."""
     if picture.number % 10 == 0:
         time.sleep(0.4)
     return Picture(id=picture.id, number=picture.number + 1000, pixels=picture.pixels + 1)
 
 
 def write_source(folder: Path) -> None:
-    """The pictures in small files."""
-    made = [Picture(id=f"{n}", number=n, pixels=np.full((4, 4), n % 250, np.uint8)) for n in range(ROWS)]
-    write_dataset(made, folder, shard_bytes=1, group_bytes=400)
+    """Write the pictures to small files."""
+    created = [Picture(id=f"{n}", number=n, pixels=np.full((4, 4), n % 250, np.uint8)) for n in range(ROWS)]
+    write_dataset(created, folder, shard_bytes=1, group_bytes=400)
 
 
 def mapped(folder: Path, engine: Any, lose: Callable[[], None]) -> None:
-    """Read, map and write; when some files are there, a worker is lost."""
+    """Read, map and write; lose a worker when some files are written."""
     target = folder / "target"
     watcher = threading.Thread(target=_when, args=(lambda: len(list(target.glob("*.parquet"))) >= 4, lose))
     watcher.start()
@@ -65,10 +65,10 @@ def _when(condition: Callable[[], bool], then: Callable[[], None]) -> None:
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """What is in the dataset, and what lies beside it."""
+    """Return the content of the dataset, and the files next to it."""
     dataset = open_dataset(folder / "target", Picture)
     documents = dataset[:].unstack()
-    time.sleep(1)  # for a late attempt
+    time.sleep(1)  # time for a late attempt
     return {
         "numbers": [document.number for document in documents],
         "right": all(
@@ -88,7 +88,7 @@ def _counted(dataset: Any) -> set[str]:
 
 @contextmanager
 def ray_nodes() -> Iterator[tuple[Any, Callable[[], None]]]:
-    """Ray on three nodes of this machine; one of them is lost."""
+    """Start Ray on three nodes of this machine; one of them is lost."""
     quickly = {"period_ms": 1000, "timeout_ms": 1000, "initial_delay_ms": 1000, "failure_threshold": 3}
     os.environ |= {f"RAY_health_check_{name}": f"{value}" for name, value in quickly.items()}
     from quire.distributed import engine
@@ -120,18 +120,18 @@ SMALL = {
 
 @contextmanager
 def spark_executors(master: str = "local-cluster[2,1,512]") -> Iterator[tuple[Any, Callable[[], None]]]:
-    """Spark with two executors, each a process; one of them is lost."""
+    """Start Spark with two executors, each a process; one of them is lost."""
     import pyspark
 
     os.environ["SPARK_HOME"] = os.path.dirname(pyspark.__file__)  # noqa: PTH120
     from quire.distributed import engine
 
     own = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false"}
-    made = engine("spark", master=master, **SMALL, **own)
+    created = engine("spark", master=master, **SMALL, **own)
     try:
-        yield made, _kill_executor
+        yield created, _kill_executor
     finally:
-        made.close()
+        created.close()
 
 
 def _kill_executor() -> None:
@@ -148,7 +148,7 @@ def _kill_executor() -> None:
 
 @contextmanager
 def spark_standalone(folder: Path) -> Iterator[tuple[Any, Callable[[], None]]]:
-    """A cluster of Spark: a master and two workers, from the package that pip installs."""
+    """Start a Spark cluster: a master and two workers, from the pip package."""
     import pyspark
 
     home = os.path.dirname(pyspark.__file__)  # noqa: PTH120
@@ -170,8 +170,8 @@ def spark_standalone(folder: Path) -> Iterator[tuple[Any, Callable[[], None]]]:
             size = ("--host", "127.0.0.1", "--cores", "1", "--memory", "1g")
             start("org.apache.spark.deploy.worker.Worker", f"spark://127.0.0.1:{port}", *size, *place)
         _when(lambda: _workers(pages) == 2, lambda: None)
-        with spark_executors(f"spark://127.0.0.1:{port}") as found:
-            yield found
+        with spark_executors(f"spark://127.0.0.1:{port}") as actual:
+            yield actual
     finally:
         for process in reversed(started):
             process.terminate()
@@ -179,14 +179,14 @@ def spark_standalone(folder: Path) -> Iterator[tuple[Any, Callable[[], None]]]:
 
 
 def free_port() -> int:
-    """A port that nobody has."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """Return a free port."""
+    with socket.socket() as actual:
+        actual.bind(("127.0.0.1", 0))
+        return int(actual.getsockname()[1])
 
 
 def _workers(pages: int) -> int:
-    """How many workers the master knows; -1 if it does not answer yet."""
+    """Return how many workers the master knows; -1 if it does not answer yet."""
     try:
         with urlopen(f"http://127.0.0.1:{pages}/json/") as answer:
             return sum(worker["state"] == "ALIVE" for worker in json.load(answer)["workers"])
@@ -200,8 +200,8 @@ def main(kind: str, folder: Path) -> None:
     engines = {"ray": ray_nodes, "spark": spark_executors, "standalone": lambda: spark_standalone(folder)}
     with engines[kind]() as (engine, lose):
         mapped(folder, engine, lose)
-        found = outcome(folder)
-    (folder / "outcome.json").write_text(json.dumps(found))
+        actual = outcome(folder)
+    (folder / "outcome.json").write_text(json.dumps(actual))
 
 
 if __name__ == "__main__":
