@@ -1,4 +1,4 @@
-"""Pictures and captions learn to find each other: contrastive training, with MultiModalDataset and plain torch.
+"""Train a contrastive model of images and captions, with MultiModalDataset and plain torch.
 
 python examples/contrastive.py
 """
@@ -18,19 +18,19 @@ from quire.typing import DType, Shape
 
 
 class Picture(BaseDocument):
-    """What a camera gave."""
+    """An image."""
 
     pixels: Annotated[torch.Tensor, Shape(3, 16, 16), DType("uint8")]
 
 
 class Pair(BaseDocument):
-    """A picture, and what somebody wrote under it."""
+    """A picture and its caption."""
 
     picture: Picture
     caption: Text
 
 
-# --- the data: a bright bar or square of some colour, somewhere, and a sentence that tells which
+# --- data: a bright bar or square with a random colour and position, and a sentence that describes it
 
 COLOURS = {"red": (1, 0, 0), "green": (0, 1, 0), "blue": (0, 0, 1), "yellow": (1, 1, 0), "white": (1, 1, 1)}
 SHAPES = {"square": (5, 5), "column": (7, 3), "beam": (3, 7)}
@@ -40,7 +40,7 @@ WORDS = sorted({word for subject in SUBJECTS for word in " ".join(subject).split
 
 
 def make_pair(subject: tuple[str, str, str], random: torch.Generator) -> Pair:
-    """A noisy picture of the subject, and its caption."""
+    """Create a noisy picture of the subject, and its caption."""
     colour, shape, place = subject
     pixels = torch.randint(0, 120, (3, 16, 16), generator=random, dtype=torch.uint8)
     (row, column), (height, width) = PLACES[place], SHAPES[shape]
@@ -51,35 +51,35 @@ def make_pair(subject: tuple[str, str, str], random: torch.Generator) -> Pair:
 
 
 def make_pairs(number: int, random: torch.Generator) -> DocumentArray[Pair]:
-    """Pairs of all subjects, in turn."""
+    """Create pairs of all subjects, in turn."""
     return DocumentArray[Pair](make_pair(SUBJECTS[i % len(SUBJECTS)], random) for i in range(number))
 
 
-# --- preprocessing: each function has a whole column in hand
+# --- preprocessing: each function receives a whole column
 
 
 @batched
 def to_floats(pixels: torch.Tensor) -> torch.Tensor:
-    """Bytes to numbers about zero."""
+    """Convert bytes to floats around zero."""
     return pixels.float() / 128 - 1
 
 
 @batched
 def to_numbers(texts: list[str]) -> torch.Tensor:
-    """Sentences of seven words to rows of seven numbers."""
+    """Convert sentences of seven words to rows of seven numbers."""
     return torch.tensor([[WORDS.index(word) for word in text.split()] for text in texts])
 
 
 def dataset_of(pairs: DocumentArray[Pair]) -> MultiModalDataset[Pair]:
-    """The pairs, as the model takes them; the documents themselves never change."""
+    """Return the inputs of the model; the documents themselves are not changed."""
     return MultiModalDataset[Pair](pairs, preprocessing={"picture.pixels": to_floats, "caption.text": to_numbers})
 
 
-# --- the model
+# --- model
 
 
 class TwoTowers(nn.Module):
-    """Pictures and captions go to unit vectors in one space."""
+    """Maps pictures and captions to unit vectors in one space."""
 
     def __init__(self, size: int = 32) -> None:
         super().__init__()
@@ -88,23 +88,23 @@ class TwoTowers(nn.Module):
         self.scale = nn.Parameter(torch.tensor(2.0))
 
     def forward(self, pixels: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-        """How well each picture fits each caption."""
+        """Return the similarity of each picture and each caption."""
         pictures, captions = nn.functional.normalize(self.see(pixels)), nn.functional.normalize(self.read(words))
-        fits: torch.Tensor = self.scale.exp() * pictures @ captions.T
-        return fits
+        similarity: torch.Tensor = self.scale.exp() * pictures @ captions.T
+        return similarity
 
 
 def train(model: TwoTowers, pairs: DocumentArray[Pair], epochs: int) -> list[float]:
-    """The mean loss of each epoch."""
+    """Train the model, and return the mean loss of each epoch."""
     loader = DataLoader(dataset_of(pairs), batch_size=60, shuffle=True, collate_fn=MultiModalDataset[Pair].collate_fn)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     means = []
     for epoch in range(epochs):
         losses = []
-        for batch in loader:  # a DocumentBatch[Pair]: nested as the class is
-            fits = model(batch.picture.pixels, batch.caption.text)
+        for batch in loader:  # a DocumentBatch[Pair], nested like the class
+            similarity = model(batch.picture.pixels, batch.caption.text)
             own = torch.arange(len(batch))
-            loss = (nn.functional.cross_entropy(fits, own) + nn.functional.cross_entropy(fits.T, own)) / 2
+            loss = (nn.functional.cross_entropy(similarity, own) + nn.functional.cross_entropy(similarity.T, own)) / 2
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -115,24 +115,24 @@ def train(model: TwoTowers, pairs: DocumentArray[Pair], epochs: int) -> list[flo
 
 
 @torch.no_grad()
-def found(model: TwoTowers, pairs: DocumentArray[Pair]) -> float:
-    """The share of pictures that find their own caption among all."""
+def accuracy(model: TwoTowers, pairs: DocumentArray[Pair]) -> float:
+    """Return the fraction of pictures whose own caption is the most similar one."""
     [batch] = dataset_of(pairs).iter_batches(len(pairs))
     best = model(batch.picture.pixels, batch.caption.text).argmax(dim=1)
     return (best == torch.arange(len(pairs))).float().mean().item()
 
 
 def main() -> None:
-    """Train, and ask new pictures for their captions."""
+    """Train, and find the captions of new pictures."""
     torch.manual_seed(0)
     random = torch.Generator().manual_seed(0)
     model, unseen = TwoTowers(), make_pairs(len(SUBJECTS), random)
-    before = found(model, unseen)
+    before = accuracy(model, unseen)
     losses = train(model, make_pairs(3_000, random), epochs=6)
-    after = found(model, unseen)
-    print(f"new pictures that find their caption among {len(unseen)}: {before:.0%} before, {after:.0%} after")
+    after = accuracy(model, unseen)
+    print(f"new pictures with the right caption of {len(unseen)}: {before:.0%} before training, {after:.0%} after")
     assert losses[-1] < losses[0] / 2
-    assert after > 20 / len(unseen)  # chance is one of them
+    assert after > 20 / len(unseen)  # a random guess finds one of them
 
 
 if __name__ == "__main__":

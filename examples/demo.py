@@ -1,9 +1,9 @@
-"""The main job in one program: a schema, a dataset on disk, training, protobuf, and a service in another process.
+"""Demo: a schema, a dataset on disk, training, protobuf, and a service in another process.
 
     pip install 'quire-ml[torch,grpc,view]'
-    python examples/demo.py                    # writes to the folder quire-demo; another one may be named
+    python examples/demo.py                    # writes to the folder quire-demo, or to the given one
 
-The data are made here: a few hundred small JPEG pictures of circles, squares and triangles, which a small network
+The program creates its data: a few hundred small JPEG images of circles, squares and triangles, which a small network
 learns to classify. A second run replaces the files of the first.
 """
 
@@ -33,7 +33,7 @@ from quire.services import Client, serve
 from quire.storage import open_dataset, write_dataset
 from quire.typing import ImageBytes, TorchTensor
 
-# 1. The schema: pydantic models, nested as the data are. ImageBytes holds an encoded picture, as a file would.
+# 1. The schema: nested pydantic models. ImageBytes holds an encoded image, like a file.
 
 Kind = Literal["circle", "square", "triangle"]
 KINDS = get_args(Kind)
@@ -91,7 +91,7 @@ def draw(kind: Kind, generator: random.Random) -> ImageBytes:
 
 
 def make_examples(number: int) -> DocumentArray[Example]:
-    """Make examples of all kinds in turn, the same ones in every run."""
+    """Create examples of all kinds in turn, the same ones in every run."""
     generator = random.Random(0)  # noqa: S311 - not for secrets
     examples = DocumentArray[Example]()
     for i in track(range(number), "drawing "):
@@ -102,7 +102,7 @@ def make_examples(number: int) -> DocumentArray[Example]:
     return examples
 
 
-# 3. The model, and what it needs: pictures as tensors, kinds as numbers.
+# 3. The model and its inputs: images as tensors, kinds as numbers.
 
 
 class Classifier(nn.Module):
@@ -129,12 +129,12 @@ def decode(image: ImageBytes) -> torch.Tensor:
 
 @batched
 def to_numbers(kinds: list[Kind]) -> torch.Tensor:
-    """Turn the kinds of a whole batch into numbers at once."""
+    """Convert the kinds of a whole batch to numbers."""
     return torch.tensor([KINDS.index(kind) for kind in kinds])
 
 
 def make_loader(examples: DocumentBatch[Example], *, shuffle: bool) -> DataLoader[DocumentBatch[Example]]:
-    """Make a DataLoader whose two worker processes decode the pictures."""
+    """Create a DataLoader whose two worker processes decode the pictures."""
     dataset = MultiModalDataset[Example](examples, preprocessing={"photo.image": decode, "kind": to_numbers})
     return DataLoader(
         dataset, batch_size=16, shuffle=shuffle, num_workers=2, persistent_workers=True, collate_fn=dataset.collate_fn
@@ -149,7 +149,7 @@ def train(model: Classifier, examples: DocumentBatch[Example], epochs: int) -> f
     for epoch in range(1, epochs + 1):
         model.train()
         total = 0.0
-        for batch in track(training, f"epoch {epoch} "):  # each one a DocumentBatch[Example]
+        for batch in track(training, f"epoch {epoch} "):  # a DocumentBatch[Example]
             loss = nn.functional.cross_entropy(model(batch.photo.image), batch.kind)
             optimizer.zero_grad()
             loss.backward()
@@ -189,7 +189,7 @@ class ShapeService:
 
 
 def run_service(weights: Path, address: Connection) -> None:
-    """Serve the model until this process is terminated; send its address first."""
+    """Send the address, and serve the model until this process is terminated."""
     with serve(ShapeService(weights)) as server:
         address.send(server.address)
         server.wait()
@@ -197,12 +197,12 @@ def run_service(weights: Path, address: Connection) -> None:
 
 @contextmanager
 def service_process(weights: Path) -> Iterator[str]:
-    """Start the service in a process of its own, and yield its address."""
+    """Start the service in another process, and yield its address."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=run_service, args=(weights, sender))
     process.start()
-    sender.close()  # the process has its own end; if it fails before it sends, recv() raises EOFError and does not wait
+    sender.close()  # so that recv() raises EOFError instead of waiting if the process fails before it sends
     try:
         yield receiver.recv()
     finally:
@@ -211,16 +211,16 @@ def service_process(weights: Path) -> Iterator[str]:
 
 
 def main(folder: Path) -> None:
-    """Run everything, and leave the data in the folder."""
+    """Run the demo, and keep the data in the folder."""
     start = time.perf_counter()
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # the model is so small that threads would mostly wait for each other
+    torch.set_num_threads(1)  # more threads are slower for such a small model
     folder.mkdir(parents=True, exist_ok=True)
 
     print("1. The schema\n")
     Example.schema_summary()
 
-    print("\n2. Make examples, write a dataset, and open it again\n")
+    print("\n2. Create examples, write a dataset, and open it\n")
     examples = make_examples(600)
     data = folder / "shapes"
     write_dataset(examples, data, schema=Example, mode="overwrite")
@@ -228,7 +228,7 @@ def main(folder: Path) -> None:
     assert dataset[7] == examples[7]
     print(f"{len(dataset)} rows, {dataset.nbytes / 1e6:.1f} MB in {data}")
 
-    print("\n3. Train, with a DataLoader of 2 workers\n")
+    print("\n3. Train with a DataLoader with 2 workers\n")
     model = Classifier()
     test_accuracy = train(model, dataset.read(), epochs=6)
     weights = folder / "weights.pt"

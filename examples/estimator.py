@@ -1,4 +1,4 @@
-"""One training, on processes of this machine, on Ray or on Spark: only the name of the engine differs.
+"""Train with an Estimator on local processes, on Ray or on Spark: only the name of the engine differs.
 
 python examples/estimator.py --engine local --workers 2
 """
@@ -20,27 +20,27 @@ from quire.typing import NdArray, float32
 
 
 class Row(BaseDocument):
-    """A vector, and a number that follows from it."""
+    """A vector, and a number computed from it."""
 
     x: NdArray[float32, 3]
     y: float
 
 
 class Model(nn.Module):
-    """A vector in, a number out."""
+    """A linear model from a vector to a number."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The numbers of a batch."""
-        made: torch.Tensor = self.linear(x).squeeze(1)
-        return made
+        """Return the numbers of a batch."""
+        numbers: torch.Tensor = self.linear(x).squeeze(1)
+        return numbers
 
 
 def main() -> None:
-    """Write some data, train on it, and use the model."""
+    """Write a dataset, train on it, and evaluate the model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", default="local", choices=["local", "ray", "spark"])
     parser.add_argument("--workers", type=int, default=2)

@@ -1,4 +1,4 @@
-"""Keras fits from documents in memory, and then from the same documents on disk: `model.fit` takes both.
+"""Train a Keras model with `model.fit` on documents in memory, and then on the same documents on disk.
 
 python examples/keras_fit.py
 """
@@ -17,7 +17,7 @@ from quire.typing import NdArray, TensorFlowTensor, float32, uint8
 
 
 class House(BaseDocument):
-    """A photo of a house, what is known about it, and whether it was sold."""
+    """A photo of a house, its attributes, and whether it was sold."""
 
     photo: NdArray[uint8, 8, 8, 3]
     rooms: int
@@ -26,19 +26,19 @@ class House(BaseDocument):
 
 
 def houses(number: int) -> list[House]:
-    """Bright and large houses are sold, from a seeded source."""
+    """Create random houses, of which bright and large ones are sold."""
     random = np.random.default_rng(0)
-    made = []
+    documents = []
     for _ in range(number):
         light, rooms = random.integers(64, 256), int(random.integers(1, 9))
         photo = random.integers(0, light, (8, 8, 3), dtype=np.uint8)
-        made.append(House(photo=photo, rooms=rooms, age=random.uniform(0, 100), sold=light / 32 + rooms > 9))
-    return made
+        documents.append(House(photo=photo, rooms=rooms, age=random.uniform(0, 100), sold=light / 32 + rooms > 9))
+    return documents
 
 
 @batched
 def to_floats(photos: np.ndarray) -> np.ndarray:
-    """Bytes to numbers about zero."""
+    """Convert bytes to floats around zero."""
     return photos.astype(np.float32) / 128 - 1
 
 
@@ -50,7 +50,7 @@ PREPROCESSING = {
 
 
 def make_model() -> tf.keras.Model:
-    """Two inputs that are called like the fields, and a probability."""
+    """Create a model with two inputs named like the fields, and a probability as output."""
     photo, rooms = tf.keras.Input((8, 8, 3), name="photo"), tf.keras.Input((1,), name="rooms")
     seen = tf.keras.layers.GlobalAveragePooling2D()(photo)
     both = tf.keras.layers.Dense(16, activation="relu")(tf.keras.layers.Concatenate()([seen, rooms]))
@@ -60,7 +60,7 @@ def make_model() -> tf.keras.Model:
 
 
 def fit_in_memory(model: tf.keras.Model, documents: DocumentArray[House]) -> float:
-    """The accuracy after some epochs, each shuffled anew."""
+    """Train for several epochs, each with a new order, and return the accuracy."""
     dataset = MultiModalDataset[House](documents, PREPROCESSING, framework="numpy")
     data = dataset.to_tf_dataset(64, features=["photo", "rooms"], labels="sold", shuffle=True, seed=0)
     history = model.fit(data, epochs=3, shuffle=False, verbose=0)
@@ -69,7 +69,7 @@ def fit_in_memory(model: tf.keras.Model, documents: DocumentArray[House]) -> flo
 
 
 def fit_from_disk(model: tf.keras.Model, url: str) -> float:
-    """The accuracy after some more, of a dataset that may be larger than memory."""
+    """Train on a dataset that may be larger than memory, and return the accuracy."""
     dataset = StreamingDataset[House](url, 64, PREPROCESSING, framework="numpy", seed=0)
     data = dataset.to_tf_dataset(features=["photo", "rooms"], labels="sold")
     history = model.fit(data, epochs=2, shuffle=False, verbose=0)
@@ -77,14 +77,14 @@ def fit_from_disk(model: tf.keras.Model, url: str) -> float:
     return float(history.history["accuracy"][-1])
 
 
-class Guess(BaseDocument):
-    """What the model says, as a tensor of TensorFlow in a document."""
+class Prediction(BaseDocument):
+    """A prediction, as a TensorFlow tensor in a document."""
 
     sold: TensorFlowTensor[float32, 1]
 
 
 def main() -> None:
-    """Fit twice, and keep what the model says of a house as a document."""
+    """Train twice, and store a prediction as a document."""
     tf.keras.utils.set_random_seed(0)
     documents, model = DocumentArray[House](houses(2_000)), make_model()
     first = fit_in_memory(model, documents)
@@ -94,9 +94,9 @@ def main() -> None:
     assert 0.8 < first <= second + 0.02
 
     one = MultiModalDataset[House](documents, PREPROCESSING, framework="numpy").__getitems__([0])
-    guess = Guess(sold=model({"photo": one.photo, "rooms": one.rooms})[0])
-    assert Guess.from_bytes(guess.to_bytes()) == guess
-    print(f"sold: {documents[0].sold}, the model says {float(tf.squeeze(guess.sold)):.2f}")
+    prediction = Prediction(sold=model({"photo": one.photo, "rooms": one.rooms})[0])
+    assert Prediction.from_bytes(prediction.to_bytes()) == prediction
+    print(f"sold: {documents[0].sold}, predicted probability {float(tf.squeeze(prediction.sold)):.2f}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Training from data that does not fit into memory, killed in the middle, and gone on with: every row comes once.
+"""Train on data larger than memory, kill the process, and resume: every row is read exactly once.
 
-The process that trains may not have more than 64 MB above what its imports take (RLIMIT_DATA, on Linux); the dataset
-has 147 MB. It is killed at a batch, as machines are; the next process goes on from its last checkpoint.
+The training process may allocate at most 64 MB after its imports (RLIMIT_DATA, on Linux); the dataset has 147 MB. The
+process is killed at a batch, and the next process resumes from the last checkpoint.
 
 python examples/larger_than_memory.py
 """
@@ -30,7 +30,7 @@ MEMORY = 64 << 20
 
 
 class Photo(BaseDocument):
-    """A picture, its number, and how bright it is."""
+    """A picture, its number, and whether it is bright."""
 
     pixels: NdArray[uint8, 3, 64, 64]
     number: int
@@ -38,7 +38,7 @@ class Photo(BaseDocument):
 
 
 def photos(number: int) -> Iterator[Photo]:
-    """Photos from a seeded source, one after the other: they are never together in memory."""
+    """Generate random photos, one at a time."""
     random = np.random.default_rng(0)
     for i in range(number):
         bright = bool(random.random() < 0.5)
@@ -47,14 +47,14 @@ def photos(number: int) -> Iterator[Photo]:
 
 
 def limit_memory() -> None:
-    """From here on, this process may have so much more; mapped files do not count, copies of them do."""
+    """Limit further allocations of this process to `MEMORY`; mapped files do not count, copies of them do."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     now = int(lines["VmData"].split()[0]) << 10
     resource.setrlimit(resource.RLIMIT_DATA, (now + MEMORY, now + MEMORY))
 
 
 def train(url: str, checkpoint: Path, killed_at: int | None) -> None:
-    """An epoch, from the checkpoint on if there is one, with a checkpoint every twenty steps."""
+    """Train for an epoch, from the checkpoint if there is one, with a checkpoint every 20 steps."""
     torch.set_num_threads(1)
     model = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -65,9 +65,9 @@ def train(url: str, checkpoint: Path, killed_at: int | None) -> None:
         saved = torch.load(checkpoint)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        dataset.load_state_dict(saved["data"])  # a few numbers: the next batch is the one behind the checkpoint
+        dataset.load_state_dict(saved["data"])  # a few numbers: the next batch is the one after the checkpoint
         seen = saved["seen"]
-        print(f"  goes on behind {int(seen.sum()):,} rows")
+        print(f"  resumes after {int(seen.sum()):,} rows")
     for step, batch in enumerate(dataset):
         if step == killed_at:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -83,13 +83,13 @@ def train(url: str, checkpoint: Path, killed_at: int | None) -> None:
     try:
         torch.empty(dataset.num_rows, 3, 64, 64, dtype=torch.uint8)
     except RuntimeError:
-        print("  the limit holds: all pictures at once are refused")
+        print("  the memory limit works: all pictures at once do not fit")
     else:
-        raise AssertionError("the dataset would have fitted into memory")
+        raise AssertionError("the dataset fits into memory")
 
 
-def in_a_process(url: str, checkpoint: Path, killed_at: int | None) -> int | None:
-    """How the training ended: 0, or the signal that killed it."""
+def run_process(url: str, checkpoint: Path, killed_at: int | None) -> int | None:
+    """Train in a new process, and return its exit code."""
     process = multiprocessing.get_context("spawn").Process(target=train, args=(url, checkpoint, killed_at))
     process.start()
     process.join()
@@ -97,22 +97,22 @@ def in_a_process(url: str, checkpoint: Path, killed_at: int | None) -> int | Non
 
 
 def main() -> None:
-    """Write, train, be killed, go on, and count."""
+    """Write the dataset, train, kill the process, resume, and count the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=12_000)
     rows = parser.parse_args().rows
     with tempfile.TemporaryDirectory() as folder:
         url, checkpoint = f"{folder}/photos", Path(folder, "checkpoint.pt")
         write_dataset(photos(rows), url, schema=Photo, format="arrow")
-        print(f"{rows:,} photos, {rows * 3 * 64 * 64 / 1e6:,.0f} MB, with {MEMORY >> 20} MB to train in")
-        middle = rows // 64 // 2 + 17  # not where a checkpoint is
-        assert in_a_process(url, checkpoint, killed_at=middle) == -signal.SIGKILL
+        print(f"{rows:,} photos, {rows * 3 * 64 * 64 / 1e6:,.0f} MB, with {MEMORY >> 20} MB of memory for training")
+        middle = rows // 64 // 2 + 17  # not at a checkpoint
+        assert run_process(url, checkpoint, killed_at=middle) == -signal.SIGKILL
         print(f"killed at step {middle}")
-        assert in_a_process(url, checkpoint, killed_at=None) == 0
+        assert run_process(url, checkpoint, killed_at=None) == 0
         last = torch.load(checkpoint)
-        print(f"every row once: {bool((last['seen'] == 1).all())}; the last loss: {last['loss']:.3f}")
+        print(f"every row once: {bool((last['seen'] == 1).all())}; last loss: {last['loss']:.3f}")
         assert (last["seen"] == 1).all()
-        assert last["loss"] < 0.5  # guessing gives 0.69
+        assert last["loss"] < 0.5  # a random guess has 0.69
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Spark joins tables, functions on documents prepare the rows there, and a training reads what they wrote.
+"""Join tables on Spark, prepare the rows as documents, and train on the resulting dataset.
 
 python examples/spark_then_train.py
 """
@@ -21,7 +21,7 @@ from quire.typing import NdArray, float32
 
 
 class Visit(BaseDocument):
-    """A row of the join: somebody looked at something, and perhaps bought it."""
+    """A row of the join: a visit of a person, and whether it led to a purchase."""
 
     age: int
     city: str
@@ -30,7 +30,7 @@ class Visit(BaseDocument):
 
 
 class Example(BaseDocument):
-    """What the model learns from."""
+    """A training example."""
 
     features: NdArray[float32, 5]
     bought: bool
@@ -40,20 +40,20 @@ CITIES = ("Bath", "Cork", "Ely")
 
 
 def tables(spark: SparkSession, people: int, visits: int) -> None:
-    """Two tables, as a warehouse would have them: who there is, and what they looked at."""
+    """Create two tables, of people and of visits."""
     random = np.random.default_rng(0)
-    known = [(i, int(random.integers(18, 80)), CITIES[i % 3]) for i in range(people)]
-    seen = []
+    rows = [(i, int(random.integers(18, 80)), CITIES[i % 3]) for i in range(people)]
+    visited = []
     for _ in range(visits):
         person, price = int(random.integers(people)), float(random.uniform(1, 100))
-        wealthy = known[person][1] + 20 * (known[person][2] == "Bath")
-        seen.append((person, price, bool(price < wealthy)))
-    spark.createDataFrame(known, "person int, age int, city string").createOrReplaceTempView("people")
-    spark.createDataFrame(seen, "person int, price double, bought boolean").createOrReplaceTempView("visits")
+        wealthy = rows[person][1] + 20 * (rows[person][2] == "Bath")
+        visited.append((person, price, bool(price < wealthy)))
+    spark.createDataFrame(rows, "person int, age int, city string").createOrReplaceTempView("people")
+    spark.createDataFrame(visited, "person int, price double, bought boolean").createOrReplaceTempView("visits")
 
 
 def to_examples(visits: DocumentBatch[Visit]) -> DocumentBatch[Example]:
-    """Columns in, columns out: numbers to between zero and one, and a column for each city."""
+    """Scale numbers to between zero and one, and add a column for each city."""
     city = np.array(visits.city)
     columns = [visits.age / 80, visits.price / 100, *(city == name for name in CITIES)]
     features = np.stack(columns, axis=1).astype(np.float32)
@@ -61,14 +61,14 @@ def to_examples(visits: DocumentBatch[Visit]) -> DocumentBatch[Example]:
 
 
 def prepare(spark: SparkSession, target: str) -> None:
-    """The join is Spark's own; its rows are documents from then on."""
+    """Join with Spark, and convert the rows to examples as documents."""
     frame = spark.sql("SELECT uuid() AS id, age, city, price, bought FROM visits JOIN people USING (person)")
     shards = DocumentShards[Visit].from_spark(frame.repartition(4))
     shards.map_batch(to_examples, 512).write_dataset(target, format="arrow")
 
 
 def train(url: str, epochs: int) -> list[float]:
-    """The mean loss of each epoch: plain torch, on what Spark has written."""
+    """Train on the dataset that Spark has written, and return the mean loss of each epoch."""
     model = nn.Linear(5, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     dataset, means = StreamingDataset[Example](url, batch_size=64), []
@@ -87,9 +87,9 @@ def train(url: str, epochs: int) -> list[float]:
 
 
 def main() -> None:
-    """The whole way."""
+    """Create the tables, prepare examples on Spark, and train."""
     torch.manual_seed(0)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers run on the Python that runs this
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers use the current Python
     spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     try:
         with tempfile.TemporaryDirectory() as folder:

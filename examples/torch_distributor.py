@@ -1,4 +1,4 @@
-"""Torch on Spark in three lines: TorchDistributor starts the ranks, and a StreamingDataset gives each its share.
+"""Train with torch on Spark: TorchDistributor starts the ranks, and a StreamingDataset returns the share of each.
 
 python examples/torch_distributor.py --workers 2
 """
@@ -22,14 +22,14 @@ from quire.typing import NdArray, float32
 
 
 class Row(BaseDocument):
-    """A vector, and a number that follows from it."""
+    """A vector, and a number computed from it."""
 
     x: NdArray[float32, 3]
     y: float
 
 
 def train(url: str, epochs: int) -> float:
-    """What every rank does: plain torch."""
+    """Train on one rank with plain torch."""
     model = DistributedDataParallel(nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     dataset = StreamingDataset[Row](url, batch_size=32, last="drop")  # the share of this rank
@@ -44,7 +44,7 @@ def train(url: str, epochs: int) -> float:
 
 
 def main() -> None:
-    """Write some data, and train on it."""
+    """Write a dataset, and train on it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rows", type=int, default=2_000)
@@ -55,7 +55,7 @@ def main() -> None:
         rows = (Row(x=x, y=float(x @ [1.0, -2.0, 0.5])) for x in vectors)
         write_dataset(rows, url, schema=Row, format="arrow")
         loss = torch_distributor(train, url, epochs=3, workers=options.workers)
-        print(f"the loss of rank 0: {loss:.6f}")
+        print(f"loss of rank 0: {loss:.6f}")
 
 
 if __name__ == "__main__":

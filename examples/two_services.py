@@ -1,7 +1,7 @@
-"""Two services talk over gRPC, one in Python and one in Node: both know the documents by a `.proto` of the class.
+"""Run two gRPC services, one in Python and one in Node, that exchange documents with a `.proto` of the class.
 
-The service in Node (examples/node/search.js) remembers photos and finds the nearest one. It cannot see: for that it
-calls the service in Python, where the model is. This program calls the one in Node.
+The service in Node (examples/node/search.js) stores photos and finds the nearest one. For embeddings, it calls the
+service in Python, which has the model. This program calls the service in Node.
 
 npm install --prefix examples/node
 python examples/two_services.py
@@ -28,7 +28,7 @@ SCRIPT = Path(__file__).with_name("node") / "search.js"
 
 
 class Photo(BaseDocument):
-    """What both services send each other."""
+    """The document that both services exchange."""
 
     label: str
     pixels: NdArray[float32, 3, 8, 8]
@@ -36,7 +36,7 @@ class Photo(BaseDocument):
 
 
 class Album(BaseDocument):
-    """Some photos, and how many the service knows."""
+    """Photos, and the number of photos that the service knows."""
 
     photos: DocumentArray[Photo] = DocumentArray[Photo]()
     known: int = 0
@@ -49,35 +49,35 @@ class Match(BaseDocument):
     distance: float
 
 
-# --- the service in Python
+# --- service in Python
 
 
 def embed(photos: DocumentArray[Photo]) -> DocumentArray[Photo]:
-    """What a model sees: here the mean and the spread of each colour."""
+    """Compute embeddings: the mean and the standard deviation of each colour."""
     for photo in photos:
         flat = photo.pixels.reshape(3, -1)
         photo.embedding = np.concatenate([flat.mean(axis=1), flat.std(axis=1)])
     return photos
 
 
-# --- the service in Node
+# --- service in Node
 
 
 class Search:
-    """What it offers. Only the types are here: they make the `.proto` that it is written against."""
+    """The interface of the service, from which its `.proto` is generated."""
 
     def remember(self, album: Album) -> Album:
-        """Takes photos, and tells how many it knows now."""
+        """Store photos, and return the number of known photos."""
         raise NotImplementedError
 
     def nearest(self, photo: Photo) -> Match:
-        """The photo it knows that looks most like this one."""
+        """Return the most similar known photo."""
         raise NotImplementedError
 
 
 @contextmanager
 def search_in_node(folder: Path, embedder: str) -> Iterator[str]:
-    """The address of the service, while it runs; it ends when its standard input does."""
+    """Run the service and yield its address; it ends when its standard input is closed."""
     command = [shutil.which("node") or "node", str(SCRIPT), str(folder), embedder]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as node:  # noqa: S603
         assert node.stdout is not None
@@ -88,19 +88,19 @@ def search_in_node(folder: Path, embedder: str) -> Iterator[str]:
         node.communicate(timeout=30)
 
 
-def call(channel: grpc.Channel, method: str, document: BaseDocument, gives: type[BaseDocument]) -> Any:
-    """Call a service of another language: a message of the class goes there, and one comes back."""
-    ask = channel.unary_unary(
-        f"/art.Search/{method}", lambda message: message.SerializeToString(), gives.from_typed_protobuf
+def call(channel: grpc.Channel, method: str, document: BaseDocument, returns: type[BaseDocument]) -> Any:
+    """Call a service in another language with a message of the class, and decode the answer."""
+    remote = channel.unary_unary(
+        f"/art.Search/{method}", lambda message: message.SerializeToString(), returns.from_typed_protobuf
     )
-    return ask(document.to_typed_protobuf(), timeout=30)
+    return remote(document.to_typed_protobuf(), timeout=30)
 
 
-# --- the story
+# --- program
 
 
 def photo_of(label: str, colour: tuple[float, float, float], random: np.random.Generator) -> Photo:
-    """A photo with a colour, and noise."""
+    """Create a photo of one colour with noise."""
     noise = random.normal(scale=0.05, size=(3, 8, 8))
     return Photo(label=label, pixels=(np.array(colour)[:, None, None] + noise).astype(np.float32))
 
@@ -109,7 +109,7 @@ COLOURS = {"poppy": (0.9, 0.1, 0.1), "meadow": (0.2, 0.8, 0.2), "sky": (0.3, 0.5
 
 
 def main() -> None:
-    """Start both, teach the one in Node some photos, and ask it for others."""
+    """Start both services, store photos, and search for similar ones."""
     random = np.random.default_rng(0)
     album = Album(photos=[photo_of(label, colour, random) for label, colour in COLOURS.items()])
     with tempfile.TemporaryDirectory() as name:
@@ -122,7 +122,7 @@ def main() -> None:
             grpc.insecure_channel(address) as channel,
         ):
             known = call(channel, "Remember", album, Album).known
-            print(f"Node at {address} knows {known} photos, and saw them through Python at {embedder.address}")
+            print(f"Node at {address} knows {known} photos, embedded by Python at {embedder.address}")
             assert known == len(COLOURS)
             for label, colour in COLOURS.items():
                 match = call(channel, "Nearest", photo_of("unknown", colour, random), Match)

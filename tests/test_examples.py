@@ -1,4 +1,4 @@
-"""The quick examples run as they are, each in a process of its own; `nox -s examples` runs all of them."""
+"""The quick examples run, each in its own process; `nox -s examples` runs all of them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ NODE = ("grpc", "node:@grpc/grpc-js", "node:@grpc/proto-loader")
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "output"),
     [
-        pytest.param("contrastive", "new pictures that find their caption", marks=pytest.mark.needs("torch")),
-        pytest.param("ddp", "the error over 2,003 rows", marks=pytest.mark.needs("torch", "pyarrow")),
+        pytest.param("contrastive", "new pictures with the right caption", marks=pytest.mark.needs("torch")),
+        pytest.param("ddp", "error over 2,003 rows", marks=pytest.mark.needs("torch", "pyarrow")),
         pytest.param("larger_than_memory --rows 6000", "row once: True", marks=pytest.mark.needs("torch", "pyarrow")),
         pytest.param("one_million_images --images 4000", "read: 4,000 images"),
         pytest.param("two_services", "a photo of snow: nearest to snow", marks=pytest.mark.needs(*NODE)),
     ],
     ids=lambda value: value.split()[0],
 )
-def test_the_example_runs_and_warns_of_nothing(command: str, said: str, tmp_path: Path) -> None:
-    assert said in run(command, tmp_path)
-    assert list(tmp_path.iterdir()) == []  # what it makes, it takes away
+def test_example_runs_without_warnings(command: str, output: str, tmp_path: Path) -> None:
+    assert output in run(command, tmp_path)
+    assert list(tmp_path.iterdir()) == []  # it deletes its files
 
 
 @pytest.mark.needs("torch", "pyarrow", "PIL", "grpc")
-def test_the_demo_trains_serves_and_leaves_a_dataset_to_look_at(tmp_path: Path) -> None:
+def test_demo_trains_serves_and_keeps_a_dataset(tmp_path: Path) -> None:
     from quire.storage import open_dataset
 
     output = run("demo", tmp_path)
@@ -51,7 +51,7 @@ def test_the_demo_trains_serves_and_leaves_a_dataset_to_look_at(tmp_path: Path) 
 
 
 def run(command: str, folder: Path) -> str:
-    """The output of an example that is run in the folder; it must end well and print no warning."""
+    """Return the output of an example that is run in the folder; it must succeed without warnings."""
     name, *options = command.split()
     done = subprocess.run(
         [sys.executable, "-W", "error", str(FOLDER / f"{name}.py"), *options],

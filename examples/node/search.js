@@ -1,4 +1,4 @@
-// The service in Node of ../two_services.py: it remembers photos, and finds the nearest by what the service in Python sees.
+// The Node service of ../two_services.py: stores photos, and finds the nearest one by embeddings from the Python service.
 // node search.js <folder with search.proto and embedder.proto> <address of the embedder>
 
 const path = require('path');
@@ -10,7 +10,7 @@ const load = (file) => grpc.loadPackageDefinition(
   loader.loadSync(path.join(folder, file), { keepCase: true, longs: Number, defaults: true }),
 ).art;
 
-// --- the other service: photos go there, and come back with their embeddings
+// --- client of the Python service: returns photos with their embeddings
 
 const python = new (load('embedder.proto').Embedder)(embedder, grpc.credentials.createInsecure());
 const embed = (photos) => new Promise((resolve, reject) => {
