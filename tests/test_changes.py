@@ -46,14 +46,14 @@ def ada() -> Student:
     )
 
 
-def test_from_a_document_only_what_was_set_is_taken() -> None:
+def test_update_takes_only_set_fields_of_a_document() -> None:
     student = ada()
     student.update(Student(id="other", age=21))
     assert (student.id, student.name, student.age) == ("ada", "Ada", 21)
     assert student.thesis.title == "Notes"
 
 
-def test_from_a_mapping_and_from_keywords() -> None:
+def test_update_accepts_mappings_and_keywords() -> None:
     student = ada()
     student.update({"name": "Augusta", "id": "x"}, age=22)
     assert (student.id, student.name, student.age) == ("ada", "Augusta", 22)
@@ -62,7 +62,7 @@ def test_from_a_mapping_and_from_keywords() -> None:
     assert student.id == "ada"
 
 
-def test_nested_documents_are_updated_in_turn() -> None:
+def test_update_updates_nested_documents() -> None:
     student = ada()
     thesis = student.thesis
     student.update({"thesis": {"pages": 5, "id": "y"}})
@@ -78,7 +78,7 @@ def test_nested_documents_are_updated_in_turn() -> None:
     assert student.thesis.title == "New"
 
 
-def test_arrays_are_merged_by_id() -> None:
+def test_update_merges_arrays_by_id() -> None:
     student = ada()
     papers = student.papers
     student.update(papers=[Thesis(id="p2", pages=9), Thesis(id="p3", title="Three")])
@@ -93,13 +93,13 @@ def test_arrays_are_merged_by_id() -> None:
     assert type(student.papers) is DocumentArray[Thesis]
 
 
-def test_dicts_are_merged_and_the_rest_is_replaced() -> None:
+def test_update_merges_dicts_and_replaces_other_values() -> None:
     student = ada()
     student.update(tags={"b": 3, "c": 4}, words=["y"])
     assert (student.tags, student.words) == ({"a": 1, "b": 3, "c": 4}, ["y"])
 
 
-def test_values_that_fit_only_together() -> None:
+def test_update_accepts_values_that_are_valid_only_together() -> None:
     student = Student(image=np.zeros((2, 3)), mask=np.zeros((2, 3)))
     with pytest.raises(ValidationError, match="from another field"):
         student.update(image=np.zeros((4, 5)))
@@ -123,7 +123,9 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "error", "message"), BAD, ids=[message[:20] for _, _, message in BAD])
-def test_bad_values_change_nothing(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_update_with_invalid_values_changes_nothing(
+    changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
     student = ada()
     before = copy.deepcopy(student)
     with pytest.raises(error, match=message):
@@ -133,7 +135,7 @@ def test_bad_values_change_nothing(changes: dict[str, Any], error: type[Exceptio
     student.name = "still validates"
 
 
-def test_another_class_is_refused() -> None:
+def test_update_rejects_another_class() -> None:
     with pytest.raises(DocumentTypeError, match="Student.update takes a Student or a mapping, got Thesis"):
         ada().update(Thesis())
     student = Thesis(title="a")
@@ -142,7 +144,7 @@ def test_another_class_is_refused() -> None:
     assert student.title == "a"
 
 
-def test_extra_values() -> None:
+def test_update_takes_extra_values() -> None:
     class Loose(BaseDocument, extra="allow"):
         name: str = ""
 
@@ -152,7 +154,7 @@ def test_extra_values() -> None:
     assert loose.model_dump(exclude={"id"}) == {"name": "a", "color": "blue", "size": 3, "shape": "round"}
 
 
-def test_frozen_documents_stay() -> None:
+def test_update_does_not_change_frozen_documents() -> None:
     class Frozen(BaseDocument):
         model_config = ConfigDict(frozen=True)
         a: int = 0
@@ -179,7 +181,7 @@ def test_merge_updates_and_appends() -> None:
     assert other.id == ["1", "3"]
 
 
-def test_a_document_in_several_arrays_is_merged_once() -> None:
+def test_document_in_several_arrays_is_merged_once() -> None:
     """A peer library appends it twice."""
     docs = DocumentArray[Thesis]()
     docs.merge([Thesis(id="1", title="a")]).merge([Thesis(id="2"), Thesis(id="1", pages=2)]).merge([Thesis(id="2")])
@@ -190,7 +192,7 @@ def test_a_document_in_several_arrays_is_merged_once() -> None:
     assert (docs[2].title, docs[2].pages) == ("x", 7)
 
 
-def test_merge_of_dicts_and_arrays_adds_up() -> None:
+def test_merge_combines_dicts_and_arrays() -> None:
     docs = DocumentArray[Student]([Student(id="1", tags={"a": 1}, papers=[Thesis(id="p")])])
     docs.merge(
         [
@@ -223,7 +225,7 @@ def test_merge_with_itself_and_without_ids() -> None:
         [Thesis(id="1", title="new"), "no document"],
     ],
 )
-def test_a_failed_merge_changes_nothing(others: list[Any]) -> None:
+def test_failed_merge_changes_nothing(others: list[Any]) -> None:
     docs = DocumentArray[Thesis]([Thesis(id="1", title="one"), Thesis(id="2")])
     before, held = copy.deepcopy(docs), list(docs)
     with pytest.raises(QuireError):

@@ -54,13 +54,13 @@ class Loose(BaseDocument, extra="allow"):
 # --- ids
 
 
-def test_an_id_is_random_hex() -> None:
+def test_id_is_random_hex() -> None:
     ids = {Student(name="Ada", thesis=Thesis(title="a")).id for _ in range(1000)}
     assert len(ids) == 1000
     assert all(re.fullmatch("[0-9a-f]{32}", one) for one in ids)
 
 
-def test_ids_do_not_follow_the_seed() -> None:
+def test_ids_do_not_depend_on_the_seed() -> None:
     import random
 
     ids = []
@@ -81,7 +81,7 @@ def test_ids_are_strings() -> None:
     assert Student.model_fields["id"].annotation is ID or Student.document_schema().by_name["id"].type is str
 
 
-def test_a_class_may_type_its_id_anew() -> None:
+def test_class_may_annotate_its_id() -> None:
     document = Numbered(id="3", name="a")
     assert document.id == 3
     with pytest.raises(ValidationError):
@@ -94,7 +94,7 @@ def test_a_class_may_type_its_id_anew() -> None:
     assert not batch.unstack().identical(DocumentArray[Numbered]([{"id": 2}, {"id": 4, "name": "a"}]))
 
 
-def test_a_class_may_drop_its_id() -> None:
+def test_class_may_remove_its_id() -> None:
     document = Nameless(name="a", inner="text")
     assert "id" not in document.model_dump()
     assert document.id is None
@@ -111,7 +111,7 @@ def test_a_class_may_drop_its_id() -> None:
     assert len(DocumentArray[Nameless]([document, Nameless()], unique_ids=True)) == 2
 
 
-def test_a_class_without_any_field() -> None:
+def test_class_may_have_no_field() -> None:
     class Empty(BaseDocument):
         id: ClassVar[None] = None
 
@@ -140,7 +140,7 @@ Named = named_like_methods()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_field_may_be_called_like_a_method(name: str) -> None:
+def test_field_may_have_the_name_of_a_method(name: str) -> None:
     values = {field: number for number, field in enumerate(NAMES)}
     with pytest.raises(ValidationError, match="Field required"):
         Named(**{field: value for field, value in values.items() if field != name})
@@ -154,7 +154,7 @@ def test_a_field_may_be_called_like_a_method(name: str) -> None:
     assert docs.stack()[name].tolist() == [101]
 
 
-def test_quire_does_not_call_methods_that_a_field_may_hide() -> None:
+def test_quire_calls_no_methods_that_a_field_may_hide() -> None:
     document = Named(**{field: number for number, field in enumerate(NAMES)})
     docs = DocumentArray[Named]([document])
     batch = docs.stack()
@@ -170,7 +170,7 @@ def test_quire_does_not_call_methods_that_a_field_may_hide() -> None:
     assert len(docs.filter({"update": 5}).merge([document])) == 1
 
 
-def test_a_default_is_kept() -> None:
+def test_defaults_are_used() -> None:
     class Hidden(BaseDocument):
         copy: str = "c"
         index: int = Field(default=3)
@@ -181,7 +181,7 @@ def test_a_default_is_kept() -> None:
 # --- main values
 
 
-def test_a_main_value_becomes_a_document() -> None:
+def test_main_value_becomes_a_document() -> None:
     thesis = Thesis(title="abc")
     assert isinstance(thesis.title, Text)
     assert (thesis.title.text, thesis.title.id != Thesis(title="abc").title.id) == ("abc", True)
@@ -195,7 +195,7 @@ def test_a_main_value_becomes_a_document() -> None:
         Thesis(title=3)
 
 
-def test_the_main_value_of_an_image_is_what_it_is() -> None:
+def test_main_value_of_an_image_selects_the_field() -> None:
     class Page(BaseDocument):
         image: Image | None = None
 
@@ -235,7 +235,7 @@ def test_values_without_a_name_that_are_no_main_values_are_rejected(make: Callab
         make()
 
 
-def test_a_main_value_in_json() -> None:
+def test_main_value_is_accepted_in_json() -> None:
     assert Thesis.model_validate_json('{"title": "abc"}').title.text == "abc"
     assert Thesis.model_validate_json(Thesis(title="abc").model_dump_json()).title.text == "abc"
 
@@ -247,7 +247,7 @@ def test_a_main_value_in_json() -> None:
     ("name", "value"),
     [("name", 3), ("name", None), ("thesis", 3), ("thesis", Text()), ("papers", [Text()]), ("id", None)],
 )
-def test_a_failed_assignment_changes_nothing(name: str, value: Any) -> None:
+def test_failed_assignment_changes_nothing(name: str, value: Any) -> None:
     student = Student(name="Ada", thesis=Thesis(title="a"), papers=[Thesis(title="b")])
     before = copy.deepcopy(student)
     held = dict(student.__dict__)
@@ -274,7 +274,7 @@ class Wider(Ranged, extra="allow"):
 
 
 @pytest.mark.parametrize("document_type", [Ranged, Wider])
-def test_a_validator_of_the_whole_refuses_an_assignment(document_type: type[Ranged]) -> None:
+def test_model_validator_rejects_an_assignment(document_type: type[Ranged]) -> None:
     """pydantic alone raises, and keeps the bad value."""
     document = document_type(low=1)
     with pytest.raises(ValidationError, match="out of order"):
@@ -294,7 +294,7 @@ def test_a_validator_of_the_whole_refuses_an_assignment(document_type: type[Rang
     assert pickle.loads(pickle.dumps(document)).identical(document)
 
 
-def test_an_assignment_converts() -> None:
+def test_assignment_converts_values() -> None:
     thesis = Thesis(title="a")
     thesis.vector = [1, 2]
     assert (thesis.vector.dtype, thesis.vector.tolist()) == (np.float32, [1.0, 2.0])
@@ -303,7 +303,7 @@ def test_an_assignment_converts() -> None:
     assert thesis.vector.tolist() == [1.0, 2.0]
 
 
-def test_an_unknown_field_is_refused() -> None:
+def test_unknown_field_is_rejected() -> None:
     with pytest.raises(ValueError, match="titel"):
         Thesis(title="a").titel = "b"
 
@@ -338,14 +338,14 @@ def test_deep_copies_are_independent(make: Callable[[Any], Any]) -> None:
 
 
 @pytest.mark.parametrize("make", [copy.copy, lambda document: document.model_copy()], ids=["copy", "model_copy"])
-def test_shallow_copies_share(make: Callable[[Any], Any]) -> None:
+def test_shallow_copies_share_values(make: Callable[[Any], Any]) -> None:
     student = Student(name="Ada", thesis=Thesis(title="a"))
     made = make(student)
     made.name = "Grace"
     assert (student.name, made.thesis is student.thesis) == ("Ada", True)
 
 
-def test_a_deep_copy_keeps_what_is_one() -> None:
+def test_deep_copy_preserves_identity_of_shared_values() -> None:
     thesis = Thesis(title="a")
     shared: list[Any] = [thesis]
     document = Document(tags={"a": shared, "b": shared, "c": (shared, thesis)})
@@ -383,7 +383,7 @@ def test_subclasses_keep_their_fields() -> None:
     ],
     ids=["stack", "take", "row", "pickle", "pickled batch", "deepcopy"],
 )
-def test_extra_values_and_private_attributes_survive(way: Callable[[Any], Any]) -> None:
+def test_copies_keep_extra_values_and_private_attributes(way: Callable[[Any], Any]) -> None:
     document = Loose(name="a", color="red", vector=np.ones(2))
     document._visits = 3
     made = way(DocumentArray[Loose]([document]))[0]
@@ -396,7 +396,7 @@ def test_extra_values_and_private_attributes_survive(way: Callable[[Any], Any]) 
     assert Loose()._cache == {}
 
 
-def test_subclasses_with_extra_values_in_arrays_of_their_base() -> None:
+def test_arrays_of_the_base_keep_extra_values_of_subclasses() -> None:
     class Tagged(Thesis, extra="allow"):
         _seen: bool = False
 

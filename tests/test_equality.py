@@ -34,7 +34,7 @@ class Student(BaseDocument):
     tensor: AnyTensor | None = None
 
 
-def test_ids_are_left_aside() -> None:
+def test_equality_ignores_ids() -> None:
     a, b = Thesis(title="a"), Thesis(title="a")
     assert a.id != b.id
     assert a == b
@@ -43,7 +43,7 @@ def test_ids_are_left_aside() -> None:
     assert a != Thesis(title="b")
 
 
-def test_ids_of_documents_inside() -> None:
+def test_equality_ignores_ids_of_nested_documents() -> None:
     inner = Thesis(title="a")
     a = Student(id="1", thesis=inner, papers=[inner], tags={"t": [inner]})
     b = Student(id="1", thesis=Thesis(title="a"), papers=[Thesis(title="a")], tags={"t": [Thesis(title="a")]})
@@ -54,7 +54,7 @@ def test_ids_of_documents_inside() -> None:
     assert a.identical(Student(**a.__dict__))
 
 
-def test_the_class_counts() -> None:
+def test_equality_compares_the_class() -> None:
     class Long(Thesis):
         pass
 
@@ -72,7 +72,7 @@ def test_documents_are_not_hashable() -> None:
         hash(DocumentArray())
 
 
-def test_tensors_by_value_and_dtype() -> None:
+def test_equality_compares_tensors_by_value_and_dtype() -> None:
     a = Thesis(vector=np.array([1.0, NAN]))
     assert a == Thesis(vector=np.array([1.0, NAN]))
     assert a != Thesis(vector=np.array([1.0, 2.0]))
@@ -125,18 +125,18 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("a", "b"), EQUAL)
-def test_equal_values(a: Any, b: Any) -> None:
+def test_values_are_equal(a: Any, b: Any) -> None:
     assert equal_values(a, b)
     assert equal_values(b, a)
 
 
 @pytest.mark.parametrize(("a", "b"), DIFFERENT)
-def test_different_values(a: Any, b: Any) -> None:
+def test_values_differ(a: Any, b: Any) -> None:
     assert not equal_values(a, b)
     assert not equal_values(b, a)
 
 
-def test_arrays() -> None:
+def test_equality_of_arrays_compares_class_and_documents() -> None:
     a = DocumentArray[Thesis]([Thesis(title="a")])
     assert a == DocumentArray[Thesis]([Thesis(title="a")])
     assert not a.identical(DocumentArray[Thesis]([Thesis(title="a")]))
@@ -146,7 +146,7 @@ def test_arrays() -> None:
     assert a != [Thesis(title="a")]
 
 
-def test_what_is_worked_out_later_does_not_count() -> None:
+def test_equality_ignores_cached_properties() -> None:
     class Lazy(BaseDocument):
         base: int
 
@@ -160,7 +160,7 @@ def test_what_is_worked_out_later_does_not_count() -> None:
     assert b == a
 
 
-def test_extra_values_count() -> None:
+def test_equality_compares_extra_values() -> None:
     class Loose(BaseDocument, extra="allow"):
         pass
 
@@ -170,7 +170,7 @@ def test_extra_values_count() -> None:
     assert Loose(a=np.ones(2)) == Loose(a=np.ones(2))
 
 
-def test_documents_made_without_validation() -> None:
+def test_equality_of_documents_with_missing_fields() -> None:
     assert Thesis.model_construct(title="a") == Thesis(title="a")
     partial = Thesis.model_construct()
     del partial.__dict__["title"]

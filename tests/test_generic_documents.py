@@ -117,7 +117,7 @@ def test_type_variables_are_substituted_everywhere(name: str, wrap: Any) -> None
     assert "~" not in str(Store[int].document_schema())
 
 
-def test_a_type_variable_alone_is_substituted_inside_of_arrays() -> None:
+def test_bare_type_variable_is_substituted_inside_of_arrays() -> None:
     with pytest.raises(ValidationError, match="several.0.0.content"):
         Plain[Box[int]](several=[BAD])
     with pytest.raises(ValidationError, match="optional.0.content"):
@@ -125,7 +125,7 @@ def test_a_type_variable_alone_is_substituted_inside_of_arrays() -> None:
     assert type(Plain[Box[int]](optional=GOOD).optional) is DocumentArray[Box[int]]
 
 
-def test_a_subclass_of_a_generic_document_keeps_its_types() -> None:
+def test_subclass_of_a_generic_document_keeps_its_types() -> None:
     class IntegerShelf(Shelf[int]):
         name: str = ""
 
@@ -136,7 +136,7 @@ def test_a_subclass_of_a_generic_document_keeps_its_types() -> None:
 
 @pytest.mark.parametrize("generic", [Box, Shelf, Store])
 @pytest.mark.parametrize("annotation", ANNOTATED.values(), ids=ANNOTATED)
-def test_a_class_over_an_annotated_type_is_one_class(generic: Any, annotation: Callable[[], Any]) -> None:
+def test_equal_annotated_parameters_give_the_same_class(generic: Any, annotation: Callable[[], Any]) -> None:
     document_type = generic[annotation()]
     assert generic[annotation()] is document_type
     assert pickle.loads(pickle.dumps(document_type)) is document_type
@@ -146,7 +146,7 @@ def test_a_class_over_an_annotated_type_is_one_class(generic: Any, annotation: C
 @pytest.mark.needs("cloudpickle")
 @pytest.mark.parametrize("generic", [Box, Shelf, Store])
 @pytest.mark.parametrize("annotation", [*(make() for make in ANNOTATED.values()), *COPIED.values()])
-def test_a_class_over_an_annotated_type_comes_back_from_cloudpickle(generic: Any, annotation: Any) -> None:
+def test_class_with_an_annotated_parameter_round_trips_in_cloudpickle(generic: Any, annotation: Any) -> None:
     import cloudpickle
 
     document_type = generic[annotation]
@@ -154,7 +154,7 @@ def test_a_class_over_an_annotated_type_comes_back_from_cloudpickle(generic: Any
     assert pickle.loads(cloudpickle.dumps(DocumentArray[document_type])) is DocumentArray[document_type]
 
 
-def test_a_document_over_a_pattern_can_be_pickled() -> None:
+def test_document_with_a_pattern_parameter_is_pickled() -> None:
     document = Box[ANNOTATED["pattern"]()](content="ab")  # type: ignore[misc]
     again = pickle.loads(pickle.dumps(document))
     assert type(again) is type(document)
@@ -164,7 +164,7 @@ def test_a_document_over_a_pattern_can_be_pickled() -> None:
 
 
 @pytest.mark.needs("cloudpickle")
-def test_a_class_over_an_annotated_type_comes_back_from_another_process() -> None:
+def test_class_with_an_annotated_parameter_round_trips_through_another_process() -> None:
     import cloudpickle
 
     annotations = [*(make() for make in ANNOTATED.values()), *COPIED.values()]
@@ -176,7 +176,7 @@ def test_a_class_over_an_annotated_type_comes_back_from_another_process() -> Non
         assert again is document_type
 
 
-def test_classes_over_other_annotated_types_differ() -> None:
+def test_different_annotated_parameters_give_different_classes() -> None:
     one = Box[Annotated[int, Field(gt=1)]]
     assert Box[Annotated[int, Field(gt=2)]] is not one
     assert Box[Annotated[int, Field(gt=True)]] is not one
@@ -188,7 +188,7 @@ def test_classes_over_other_annotated_types_differ() -> None:
     )
 
 
-def test_a_class_over_an_annotated_type_is_released() -> None:
+def test_class_with_an_annotated_parameter_can_be_collected() -> None:
     document_type: Any = Box[Annotated[int, Field(gt=12345)]]
     pickle.loads(pickle.dumps(document_type))
     gone = ref(document_type)

@@ -43,7 +43,7 @@ for module, _, name in (name.partition(".") for name in {names}):
 """
 
 
-def test_an_installation_without_the_other_distribution_is_silent(site_packages: Path) -> None:
+def test_installation_without_the_other_distribution_is_silent(site_packages: Path) -> None:
     done = run("import quire, quire.errors; print(quire.__file__)", site_packages, "-W", "error")
     assert (done.stdout.strip(), done.stderr) == (str(site_packages / "quire" / "__init__.py"), "")
 

@@ -124,7 +124,7 @@ CALLS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_an_unknown_keyword_is_refused_with_the_nearest_one(name: str, tmp_path: Path) -> None:
+def test_unknown_keyword_is_rejected_with_the_nearest_one(name: str, tmp_path: Path) -> None:
     write_dataset(ROWS, tmp_path / "rows", Row)
     call, message = CALLS[name]
     with pytest.raises(UnknownOptionError) as caught:
@@ -136,7 +136,7 @@ def test_an_unknown_keyword_is_refused_with_the_nearest_one(name: str, tmp_path:
     assert not (tmp_path / "new.parquet").exists()
 
 
-def test_columns_that_name_nothing_are_refused(tmp_path: Path) -> None:
+def test_unknown_columns_are_rejected(tmp_path: Path) -> None:
     write_dataset(ROWS, tmp_path / "rows", Row)
     ROWS.save_parquet(tmp_path / "rows.parquet")
     for path in (tmp_path / "rows", tmp_path / "rows.parquet"):

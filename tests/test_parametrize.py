@@ -55,7 +55,7 @@ class Open(DocumentArray[T]):
 
 
 @pytest.mark.parametrize("origin", [*ORIGINS, Cohort, Open])
-def test_one_class_for_each_type(origin: Any) -> None:
+def test_subscript_returns_one_class_per_type(origin: Any) -> None:
     assert origin[Student] is origin[Student]
     assert origin[Student] is not origin[Graduate]
     assert origin[Student].document_type is Student
@@ -64,7 +64,7 @@ def test_one_class_for_each_type(origin: Any) -> None:
     assert origin[Student].__doc__ == origin.__doc__
 
 
-def test_names_and_variables_make_an_alias() -> None:
+def test_forward_references_and_type_variables_give_an_alias() -> None:
     """typing takes aliases apart and subscripts the origin with the tuple of the arguments."""
     for parameter in ("Student", T, (Student,), (T,)):
         assert get_origin(DocumentArray[parameter]) is DocumentArray
@@ -72,7 +72,7 @@ def test_names_and_variables_make_an_alias() -> None:
 
 
 @pytest.mark.parametrize("origin", [*ORIGINS, Cohort, Open])
-def test_isinstance_and_issubclass(origin: Any) -> None:
+def test_generated_classes_support_isinstance_and_issubclass(origin: Any) -> None:
     students = origin[Student]([Student()])
     assert isinstance(students, origin[Student])
     assert isinstance(students, origin)
@@ -82,7 +82,7 @@ def test_isinstance_and_issubclass(origin: Any) -> None:
     assert type(students) is origin[Student]
 
 
-def test_subclasses_are_kept_apart() -> None:
+def test_subclasses_generate_separate_classes() -> None:
     assert issubclass(Cohort[Student], Cohort)
     assert not issubclass(DocumentArray[Student], Cohort)
     assert Cohort[Student] is not DocumentArray[Student]
@@ -90,7 +90,7 @@ def test_subclasses_are_kept_apart() -> None:
     assert type(Cohort[Student]([Student()])[:1]) is Cohort[Student]
 
 
-def test_a_subclass_with_a_type_and_attributes() -> None:
+def test_subclass_may_have_a_type_and_attributes() -> None:
     team = Team([{"name": "Grace"}], motto="onward")
     assert (team.motto, team.limit, team.name) == ("onward", 3, ["Grace"])
     assert (team[:1].motto, team.copy().motto, team.filter({}).motto) == ("onward",) * 3
@@ -110,7 +110,7 @@ def test_attributes_may_be_set_before_the_documents() -> None:
     assert Early([Student()]).year == 1815
 
 
-def test_arrays_themselves_take_no_attributes() -> None:
+def test_arrays_reject_attributes() -> None:
     with pytest.raises(AttributeError, match="Student has no field 'nmae'. Did you mean 'name'"):
         DocumentArray[Student]().nmae = ["Ada"]
 
@@ -126,14 +126,14 @@ def test_arrays_themselves_take_no_attributes() -> None:
         ((Student, Graduate), "takes a document class"),
     ],
 )
-def test_what_is_no_document_class_is_refused(origin: Any, parameter: Any, message: str) -> None:
+def test_other_types_than_document_classes_are_rejected(origin: Any, parameter: Any, message: str) -> None:
     with pytest.raises(SchemaError, match=message) as raised:
         origin[parameter]
     assert isinstance(raised.value, TypeError)
 
 
 @pytest.mark.parametrize("origin", [*(origin[Student] for origin in ORIGINS), Team, Cohort[Student]])
-def test_a_class_takes_one_type(origin: Any) -> None:
+def test_generated_class_cannot_be_subscripted_again(origin: Any) -> None:
     with pytest.raises(SchemaError, match="has its type already"):
         origin[Student]
 
@@ -150,7 +150,7 @@ class School:
 """
 
 
-def test_schemas_named_alike_in_two_modules(tmp_path: Path, monkeypatch: Any) -> None:
+def test_classes_of_the_same_name_in_two_modules_differ(tmp_path: Path, monkeypatch: Any) -> None:
     for name in ("first_school", "second_school"):
         (tmp_path / f"{name}.py").write_text(SCHEMA.format(field=name))
     monkeypatch.syspath_prepend(tmp_path)
@@ -164,7 +164,7 @@ def test_schemas_named_alike_in_two_modules(tmp_path: Path, monkeypatch: Any) ->
     assert [getattr(_parametrize, cls.__qualname__) for cls in classes] == classes
 
 
-def test_a_schema_defined_again_in_one_module() -> None:
+def test_redefined_class_generates_another_class() -> None:
     def define() -> type[BaseDocument]:
         class Again(BaseDocument):
             pass
@@ -180,7 +180,7 @@ def test_a_schema_defined_again_in_one_module() -> None:
     assert all("." not in cls.__qualname__ for cls in arrays)
 
 
-def test_unknown_names_are_no_attributes() -> None:
+def test_unknown_names_raise_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="no attribute 'DocumentArray'"):
         _parametrize.DocumentArray  # noqa: B018
 
@@ -228,7 +228,7 @@ def test_generic_schemas_can_be_collected() -> None:
     assert collected(make) == [None] * 4
 
 
-def test_recursive_schemas_can_be_collected_if_pydantic_lets_go() -> None:
+def test_recursive_schemas_can_be_collected_if_pydantic_releases_them() -> None:
     def make() -> tuple[Any, ...]:
         class Knot(BaseDocument):
             knots: DocumentArray[Knot] = []
@@ -248,7 +248,7 @@ def test_recursive_schemas_can_be_collected_if_pydantic_lets_go() -> None:
     assert collected(make) == [None] * 2 or pydantic_keeps_it
 
 
-def test_a_name_is_free_again_after_its_class() -> None:
+def test_name_of_a_collected_class_is_reused() -> None:
     def name() -> str:
         class Passing(BaseDocument):
             pass
@@ -261,7 +261,7 @@ def test_a_name_is_free_again_after_its_class() -> None:
     assert name() == first
 
 
-def test_a_class_lives_as_long_as_it_is_used() -> None:
+def test_generated_class_lives_as_long_as_it_is_used() -> None:
     class Kept(BaseDocument):
         pass
 
@@ -273,7 +273,7 @@ def test_a_class_lives_as_long_as_it_is_used() -> None:
 # --- threads
 
 
-def test_threads_that_ask_at_once_get_one_class() -> None:
+def test_concurrent_threads_get_the_same_class() -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -311,7 +311,7 @@ print(os.waitstatus_to_exitcode(status))
 """
 
 
-def test_a_fork_while_a_class_is_made_elsewhere() -> None:
+def test_fork_while_another_thread_generates_a_class() -> None:
     root = str(Path(quire.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": root}
     done = subprocess.run(

@@ -22,7 +22,7 @@ PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_classes_by_recipe(protocol: int) -> None:
+def test_generated_classes_are_pickled_by_recipe(protocol: int) -> None:
     classes = [
         *(DocumentArray, DocumentBatch, DocumentArray[Leaf], DocumentBatch[Leaf], DocumentArray[Box[int]]),
         *(
@@ -40,7 +40,7 @@ def test_classes_by_recipe(protocol: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_arrays_and_batches(protocol: int) -> None:
+def test_arrays_and_batches_round_trip(protocol: int) -> None:
     leaves = [Leaf(text="a", number=2**65, vector=[1, 2, 3]), Twig(text="b", bark={"x": 1})]
     for docs in (
         DocumentArray[Leaf](leaves),
@@ -72,7 +72,7 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_every_kind_of_field(make: Callable[[Any], Any]) -> None:
+def test_every_kind_of_field_round_trips(make: Callable[[Any], Any]) -> None:
     """A peer library pickles and copies through protobuf, which knows none of these."""
     branch = Branch(
         color=Color.BLUE,
@@ -91,20 +91,20 @@ def test_every_kind_of_field(make: Callable[[Any], Any]) -> None:
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_bare_documents(make: Callable[[Any], Any]) -> None:
+def test_documents_round_trip(make: Callable[[Any], Any]) -> None:
     """A peer library cannot pickle one."""
     for document in (BaseDocument(), Text(text="a"), Document(tags={"a": {1: 2}}), Node(children=[Node(name="x")])):
         assert make(document).identical(document)
 
 
-def test_schemas_pickle() -> None:
+def test_schemas_round_trip() -> None:
     for document_type in (Branch, Node, Box[int]):
         schema = document_type.document_schema()
         schema.notes["what others keep with it"] = lambda: None
         assert pickle.loads(pickle.dumps(schema)) == schema
 
 
-def test_what_is_one_stays_one() -> None:
+def test_shared_objects_stay_shared() -> None:
     leaf = Leaf(text="a")
     docs = DocumentArray[Leaf]([leaf, leaf])
     made = pickle.loads(pickle.dumps((docs, leaf)))
@@ -125,7 +125,7 @@ def local_things() -> list[Any]:
 
 
 @pytest.mark.parametrize("index", range(6))
-def test_a_local_schema_gives_a_clear_error(index: int) -> None:
+def test_local_class_raises_an_error_with_advice(index: int) -> None:
     message = "Local cannot be pickled: it was defined inside a function.*top level of a module, or use cloudpickle"
     with pytest.raises(PickleError, match=message) as raised:
         pickle.dumps(local_things()[index])
@@ -138,7 +138,7 @@ def test_local_schemas_are_copied() -> None:
         assert made is thing if isinstance(thing, type) else made.identical(thing)
 
 
-def test_a_schema_that_was_defined_again_gives_a_clear_error() -> None:
+def test_redefined_class_raises_an_error_with_advice() -> None:
     shadowed = type("Leaf", (BaseDocument,), {"__module__": "tests.strategies", "__qualname__": "Leaf"})
     with pytest.raises(PickleError, match="under a name that now means something else"):
         pickle.dumps(DocumentArray[shadowed]())
@@ -147,7 +147,7 @@ def test_a_schema_that_was_defined_again_gives_a_clear_error() -> None:
 # --- cloudpickle
 
 
-def test_cloudpickle_takes_the_recipe_for_classes_of_modules() -> None:
+def test_cloudpickle_uses_the_recipe_for_classes_of_modules() -> None:
     """Not a copy: the class that comes back is the class that went in, and the pickle is small."""
     import cloudpickle
 
@@ -157,7 +157,7 @@ def test_cloudpickle_takes_the_recipe_for_classes_of_modules() -> None:
         assert len(content) < 400
 
 
-def test_cloudpickle_of_a_local_schema_gives_the_same_class_here() -> None:
+def test_cloudpickle_of_a_local_class_returns_the_same_class() -> None:
     import cloudpickle
 
     things = local_things()
@@ -180,7 +180,7 @@ class Torch(BaseDocument):
 
 
 @pytest.mark.needs("torch")
-def test_torch_batches_pickle_and_copy() -> None:
+def test_torch_batches_are_pickled_and_copied() -> None:
     import torch
 
     docs = DocumentArray[Torch]([Torch(tensor=torch.ones(2, dtype=torch.bfloat16), parts=[Leaf(text="a")]), Torch()])
@@ -200,7 +200,7 @@ def test_torch_batches_pickle_and_copy() -> None:
 
 
 @pytest.mark.needs("torch")
-def test_a_row_does_not_take_its_column_along() -> None:
+def test_pickle_of_a_row_does_not_contain_its_column() -> None:
     """torch alone writes all the memory that a tensor lies in."""
     import torch
 

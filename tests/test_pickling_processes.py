@@ -152,7 +152,7 @@ def test_processes_exchange_everything(method: str, folder: Path) -> None:
     assert found == "there: [] back: [] own: True"
 
 
-def test_a_process_that_never_saw_the_class(folder: Path) -> None:
+def test_process_without_the_class_reads_pickles(folder: Path) -> None:
     run(
         "import pickle, school\n"
         "for name, thing in school.things().items():\n"
@@ -176,7 +176,7 @@ def test_a_process_that_never_saw_the_class(folder: Path) -> None:
     assert found == "13 []"
 
 
-def test_one_array_is_enough_to_find_its_class(folder: Path) -> None:
+def test_pickle_of_an_array_contains_its_class(folder: Path) -> None:
     """The very first thing that the process does with quire is to load a pickle."""
     made = run(
         "import pickle, school\nprint(pickle.dumps(school.DocumentArray[school.Student](school.students())).hex())",
@@ -190,7 +190,7 @@ def test_one_array_is_enough_to_find_its_class(folder: Path) -> None:
     assert found == "True ['Ada', 'Bob'] 3"
 
 
-def test_schemas_named_alike_in_two_modules(folder: Path) -> None:
+def test_classes_of_the_same_name_in_two_modules_are_distinguished(folder: Path) -> None:
     for number in (1, 2):
         code = f"from quire import BaseDocument\nclass Student(BaseDocument):\n    field_{number}: int = {number}\n"
         (folder / f"alike_{number}.py").write_text(code)

@@ -24,13 +24,13 @@ def test_exports_are_sorted_and_are_the_lazy_names() -> None:
     assert set(quire.__all__) <= set(dir(quire))
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_unknown_name_raises_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Documnet'"):
         quire.Documnet  # noqa: B018
 
 
 @pytest.mark.parametrize("name", quire._MODULES)
-def test_modules_are_reached_from_the_package(name: str) -> None:
+def test_modules_are_attributes_of_the_package(name: str) -> None:
     assert getattr(quire, name) is importlib.import_module(f"quire.{name}")
 
 
@@ -45,7 +45,7 @@ def test_every_package_exports_what_it_lists() -> None:
                 assert "pip install" in str(error)
 
 
-def test_every_error_is_exported_and_is_drawn_in_the_tree() -> None:
+def test_every_error_is_exported_and_in_the_tree() -> None:
     errors = {
         name
         for name, value in vars(quire.errors).items()
@@ -56,7 +56,7 @@ def test_every_error_is_exported_and_is_drawn_in_the_tree() -> None:
     assert errors <= drawn
 
 
-def test_errors_are_also_what_callers_expect() -> None:
+def test_errors_are_subclasses_of_builtin_errors() -> None:
     assert issubclass(quire.errors.PathError, (KeyError, AttributeError))
     assert str(quire.errors.PathError("no field 'x'")) == "no field 'x'"
     assert issubclass(quire.errors.ImportOrderError, ImportError)

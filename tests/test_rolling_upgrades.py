@@ -130,13 +130,13 @@ def test_pickles_are_not_checked_for_unknown_fields() -> None:
     assert (again.text, again.language) == ("b", "de")
 
 
-def test_unknown_fields_of_bytes_are_refused_when_asked() -> None:
+def test_unknown_fields_of_bytes_are_rejected_on_request() -> None:
     with pytest.raises(DecodeError, match="New has no field 'score'"):
         New.from_bytes(Old().to_bytes(), unknown="error")
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ""])
-def test_unknown_columns_of_datasets_are_refused_when_asked(suffix: str, tmp_path: Path) -> None:
+def test_unknown_columns_of_datasets_are_rejected_on_request(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"rows{suffix}"
     DocumentArray[Old]([Old(text="a")]).save_parquet(path)
     assert open_dataset(path, New)[0].text == "a"

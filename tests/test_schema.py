@@ -143,16 +143,16 @@ def field(name: str) -> Field:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_kind_and_type(name: str) -> None:
+def test_annotation_determines_kind_and_type(name: str) -> None:
     assert (field(name).kind, field(name).type) == KINDS[name]
 
 
-def test_the_order_is_that_of_the_class() -> None:
+def test_fields_are_in_the_order_of_the_class() -> None:
     assert [f.name for f in Everything.document_schema().fields] == list(Everything.model_fields)
     assert Everything.document_schema() is Everything.document_schema()
 
 
-def test_nullable_and_required() -> None:
+def test_fields_are_nullable_and_required() -> None:
     fields = Everything.document_schema().fields
     nullable = {f.name for f in fields if f.nullable}
     assert nullable == {
@@ -166,7 +166,7 @@ def test_nullable_and_required() -> None:
     assert not field("maybe_too").required
 
 
-def test_parts_of_unions_lists_and_dicts() -> None:
+def test_items_of_unions_lists_and_dicts() -> None:
     assert field("mixed_choice").kind is FieldKind.ANY
     assert [(item.kind, item.type) for item in field("either").items] == [
         (FieldKind.DOCUMENT, Thesis),
@@ -178,19 +178,19 @@ def test_parts_of_unions_lists_and_dicts() -> None:
     assert [item.type for item in field("several").items] == [int]
 
 
-def test_specs_of_tensors() -> None:
+def test_tensor_fields_have_specs() -> None:
     assert field("tensor").spec == TensorSpec((3, "n"), "float32")
     assert field("maybe_annotated").spec == TensorSpec((3,), "int8")
     assert field("number").spec == TensorSpec()
 
 
-def test_document_type() -> None:
+def test_document_type_of_nested_fields() -> None:
     assert field("theses").document_type is Thesis
     assert field("cohort").document_type is Thesis
     assert field("thesis").document_type is Thesis
 
 
-def test_fields_read_like_annotations() -> None:
+def test_fields_are_shown_as_annotations() -> None:
     assert str(Thesis.document_schema()) == "Thesis(id: str, title: str)"
     assert str(field("maybe_theses")) == "DocumentArray[Thesis] | None"
     assert str(field("either_too")) == "Thesis | Text | None"
@@ -225,7 +225,7 @@ class Library(BaseDocument):
     books: DocumentArray[Book]
 
 
-def test_a_document_that_holds_its_own_kind() -> None:
+def test_recursive_document_is_compiled() -> None:
     schema = Chain.document_schema()
     assert {f.name for f in schema.fields if f.recursive} == {"next", "links", "named"}
     assert schema.by_name["named"].type is DocumentArray[Chain]
@@ -234,7 +234,7 @@ def test_a_document_that_holds_its_own_kind() -> None:
 
 
 @pytest.mark.parametrize("first", [Author, Book])
-def test_two_documents_that_hold_each_other(first: type[BaseDocument], tmp_path: Path, monkeypatch: Any) -> None:
+def test_mutually_recursive_documents_are_compiled(first: type[BaseDocument], tmp_path: Path, monkeypatch: Any) -> None:
     """Whichever is compiled first: in a module that nobody has used yet."""
     module = f"circle_{first.__name__.lower()}"
     (tmp_path / f"{module}.py").write_text(
@@ -250,7 +250,7 @@ def test_two_documents_that_hold_each_other(first: type[BaseDocument], tmp_path:
     assert not loaded.Book.document_schema().by_name["readers"].recursive  # a list has no columns, so it ends there
 
 
-def test_forward_references_in_quotes(tmp_path: Path, monkeypatch: Any) -> None:
+def test_quoted_forward_references_are_resolved(tmp_path: Path, monkeypatch: Any) -> None:
     """In a module whose annotations are evaluated at once."""
     (tmp_path / "in_quotes.py").write_text(
         "from typing import Optional\nfrom quire import BaseDocument, DocumentArray, DocumentBatch\n"
@@ -278,13 +278,13 @@ def test_forward_references_in_quotes(tmp_path: Path, monkeypatch: Any) -> None:
     assert docs.stack().unstack().identical(docs)
 
 
-def test_a_circle_ends_where_it_begins() -> None:
+def test_only_fields_that_lead_back_are_recursive() -> None:
     assert not Library.document_schema().by_name["books"].recursive
     assert not Author.document_schema().by_name["thesis"].recursive
     assert Book.document_schema().by_name["author"].recursive
 
 
-def test_a_forward_reference_to_a_class_of_the_same_function() -> None:
+def test_forward_reference_to_a_local_class_is_resolved() -> None:
     class Parent(BaseDocument):
         child: Child | None = None
 
@@ -296,7 +296,7 @@ def test_a_forward_reference_to_a_class_of_the_same_function() -> None:
     assert Parent(child={"name": "Ada"}).child == Child(name="Ada")
 
 
-def test_an_unknown_forward_reference_is_named() -> None:
+def test_unknown_forward_reference_raises_an_error_with_its_name() -> None:
     class Lost(BaseDocument):
         other: DocumentArray[Nowhere] = []
 
@@ -309,7 +309,7 @@ class Box(BaseDocument, Generic[T]):
     items: DocumentArray[T] = []
 
 
-def test_generic_documents() -> None:
+def test_generic_documents_are_compiled() -> None:
     open_box, box = Box.document_schema(), Box[Thesis].document_schema()
     assert (open_box.by_name["item"].kind, open_box.by_name["items"].type) == (FieldKind.ANY, DocumentArray)
     assert (box.by_name["item"].type, box.by_name["items"].type) == (Thesis, DocumentArray[Thesis])
@@ -330,7 +330,7 @@ def test_subclasses_add_to_the_schema() -> None:
     assert [f.name for f in Thesis.document_schema().fields] == ["id", "title"]
 
 
-def test_documents_that_may_hold_more_say_so() -> None:
+def test_keeps_more_is_set_for_extra_values_and_private_attributes() -> None:
     class Loose(Thesis, extra="allow"):
         pass
 
@@ -351,7 +351,7 @@ class Student(BaseDocument):
     papers: DocumentArray[Thesis] = []
 
 
-def test_resolve() -> None:
+def test_resolve_returns_the_fields_of_a_path() -> None:
     schema = Student.document_schema()
     assert [f.name for f in schema.resolve(("papers", "title"))] == ["papers", "title"]
     assert schema.resolve(()) == ()
@@ -365,7 +365,7 @@ def bad_paths() -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 @pytest.mark.parametrize(("path", "message"), list(bad_paths()), ids=lambda case: str(case)[:20])
-def test_a_path_to_nowhere_names_the_nearest(path: tuple[str, ...], message: str) -> None:
+def test_resolve_raises_an_error_with_the_nearest_names(path: tuple[str, ...], message: str) -> None:
     with pytest.raises(PathError, match=message):
         Student.document_schema().resolve(path)
     with pytest.raises(KeyError):

@@ -183,7 +183,7 @@ def check_every_form(cls: type[Any], documents: list[Any]) -> None:
 
 @law
 @given(st.data())
-def test_documents_of_random_classes_come_back_from_every_form(data: st.DataObject) -> None:
+def test_documents_of_random_classes_round_trip_in_every_form(data: st.DataObject) -> None:
     drawn = data.draw(document_classes())
     cls = drawn.document_type
     documents = data.draw(st.lists(drawn.one, min_size=1, max_size=3))
@@ -197,7 +197,7 @@ def test_documents_of_random_classes_come_back_from_every_form(data: st.DataObje
 
 @law
 @given(st.data())
-def test_generic_documents_take_what_plain_ones_take(data: st.DataObject) -> None:
+def test_generic_documents_accept_the_values_of_plain_ones(data: st.DataObject) -> None:
     """A type variable means its type wherever it is: a `DocumentArray[Box[T]]` over int takes what one of int takes."""
     tp, values = data.draw(field_types(1))
     template = data.draw(st.sampled_from(TEMPLATES))
@@ -323,46 +323,46 @@ FAULTS: list[Any] = [
 
 
 @pytest.mark.parametrize("document", FAULTS, ids=lambda document: type(document).__name__)
-def test_documents_that_were_misread_come_back_from_every_form(document: Any) -> None:
+def test_formerly_misread_documents_round_trip_in_every_form(document: Any) -> None:
     check_every_form(type(document), [document])
 
 
-def test_models_that_are_no_documents_come_back_from_bytes() -> None:
+def test_plain_models_round_trip_as_bytes() -> None:
     models = FAULTS[0]
     for again in (Models.from_bytes(models.to_bytes()), Models.from_protobuf(models.to_protobuf())):
         assert again == models
         assert type(again.listed[0]) is Sizes
 
 
-def test_tuples_of_a_pattern_and_a_number_come_back_from_bytes() -> None:
+def test_tuples_of_a_pattern_and_a_number_round_trip_as_bytes() -> None:
     for patterns in FAULTS[8:10]:
         assert Patterns.from_bytes(patterns.to_bytes()) == patterns
 
 
-def test_arrays_with_json_inside_come_back_from_data_frames() -> None:
+def test_arrays_with_json_fields_round_trip_in_data_frames() -> None:
     rows = DocumentArray[Rows]([FAULTS[2]])
     assert DocumentArray[Rows].from_dataframe(rows.to_dataframe()) == rows
 
 
-def test_arrays_of_documents_by_alias_come_back_from_data_frames() -> None:
+def test_arrays_of_documents_with_aliases_round_trip_in_data_frames() -> None:
     rows = DocumentArray[Nested]([FAULTS[11]])
     assert DocumentArray[Nested].from_dataframe(rows.to_dataframe()) == rows
     assert rows[0].rows[0].a == 3
 
 
-def test_defaults_without_a_json_form_can_be_stored(tmp_path: Path) -> None:
+def test_defaults_without_json_can_be_stored(tmp_path: Path) -> None:
     write_dataset([Defaults()], tmp_path / "rows", schema=Defaults)  # without a warning, which would be an error
     assert list(open_dataset(tmp_path / "rows", Defaults).read().unstack()) == [Defaults()]
 
 
-def test_unions_that_take_none_are_nullable(tmp_path: Path) -> None:
+def test_unions_that_accept_none_are_nullable(tmp_path: Path) -> None:
     assert all(field.nullable for field in Unions.document_schema().fields[1:])
     rows = [FAULTS[10], FAULTS[12]]
     write_dataset(rows, tmp_path / "rows", schema=Unions)
     assert list(open_dataset(tmp_path / "rows", Unions).read().unstack()) == rows
 
 
-def test_lists_with_gaps_can_be_imported_from_huggingface(tmp_path: Path) -> None:
+def test_lists_with_missing_values_are_imported_from_huggingface(tmp_path: Path) -> None:
     write_huggingface(Rows, [FAULTS[4], Rows()], tmp_path)
     rows = import_dataset(tmp_path, tmp_path / "imported").read().unstack()
     assert rows[0].gaps == [None, True]
@@ -370,18 +370,18 @@ def test_lists_with_gaps_can_be_imported_from_huggingface(tmp_path: Path) -> Non
     assert rows[1].gaps == []
 
 
-def test_keys_without_a_json_form_are_an_error_in_huggingface(tmp_path: Path) -> None:
+def test_keys_without_json_raise_an_error_in_huggingface(tmp_path: Path) -> None:
     with pytest.raises(EncodeError, match="keys must be str"):
         write_huggingface(Rows, [FAULTS[3]], tmp_path)
 
 
-def test_a_computed_field_does_not_replace_the_field_with_its_name_as_alias() -> None:
+def test_computed_field_does_not_replace_a_field_with_its_name_as_alias() -> None:
     document = FAULTS[6]
     assert Computed.from_json(document.to_json()).a == 3
     assert Computed.from_dict(document.to_dict()).a == 3
     assert Computed.from_json('{"other": 5}').a == 5
 
 
-def test_json_that_would_add_an_extra_field_is_refused() -> None:
+def test_json_that_would_add_an_extra_field_is_rejected() -> None:
     with pytest.raises(EncodeError, match="extra fields"):
         FAULTS[7].to_json()

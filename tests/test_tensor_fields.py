@@ -33,7 +33,7 @@ def _pairs(n: int = 3, d: int = 2, **more: Any) -> dict[str, Any]:
     return {"inputs": np.zeros((n, d), np.float32), "labels": np.zeros(n, np.int64), **more}
 
 
-def test_shared_dimensions_that_agree_are_taken() -> None:
+def test_equal_shared_dimensions_are_accepted() -> None:
     pairs = Pairs(**_pairs(weights=np.zeros(2), mask=np.zeros(3), other=np.zeros(9)))
     assert pairs.inputs.shape == (3, 2)
     pairs.mask = None
@@ -50,7 +50,7 @@ def test_shared_dimensions_that_agree_are_taken() -> None:
         ({"mask": np.zeros(2)}, "mask of shape (n,) with n=3", "float64 (2,) of numpy"),
     ],
 )
-def test_shared_dimensions_that_differ_are_an_error(changes: dict[str, Any], expected: str, got: str) -> None:
+def test_different_shared_dimensions_are_rejected(changes: dict[str, Any], expected: str, got: str) -> None:
     message = f"expected {expected} (from another field), got {got}"
     with pytest.raises(ValidationError) as caught:
         Pairs(**{**_pairs(), **changes})
@@ -70,7 +70,7 @@ def test_shared_dimensions_that_differ_are_an_error(changes: dict[str, Any], exp
         ("inputs", "text"),
     ],
 )
-def test_a_failed_assignment_changes_nothing(field: str, value: Any) -> None:
+def test_failed_assignment_changes_nothing(field: str, value: Any) -> None:
     pairs = Pairs(**_pairs(weights=np.zeros(2)))
     before, chosen = dict(pairs.__dict__), set(pairs.model_fields_set)
     with pytest.raises(ValidationError):
@@ -83,7 +83,7 @@ def test_a_failed_assignment_changes_nothing(field: str, value: Any) -> None:
     assert all(pairs.__dict__[name] is kept for name, kept in before.items())
 
 
-def test_shared_dimensions_hold_in_json_in_subclasses_and_in_nested_documents() -> None:
+def test_shared_dimensions_are_checked_in_json_subclasses_and_nested_documents() -> None:
     class More(Pairs):
         extra: NdArray["d", ...] | None = None
 
@@ -130,7 +130,7 @@ class Box(BaseDocument, Generic[T]):
     content: T
 
 
-def test_generic_documents_take_tensor_types() -> None:
+def test_generic_documents_accept_tensor_types() -> None:
     box = Box[NdArray[float32, 2]](content=[1, 2])
     assert box.content.dtype == np.float32
     assert pickle.loads(pickle.dumps(box)) == box
@@ -196,7 +196,7 @@ class Holder(BaseDocument):
     y: AnyTensor["n"] | None = None
 
 
-def test_any_tensor_holds_exactly_the_object_given(tensor: Any) -> None:
+def test_any_tensor_keeps_the_object(tensor: Any) -> None:
     holder = Holder(x=tensor, y=[1, 2])
     assert holder.x is tensor
     holder.x = tensor
@@ -225,14 +225,14 @@ def test_tensors_of_two_frameworks_are_not_equal(tensor: Any) -> None:
     assert Holder(x=tensor) == Holder(x=copy.deepcopy(tensor))
 
 
-def test_a_document_shows_its_tensors_shortly(tensor: Any) -> None:
+def test_repr_of_a_document_abbreviates_tensors(tensor: Any) -> None:
     text = repr(Holder(id="a", x=tensor))
     assert "float32" in text
     assert "2, 2" in text
     assert len(text) < 150
 
 
-def test_a_default_tensor_is_checked_and_each_document_has_its_own() -> None:
+def test_default_tensor_is_validated_and_copied() -> None:
     class Defaults(BaseDocument):
         a: NdArray[float32, 2] = np.zeros(2, np.float32)
         b: NdArray[float32, 2] = Field(default_factory=lambda: np.ones(2, np.float32))

@@ -56,7 +56,7 @@ def document_of(cell: dict[str, Any]) -> Any:
     )
 
 
-def test_a_class_that_is_defined_again_leaves_the_old_ones_readable() -> None:
+def test_redefined_class_keeps_earlier_bytes_readable() -> None:
     first = define()
     document = document_of(first)
     rows = DocumentArray[first["Either"]]([document])
@@ -79,7 +79,7 @@ def test_a_class_that_is_defined_again_leaves_the_old_ones_readable() -> None:
 
 @pytest.mark.needs("cloudpickle")
 @pytest.mark.usefixtures("without_collection")
-def test_cloudpickle_in_the_same_process_leaves_classes_readable() -> None:
+def test_cloudpickle_in_the_same_process_keeps_bytes_readable() -> None:
     import cloudpickle
 
     cell = define()

@@ -70,14 +70,14 @@ def problems(function: Any) -> list[tuple[Any, str]]:
 # --- documents
 
 
-def test_an_unknown_keyword_is_refused_with_the_nearest_field() -> None:
+def test_unknown_keyword_is_rejected_with_the_nearest_field() -> None:
     message = "Row has no field 'lable'. Did you mean 'label'?"
     assert problems(lambda: Row(lable=1)) == [(("lable",), message)]  # type: ignore[call-arg]
     assert problems(lambda: Row.model_validate({"lable": 1})) == [(("lable",), message)]
     assert problems(lambda: Row.model_validate_json('{"lable": 1}')) == [(("lable",), message)]
 
 
-def test_aliases_are_suggested_too() -> None:
+def test_aliases_are_suggested() -> None:
     assert problems(lambda: Row(widht=1)) == [  # type: ignore[call-arg]
         (("widht",), "Row has no field 'widht'. Did you mean 'width' or 'wide'?")
     ]
@@ -142,7 +142,7 @@ def test_hidden_input_stays_hidden() -> None:
     assert "has no field 'm'" in str(caught.value)
 
 
-def test_arrays_refuse_unknown_keys_of_mappings() -> None:
+def test_arrays_reject_unknown_keys_of_mappings() -> None:
     with pytest.raises(DocumentTypeError, match=r"item 0: .*\n.*\n.*Row has no field 'lable'. Did you mean 'label'\?"):
         DocumentArray[Row]([{"lable": 1}])
     array = DocumentArray[Row]()
@@ -152,7 +152,7 @@ def test_arrays_refuse_unknown_keys_of_mappings() -> None:
 
 
 @given(st.text(max_size=8))
-def test_every_keyword_that_is_no_field_or_alias_is_refused(name: str) -> None:
+def test_keywords_that_are_no_field_or_alias_are_rejected(name: str) -> None:
     known = {"id", "label", "wide", "width", "thesis", "theses", "work", "several", "by_name"}
     if name in known:
         return
@@ -164,7 +164,7 @@ def test_every_keyword_that_is_no_field_or_alias_is_refused(name: str) -> None:
     assert Row.from_dict({name: None, "label": 3}, extra="ignore").label == 3
 
 
-def test_a_validator_that_returns_another_document_is_reported() -> None:
+def test_validator_that_returns_another_document_raises_a_warning() -> None:
     class Other(BaseDocument):
         n: int = 0
 
@@ -176,7 +176,7 @@ def test_a_validator_that_returns_another_document_is_reported() -> None:
         Other(n=1)
 
 
-def test_nested_documents_are_not_made_by_init() -> None:
+def test_nested_documents_are_validated_without_init() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not Row.__pydantic_custom_init__
@@ -203,7 +203,7 @@ class PlainMixin(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-def test_the_choice_of_a_class_is_respected_and_inherited() -> None:
+def test_extra_of_a_class_is_respected_and_inherited() -> None:
     class Heir(Ignoring): ...
 
     class Both(Keeping, Row): ...
@@ -220,7 +220,7 @@ def test_the_choice_of_a_class_is_respected_and_inherited() -> None:
 
 
 @pytest.mark.parametrize("extra", ["forbid", "ignore"])
-def test_the_choice_of_a_class_wins_over_a_reader(extra: Literal["forbid", "ignore"]) -> None:
+def test_extra_of_a_class_takes_precedence_over_a_reader(extra: Literal["forbid", "ignore"]) -> None:
     values = {"n": 1, "m": 2}
     assert Ignoring.from_dict(values, extra=extra) == Ignoring(n=1)
     assert Keeping.from_json('{"n": 1, "m": 2}', extra=extra) == Keeping(n=1, m=2)  # type: ignore[call-arg]
@@ -232,7 +232,7 @@ def test_the_choice_of_a_class_wins_over_a_reader(extra: Literal["forbid", "igno
         DocumentArray[Refusing].from_csv(text="n,m\n1,2\n", extra=extra)
 
 
-def test_nested_classes_choose_for_themselves() -> None:
+def test_nested_classes_have_their_own_extra() -> None:
     class Outer(BaseDocument):
         inner: Ignoring = Ignoring()
         kept: Keeping = Keeping()
@@ -259,7 +259,7 @@ def test_predefined_documents_keep_working() -> None:
 
 
 @pytest.mark.parametrize("extra", ["allow", "error", None])
-def test_other_rules_are_errors(extra: Any) -> None:
+def test_unknown_values_of_extra_are_rejected(extra: Any) -> None:
     readers: list[Any] = [
         lambda: Row.from_json("{}", extra=extra),
         lambda: Row.from_dict({}, extra=extra),
@@ -288,7 +288,7 @@ def test_json_forbids_and_ignores_on_request() -> None:
         assert array.from_dict([{"label": 1, "x": 1}], extra="ignore").label[0] == 1
 
 
-def test_the_unknown_field_is_reported_before_the_missing_one() -> None:
+def test_unknown_field_is_reported_before_a_missing_one() -> None:
     class Needy(BaseDocument):
         label: int
 
@@ -316,7 +316,7 @@ def test_cells_of_json_follow_the_rule_of_their_table() -> None:
 
 
 @pytest.mark.parametrize("document", [Square(side=3), StrictSquare(side=2)])
-def test_a_class_with_computed_fields_reads_its_own_forms(document: Any) -> None:
+def test_class_with_computed_fields_reads_its_own_output(document: Any) -> None:
     cls = type(document)
     array = DocumentArray[cls]([document, document])
     assert '"area"' in document.to_json()
@@ -336,14 +336,14 @@ def test_a_class_with_computed_fields_reads_its_own_forms(document: Any) -> None
         assert got.__pydantic_fields_set__ <= set(cls.model_fields)
 
 
-def test_documents_with_computed_fields_read_their_own_forms_inside_of_others() -> None:
+def test_nested_documents_with_computed_fields_read_their_own_output() -> None:
     document = Squares(one=Square(side=2), many=[Square(side=5)], both=[Square(), Thesis(title="a")])  # type: ignore[arg-type]
     assert Squares.from_json(document.to_json()) == document
     assert Squares.from_dict(document.to_dict()) == document
     assert DocumentArray[Squares].from_csv(text=DocumentArray([document]).to_csv())[0] == document
 
 
-def test_computed_fields_do_not_let_other_names_through() -> None:
+def test_computed_fields_do_not_allow_other_names() -> None:
     assert problems(lambda: Square(side=1, aera=1)) == [  # type: ignore[call-arg]
         (("aera",), "Square has no field 'aera'. Known: id, side.")
     ]
@@ -351,7 +351,7 @@ def test_computed_fields_do_not_let_other_names_through() -> None:
     assert found == [(("one", "sied"), "Square has no field 'sied'. Did you mean 'side' or 'id'?")]
 
 
-def test_a_class_that_keeps_extra_values_keeps_no_computed_ones() -> None:
+def test_extra_values_do_not_contain_computed_fields() -> None:
     class Open(Square, extra="allow"): ...
 
     document = Open(side=2, more=1)  # type: ignore[call-arg]
@@ -371,7 +371,7 @@ def test_computed_fields_are_written_once() -> None:
 # --- copies
 
 
-def test_model_copy_refuses_unknown_names() -> None:
+def test_model_copy_rejects_unknown_names() -> None:
     with pytest.raises(PathError, match=r"Row has no field 'lable'. Did you mean 'label'\?"):
         Row().model_copy(update={"lable": 1})
     assert Row().model_copy(update={"label": 2}).label == 2
