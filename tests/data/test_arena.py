@@ -58,7 +58,7 @@ def expected(step: Callable[[Any], Any] | None, rows: list[int]) -> torch.Tensor
 
 
 @every_step
-def test_batches_that_are_kept_stay_as_they_are(step: Any) -> None:
+def test_kept_batches_do_not_change(step: Any) -> None:
     ds = dataset(step)
     kept = [ds.__getitems__(list(range(start, start + 8))) for start in (0, 8, 16, 24, 0)]
     for batch, start in zip(kept, (0, 8, 16, 24, 0), strict=True):
@@ -66,7 +66,7 @@ def test_batches_that_are_kept_stay_as_they_are(step: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in STEPS if name != "batched"])  # which gives memory of its own
-def test_batches_that_are_let_go_leave_their_memory_to_others(name: str) -> None:
+def test_memory_of_dropped_batches_is_reused(name: str) -> None:
     ds = dataset(STEPS[name])
     places = {ds.__getitems__(range(8)).image.untyped_storage().data_ptr() for _ in range(20)}
     assert len(places) <= 2
@@ -84,7 +84,7 @@ HOLDS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("hold", HOLDS.values(), ids=HOLDS)
-def test_memory_that_anything_lies_in_is_not_used_again(hold: Callable[[torch.Tensor], Any]) -> None:
+def test_memory_in_use_is_not_reused(hold: Callable[[torch.Tensor], Any]) -> None:
     ds = dataset()
     first = ds.__getitems__(range(8)).image
     place, held = first.data_ptr(), hold(first)
@@ -94,7 +94,7 @@ def test_memory_that_anything_lies_in_is_not_used_again(hold: Callable[[torch.Te
     assert place in {ds.__getitems__(range(8, 16)).image.data_ptr() for _ in range(10)}
 
 
-def test_memory_that_other_processes_may_have_mapped_is_not_used_again() -> None:
+def test_shared_memory_is_not_reused() -> None:
     ds = dataset()
     first = ds.__getitems__(range(8)).image.share_memory_()
     place = first.data_ptr()
@@ -102,7 +102,7 @@ def test_memory_that_other_processes_may_have_mapped_is_not_used_again() -> None
     assert place not in {ds.__getitems__(range(8)).image.data_ptr() for _ in range(10)}
 
 
-def test_memory_that_was_resized_is_not_used_again() -> None:
+def test_resized_memory_is_not_reused() -> None:
     ds = dataset()
     first = ds.__getitems__(range(8)).image
     first.resize_(3)
@@ -111,7 +111,7 @@ def test_memory_that_was_resized_is_not_used_again() -> None:
     assert ds.__getitems__(range(8)).image.equal(expected(None, list(range(8))))
 
 
-def test_not_much_memory_is_kept() -> None:
+def test_arena_keeps_few_pieces() -> None:
     ds = dataset(count=64)
     held = [ds.__getitems__(range(8)) for _ in range(40)]
     del held
@@ -120,7 +120,7 @@ def test_not_much_memory_is_kept() -> None:
     assert len(ds._arena._kept) <= 4 + 16
 
 
-def test_the_memory_does_not_go_with_a_pickle() -> None:
+def test_pickle_of_a_dataset_excludes_the_arena() -> None:
     ds = dataset()
     before = len(pickle.dumps(ds))
     ds.__getitems__(range(32))
@@ -128,7 +128,7 @@ def test_the_memory_does_not_go_with_a_pickle() -> None:
     assert pickle.loads(pickle.dumps(ds)).__getitems__([3]).label.tolist() == [3]
 
 
-def test_a_function_that_keeps_its_value_has_it_for_good() -> None:
+def test_values_kept_by_a_function_do_not_change() -> None:
     seen: list[torch.Tensor] = []
 
     def keep(image: torch.Tensor) -> torch.Tensor:
@@ -141,7 +141,7 @@ def test_a_function_that_keeps_its_value_has_it_for_good() -> None:
     assert [float(image[0, 0, 0]) for image in seen] == [float(row) for row in range(24)]
 
 
-def test_gradients_and_parameters_are_gathered_as_ever() -> None:
+def test_gathering_supports_gradients() -> None:
     images = torch.rand(16, 3, SIDE, SIDE, requires_grad=True)
     batch = DocumentArray[Picture](Picture(image=torch.zeros(3, SIDE, SIDE)) for _ in range(16)).stack()
     batch.image = images

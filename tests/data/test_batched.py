@@ -14,7 +14,16 @@ from quire import DocumentBatch, Text
 from quire.data import MultiModalDataset, batched
 from quire.data._preprocessing import Step
 from quire.errors import FunctionError
-from tests.data.students import Paper, Student, Thesis, add_to, double_all, incomplete_students, student, students
+from tests.data.sample_students import (
+    Paper,
+    Student,
+    Thesis,
+    add_to,
+    double_all,
+    incomplete_students,
+    student,
+    students,
+)
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -30,19 +39,19 @@ def prepared(path: Any, function: Any, documents: Any = None, *, mark: bool = Tr
     return batch
 
 
-def test_a_tensor_for_a_tensor() -> None:
+def test_batched_function_replaces_a_tensor_column() -> None:
     assert prepared("photo", double_all, mark=False).photo[:, 0, 0].tolist() == [0.0, 2.0, 4.0, 6.0]
     assert prepared("photo", lambda photo: photo.flatten(1)).photo.shape == (4, 6)
     assert str(prepared("photo", lambda photo: photo.flatten(1)).schema.by_name["photo"]) == "TorchTensor"
 
 
-def test_the_framework_is_that_of_the_batch() -> None:
+def test_batched_function_gets_the_framework_of_the_batch() -> None:
     batch = prepared("vector", lambda vector: vector * 2)
     assert batch.vector[0].tolist() == [2.0, 4.0, 6.0]
     assert isinstance(prepared("vector", lambda vector: vector.numpy() * 2).vector, torch.Tensor)
 
 
-def test_numbers() -> None:
+def test_batched_function_gets_numbers_as_tensor() -> None:
     assert prepared("age", lambda age: age + 1).age.tolist() == [1, 2, 3, 4]
     halves = prepared("age", lambda age: age / 2)
     assert halves.age.tolist() == [0.0, 0.5, 1.0, 1.5]
@@ -50,14 +59,14 @@ def test_numbers() -> None:
     assert prepared("age", lambda age: torch.nn.functional.one_hot(age, 4)).age.shape == (4, 4)
 
 
-def test_lists() -> None:
+def test_batched_function_gets_texts_as_list() -> None:
     assert prepared("name", lambda names: [name.upper() for name in names]).name[0] == "NAME 0"
     assert prepared("name", lambda names: [len(name) for name in names]).name.tolist() == [6] * 4
     assert prepared("name", lambda names: torch.ones(len(names), 2)).name.shape == (4, 2)
     assert prepared("name", lambda names: (name for name in names)).name == students(4).name
 
 
-def test_batches_of_nested_documents() -> None:
+def test_batched_function_gets_nested_documents_as_batch() -> None:
     assert prepared("thesis", lambda thesis: thesis.title).thesis.text[0] == "title 0"
     assert prepared("thesis", lambda thesis: thesis.pages).thesis.tolist() == [0, 1, 2, 3]
     texts = prepared("name", lambda names: DocumentBatch[Text](Text(text=name) for name in names))
@@ -65,13 +74,13 @@ def test_batches_of_nested_documents() -> None:
     assert prepared("thesis", list).thesis.pages.tolist() == [0, 1, 2, 3]
 
 
-def test_the_whole_batch() -> None:
+def test_batched_function_gets_the_whole_batch() -> None:
     assert type(prepared("", lambda batch: batch.thesis)) is DocumentBatch[Thesis]
     assert prepared("", lambda batch: batch.take([3, 2, 1, 0])).age.tolist() == [3, 2, 1, 0]
     assert prepared("", lambda batch: list(batch)[::-1]).age.tolist() == [3, 2, 1, 0]
 
 
-def test_in_place() -> None:
+def test_batched_function_changes_a_batch_in_place() -> None:
     def whole(batch: Any) -> None:
         batch.age = batch.age + 1
         batch.photo.zero_()
@@ -93,14 +102,14 @@ def test_in_place() -> None:
     assert prepared("tags", first_tag).tags[0] == {"numbers": [0], "new": True}
 
 
-def test_tensors_in_place() -> None:
+def test_batched_function_changes_tensors_in_place() -> None:
     def darken(photo: torch.Tensor) -> None:
         photo *= 0.5
 
     assert prepared("photo", darken).photo[:, 0, 0].tolist() == [0.0, 0.5, 1.0, 1.5]
 
 
-def test_elements_of_arrays_are_one_column() -> None:
+def test_batched_function_gets_elements_of_arrays_as_one_column() -> None:
     assert prepared("papers.vector", lambda vectors: vectors + 1).papers.vector.tolist() == [[1, 1], [1, 1], [2, 2]]
     assert prepared("papers", lambda papers: papers).papers.offsets.tolist() == [0, 0, 1, 3, 3]
 
@@ -111,7 +120,7 @@ def test_elements_of_arrays_are_one_column() -> None:
     assert prepared(Paper, lambda papers: papers.take([2, 1, 0])).papers.vector.tolist() == [[1, 1], [0, 0], [0, 0]]
 
 
-def test_rows_without_a_value_stay_without() -> None:
+def test_batched_results_of_missing_rows_are_dropped() -> None:
     source = incomplete_students(4)
     batch = prepared("grade", lambda grades: grades + 1, source, missing="mask")
     assert batch.validity("grade").tolist() == [True, False, True, False]
@@ -124,7 +133,7 @@ def test_rows_without_a_value_stay_without() -> None:
         assert listed.validity("grade").tolist() == [True, False, True, False]
 
 
-def test_mixed_shapes_come_as_the_policy_says() -> None:
+def test_batched_function_gets_mixed_shapes_by_policy() -> None:
     documents = [student(i, shaped=torch.ones(i + 1)) for i in range(3)]
     shapes: list[Any] = []
 
@@ -160,13 +169,13 @@ def test_mixed_shapes_come_as_the_policy_says() -> None:
     ],
     ids=["short list", "short tensor", "short batch", "text", "number", "mixed", "recursive", "whole", "fails"],
 )
-def test_wrong_results(path: str, function: Any, message: str) -> None:
+def test_wrong_results_of_batched_functions_raise(path: str, function: Any, message: str) -> None:
     ds = MultiModalDataset[Student](students(4), {path: batched(function)})
     with pytest.raises(FunctionError, match=message):
         ds.__getitems__([3, 0, 1, 2])
 
 
-def test_what_can_be_marked() -> None:
+def test_batched_marks_functions_partials_and_methods() -> None:
     partial = batched(functools.partial(add_to, number=1.0))
     for function in (partial, batched(torch.nn.Flatten(1)), batched(torch.sigmoid), batched(torch.ones(1).add)):
         assert Step(("photo",), (function,)).is_batched

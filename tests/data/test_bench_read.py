@@ -53,7 +53,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=os.environ | home, capture_output=True, text=True, check=False)
 
 
-def test_numbers_for_people(folder: Path) -> None:
+def test_bench_read_prints_a_table(folder: Path) -> None:
     ran = run(folder, "pictures", "--seconds", "0.2", "--batch-size", "10")
     assert (ran.returncode, ran.stderr) == (0, "")
     told = dict(line.rsplit(maxsplit=1) for line in ran.stdout.splitlines())
@@ -70,7 +70,7 @@ def test_numbers_for_people(folder: Path) -> None:
     ],
     ids=["threads", "torch", "workers"],
 )
-def test_numbers_for_programs(
+def test_bench_read_prints_json(
     more: list[str], folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
@@ -83,7 +83,7 @@ def test_numbers_for_programs(
     assert min(found["cpu_seconds"], found["first_batch_seconds"], found["peak_memory_mb"]) > 0
 
 
-def test_bytes_are_those_of_the_columns_that_are_read(folder: Path) -> None:
+def test_bench_read_counts_bytes_of_selected_columns(folder: Path) -> None:
     whole = StreamingDataset[Picture](folder / "pictures", 10, columns=["image", "label"])
     part = StreamingDataset[Picture](folder / "pictures", 10, columns=["label"])
     images, labels = measure(whole, 0.05), measure(part, 0.05)
@@ -101,7 +101,7 @@ def test_bytes_are_those_of_the_columns_that_are_read(folder: Path) -> None:
         ([], 2, "required: url"),
     ],
 )
-def test_wrong_calls_have_exit_codes(
+def test_bench_read_rejects_wrong_calls_with_exit_codes(
     arguments: list[str],
     code: int,
     message: str,
@@ -120,7 +120,7 @@ def test_wrong_calls_have_exit_codes(
     assert re.search(message, told.err), told.err
 
 
-def test_a_dataset_without_a_batch_cannot_be_measured(folder: Path) -> None:
+def test_measure_rejects_a_dataset_without_batches(folder: Path) -> None:
     dataset = StreamingDataset[Picture](folder / "pictures", 1000, last="drop")
     with pytest.raises(OptionError, match="not one batch"):
         measure(dataset, 1)

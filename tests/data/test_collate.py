@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.data import MultiModalDataset
 from quire.errors import ColumnError, DocumentTypeError
-from tests.data.students import Graduate, Student, Thesis, embed_title, student, students
+from tests.data.sample_students import Graduate, Student, Thesis, embed_title, student, students
 from tests.strategies import Node, Tree, laws, nodes, orders, trees
 
 pytestmark = pytest.mark.needs("torch")
 Students = MultiModalDataset[Student]
 
 
-def test_a_batch_stays_what_it_is() -> None:
+def test_collate_returns_a_batch_unchanged() -> None:
     batch = students(2).stack()
     assert Students.collate_fn(batch) is batch
 
 
-def test_documents_are_stacked() -> None:
+def test_collate_stacks_documents() -> None:
     made = students(4)
     dataset = Students(made)
     for collate in (Students.collate_fn, dataset.collate_fn, MultiModalDataset.collate_fn):
@@ -37,7 +37,7 @@ def test_documents_are_stacked() -> None:
             assert batch.identical(dataset.__getitems__(range(4)))
 
 
-def test_numbers_and_arrays_are_tensors_of_torch() -> None:
+def test_collate_converts_numbers_and_arrays_to_torch() -> None:
     batch = Students.collate_fn(students(4))
     assert batch.age.dtype == torch.int64
     assert batch.vector.dtype == torch.float32
@@ -47,7 +47,7 @@ def test_numbers_and_arrays_are_tensors_of_torch() -> None:
     assert type(batch.papers.flat).document_type.__name__ == "Paper"
 
 
-def test_documents_that_functions_have_changed() -> None:
+def test_collate_stacks_documents_changed_by_functions() -> None:
     dataset = Students(students(4), {"thesis.title": embed_title, "name": len, "grade": str, "papers.venue": len})
     batch = Students.collate_fn([dataset[i] for i in range(4)])
     assert batch == dataset.__getitems__(range(4))
@@ -56,27 +56,27 @@ def test_documents_that_functions_have_changed() -> None:
     assert batch.papers.venue.tolist() == [7, 7, 7]
 
 
-def test_batches_and_datasets() -> None:
+def test_collate_concatenates_batches_and_datasets() -> None:
     dataset = Students(students(4), {"name": len})
     parts = [dataset.__getitems__([0, 1]), dataset.__getitems__([2, 3])]
     assert Students.collate_fn(parts).identical(dataset.__getitems__(range(4)))
     assert Students.collate_fn(dataset[1:3]).age.tolist() == [1, 2]
 
 
-def test_nothing_is_an_empty_batch() -> None:
+def test_collate_of_nothing_is_an_empty_batch() -> None:
     batch = Students.collate_fn([])
     assert type(batch) is DocumentBatch[Student]
     assert len(batch) == len(batch.age) == 0
 
 
-def test_subclasses() -> None:
+def test_collate_stacks_subclasses() -> None:
     mixed = Students.collate_fn([student(0, Graduate, honours={"a": 1}), student(1)])
     assert type(mixed) is DocumentBatch[Student]
     assert mixed[0].honours == {"a": 1}
     assert type(Students.collate_fn([student(0, Graduate)])) is DocumentBatch[Graduate]
 
 
-def test_errors() -> None:
+def test_collate_rejects_other_values() -> None:
     with pytest.raises(DocumentTypeError, match="collate_fn takes documents or batches, got int 3"):
         Students.collate_fn([3])
     documents = [student(i, shaped=torch.ones(i + 1)) for i in range(2)]
@@ -136,7 +136,7 @@ def test_functions_that_change_nothing_change_nothing(made: list[Tree]) -> None:
 
 @laws
 @given(st.lists(nodes(), max_size=3))
-def test_recursive_documents_stay(made: list[Node]) -> None:
+def test_recursive_documents_are_unchanged(made: list[Node]) -> None:
     documents = DocumentArray[Node](made)
     steps = {"children.name": lambda _: None, "parent.name": str}
     dataset = MultiModalDataset[Node](documents, steps, allow_empty=True)
@@ -144,7 +144,7 @@ def test_recursive_documents_stay(made: list[Node]) -> None:
     assert same_documents(MultiModalDataset[Node].collate_fn(documents), documents)
 
 
-def test_a_class_without_fields() -> None:
+def test_class_without_fields_makes_batches() -> None:
     class Nothing(BaseDocument):
         pass
 

@@ -13,7 +13,7 @@ from quire import BaseDocument, DocumentArray
 from quire.columns import DocumentColumn, PackedColumn, ScalarColumn, TensorColumn
 from quire.data import MultiModalDataset
 from quire.typing import NdArray, TorchTensor, float32
-from tests.data.students import Student, students
+from tests.data.sample_students import Student, students
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -48,7 +48,7 @@ def pictures(number: int = ROWS) -> DocumentArray[Picture]:
     )
 
 
-def test_texts_lie_in_one_run_of_bytes() -> None:
+def test_texts_are_stored_in_one_buffer() -> None:
     columns = MultiModalDataset[Picture](pictures())._columns
     caption = columns.columns["caption"]
     assert isinstance(caption, DocumentColumn)
@@ -60,7 +60,7 @@ def test_texts_lie_in_one_run_of_bytes() -> None:
     assert {type(columns.columns[name].data) for name in ("pixels", "vector", "label")} == {torch.Tensor}
 
 
-def test_the_number_of_objects_does_not_grow_with_the_rows() -> None:
+def test_number_of_objects_does_not_grow_with_rows() -> None:
     """A forked worker that reads an object writes its count of users, and so copies the page that it lies in."""
 
     def objects(number: int) -> int:
@@ -77,7 +77,7 @@ def test_the_number_of_objects_does_not_grow_with_the_rows() -> None:
     assert objects(1_000) < objects(10) + 100
 
 
-def test_batches_leave_no_trace_in_the_dataset() -> None:
+def test_batches_do_not_change_the_dataset() -> None:
     dataset = MultiModalDataset[Picture](pictures(100), {"caption.text": str.upper, "label": lambda label: label + 1})
     before = pickle.dumps(dataset._columns)
     for row in range(100):
@@ -85,7 +85,7 @@ def test_batches_leave_no_trace_in_the_dataset() -> None:
     assert pickle.dumps(dataset._columns) == before
 
 
-def test_a_pickle_is_about_the_payload() -> None:
+def test_pickle_is_about_as_large_as_the_data() -> None:
     dataset = MultiModalDataset[Picture](pictures())
     ids = 2 * 32
     offsets = 4 * 8 + 2
@@ -95,7 +95,7 @@ def test_a_pickle_is_about_the_payload() -> None:
     assert again.__getitems__(range(ROWS)).identical(dataset.__getitems__(range(ROWS)))
 
 
-def test_documents_with_texts_that_do_not_pack() -> None:
+def test_texts_that_cannot_be_encoded_stay_objects() -> None:
     documents = students(3)
     documents[1].name = "\ud800"  # half of a pair, which UTF-8 has not
     dataset = MultiModalDataset[Student](documents)
@@ -103,7 +103,7 @@ def test_documents_with_texts_that_do_not_pack() -> None:
     assert dataset.__getitems__([1, 2]).name == ["\ud800", "name 2"]
 
 
-def test_texts_of_every_alphabet() -> None:
+def test_texts_of_every_alphabet_round_trip() -> None:
     texts = ["", "a", "ä", "日本", "🎈", "z"]
     dataset = MultiModalDataset[Caption](Caption(text=text, blob=text.encode() or None) for text in texts)
     for rows in ([0, 1, 2, 3, 4, 5], [5, 2, 2], [3]):

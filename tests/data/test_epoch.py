@@ -45,7 +45,7 @@ def test_every_row_of_a_block_order_comes_once(size: int, block: int, window: in
 
 @laws
 @given(st.integers(1, 3_000), st.integers(0, 2**64 - 1), shuffles, st.integers(1, 80), st.integers(1, 40))
-def test_an_order_is_a_permutation(size: int, seed: int, shuffle: Shuffle, block: int, window: int) -> None:
+def test_order_is_a_permutation(size: int, seed: int, shuffle: Shuffle, block: int, window: int) -> None:
     rows = all_rows(RowOrder(size, seed, shuffle, block, window), epoch=seed % 9)
     assert rows.dtype == np.int64
     assert np.array_equal(np.sort(rows), np.arange(size))
@@ -61,11 +61,11 @@ def test_every_epoch_and_every_seed_has_its_own_order(shuffle: Shuffle) -> None:
     assert np.array_equal(all_rows(orders[2], 3), all_rows(RowOrder(1_001, 2, shuffle, 8, 16), 3))
 
 
-def test_without_shuffling_rows_come_as_they_lie() -> None:
+def test_order_without_shuffling_is_the_identity() -> None:
     assert np.array_equal(all_rows(RowOrder(1_001, 4, shuffle=False), 3), np.arange(1_001))
 
 
-def test_a_window_holds_whole_units_and_no_others() -> None:
+def test_window_consists_of_whole_units() -> None:
     """What is touched at a time is bounded, the short unit included, wherever it lands."""
     places = set()
     for epoch in range(40):
@@ -85,7 +85,7 @@ def test_a_window_holds_whole_units_and_no_others() -> None:
 
 @laws
 @given(st.integers(1, 2_000), shuffles, st.integers(1, 50), st.integers(1, 20), st.data())
-def test_runs_hold_the_rows_of_their_positions(
+def test_runs_contain_the_rows_of_their_positions(
     size: int, shuffle: Shuffle, block: int, window: int, data: st.DataObject
 ) -> None:
     order = RowOrder(size, 3, shuffle, block, window)
@@ -102,7 +102,7 @@ def test_runs_hold_the_rows_of_their_positions(
         assert len(begins) <= window * ((stop - start + block - 1) // (block * window) + 2)
 
 
-def test_golden_rows() -> None:
+def test_rows_equal_golden_values() -> None:
     """A state that was stored is resumed by another version of quire. These never change."""
     spread, far = np.arange(0, 1_001, 125), np.array([0, 1, 10**6, 10**12 - 1])
     made = {
@@ -124,7 +124,7 @@ def test_golden_rows() -> None:
     }
 
 
-def test_large_windows_are_the_same_looked_up_or_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_windows_are_equal_with_and_without_table(monkeypatch: pytest.MonkeyPatch) -> None:
     order = RowOrder(30_001, 7, "block", 3, 2_000)
     looked_up = all_rows(order)
     monkeypatch.setattr("quire.data._epoch._TABLE", 1)
@@ -139,7 +139,7 @@ def entropy(rows: NDArray[np.int64], size: int) -> float:
 
 
 @pytest.mark.parametrize("row_bytes", [12, 140, 12_500, 100_000, 1_000_000])
-def test_a_block_order_mixes_as_a_true_permutation_does(row_bytes: int) -> None:
+def test_block_order_mixes_like_a_true_permutation(row_bytes: int) -> None:
     size = 200_000
     true = np.mean([entropy(np.random.default_rng(seed).permutation(size), size) for seed in range(3)])
     order = RowOrder(size, 1, "block", *choose_block(size, row_bytes))
@@ -150,7 +150,7 @@ def test_a_block_order_mixes_as_a_true_permutation_does(row_bytes: int) -> None:
         assert abs(np.corrcoef(one, np.arange(size))[0, 1]) < 0.1
 
 
-def test_entropy_tells_a_bad_order_from_a_good_one() -> None:
+def test_entropy_distinguishes_bad_orders_from_good_ones() -> None:
     size = 200_000
     good = entropy(all_rows(RowOrder(size, 1, "global")), size)
     assert entropy(all_rows(RowOrder(size, 1, "block", 64, 32)), size) < 0.97 * good
@@ -158,7 +158,7 @@ def test_entropy_tells_a_bad_order_from_a_good_one() -> None:
 
 @laws
 @given(st.integers(0, 10**13), st.floats(0, 1e9), st.integers(1, 2**40), st.none() | st.integers(1, 2**30))
-def test_a_chosen_window_is_within_its_budget(size: int, row_bytes: float, budget: int, unit: int | None) -> None:
+def test_chosen_window_is_within_budget(size: int, row_bytes: float, budget: int, unit: int | None) -> None:
     block, window = choose_block(size, row_bytes, budget, unit)
     fits = max(row_bytes, 1.0)
     assert block * window * fits <= max(budget, fits)
@@ -166,7 +166,7 @@ def test_a_chosen_window_is_within_its_budget(size: int, row_bytes: float, budge
     assert block <= max(1, size // 256)
 
 
-def test_a_chosen_unit_is_worth_a_read() -> None:
+def test_chosen_unit_has_minimum_size() -> None:
     mib = 2**20
     assert choose_block(10**9, 12_500) == (21, 1_022)
     assert choose_block(10**9, 140) == (1_872, 1_024)
@@ -197,7 +197,7 @@ def real_positions(share: Slice, step: int) -> list[int]:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("last", LASTS)
 @pytest.mark.parametrize("batch", [1, 3, 64])
-def test_every_row_comes_once_on_any_ranks_and_workers(size: int, last: Last, batch: int) -> None:
+def test_every_row_comes_once_for_any_ranks_and_workers(size: int, last: Last, batch: int) -> None:
     orders = [RowOrder(size, 3, shuffle, 8, 16) for shuffle in SHUFFLES]
     for world in range(1, 9):
         shares = ranks(orders[0], 0, world, batch, last)
@@ -218,7 +218,7 @@ def test_every_row_comes_once_on_any_ranks_and_workers(size: int, last: Last, ba
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("last", LASTS)
 @pytest.mark.parametrize("size", SIZES)
-def test_rows_of_a_step_are_those_at_its_positions(size: int, last: Last, shuffle: Shuffle) -> None:
+def test_rows_of_a_step_match_its_positions(size: int, last: Last, shuffle: Shuffle) -> None:
     order = RowOrder(size, 3, shuffle, 8, 16)
     for world, batch in product((1, 3, 8), (3, 64)):
         shares = [Slice(order, 5, 0, rank, world, batch, last) for rank in range(world)]
@@ -232,7 +232,7 @@ def test_rows_of_a_step_are_those_at_its_positions(size: int, last: Last, shuffl
 
 @pytest.mark.parametrize("batch", [1, 3, 64])
 @pytest.mark.parametrize("size", SIZES)
-def test_batches_that_are_dropped_or_padded_are_whole(size: int, batch: int) -> None:
+def test_drop_and_pad_make_full_batches(size: int, batch: int) -> None:
     for world, last in product(range(1, 9), ("drop", "pad")):
         shares = ranks(RowOrder(size), 0, world, batch, last)
         assert all(len(share.positions(step)[0]) == batch for share in shares for step in range(share.steps))
@@ -240,7 +240,7 @@ def test_batches_that_are_dropped_or_padded_are_whole(size: int, batch: int) -> 
 
 @pytest.mark.parametrize("batch", [1, 3, 64])
 @pytest.mark.parametrize("size", SIZES)
-def test_batches_that_are_kept_differ_by_one_row_at_most(size: int, batch: int) -> None:
+def test_keep_makes_batches_that_differ_by_at_most_one_row(size: int, batch: int) -> None:
     for world in range(1, 9):
         shares = ranks(RowOrder(size), 0, world, batch, "keep")
         for step in range(shares[0].steps):
@@ -252,21 +252,21 @@ def test_batches_that_are_kept_differ_by_one_row_at_most(size: int, batch: int) 
             assert step == shares[0].steps - 1 or set(sizes) == {batch}
 
 
-def test_pads_are_rows_of_the_beginning_and_marked() -> None:
+def test_padding_is_taken_from_the_beginning_and_masked() -> None:
     shares = ranks(RowOrder(3, shuffle=False), 0, 2, 4, "pad")
     made = [share.rows(0) for share in shares]
     assert [rows.tolist() for rows, _ in made] == [[0, 1, 2, 0], [1, 2, 0, 1]]
     assert [mask.tolist() for _, mask in made if mask is not None] == [[True, True, True, False], [False] * 4]
 
 
-def test_the_mask_is_there_for_whole_batches_too() -> None:
+def test_full_batches_have_a_mask_with_pad() -> None:
     """So that `values[batch.mask]` means the same in every step."""
     _, mask = Slice(RowOrder(100), 0, 0, 0, 1, 10, "pad").rows(0)
     assert mask is not None
     assert mask.all()
 
 
-def test_few_rows_left_over_go_to_the_step_before() -> None:
+def test_few_remaining_rows_go_to_the_step_before() -> None:
     shares = ranks(RowOrder(26, shuffle=False), 0, 4, 3, "keep")  # two steps of 12, and 2 rows for 4 ranks
     assert [share.steps for share in shares] == [2, 2, 2, 2]
     assert [len(share.positions(1)[0]) for share in shares] == [4, 4, 3, 3]
@@ -281,7 +281,7 @@ def test_fewer_rows_than_ranks_leave_some_ranks_empty() -> None:
     assert shares[3].rows(0)[0].dtype == np.int64
 
 
-def test_an_empty_dataset_has_no_steps() -> None:
+def test_empty_dataset_has_no_steps() -> None:
     for shuffle, last in product(SHUFFLES, LASTS):
         order = RowOrder(0, 1, shuffle)
         assert [share.steps for share in ranks(order, 0, 3, 4, last)] == [0, 0, 0]
@@ -294,7 +294,7 @@ def test_an_empty_dataset_has_no_steps() -> None:
 
 @pytest.mark.parametrize("last", LASTS)
 @pytest.mark.parametrize("size", [7, 1_000, 1_001])
-def test_the_rest_comes_once_after_a_stop_at_any_step(size: int, last: Last) -> None:
+def test_remaining_rows_come_once_after_a_stop_at_any_step(size: int, last: Last) -> None:
     order = RowOrder(size, 5, "block", 8, 16)
     for first, second in (((3, 7), (5, 4)), ((8, 1), (3, 3)), ((1, 64), (7, 3)), ((2, 3), (1, 64))):
         before = ranks(order, 0, *first, last)
@@ -319,7 +319,7 @@ def test_the_rest_comes_once_after_a_stop_at_any_step(size: int, last: Last) -> 
     lasts,
     st.lists(st.tuples(st.integers(1, 8), st.sampled_from([1, 3, 64]), st.integers(0, 6)), min_size=1, max_size=8),
 )
-def test_any_number_of_stops_changes_nothing(
+def test_stops_do_not_change_the_order(
     size: int, shuffle: Shuffle, last: Last, runs: list[tuple[int, int, int]]
 ) -> None:
     """Runs of other ranks and batches one after the other go through the rows in the order of one run."""
@@ -337,7 +337,7 @@ def test_any_number_of_stops_changes_nothing(
     assert len(seen) == size or (last == "drop" and size - len(seen) < max(w * b for w, b, _ in runs))
 
 
-def test_the_end_of_an_epoch_is_the_beginning_of_the_next() -> None:
+def test_state_at_the_end_of_an_epoch_is_the_next_epoch() -> None:
     for last in LASTS:
         share = Slice(RowOrder(100), 4, 0, 1, 3, 7, last)
         assert share.state(0) == (4, 21)
@@ -347,13 +347,13 @@ def test_the_end_of_an_epoch_is_the_beginning_of_the_next() -> None:
 
 
 @pytest.mark.parametrize("workers", range(5))
-def test_batches_of_workers_in_turn_are_those_of_one_process(workers: int) -> None:
+def test_batches_of_workers_equal_those_of_one_process(workers: int) -> None:
     share = Slice(RowOrder(1_001, 3), 0, 0, 1, 2, 3)
     lists = [list(share.worker_steps(worker, workers)) for worker in range(max(workers, 1))]
     assert [lists[step % len(lists)][step // len(lists)] for step in range(share.steps)] == list(range(share.steps))
 
 
-def test_orders_and_shares_are_small_when_pickled() -> None:
+def test_pickles_of_orders_and_slices_are_small() -> None:
     share = Slice(RowOrder(10**12, 3), 7, 64, 5, 8, 32, "pad")
     share.rows(1_000)
     copy = pickle.loads(pickle.dumps(share))
@@ -379,7 +379,7 @@ def test_orders_and_shares_are_small_when_pickled() -> None:
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_a_share_that_cannot_be_is_an_error(changed: dict[str, object], message: str) -> None:
+def test_slice_rejects_invalid_values(changed: dict[str, object], message: str) -> None:
     options = {"epoch": 0, "start": 0, "rank": 0, "world_size": 4, "batch_size": 8} | changed
     with pytest.raises(OptionError, match=message):
         Slice(RowOrder(100), **options)  # type: ignore[arg-type]
@@ -397,12 +397,12 @@ def test_a_share_that_cannot_be_is_an_error(changed: dict[str, object], message:
     ],
     ids=lambda value: "-".join(map(str, next(iter(value.items())))) if isinstance(value, dict) else "",
 )
-def test_an_order_that_cannot_be_is_an_error(changed: dict[str, object], message: str) -> None:
+def test_order_rejects_invalid_values(changed: dict[str, object], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         RowOrder(**({"size": 100} | changed))  # type: ignore[arg-type]
 
 
-def test_a_place_outside_is_an_error() -> None:
+def test_order_and_slice_reject_positions_outside() -> None:
     share = Slice(RowOrder(100), 0, 0, 0, 2, 8)
     for step in (-1, share.steps):
         for call in (share.positions, share.rows, share.after, share.state):

@@ -31,7 +31,7 @@ def numbers(*values: int) -> Numbers:
 
 
 @pytest.mark.parametrize("size", [*range(1, 40), 999, 1_000, 4_095, 4_096, 4_097, 4_160, 4_161, 65_536, 100_003])
-def test_every_number_comes_once(size: int) -> None:
+def test_permute_yields_every_number_once(size: int) -> None:
     everything = np.arange(size, dtype=np.int64)
     for key in (0, 1, 2**63):
         permuted = permute(size, key, everything)
@@ -41,7 +41,7 @@ def test_every_number_comes_once(size: int) -> None:
 
 
 @pytest.mark.parametrize(("size", "key"), [(4_097, 123), (4_097, 137), (4_161, 112), (4_161, 145)])
-def test_positions_that_land_on_the_size_itself_go_round_again(size: int, key: int) -> None:
+def test_permute_walks_cycles_until_below_the_size(size: int, key: int) -> None:
     """With these keys, a position is past the size after the first walk, and exactly at it after the second."""
     everything = np.arange(size, dtype=np.int64)
     permuted = permute(size, key, everything)
@@ -51,7 +51,7 @@ def test_positions_that_land_on_the_size_itself_go_round_again(size: int, key: i
 
 @laws
 @given(st.integers(1, 10**13) | st.just(LARGEST), keys, st.data())
-def test_the_inverse_takes_every_position_back(size: int, key: int, data: st.DataObject) -> None:
+def test_unpermute_inverts_permute(size: int, key: int, data: st.DataObject) -> None:
     positions = numbers(*data.draw(st.lists(st.integers(0, size - 1), max_size=50)))
     there = permute(size, key, positions)
     assert ((there >= 0) & (there < size)).all()
@@ -61,13 +61,13 @@ def test_the_inverse_takes_every_position_back(size: int, key: int, data: st.Dat
 
 @laws
 @given(st.integers(4_097, 10**13), keys, st.integers(0, 2**32))
-def test_a_position_does_not_depend_on_the_others(size: int, key: int, start: int) -> None:
+def test_permute_of_a_position_is_independent_of_others(size: int, key: int, start: int) -> None:
     positions = (np.arange(start, start + 20_000, dtype=np.int64) * 7_919) % size
     some = np.array([0, 5, 8_191, 8_192, 16_384, 19_999])
     assert np.array_equal(permute(size, key, positions)[some], permute(size, key, positions[some]))
 
 
-def test_positions_are_left_alone() -> None:
+def test_permute_does_not_change_its_argument() -> None:
     for size in (10, 10**6):
         positions = np.arange(10, dtype=np.int64)
         permute(size, 1, positions)
@@ -77,14 +77,14 @@ def test_positions_are_left_alone() -> None:
 
 @pytest.mark.parametrize("size", [7, 10**12])
 @pytest.mark.parametrize("function", [permute, unpermute])
-def test_a_position_outside_is_an_error(size: int, function: Callable[[int, int, Numbers], Numbers]) -> None:
+def test_permute_rejects_positions_outside(size: int, function: Callable[[int, int, Numbers], Numbers]) -> None:
     for wrong in (-1, size):
         with pytest.raises(RowIndexError, match=rf"position {wrong} is not one of \[0, {size}\)"):
             function(size, 0, numbers(0, wrong))
 
 
 @pytest.mark.parametrize("size", [-1, 0, LARGEST + 1])
-def test_a_size_without_meaning_is_an_error(size: int) -> None:
+def test_permute_rejects_invalid_sizes(size: int) -> None:
     with pytest.raises(OptionError, match=f"size: expected 1 to 2.*got {size}") as caught:
         permute(size, 0, numbers())
     assert isinstance(caught.value, (QuireError, ValueError))
@@ -93,7 +93,7 @@ def test_a_size_without_meaning_is_an_error(size: int) -> None:
 # --- what stored states rely on
 
 
-def test_golden_values() -> None:
+def test_permute_equals_golden_values() -> None:
     """An order is resumed by another version of quire, on another machine. These never change."""
     golden = {
         1: [0, 0, 0, 0],
@@ -137,7 +137,7 @@ def in_plain_python(size: int, key: int, position: int) -> int:
 
 @laws
 @given(st.integers(1, 5_000) | st.integers(1, 10**13), keys, st.data())
-def test_it_is_what_plain_python_computes(size: int, key: int, data: st.DataObject) -> None:
+def test_permute_equals_a_plain_python_reference(size: int, key: int, data: st.DataObject) -> None:
     position = data.draw(st.integers(0, size - 1))
     assert permute(size, key, numbers(position)).tolist() == [in_plain_python(size, key, position)]
 
@@ -152,15 +152,15 @@ def excess(counts: NDArray[np.int64], expected: float) -> float:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6])
-def test_every_permutation_of_few_is_equally_likely(size: int) -> None:
+def test_small_permutations_are_equally_likely(size: int) -> None:
     every = list(permutations(range(size)))
     seen = Counter(tuple(permute(size, key, np.arange(size)).tolist()) for key in range(50 * len(every)))
     assert excess(np.array([seen[one] for one in every]), 50) < 4
 
 
 @pytest.mark.parametrize("size", [4_097, 5_000, 10**6, 10**13])
-def test_neighbours_are_strangers(size: int) -> None:
-    """How far two positions lie apart says nothing of where they go: next to each other, a row apart, a key apart."""
+def test_distance_of_positions_does_not_predict_their_images(size: int) -> None:
+    """The images of two positions do not depend on their distance: neighbours, one row apart, or with the next key."""
     side = math.isqrt(size - 1) + 1
     firsts = {
         distance: [permute(size, key, numbers(7, 7 + distance)) for key in range(4_000)] for distance in (1, side)
@@ -173,14 +173,14 @@ def test_neighbours_are_strangers(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [4_097, 10**6])
-def test_one_order_is_not_correlated_with_itself(size: int) -> None:
+def test_permutation_has_no_autocorrelation(size: int) -> None:
     permuted = permute(size, 3, np.arange(size)).astype(float)
     for lag in (1, 2, math.isqrt(size - 1) + 1):
         assert abs(np.corrcoef(permuted[:-lag], permuted[lag:])[0, 1]) < 4 / math.sqrt(size)
     assert abs(np.corrcoef(permuted, np.arange(size))[0, 1]) < 4 / math.sqrt(size)
 
 
-def test_keys_of_several_numbers_differ() -> None:
+def test_derived_keys_differ() -> None:
     made = {derive_key(*parts) for parts in permutations(range(12), 3)}
     assert len(made) == 12 * 11 * 10
     assert derive_key(1, 2) != derive_key(2, 1) != derive_key(2, 1, 0)

@@ -20,7 +20,7 @@ LARGEST_SEED = 2**64 - 1
     ("name", "least", "most"),
     [("size", 0, LARGEST), ("seed", 0, LARGEST_SEED), ("block", 1, LARGEST), ("window", 1, LARGEST)],
 )
-def test_an_order_rejects_values_out_of_bounds(name: str, least: int, most: int) -> None:
+def test_order_rejects_values_out_of_bounds(name: str, least: int, most: int) -> None:
     for value in (least, most):
         assert getattr(RowOrder(**{**ORDER, name: value}), name) == value
     for value in (least - 1, most + 1):
@@ -38,7 +38,7 @@ def test_an_order_rejects_values_out_of_bounds(name: str, least: int, most: int)
         ("batch_size", 1, LARGEST),
     ],
 )
-def test_a_slice_rejects_values_out_of_bounds(name: str, least: int, most: int) -> None:
+def test_slice_rejects_values_out_of_bounds(name: str, least: int, most: int) -> None:
     order = RowOrder(**ORDER)
     for value in (least, most):
         assert getattr(Slice(order, **{**SLICE, name: value}), name) == value
@@ -60,7 +60,7 @@ def test_worker_steps_reject_workers_out_of_bounds() -> None:
         share.worker_steps(1, 0)
 
 
-def test_an_order_rejects_epochs_and_positions_out_of_bounds() -> None:
+def test_order_rejects_epochs_and_positions_out_of_bounds() -> None:
     order = RowOrder(**ORDER)
     for epoch in (0, LARGEST_SEED):
         assert sorted(order.rows(epoch, np.arange(10)).tolist()) == list(range(10))
@@ -81,7 +81,7 @@ def test_an_order_rejects_epochs_and_positions_out_of_bounds() -> None:
 
 @pytest.mark.parametrize("shuffle", ["global", "block", False])
 @pytest.mark.parametrize("size", [1, 9, 10, 11, 40, 41])
-def test_runs_hold_the_rows_of_the_positions(shuffle: Any, size: int) -> None:
+def test_runs_contain_the_rows_of_the_positions(shuffle: Any, size: int) -> None:
     order = RowOrder(size, 3, shuffle, 4, 2)
     for start in range(size + 1):
         for stop in range(start, size + 1):
@@ -149,7 +149,7 @@ SHARES: list[tuple[int, int, int, str, list[Batches]]] = [
 
 
 @pytest.mark.parametrize(("size", "start", "batch_size", "last", "expected"), SHARES)
-def test_two_ranks_get_these_batches(
+def test_two_ranks_get_golden_batches(
     size: int, start: int, batch_size: int, last: Any, expected: list[Batches]
 ) -> None:
     order = RowOrder(size, shuffle=False)
@@ -173,13 +173,13 @@ def test_two_ranks_get_these_batches(
                     method(step)
 
 
-def test_rows_that_three_ranks_keep_differ_by_one() -> None:
+def test_last_batches_of_three_ranks_differ_by_at_most_one_row() -> None:
     shares = [Slice(RowOrder(14, shuffle=False), 0, 0, rank, 3, 2, "keep") for rank in range(3)]
     assert [share.positions(1)[0].tolist() for share in shares] == [[6, 7, 8], [9, 10, 11], [12, 13]]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4_096, 4_097, 5_000])
-def test_permutations_reject_positions_out_of_bounds(size: int) -> None:
+def test_permute_rejects_positions_out_of_bounds(size: int) -> None:
     ends = np.array([0, size - 1])
     assert unpermute(size, 7, permute(size, 7, ends)).tolist() == ends.tolist()
     for wrong in (-1, size):
@@ -190,7 +190,7 @@ def test_permutations_reject_positions_out_of_bounds(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, LARGEST + 1])
-def test_permutations_reject_sizes_out_of_bounds(size: int) -> None:
+def test_permute_rejects_sizes_out_of_bounds(size: int) -> None:
     with pytest.raises(OptionError, match=f"size: expected 1 to 2\\*\\*62, got {size}"):
         permute(size, 7, np.array([], np.int64))
     assert permute(LARGEST, 7, np.array([0, LARGEST - 1])).shape == (2,)
@@ -210,11 +210,11 @@ def test_permutations_reject_sizes_out_of_bounds(size: int) -> None:
         ((256 * 4, 10.0), (4, 6_710_886)),
     ],
 )
-def test_choose_block_returns_these_blocks(arguments: Any, expected: tuple[int, int]) -> None:
+def test_choose_block_returns_golden_blocks(arguments: Any, expected: tuple[int, int]) -> None:
     assert choose_block(*arguments) == expected
 
 
 @pytest.mark.parametrize("arguments", [(-1, 1.0), (1, -1.0), (1, 1.0, 0), (LARGEST + 1, 1.0)])
-def test_blocks_of_impossible_sizes_are_refused(arguments: Any) -> None:
+def test_choose_block_rejects_impossible_sizes(arguments: Any) -> None:
     with pytest.raises(OptionError, match=": expected"):
         choose_block(*arguments)

@@ -62,7 +62,7 @@ def test_ranks_and_workers_are_balanced() -> None:
     assert max(work) - min(work) <= 1
 
 
-def test_a_run_on_other_ranks_goes_on_where_it_stopped() -> None:
+def test_run_resumes_on_other_ranks_where_it_stopped() -> None:
     stopped = share(0).after(2_000_001)
     assert stopped == 2_000_002 * RANKS * BATCH
     order = share(0).order
@@ -133,7 +133,7 @@ def test_fetches_of_a_unit_follow_the_formula(nodes: int, window: int) -> None:
 
 
 @pytest.mark.parametrize("share_of_data", [0.25, 0.5, 0.75])
-def test_hits_of_a_cache_that_drops_the_oldest_follow_the_formula(share_of_data: float) -> None:
+def test_hits_of_an_lru_cache_follow_the_formula(share_of_data: float) -> None:
     units, hits = 4_000, 0
     order = RowOrder(4 * units, 1, "block", 4, 256)
     cache = dict.fromkeys((order.runs(0, 0, order.size)[0] // 4).tolist()[-int(share_of_data * units) :])

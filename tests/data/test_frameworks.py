@@ -54,7 +54,7 @@ def double(vector: Any) -> Any:
 # --- iter_batches
 
 
-def test_numpy() -> None:
+def test_numpy_batches_have_arrays() -> None:
     batches = list(dataset().iter_batches(4, framework="numpy"))
     assert [len(batch) for batch in batches] == [4, 4, 2]
     for batch in batches:
@@ -65,7 +65,7 @@ def test_numpy() -> None:
     assert {type(own[name]) for name in ("vector", "label", "score", "name")} == {np.ndarray}
 
 
-def test_order_shuffle_and_last_batch() -> None:
+def test_iter_batches_orders_shuffles_and_drops_the_last() -> None:
     ds = dataset()
 
     def labels(**options: Any) -> list[int]:
@@ -81,7 +81,7 @@ def test_order_shuffle_and_last_batch() -> None:
 
 
 @pytest.mark.needs("torch")
-def test_torch_is_the_default_where_it_is_installed() -> None:
+def test_torch_is_the_default_if_installed() -> None:
     import torch
 
     [batch] = dataset().iter_batches(10)
@@ -89,7 +89,7 @@ def test_torch_is_the_default_where_it_is_installed() -> None:
 
 
 @pytest.mark.needs("jax")
-def test_jax() -> None:
+def test_jax_batches_have_jax_arrays() -> None:
     import jax
     import jax.numpy as jnp
 
@@ -105,7 +105,7 @@ def test_jax() -> None:
 
 
 @pytest.mark.needs("tensorflow")
-def test_tensorflow_batches() -> None:
+def test_tensorflow_batches_have_tensorflow_tensors() -> None:
     import tensorflow as tf
 
     for batch in dataset().iter_batches(4, framework="tensorflow"):
@@ -115,7 +115,7 @@ def test_tensorflow_batches() -> None:
 
 
 @pytest.mark.needs("paddle")
-def test_paddle_fields_changed_in_place() -> None:
+def test_paddle_fields_are_changed_in_place() -> None:
     """The values that a function gets may be copies of the column: what it does to them is not lost."""
     import paddle
 
@@ -156,7 +156,7 @@ def test_element_specs_are_typed() -> None:
 
 
 @pytest.mark.needs("tensorflow")
-def test_features_and_labels_by_path() -> None:
+def test_features_and_labels_are_selected_by_path() -> None:
     ds = dataset()
     one = next(iter(ds.to_tf_dataset(4, features="vector")))
     assert one.numpy().tolist() == [[2.0 * i] * 3 for i in range(4)]
@@ -171,7 +171,7 @@ def test_features_and_labels_by_path() -> None:
 
 
 @pytest.mark.needs("tensorflow")
-def test_every_pass_is_complete_and_shuffled_anew() -> None:
+def test_tf_dataset_shuffles_every_pass_anew() -> None:
     def passes(**options: Any) -> list[list[int]]:
         data = dataset().to_tf_dataset(4, features="label", **options)
         return [[int(label) for batch in data for label in batch] for _ in range(3)]
@@ -187,7 +187,7 @@ def test_every_pass_is_complete_and_shuffled_anew() -> None:
 
 
 @pytest.mark.needs("tensorflow")
-def test_model_fit_and_predict() -> None:
+def test_keras_model_fits_and_predicts() -> None:
     import tensorflow as tf
 
     data = dataset(32).to_tf_dataset(8, features="vector", labels="label", shuffle=True, seed=0)

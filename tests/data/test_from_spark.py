@@ -96,7 +96,7 @@ def converter(frame: Any, cache: Path) -> Any:
     return from_spark(frame, cache=cache, dtype="float32")
 
 
-def test_columns_are_typed(converter: Any) -> None:
+def test_from_spark_derives_typed_columns(converter: Any) -> None:
     assert len(converter) == ROWS
     described = str(converter.document_type.document_schema())
     for part in (
@@ -134,7 +134,7 @@ def test_every_row_comes_once_with_its_values(converter: Any) -> None:
     assert seen == set(range(ROWS))
 
 
-def test_batches_are_of_torch_and_a_second_pass_has_another_order(converter: Any) -> None:
+def test_batches_have_torch_tensors_and_passes_differ_in_order(converter: Any) -> None:
     import torch
 
     dataset = converter.dataset(8, columns=["number", "vector"], framework="torch")
@@ -148,7 +148,7 @@ def test_batches_are_of_torch_and_a_second_pass_has_another_order(converter: Any
     assert batch.vector.shape == (8, 3)
 
 
-def test_epochs_end_and_the_loader_of_torch_takes_the_dataset(converter: Any) -> None:
+def test_loader_ends_after_epochs_and_torch_loader_reads_the_dataset(converter: Any) -> None:
     from torch.utils.data import DataLoader
 
     with converter.make_torch_dataloader(8, num_epochs=3, columns=["number"], last="drop") as loader:
@@ -166,7 +166,7 @@ def test_epochs_end_and_the_loader_of_torch_takes_the_dataset(converter: Any) ->
 
 
 @pytest.mark.needs("tensorflow")
-def test_tensorflow_reads_it(converter: Any) -> None:
+def test_make_tf_dataset_yields_rows(converter: Any) -> None:
     with converter.make_tf_dataset(
         8, num_epochs=2, columns=["number", "vector"], features="vector", labels="number"
     ) as ds:
@@ -176,7 +176,7 @@ def test_tensorflow_reads_it(converter: Any) -> None:
         assert len(list(ds.take(20))) == 20
 
 
-def test_one_plan_is_written_once(frame: Any, converter: Any, cache: Path) -> None:
+def test_equal_plans_are_written_once(frame: Any, converter: Any, cache: Path) -> None:
     assert from_spark(frame.select("*"), cache=cache, dtype="float32") is converter
     assert len(list(cache.glob("quire-*"))) == 1
     other = from_spark(frame.where("number < 10").select("number", "fixed"), cache=cache)
@@ -188,7 +188,7 @@ def test_one_plan_is_written_once(frame: Any, converter: Any, cache: Path) -> No
     assert len(list(cache.glob("quire-*"))) == 1
 
 
-def test_a_class_chooses_its_columns(frame: Any, cache: Path) -> None:
+def test_class_selects_its_columns(frame: Any, cache: Path) -> None:
     class Point(BaseDocument):
         number: int
         vector: NdArray[float32, 3]
@@ -207,7 +207,7 @@ def test_a_class_chooses_its_columns(frame: Any, cache: Path) -> None:
         from_spark(frame, Missing, cache=cache)
 
 
-def test_a_converter_that_was_sent_elsewhere_reads_and_leaves_the_files(converter: Any) -> None:
+def test_unpickled_converter_reads_and_keeps_the_files(converter: Any) -> None:
     program = (
         "import pickle, sys\n"
         "made = pickle.load(sys.stdin.buffer)\n"
@@ -235,7 +235,7 @@ def test_files_are_removed_at_the_end_of_the_process(tmp_path: Path) -> None:
     assert not (tmp_path / "quire-x").exists()
 
 
-def test_wrong_calls_say_what_is_meant(frame: Any, cache: Path) -> None:
+def test_from_spark_rejects_wrong_calls(frame: Any, cache: Path) -> None:
     with pytest.raises(OptionError, match="takes a DataFrame of Spark, got ndarray"):
         from_spark(np.zeros(3))
     with pytest.raises(OptionError, match="dtype='float16'"):

@@ -25,7 +25,7 @@ from torch.utils.data import (
 from quire import DocumentBatch
 from quire.data import MultiModalDataset
 from quire.errors import FunctionError, RowIndexError
-from tests.data.students import (
+from tests.data.sample_students import (
     Scale,
     Student,
     add_to,
@@ -62,7 +62,7 @@ def ages(batches: Any) -> list[list[int]]:
     return [batch.age.tolist() for batch in batches]
 
 
-def flat(lists: list[list[int]]) -> list[int]:
+def flatten(lists: list[list[int]]) -> list[int]:
     return [item for items in lists for item in items]
 
 
@@ -80,7 +80,7 @@ def check(batch: Any) -> None:
     assert str(batch.thesis.schema.by_name["title"]) == "TorchTensor"
 
 
-def test_the_dataset_of_the_seed() -> None:
+def test_nested_preprocessing_makes_batches() -> None:
     ds = MultiModalDataset[Student](
         students(), preprocessing={"thesis.title": give_embedding, "thesis": normalize_embedding}
     )
@@ -93,14 +93,14 @@ def test_the_dataset_of_the_seed() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_workers_of_every_kind(method: str) -> None:
+def test_workers_of_every_start_method_yield_batches(method: str) -> None:
     batches = list(loader(dataset(), num_workers=2, multiprocessing_context=method))
     assert ages(batches) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     for batch in batches:
         check(batch)
 
 
-def test_no_workers() -> None:
+def test_loader_without_workers_yields_batches() -> None:
     for batch in loader(dataset()):
         check(batch)
 
@@ -112,19 +112,19 @@ def test_persistent_workers_for_several_epochs() -> None:
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_pin_memory(workers: int) -> None:
+def test_pinned_batches_are_equal(workers: int) -> None:
     for batch in loader(dataset(), pin_memory=True, num_workers=workers):
         check(batch)
         check(batch.pin_memory())
 
 
-def test_batches_made_of_documents_in_a_spawned_worker() -> None:
+def test_spawned_worker_collates_documents() -> None:
     for batch in loader(ConcatDataset([dataset(3), dataset(4)]), num_workers=1, multiprocessing_context="spawn"):
         check(batch)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_names_path_document_and_index(workers: int) -> None:
+def test_function_error_names_path_document_and_index(workers: int) -> None:
     ds = MultiModalDataset[Student](students(), {"thesis.pages": fail_on_three})
     with pytest.raises(
         FunctionError, match=r"'thesis.pages' by fail_on_three failed on document 3 \(id id3\)"
@@ -134,7 +134,7 @@ def test_an_error_names_path_document_and_index(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_mixed_kinds_name_path_document_and_index(workers: int) -> None:
+def test_error_of_mixed_kinds_names_path_document_and_index(workers: int) -> None:
     ds = MultiModalDataset[Student](students(), {"name": mixed_at_five})
     with pytest.raises(FunctionError, match=r"Student.name: .* document 5 \(id id5\) gives int 5"):
         list(loader(ds, num_workers=workers))
@@ -143,7 +143,7 @@ def test_mixed_kinds_name_path_document_and_index(workers: int) -> None:
 # --- which rows
 
 
-def test_random_and_weighted_samplers() -> None:
+def test_random_and_weighted_samplers_select_rows() -> None:
     generator = torch.Generator().manual_seed(0)
     [batch] = loader(dataset(), sampler=RandomSampler(range(10), generator=generator), batch_size=10)
     assert sorted(batch.age.tolist()) == list(range(10)) != batch.age.tolist()
@@ -154,12 +154,12 @@ def test_random_and_weighted_samplers() -> None:
     check(batch)
 
 
-def test_shuffle_takes_every_row_once() -> None:
+def test_shuffled_loader_yields_every_row_once() -> None:
     data = loader(dataset(), shuffle=True, drop_last=False)
-    assert sorted(flat(ages(data))) == list(range(10))
+    assert sorted(flatten(ages(data))) == list(range(10))
 
 
-def test_batch_sampler_as_batch_sampler_and_as_sampler() -> None:
+def test_batch_sampler_works_as_batch_sampler_and_as_sampler() -> None:
     sampler = BatchSampler(SequentialSampler(range(10)), 4, drop_last=True)
     collate = MultiModalDataset[Student].collate_fn
     for data in (
@@ -171,35 +171,35 @@ def test_batch_sampler_as_batch_sampler_and_as_sampler() -> None:
         check(batches[1])
 
 
-def test_distributed_sampler_shares_the_rows_out() -> None:
+def test_distributed_sampler_divides_the_rows() -> None:
     ds, seen = dataset(), []
     for rank in range(2):
         sampler = DistributedSampler(ds, num_replicas=2, rank=rank, shuffle=True, seed=3)
         sampler.set_epoch(1)
         found = list(loader(ds, sampler=sampler))
         assert [len(batch) for batch in found] == [4, 1]
-        seen += flat(ages(found))
+        seen += flatten(ages(found))
     assert sorted(seen) == list(range(10))
 
 
-def test_subsets_and_splits() -> None:
+def test_subsets_and_splits_yield_their_rows() -> None:
     ds = dataset()
     assert ages(loader(Subset(ds, [7, 1, 1]))) == [[7, 1, 1]]
     parts = random_split(ds, [0.7, 0.3], generator=torch.Generator().manual_seed(1))
-    found = [flat(ages(loader(part, num_workers=1))) for part in parts]
+    found = [flatten(ages(loader(part, num_workers=1))) for part in parts]
     assert [len(part) for part in found] == [7, 3]
-    assert sorted(flat(found)) == list(range(10))
+    assert sorted(flatten(found)) == list(range(10))
     assert ages(loader(Subset(ds[2:], [0, 1]))) == [[2, 3]]
 
 
-def test_concatenated_datasets() -> None:
+def test_concatenated_datasets_yield_all_rows() -> None:
     batches = list(loader(ConcatDataset([dataset(3), dataset(5)]), batch_size=5))
     assert ages(batches) == [[0, 1, 2, 0, 1], [2, 3, 4]]
     for batch in batches:
         check(batch)
 
 
-def test_rows_by_position() -> None:
+def test_dataset_returns_rows_by_position() -> None:
     ds = dataset()
     assert len(ds) == 10
     assert [ds[i].age for i in (0, -1, -10)] == [0, 9, 0]
@@ -226,15 +226,15 @@ def test_rows_by_position() -> None:
     ],
     ids=str,
 )
-def test_parts_of_a_dataset(key: Any, expected: list[int]) -> None:
+def test_slices_lists_and_masks_make_parts(key: Any, expected: list[int]) -> None:
     part = dataset()[key]
     assert type(part) is MultiModalDataset[Student]
     assert len(part) == len(expected)
-    assert flat(ages(loader(part))) == expected
-    assert flat(ages(loader(pickle.loads(pickle.dumps(part))))) == expected
+    assert flatten(ages(loader(part))) == expected
+    assert flatten(ages(loader(pickle.loads(pickle.dumps(part))))) == expected
 
 
-def test_a_part_of_a_part() -> None:
+def test_parts_of_parts_have_their_rows() -> None:
     part = dataset()[2:][[True, False] * 4][1:]
     assert [document.age for document in part] == [4, 6, 8]
     assert part[-1].age == 8
@@ -273,7 +273,7 @@ def steps(module: Module, epochs: int) -> Iterator[float]:
             yield loss.item()
 
 
-def test_a_loop_like_lightnings() -> None:
+def test_lightning_style_loop_trains() -> None:
     losses = list(steps(Module(), epochs=2))
     assert len(losses) == 6
     assert all(np.isfinite(losses))
@@ -282,7 +282,7 @@ def test_a_loop_like_lightnings() -> None:
 @pytest.mark.needs("torchdata")
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it; torch 2.13 warns
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_stateful_loader_goes_on_where_it_stopped(workers: int) -> None:
+def test_stateful_loader_resumes_where_it_stopped(workers: int) -> None:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     def make() -> Any:

@@ -94,7 +94,7 @@ def test_text_and_arrays_of_documents_may_be_none() -> None:
     assert batch.note == ["a", None, "a"]
 
 
-def test_a_field_without_any_value_reads_as_none() -> None:
+def test_field_without_any_value_reads_as_none() -> None:
     dataset = MultiModalDataset[Row](rows())
     batch = dataset.__getitems__(range(4))
     for path in ("score", "flag", "pixels", "anything", "box.label", "box.mask"):
@@ -116,7 +116,7 @@ def test_fields_that_functions_touch_raise_with_the_batch() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_error_of_a_batch_comes_out_of_a_loader(workers: int) -> None:
+def test_error_of_a_batch_is_raised_by_a_loader(workers: int) -> None:
     dataset = MultiModalDataset[Row](rows(label=except_row(3, 7)), {"label": lambda label: label * 2})
     with pytest.raises(MissingValueError, match=r"Row\.label: document 3"):
         loaded(dataset, workers, batch_size=2)
@@ -393,7 +393,7 @@ PREPROCESSINGS: list[Any] = [None, {"": lambda _: None}, {"": batched(lambda bat
 
 @laws
 @given(nullable_documents(), st.sampled_from(["torch", "numpy"]), st.sampled_from(PREPROCESSINGS), st.data())
-def test_no_zero_stands_for_none_unless_it_was_asked_for(
+def test_zeros_replace_none_only_on_request(
     documents: Any, framework: str, preprocessing: Any, data: st.DataObject
 ) -> None:
     kind = MultiModalDataset[documents.document_type]
@@ -447,7 +447,7 @@ class Vector(BaseDocument):
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 @pytest.mark.parametrize("shapes", ["pad", "ragged"])
-def test_a_tensor_of_another_framework_fills_a_batch_without_values(framework: str, shapes: Any) -> None:
+def test_tensor_of_another_framework_fills_a_batch_without_values(framework: str, shapes: Any) -> None:
     documents = [Vector(), Vector(vector=torch.zeros(3))]
     fills = {"vector": torch.ones(2)}
     dataset = MultiModalDataset[Vector](documents, framework=framework, shapes=shapes, missing=fills)

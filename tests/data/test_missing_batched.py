@@ -59,7 +59,7 @@ def test_batched_function_cannot_read_missing_values(missing: Any) -> None:
         assert part in str(caught.value)
 
 
-def test_error_of_a_batched_function_comes_out_of_a_loader() -> None:
+def test_error_of_a_batched_function_is_raised_by_a_loader() -> None:
     dataset = MultiModalDataset[Row](LABELLED, {"": batched(double_label)})
     with pytest.raises(MissingValueError, match=r"Row\.label: row 1"):
         list(DataLoader(dataset, batch_size=2, num_workers=2, multiprocessing_context="fork"))

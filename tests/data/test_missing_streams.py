@@ -45,13 +45,13 @@ def row(i: int, **fields: Any) -> Row:
     return Row(id=f"id{i}", number=i, **{**full, **fields})
 
 
-def written(folder: Path, documents: Any, format: str = "arrow", rows_in_shard: int = 10) -> Path:  # noqa: A002
+def write_rows(folder: Path, documents: Any, format: str = "arrow", rows_in_shard: int = 10) -> Path:  # noqa: A002
     for start in range(0, len(documents), rows_in_shard):
         write_dataset(documents[start : start + rows_in_shard], folder, Row, mode="append", format=format)
     return folder
 
 
-def streamed(source: Any, batch_size: int = 8, **options: Any) -> StreamingDataset[Row]:
+def stream_rows(source: Any, batch_size: int = 8, **options: Any) -> StreamingDataset[Row]:
     return StreamingDataset[Row](source, batch_size, **{"shapes": "ragged", **options})
 
 
@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     documents = [row(i) for i in range(30)]
     documents[17].label = documents[25].box = None
     documents[3].boxes = DocumentArray[Box]([Box()])
-    return written(tmp_path_factory.mktemp("missing") / "d", documents)
+    return write_rows(tmp_path_factory.mktemp("missing") / "d", documents)
 
 
 @pytest.fixture
@@ -90,9 +90,9 @@ def no_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_null_counts_raise_at_construction(tmp_path: Path, format: str, path: str, fields: Any) -> None:  # noqa: A002
     documents = [row(i, **(fields if i == 17 else {})) for i in range(30)]
-    source = written(tmp_path / "d", documents, format)
+    source = write_rows(tmp_path / "d", documents, format)
     with pytest.raises(MissingValueError, match=rf"Row\.{path}: row 17 \(id id17\) has no value") as error:
-        streamed(source)
+        stream_rows(source)
     for way in (f"missing={{'{path}': value}}", "missing='mask'", f"batch.validity('{path}')"):
         assert way in str(error.value)
 
@@ -101,29 +101,31 @@ def test_null_counts_raise_at_construction(tmp_path: Path, format: str, path: st
 def test_null_counts_of_documents_in_lists_raise_at_construction(tmp_path: Path) -> None:
     documents = [row(i, boxes=[Box(weight=1), Box(weight=None if i == 12 else 2)]) for i in range(20)]
     with pytest.raises(MissingValueError, match=r"Row\.boxes\.weight: row 12"):
-        streamed(written(tmp_path / "d", documents))
+        stream_rows(write_rows(tmp_path / "d", documents))
 
 
-def test_columns_that_are_not_read_do_not_matter(folder: Path) -> None:
-    batches = list(streamed(folder, columns=["number", "vector"]))
+def test_unread_columns_are_not_checked(folder: Path) -> None:
+    batches = list(stream_rows(folder, columns=["number", "vector"]))
     assert sum(len(batch) for batch in batches) == 30
     with pytest.raises(MissingValueError, match=r"Row\.label: row 17 has no value"):
-        streamed(folder, columns=["number", "label"])
+        stream_rows(folder, columns=["number", "label"])
 
 
 @pytest.mark.parametrize("format", ["arrow", "parquet"])
 def test_complete_data_is_not_checked_in_batches(tmp_path: Path, format: str) -> None:  # noqa: A002
-    dataset = streamed(written(tmp_path / "d", [row(i, boxes=[]) for i in range(20)], format), columns=["label", "box"])
+    dataset = stream_rows(
+        write_rows(tmp_path / "d", [row(i, boxes=[]) for i in range(20)], format), columns=["label", "box"]
+    )
     assert not dataset._fetch._missing.in_batches or format == "parquet"
     assert sum(len(batch) for batch in dataset) == 20
 
 
 @pytest.mark.parametrize("format", ["arrow", "parquet"])
-def test_a_field_without_any_value_reads_as_none(tmp_path: Path, format: str) -> None:  # noqa: A002
+def test_field_without_any_value_reads_as_none(tmp_path: Path, format: str) -> None:  # noqa: A002
     empty = {"label": None, "vector": None, "ragged": None, "box": None}
-    source = written(tmp_path / "d", [row(i, **empty) for i in range(20)], format)
+    source = write_rows(tmp_path / "d", [row(i, **empty) for i in range(20)], format)
     for workers in (0, 2):
-        for batch in DataLoader(streamed(source), batch_size=None, num_workers=workers):
+        for batch in DataLoader(stream_rows(source), batch_size=None, num_workers=workers):
             assert batch.label is batch.vector is batch.ragged is batch.box.label is batch["box.weight"] is None
             assert len(batch.number) == len(batch)
 
@@ -146,7 +148,7 @@ def test_fields_without_null_counts_are_checked_in_the_batches(tmp_path: Path) -
 def test_missing_tensors_in_parquet_files_raise(tmp_path: Path, path: str) -> None:
     documents = [row(i, **({path: None} if i == 17 else {})) for i in range(30)]
     with pytest.raises(MissingValueError, match=rf"Row\.{path}: \w+ 17 \(id id17\) has no value"):
-        list(streamed(written(tmp_path / "d", documents, "parquet")))
+        list(stream_rows(write_rows(tmp_path / "d", documents, "parquet")))
 
 
 def test_functions_that_touch_a_field_move_the_check_to_the_batch(folder: Path) -> None:
@@ -168,20 +170,20 @@ def test_functions_that_touch_a_field_move_the_check_to_the_batch(folder: Path) 
 @pytest.mark.parametrize("format", ["arrow", "parquet"])
 def test_missing_rows_that_a_filter_excludes_do_not_raise(tmp_path: Path, format: str) -> None:  # noqa: A002
     documents = [row(i, label=None if i in (3, 17) else i + 1) for i in range(30)]
-    source = written(tmp_path / "d", documents, format)
-    found = [n for batch in streamed(source, where={"label": {"$gte": 1}}) for n in batch.label.tolist()]
+    source = write_rows(tmp_path / "d", documents, format)
+    found = [n for batch in stream_rows(source, where={"label": {"$gte": 1}}) for n in batch.label.tolist()]
     assert sorted(found) == [i + 1 for i in range(30) if i not in (3, 17)]
-    assert {batch.label for batch in streamed(source, where={"number": {"$in": [3, 17]}})} == {None}
+    assert {batch.label for batch in stream_rows(source, where={"number": {"$in": [3, 17]}})} == {None}
     with pytest.raises(MissingValueError, match=r"Row\.label: (row|document) 2"):
-        list(streamed(source, where={"number": {"$in": [1, 2, 3, 4]}}, shuffle=False))
+        list(stream_rows(source, where={"number": {"$in": [1, 2, 3, 4]}}, shuffle=False))
 
 
 def test_only_the_split_with_the_missing_row_raises(tmp_path: Path) -> None:
     documents = [row(i, label=None if i == 17 else i + 1) for i in range(60)]
-    source, failed = written(tmp_path / "d", documents), 0
+    source, failed = write_rows(tmp_path / "d", documents), 0
     for part in (0, 1):
         try:
-            batches = list(streamed(source, where=Split("id", (0.5, 0.5), part)))
+            batches = list(stream_rows(source, where=Split("id", (0.5, 0.5), part)))
         except MissingValueError:
             failed += 1
         else:
@@ -197,14 +199,14 @@ def test_only_the_split_with_the_missing_row_raises(tmp_path: Path) -> None:
 def test_missing_values_are_filled_or_masked(folder: Path, workers: int, framework: str) -> None:
     filled = {"label": -1, "box.label": 9, "boxes.weight": 0.5}
     options: Any = {"shuffle": False, "framework": framework}
-    dataset = streamed(folder, 30, missing=filled, **options)
+    dataset = stream_rows(folder, 30, missing=filled, **options)
     [batch] = DataLoader(dataset, batch_size=None, num_workers=workers)
     assert batch.label.tolist() == [-1 if i == 17 else i + 1 for i in range(30)]
     assert batch.box.label.tolist() == [9 if i == 25 else 1 for i in range(30)]
     assert batch.boxes.weight.tolist() == [0.5 if i == 3 else 1 for i in range(30)]
     assert batch["box.weight"] is None
     assert batch[25].box is None
-    [batch] = DataLoader(streamed(folder, 30, missing="mask", **options), batch_size=None, num_workers=workers)
+    [batch] = DataLoader(stream_rows(folder, 30, missing="mask", **options), batch_size=None, num_workers=workers)
     assert np.flatnonzero(~np.asarray(batch.validity("label"))).tolist() == [17]
     assert int(batch.label[17]) == 0
 
@@ -212,17 +214,17 @@ def test_missing_values_are_filled_or_masked(folder: Path, workers: int, framewo
 def test_wrong_values_of_missing_are_rejected(folder: Path) -> None:
     for wrong in ("fill", {"lable": 1}, {"label": "a"}, {"vector": [1]}, None):
         with pytest.raises(OptionError, match="missing"):
-            streamed(folder, missing=wrong)
+            stream_rows(folder, missing=wrong)
 
 
 def test_loaders_windows_mixes_and_single_rows_follow_the_policy(folder: Path, tmp_path: Path) -> None:
     filled = {"label": -1, "box.label": 9, "boxes.weight": 0.5}
-    dataset = streamed(folder, 10, missing=filled, shuffle=False)
+    dataset = stream_rows(folder, 10, missing=filled, shuffle=False)
     assert [int(batch.label.min()) for batch in dataset.loader(threads=2)] == [1, -1, 21]
     assert dataset[17].label == -1
     assert [int(batch.label.min()) for batch in dataset.windows(10, 10)] == [-1]
-    other = written(tmp_path / "d", [row(i) for i in range(10)])
-    mixed = MixedDataset([dataset, streamed(other, 10)], stop="all")
+    other = write_rows(tmp_path / "d", [row(i) for i in range(10)])
+    mixed = MixedDataset([dataset, stream_rows(other, 10)], stop="all")
     assert sorted({int(batch.label.min()) for batch in mixed}) == [-1, 1, 21]
     touched = StreamingDataset[Row](folder, 10, {"label": lambda label: label}, columns=["label"])
     with pytest.raises(MissingValueError, match=r"Row\.label"):
@@ -231,7 +233,7 @@ def test_loaders_windows_mixes_and_single_rows_follow_the_policy(folder: Path, t
 
 @pytest.mark.needs("tensorflow")
 def test_tensorflow_datasets_are_filled(folder: Path) -> None:
-    dataset = streamed(folder, 30, columns=["number", "label", "box"], missing={"label": -1, "box.label": 0})
+    dataset = stream_rows(folder, 30, columns=["number", "label", "box"], missing={"label": -1, "box.label": 0})
     [everything] = list(dataset.to_tf_dataset())
     assert -1 in everything["label"].numpy()
     assert set(everything["box"]) == {"label", "id"} - {"id"}
@@ -239,7 +241,7 @@ def test_tensorflow_datasets_are_filled(folder: Path) -> None:
 
 @pytest.mark.needs("jax")
 def test_batches_of_jax_are_filled(folder: Path) -> None:
-    [batch] = streamed(folder, 30, columns=["label"], missing={"label": -1}).iter_batches("jax")
+    [batch] = stream_rows(folder, 30, columns=["label"], missing={"label": -1}).iter_batches("jax")
     assert int(batch.label.min()) == -1
 
 
@@ -247,9 +249,9 @@ def test_batches_of_jax_are_filled(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["arrow", "parquet"])
-def test_null_counts_are_those_of_the_rows(tmp_path: Path, format: str) -> None:  # noqa: A002
+def test_null_counts_match_the_rows(tmp_path: Path, format: str) -> None:  # noqa: A002
     documents = [row(i, label=None if i % 2 else 1, vector=None, boxes=[Box()] * (i % 2)) for i in range(20)]
-    dataset = open_dataset(written(tmp_path / "d", documents, format), Row)
+    dataset = open_dataset(write_rows(tmp_path / "d", documents, format), Row)
     paths = [("label",), ("vector",), ("ragged",), ("box", "label"), ("box", "weight"), ("boxes", "weight")]
     counts = null_counts(dataset, paths)
     assert counts[("label",)] == (10, 20)
@@ -266,7 +268,7 @@ def test_null_counts_are_those_of_the_rows(tmp_path: Path, format: str) -> None:
 
 @laws
 @given(nullable_documents(), st.sampled_from(["arrow", "parquet"]), st.sampled_from([None, {"": lambda _: None}]))
-def test_no_zero_stands_for_none_unless_it_was_asked_for(
+def test_zeros_replace_none_only_on_request(
     tmp_path_factory: pytest.TempPathFactory,
     documents: Any,
     format: str,  # noqa: A002

@@ -15,7 +15,7 @@ from quire.data import MixedDataset, _mixing
 from quire.data._epoch_registry import Worker
 from quire.data._mixing import MixedState, _cumulative_weights
 from quire.errors import OptionError
-from tests.data.streams import flat, numbers, opened, streamed, together, written
+from tests.data.sample_streams import collect_workers, flatten, numbers, open_samples, stream_samples, write_samples
 
 pytestmark = pytest.mark.needs("pyarrow", "fsspec", "xxhash")
 SIZES = (10, 6, 1)
@@ -26,14 +26,14 @@ BITS = 2**64 - 1
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     place = tmp_path_factory.mktemp("mixing")
-    return [opened(written(place / str(size), size)) for size in SIZES]
+    return [open_samples(write_samples(place / str(size), size)) for size in SIZES]
 
 
 def mix(stored: list[Any], *, epochs: Sequence[int | None] = (1, 1), **options: Any) -> MixedDataset:
     """A mix of datasets in the order of their rows, with the options of the mix or of the datasets."""
     own = {name: options.pop(name) for name in ("rank", "world_size", "batch_size", "last") if name in options}
     datasets = [
-        streamed(source, **{"batch_size": BATCH_SIZE, "shuffle": False, "last": "keep", "epochs": count, **own})
+        stream_samples(source, **{"batch_size": BATCH_SIZE, "shuffle": False, "last": "keep", "epochs": count, **own})
         for source, count in zip(stored, epochs, strict=False)
     ]
     return MixedDataset(datasets, **options)
@@ -111,7 +111,7 @@ def through_json(state: Any) -> Any:
         (2, [1e-300, 1e-300], [0.5, 1]),
     ],
 )
-def test_weights_divide_the_chances(count: int, weights: Any, bounds: list[float]) -> None:
+def test_weights_become_cumulative_bounds(count: int, weights: Any, bounds: list[float]) -> None:
     assert _cumulative_weights(dict.fromkeys(map(str, range(count))), weights).tolist() == bounds
 
 
@@ -132,12 +132,12 @@ def test_weights_divide_the_chances(count: int, weights: Any, bounds: list[float
     ],
 )
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-def test_weights_that_make_no_chances_are_errors(count: int, weights: Any) -> None:
+def test_invalid_weights_are_rejected(count: int, weights: Any) -> None:
     with pytest.raises(OptionError, match=f"a weight from 0 up for each; got {count} and"):
         _cumulative_weights(dict.fromkeys(map(str, range(count))), weights)
 
 
-def test_draws_are_the_golden_ones(stored: list[Any]) -> None:
+def test_draws_equal_golden_values(stored: list[Any]) -> None:
     """A mix is resumed by another version of quire: its draws and its name never change."""
     dataset = mix(stored, weights=(3, 1), seed=7)
     assert "".join(str(dataset._draw(2, step)) for step in range(24)) == "100000101000000000000000"
@@ -160,7 +160,7 @@ def test_chances_above_all_bounds_draw_the_last_dataset(stored: list[Any]) -> No
     ]
 
 
-def test_mixes_of_other_seeds_weights_or_datasets_have_other_names(stored: list[Any]) -> None:
+def test_fingerprint_depends_on_seed_weights_and_datasets(stored: list[Any]) -> None:
     options: list[dict[str, Any]] = [{}, {"seed": 1}, {"weights": (1, 2)}, {"epochs": (1, 1, 1)}, {"epochs": (1,)}]
     assert len({mix(stored, **chosen).state_dict()["mix"] for chosen in options}) == len(options)
     assert mix(stored).state_dict()["mix"] == mix(stored, weights=(2, 2), stop="all").state_dict()["mix"]
@@ -182,7 +182,7 @@ def test_states_count_the_epochs_of_each_dataset(stored: list[Any]) -> None:
             assert (part["epoch"], part["before"]) == (part["done"], 0), "in the first pass"
 
 
-def test_states_are_read_back(state: dict[str, Any]) -> None:
+def test_states_round_trip(state: dict[str, Any]) -> None:
     assert MixedState.from_dict(state).to_dict() == state
     assert MixedState.from_dict({**state, "added_later": 1}).to_dict() == state
     zero = {**state, "epoch": 0, "step": 0, "origin": 0}
@@ -190,7 +190,7 @@ def test_states_are_read_back(state: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["epoch", "step", "origin", "mix", "drawn", "datasets"])
-def test_states_without_a_field_are_errors(state: dict[str, Any], name: str) -> None:
+def test_states_without_a_field_are_rejected(state: dict[str, Any], name: str) -> None:
     del state[name]
     with pytest.raises(OptionError, match="this is no state of a MixedDataset"):
         MixedState.from_dict(state)
@@ -198,12 +198,12 @@ def test_states_without_a_field_are_errors(state: dict[str, Any], name: str) -> 
 
 @pytest.mark.parametrize("value", [-1, 1.0, "1", None])
 @pytest.mark.parametrize("name", ["epoch", "step", "origin"])
-def test_states_with_a_wrong_count_are_errors(state: dict[str, Any], name: str, value: Any) -> None:
+def test_states_with_invalid_counts_are_rejected(state: dict[str, Any], name: str, value: Any) -> None:
     with pytest.raises(OptionError, match="the state is damaged: epoch, step and origin"):
         MixedState.from_dict({**state, name: value})
 
 
-def test_states_of_other_mixes_are_errors(stored: list[Any], state: dict[str, Any]) -> None:
+def test_states_of_other_mixes_are_rejected(stored: list[Any], state: dict[str, Any]) -> None:
     parts = state["datasets"]
     others = [
         (mix(stored), state),
@@ -223,7 +223,7 @@ def test_states_of_other_mixes_are_errors(stored: list[Any], state: dict[str, An
 
 
 def test_datasets_have_names_or_numbers(stored: list[Any]) -> None:
-    datasets = [streamed(source, 2) for source in stored]
+    datasets = [stream_samples(source, 2) for source in stored]
     assert list(MixedDataset(datasets).datasets) == ["0", "1", "2"]
     assert list(MixedDataset(dict(zip("abc", datasets, strict=True))).datasets) == ["a", "b", "c"]
 
@@ -237,7 +237,7 @@ def test_mixes_are_registered_with_torch(stored: list[Any], monkeypatch: pytest.
     assert registered == [MixedDataset] * 2, "a worker that is started unpickles it"
 
 
-def test_a_mix_stops_at_the_first_end_or_when_all_ended(stored: list[Any]) -> None:
+def test_mix_stops_at_the_first_end_or_when_all_ended(stored: list[Any]) -> None:
     with pytest.raises(OptionError, match="use 'first' or 'all'"):
         mix(stored, stop="never")
     with pytest.raises(OptionError, match=r"stop='all' waits for every dataset, and \['1'\] have weight 0"):
@@ -253,8 +253,8 @@ def test_datasets_without_end_have_no_length(stored: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("stop", ["first", "all"])
-def test_a_dataset_without_steps_cannot_be_drawn(stored: list[Any], stop: Any) -> None:
-    datasets = [streamed(source, 2, last="drop", shuffle=False) for source in (stored[0], stored[2])]
+def test_drawing_a_dataset_without_steps_raises(stored: list[Any], stop: Any) -> None:
+    datasets = [stream_samples(source, 2, last="drop", shuffle=False) for source in (stored[0], stored[2])]
     dataset = MixedDataset(datasets, stop=stop)
     if stop == "first":
         assert all(batch.state["drawn"] == "0" for batch in dataset), "the pass ends when it would be drawn"
@@ -318,7 +318,7 @@ def test_workers_resume_from_their_own_states(
         assert [content(batch) for batch in batches] == expected[number + 2 * count :: 2]
 
 
-def test_a_worker_resumes_only_the_steps_that_it_had(stored: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_rejects_a_state_with_other_steps(stored: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = mix(stored)
     batches = iterate_as(dataset, Worker(0, 1, 5), monkeypatch)
     next(batches)
@@ -330,10 +330,10 @@ def test_a_worker_resumes_only_the_steps_that_it_had(stored: list[Any], monkeypa
             iterate_as(other, Worker(0, 1, 7), monkeypatch)
 
 
-def test_the_state_is_that_of_the_last_batch_without_workers_only(stored: list[Any]) -> None:
+def test_state_dict_raises_with_workers(stored: list[Any]) -> None:
     dataset = mix(stored)
     assert dataset.state_dict()["step"] == 0
-    together(dataset, 2)  # type: ignore[arg-type]
+    collect_workers(dataset, 2)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"keep the state of the last one, batch\.state"):
         dataset.state_dict()
     list(dataset)
@@ -345,12 +345,12 @@ def test_the_state_is_that_of_the_last_batch_without_workers_only(stored: list[A
 
 @pytest.mark.parametrize("workers", [0, 3])
 @pytest.mark.parametrize("name", MIXES)
-def test_passes_are_those_of_the_model(stored: list[Any], name: str, workers: int) -> None:
+def test_passes_match_the_model(stored: list[Any], name: str, workers: int) -> None:
     dataset = mix(stored, **MIXES[name])
     for number, expected in enumerate(expected_passes(name)):
         if not workers:
             assert len(dataset) == len(expected)
-        batches = together(dataset, workers, mark=number + 1) if workers else list(dataset)  # type: ignore[arg-type]
+        batches = collect_workers(dataset, workers, mark=number + 1) if workers else list(dataset)  # type: ignore[arg-type]
         assert [content(batch) for batch in batches] == expected
         states = [batch.state for batch in batches]
         assert [(state["epoch"], state["step"], state["origin"]) for state in states] == [
@@ -382,23 +382,23 @@ def test_mixes_resume_with_the_next_batch(stored: list[Any], name: str, workers:
                 at = (number + is_over, 0 if is_over else count)
                 assert (state["epoch"], state["step"], state["origin"], state["drawn"]) == (*at, at[1], "")
             for mark, following in enumerate(rest[: 1 + is_over], 1):
-                taken = together(resumed, workers, mark) if workers else resumed  # type: ignore[arg-type]
+                taken = collect_workers(resumed, workers, mark) if workers else resumed  # type: ignore[arg-type]
                 assert [content(batch) for batch in taken] == following
 
 
-def test_a_resumed_mix_counts_from_where_it_began(stored: list[Any]) -> None:
+def test_resumed_mix_counts_from_its_start(stored: list[Any]) -> None:
     state = next(iter(mix(stored))).state
     for workers in (0, 2, 3):
         resumed = mix(stored)
         resumed.load_state_dict(state)
-        batches = together(resumed, workers)  # type: ignore[arg-type]
+        batches = collect_workers(resumed, workers)  # type: ignore[arg-type]
         assert [(batch.state["step"], batch.state["origin"]) for batch in batches] == [
             (2 + place, 1) for place in range(len(batches))
         ]
 
 
 @pytest.mark.parametrize("name", MIXES)
-def test_a_pass_that_is_left_is_followed_by_the_next(stored: list[Any], name: str) -> None:
+def test_interrupted_pass_is_followed_by_the_next(stored: list[Any], name: str) -> None:
     expected = expected_passes(name)
     dataset = mix(stored, **MIXES[name])
     batches = iter(dataset)
@@ -410,7 +410,7 @@ def test_a_pass_that_is_left_is_followed_by_the_next(stored: list[Any], name: st
         assert (state["epoch"], state["drawn"]) == (1, drawn)
 
 
-def test_copies_go_on_with_the_next_pass(stored: list[Any]) -> None:
+def test_copies_continue_with_the_next_pass(stored: list[Any]) -> None:
     expected = expected_passes("several epochs")
     dataset = mix(stored, **MIXES["several epochs"])
     for batches in expected:
@@ -424,5 +424,5 @@ def test_ranks_draw_from_the_same_datasets(stored: list[Any], name: str) -> None
     expected = expected_passes(name)[0]
     taken = list(zip(*ranks, strict=True))
     assert [first.state["drawn"] for first, _ in taken] == [drawn for drawn, _, _ in expected]
-    assert [flat(numbers(pair)) for pair in taken] == [rows for _, rows, _ in expected]
+    assert [flatten(numbers(pair)) for pair in taken] == [rows for _, rows, _ in expected]
     assert all(first.state == second.state for first, second in taken)

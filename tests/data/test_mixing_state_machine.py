@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from quire.data import MixedDataset, StreamingDataset, _mixing
 from quire.data._epoch_registry import Worker
-from tests.data.streams import flat, numbers, opened, streamed, together, written
+from tests.data.sample_streams import collect_workers, flatten, numbers, open_samples, stream_samples, write_samples
 
 pytestmark = pytest.mark.needs("pyarrow", "fsspec", "xxhash")
 SIZES = (1, 2, 5, 12, 20)
@@ -31,7 +31,7 @@ EXAMPLE_STEPS = 40
 @pytest.fixture(scope="module", autouse=True)
 def sources(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("mix")
-    Sources.stored = {size: opened(written(folder / str(size), size)) for size in SIZES}
+    Sources.stored = {size: open_samples(write_samples(folder / str(size), size)) for size in SIZES}
 
 
 class Sources:
@@ -55,7 +55,7 @@ class Part:
 
     def open(self, rank: int, world_size: int) -> StreamingDataset[Any]:
         options = {"last": self.last, "epochs": self.epochs, "shuffle": self.shuffle}
-        return streamed(Sources.stored[self.size], self.batch_size, rank=rank, world_size=world_size, **options)
+        return stream_samples(Sources.stored[self.size], self.batch_size, rank=rank, world_size=world_size, **options)
 
 
 @lru_cache(maxsize=10_000)
@@ -236,7 +236,7 @@ class MixMachine(RuleBasedStateMachine):
     def take_the_rest_with_workers(self, workers: int) -> None:
         """Let workers make the rest of the pass."""
         expected, _ = self.mix.batches(self.place)
-        batches = together(self.dataset, workers, mark=_mixing.new_mark())  # type: ignore[arg-type]
+        batches = collect_workers(self.dataset, workers, mark=_mixing.new_mark())  # type: ignore[arg-type]
         assert [content(batch) for batch in batches] == expected[self.place.taken :]
         for batch in batches:
             self.place = self.place._replace(taken=self.place.taken + 1)
@@ -268,7 +268,7 @@ class MixMachine(RuleBasedStateMachine):
         gc.collect(0)
 
 
-def test_a_mix_resumes_with_the_very_next_batch() -> None:
+def test_mix_resumes_with_the_very_next_batch() -> None:
     MixMachine.resumes = MixMachine.resumes_at_end = 0
     chosen = settings(
         max_examples=20,
@@ -328,7 +328,7 @@ def test_workers_resume_from_their_own_states(mix: Mix, workers: int, count: int
     mix=mixes(endless=False),
     phases=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2), st.integers(0, 6)), min_size=1, max_size=4),
 )
-def test_every_row_comes_once_whatever_the_ranks(mix: Mix, phases: list[tuple[int, int, int]]) -> None:
+def test_every_row_comes_once_for_any_ranks(mix: Mix, phases: list[tuple[int, int, int]]) -> None:
     parts = tuple(Part(part.size, part.batch_size, "keep", part.epochs, part.shuffle) for part in mix.parts)
     mix = Mix(parts, mix.weights, mix.seed, mix.stop, 0, 1)
     rows: dict[str, list[int]] = {str(number): [] for number in range(len(parts))}
@@ -340,11 +340,11 @@ def test_every_row_comes_once_whatever_the_ranks(mix: Mix, phases: list[tuple[in
                 dataset.load_state_dict(state)
             if ranks[0].state_dict()["epoch"]:
                 break  # the first pass is complete
-        taken = [together(dataset, workers)[:count] for dataset in ranks]  # type: ignore[arg-type]
+        taken = [collect_workers(dataset, workers)[:count] for dataset in ranks]  # type: ignore[arg-type]
         drawn = [[content(batch)[0] for batch in batches] for batches in taken]
         assert all(names == drawn[0] for names in drawn), "every rank draws from the same dataset"
         for step in zip(*taken, strict=True):
-            rows[content(step[0])[0]] += flat(content(batch)[1] for batch in step)
+            rows[content(step[0])[0]] += flatten(content(batch)[1] for batch in step)
         if taken[0]:
             states = [through_json(batches[-1].state) for batches in taken]
             assert all(found == states[0] for found in states), "the state is the same on every rank"
@@ -366,7 +366,7 @@ def test_every_row_comes_once_whatever_the_ranks(mix: Mix, phases: list[tuple[in
 
 
 @pytest.mark.parametrize("stop", ["first", "all"])
-def test_a_dataset_at_its_end_stays_there_when_the_mix_resumes(stop: str) -> None:
+def test_dataset_at_its_end_stays_there_when_the_mix_resumes(stop: str) -> None:
     mix = Mix((Part(20, 4, "keep", 1, "block"), Part(1, 4, "keep", 1, "block")), (1, 1), 2, stop, rank=0, world_size=1)
     unbroken = mix.open()
     passes = [[content(batch) for batch in unbroken] for _ in range(3)]
@@ -380,7 +380,7 @@ def test_a_dataset_at_its_end_stays_there_when_the_mix_resumes(stop: str) -> Non
         assert [len(resumed), *([content(batch) for batch in resumed] for _ in rest)] == [len(rest[0]), *rest]
 
 
-def test_the_state_at_the_end_of_a_pass_goes_on_with_the_next_pass() -> None:
+def test_state_at_the_end_of_a_pass_resumes_with_the_next_pass() -> None:
     mix = Mix((Part(5, 2, "keep", 1, "block"), Part(2, 2, "keep", 2, False)), (2, 1), 5, "all", rank=0, world_size=1)
     dataset, other = mix.open(), mix.open()
     list(dataset)

@@ -14,7 +14,7 @@ from quire import BaseDocument, DocumentArray, DocumentBatch, Text
 from quire.data import MultiModalDataset
 from quire.errors import ColumnError, DocumentTypeError, FunctionError, OptionError, PathError, SchemaError
 from quire.typing import NdArray, PaddleTensor, TorchTensor
-from tests.data.students import (
+from tests.data.sample_students import (
     Graduate,
     Node,
     Paper,
@@ -58,14 +58,14 @@ def test_functions_run_in_the_order_of_the_dict() -> None:
     assert seen == ["name", "document", "document", "name"]
 
 
-def test_a_list_of_functions_is_a_pipeline() -> None:
+def test_functions_of_a_list_run_in_order() -> None:
     batch = prepared({"name": [str.upper, lambda name: name[:2], lambda name: name + "!"]})
     assert batch.name == ["NA!"] * 4
     assert prepared({"name": (str.upper, len)}).name.tolist() == [6] * 4
     assert prepared({"name": []}).name == students(4).name
 
 
-def test_a_later_path_sees_what_an_earlier_one_gave() -> None:
+def test_later_paths_see_results_of_earlier_ones() -> None:
     seen: list[Any] = []
     prepared({"thesis.title": embed_title, "thesis": lambda thesis: seen.append(thesis.title), "name": len})
     assert all(isinstance(title, torch.Tensor) for title in seen)
@@ -74,7 +74,7 @@ def test_a_later_path_sees_what_an_earlier_one_gave() -> None:
 # --- what functions give
 
 
-def test_in_place_and_none() -> None:
+def test_none_keeps_the_value_changed_in_place() -> None:
     def darken(photo: torch.Tensor) -> None:
         photo *= 0.5
 
@@ -91,7 +91,7 @@ def test_in_place_and_none() -> None:
     assert batch.thesis.title.text == ["new"] * 4
 
 
-def test_the_whole_document_in_place() -> None:
+def test_document_is_changed_in_place() -> None:
     def change(document: Student) -> None:
         document.photo += 1
         document.tags["new"] = document.words
@@ -110,7 +110,7 @@ def test_the_whole_document_in_place() -> None:
     assert batch[0].tree.children[0].name == "changed"
 
 
-def test_tensors_of_another_framework_in_place() -> None:
+def test_tensors_of_another_framework_are_changed_in_place() -> None:
     def change(vector: Any) -> None:
         assert isinstance(vector, np.ndarray)
         vector *= 2
@@ -140,7 +140,7 @@ def test_tensors_of_another_framework_in_place() -> None:
     ids=repr,
 )
 @pytest.mark.parametrize("path", ["name", "age", "photo", "thesis", "tags", "papers", "spare", "tree"])
-def test_any_result_counts(path: str, result: Any, expected: Any, told: str) -> None:
+def test_falsy_results_are_used(path: str, result: Any, expected: Any, told: str) -> None:
     documents = DocumentArray[Student](student(i, spare=Thesis(title="x")) for i in range(4))
     batch = prepared({path: lambda _: result}, documents)
     found = batch[path]
@@ -152,40 +152,40 @@ def test_any_result_counts(path: str, result: Any, expected: Any, told: str) -> 
     assert kind(batch, path).startswith(told)
 
 
-def test_documents_as_results() -> None:
+def test_functions_may_return_documents() -> None:
     batch = prepared({"name": lambda name: Text(text=name), "thesis": lambda thesis: thesis.title})
     assert batch.name.text == students(4).name
     assert type(batch.thesis) is DocumentBatch[Text]
     assert kind(batch, "name") == "Text"
 
 
-def test_arrays_as_results() -> None:
+def test_functions_may_return_arrays_of_documents() -> None:
     batch = prepared({"name": lambda name: DocumentArray[Text](Text(text=letter) for letter in name[:2])})
     assert batch.name.offsets.tolist() == [0, 2, 4, 6, 8]
     assert batch.name.text == ["n", "a"] * 4
 
 
-def test_another_document_for_the_whole() -> None:
+def test_functions_may_return_another_document() -> None:
     batch = prepared({"": lambda document: document.thesis})
     assert type(batch) is DocumentBatch[Thesis]
     assert batch.pages.tolist() == [0, 1, 2, 3]
 
 
-def test_integers_among_floats_are_floats() -> None:
+def test_integers_among_floats_become_floats() -> None:
     assert prepared({"age": lambda age: age if age % 2 else age / 2}).age.tolist() == [0.0, 1.0, 1.0, 3.0]
 
 
-def test_a_field_that_still_fits_keeps_its_type() -> None:
+def test_field_that_still_fits_keeps_its_type() -> None:
     batch = prepared({"photo": Scale(2.0), "name": str.upper, "age": lambda age: age + 1})
     assert batch.schema is Student.document_schema()
 
 
-def test_another_shape_or_dtype_is_told() -> None:
+def test_schema_shows_another_shape_or_dtype() -> None:
     assert kind(prepared({"photo": lambda photo: photo[0]}), "photo") == "TorchTensor"
     assert kind(prepared({"photo": lambda photo: photo.double()}), "photo") == "TorchTensor"
 
 
-def test_partials_and_callables() -> None:
+def test_partials_and_callables_are_functions() -> None:
     batch = prepared({"photo": [functools.partial(add_to, number=1.0), Scale(3.0), torch.nn.Flatten(0)]})
     assert batch.photo.tolist() == [[3.0 * (i + 1)] * 6 for i in range(4)]
 
@@ -204,7 +204,7 @@ def test_partials_and_callables() -> None:
     ],
     ids=["scalar", "nested", "array", "bytes", "document"],
 )
-def test_mixed_kinds_are_an_error(path: str, function: Any, message: str) -> None:
+def test_mixed_kinds_raise(path: str, function: Any, message: str) -> None:
     with pytest.raises(FunctionError, match=message):
         prepared({path: function})
 
@@ -213,12 +213,12 @@ def grown(photo: torch.Tensor) -> torch.Tensor:
     return torch.ones(int(photo[0, 0]) + 1)
 
 
-def test_mixed_shapes_are_an_error_that_names_the_documents() -> None:
+def test_error_of_mixed_shapes_names_the_documents() -> None:
     with pytest.raises(ColumnError, match=r"documents 2, 0: Student.photo: mixed shapes: row 0 has \(3,\)"):
         MultiModalDataset[Student](students(4), {"photo": grown}).__getitems__([2, 0])
 
 
-def test_only_the_last_of_the_functions_must_give_one_kind_and_shape() -> None:
+def test_only_final_results_need_one_kind_and_shape() -> None:
     steps = {
         "photo": [grown, lambda photo: photo.sum()],
         "name": [mixed_at_five, str, len],
@@ -234,14 +234,14 @@ def test_only_the_last_of_the_functions_must_give_one_kind_and_shape() -> None:
     assert prepared(in_two, documents).photo.shape == (6,)
 
 
-def test_the_function_that_failed_is_named() -> None:
+def test_error_names_the_function_that_failed() -> None:
     with pytest.raises(FunctionError, match="'name' by int failed on document 0"):
         prepared({"name": [str.upper, int, len]})
     with pytest.raises(FunctionError, match="'name' by lower, mixed_at_five on the batch"):
         prepared({"name": [str.lower, mixed_at_five]}, students(7))
 
 
-def test_mixed_shapes_padded_and_ragged() -> None:
+def test_mixed_shapes_are_padded_or_ragged() -> None:
     batch = prepared({"photo": grown}, shapes="pad")
     assert batch.photo.shape == (4, 4)
     assert batch.mask("photo").sum(1).tolist() == [1, 2, 3, 4]
@@ -250,7 +250,7 @@ def test_mixed_shapes_padded_and_ragged() -> None:
     assert [row.shape for row in ragged.photo.values()] == [(1,), (2,), (3,), (4,)]
 
 
-def test_mixed_shapes_of_the_source() -> None:
+def test_mixed_shapes_of_documents_follow_the_policy() -> None:
     documents = DocumentArray[Student](student(i, shaped=torch.ones(i + 1)) for i in range(3))
     with pytest.raises(ColumnError, match="Student.shaped: mixed shapes"):
         prepared(None, documents)
@@ -261,7 +261,7 @@ def test_mixed_shapes_of_the_source() -> None:
     assert one_shape.shaped.tolist() == [1.0, 2.0, 3.0]
 
 
-def test_an_unknown_policy_is_an_error() -> None:
+def test_unknown_shape_policy_is_rejected() -> None:
     with pytest.raises(ColumnError, match="shapes='cut' is not a policy"):
         MultiModalDataset[Student](students(1), shapes="cut")  # type: ignore[arg-type]
 
@@ -269,7 +269,7 @@ def test_an_unknown_policy_is_an_error() -> None:
 # --- paths and types
 
 
-def test_rows_without_a_value_are_left_out() -> None:
+def test_functions_skip_missing_values() -> None:
     steps = {"grade": lambda grade: grade + 1, "spare.title.text": str.upper, "spare": lambda spare: spare}
     batch = prepared(steps, incomplete_students(4), missing="mask")
     assert batch.grade.tolist() == [1.0, 0.0, 2.0, 0.0]
@@ -279,7 +279,7 @@ def test_rows_without_a_value_are_left_out() -> None:
     assert batch.validity("spare.title").tolist() == [True, False, False, True]
 
 
-def test_another_kind_where_some_rows_have_no_value() -> None:
+def test_results_of_another_kind_keep_missing_values() -> None:
     batch = prepared({"grade": str, "spare": lambda _: torch.ones(2)}, incomplete_students(4), missing="mask")
     assert batch.grade == ["0.0", None, "1.0", None]
     assert batch.spare.tolist() == [[1, 1], [0, 0], [0, 0], [1, 1]]
@@ -287,18 +287,18 @@ def test_another_kind_where_some_rows_have_no_value() -> None:
     assert [document.spare is None for document in batch] == [False, True, True, False]
 
 
-def test_paths_reach_every_element_of_arrays() -> None:
+def test_paths_lead_into_elements_of_arrays() -> None:
     batch = prepared({"papers.vector": lambda vector: vector + 1, "papers.venue": len})
     assert batch.papers.vector.tolist() == [[1, 1], [1, 1], [2, 2]]
     assert batch.papers.venue.tolist() == [7, 7, 7]
     assert batch[2].papers[1].vector.tolist() == [2, 2]
 
 
-def test_the_array_itself() -> None:
+def test_function_gets_the_array_itself() -> None:
     assert prepared({"papers": len}).papers.tolist() == [0, 1, 2, 0]
 
 
-def test_recursive_documents() -> None:
+def test_paths_lead_into_recursive_documents() -> None:
     batch = prepared({"tree.name": str.upper, "tree.children.name": str.title, "tree.children.children": len})
     assert batch.tree.name == ["ROOT"] * 4
     [child] = batch[0].tree.children
@@ -307,7 +307,7 @@ def test_recursive_documents() -> None:
     assert root.tree.tolist() == [1] * 4
 
 
-def test_types_as_keys() -> None:
+def test_types_select_fields() -> None:
     batch = prepared({Text: embed_title, float: lambda grade: grade * 2, TorchTensor: lambda tensor: tensor + 1})
     assert batch.thesis.title.shape == (4, 4)
     assert batch.spare.title.shape == (4, 4)
@@ -318,7 +318,7 @@ def test_types_as_keys() -> None:
     assert batch.vector[0].tolist() == [1.0, 2.0, 3.0]
 
 
-def test_more_types_as_keys() -> None:
+def test_more_types_select_fields() -> None:
     assert prepared({NdArray: lambda vector: vector.sum()}).vector.tolist() == [6.0] * 4
     assert prepared({dict: len}).tags.tolist() == [1] * 4
     assert prepared({DocumentArray[Paper]: len}).papers.tolist() == [0, 1, 2, 0]
@@ -327,7 +327,7 @@ def test_more_types_as_keys() -> None:
     assert prepared({BaseDocument: lambda document: document.thesis}).pages.tolist() == [0, 1, 2, 3]
 
 
-def test_the_type_of_documents_in_arrays() -> None:
+def test_types_select_documents_in_arrays() -> None:
     def move(paper: Paper) -> None:
         paper.vector += 1
 
@@ -341,7 +341,7 @@ def test_the_type_of_documents_in_arrays() -> None:
         prepared({Paper: lambda _: 1 / 0})
 
 
-def test_a_type_leaves_ids_and_flags_alone() -> None:
+def test_types_do_not_select_ids_and_bools() -> None:
     class Flag(BaseDocument):
         up: bool
         height: int
@@ -363,25 +363,25 @@ def test_a_type_leaves_ids_and_flags_alone() -> None:
     ],
     ids=str,
 )
-def test_a_wrong_key_is_an_error_at_once(key: Any, error: type[Exception], message: str) -> None:
+def test_wrong_key_is_rejected_at_construction(key: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         MultiModalDataset[Student](students(1), {key: len})
 
 
 @pytest.mark.parametrize("value", [3, None, "len", [len, 3], {"a": len}], ids=repr)
-def test_what_is_no_function_is_an_error_at_once(value: Any) -> None:
+def test_value_that_is_not_callable_is_rejected_at_construction(value: Any) -> None:
     with pytest.raises(SchemaError, match=r"preprocessing\['name'\]: give a function or a list of functions, not"):
         MultiModalDataset[Student](students(1), {"name": value})
 
 
-def test_a_path_into_what_an_earlier_function_took_away() -> None:
+def test_path_removed_by_an_earlier_function_raises() -> None:
     with pytest.raises(FunctionError, match="'thesis.pages' by str: 'thesis' has no fields now"):
         prepared({"thesis": lambda _: 1, "thesis.pages": str})
     with pytest.raises(FunctionError, match="an earlier function gave a Text, which has no 'pages'"):
         prepared({"thesis": lambda thesis: thesis.title, "thesis.pages": str})
 
 
-def test_the_document_stays_a_document() -> None:
+def test_function_on_documents_must_return_documents() -> None:
     with pytest.raises(FunctionError, match="'' .the document. by .* must give documents"):
         prepared({"": lambda _: 5})
 
@@ -389,7 +389,7 @@ def test_the_document_stays_a_document() -> None:
 # --- subclasses, output
 
 
-def test_subclasses_keep_what_is_theirs() -> None:
+def test_subclasses_keep_their_fields() -> None:
     def honour(document: Student) -> None:
         if isinstance(document, Graduate):
             document.honours["more"] = 2
@@ -429,7 +429,7 @@ def test_output_that_does_not_fit_names_path_and_document() -> None:
 # --- the dataset itself
 
 
-def test_a_dataset_needs_the_class_of_its_documents() -> None:
+def test_dataset_needs_a_document_class() -> None:
     with pytest.raises(SchemaError, match=r"MultiModalDataset\[Student\]"):
         MultiModalDataset(students(1))
     with pytest.raises(DocumentTypeError):
@@ -438,13 +438,13 @@ def test_a_dataset_needs_the_class_of_its_documents() -> None:
         MultiModalDataset[Student]([Paper(vector=torch.ones(2))])
 
 
-def test_documents_come_in_any_form() -> None:
+def test_dataset_accepts_arrays_lists_iterators_and_batches() -> None:
     expected = MultiModalDataset[Student](students(3)).__getitems__([0, 1, 2])
     for given in (list(students(3)), (document for document in students(3)), students(3).stack()):
         assert MultiModalDataset[Student](given).__getitems__([0, 1, 2]) == expected
 
 
-def test_an_empty_dataset_is_an_error_unless_allowed() -> None:
+def test_empty_dataset_is_rejected_unless_allowed() -> None:
     for empty in ([], students(3).filter({"name": "nobody"}), students(3).stack()[:0]):
         with pytest.raises(OptionError, match=r"MultiModalDataset\[Student\] has no rows.*allow_empty=True"):
             MultiModalDataset[Student](empty)
@@ -453,7 +453,7 @@ def test_an_empty_dataset_is_an_error_unless_allowed() -> None:
     assert list(ds) == []
 
 
-def test_subclasses_of_the_dataset() -> None:
+def test_dataset_can_be_subclassed() -> None:
     class Mine(MultiModalDataset):
         pass
 
@@ -464,6 +464,6 @@ def test_subclasses_of_the_dataset() -> None:
 
 
 @pytest.mark.parametrize("given", [len, [len], "name"], ids=["function", "list", "text"])
-def test_functions_are_given_by_path(given: Any) -> None:
+def test_preprocessing_rejects_other_values_than_dicts(given: Any) -> None:
     with pytest.raises(SchemaError, match="give functions by the path or type of what they change"):
         MultiModalDataset[Student](students(2), preprocessing=given)

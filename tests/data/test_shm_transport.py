@@ -68,14 +68,14 @@ def nothing_is_left() -> Any:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("step", [plus_one, plus_one_in_place])
-def test_batches_that_are_kept_stay_as_they_are(method: str, step: Any) -> None:
+def test_kept_batches_do_not_change(method: str, step: Any) -> None:
     batches = list(loader(dataset(step=step), method=method, num_workers=2))
     assert [batch.label.tolist() for batch in batches] == [list(range(i, i + 4)) for i in range(0, 48, 4)]
     for batch in batches:
         check(batch)
 
 
-def test_memory_is_used_again_when_batches_are_let_go() -> None:
+def test_memory_of_dropped_batches_is_reused() -> None:
     places = []
     for batch in loader(dataset(), num_workers=1):
         check(batch)
@@ -84,7 +84,7 @@ def test_memory_is_used_again_when_batches_are_let_go() -> None:
     assert len(set(places)) <= 5
 
 
-def test_it_is_used_again_in_the_next_epoch_by_workers_that_stay() -> None:
+def test_persistent_workers_reuse_memory_in_the_next_epoch() -> None:
     data = loader(dataset(), num_workers=1, persistent_workers=True)
     places = {batch.image.data_ptr() for _ in range(3) for batch in data}
     assert len(places) <= 5
@@ -100,7 +100,7 @@ def test_it_is_used_again_in_the_next_epoch_by_workers_that_stay() -> None:
     ],
     ids=["a view", "an array", "its memory", "a capsule"],
 )
-def test_memory_that_anything_lies_in_is_not_used_again(hold: Any) -> None:
+def test_memory_in_use_is_not_reused(hold: Any) -> None:
     held, places = [], []
     for batch in loader(dataset(), num_workers=1):
         held.append(hold(batch.image))
@@ -108,7 +108,7 @@ def test_memory_that_anything_lies_in_is_not_used_again(hold: Any) -> None:
     assert len(set(places)) == len(places) == len(held)
 
 
-def test_a_batch_may_be_changed_by_the_trainer() -> None:
+def test_trainer_may_change_a_batch() -> None:
     for batch in loader(dataset(), num_workers=1):
         check(batch)
         batch.image.zero_()
@@ -122,7 +122,7 @@ class Mixed(BaseDocument):
     wide: TorchTensor
 
 
-def test_what_is_large_and_what_is_small_keep_their_dtypes() -> None:
+def test_large_and_small_tensors_keep_their_dtypes() -> None:
     documents = [
         Mixed(flag=i % 2 == 0, number=1j * i, half=torch.full((4,), i).bfloat16(), wide=torch.full((40_000,), 1j * i))
         for i in range(8)
@@ -135,7 +135,7 @@ def test_what_is_large_and_what_is_small_keep_their_dtypes() -> None:
         assert batch[name].equal(plain[name])
 
 
-def test_a_class_that_the_trainer_could_not_find_is_an_error_and_no_hang() -> None:
+def test_class_that_cannot_be_pickled_raises_in_the_trainer() -> None:
     class Local(BaseDocument):
         label: int
 
@@ -148,7 +148,7 @@ def fail_to_send(*_: Any) -> Any:
     raise OSError("too many open files")
 
 
-def test_an_error_of_the_sending_thread_is_raised_in_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_the_sending_thread_is_raised_in_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_shm_transport.SharedArena, "prepare", fail_to_send)  # the forked worker inherits it
     with pytest.raises(FunctionError, match=r"worker \d+ could not send a batch: OSError: too many open files"):
         next(iter(loader(dataset(), num_workers=1)))
@@ -162,7 +162,7 @@ def together(batch: Any) -> Any:
     return made, made[1:3], [made]
 
 
-def test_batches_that_share_memory_go_together() -> None:
+def test_batches_that_share_memory_are_sent_together() -> None:
     for whole, part, [same] in loader(dataset(), together, num_workers=1):
         check(whole)
         check(part)
@@ -173,7 +173,7 @@ def tensor_alone(batch: Any) -> Any:
     return collate(batch).image
 
 
-def test_a_tensor_alone_goes_as_torch_sends_it() -> None:
+def test_plain_tensors_are_sent_by_torch() -> None:
     found = list(loader(dataset(), tensor_alone, num_workers=1))
     assert [image[:, 0, 0, 0].tolist() for image in found] == [
         [i + 1.0 for i in range(s, s + 4)] for s in range(0, 48, 4)
@@ -181,7 +181,7 @@ def test_a_tensor_alone_goes_as_torch_sends_it() -> None:
     assert all(image.is_shared() for image in found)
 
 
-def test_more_pieces_than_a_worker_keeps() -> None:
+def test_torch_sends_tensors_beyond_the_limit_of_pieces() -> None:
     batches = list(loader(dataset(4 * 70), num_workers=1))
     assert len(batches) == 70
     for batch in batches:
@@ -189,7 +189,7 @@ def test_more_pieces_than_a_worker_keeps() -> None:
     assert batches[-1].image.is_shared()  # torch's own way
 
 
-def test_without_the_means_it_goes_as_torch_sends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_sends_tensors_without_memfd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     for batch in loader(dataset(), num_workers=1):
         check(batch)
@@ -203,7 +203,7 @@ def look(batches: Any, seen: Any) -> None:
     seen.put([(float(batch.image[0, 0, 0, 0]), float(batch.image.sum())) for batch in iter(batches.get, None)])
 
 
-def test_a_batch_that_is_sent_on_stays_as_it_is() -> None:
+def test_batch_sent_on_to_another_process_does_not_change() -> None:
     context = multiprocessing.get_context("spawn")
     batches, seen = context.Queue(), context.Queue()
     process = context.Process(target=look, args=(batches, seen))
@@ -218,7 +218,7 @@ def test_a_batch_that_is_sent_on_stays_as_it_is() -> None:
     process.join()
 
 
-def test_a_child_that_is_forked_keeps_what_it_saw() -> None:
+def test_forked_child_keeps_its_batches() -> None:
     batches = iter(loader(dataset(), num_workers=1))
     first = next(batches)
     image = first.image.numpy()
@@ -236,14 +236,14 @@ def test_a_child_that_is_forked_keeps_what_it_saw() -> None:
     os.waitpid(child, 0)
 
 
-def test_a_batch_of_a_worker_that_is_gone_is_an_error() -> None:
+def test_batch_of_an_ended_worker_raises() -> None:
     with pytest.raises(FunctionError, match="a batch of worker 4194303 is lost"):
         _shm_transport._restore_shared(4194303, "token", 1, 3, (torch.float32, 0, (1,), (1,)))
     with pytest.raises(FunctionError, match="is lost"):  # the number of another process, or of another file
         _shm_transport._restore_shared(os.getpid(), "token", 1, 0, (torch.float32, 0, (1,), (1,)))
 
 
-def test_pieces_of_workers_that_ended_are_forgotten() -> None:
+def test_pieces_of_ended_workers_are_dropped() -> None:
     for _ in range(3):
         for batch in loader(dataset(), num_workers=2):
             check(batch)

@@ -39,7 +39,7 @@ def cold(folder: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def test_every_row_comes_from_files_that_were_not_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_row_comes_from_files_outside_the_page_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[tuple[Any, Any]]()
     read_ahead = _memory.read_ahead
     monkeypatch.setattr(
@@ -57,7 +57,7 @@ def test_every_row_comes_from_files_that_were_not_in_memory(folder: Path, monkey
     assert ROWS * WIDTH <= sizes < 1.2 * ROWS * WIDTH, "all that is there, and hardly anything twice"
 
 
-def test_runs_that_cross_record_batches_are_read_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_across_record_batches_are_read_completely(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = StreamingDataset[Page](folder, batch_size=64).stored
     pages = set[int]()
 
@@ -72,7 +72,7 @@ def test_runs_that_cross_record_batches_are_read_whole(folder: Path, monkeypatch
     assert pages == set((rows.part(data.first + 1) + rows.positions * WIDTH).tolist())
 
 
-def test_a_shard_that_is_gone_is_told_by_who_asks_for_its_rows(folder: Path, tmp_path: Path) -> None:
+def test_missing_shard_raises_when_its_rows_are_read(folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "d"
     copy.mkdir()
     for path in folder.rglob("*"):

@@ -14,7 +14,18 @@ from quire import DocumentArray, DocumentBatch
 from quire.data import StreamingDataset, batched
 from quire.errors import ColumnError, FunctionError, OptionError, RowIndexError, SchemaError
 from quire.storage import Split, open_dataset, write_dataset
-from tests.data.streams import Article, Sample, Scaled, article, double, fail_on_three, flat, numbers, streamed, written
+from tests.data.sample_streams import (
+    Article,
+    Sample,
+    Scaled,
+    article,
+    double,
+    fail_on_three,
+    flatten,
+    numbers,
+    stream_samples,
+    write_samples,
+)
 
 pytestmark = pytest.mark.needs("torch", "pyarrow", "fsspec", "xxhash")
 ROWS = 23
@@ -55,7 +66,7 @@ def check(batch: Any) -> None:
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
-def test_every_kind_of_field(folder: Path, framework: str) -> None:
+def test_stream_reads_every_kind_of_field(folder: Path, framework: str) -> None:
     dataset = articles(folder, framework=framework)
     seen = []
     for batch in [*dataset, *dataset.loader(threads=2), *DataLoader(dataset, batch_size=None, num_workers=2)]:
@@ -67,7 +78,7 @@ def test_every_kind_of_field(folder: Path, framework: str) -> None:
 
 
 @pytest.mark.needs("jax")
-def test_jax(folder: Path) -> None:
+def test_iter_batches_yields_jax_arrays(folder: Path) -> None:
     import jax
 
     columns = ["number", "image", "score", "author", "pages"]
@@ -82,11 +93,11 @@ def test_jax(folder: Path) -> None:
 
 
 @pytest.mark.needs("tensorflow")
-def test_tensorflow(tmp_path: Path) -> None:
+def test_to_tf_dataset_yields_every_row(tmp_path: Path) -> None:
     import tensorflow as tf
 
-    folder = written(tmp_path / "d", 50)
-    dataset = streamed(folder)
+    folder = write_samples(tmp_path / "d", 50)
+    dataset = stream_samples(folder)
     elements = dataset.to_tf_dataset(features="vector", labels="number")
     assert int(elements.cardinality()) == 7
     for epoch in range(2):
@@ -97,16 +108,16 @@ def test_tensorflow(tmp_path: Path) -> None:
     model.compile("sgd", "mse")
     history = model.fit(elements, epochs=2, verbose=0, shuffle=False)
     assert len(history.history["loss"]) == 2
-    state = next(iter(streamed(folder))).state
+    state = next(iter(stream_samples(folder))).state
     dataset.load_state_dict(state)
     resumed = dataset.to_tf_dataset(features="vector", labels="number")
     assert [len(list(resumed)) for _ in range(2)] == [6, 7]
-    endless = streamed(folder, epochs=None).to_tf_dataset(features="vector")
+    endless = stream_samples(folder, epochs=None).to_tf_dataset(features="vector")
     assert len(list(endless.take(20))) == 20
 
 
 def streamed_at(folder: Path, epoch: int) -> Any:
-    dataset = streamed(folder)
+    dataset = stream_samples(folder)
     dataset.set_epoch(epoch)
     return dataset
 
@@ -116,11 +127,11 @@ def streamed_at(folder: Path, epoch: int) -> Any:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("world", [1, 3])
-def test_a_mean_over_masked_rows_is_the_true_mean(tmp_path: Path, world: int, workers: int) -> None:
-    folder = written(tmp_path / "d", 101)
+def test_mean_over_masked_rows_is_exact(tmp_path: Path, world: int, workers: int) -> None:
+    folder = write_samples(tmp_path / "d", 101)
     total, count = 0.0, 0
     for rank in range(world):
-        dataset = streamed(folder, 8, framework="torch", last="pad", rank=rank, world_size=world)
+        dataset = stream_samples(folder, 8, framework="torch", last="pad", rank=rank, world_size=world)
         for batch in DataLoader(dataset, batch_size=None, num_workers=workers):
             mask = batch.mask()
             assert mask.dtype == torch.bool
@@ -130,14 +141,16 @@ def test_a_mean_over_masked_rows_is_the_true_mean(tmp_path: Path, world: int, wo
     assert (total / count, count) == (50.0, 101)
 
 
-def test_a_batch_without_padding_is_all_real(tmp_path: Path) -> None:
+def test_batch_without_padding_has_a_true_mask(tmp_path: Path) -> None:
     for last in ("keep", "drop", "pad"):
-        for batch in streamed(written(tmp_path / last, 16), last=last):
+        for batch in stream_samples(write_samples(tmp_path / last, 16), last=last):
             assert batch.mask().all()
 
 
-def test_masks_outlast_preprocessing_and_moves(tmp_path: Path) -> None:
-    dataset = streamed(written(tmp_path / "d", 5), 8, preprocessing={"vector": double}, last="pad", framework="torch")
+def test_masks_survive_preprocessing_and_moves(tmp_path: Path) -> None:
+    dataset = stream_samples(
+        write_samples(tmp_path / "d", 5), 8, preprocessing={"vector": double}, last="pad", framework="torch"
+    )
     for batch in (next(iter(dataset)), next(iter(dataset)).to("cpu"), next(iter(dataset)).to_framework("numpy")):
         assert batch.mask().tolist() == [True] * 5 + [False] * 3
     dataset = StreamingDataset[Sample](tmp_path / "d", 8, {"": _same}, last="pad", output=Sample)
@@ -157,7 +170,7 @@ def halve(values: Any) -> Any:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_preprocessing(folder: Path, workers: int) -> None:
+def test_stream_preprocesses_batches(folder: Path, workers: int) -> None:
     dataset = articles(folder, preprocessing={"image": [double, double], "author.name": len, "pages.vector": halve})
     for batch in DataLoader(dataset, batch_size=None, num_workers=workers):
         rows = batch.number.tolist()
@@ -166,7 +179,7 @@ def test_preprocessing(folder: Path, workers: int) -> None:
         assert batch.pages.vector[:, 0].tolist() == [j / 2 for i in rows for j in range(i % 3)]
 
 
-def test_preprocessing_starts_from_what_is_stored_each_time(folder: Path) -> None:
+def test_preprocessing_does_not_change_the_stored_data(folder: Path) -> None:
     dataset = articles(folder, preprocessing={"image": _double_in_place, "": _rename})
     for _ in range(3):
         for batch in dataset:
@@ -183,7 +196,7 @@ def _rename(document: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_results_of_another_class(folder: Path, workers: int) -> None:
+def test_output_validates_as_another_class(folder: Path, workers: int) -> None:
     dataset = articles(folder, preprocessing={"image": double}, output=Scaled, framework="torch")
     batches = list(DataLoader(dataset, batch_size=None, num_workers=workers))
     for batch in batches:
@@ -193,7 +206,7 @@ def test_results_of_another_class(folder: Path, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_function_that_fails_names_path_document_and_row(folder: Path, workers: int) -> None:
+def test_function_error_names_path_document_and_row(folder: Path, workers: int) -> None:
     dataset = articles(folder, preprocessing={"number": fail_on_three})
     with pytest.raises(FunctionError, match=r"'number' by fail_on_three failed on document 3 \(id id3\)") as caught:
         list(DataLoader(dataset, batch_size=None, num_workers=workers))
@@ -203,7 +216,7 @@ def test_a_function_that_fails_names_path_document_and_row(folder: Path, workers
 # --- columns, rows and shapes
 
 
-def test_columns(folder: Path) -> None:
+def test_columns_selects_fields(folder: Path) -> None:
     dataset = articles(folder, columns=["number", "author.born"])
     for batch in dataset:
         assert [field.name for field in batch.schema.fields] == ["number", "author"]
@@ -219,16 +232,16 @@ def test_columns(folder: Path) -> None:
     ],
     ids=["less", "equal", "none"],
 )
-def test_where(folder: Path, where: Any, expected: set[int]) -> None:
+def test_where_selects_rows(folder: Path, where: Any, expected: set[int]) -> None:
     for shuffle in ("block", "global", False):
         options = {"where": where, "shuffle": shuffle, "columns": ["number"], "framework": "numpy"}
         dataset = articles(folder, **options, allow_empty=not expected)
         assert dataset.num_rows == len(expected)
         assert len(dataset) == -(-len(expected) // 4)
-        assert sorted(flat(numbers(dataset))) == sorted(expected)
+        assert sorted(flatten(numbers(dataset))) == sorted(expected)
 
 
-def test_a_dataset_without_rows_is_an_error_unless_allowed(folder: Path, tmp_path: Path) -> None:
+def test_empty_stream_is_rejected_unless_allowed(folder: Path, tmp_path: Path) -> None:
     nothing = {"number": {"$gt": 100}}
     with pytest.raises(OptionError, match=r"none of its 23 rows matches where=\{'number'.*allow_empty=True"):
         articles(folder, where=nothing)
@@ -240,12 +253,12 @@ def test_a_dataset_without_rows_is_an_error_unless_allowed(folder: Path, tmp_pat
     assert list(articles(tmp_path / "empty", allow_empty=True)) == []
 
 
-def test_splits(folder: Path) -> None:
+def test_splits_divide_the_rows(folder: Path) -> None:
     parts = [articles(folder, where=Split("id", (0.6, 0.4), index), framework="numpy") for index in range(2)]
-    assert sorted(flat(flat(numbers(part) for part in parts))) == list(range(ROWS))
+    assert sorted(flatten(flatten(numbers(part) for part in parts))) == list(range(ROWS))
 
 
-def test_shapes(folder: Path) -> None:
+def test_shapes_pads_or_keeps_ragged_tensors(folder: Path) -> None:
     for batch in articles(folder, shapes="pad"):
         longest = max(i % 4 + 1 for i in batch.number.tolist())
         assert batch.words.shape == (len(batch), longest)
@@ -254,7 +267,7 @@ def test_shapes(folder: Path) -> None:
         list(articles(folder, shapes="error"))
 
 
-def test_rows_by_number(folder: Path) -> None:
+def test_stream_returns_rows_by_number(folder: Path) -> None:
     dataset = articles(folder, preprocessing={"image": double})
     assert [dataset[i].number for i in (0, -1, np.int64(7))] == [0, ROWS - 1, 7]
     assert type(dataset[0]) is Article
@@ -275,30 +288,30 @@ def test_rows_by_number(folder: Path) -> None:
             dataset[wrong]
 
 
-def test_rows_by_number_are_those_that_were_chosen(folder: Path) -> None:
+def test_rows_by_number_count_selected_rows(folder: Path) -> None:
     dataset = articles(folder, where={"number": {"$gte": 20}})
     assert [dataset[i].number for i in range(3)] == [20, 21, 22]
     assert dataset[[2, 0]].number.tolist() == [22, 20]
 
 
-def test_rows_by_number_are_no_pass(folder: Path) -> None:
+def test_rows_by_number_do_not_begin_a_pass(folder: Path) -> None:
     dataset = articles(folder)
     before = dataset.state_dict()
     dataset[3], dataset[[1, 2]]
     assert dataset.state_dict() == before
 
 
-def test_the_class_is_needed(folder: Path) -> None:
+def test_stream_needs_a_document_class(folder: Path) -> None:
     with pytest.raises(SchemaError, match=r"StreamingDataset\[Student\]"):
         StreamingDataset(folder, 4)
 
 
-def test_batches_become_documents(folder: Path) -> None:
+def test_batches_unstack_to_documents(folder: Path) -> None:
     for batch in articles(folder):
         assert isinstance(batch.unstack(), DocumentArray)
 
 
-def test_numbers_of_numpy_are_numbers(folder: Path) -> None:
+def test_options_accept_numpy_integers(folder: Path) -> None:
     given = articles(folder, np.int64(5), seed=np.uint64(7), rank=np.int32(0), world_size=np.int16(2))
     given.set_epoch(np.int64(3))
     plain = articles(folder, 5, seed=7, rank=0, world_size=2)
@@ -308,13 +321,13 @@ def test_numbers_of_numpy_are_numbers(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["batch_size", "seed", "rank", "world_size", "epochs"])
-def test_what_is_no_whole_number_is_named(folder: Path, name: str) -> None:
+def test_options_reject_other_numbers(folder: Path, name: str) -> None:
     options: dict[str, Any] = {"batch_size": 4, "rank": 0, "world_size": 1, name: 1.5}
     with pytest.raises(OptionError, match=rf"^{name}: expected a whole number, got 1\.5 \(float\)\.$"):
         articles(folder, **options)
 
 
-def test_documents_in_memory_are_for_another_dataset() -> None:
+def test_stream_rejects_documents_in_memory() -> None:
     with pytest.raises(
         OptionError, match=r"got DocumentArray\[Article\]\. Documents in memory are for MultiModalDataset"
     ):

@@ -18,7 +18,7 @@ from quire.errors import OptionError
 from quire.storage import ReadOptions, Split, write_dataset
 from quire.storage._shard_reader import ShardReader
 from quire.typing import NdArray, float32
-from tests.data.streams import Sample, flat, numbers, streamed, together, written
+from tests.data.sample_streams import Sample, collect_workers, flatten, numbers, stream_samples, write_samples
 
 pytestmark = pytest.mark.needs("pyarrow", "fsspec", "xxhash")
 SHARDS, ROWS = 20, 400
@@ -26,7 +26,7 @@ SHARDS, ROWS = 20, 400
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return written(tmp_path_factory.mktemp("stream") / "d", ROWS, format="parquet", rows_in_shard=ROWS // SHARDS)
+    return write_samples(tmp_path_factory.mktemp("stream") / "d", ROWS, format="parquet", rows_in_shard=ROWS // SHARDS)
 
 
 @pytest.fixture
@@ -45,42 +45,40 @@ def transcodes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def size_of_one(folder: Path, cache: Path) -> int:
     """The bytes of a shard in the cache."""
-    dataset = streamed(folder, storage=ReadOptions(cache=cache))
+    dataset = stream_samples(folder, storage=ReadOptions(cache=cache))
     dataset[0]
     return dataset.stored.reader.cache.total_bytes()
 
 
-def test_a_cache_with_room_for_all_makes_each_shard_once(
-    folder: Path, tmp_path: Path, transcodes: Counter[str]
-) -> None:
+def test_large_cache_decodes_each_shard_once(folder: Path, tmp_path: Path, transcodes: Counter[str]) -> None:
     for shuffle in ("block", "global", False):
-        dataset = streamed(folder, shuffle=shuffle, storage=ReadOptions(cache=tmp_path / "cache"))
-        assert sorted(flat(numbers(dataset))) == list(range(ROWS))
+        dataset = stream_samples(folder, shuffle=shuffle, storage=ReadOptions(cache=tmp_path / "cache"))
+        assert sorted(flatten(numbers(dataset))) == list(range(ROWS))
     assert set(transcodes.values()) == {1}
     assert len(transcodes) == SHARDS
 
 
 @pytest.mark.parametrize("room", [2, 5, 9])
-def test_a_smaller_cache_makes_each_shard_about_once_an_epoch(
+def test_small_cache_decodes_each_shard_about_once_per_epoch(
     folder: Path, tmp_path: Path, transcodes: Counter[str], room: int
 ) -> None:
     one = size_of_one(folder, tmp_path / "one")
     transcodes.clear()
     options = ReadOptions(cache=tmp_path / "cache", cache_bytes=one * room + one // 2)
-    dataset = streamed(folder, storage=options)
+    dataset = stream_samples(folder, storage=options)
     for epoch in range(3):
         seen = []
         for batch in dataset:
             seen += numbers([batch])
             assert dataset.stored.reader.cache.total_bytes() <= options.cache_bytes  # type: ignore[operator]
-        assert sorted(flat(seen)) == list(range(ROWS))
+        assert sorted(flatten(seen)) == list(range(ROWS))
         assert sum(transcodes.values()) <= SHARDS * (epoch + 1) * 1.1
     assert len(set(seen[0])) > 1 or room == 2
 
 
 def test_rows_of_a_window_are_mixed(folder: Path, tmp_path: Path) -> None:
     one = size_of_one(folder, tmp_path / "one")
-    dataset = streamed(folder, 20, storage=ReadOptions(cache=tmp_path / "cache", cache_bytes=one * 10 + 1))
+    dataset = stream_samples(folder, 20, storage=ReadOptions(cache=tmp_path / "cache", cache_bytes=one * 10 + 1))
     assert dataset.order.block == 20
     assert dataset.order.window in (4, 5)
     first = next(iter(dataset)).number // 20
@@ -91,7 +89,7 @@ class Large(BaseDocument):
     vector: NdArray[float32, 2000]
 
 
-def test_what_the_cache_has_removed_is_not_held_open(tmp_path: Path) -> None:
+def test_files_removed_from_the_cache_are_closed(tmp_path: Path) -> None:
     for _ in range(SHARDS):
         rows = [Large(vector=np.zeros(2000, np.float32)) for _ in range(8)]
         write_dataset(rows, tmp_path / "d", mode="append", format="parquet")
@@ -106,33 +104,33 @@ def test_what_the_cache_has_removed_is_not_held_open(tmp_path: Path) -> None:
     assert 0 < most < SHARDS // 2
 
 
-def test_a_global_shuffle_needs_room_for_all(folder: Path, tmp_path: Path) -> None:
+def test_global_shuffle_needs_room_for_all_shards(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"the cache holds 1,000 bytes of about [\d,]+. Use shuffle='block'"):
-        streamed(folder, shuffle="global", storage=ReadOptions(cache=tmp_path, cache_bytes=1000))
+        stream_samples(folder, shuffle="global", storage=ReadOptions(cache=tmp_path, cache_bytes=1000))
 
 
-def test_packed_shards_are_counted_by_what_they_hold(tmp_path: Path) -> None:
+def test_compressed_shards_count_with_their_decompressed_size(tmp_path: Path) -> None:
     same = [Sample(number=i, vector=[0, 0, 0, 0]) for i in range(2000)]
     write_dataset(same, tmp_path / "d", compression={"vector": "zstd"})
     size = sum(file.stat().st_size for file in (tmp_path / "d").glob("*.parquet"))
     options = ReadOptions(cache=tmp_path / "cache", cache_bytes=size + 1000)
     with pytest.raises(OptionError, match="Use shuffle='block'"):
-        streamed(tmp_path / "d", shuffle="global", storage=options)
+        stream_samples(tmp_path / "d", shuffle="global", storage=options)
 
 
-def test_rows_that_are_chosen_come_once_through_a_small_cache(folder: Path, tmp_path: Path) -> None:
+def test_selected_rows_come_once_through_a_small_cache(folder: Path, tmp_path: Path) -> None:
     one = size_of_one(folder, tmp_path / "one")
     options = ReadOptions(cache=tmp_path / "cache", cache_bytes=one * 6)
     seen = []
     for index in range(2):
-        dataset = streamed(folder, where=Split("id", (0.7, 0.3), index), storage=options)
-        seen += flat(numbers(together(dataset, 2)))
+        dataset = stream_samples(folder, where=Split("id", (0.7, 0.3), index), storage=options)
+        seen += flatten(numbers(collect_workers(dataset, 2)))
     assert sorted(seen) == list(range(ROWS))
 
 
 def _read(folder: Path, options: ReadOptions, rank: int, results: Any) -> None:
-    dataset = streamed(folder, rank=rank, world_size=3, storage=options)
-    results.put([flat(numbers(dataset)) for _ in range(2)])
+    dataset = stream_samples(folder, rank=rank, world_size=3, storage=options)
+    results.put([flatten(numbers(dataset)) for _ in range(2)])
 
 
 @pytest.mark.parametrize("room", [6, 100])
@@ -148,4 +146,4 @@ def test_many_processes_share_one_cache(folder: Path, tmp_path: Path, room: int)
     for process in processes:
         process.join()
     for epoch in range(2):
-        assert sorted(flat([rank[epoch] for rank in found])) == list(range(ROWS))
+        assert sorted(flatten([rank[epoch] for rank in found])) == list(range(ROWS))

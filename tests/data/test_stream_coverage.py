@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.storage import StoredDataset
-from tests.data.streams import Sample, flat, numbers, opened, streamed, together, written
+from tests.data.sample_streams import (
+    Sample,
+    collect_workers,
+    flatten,
+    numbers,
+    open_samples,
+    stream_samples,
+    write_samples,
+)
 
 pytestmark = pytest.mark.needs("pyarrow", "fsspec", "xxhash")
 LASTS = ["keep", "drop", "pad"]
@@ -22,7 +30,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[int, StoredDataset[
     """Datasets of these sizes, each with only its numbers read."""
     made = {}
     for rows in (0, 1, 7, 1000, 1001):
-        folder = written(tmp_path_factory.mktemp("rows") / str(rows), rows or 5, rows_in_shard=130)
+        folder = write_samples(tmp_path_factory.mktemp("rows") / str(rows), rows or 5, rows_in_shard=130)
         made[rows] = StoredDataset[Sample](folder, ["number"], None if rows else {"number": {"$lt": 0}})
     return made
 
@@ -31,8 +39,8 @@ def check(found: list[list[Any]], rows: int, batch_size: int, last: str) -> None
     """The batches of each rank hold what was declared."""
     world_size = len(found)
     assert len({len(batches) for batches in found}) == 1, "the same steps on every rank"
-    batches = flat(found)
-    seen = flat(numbers(batches))
+    batches = flatten(found)
+    seen = flatten(numbers(batches))
     assert len(set(seen)) == len(seen), "no row twice"
     if last == "drop":
         assert len(seen) == rows - rows % (world_size * batch_size)
@@ -57,13 +65,13 @@ def grid(rows: int, turn: int) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("last", LASTS)
 @pytest.mark.parametrize("rows", [0, 1, 7, 1000, 1001])
-def test_every_row_once(stored: Any, rows: int, last: str, shuffle: Any) -> None:
+def test_every_row_comes_once(stored: Any, rows: int, last: str, shuffle: Any) -> None:
     for world, workers, batch_size in grid(rows, LASTS.index(last) + 3 * SHUFFLES.index(shuffle)):
         found = []
         for rank in range(world):
             options = {"last": last, "shuffle": shuffle, "rank": rank, "world_size": world, "allow_empty": not rows}
-            dataset = streamed(stored[rows], batch_size, **options)
-            found.append(together(dataset, workers))
+            dataset = stream_samples(stored[rows], batch_size, **options)
+            found.append(collect_workers(dataset, workers))
             assert len(found[-1]) == len(dataset)
         check(found, rows, batch_size, last)
 
@@ -77,24 +85,24 @@ def test_every_row_once(stored: Any, rows: int, last: str, shuffle: Any) -> None
     shuffle=st.sampled_from(SHUFFLES),
     seed=st.integers(0, 2**64 - 1),
 )
-def test_workers_give_what_one_process_gives(stored: Any, workers: int, batch_size: int, **options: Any) -> None:
+def test_workers_yield_the_batches_of_one_process(stored: Any, workers: int, batch_size: int, **options: Any) -> None:
     world = options.pop("world")
-    dataset = streamed(stored[1001], batch_size, rank=world - 1, world_size=world, **options)
+    dataset = stream_samples(stored[1001], batch_size, rank=world - 1, world_size=world, **options)
     expected = numbers(dataset)
     dataset.set_epoch(0)
-    assert numbers(together(dataset, workers)) == expected
+    assert numbers(collect_workers(dataset, workers)) == expected
 
 
 def test_small_blocks_and_windows_cover_all_rows(tmp_path: Path) -> None:
-    source = opened(written(tmp_path / "d", 300, rows_in_shard=37))
-    dataset = streamed(source, 16, memory_bytes=2_000)
+    source = open_samples(write_samples(tmp_path / "d", 300, rows_in_shard=37))
+    dataset = stream_samples(source, 16, memory_bytes=2_000)
     assert 1 < dataset.order.window < 300
     for _ in range(3):
-        assert sorted(flat(numbers(dataset))) == list(range(300))
+        assert sorted(flatten(numbers(dataset))) == list(range(300))
 
 
-def test_the_numbers_and_the_vectors_of_a_row_stay_together(tmp_path: Path) -> None:
-    dataset = streamed(written(tmp_path / "d", 50))
+def test_fields_of_a_row_stay_together(tmp_path: Path) -> None:
+    dataset = stream_samples(write_samples(tmp_path / "d", 50))
     for batch in dataset:
         assert batch.vector[:, 0].tolist() == batch.number.tolist()
         assert batch.id == [f"id{number}" for number in batch.number.tolist()]

@@ -14,7 +14,16 @@ from torch.utils.data import DataLoader
 from quire import BaseDocument
 from quire.data import StreamingDataset
 from quire.errors import FunctionError, OptionError, ShardError
-from tests.data.streams import Sample, end_at_three, fail_on_three, flat, numbers, streamed, together, written
+from tests.data.sample_streams import (
+    Sample,
+    collect_workers,
+    end_at_three,
+    fail_on_three,
+    flatten,
+    numbers,
+    stream_samples,
+    write_samples,
+)
 
 pytestmark = [
     pytest.mark.needs("torch", "pyarrow", "fsspec", "xxhash"),
@@ -52,14 +61,14 @@ DAMAGES = [removed, cut_off, emptied, overwritten, with_wrong_offsets]
 
 def damaged(folder: Path, damage: Callable[[Path], None], **options: Any) -> Path:
     """A dataset whose fourth shard is damaged; its name."""
-    written(folder, ROWS, **options)
+    write_samples(folder, ROWS, **options)
     shard = sorted(folder.glob("*.*"))[3]
     damage(shard)
     return shard
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_shard_is_an_error_that_names_it(tmp_path: Path, damage: Any) -> None:
+def test_damaged_shard_raises_an_error_that_names_it(tmp_path: Path, damage: Any) -> None:
     shard = damaged(tmp_path / "d", damage)
     for way in (
         lambda ds: ds,
@@ -67,7 +76,7 @@ def test_a_damaged_shard_is_an_error_that_names_it(tmp_path: Path, damage: Any) 
         lambda ds: DataLoader(ds, batch_size=None, num_workers=1),
     ):
         with pytest.raises(ShardError, match=shard.name):
-            list(way(streamed(tmp_path / "d")))
+            list(way(stream_samples(tmp_path / "d")))
 
 
 @pytest.mark.parametrize("format", ["arrow", "parquet"])
@@ -78,11 +87,11 @@ def test_rows_of_a_damaged_shard_are_skipped(tmp_path: Path, damage: Any, format
     steps = set()
     seen = []
     for rank in range(3):
-        dataset = streamed(tmp_path / "d", on_error="skip", rank=rank, world_size=3, **storage)
+        dataset = stream_samples(tmp_path / "d", on_error="skip", rank=rank, world_size=3, **storage)
         for _ in range(2):
             batches = list(dataset)
             steps.add(len(batches))
-        seen += flat(numbers(batches))
+        seen += flatten(numbers(batches))
         assert len(dataset.errors) == 1
         assert shard.name in dataset.errors[0]
     assert steps == {5}
@@ -94,51 +103,54 @@ def test_rows_of_a_damaged_shard_are_replaced(tmp_path: Path, damage: Any) -> No
     shard = damaged(tmp_path / "d", damage)
     seen, sizes = [], []
     for rank in range(3):
-        dataset = streamed(tmp_path / "d", on_error="replace", rank=rank, world_size=3, last="drop")
+        dataset = stream_samples(tmp_path / "d", on_error="replace", rank=rank, world_size=3, last="drop")
         batches = list(dataset)
         sizes.append([len(batch) for batch in batches])
-        seen += flat(numbers(batches))
+        seen += flatten(numbers(batches))
         assert [shard.name in error for error in dataset.errors] == [True]
     assert sizes == [[8] * 4] * 3
     assert not set(seen) & set(BAD)
     assert max(map(seen.count, seen)) == 2, "they are replaced by different ones"
 
 
-def test_padded_rows_stay_told_when_others_are_skipped(tmp_path: Path) -> None:
+def test_padding_stays_masked_when_rows_are_skipped(tmp_path: Path) -> None:
     damaged(tmp_path / "d", removed)
     for on_error in ("skip", "replace"):
-        dataset = streamed(tmp_path / "d", 64, on_error=on_error, last="pad")
+        dataset = stream_samples(tmp_path / "d", 64, on_error=on_error, last="pad")
         batches = list(dataset)
         real = sum(int(batch.mask().sum()) for batch in batches)
         assert real == (90 if on_error == "skip" else 100)
 
 
-def test_errors_in_workers_are_told(tmp_path: Path) -> None:
+def test_errors_of_workers_are_listed(tmp_path: Path) -> None:
     shard = damaged(tmp_path / "d", removed)
-    dataset = streamed(tmp_path / "d", on_error="skip")
+    dataset = stream_samples(tmp_path / "d", on_error="skip")
     loader = DataLoader(dataset, batch_size=None, num_workers=2)
-    assert sorted(flat(numbers(loader))) == sorted(set(range(ROWS)) - set(BAD))
+    assert sorted(flatten(numbers(loader))) == sorted(set(range(ROWS)) - set(BAD))
     assert [shard.name in error for error in dataset.errors] == [True]
 
 
-def test_a_shard_that_disappears_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
-    folder = written(tmp_path / "d", ROWS)
+def test_shard_deleted_during_an_epoch_follows_on_error(tmp_path: Path) -> None:
+    folder = write_samples(tmp_path / "d", ROWS)
     shards = sorted(folder.glob("*.arrow"))
-    raising, skipping = streamed(folder, 10, shuffle=False), streamed(folder, 10, shuffle=False, on_error="skip")
+    raising, skipping = (
+        stream_samples(folder, 10, shuffle=False),
+        stream_samples(folder, 10, shuffle=False, on_error="skip"),
+    )
     raising._group_size = skipping._group_size = 1  # batch by batch, so that shards are opened late
     first, second = iter(raising), iter(skipping)
     assert numbers([next(first)]) == numbers([next(second)]) == [[*range(10)]]
     shards[0].unlink()  # open by now, and there for who has it open
     shards[5].unlink()
-    assert flat(numbers(second)) == [*range(10, 50), *range(60, 100)]
+    assert flatten(numbers(second)) == [*range(10, 50), *range(60, 100)]
     with pytest.raises(ShardError, match=shards[5].name):
         list(first)
 
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_a_dataset_without_readable_shards_is_an_error_under_every_policy(tmp_path: Path, on_error: str) -> None:
-    folder = written(tmp_path / "d", 20)
-    dataset = streamed(folder, on_error=on_error)
+def test_dataset_without_readable_shards_raises_under_every_policy(tmp_path: Path, on_error: str) -> None:
+    folder = write_samples(tmp_path / "d", 20)
+    dataset = stream_samples(folder, on_error=on_error)
     for shard in folder.glob("*.arrow"):
         shard.unlink()
     with pytest.raises(ShardError, match=rf"no shard of the dataset can be read, so on_error='{on_error}'.*\.arrow"):
@@ -153,58 +165,58 @@ class Other(BaseDocument):
 
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_a_class_that_does_not_fit_the_data_is_not_skipped_silently(tmp_path: Path, on_error: Any) -> None:
-    dataset = StreamingDataset[Other](written(tmp_path / "d", 20), 8, on_error=on_error)
+def test_class_that_does_not_fit_the_data_raises(tmp_path: Path, on_error: Any) -> None:
+    dataset = StreamingDataset[Other](write_samples(tmp_path / "d", 20), 8, on_error=on_error)
     with pytest.raises(ShardError, match=r"first error: .*Other\.surname: the data does not have it"):
         list(dataset)
 
 
 @pytest.mark.parametrize("output", ["Sample", dict, 3])
-def test_an_output_that_is_not_a_document_class_is_an_error_when_a_stream_is_opened(
-    tmp_path: Path, output: Any
-) -> None:
+def test_output_must_be_a_document_class(tmp_path: Path, output: Any) -> None:
     with pytest.raises(OptionError, match="output takes a document class, got"):
-        streamed(written(tmp_path / "d", 10), output=output)
+        stream_samples(write_samples(tmp_path / "d", 10), output=output)
 
 
-def test_a_function_that_fails_is_not_skipped(tmp_path: Path) -> None:
-    dataset = streamed(written(tmp_path / "d", 10), preprocessing={"number": fail_on_three}, on_error="skip")
+def test_function_errors_are_not_skipped(tmp_path: Path) -> None:
+    dataset = stream_samples(
+        write_samples(tmp_path / "d", 10), preprocessing={"number": fail_on_three}, on_error="skip"
+    )
     with pytest.raises(FunctionError, match=r"'number' by fail_on_three failed on document 3 \(id id3\)"):
         list(dataset)
 
 
-def test_what_is_done_with_errors_is_one_of_three(tmp_path: Path) -> None:
+def test_on_error_rejects_unknown_values(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="use 'raise', 'skip' or 'replace'"):
-        streamed(written(tmp_path / "d", 10), on_error="ignore")
+        stream_samples(write_samples(tmp_path / "d", 10), on_error="ignore")
 
 
 # --- workers that die
 
 
-def test_a_worker_that_is_killed_is_an_error(tmp_path: Path) -> None:
-    dataset = streamed(written(tmp_path / "d", 100), preprocessing={"number": end_at_three}, shuffle=False)
+def test_killed_worker_raises(tmp_path: Path) -> None:
+    dataset = stream_samples(write_samples(tmp_path / "d", 100), preprocessing={"number": end_at_three}, shuffle=False)
     for options in ({}, {"persistent_workers": True}):
         loader = DataLoader(dataset, batch_size=None, num_workers=2, **options)
         with pytest.raises(RuntimeError, match="exited unexpectedly|killed by signal"):
             list(loader)
 
 
-def test_after_a_killed_worker_the_next_pass_is_whole(tmp_path: Path) -> None:
-    dataset = streamed(written(tmp_path / "d", 100), epochs=2)
+def test_pass_after_a_killed_worker_is_complete(tmp_path: Path) -> None:
+    dataset = stream_samples(write_samples(tmp_path / "d", 100), epochs=2)
     iterator: Any = iter(DataLoader(dataset, batch_size=None, num_workers=2))
     next(iterator)
     os.kill(iterator._workers[1].pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match="exited unexpectedly|killed by signal"):
         list(iterator)
-    assert sorted(flat(numbers(DataLoader(dataset, batch_size=None, num_workers=2)))) == sorted([*range(100)] * 2)
+    assert sorted(flatten(numbers(DataLoader(dataset, batch_size=None, num_workers=2)))) == sorted([*range(100)] * 2)
 
 
-def test_workers_agree_on_what_is_skipped(tmp_path: Path) -> None:
+def test_workers_skip_the_same_rows(tmp_path: Path) -> None:
     damaged(tmp_path / "d", removed)
-    dataset = streamed(tmp_path / "d", on_error="skip")
+    dataset = stream_samples(tmp_path / "d", on_error="skip")
     expected = numbers(dataset)
     dataset.set_epoch(0)
-    assert numbers(together(dataset, 3)) == expected
+    assert numbers(collect_workers(dataset, 3)) == expected
     assert dataset.document_type is Sample
 
 

@@ -21,7 +21,7 @@ from quire.data import StreamingDataset
 from quire.errors import OptionError
 from quire.storage import write_dataset
 from quire.typing import NdArray, float32
-from tests.data.streams import flat, numbers, opened, streamed, written
+from tests.data.sample_streams import flatten, numbers, open_samples, stream_samples, write_samples
 
 pytestmark = pytest.mark.needs("torch", "pyarrow", "fsspec", "xxhash")
 ROWS = 400
@@ -29,7 +29,7 @@ ROWS = 400
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return written(tmp_path_factory.mktemp("stream") / "d", ROWS, rows_in_shard=40)
+    return write_samples(tmp_path_factory.mktemp("stream") / "d", ROWS, rows_in_shard=40)
 
 
 class Held:
@@ -62,7 +62,7 @@ class Large(BaseDocument):
 
 
 @pytest.mark.parametrize("batches", [4, 8])
-def test_a_loader_holds_no_more_than_its_budget(tmp_path: Path, batches: int) -> None:
+def test_loader_stays_within_its_memory_budget(tmp_path: Path, batches: int) -> None:
     write_dataset([Large(vector=np.zeros(2000, np.float32)) for _ in range(200)], tmp_path / "d", format="arrow")
     dataset, held = StreamingDataset[Large](tmp_path / "d", 5, memory_bytes=5 * 8200 * batches), Held()
     held.watch(dataset)
@@ -75,15 +75,15 @@ def test_a_loader_holds_no_more_than_its_budget(tmp_path: Path, batches: int) ->
     assert held.now == 0
 
 
-def test_a_loader_makes_as_many_ahead_as_it_is_asked_to(folder: Path) -> None:
-    dataset, held = streamed(folder, 10), Held()
+def test_loader_prefetches_the_requested_number(folder: Path) -> None:
+    dataset, held = stream_samples(folder, 10), Held()
     dataset._group_size_ahead = 1
     held.watch(dataset)
     batches = iter(dataset.loader(prefetch=3))
     taken = [next(batches) for _ in range(2)]
     time.sleep(0.2)
     assert held.now == 2 + 3
-    assert numbers(taken) == numbers(streamed(folder, 10))[:2]
+    assert numbers(taken) == numbers(stream_samples(folder, 10))[:2]
     del batches, taken
 
 
@@ -102,8 +102,8 @@ class _Clock:
         monkeypatch.setattr("quire.data._loader.perf_counter", lambda: self.now)
 
 
-def test_a_loop_that_only_takes_makes_its_batches_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, dataset = numbers(streamed(folder, 4)), streamed(folder, 4)
+def test_fast_loop_makes_its_batches_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, dataset = numbers(stream_samples(folder, 4)), stream_samples(folder, 4)
     dataset._group_size_ahead = 2
     clock = _Clock(dataset, monkeypatch)
     assert numbers(dataset.loader(prefetch=2)) == expected
@@ -111,8 +111,8 @@ def test_a_loop_that_only_takes_makes_its_batches_itself(folder: Path, monkeypat
     assert set(clock.names[-50:]) == {threading.current_thread().name}
 
 
-def test_for_a_loop_that_works_threads_make_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = streamed(folder, 10)
+def test_threads_make_batches_for_a_slow_loop(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = stream_samples(folder, 10)
     dataset._group_size_ahead = 2
     clock = _Clock(dataset, monkeypatch)
     for _ in dataset.loader(threads=2):
@@ -120,17 +120,17 @@ def test_for_a_loop_that_works_threads_make_them(folder: Path, monkeypatch: pyte
     assert all(name.startswith("quire-loader") for name in clock.names)
 
 
-def test_what_is_preprocessed_is_made_by_threads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = streamed(folder, 4, preprocessing={"number": lambda number: number + 1})
+def test_threads_make_preprocessed_batches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = stream_samples(folder, 4, preprocessing={"number": lambda number: number + 1})
     dataset._group_size_ahead = 2
     clock = _Clock(dataset, monkeypatch)
     list(dataset.loader(threads=2))
     assert all(name.startswith("quire-loader") for name in clock.names)
 
 
-def test_a_loader_that_is_left_in_the_middle_ends_its_threads(folder: Path) -> None:
+def test_interrupted_loader_ends_its_threads(folder: Path) -> None:
     for _ in range(3):
-        for _ in streamed(folder).loader(threads=3):
+        for _ in stream_samples(folder).loader(threads=3):
             break
     gc.collect()
     deadline = time.monotonic() + 30
@@ -140,13 +140,13 @@ def test_a_loader_that_is_left_in_the_middle_ends_its_threads(folder: Path) -> N
 
 
 @pytest.mark.parametrize("wrong", [{"prefetch": 0}, {"threads": 0}], ids=str)
-def test_a_loader_needs_a_thread_and_a_batch(folder: Path, wrong: Any) -> None:
+def test_loader_rejects_zero_threads_or_batches(folder: Path, wrong: Any) -> None:
     with pytest.raises(OptionError, match="at least 1"):
-        streamed(folder).loader(**wrong)
+        stream_samples(folder).loader(**wrong)
 
 
-def test_a_loader_gives_errors_of_its_threads(folder: Path) -> None:
-    dataset = streamed(folder, preprocessing={"number": _refuse})
+def test_loader_raises_errors_of_its_threads(folder: Path) -> None:
+    dataset = stream_samples(folder, preprocessing={"number": _refuse})
     with pytest.raises(RuntimeError, match="not today"):
         list(dataset.loader(threads=2))
 
@@ -157,7 +157,7 @@ def _refuse(number: int) -> int:
 
 GROWTH = """
 import gc, os, sys, tracemalloc
-from tests.data.streams import streamed
+from tests.data.sample_streams import streamed
 
 def anonymous():
     gc.collect()
@@ -194,8 +194,8 @@ def open_shards(folder: Path) -> int:
     return Path("/proc/self/maps").read_text().count(f"{folder}/")
 
 
-def test_shards_are_opened_when_their_rows_are_asked_for(folder: Path) -> None:
-    dataset = streamed(folder, 20, shuffle=False)
+def test_shards_are_opened_when_their_rows_are_read(folder: Path) -> None:
+    dataset = stream_samples(folder, 20, shuffle=False)
     assert open_shards(folder) == 0
     dataset[0]
     assert open_shards(folder) == 1
@@ -208,7 +208,7 @@ def test_shards_are_opened_when_their_rows_are_asked_for(folder: Path) -> None:
 
 def test_no_file_stays_open(folder: Path) -> None:
     before = len([*Path("/proc/self/fd").iterdir()])
-    dataset = streamed(folder)
+    dataset = stream_samples(folder)
     list(dataset)
     list(dataset.loader())
     assert len([*Path("/proc/self/fd").iterdir()]) <= before
@@ -218,7 +218,7 @@ def test_nothing_is_left_in_the_temporary_folder(folder: Path, tmp_path: Path, m
     import tempfile
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    dataset = streamed(folder)
+    dataset = stream_samples(folder)
     list(DataLoader(dataset, batch_size=None, num_workers=1))
     assert len(list(tmp_path.iterdir())) == 1
     del dataset
@@ -227,16 +227,16 @@ def test_nothing_is_left_in_the_temporary_folder(folder: Path, tmp_path: Path, m
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_of_a_dataset_that_is_in_use(folder: Path, method: str) -> None:
-    dataset = streamed(folder)
+def test_workers_start_from_a_dataset_that_was_used(folder: Path, method: str) -> None:
+    dataset = stream_samples(folder)
     list(dataset)
     dataset.set_epoch(0)
     loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=method)
-    assert sorted(flat(numbers(loader))) == list(range(ROWS))
+    assert sorted(flatten(numbers(loader))) == list(range(ROWS))
 
 
-def test_a_fork_while_a_thread_opens_shards(folder: Path) -> None:
-    source = opened(folder)
+def test_child_forked_while_a_thread_opens_shards_does_not_block(folder: Path) -> None:
+    source = open_samples(folder)
     held, stop = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -249,17 +249,17 @@ def test_a_fork_while_a_thread_opens_shards(folder: Path) -> None:
     thread.start()
     held.wait()
     try:
-        loader = DataLoader(streamed(source), batch_size=None, num_workers=2, multiprocessing_context="fork")
-        assert sorted(flat(numbers(loader))) == list(range(ROWS))
+        loader = DataLoader(stream_samples(source), batch_size=None, num_workers=2, multiprocessing_context="fork")
+        assert sorted(flatten(numbers(loader))) == list(range(ROWS))
     finally:
         stop.set()
         thread.join()
 
 
-def test_many_threads_over_one_dataset(folder: Path) -> None:
-    dataset = streamed(folder)
+def test_many_threads_read_one_dataset(folder: Path) -> None:
+    dataset = stream_samples(folder)
     found: list[list[int]] = []
-    threads = [threading.Thread(target=lambda: found.append(flat(numbers(dataset)))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: found.append(flatten(numbers(dataset)))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -268,7 +268,7 @@ def test_many_threads_over_one_dataset(folder: Path) -> None:
     assert len(set(map(tuple, found))) == 4, "each has an epoch of its own"
 
 
-def test_threads_of_a_loader_give_batches_in_order(folder: Path) -> None:
-    expected = numbers(streamed(folder))
+def test_loader_threads_yield_batches_in_order(folder: Path) -> None:
+    expected = numbers(stream_samples(folder))
     for threads in (1, 2, 8):
-        assert numbers(streamed(folder).loader(prefetch=20, threads=threads)) == expected
+        assert numbers(stream_samples(folder).loader(prefetch=20, threads=threads)) == expected

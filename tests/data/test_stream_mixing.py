@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from quire.data import MixedDataset
 from quire.errors import OptionError
-from tests.data.streams import flat, numbers, opened, streamed, written
+from tests.data.sample_streams import flatten, numbers, open_samples, stream_samples, write_samples
 
 pytestmark = [
     pytest.mark.needs("torch", "pyarrow", "fsspec", "xxhash"),
@@ -24,12 +24,12 @@ SIZES = {"a": 100, "b": 60, "c": 30}
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("stream")
-    return {name: opened(written(place / name, rows)) for name, rows in SIZES.items()}
+    return {name: open_samples(write_samples(place / name, rows)) for name, rows in SIZES.items()}
 
 
 def mixed(sources: Any, weights: Any = (3, 2, 1), **options: Any) -> MixedDataset:
     share = {name: options.pop(name) for name in ("rank", "world_size", "batch_size") if name in options}
-    datasets = {name: streamed(source, **{"batch_size": 4, **share}) for name, source in sources.items()}
+    datasets = {name: stream_samples(source, **{"batch_size": 4, **share}) for name, source in sources.items()}
     return MixedDataset(datasets, weights, **options)
 
 
@@ -39,7 +39,7 @@ def taken(batches: Any) -> list[tuple[str, list[int]]]:
 
 
 def rows_of(found: Any, name: str) -> list[int]:
-    return flat(rows for drawn, rows in found if drawn == name)
+    return flatten(rows for drawn, rows in found if drawn == name)
 
 
 def together(dataset: Any, workers: int, mark: int = 1) -> list[Any]:
@@ -47,7 +47,7 @@ def together(dataset: Any, workers: int, mark: int = 1) -> list[Any]:
     return [shares[i % workers][i // workers] for i in range(sum(map(len, shares)))]
 
 
-def test_a_pass_until_the_first_has_no_more(sources: Any) -> None:
+def test_stop_first_ends_with_the_first_dataset(sources: Any) -> None:
     dataset = mixed(sources)
     for _ in range(3):
         length, found = len(dataset), taken(dataset)
@@ -58,7 +58,7 @@ def test_a_pass_until_the_first_has_no_more(sources: Any) -> None:
             assert len(set(rows_of(found, name))) == len(rows_of(found, name)), "no row twice"
 
 
-def test_a_pass_until_all_were_gone_through(sources: Any) -> None:
+def test_stop_all_ends_when_all_were_read(sources: Any) -> None:
     dataset = mixed(sources, (1, 1, 4), stop="all")
     for _ in range(2):
         length, found = len(dataset), taken(dataset)
@@ -81,22 +81,22 @@ def test_draws_follow_the_weights_and_the_seed(sources: Any) -> None:
     assert drawn != [name for name, _ in taken(dataset)], "every pass draws anew"
 
 
-def test_datasets_without_names_have_numbers(sources: Any) -> None:
-    dataset = MixedDataset([streamed(source, 4) for source in sources.values()])
+def test_datasets_without_names_are_numbered(sources: Any) -> None:
+    dataset = MixedDataset([stream_samples(source, 4) for source in sources.values()])
     assert {name for name, _ in taken(dataset)} == {"0", "1", "2"}
 
 
-def test_ranks_draw_alike_and_share_the_rows(sources: Any) -> None:
+def test_ranks_draw_the_same_datasets_and_divide_the_rows(sources: Any) -> None:
     found = [taken(mixed(sources, rank=rank, world_size=2, stop="all")) for rank in range(2)]
     assert [name for name, _ in found[0]] == [name for name, _ in found[1]]
     for name, size in SIZES.items():
-        once = [flat(rows) for rows in zip(*([r for n, r in part if n == name] for part in found), strict=True)]
-        assert sorted(flat(once)[:size]) == list(range(size))
+        once = [flatten(rows) for rows in zip(*([r for n, r in part if n == name] for part in found), strict=True)]
+        assert sorted(flatten(once)[:size]) == list(range(size))
 
 
 @pytest.mark.parametrize("stop", ["first", "all"])
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_workers_give_what_one_process_gives(sources: Any, workers: int, stop: Any) -> None:
+def test_workers_yield_the_batches_of_one_process(sources: Any, workers: int, stop: Any) -> None:
     expected = [taken(each) for dataset in [mixed(sources, stop=stop)] for each in (dataset, dataset)]
     dataset = mixed(sources, stop=stop)
     assert [taken(together(dataset, workers, mark)) for mark in (1, 2)] == expected
@@ -107,7 +107,7 @@ def test_workers_give_what_one_process_gives(sources: Any, workers: int, stop: A
 
 
 @pytest.mark.parametrize("stop", ["first", "all"])
-def test_resumed_is_uninterrupted(sources: Any, stop: Any) -> None:
+def test_resumed_mix_equals_an_uninterrupted_one(sources: Any, stop: Any) -> None:
     whole = mixed(sources, stop=stop)
     expected = [taken(whole), taken(whole)]
     for count in (1, 5, 11, len(expected[0]) - 1):
@@ -127,7 +127,7 @@ def test_resumed_is_uninterrupted(sources: Any, stop: Any) -> None:
     other.load_state_dict(dataset.state_dict())
 
 
-def test_a_state_goes_on_with_other_ranks(sources: Any) -> None:
+def test_state_resumes_with_other_ranks(sources: Any) -> None:
     first = [taken(list(mixed(sources, stop="all", rank=rank, world_size=2))[:6]) for rank in range(2)]
     state = list(mixed(sources, stop="all", rank=0, world_size=2))[5].state
     rest = []
@@ -136,15 +136,15 @@ def test_a_state_goes_on_with_other_ranks(sources: Any) -> None:
         dataset.load_state_dict(state)  # type: ignore[arg-type]
         rest.append(taken(dataset))
     for name, size in SIZES.items():
-        before = flat(rows_of(part, name) for part in first)
+        before = flatten(rows_of(part, name) for part in first)
         steps = zip(*([rows for drawn, rows in part if drawn == name] for part in rest), strict=True)
-        after = flat(flat(step) for step in steps)
+        after = flatten(flatten(step) for step in steps)
         assert sorted((before + after)[:size]) == list(range(size))
 
 
 @pytest.mark.needs("torchdata")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_stateful_loader_goes_on_where_it_was(sources: Any, workers: int) -> None:
+def test_stateful_loader_resumes_where_it_was(sources: Any, workers: int) -> None:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     expected = taken(mixed(sources))
@@ -158,14 +158,14 @@ def test_a_stateful_loader_goes_on_where_it_was(sources: Any, workers: int) -> N
     assert taken(first) + taken(loader) == expected
 
 
-def test_the_dataset_does_not_know_what_was_taken_of_its_workers(sources: Any) -> None:
+def test_state_dict_raises_with_workers(sources: Any) -> None:
     dataset = mixed(sources)
     list(DataLoader(dataset, batch_size=None, num_workers=1))  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"batch.state"):
         dataset.state_dict()
 
 
-def test_another_mix_refuses_a_state(sources: Any) -> None:
+def test_state_of_another_mix_is_rejected(sources: Any) -> None:
     state = mixed(sources).state_dict()
     for other in (mixed(sources, seed=1), mixed(sources, (1, 1, 1)), mixed({"a": sources["a"]}, [1])):
         with pytest.raises(OptionError, match="another mix"):
@@ -178,32 +178,32 @@ def test_another_mix_refuses_a_state(sources: Any) -> None:
 
 
 @pytest.mark.parametrize("weights", [(1, 2), (1, -1, 1), (0, 0, 0), (float("nan"), 1, 1)], ids=str)
-def test_wrong_weights_are_errors(sources: Any, weights: Any) -> None:
+def test_wrong_weights_are_rejected(sources: Any, weights: Any) -> None:
     with pytest.raises(OptionError, match="a weight from 0 up for each"):
         mixed(sources, weights)
 
 
-def test_wrong_options_are_errors(sources: Any, tmp_path: Path) -> None:
+def test_wrong_options_are_rejected(sources: Any, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="use 'first' or 'all'"):
         mixed(sources, stop="never")
     with pytest.raises(OptionError, match="a mix has datasets"):
         MixedDataset([])
-    nothing = streamed(written(tmp_path / "d", 3), last="drop")
+    nothing = stream_samples(write_samples(tmp_path / "d", 3), last="drop")
     with pytest.raises(OptionError, match="has no steps, and was drawn"):
-        list(MixedDataset([nothing, streamed(sources["a"])], stop="all"))
+        list(MixedDataset([nothing, stream_samples(sources["a"])], stop="all"))
     with pytest.raises(OptionError, match=r"stop='all' waits for every dataset, and \['b'\] have weight 0"):
         mixed(sources, (1, 0, 1), stop="all")
 
 
 @pytest.mark.parametrize("change", [{"step": -1}, {"epoch": "0"}, {"origin": None}], ids=str)
-def test_a_damaged_state_is_refused(sources: Any, change: Any) -> None:
+def test_damaged_state_is_rejected(sources: Any, change: Any) -> None:
     dataset = mixed(sources)
     with pytest.raises(OptionError, match="the state is damaged"):
         dataset.load_state_dict({**dataset.state_dict(), **change})
 
 
 @pytest.mark.parametrize("change", [{"step": -1}, {"start": 1000}], ids=str)
-def test_a_state_with_a_damaged_part_changes_nothing(sources: Any, change: Any) -> None:
+def test_rejected_state_changes_nothing(sources: Any, change: Any) -> None:
     dataset = mixed(sources)
     before = dataset.state_dict()
     state = list(dataset)[10].state
@@ -216,6 +216,6 @@ def test_a_state_with_a_damaged_part_changes_nothing(sources: Any, change: Any) 
 
 
 @pytest.mark.parametrize("state", [None, [], {"datasets": 1}], ids=repr)
-def test_anything_else_is_not_a_state(sources: Any, state: Any) -> None:
+def test_other_values_are_rejected_as_state(sources: Any, state: Any) -> None:
     with pytest.raises(OptionError, match="no state of a MixedDataset"):
         mixed(sources).load_state_dict(state)

@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from quire.errors import OptionError
-from tests.data.streams import flat, numbers, opened, streamed, written
+from tests.data.sample_streams import flatten, numbers, open_samples, stream_samples, write_samples
 
 pytestmark = pytest.mark.needs("torch", "pyarrow", "fsspec", "xxhash")
 ROWS = 103
@@ -23,7 +23,7 @@ import json, sys
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
-from tests.data.streams import numbers, streamed
+from tests.data.sample_streams import numbers, streamed
 
 folder, rank, port, method = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
 
@@ -50,7 +50,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return written(tmp_path_factory.mktemp("stream") / "d", ROWS, rows_in_shard=30)
+    return write_samples(tmp_path_factory.mktemp("stream") / "d", ROWS, rows_in_shard=30)
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
@@ -76,36 +76,36 @@ def test_two_processes_of_torch_distributed_see_each_row_once(folder: Path, tmp_
     assert [process.returncode for process in processes] == [0, 0]
     for first, second in zip(*results, strict=True):
         assert len(first) == len(second) == 11
-        assert sorted(flat(first) + flat(second)) == list(range(ROWS))
+        assert sorted(flatten(first) + flatten(second)) == list(range(ROWS))
 
 
-def test_a_launcher_tells_the_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_environment_sets_the_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
     seen = []
     for rank in range(3):
         monkeypatch.setenv("RANK", str(rank))
-        dataset = streamed(folder)
+        dataset = stream_samples(folder)
         assert len(dataset) == 5
-        seen += flat(numbers(DataLoader(dataset, batch_size=None, num_workers=1)))
+        seen += flatten(numbers(DataLoader(dataset, batch_size=None, num_workers=1)))
     assert sorted(seen) == list(range(ROWS))
 
 
-def test_what_is_given_is_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explicit_ranks_take_precedence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("RANK", "2")
-    assert sorted(flat(numbers(streamed(folder, rank=0, world_size=1)))) == list(range(ROWS))
+    assert sorted(flatten(numbers(stream_samples(folder, rank=0, world_size=1)))) == list(range(ROWS))
 
 
 @pytest.mark.parametrize(
     ("rank", "world_size"), [("2", "2"), ("-1", "2"), ("0", "0"), ("x", "2"), ("", "2"), ("1", "")], ids=repr
 )
-def test_wrong_ranks_of_a_launcher_are_errors(
+def test_wrong_ranks_of_a_launcher_are_rejected(
     folder: Path, monkeypatch: pytest.MonkeyPatch, rank: str, world_size: str
 ) -> None:
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", world_size)
     with pytest.raises(OptionError, match="rank|world_size"):
-        streamed(folder)
+        stream_samples(folder)
 
 
 @pytest.mark.parametrize(
@@ -119,21 +119,21 @@ def test_wrong_ranks_of_a_launcher_are_errors(
     ],
     ids=str,
 )
-def test_wrong_ranks_are_errors(folder: Path, wrong: Any) -> None:
+def test_wrong_ranks_are_rejected(folder: Path, wrong: Any) -> None:
     with pytest.raises(OptionError, match="rank|world_size"):
-        streamed(folder, **wrong)
+        stream_samples(folder, **wrong)
 
 
 @pytest.mark.parametrize(
     "wrong", [{"batch_size": 0}, {"batch_size": -3}, {"last": "repeat"}, {"shuffle": "all"}, {"seed": -1}], ids=str
 )
-def test_wrong_options_are_errors(folder: Path, wrong: Any) -> None:
+def test_wrong_options_are_rejected(folder: Path, wrong: Any) -> None:
     with pytest.raises(OptionError, match="|".join(wrong)):
-        streamed(folder, **wrong)
+        stream_samples(folder, **wrong)
 
 
-def test_unknown_options_are_errors(folder: Path) -> None:
+def test_unknown_options_are_rejected(folder: Path) -> None:
     with pytest.raises(TypeError, match="no option .buffer_size"):
-        streamed(folder, buffer_size=100)
+        stream_samples(folder, buffer_size=100)
     with pytest.raises(OptionError, match=r"pass columns, where and verify to open_dataset\(\)"):
-        streamed(opened(folder), columns=["number"])
+        stream_samples(open_samples(folder), columns=["number"])

@@ -1,4 +1,4 @@
-"""Stored datasets at the top level of a module, where a spawned worker finds their documents."""
+"""Sample datasets on disk, with their classes at the top level of a module, where spawned workers find them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Scaled(BaseDocument):
 
 
 def samples(rows: int) -> Iterator[Sample]:
-    """So many samples: each field tells the number."""
+    """Yield samples whose fields all contain the row number."""
     return (Sample(id=f"id{i}", number=i, vector=np.full(4, i, np.float32)) for i in range(rows))
 
 
@@ -65,34 +65,34 @@ def article(i: int) -> Article:
     )
 
 
-def written(folder: Path, rows: int = 100, *, format: str = "arrow", rows_in_shard: int = 10) -> Path:  # noqa: A002
-    """A dataset of so many samples, in shards of so many rows."""
+def write_samples(folder: Path, rows: int = 100, *, format: str = "arrow", rows_in_shard: int = 10) -> Path:  # noqa: A002
+    """Write a dataset of samples, in shards of `rows_in_shard` rows."""
     for start in range(0, max(rows, 1), rows_in_shard):
         part = list(samples(rows))[start : start + rows_in_shard]
         write_dataset(part, folder, Sample, mode="append", format=format)
     return folder
 
 
-def opened(folder: Path, **options: Any) -> StoredDataset[Sample]:
+def open_samples(folder: Path, **options: Any) -> StoredDataset[Sample]:
     return StoredDataset[Sample](folder, options=ReadOptions(**options))
 
 
-def streamed(source: Any, batch_size: int = 8, **options: Any) -> StreamingDataset[Sample]:
-    """A dataset of samples as numpy arrays, which cost little."""
+def stream_samples(source: Any, batch_size: int = 8, **options: Any) -> StreamingDataset[Sample]:
+    """Open a stream of samples as numpy arrays, which are the fastest."""
     return StreamingDataset[Sample](source, batch_size, **{"framework": "numpy", **options})
 
 
 def numbers(batches: Iterable[Any]) -> list[list[int]]:
-    """The numbers of the rows of each batch, without those that only fill it up."""
+    """Return the row numbers of each batch, without padding."""
     return [batch.number[batch.mask()].tolist() for batch in batches]
 
 
-def flat(lists: Iterable[list[int]]) -> list[int]:
+def flatten(lists: Iterable[list[int]]) -> list[int]:
     return [item for items in lists for item in items]
 
 
-def together(dataset: StreamingDataset[Any], workers: int, mark: int = 1) -> list[Any]:
-    """The batches of so many workers, in the order in which a DataLoader gives them."""
+def collect_workers(dataset: StreamingDataset[Any], workers: int, mark: int = 1) -> list[Any]:
+    """Return the batches of several workers in the order of a DataLoader."""
     if not workers:
         return list(dataset.batches(0, 0, mark))
     shares = [list(dataset.batches(worker, workers, mark)) for worker in range(workers)]
@@ -113,7 +113,7 @@ def fail_on_three(number: int) -> int:
 
 
 def end_at_three(number: int) -> int:
-    """A worker that is killed."""
+    """Kill the worker."""
     import os
     import signal
 
