@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing of one decoder: python fuzz/decode.py --decoder=batch --runs=1000000.
 
-An error that is no DecodeError, a value that cannot be looked at or written again, ten seconds over one input, or two
-GiB of memory end the run, and the input is kept. The last line of a run is its summary.
+An error other than a DecodeError, a value that cannot be displayed or encoded again, more than ten seconds for an
+input, or more than two GiB of memory end the run, and the input is kept. The last line of the output is a summary.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from pathlib import Path
 import atheris
 
 if any(name.split(".")[0] == "quire" for name in sys.modules):
-    raise SystemExit("quire was imported before it could be instrumented: the run would be blind.")
+    raise SystemExit("quire was imported before it could be instrumented: the run would have no coverage.")
 BELOW = ("columns", "display", "parallel", "tensors._numpy")
-for part in BELOW:  # by name: a linter takes an import that is not used away
+for part in BELOW:  # by name, because a linter removes unused imports
     importlib.import_module(f"quire.{part}")
-with atheris.instrument_imports(include=["quire"]):  # the decoders alone: coverage of the rest costs, and tells little
+with atheris.instrument_imports(
+    include=["quire"]
+):  # only the decoders: more coverage costs time and adds little
     importlib.import_module("quire.codec")
 
 from fuzz.seeds import MOST, write_seeds  # noqa: E402 - these import quire
@@ -32,13 +34,13 @@ from quire.codec import _blocks  # noqa: E402
 from tests.codec.hostile import DECODERS, attempt  # noqa: E402
 
 HERE = Path(__file__).parent
-_PROGRESS = 10_000  # inputs from one line of numbers to the next, so that a run that is stopped has its numbers
-# The same code without threads, which would be started anew for each input.
+_PROGRESS = 10_000  # inputs between two progress lines
+# The same code without threads, which would have to be started for each input.
 _blocks.ordered_map = lambda function, items, *_, **__: map(function, items)
 
 
 class Run:
-    """One run: how many inputs came, and how many of them were read."""
+    """A run, with the numbers of inputs and of inputs that were decoded."""
 
     def __init__(self, decoder: str, limit: int, seconds: float) -> None:
         self.decoder, self.limit, self.seconds = decoder, limit, seconds
@@ -58,7 +60,7 @@ class Run:
             self.summary("PROGRESS")
         if self.inputs >= self.limit or time.monotonic() - self.start > self.seconds:
             self.summary()
-            os._exit(0)  # as libFuzzer itself ends, which runs nothing at exit
+            os._exit(0)  # like libFuzzer, which runs no exit handlers
 
     def summary(self, title: str = "SUMMARY") -> None:
         """Print the numbers."""
@@ -75,21 +77,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--decoder", choices=DECODERS, required=True)
     parser.add_argument("--runs", type=int, default=1_000_000)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so many seconds")
-    parser.add_argument("--timeout", type=int, default=10, help="seconds for one input; more where the machine is busy")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="maximum duration")
+    parser.add_argument("--timeout", type=int, default=10, help="seconds for one input; use more on a busy machine")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--corpus", type=Path, help="keep what is found here; a folder that is thrown away otherwise")
-    asked = parser.parse_args()
+    parser.add_argument("--corpus", type=Path, help="folder to keep the corpus in; default: a temporary folder")
+    options = parser.parse_args()
     warnings.simplefilter("error")
-    corpus = asked.corpus or Path(tempfile.mkdtemp())
-    write_seeds(asked.decoder, corpus)
-    run = Run(asked.decoder, asked.runs, asked.seconds)
-    limits = [f"-timeout={asked.timeout}", "-rss_limit_mb=2048"]
+    corpus = options.corpus or Path(tempfile.mkdtemp())
+    write_seeds(options.decoder, corpus)
+    run = Run(options.decoder, options.runs, options.seconds)
+    limits = [f"-timeout={options.timeout}", "-rss_limit_mb=2048"]
     kept = HERE / "crashes"
     kept.mkdir(exist_ok=True)
-    shown = [f"-artifact_prefix={kept}/{asked.decoder}-", "-print_final_stats=0", "-verbosity=0", f"-max_len={MOST}"]
+    shown = [f"-artifact_prefix={kept}/{options.decoder}-", "-print_final_stats=0", "-verbosity=0", f"-max_len={MOST}"]
     gc.freeze()
-    atheris.Setup([sys.argv[0], str(corpus), f"-seed={asked.seed}", *limits, *shown], run.one_input)
+    atheris.Setup([sys.argv[0], str(corpus), f"-seed={options.seed}", *limits, *shown], run.one_input)
     atheris.Fuzz()
 
 

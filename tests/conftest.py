@@ -49,7 +49,9 @@ _stacks = pytest.StashKey[Any]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a skipped test is a failed test")
-    parser.addoption("--allow-missing", action="store_true", help="with --no-skips: but not for want of a module")
+    parser.addoption(
+        "--allow-missing", action="store_true", help="with --no-skips: allow skips because of missing modules"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -168,7 +168,7 @@ def branches() -> st.SearchStrategy[Branch]:
 
 
 def trees(rank: int | None = None) -> st.SearchStrategy[Tree]:
-    """Trees whose `shaped` tensors are of any shape, or of any shape with so many dimensions."""
+    """Generate trees whose `shaped` tensors have any shape, or any shape with `rank` dimensions."""
     shapes = any_shapes if rank is None else hnp.array_shapes(min_dims=rank, max_dims=rank, min_side=0, max_side=3)
     shaped = st.none() | tensors(np.float32, shapes)
     return st.builds(Tree, branch=branches(), branches=arrays(branches(), Branch, 2), shaped=shaped)
@@ -187,7 +187,7 @@ def nodes() -> st.SearchStrategy[Node]:
 
 
 def orders(length: int) -> st.SearchStrategy[list[int]]:
-    """Positions among so many rows, negative ones and repeated ones too."""
+    """Generate lists of positions, also negative and repeated ones."""
     return st.lists(st.integers(-length, length - 1), max_size=6) if length else st.just([])
 
 

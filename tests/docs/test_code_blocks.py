@@ -1,4 +1,4 @@
-"""Every Python block of the README and the docs runs: the blocks of a page in order, in one module."""
+"""Every Python block of the README and the docs runs; the blocks of a page run in order, in one module."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ CORE = {"google", "numpy", "pydantic", "quire", "rich", "typing_extensions"}
 
 
 def blocks_of(page: str) -> list[str]:
-    """The page's blocks of code, each pushed down to its own line, so that a traceback points into the page."""
-    found = []
+    """Return the code blocks of a page, each moved to its line number, so that tracebacks point into the page."""
+    blocks = []
     for match in FENCE.finditer(page):
         line = page.count("\n", 0, match.start("code"))
-        found.append("\n" * line + textwrap.dedent(match["code"]))
-    return found
+        blocks.append("\n" * line + textwrap.dedent(match["code"]))
+    return blocks
 
 
 def files_of(page: str) -> dict[str, str]:
-    """The page's blocks whose title is the name of a file: they are there as files, too."""
+    """Return the blocks whose title is a file name; they are also written as files."""
     titled = [(TITLE.search(match["info"]), match["code"]) for match in FENCE.finditer(page)]
     return {title["name"]: textwrap.dedent(code) for title, code in titled if title}
 
 
 def needs_of(blocks: list[str]) -> list[str]:
-    """The optional modules that the blocks import."""
+    """Return the optional modules that the blocks import."""
     nodes = [node for block in blocks for node in ast.walk(ast.parse(block))]
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
@@ -44,12 +44,12 @@ def needs_of(blocks: list[str]) -> list[str]:
 
 
 def run(block: str, path: Path | str, namespace: dict[str, object]) -> None:
-    """Run a block as if the page were a program of its own, without the `__future__` imports of this one."""
+    """Run a block as a separate program, without the `__future__` imports of this module."""
     exec(compile(block, path, "exec", dont_inherit=True), namespace)
 
 
 def page_parameter(path: Path) -> object:
-    """The page's path, marked with what the page needs."""
+    """Return a parameter for a page, marked with the modules that it needs."""
     blocks = blocks_of(path.read_text())
     needs = needs_of(blocks)
     marks = [pytest.mark.needs(*needs)] if needs else []
@@ -60,24 +60,24 @@ def page_parameter(path: Path) -> object:
 
 @pytest.mark.parametrize("path", [page_parameter(path) for path in PAGES])
 def test_page_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The blocks of the page run one after the other, in an empty folder."""
+    """The blocks of the page run in order, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     for name, code in files_of(path.read_text()).items():
         (tmp_path / name).write_text(code)
-    module = ModuleType("__main__")  # as in a notebook: what a page defines goes to other processes by value
+    module = ModuleType("__main__")  # as in a notebook: definitions of a page are sent to other processes by value
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for block in blocks_of(path.read_text()):
         run(block, path, module.__dict__)
 
 
-def test_a_block_with_the_name_of_a_file_is_one() -> None:
+def test_block_titled_with_a_file_name_is_written_as_a_file() -> None:
     page = '```python title="train.py"\nx = 1\n```\n```python title="in words"\ny = 2\n```\n```python\nz = 3\n```\n'
     assert files_of(page) == {"train.py": "x = 1\n"}
     assert len(blocks_of(page)) == 3
 
 
-def test_a_failing_block_is_found_with_its_line() -> None:
-    """The extraction sees indented and titled blocks, in order, and keeps the page's line numbers."""
+def test_failing_block_keeps_the_line_number_of_the_page() -> None:
+    """Indented and titled blocks are found in order, with the line numbers of the page."""
     page = 'text\n```python title="a"\nx = 1\n```\n- item\n    ```py\n    y = x\n    1 / 0\n    ```\n```text\nno\n```\n'
     first, second = blocks_of(page)
     namespace: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""Every command on the page about the command line runs, in order, in one folder."""
+"""Every command in docs/command-line.md runs, in order, in one folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"# exit code (\d+)")
 
 
-def test_the_commands_on_the_page_run(tmp_path: Path) -> None:
+def test_commands_of_the_page_run(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(quire.__file__).parents[1]), "QUIRE_CACHE": str(tmp_path / "c")}
     blocks = BLOCK.findall(PAGE.read_text())
     commands = [line for kind, block in blocks if kind == "sh" for line in block.splitlines()]
@@ -29,10 +29,10 @@ def test_the_commands_on_the_page_run(tmp_path: Path) -> None:
     for line in commands:
         name, *arguments = shlex.split(line, comments=True)
         assert name == "quire"
-        called = [sys.executable, "-m", "quire", *arguments]
+        command = [sys.executable, "-m", "quire", *arguments]
         done = subprocess.run(
-            called, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60
         )
-        wanted = CODE.search(line)
-        assert done.returncode == (int(wanted[1]) if wanted else 0), (line, done.stderr)
+        exit_code = CODE.search(line)
+        assert done.returncode == (int(exit_code[1]) if exit_code else 0), (line, done.stderr)
         assert "Traceback" not in done.stderr

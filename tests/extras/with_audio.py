@@ -1,4 +1,4 @@
-"""Sound as bytes, and as samples."""
+"""Encode audio to bytes, and decode it to samples."""
 
 from __future__ import annotations
 

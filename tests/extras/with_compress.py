@@ -1,4 +1,4 @@
-"""Bytes packed with zstd and lz4."""
+"""Compress bytes with zstd and lz4."""
 
 from __future__ import annotations
 

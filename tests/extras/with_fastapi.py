@@ -1,4 +1,4 @@
-"""A route whose body is a document."""
+"""Define a route whose body is a document."""
 
 from __future__ import annotations
 

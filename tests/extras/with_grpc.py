@@ -1,4 +1,4 @@
-"""A function as a service."""
+"""Serve a function and call it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes at an http address, as documents."""
+"""Read documents from an HTTP URL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Sample(BaseDocument):
 content = DocumentArray[Sample](Sample(number=i) for i in range(3)).to_bytes()
 
 
-class Shelf(http.server.BaseHTTPRequestHandler):
+class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
@@ -26,7 +26,7 @@ class Shelf(http.server.BaseHTTPRequestHandler):
         pass
 
 
-with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Shelf) as server:
+with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     found = DocumentArray[Sample].pull(f"http://127.0.0.1:{server.server_port}/samples.bin")
     assert [sample.number for sample in found] == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""An image as bytes, and as pixels."""
+"""Encode an image to bytes, and decode it to pixels."""
 
 from __future__ import annotations
 

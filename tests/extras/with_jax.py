@@ -1,4 +1,4 @@
-"""Batches of JAX arrays."""
+"""Create batches of JAX arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mesh as bytes, and as vertices and faces."""
+"""Encode a mesh to bytes, and decode it to vertices and faces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of Paddle's tensors."""
+"""Create batches of Paddle tensors."""
 
 from __future__ import annotations
 

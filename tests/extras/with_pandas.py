@@ -1,4 +1,4 @@
-"""Documents as a data frame, and back."""
+"""Convert documents to a data frame and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A dataset on disk, read in random order."""
+"""Write a dataset, and read it in random order."""
 
 from __future__ import annotations
 

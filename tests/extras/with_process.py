@@ -1,4 +1,4 @@
-"""A lambda on the documents of an array, in other processes."""
+"""Apply a lambda to the documents of an array in other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents in partitions on Ray."""
+"""Process partitions of documents on Ray."""
 
 from __future__ import annotations
 

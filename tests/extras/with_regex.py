@@ -1,4 +1,4 @@
-"""Queries with regular expressions that need a matcher of linear time."""
+"""Query with regular expressions that need a linear-time matcher."""
 
 from __future__ import annotations
 

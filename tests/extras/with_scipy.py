@@ -1,4 +1,4 @@
-"""Sparse matrices in fields."""
+"""Store sparse matrices in fields."""
 
 from __future__ import annotations
 

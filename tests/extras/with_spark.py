@@ -1,4 +1,4 @@
-"""Documents in partitions on Spark."""
+"""Process partitions of documents on Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches as a tf.data.Dataset."""
+"""Read batches as a tf.data.Dataset."""
 
 from __future__ import annotations
 

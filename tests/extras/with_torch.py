@@ -1,4 +1,4 @@
-"""A batch of tensors for torch's DataLoader."""
+"""Create batches of tensors for torch's DataLoader."""
 
 from __future__ import annotations
 

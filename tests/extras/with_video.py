@@ -1,4 +1,4 @@
-"""Frames as a video, and one after the other again."""
+"""Encode frames to a video, and decode them in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The viewer's first page."""
+"""Load the first page of the viewer."""
 
 from __future__ import annotations
 

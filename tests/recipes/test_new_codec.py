@@ -1,4 +1,4 @@
-"""The recipes "add a compression" and "add a format": one entry each. See CONTRIBUTING.md."""
+"""The recipes "Add a compression" and "Add a format" of CONTRIBUTING.md: one entry each."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Point(BaseDocument):
 
 POINTS = DocumentArray[Point]([Point(place=np.full(2, i, np.float32), name=f"point {i}") for i in range(100)])
 
-# --- a compression: pack a piece, open a stream of packed pieces
+# --- a compression: compress a piece, open a stream of compressed pieces
 
 MAGIC = b"PIEC"
 
 
-def pack(data: Any) -> bytes:
-    packed = zlib.compress(bytes(data))
-    return MAGIC + len(packed).to_bytes(4, "little") + packed
+def compress(data: Any) -> bytes:
+    compressed = zlib.compress(bytes(data))
+    return MAGIC + len(compressed).to_bytes(4, "little") + compressed
 
 
-def unpacked(stream: IO[bytes]) -> io.BufferedReader:
+def open_stream(stream: IO[bytes]) -> io.BufferedReader:
     class Pieces(io.RawIOBase):
         rest = b""
 
@@ -55,13 +55,13 @@ def unpacked(stream: IO[bytes]) -> io.BufferedReader:
 
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add the entry to COMPRESSIONS."""
-    entry = Compression("pieces", MAGIC, (".pcs",), pack, unpacked)
+    """Add an entry to COMPRESSIONS."""
+    entry = Compression("pieces", MAGIC, (".pcs",), compress, open_stream)
     monkeypatch.setitem(_compression.COMPRESSIONS, entry.name, entry)
 
 
 @pytest.mark.usefixtures("pieces")
-def test_a_compression_is_known_by_name_suffix_and_first_bytes(tmp_path: Path) -> None:
+def test_compression_is_selected_by_name_suffix_and_first_bytes(tmp_path: Path) -> None:
     by_suffix, by_name = tmp_path / "points.protobuf.pcs", tmp_path / "points"
     POINTS.save_binary(by_suffix)
     POINTS.save_binary(by_name, compress="pieces")
@@ -73,18 +73,18 @@ def test_a_compression_is_known_by_name_suffix_and_first_bytes(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("pieces")
-def test_damage_inside_of_a_compression_is_an_error_of_ours() -> None:
+def test_damaged_compressed_data_raises_a_decode_error() -> None:
     data = bytearray(POINTS.to_bytes(compress="pieces"))
     data[len(data) // 2] ^= 0xFF
     with pytest.raises(DecodeError):
         DocumentArray[Point].from_bytes(bytes(data))
 
 
-# --- a format: a class, and rows from any number on
+# --- a format: a class, and rows from any start row
 
 
 @pytest.mark.needs("pyarrow")
-def test_a_format_of_others_becomes_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_dataset_reads_a_new_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from quire.storage import import_dataset
     from quire.storage.importers import _import
     from quire.storage.importers._source import ForeignDataset, ImportOptions, validate_rows
@@ -101,7 +101,7 @@ def test_a_format_of_others_becomes_a_dataset(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(_import.IMPORTERS, "points", read_points)  # type: ignore[arg-type]
     file = tmp_path / "points.txt"
     file.write_text("\n".join(json.dumps({"place": [i, i], "name": f"point {i}"}) for i in range(100)))
-    dataset = import_dataset(file, tmp_path / "made", "points")  # type: ignore[arg-type]
+    dataset = import_dataset(file, tmp_path / "dataset", "points")  # type: ignore[arg-type]
     assert dataset.read().unstack() == POINTS
     file.write_text('{"place": [1, 2, 3], "name": "too long"}')
     with pytest.raises(DecodeError, match=r"points.txt, line 0: place"):

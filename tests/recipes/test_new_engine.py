@@ -1,4 +1,4 @@
-"""The recipe "add an engine": an object with the calls of the contract carries documents. See CONTRIBUTING.md."""
+"""The recipe "Add an engine" of CONTRIBUTING.md: any object with the methods of the contract is an engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Parts = list[list[pa.RecordBatch]]
 
 
 class EagerEngine:
-    """The smallest engine: everything runs at once, here, and partitions are lists of record batches."""
+    """The smallest engine: runs eagerly in this process; partitions are lists of record batches."""
 
     name, workers = "eager", 2
 
@@ -62,8 +62,8 @@ class EagerEngine:
     def partition_by(self, frame: Frame[Parts], names: Sequence[str], partitions: int) -> Frame[Parts]:
         keys = list(map(str, self._table(frame).select(list(names)).to_pylist()))
         known = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-        wanted = [[row for row, key in enumerate(keys) if known[key] % partitions == n] for n in range(partitions)]
-        return Frame([self._table(frame).take(rows).to_batches() for rows in wanted], frame.schema)
+        groups = [[row for row, key in enumerate(keys) if known[key] % partitions == n] for n in range(partitions)]
+        return Frame([self._table(frame).take(rows).to_batches() for rows in groups], frame.schema)
 
     def shuffle(self, frame: Frame[Parts], seed: int) -> Frame[Parts]:
         table = self._table(frame)
@@ -126,7 +126,7 @@ def shards(engine: Any) -> DocumentShards[Photo]:
     return DocumentShards[Photo].from_documents(photos(60), num_partitions=4, engine=engine)
 
 
-def test_documents_come_out_as_on_the_local_engine(tmp_path: Path) -> None:
+def test_new_engine_returns_the_same_documents_as_the_local_engine(tmp_path: Path) -> None:
     own, local = shards(EagerEngine()), shards("local")
     assert own.collect().identical(local.collect())
     assert own.map_batch(describe, 16).collect().identical(local.map_batch(describe, 16).collect())
@@ -139,7 +139,7 @@ def test_documents_come_out_as_on_the_local_engine(tmp_path: Path) -> None:
     assert len(again) == 60
 
 
-def test_rows_move_between_partitions() -> None:
+def test_new_engine_moves_rows_between_partitions() -> None:
     own = shards(EagerEngine())
     assert own.repartition(7).num_partitions() == 7
     assert own.unique("place") == ["Bath", "Cork", "Ely"]
@@ -149,7 +149,7 @@ def test_rows_move_between_partitions() -> None:
     assert sorted(by_place.number) == list(range(60))
 
 
-def test_a_row_that_fails_is_named() -> None:
+def test_errors_name_the_failing_row() -> None:
     own = shards(EagerEngine())
     assert len(own.map(fail_on_seven, on_error="skip")) == 59
     with pytest.raises(PartitionError, match=r"partition 0, document 7 \(id '007'\): ValueError: not this one"):

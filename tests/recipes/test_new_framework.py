@@ -1,4 +1,4 @@
-"""The recipe "add a tensor framework": one class and one line, and its tensors go everywhere. See CONTRIBUTING.md."""
+"""The recipe "Add a tensor framework" of CONTRIBUTING.md: one class and one line support its tensors everywhere."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from quire.data import MultiModalDataset
 from quire.tensors import Framework, TensorType, _registry, arrays_equal, common_dtype
 from quire.typing import AnyTensor, float32
 
-# --- the framework: a package that somebody else wrote
+# --- the framework: a third-party package
 
 
 class Beads:
-    """A tensor with next to nothing."""
+    """A minimal tensor."""
 
     def __init__(self, values: NDArray[Any]) -> None:
         self.values = values
@@ -37,7 +37,7 @@ class Beads:
         return Beads(self.values.reshape(shape))
 
 
-# --- what goes into src/quire/tensors/_abacus.py
+# --- the content of src/quire/tensors/_abacus.py
 
 
 class AbacusFramework(Framework):
@@ -80,7 +80,7 @@ class AbacusFramework(Framework):
         return value
 
 
-# --- and the type that schemas are annotated with
+# --- the type for annotations
 
 
 class BeadsTensor(metaclass=TensorType, framework="abacus"):
@@ -89,7 +89,7 @@ class BeadsTensor(metaclass=TensorType, framework="abacus"):
 
 @pytest.fixture(autouse=True)
 def abacus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The line in the registry, and what an import of the two modules would give."""
+    """Add the line to the registry, and provide the two modules."""
     package, module = ModuleType("abacus"), ModuleType("quire.tensors._abacus")
     package.Beads = Beads  # type: ignore[attr-defined]
     module.framework = AbacusFramework()  # type: ignore[attr-defined]
@@ -118,14 +118,14 @@ def rows(number: int) -> DocumentArray[Row]:
     )
 
 
-def test_a_field_checks_and_converts() -> None:
+def test_field_validates_and_converts_tensors() -> None:
     assert isinstance(Row(fixed=np.ones(2, np.float32)).fixed, Beads)
     assert isinstance(Beads(np.ones(2, np.float32)), BeadsTensor[float32, 2])
     with pytest.raises(ValueError, match=r"expected BeadsTensor float32 \(2,\), got float32 \(3,\) of abacus"):
         Row(fixed=Beads(np.ones(3, np.float32)))
 
 
-def test_rows_become_columns_and_rows_again() -> None:
+def test_stack_and_unstack_keep_the_framework() -> None:
     docs = rows(4)
     batch = docs.stack()
     assert isinstance(batch.fixed, Beads)
@@ -144,7 +144,7 @@ def test_bytes_and_json_keep_the_framework() -> None:
     assert Row.model_validate_json(docs[1].model_dump_json()) == docs[1]
 
 
-def test_batches_for_training_are_of_the_framework() -> None:
+def test_training_batches_have_the_framework() -> None:
     dataset = MultiModalDataset[Row](rows(6), {"fixed": lambda beads: Beads(beads.values * 2)}, missing="mask")
     [batch] = dataset.iter_batches(6, framework="abacus")
     assert isinstance(batch.fixed, Beads)
@@ -152,7 +152,7 @@ def test_batches_for_training_are_of_the_framework() -> None:
 
 
 @pytest.mark.needs("pyarrow")
-def test_shards_on_disk_give_the_framework_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_datasets_on_disk_keep_the_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from quire.storage import _tensor_codecs, open_dataset, write_dataset
 
     monkeypatch.setattr(
