@@ -1,4 +1,4 @@
-"""`import quire` is light: it loads no framework and nothing that only some users need."""
+"""`import quire` loads no framework and no optional package."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DocumentArray[Thesis]([student.thesis]).stack().unstack()
 
 
 def loaded_by(code: str) -> list[str]:
-    """The heavy modules that a fresh interpreter has loaded after running the code."""
+    """Return the heavy modules that a fresh interpreter loads when it runs the code."""
     probe = f"{code}\nimport sys\nprint(*(name for name in {HEAVY} if name in sys.modules))"
     done = subprocess.run([sys.executable, "-W", "error", "-c", probe], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -52,11 +52,11 @@ def loaded_by(code: str) -> list[str]:
     ["import quire", "import quire.typing, quire.data, quire.documents, quire.errors, quire.schema", SCHEMA],
     ids=["import", "modules", "schema"],
 )
-def test_quire_loads_no_heavy_module(code: str) -> None:
-    """Importing quire, and working with documents of numpy arrays, loads none of them."""
+def test_importing_quire_loads_no_heavy_module(code: str) -> None:
+    """Importing quire and using documents with numpy arrays loads no heavy module."""
     assert loaded_by(code) == []
 
 
-def test_the_probe_sees_a_heavy_module() -> None:
-    """The check above can fail."""
+def test_probe_detects_a_heavy_module() -> None:
+    """Check that the test above can fail."""
     assert loaded_by("import rich, google.protobuf.message") == ["google.protobuf", "rich"]

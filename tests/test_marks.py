@@ -1,4 +1,4 @@
-"""A module of tests that imports what is optional says so, or the core alone could not be tested."""
+"""Test modules declare the optional packages that they import, so that the core can be tested without extras."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMES_WITH = {"keras": "tensorflow", "boto3": "moto", "werkzeug": "moto"}
 
 
 @pytest.mark.parametrize("path", sorted(TESTS.rglob("test_*.py")), ids=lambda path: str(path.relative_to(TESTS)))
-def test_what_a_module_imports_is_what_it_needs(path: Path) -> None:
+def test_modules_declare_the_optional_packages_they_import(path: Path) -> None:
     optional = {_needed_for(name) for name in _imported(path)} - ALWAYS - sys.stdlib_module_names
     assert optional <= set(_needs_of_module(path)), "say `pytestmark = pytest.mark.needs(...)`"
 
@@ -31,7 +31,7 @@ def _needed_for(name: str) -> str:
 
 
 def _imported(path: Path) -> list[str]:
-    """What is imported at the module's head."""
+    """Return the packages that are imported at module level."""
     found = []
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Import):

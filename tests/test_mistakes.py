@@ -1,4 +1,4 @@
-"""What newcomers get wrong most often, and the whole message that they get: what, where, why, and what to do."""
+"""Complete messages of the most common mistakes: what failed, where, why, and what to do."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def message_of(error: type[Exception], call: Callable[[], Any]) -> str:
 
 
 def message_of_field(call: Callable[[], Any]) -> tuple[str, str]:
-    """The path of the field that pydantic complains of, and the message."""
+    """Return the path and the message of a pydantic error."""
     with pytest.raises(ValidationError) as caught:
         call()
     [error] = caught.value.errors()
@@ -114,22 +114,22 @@ def message_of_field(call: Callable[[], Any]) -> tuple[str, str]:
     ],
     ids=["channels last", "float64", "a text"],
 )
-def test_a_value_that_is_not_the_tensor_of_the_field(photo: Any, message: str) -> None:
+def test_wrong_tensor_is_rejected_with_expected_and_actual_type(photo: Any, message: str) -> None:
     assert message_of_field(lambda: Student(name="Ada", photo=photo)) == ("photo", message)
 
 
 @pytest.mark.parametrize("name", ["photo.jpg", Path("photo.PNG")], ids=str)
-def test_the_name_of_a_picture_in_the_place_of_its_pixels(name: Any) -> None:
+def test_file_name_instead_of_pixels_is_rejected(name: Any) -> None:
     _, message = message_of_field(lambda: Student(name="Ada", photo=name))
     assert message.startswith("expected NdArray float32 (3, 8, 8), got ")
     assert message.endswith(f" is not a tensor; ImageUrl('{name}').load() reads the picture")
 
 
-def test_a_field_that_is_left_out() -> None:
+def test_missing_field_is_named() -> None:
     assert message_of_field(lambda: Student(name="Ada")) == ("photo", "Field required")  # type: ignore[call-arg]
 
 
-def test_a_keyword_of_a_document_that_is_misspelt() -> None:
+def test_misspelled_field_of_a_document_has_a_suggestion() -> None:
     photo = np.zeros((3, 8, 8), np.float32)
     call = lambda: Student(name="Ada", photo=photo, grad=1.0)  # type: ignore[call-arg]  # noqa: E731
     assert message_of_field(call) == ("grad", "Student has no field 'grad'. Did you mean 'grade'?")
@@ -143,7 +143,7 @@ def test_a_keyword_of_a_document_that_is_misspelt() -> None:
     ]
 
 
-def test_a_key_of_json_that_is_misspelt() -> None:
+def test_misspelled_json_key_has_a_suggestion() -> None:
     assert message_of(DecodeError, lambda: Thesis.from_json('{"titel": "On"}')) == (
         "Thesis: Thesis has no field 'titel'. Did you mean 'title'? Or pass extra='ignore'. And 1 more."
     )
@@ -155,7 +155,7 @@ def test_a_key_of_json_that_is_misspelt() -> None:
     )
 
 
-def test_a_dict_in_the_place_of_a_document(students: DocumentArray[Student]) -> None:
+def test_dict_instead_of_a_document_is_rejected_by_stack(students: DocumentArray[Student]) -> None:
     copied = students[0].model_copy(update={"thesis": {"title": "On"}})
     assert message_of(ColumnError, lambda: DocumentArray[Student]([students[0], copied]).stack()) == (
         "Student.thesis, row 1: expected a Thesis, got dict; it was set without validation."
@@ -163,9 +163,7 @@ def test_a_dict_in_the_place_of_a_document(students: DocumentArray[Student]) -> 
 
 
 @pytest.mark.parametrize("call", ["to_bytes", "to_csv", "to_dataframe", "save_binary"])
-def test_a_dict_in_the_place_of_a_document_is_not_written(
-    students: DocumentArray[Student], call: str, tmp_path: Path
-) -> None:
+def test_dict_instead_of_a_document_is_not_written(students: DocumentArray[Student], call: str, tmp_path: Path) -> None:
     copied = students[0].model_copy(update={"thesis": {"title": "On"}})
     write = getattr(DocumentArray[Student]([students[0], copied]), call)
     message = message_of(EncodeError, write if call in ("to_bytes", "to_dataframe") else lambda: write(tmp_path / "a"))
@@ -174,7 +172,7 @@ def test_a_dict_in_the_place_of_a_document_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_keyword_that_is_misspelt(folder: Path) -> None:
+def test_misspelled_keyword_has_a_suggestion(folder: Path) -> None:
     assert message_of(OptionError, lambda: open_dataset(folder, Student, cach="x")) == (
         "open_dataset has no option 'cach'. Did you mean 'cache'?"
     )
@@ -186,7 +184,7 @@ def test_a_keyword_that_is_misspelt(folder: Path) -> None:
     )
 
 
-def test_an_extra_that_is_not_installed() -> None:
+def test_missing_extra_names_the_install_command() -> None:
     message = message_of(
         MissingDependencyError, lambda: require("no_such_module", extra="image", needed_for="ImageUrl.load()")
     )
@@ -196,29 +194,29 @@ def test_an_extra_that_is_not_installed() -> None:
 # --- arrays and batches
 
 
-def test_a_field_that_is_misspelt(students: DocumentArray[Student]) -> None:
+def test_misspelled_column_has_a_suggestion(students: DocumentArray[Student]) -> None:
     message = message_of(PathError, lambda: students.nmae)
     assert message == "Student has no field 'nmae' (in the path 'nmae'). Did you mean 'name'?"
     message = message_of(PathError, lambda: students["thesis.titel"])
     assert message == "Thesis has no field 'titel' (in the path 'thesis.titel'). Did you mean 'title'?"
 
 
-def test_a_value_that_is_no_document_of_the_array(students: DocumentArray[Student]) -> None:
+def test_value_of_another_type_is_rejected_by_arrays(students: DocumentArray[Student]) -> None:
     message = message_of(DocumentTypeError, lambda: students.append("Ada"))  # type: ignore[arg-type]
     assert message == "DocumentArray[Student]: item 0: expected a Student, got str 'Ada'."
 
 
-def test_a_class_that_is_no_document() -> None:
+def test_class_that_is_not_a_document_is_rejected() -> None:
     message = message_of(SchemaError, lambda: DocumentArray[int])  # type: ignore[type-var]
     assert message == "DocumentArray[...] takes a document class, got <class 'int'>."
 
 
-def test_a_column_that_is_too_short(students: DocumentArray[Student]) -> None:
+def test_short_column_is_rejected(students: DocumentArray[Student]) -> None:
     message = message_of(ColumnError, lambda: setattr(students, "name", ["Ada"]))
     assert message == "Student.name: there are 10 documents, got 1 values."
 
 
-def test_stacking_mixed_shapes() -> None:
+def test_stack_rejects_mixed_shapes_with_options() -> None:
     clips = DocumentArray[Clip](Clip(frames=np.zeros((length, 2), np.float32)) for length in (2, 3))
     assert message_of(ColumnError, clips.stack) == (
         "Clip.frames: mixed shapes: row 0 has (2, 2), row 1 has (3, 2). "
@@ -226,23 +224,23 @@ def test_stacking_mixed_shapes() -> None:
     )
 
 
-def test_a_framework_that_is_called_otherwise(students: DocumentArray[Student]) -> None:
+def test_unknown_framework_has_a_suggestion(students: DocumentArray[Student]) -> None:
     message = message_of(SchemaError, lambda: students.stack(framework="pytorch"))
     assert message == "'pytorch' is not a framework. Did you mean 'torch'?"
 
 
-def test_a_row_that_is_not_there(students: DocumentArray[Student]) -> None:
+def test_position_out_of_range_is_an_index_error(students: DocumentArray[Student]) -> None:
     assert message_of(RowIndexError, lambda: students[10]) == "position 10 is out of range: there are 10 rows."
 
 
-def test_an_operator_that_no_query_has(students: DocumentArray[Student]) -> None:
+def test_unknown_query_operator_has_a_suggestion(students: DocumentArray[Student]) -> None:
     message = message_of(QueryError, lambda: students.filter({"grade": {"$gtt": 1}}))
     assert message == "Student.grade is float | None, and '$gtt' is not an operator. Did you mean '$gt' or '$gte'?"
     message = message_of(QueryError, lambda: students.filter({"grade": {">": 1}}))
     assert message == "Student.grade is float | None, and '>' is not an operator. Did you mean '$gt'?"
 
 
-def test_a_number_in_quotes_in_a_query(students: DocumentArray[Student], tmp_path: Path) -> None:
+def test_text_for_a_number_in_a_query_is_rejected(students: DocumentArray[Student], tmp_path: Path) -> None:
     expected = "Student.grade is float | None, and never equals str '1.5'. Did you mean 1.5?"
     assert message_of(QueryError, lambda: students.filter({"grade": "1.5"})) == expected
     write_dataset(students, tmp_path / "students")
@@ -251,7 +249,7 @@ def test_a_number_in_quotes_in_a_query(students: DocumentArray[Student], tmp_pat
     )
 
 
-def test_a_day_in_place_of_a_time_in_a_query() -> None:
+def test_date_for_a_datetime_in_a_query_is_rejected() -> None:
     class Event(BaseDocument):
         at: datetime
 
@@ -262,14 +260,14 @@ def test_a_day_in_place_of_a_time_in_a_query() -> None:
     )
 
 
-def test_content_in_place_of_a_path() -> None:
+def test_content_instead_of_a_path_is_rejected() -> None:
     message = message_of(OptionError, lambda: DocumentArray[Thesis].from_csv("title\nOn trees\n"))
     assert message == "'title\\nOn trees\\n' is content and not a path. Pass it as text=..."
     message = message_of(UriNotFoundError, lambda: DocumentArray[Thesis].from_csv("title,pages"))
     assert message == "there is no file 'title,pages'. Content is passed as text=..."
 
 
-def test_a_path_in_place_of_json() -> None:
+def test_path_instead_of_json_is_rejected() -> None:
     message = message_of(OptionError, lambda: Thesis.from_json("theses/first.json"))
     assert message == (
         "Thesis: from_json() takes JSON itself, and 'theses/first.json' is a path. "
@@ -277,7 +275,7 @@ def test_a_path_in_place_of_json() -> None:
     )
 
 
-def test_a_dataset_without_rows(students: DocumentArray[Student]) -> None:
+def test_dataset_without_rows_is_an_error(students: DocumentArray[Student]) -> None:
     message = message_of(OptionError, lambda: MultiModalDataset[Student](students.filter({"name": "nobody"})))
     assert message == (
         "MultiModalDataset[Student] has no rows: training on it would do nothing. "
@@ -288,19 +286,19 @@ def test_a_dataset_without_rows(students: DocumentArray[Student]) -> None:
 # --- training
 
 
-def test_batches_without_rows(students: DocumentArray[Student], folder: Path) -> None:
+def test_batch_size_zero_is_rejected(students: DocumentArray[Student], folder: Path) -> None:
     assert message_of(RowIndexError, lambda: list(students.batch(0))) == "batch_size=0: a batch has at least one row."
     message = message_of(OptionError, lambda: StreamingDataset[Student](folder, 0))
     assert message == "batch_size=0: a batch has at least one row."
 
 
 @pytest.mark.parametrize("dataset_type", [MultiModalDataset, StreamingDataset], ids=["in memory", "streaming"])
-def test_a_dataset_without_a_class(dataset_type: Any, folder: Path) -> None:
+def test_dataset_without_a_class_is_rejected(dataset_type: Any, folder: Path) -> None:
     message = message_of(SchemaError, lambda: dataset_type(folder, 4))
     assert message == f"{dataset_type.__name__} needs the documents' class: {dataset_type.__name__}[Student](...)."
 
 
-def test_a_data_loader_that_makes_batches_of_batches(folder: Path) -> None:
+def test_data_loader_with_a_batch_size_is_rejected(folder: Path) -> None:
     loader = DataLoader(StreamingDataset[Student](folder, 4))
     assert message_of(OptionError, lambda: next(iter(loader))) == (
         "the dataset makes the batches (the first has 4 rows), and the DataLoader would make batches of them: "
@@ -308,24 +306,24 @@ def test_a_data_loader_that_makes_batches_of_batches(folder: Path) -> None:
     )
 
 
-def test_a_data_loader_without_collate_fn_is_no_mistake(students: DocumentArray[Student]) -> None:
+def test_data_loader_works_without_collate_fn(students: DocumentArray[Student]) -> None:
     batch: Any = next(iter(DataLoader(MultiModalDataset[Student](students), batch_size=4)))
     assert type(batch) is DocumentBatch[Student]
     assert isinstance(batch.photo, torch.Tensor)
 
 
-def test_an_option_that_is_the_loaders(folder: Path) -> None:
+def test_option_of_the_loader_is_rejected_by_the_dataset(folder: Path) -> None:
     message = message_of(TypeError, lambda: StreamingDataset[Student](folder, 4, num_workers=2))  # type: ignore[call-arg]
     known = ", ".join(Streaming.__annotations__)
     assert message == f"StreamingDataset has no option 'num_workers'. Known: {known}."
 
 
-def test_shuffle_as_torch_spells_it(folder: Path) -> None:
+def test_shuffle_true_is_rejected_with_the_valid_values(folder: Path) -> None:
     message = message_of(OptionError, lambda: StreamingDataset[Student](folder, 4, shuffle=True))  # type: ignore[arg-type]
     assert message == "shuffle: expected 'global', 'block' or False, got True."
 
 
-def test_a_global_shuffle_of_more_than_the_cache_holds(folder: Path, tmp_path: Path) -> None:
+def test_global_shuffle_larger_than_the_cache_is_rejected(folder: Path, tmp_path: Path) -> None:
     options = ReadOptions(cache=tmp_path / "cache", cache_bytes=100)
     message = message_of(
         OptionError, lambda: list(StreamingDataset[Student](folder, 4, shuffle="global", storage=options))
@@ -337,17 +335,17 @@ def test_a_global_shuffle_of_more_than_the_cache_holds(folder: Path, tmp_path: P
     )
 
 
-def test_preprocessing_of_a_path_that_is_not_there(students: DocumentArray[Student]) -> None:
+def test_preprocessing_of_an_unknown_path_has_a_suggestion(students: DocumentArray[Student]) -> None:
     message = message_of(PathError, lambda: MultiModalDataset[Student](students, {"photos": abs}))
     assert message == "Student has no field 'photos' (in the path 'photos'). Did you mean 'photo'?"
 
 
-def test_preprocessing_that_is_no_function(students: DocumentArray[Student]) -> None:
+def test_preprocessing_rejects_values_that_are_not_functions(students: DocumentArray[Student]) -> None:
     message = message_of(SchemaError, lambda: MultiModalDataset[Student](students, {"photo": "scale"}))  # type: ignore[dict-item]
     assert message == "preprocessing['photo']: give a function or a list of functions, not 'scale'."
 
 
-def test_preprocessing_that_returns_nothing_for_some(students: DocumentArray[Student]) -> None:
+def test_preprocessing_that_returns_none_for_some_rows_is_an_error(students: DocumentArray[Student]) -> None:
     def length(name: str) -> int | None:
         return None if name == "student 1" else len(name)
 
@@ -358,7 +356,7 @@ def test_preprocessing_that_returns_nothing_for_some(students: DocumentArray[Stu
     )
 
 
-def test_preprocessing_of_a_column_that_returns_fewer_rows(students: DocumentArray[Student]) -> None:
+def test_batched_preprocessing_with_fewer_rows_is_an_error(students: DocumentArray[Student]) -> None:
     def first(photos: Any) -> Any:
         return photos[:1]
 
@@ -369,7 +367,7 @@ def test_preprocessing_of_a_column_that_returns_fewer_rows(students: DocumentArr
     )
 
 
-def test_preprocessing_that_returns_mixed_shapes(students: DocumentArray[Student]) -> None:
+def test_preprocessing_with_mixed_shapes_is_an_error(students: DocumentArray[Student]) -> None:
     dataset = MultiModalDataset[Student](students, {"photo": lambda photo: photo[:, : int(photo[0, 0, 0]) + 1]})
     assert message_of(ColumnError, lambda: dataset.__getitems__([0, 1])) == (
         "the batch of documents 0, 1: Student.photo: mixed shapes: row 0 has (3, 1, 8), row 1 has (3, 2, 8). "
@@ -377,7 +375,7 @@ def test_preprocessing_that_returns_mixed_shapes(students: DocumentArray[Student
     )
 
 
-def test_preprocessing_whose_shape_is_not_that_of_the_output(students: DocumentArray[Student]) -> None:
+def test_preprocessing_that_does_not_match_the_output_class_is_an_error(students: DocumentArray[Student]) -> None:
     dataset = MultiModalDataset[Student](students, {"photo": lambda photo: photo[:1]}, output=Student)
     assert message_of(FunctionError, lambda: dataset.__getitems__([0, 1])) == (
         "document 0 (id 0) is no Student after preprocessing: Student.photo: "
@@ -388,7 +386,7 @@ def test_preprocessing_whose_shape_is_not_that_of_the_output(students: DocumentA
 # --- bytes and files
 
 
-def test_a_file_of_something_else(tmp_path: Path) -> None:
+def test_file_of_another_format_is_a_decode_error(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("hello world, this is no file of documents")
     assert message_of(DecodeError, lambda: DocumentArray[Student].load_binary(path)) == (
@@ -397,7 +395,7 @@ def test_a_file_of_something_else(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_that_was_cut_off(students: DocumentArray[Student], tmp_path: Path) -> None:
+def test_truncated_file_is_a_decode_error_with_advice(students: DocumentArray[Student], tmp_path: Path) -> None:
     path = tmp_path / "students.bin"
     students.save_binary(path)
     whole = path.read_bytes()
@@ -415,7 +413,7 @@ def test_a_file_that_was_cut_off(students: DocumentArray[Student], tmp_path: Pat
         )
 
 
-def test_a_file_of_another_class(students: DocumentArray[Student], tmp_path: Path) -> None:
+def test_file_of_another_class_is_a_decode_error(students: DocumentArray[Student], tmp_path: Path) -> None:
     path = tmp_path / "students.bin"
     students.save_binary(path)
     message = message_of(DecodeError, lambda: DocumentArray[Clip].load_binary(path))
@@ -425,12 +423,12 @@ def test_a_file_of_another_class(students: DocumentArray[Student], tmp_path: Pat
     )
 
 
-def test_an_array_read_as_a_document(students: DocumentArray[Student]) -> None:
+def test_array_read_as_a_document_is_a_decode_error(students: DocumentArray[Student]) -> None:
     message = message_of(DecodeError, lambda: Student.from_bytes(students.to_bytes()))
     assert message == "these are the bytes of an array: read them with DocumentArray[Student].from_bytes()."
 
 
-def test_a_batch_of_a_class_that_is_not_loaded(students: DocumentArray[Student], tmp_path: Path) -> None:
+def test_batch_of_a_class_that_is_not_loaded_is_an_error(students: DocumentArray[Student], tmp_path: Path) -> None:
     path = tmp_path / "students.bin"
     data = students.stack().to_bytes().replace(b":Student", b":Strange")
     path.write_bytes(data)
@@ -441,12 +439,12 @@ def test_a_batch_of_a_class_that_is_not_loaded(students: DocumentArray[Student],
     )
 
 
-def test_a_pickle(students: DocumentArray[Student]) -> None:
+def test_pickle_is_rejected_with_advice(students: DocumentArray[Student]) -> None:
     message = message_of(CodecError, lambda: DocumentArray[Student].from_bytes(students.to_bytes(protocol="pickle")))
     assert message == "this is a pickle, and a pickle can run code: pass allow_pickle=True if you trust the source."
 
 
-def test_a_compression_that_is_called_otherwise(students: DocumentArray[Student]) -> None:
+def test_unknown_compression_has_a_suggestion(students: DocumentArray[Student]) -> None:
     assert (
         message_of(CodecError, lambda: students.to_bytes(compress="zip"))
         == "'zip' is not a compression. Did you mean 'gzip'?"
@@ -456,13 +454,13 @@ def test_a_compression_that_is_called_otherwise(students: DocumentArray[Student]
 # --- datasets on disk
 
 
-def test_a_dataset_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_dataset_is_not_found(tmp_path: Path) -> None:
     path = tmp_path / "nowhere"
     message = message_of(StorageNotFoundError, lambda: open_dataset(path, Student))
     assert message == f"{path}: there is no dataset here: no _quire/ and no file that ends with .parquet or .arrow."
 
 
-def test_a_file_in_the_place_of_a_dataset(students: DocumentArray[Student], tmp_path: Path) -> None:
+def test_file_instead_of_a_dataset_is_rejected(students: DocumentArray[Student], tmp_path: Path) -> None:
     path = tmp_path / "students.bin"
     students.save_binary(path)
     assert message_of(StorageError, lambda: open_dataset(path, Student)) == (
@@ -471,14 +469,14 @@ def test_a_file_in_the_place_of_a_dataset(students: DocumentArray[Student], tmp_
     )
 
 
-def test_writing_where_a_dataset_is(students: DocumentArray[Student], folder: Path) -> None:
+def test_writing_to_an_existing_dataset_names_the_modes(students: DocumentArray[Student], folder: Path) -> None:
     assert message_of(StorageError, lambda: write_dataset(students, folder, schema=Student)) == (
         f"{folder}: there is a dataset already. Pass mode='append' to add to it, 'resume' to continue a write that was "
         "interrupted, or 'overwrite' to replace it."
     )
 
 
-def test_appending_documents_of_another_class(folder: Path) -> None:
+def test_appending_documents_of_another_class_is_rejected(folder: Path) -> None:
     clips = [Clip(frames=np.zeros((2, 2), np.float32))]
     assert message_of(StorageError, lambda: write_dataset(clips, folder, schema=Clip, mode="append")) == (
         f"{folder}: Clip is not compatible with the stored documents. Clip.frames: the data does not have it, and it "
@@ -489,14 +487,14 @@ def test_appending_documents_of_another_class(folder: Path) -> None:
     assert open_dataset(folder, Student)[10] == student(10)
 
 
-def test_a_filter_or_a_column_that_is_misspelt(folder: Path) -> None:
+def test_misspelled_filter_or_column_has_a_suggestion(folder: Path) -> None:
     message = message_of(PathError, lambda: open_dataset(folder, Student, where={"garde": 1}))
     assert message == "Student has no field 'garde' (in the path 'garde'). Did you mean 'grade'?"
     message = message_of(PathError, lambda: open_dataset(folder, Student, columns=["nmae"]))
     assert message == "Student has no field 'nmae' (in the path 'nmae'). Did you mean 'name'?"
 
 
-def test_a_dataset_whose_tensors_have_another_shape(folder: Path) -> None:
+def test_dataset_with_tensors_of_another_shape_is_an_error(folder: Path) -> None:
     message = message_of(ShardError, lambda: open_dataset(folder, LargerStudent)[0])
     [shard] = folder.glob("*.parquet")
     assert message == (
@@ -508,7 +506,7 @@ def test_a_dataset_whose_tensors_have_another_shape(folder: Path) -> None:
 # --- services
 
 
-def test_documents_that_the_service_does_not_take(students: DocumentArray[Student]) -> None:
+def test_service_rejects_documents_of_another_class(students: DocumentArray[Student]) -> None:
     photos = DocumentArray[LargerStudent]([LargerStudent(name="Ada", photo=np.zeros((3, 16, 16), np.float32))])
     with serve(embed) as server, Client(server.address) as client:
         assert message_of(SchemaError, lambda: client.embed(photos)) == (
@@ -521,7 +519,7 @@ def test_documents_that_the_service_does_not_take(students: DocumentArray[Studen
         )
 
 
-def test_a_function_without_types() -> None:
+def test_service_function_without_types_is_rejected() -> None:
     def untyped(docs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         return docs
 
@@ -531,7 +529,7 @@ def test_a_function_without_types() -> None:
     )
 
 
-def test_a_misspelled_method_of_an_array_or_a_batch(students: DocumentArray[Student]) -> None:
+def test_misspelled_method_has_a_suggestion(students: DocumentArray[Student]) -> None:
     message = message_of(PathError, lambda: students.fliter({"grade": 1.5}))
     assert message == (
         "DocumentArray[Student] has no method 'fliter', and Student no such field. Did you mean 'filter'?"
@@ -543,37 +541,37 @@ def test_a_misspelled_method_of_an_array_or_a_batch(students: DocumentArray[Stud
     assert not hasattr(students, "fliter")
 
 
-def test_a_misspelled_field_is_not_taken_for_a_method(students: DocumentArray[Student]) -> None:
+def test_misspelled_field_does_not_suggest_a_method(students: DocumentArray[Student]) -> None:
     message = message_of(PathError, lambda: students.grades)
     assert message == "Student has no field 'grades' (in the path 'grades'). Did you mean 'grade'?"
 
 
-def test_a_search_names_the_field_of_the_vectors(students: DocumentArray[Student]) -> None:
+def test_find_without_embeddings_explains_the_field_option(students: DocumentArray[Student]) -> None:
     for rows in (students, students.stack()):
         message = message_of(PathError, lambda rows=rows: rows.find(np.zeros(3)))
         assert message.startswith("Student has no field 'embedding'")
         assert message.endswith(" Pass the field that holds the vectors: find(query, 'field').")
 
 
-def test_a_filter_in_words(students: DocumentArray[Student]) -> None:
+def test_text_as_a_filter_is_rejected(students: DocumentArray[Student]) -> None:
     message = message_of(QueryError, lambda: students.filter("grade == 1"))
     assert message == (
         "a filter is a function or a dict, got str 'grade == 1'. Write {'field': value} or {'field': {'$gt': value}}."
     )
 
 
-def test_a_path_in_place_of_content() -> None:
+def test_path_instead_of_content_is_rejected() -> None:
     message = message_of(OptionError, lambda: DocumentArray[Thesis].from_csv(text="theses.csv"))
     assert message == "text= takes the content, and 'theses.csv' is a path. Pass it as the first argument."
 
 
-def test_a_class_by_name_in_place_of_the_class(students: DocumentArray[Student], tmp_path: Path) -> None:
+def test_class_name_instead_of_the_class_is_rejected(students: DocumentArray[Student], tmp_path: Path) -> None:
     write_dataset(students, tmp_path / "students")
     message = message_of(SchemaError, lambda: open_dataset(tmp_path / "students", "Student"))
     assert message == "open_dataset: schema takes a document class, got str 'Student'."
 
 
-def test_documents_in_place_of_the_rows_of_shards(students: DocumentArray[Student]) -> None:
+def test_documents_passed_to_shards_are_rejected_with_advice(students: DocumentArray[Student]) -> None:
     message = message_of(OptionError, lambda: DocumentShards[Student](students))
     assert message == (
         "DocumentShards[Student](...) does not take DocumentArray[Student]. "
@@ -585,12 +583,12 @@ def test_documents_in_place_of_the_rows_of_shards(students: DocumentArray[Studen
     )
 
 
-def test_an_output_that_is_not_a_document_class(students: DocumentArray[Student]) -> None:
+def test_output_that_is_not_a_document_class_is_rejected(students: DocumentArray[Student]) -> None:
     message = message_of(OptionError, lambda: MultiModalDataset[Student](students, output="Student", missing="mask"))
     assert message == "output takes a document class, got str 'Student'."
 
 
-def test_missing_values_in_a_loader_of_documents(students: DocumentArray[Student]) -> None:
+def test_missing_values_in_a_data_loader_are_an_error(students: DocumentArray[Student]) -> None:
     students[0].grade = None
     register_default_collate()
     message = message_of(MissingValueError, lambda: list(DataLoader(students, batch_size=2)))

@@ -1,4 +1,4 @@
-"""Tests that need a program which is not installed are counted, with the command that enables them."""
+"""Tests of missing programs are counted in the summary, with the install command."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(project: Path, *options: str, **environment: str) -> subprocess.Complete
 
 
 @pytest.mark.parametrize("options", [(), ("-p", "xdist", "-n", "2")], ids=["one process", "xdist"])
-def test_a_missing_program_is_counted_with_its_command(project: Path, options: tuple[str, ...]) -> None:
+def test_missing_program_is_counted_with_its_install_command(project: Path, options: tuple[str, ...]) -> None:
     done = run(project, "--no-skips", *options, PATH=str(project))
     assert done.returncode == 0, done.stdout
     assert "3 skipped" in done.stdout
@@ -68,13 +68,13 @@ def test_a_missing_program_is_counted_with_its_command(project: Path, options: t
     assert f"NOT RUN 3 tests that need Chromium. To run them, too: {command}" in done.stdout
 
 
-def test_a_missing_program_is_a_failure_in_ci(project: Path) -> None:
+def test_missing_program_fails_in_ci(project: Path) -> None:
     done = run(project, "--no-skips", PATH=str(project), CI="true")
     assert done.returncode == 1
     assert "3 errors" in done.stdout and "--no-skips, but skipped: Skipped: needs the program Chromium" in done.stdout
 
 
-def test_a_program_at_the_end_of_the_path_is_used(project: Path) -> None:
+def test_program_at_the_end_of_the_path_is_used(project: Path) -> None:
     browser = project / "chromium"
     browser.write_text("#!/bin/sh\n")
     browser.chmod(0o755)
@@ -83,7 +83,7 @@ def test_a_program_at_the_end_of_the_path_is_used(project: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--no-skips", "--allow-missing"])
-def test_a_missing_module_is_a_failure_unless_it_has_no_wheel(project: Path, option: str) -> None:
+def test_missing_module_fails_unless_allowed(project: Path, option: str) -> None:
     lines = ["import pytest", "@pytest.mark.needs('no_such_module')", "def test_it(): ..."]
     (project / "tests" / "test_page.py").write_text("\n".join(lines))
     done = run(project, "--no-skips", option)
@@ -100,7 +100,7 @@ def test_a_missing_module_is_a_failure_unless_it_has_no_wheel(project: Path, opt
         ("The operation couldn't be completed. Unable to locate a Java Runtime.", None),
     ],
 )
-def test_the_version_of_java_is_read(
+def test_java_version_is_parsed(
     text: str, version: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     java = tmp_path / "bin" / "java"
@@ -116,7 +116,7 @@ def test_the_version_of_java_is_read(
         programs.java_version.cache_clear()
 
 
-def test_a_machine_without_java_has_no_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_java_version_is_none_without_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     programs.java_version.cache_clear()
     try:
