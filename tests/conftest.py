@@ -1,14 +1,13 @@
-"""The `needs` marker, and the rule that nothing is skipped silently.
+"""The `needs` marker, and the rule that no test is skipped silently.
 
-A test (or, by `pytestmark`, a module, which may then import them at its top) names the optional modules that it uses:
-`@pytest.mark.needs("torch")`; packages of Node, which nox installs: `needs("node:@grpc/grpc-js")`; or a program:
-`needs("program:chromium")`. `needs("pyspark")` includes Java. Where a module is missing, the test is skipped or the
-test module is left out, and the summary lists it. With `--no-skips` both are failures, unless `-m "not needs"` asks for
-the core alone.
+A test (or a module, with `pytestmark`) declares the optional modules that it uses: `@pytest.mark.needs("torch")`; Node
+packages, which nox installs: `needs("node:@grpc/grpc-js")`; or a program: `needs("program:chromium")`.
+`needs("pyspark")` includes Java. If a module is missing, the test is skipped or the test module is ignored, and the
+summary lists it. With `--no-skips` both are failures, unless `-m "not needs"` selects the core without extras.
 
-A missing program, which pip cannot install, is no failure, except in CI: the summary counts the tests that were not run
-and shows the command that enables them. `--allow-missing` treats modules likewise: nox passes it if an optional package
-has no wheel for this Python.
+A missing program, which pip cannot install, is a failure only in CI: the summary counts the tests that were not run
+and shows the command that installs the program. `--allow-missing` treats modules the same way: nox passes it if an
+optional package has no wheel for this Python.
 
 Tests that need Ray, Spark or gRPC are marked `cluster`: these libraries start threads that live as long as the process,
 and a process with such threads should not fork. `nox -s tests` runs them in processes of their own.
@@ -38,7 +37,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.programs import chromium_command, find_chromium, has_java, java_command
 
-# Hypothesis measures time, which says nothing on a machine with other work: neither for one example nor for drawing it.
+# Time limits of hypothesis have no meaning on a machine with other load.
 settings.register_profile("quire", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("quire")
 
@@ -58,15 +57,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_left_out] = {}
     config.addinivalue_line("markers", "cluster: uses Ray, Spark or gRPC, whose threads outlive the test")
     _register_stack_dumps(config)
-    if not _core_alone(config) and find_spec("paddle") and find_spec("tensorflow"):
+    if not _is_core_only(config) and find_spec("paddle") and find_spec("tensorflow"):
         _import_paddle()
 
 
 def _import_paddle() -> None:
-    """Import paddle before anything imports tensorflow: after it, paddle would end the process.
+    """Import paddle before tensorflow: importing it afterwards crashes the process.
 
-    paddle gives the root logger a handler and the level INFO, so that other libraries write to the terminal: py4j, for
-    one, when the interpreter exits.
+    paddle adds a handler to the root logger and sets its level to INFO, so that other libraries write to the terminal,
+    for example py4j when the interpreter exits. Both are reset.
     """
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
@@ -80,7 +79,7 @@ def _import_paddle() -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     if collection_path.suffix != ".py":
         return None
-    if config.getoption("--no-skips") and not config.getoption("--allow-missing") and not _core_alone(config):
+    if config.getoption("--no-skips") and not config.getoption("--allow-missing") and not _is_core_only(config):
         return None
     missing = _missing(_needs_of_module(collection_path))
     if missing:
@@ -110,11 +109,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"needs {_PROGRAM}{program}")
 
 
-_PROGRAM = "the program "  # by which the summary finds such skips: with xdist, only reports reach the main process
+_PROGRAM = "the program "  # marks such skips for the summary: with xdist, the main process only sees reports
 
 
 def _missing_program(needed: list[str]) -> str | None:
-    """A program that is not installed, and the command that installs it."""
+    """Return a missing program and the command that installs it."""
     if "pyspark" in needed and not has_java():
         return f"Java: {java_command()}"
     if "program:chromium" in needed and find_chromium() is None:
@@ -127,7 +126,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report: Any = yield
     if call.excinfo is not None and "from pytest-timeout" in str(call.excinfo.value):
         report.sections.append(("Stacks of child processes", _dump_stacks_of_children(item.config)))
-    return _refuse_skip(report, item.config)
+    return _fail_on_skip(report, item.config)
 
 
 # A test that times out often waits for a process that it forked. pytest-timeout shows the threads of the test process
@@ -170,7 +169,7 @@ def _catches_sigusr1(pid: int) -> bool:
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     report: Any = yield
-    return _refuse_skip(report, collector.config)
+    return _fail_on_skip(report, collector.config)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -183,7 +182,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(f"NOT RUN {count} tests that need {name}. To run them, too: {command}", yellow=True)
 
 
-def _refuse_skip(report: Any, config: pytest.Config) -> Any:
+def _fail_on_skip(report: Any, config: pytest.Config) -> Any:
     if not config.getoption("--no-skips") or not report.skipped or hasattr(report, "wasxfail"):
         return report
     reason = str(report.longrepr[2])
@@ -196,30 +195,30 @@ def _refuse_skip(report: Any, config: pytest.Config) -> Any:
     return report
 
 
-def _core_alone(config: pytest.Config) -> bool:
+def _is_core_only(config: pytest.Config) -> bool:
     return bool(config.getoption("markexpr") == "not needs")
 
 
 def _missing(modules: list[str]) -> list[str]:
-    return [module for module in modules if not _is_there(module)]
+    return [module for module in modules if not _is_installed(module)]
 
 
-def _is_there(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     if module.startswith("program:"):
-        return True  # looked for when a test runs: the module that names it can be imported without
+        return True  # checked when a test runs: importing the test module does not need it
     if not module.startswith("node:"):
         return find_spec(module) is not None
     return shutil.which("node") is not None and Path(node_environment()["NODE_PATH"], module[5:]).exists()
 
 
 def node_environment() -> dict[str, str]:
-    """The environment in which Node finds the packages that `nox` has installed."""
+    """Return environment variables with which Node finds the packages that nox has installed."""
     folder = os.environ.get("QUIRE_NODE") or str(Path(__file__).parents[1] / ".nox" / "node")
     return {**os.environ, "NODE_PATH": str(Path(folder, "node_modules"))}
 
 
 def _needs_of_module(path: Path) -> list[str]:
-    """The arguments of `pytestmark = pytest.mark.needs(...)`, read without importing the module."""
+    """Return the arguments of `pytestmark = pytest.mark.needs(...)` without importing the module."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
             calls = [call for call in ast.walk(node.value) if isinstance(call, ast.Call)]

@@ -1,9 +1,9 @@
-"""Random document classes, made at run time, and documents of them.
+"""Hypothesis strategies for random document classes, created at run time, and documents of them.
 
 `document_classes()` draws a class; `Drawn.one` draws documents of it. Classes have colliding aliases, literals with
 enums, secrets, constrained types, unions of classes with equal fields, computed fields, generics over generics, no
-fields at all, and the less common types of pydantic. Values are what a validated document holds, and documents are
-filled with them directly, so that a fault in validation cannot hide one in a codec.
+fields at all, and the less common types of pydantic. Values are those of validated documents, and documents are
+created from them without validation, so that a bug in validation cannot hide one in a codec.
 """
 
 from __future__ import annotations
@@ -218,14 +218,14 @@ class Node(BaseDocument):
 
 
 class Typed(NamedTuple):
-    """An annotation, and what a field of it may hold."""
+    """An annotation, and a strategy for values of such a field."""
 
     annotation: Any
     values: st.SearchStrategy[Any]
 
 
 def fill(document_type: type[Any], values: Mapping[str, Any], extra: Mapping[str, Any] | None = None) -> Any:
-    """A document with these values as they are: neither aliases nor validators have a say."""
+    """Create a document with these values, without aliases and validators."""
     document = document_type.__new__(document_type)
     content = {name: values[name] for name in document_type.model_fields}
     allows = document_type.model_config.get("extra") == "allow"
@@ -477,7 +477,7 @@ def _of_documents(inner: Typed, draw: Callable[[Any], Any]) -> Typed:
 
 
 class Template(NamedTuple):
-    """An annotation over a type variable: of a type, the annotation, its values, and input with one value inside."""
+    """An annotation with a type variable: functions from a type to the annotation, its values and an input."""
 
     annotation: Callable[[Any], Any]
     values: Callable[[Any, st.SearchStrategy[Any]], st.SearchStrategy[Any]]
@@ -563,18 +563,18 @@ TEMPLATES: list[Template] = [
 
 
 def generic_class(template: Template, name: str = "content") -> type[Any]:
-    """A new generic class with one field, whose type is the template over the class's type variable."""
+    """Create a generic class with one field, whose type is the template with a type variable."""
     namespace = {"__annotations__": {name: template.annotation(T)}, "__module__": __name__}
     return _new_class(namespace, (BaseDocument, Generic[T]))
 
 
 def plain_class(template: Template, tp: Any, name: str = "content") -> type[Any]:
-    """A new class with one field, whose type is the template over a type."""
+    """Create a class with one field, whose type is the template with a type."""
     return _new_class({"__annotations__": {name: template.annotation(tp)}, "__module__": __name__})
 
 
 def _generic(inner: Typed, draw: Callable[[Any], Any]) -> Typed:
-    """A generic document over a type: a fixed class or a new one, which may have generic documents inside."""
+    """Draw a generic document with a type argument: a fixed class or a new one, which may contain generic documents."""
     template = draw(st.sampled_from(TEMPLATES))
     tp, values = inner
     if draw(st.booleans()):
@@ -585,7 +585,7 @@ def _generic(inner: Typed, draw: Callable[[Any], Any]) -> Typed:
 
 @st.composite
 def generic_classes(draw: Callable[[Any], Any], depth: int = 2) -> Drawn:
-    """A new generic document class, with its type."""
+    """Draw a new generic document class with its type argument."""
     inner = draw(field_types(depth - 1))
     template = draw(st.sampled_from(TEMPLATES))
     document_type = generic_class(template)[inner.annotation]
@@ -598,7 +598,7 @@ def _unions(first: Typed, second: Typed) -> Typed:
     adapter = TypeAdapter(list[union], config=ConfigDict(arbitrary_types_allowed=True))
 
     def is_stable(value: Any) -> bool:
-        """Whether a document may hold the value: pydantic leaves it as it is, or takes something else for it."""
+        """Return whether pydantic keeps the value unchanged in a document."""
         try:
             return type(adapter.validate_python([value])[0]) is type(value)
         except ValidationError:
@@ -609,7 +609,7 @@ def _unions(first: Typed, second: Typed) -> Typed:
 
 @st.composite
 def field_types(draw: Callable[[Any], Any], depth: int = 2) -> Typed:
-    """A type for a field."""
+    """Draw a type for a field."""
     how = draw(st.integers(0, 19))
     if depth == 0 or how < 8:
         found = draw(st.sampled_from(draw(st.sampled_from([SCALARS, SPECIAL, SPECIAL, ENUMS, TENSORS]))))
@@ -635,7 +635,7 @@ def field_types(draw: Callable[[Any], Any], depth: int = 2) -> Typed:
 
 
 class Drawn(NamedTuple):
-    """A document class, and documents of it."""
+    """A document class, and a strategy for its documents."""
 
     document_type: type[Any]
     one: st.SearchStrategy[Any]
@@ -646,7 +646,7 @@ _NAMES = ["a", "b", "title", "name"]
 
 @st.composite
 def schemas(draw: Callable[[Any], Any], depth: int = 2) -> Drawn:
-    """A document class with up to four fields."""
+    """Draw a document class with up to four fields."""
     names = _NAMES[: draw(st.integers(0, 4))]
     types_ = {name: draw(field_types(depth)) for name in names}
     config = _config(draw)
@@ -697,7 +697,7 @@ def _add_computed_field(draw: Callable[[Any], Any], namespace: dict[str, Any], n
 
 
 def document_classes() -> st.SearchStrategy[Drawn]:
-    """A document class: most are plain, some are generic classes with their types."""
+    """Draw a document class; most are plain, some are generic classes with type arguments."""
     return st.one_of(schemas(), schemas(), generic_classes())
 
 
@@ -713,15 +713,15 @@ def _config(draw: Callable[[Any], Any]) -> dict[str, Any]:
     return config
 
 
-def _field(draw: Callable[[Any], Any], found: Typed) -> Any:
-    """How a field is declared: its default, and the names that it is read by; some are those of other fields."""
+def _field(draw: Callable[[Any], Any], typed: Typed) -> Any:
+    """Draw the declaration of a field: its default and its aliases, some of which are names of other fields."""
     options: dict[str, Any] = {}
     default = draw(st.integers(0, 3))
     if default == 0:
-        value = draw(found.values)
+        value = draw(typed.values)
         options["default_factory"] = lambda: value
     elif default == 1:
-        options["default"] = draw(found.values)
+        options["default"] = draw(typed.values)
     alias = draw(st.sampled_from([None, None, None, "other", "name", "title", "both", "path"]))
     if alias == "both":
         options["validation_alias"] = AliasChoices("other", "a", AliasPath("b", 0))
@@ -743,7 +743,7 @@ def _new_class(namespace: dict[str, Any], bases: tuple[Any, ...] = (BaseDocument
 
 
 def publish(document_type: type[Any]) -> None:
-    """Let pickle find a class by its name, until some hundred others have been made."""
+    """Register a class for pickle by its name, until a few hundred others have been created."""
     setattr(sys.modules[__name__], document_type.__name__, document_type)
     _ALIVE.append(document_type.__name__)
     if len(_ALIVE) > 500:
