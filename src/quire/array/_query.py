@@ -710,12 +710,9 @@ def _equal_scalar(field: Field, value: Any) -> list[Any]:
         return [bool(_check(value, isinstance(value, Real) and value in (0, 1), _number_hint(value)))]
     numeric = isinstance(value, Number) if field.type is complex else isinstance(value, Real)
     _check(value, numeric, _number_hint(value))
-    whole = field.type is not int or value == int(value) if _is_finite(value) else field.type is not int
-    return [_check(value, whole, "It holds whole numbers.")]
-
-
-def _is_finite(value: Any) -> bool:
-    return bool(value == value) and abs(value) != float("inf")
+    is_finite = bool(value == value) and abs(value) != float("inf")
+    is_whole_number = field.type is not int or (is_finite and value == int(value))
+    return [_check(value, is_whole_number, "It holds whole numbers.")]
 
 
 def _number_hint(value: Any) -> str:
@@ -741,22 +738,18 @@ def _equal_bytes(_: Field, value: Any) -> list[Any]:
     return [bytes(_check(value, isinstance(value, (bytes, bytearray, memoryview)), hint))]
 
 
-def _member(field: Field, value: Any) -> Any:
+def _equal_enum(field: Field, value: Any) -> list[Any]:
     tp: Any = field.type
     if isinstance(value, Enum) and not isinstance(value, tp):
         raise MismatchError(f"It is a member of {type(value).__name__}.")
     try:
-        return tp(value)
+        member = tp(value)
     except (ValueError, TypeError, KeyError):
-        pass
-    if isinstance(value, str) and value in tp.__members__:
-        return tp[value]
-    raise MismatchError(did_you_mean(str(value), [str(member.value) for member in tp]))
-
-
-def _equal_enum(field: Field, value: Any) -> list[Any]:
-    member = _member(field, value)
-    return [member, member.value]  # which a class with use_enum_values holds
+        if not (isinstance(value, str) and value in tp.__members__):
+            known = [str(member.value) for member in tp]
+            raise MismatchError(did_you_mean(str(value), known)) from None
+        member = tp[value]
+    return [member, member.value]  # documents of a class with use_enum_values hold the value
 
 
 def _ordered_member(field: Field, value: Any) -> Any:

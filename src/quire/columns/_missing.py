@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -92,22 +93,19 @@ def fill_columns(columns: Columns, fills: Mapping[FieldPath, Any], shapes: Shape
     """
     changed: dict[str, Column] = {}
     for name in dict.fromkeys(path[0] for path in fills):
-        below = {path[1:]: value for path, value in fills.items() if path[0] == name}
-        changed[name] = _fill_below(columns, name, below, shapes)
+        path = f"{columns.schema.name}.{name}"
+        if name not in columns.columns:
+            columns.schema.resolve((name,))  # raises an error that names the nearest fields
+            raise PathError(f"the batch has no column {path}.")
+        column = columns.columns[name]
+        below = {rest[1:]: value for rest, value in fills.items() if rest[0] == name}
+        if () in below:
+            changed[name] = fill_column(column, below[()], path, shapes)
+        elif column.children:
+            changed[name] = column.map_children(partial(fill_columns, fills=below, shapes=shapes))
+        else:
+            raise PathError(f"{path} holds no columns, so {join_path(next(iter(below)))!r} cannot be filled inside it.")
     return replace(columns, columns={**columns.columns, **changed})
-
-
-def _fill_below(columns: Columns, name: str, fills: Mapping[FieldPath, Any], shapes: ShapePolicy) -> Column:
-    path = f"{columns.schema.name}.{name}"
-    if name not in columns.columns:
-        columns.schema.resolve((name,))  # names the nearest fields
-        raise PathError(f"the batch has no column {path}.")
-    column = columns.columns[name]
-    if () in fills:
-        return fill_column(column, fills[()], path, shapes)
-    if not column.children:
-        raise PathError(f"{path} holds no columns, so {join_path(next(iter(fills)))!r} cannot be filled inside it.")
-    return column.map_children(lambda nested: fill_columns(nested, fills, shapes))
 
 
 def fill_column(column: Column, value: Any, path: str, shapes: ShapePolicy = "error") -> Column:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
@@ -121,15 +121,20 @@ def collect_extra_states(schema: Schema, documents: Sequence[Any]) -> list[Extra
         present = documents if type(None) not in types else [item for item in documents if item is not None]
         if not any(map(_get_extra, present)):  # set by decoding with unknown='keep'
             return None
-    return [None if document is None else _extra_state(schema, document) for document in documents]
-
-
-def _extra_state(schema: Schema, document: Any) -> ExtraState:
-    fields = {name: value for name, value in document.__dict__.items() if name not in schema.by_name}
-    return ExtraState(type(document), fields, document.__pydantic_extra__, document.__pydantic_private__)
+    extra_states: list[ExtraState | None] = []
+    for document in documents:
+        if document is None:
+            extra_states.append(None)
+            continue
+        fields = {name: value for name, value in document.__dict__.items() if name not in schema.by_name}
+        extra = document.__pydantic_extra__
+        extra_states.append(ExtraState(type(document), fields, extra, document.__pydantic_private__))
+    return extra_states
 
 
 def _stack_scalars(field: Field, values: list[Any], options: StackOptions, path: str) -> Column:
+    # A vector keeps neither subclasses of int nor floats in an int field (documents made without validation), so only
+    # exact types are stacked; everything else stays as objects.
     validity = validity_of(values)
     dtype = _SCALAR_DTYPES.get(field.type)
     filled = values if validity is None or dtype is None else [field.type() if v is None else v for v in values]
@@ -172,46 +177,44 @@ def _stack_tensors(field: Field, values: list[Any], options: StackOptions, path:
         values = present if validity is None else _fill_gaps(validity, present, None)
     frameworks = set(map(framework_of_type, set(map(type, present))))
     framework = frameworks.pop()
-    if frameworks or framework is None or any(map(framework.is_sparse, _one_of_each_layout(framework, present))):
+    if frameworks or framework is None:
+        return ObjectColumn(field, values)
+    # A torch tensor's layout is cheap to read, so one tensor of each layout is asked whether it is sparse.
+    is_torch = framework.name == "torch"
+    layouts = {(value.layout, value.is_nested): value for value in present}.values() if is_torch else present
+    if any(map(framework.is_sparse, layouts)):
         return ObjectColumn(field, values)
     if len({value.dtype for value in present}) > 1:
         if field.type.framework is None:
             return ObjectColumn(field, values)
         dtypes = [str(value.dtype) for value in present]
         raise _mixed_error(path, dtypes, validity, "dtypes", "Cast them to one dtype.")
-    column = _stack_dense(_Tensors(field, present, framework, validity, path), options.shapes)
+    column = _stack_dense(field, present, framework, validity, path, options.shapes)
     return column if column.dtype == present[0].dtype else ObjectColumn(field, values)  # numpy changed the byte order
 
 
-def _one_of_each_layout(framework: Framework, present: list[Any]) -> Iterable[Any]:
-    """Return a tensor of every layout, if layouts are cheap to compare; else all tensors."""
-    if framework.name != "torch":
-        return present
-    return {(value.layout, value.is_nested): value for value in present}.values()
-
-
-@dataclass(frozen=True)
-class _Tensors:
-    """Dense tensors of one framework and dtype that become a column."""
-
-    field: Field
-    present: list[Any]
-    framework: Framework
-    validity: Validity
-    path: str
-
-
-def _stack_dense(tensors: _Tensors, policy: ShapePolicy) -> TensorColumn | RaggedColumn:
-    framework, present, validity = tensors.framework, tensors.present, tensors.validity
+def _stack_dense(
+    field: Field, present: list[Any], framework: Framework, validity: Validity, path: str, policy: ShapePolicy
+) -> TensorColumn | RaggedColumn:
+    """Stack dense tensors of one framework and dtype; `present` has those of the valid rows."""
     shapes = [value.shape for value in present] if framework.name == "torch" else list(map(framework.shape, present))
     mixed = len(set(shapes)) > 1
     if mixed and policy == "error":
         hint = "Stack with shapes='pad' or shapes='ragged', or bring them to one shape."
-        raise _mixed_error(tensors.path, [format_shape(shape) for shape in shapes], validity, "shapes", hint)
+        raise _mixed_error(path, [format_shape(shape) for shape in shapes], validity, "shapes", hint)
     if mixed and policy == "ragged":
-        return _stack_ragged(tensors, [tuple(shape) for shape in shapes])
-    largest = _largest_shape(shapes, tensors.path) if mixed else tuple(shapes[0])
+        flat = framework.concat([framework.reshape(value, (-1,)) for value in present])
+        row_shapes = [tuple(shape) for shape in shapes]
+        return RaggedColumn(
+            field, flat, framework, row_shapes if validity is None else _fill_gaps(validity, row_shapes, (0,)), validity
+        )
+    largest = tuple(shapes[0])
     if mixed:
+        if len({len(shape) for shape in shapes}) > 1:
+            raise ColumnError(
+                f"{path}: tensors with different numbers of dimensions cannot be padded. Use shapes='ragged'."
+            )
+        largest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
         present = [framework.pad(value, largest) for value in present]
     if validity is not None:
         like = present[0]
@@ -224,24 +227,8 @@ def _stack_dense(tensors: _Tensors, policy: ShapePolicy) -> TensorColumn | Ragge
     try:
         data = framework.stack(present)
     except RuntimeError as error:
-        raise ColumnError(f"{tensors.path}: the tensors do not stack: {error}") from error
-    return TensorColumn(tensors.field, data, framework, validity, np.array(shapes, np.int64) if mixed else None)
-
-
-def _largest_shape(shapes: list[tuple[int, ...]], path: str) -> tuple[int, ...]:
-    if len({len(shape) for shape in shapes}) > 1:
-        raise ColumnError(
-            f"{path}: tensors with different numbers of dimensions cannot be padded. Use shapes='ragged'."
-        )
-    return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
-
-
-def _stack_ragged(tensors: _Tensors, shapes: list[tuple[int, ...]]) -> RaggedColumn:
-    framework, validity = tensors.framework, tensors.validity
-    flat = framework.concat([framework.reshape(value, (-1,)) for value in tensors.present])
-    if validity is not None:
-        shapes = _fill_gaps(validity, shapes, (0,))
-    return RaggedColumn(tensors.field, flat, framework, shapes, validity)
+        raise ColumnError(f"{path}: the tensors do not stack: {error}") from error
+    return TensorColumn(field, data, framework, validity, np.array(shapes, np.int64) if mixed else None)
 
 
 def _empty_tensor_column(field: Field, length: int, target: Framework | None) -> Column:
