@@ -1,4 +1,4 @@
-"""Schemas and random documents of them: every kind of field, of numpy and pydantic alone."""
+"""Hypothesis strategies for documents with every kind of field, with numpy and pydantic only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ laws = settings(
     phases=(Phase.explicit, Phase.generate, Phase.shrink),
     suppress_health_check=list(HealthCheck),
 )
-"""For a law: some examples, no clock, no files."""
+"""Settings of property tests: a few examples, no deadline, no database."""
 
 T = TypeVar("T")
 
@@ -43,14 +43,14 @@ class Leaf(BaseDocument):
 
 
 class Twig(Leaf):
-    """A leaf with more."""
+    """A subclass with more fields."""
 
     bark: dict[str, int] = {}
     ring: NdArray | None = None
 
 
 class Seed(BaseDocument, extra="allow"):
-    """A document that takes what it is given."""
+    """A document with extra fields."""
 
     size: complex = 0j
     _hidden: int = 0
@@ -77,7 +77,7 @@ class Branch(BaseDocument):
 
 
 class Tree(BaseDocument):
-    """Two floors of nesting, and rows of any shape."""
+    """Two levels of nesting, and tensors of any shape."""
 
     branch: Branch
     branches: DocumentArray[Branch] = []
@@ -99,7 +99,7 @@ class Crate(BaseDocument, Generic[T]):
 
 
 def tensors(dtype: st.SearchStrategy[Any] | Any, shape: Any) -> st.SearchStrategy[Any]:
-    """numpy arrays, NaN and infinities among them."""
+    """Generate numpy arrays, including NaN and infinities."""
     return hnp.arrays(dtype, shape)
 
 
@@ -113,7 +113,7 @@ plain_values = st.none() | st.booleans() | st.integers() | st.floats() | st.text
 
 
 def leaves() -> st.SearchStrategy[Leaf]:
-    """Leaves, and twigs among them."""
+    """Generate leaves, some of them of the subclass."""
     fields = {
         "text": st.text(max_size=4),
         "number": integers,
@@ -127,7 +127,7 @@ def leaves() -> st.SearchStrategy[Leaf]:
 
 
 def seeds() -> st.SearchStrategy[Seed]:
-    """Seeds with extra values and private ones."""
+    """Generate seeds with extra and private values."""
 
     def make(size: complex, hidden: int, extra: dict[str, Any]) -> Seed:
         seed = Seed(size=size, **extra)
@@ -139,12 +139,12 @@ def seeds() -> st.SearchStrategy[Seed]:
 
 
 def arrays(documents: st.SearchStrategy[Any], document_type: type[Any], max_size: int = 3) -> st.SearchStrategy[Any]:
-    """Arrays of documents, empty ones too."""
+    """Generate arrays of documents, including empty ones."""
     return st.lists(documents, max_size=max_size).map(DocumentArray[document_type])
 
 
 def branches() -> st.SearchStrategy[Branch]:
-    """Branches with every kind of field."""
+    """Generate branches with every kind of field."""
     return st.builds(
         Branch,
         color=st.sampled_from(Color),
@@ -175,7 +175,7 @@ def trees(rank: int | None = None) -> st.SearchStrategy[Tree]:
 
 
 def nodes() -> st.SearchStrategy[Node]:
-    """Recursive documents."""
+    """Generate recursive documents."""
     ends = st.builds(Node, name=st.text(max_size=3))
     return st.recursive(
         ends,
@@ -192,7 +192,7 @@ def orders(length: int) -> st.SearchStrategy[list[int]]:
 
 
 def same_types(a: Any, b: Any) -> bool:
-    """Whether two equal values are also made of the same classes: no int for a bool, no list for a tuple."""
+    """Return whether two equal values also have the same types, such as bool and not int, tuple and not list."""
     if type(a) is not type(b):
         return False
     if isinstance(a, BaseDocument):
