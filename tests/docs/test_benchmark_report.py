@@ -35,6 +35,27 @@ def test_pages_and_drawings_match_the_stored_results(bench: Any) -> None:
             ET.fromstring(content)
 
 
+def test_readme_quotes_current_results(bench: Any) -> None:
+    kept = {part: bench.results.load(part) for part in bench.report.PARTS}
+    verdicts = [goal.verdict for sections in kept.values() for _, goal in bench.report.goals_of(sections)]
+
+    def value(part: str, row: str, against: str) -> float:
+        [section] = [section for section in kept[part] if section.name == row]
+        return next(goal.value for goal in section.goals if goal.against == against)  # type: ignore[no-any-return]
+
+    met, missed = verdicts.count("PASS"), verdicts.count("**MISS**")
+    copies = sorted(value("wire", f"batch_to_bytes_{kind}", "one copy") for kind in ("passages", "photos"))
+    quotes = [
+        f"all {len(verdicts)} targets, of which {met} are met and {missed} missed",
+        f"{value('stream', 'documents', 'LitData'):.0f} times as fast as LitData",
+        f"{value('stream', 'documents', 'HF datasets'):.0f} times as fast as Hugging Face datasets",
+        f"{value('train', 'dataset_batched', 'hand-written index_select'):.2f} times the CPU time of hand-written",
+        f"{copies[0]:.1f} to {copies[1]:.1f} times the CPU time of one memory copy",
+    ]
+    readme = (ROOT / "README.md").read_text()
+    assert [quote for quote in quotes if quote not in readme] == []
+
+
 def test_every_row_of_the_drawing_has_results(bench: Any) -> None:
     named = {(part, section.name) for part in bench.report.PARTS for section in bench.results.load(part)}
     assert set(bench.plot.SHOWN) <= named
