@@ -467,7 +467,7 @@ def demo(session: nox.Session) -> None:
 def fresh(session: nox.Session) -> None:
     """Run both commands of README.md in a minimal Debian that has only Python; needs root and debootstrap.
 
-    Arguments are passed to the tests, as in `-- tests/columns tests/view`. With CI set, the commands run as root, so
+    Arguments are passed to the tests, as in `-- tests/columns tests/viewer`. With CI set, the commands run as root, so
     that Java can be installed; otherwise as a user, without the Spark tests. See tools/fresh.py.
     """
     session.run("python", "tools/fresh.py", *session.posargs, external=True)

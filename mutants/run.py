@@ -71,7 +71,7 @@ MODULES: dict[str, tuple[str, list[str]]] = {
     "mixing": ("quire.data._mixing", ["data/test_mixing.py"]),
     "manifest": ("quire.storage._manifest", ["storage/test_manifest.py"]),
     "where": ("quire.storage._where", ["storage/test_where.py"]),
-    "filter": ("quire.view._filter", [*CORE, "view/test_filter.py"]),
+    "filter": ("quire.viewer._filter", [*CORE, "viewer/test_filter.py"]),
 }
 """The modules, and the options and test files that are meant to notice, fast files first."""
 PRELOAD = {"stack": ["torch", "scipy.sparse"], "compression": ["zstandard", "lz4.frame"], "dataframes": ["pandas"]}

@@ -1,6 +1,6 @@
 """Run both commands of README.md on a fresh system: a minimal Debian with only Python, in a chroot.
 
-    nox -s fresh                                 # or: nox -s fresh -- tests/columns tests/view
+    nox -s fresh                                 # or: nox -s fresh -- tests/columns tests/viewer
 
 The settings of pip and npm, certificates and proxies are copied from the host, so that the package indexes can be
 reached. The chroot runs in its own mount namespace, so that nothing stays mounted. Prints the output of both commands

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quire.documents import Audio, Document, Image, Mesh3D, PointCloud3D, Text, Video
     from quire.errors import DecodeError, EncodeError, QuireError
     from quire.schema import FieldKind, Schema
-    from quire.view import view as view
+    from quire.viewer import view as view
 
 _HOMES = {  # imported when they are first asked for: `import quire` alone costs nothing
     "Audio": "quire.documents",
@@ -41,6 +41,7 @@ _HOMES = {  # imported when they are first asked for: `import quire` alone costs
     "Schema": "quire.schema",
     "Text": "quire.documents",
     "Video": "quire.documents",
+    "view": "quire.viewer",
 }
 _MODULES = (  # the documented subpackages; the others are private
     "array",
@@ -54,7 +55,7 @@ _MODULES = (  # the documented subpackages; the others are private
     "services",
     "storage",
     "typing",
-    "view",
+    "viewer",
 )
 
 __all__ = [
@@ -74,6 +75,7 @@ __all__ = [
     "Text",
     "Video",
     "__version__",
+    "view",
 ]
 
 

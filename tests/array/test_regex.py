@@ -12,7 +12,7 @@ from quire import BaseDocument, DocumentArray
 from quire.array import _regex
 from quire.array._regex import Regex, SimplePattern, compile_regex
 from quire.errors import QueryError
-from quire.view._filter import parse_filter
+from quire.viewer._filter import parse_filter
 
 
 class Note(BaseDocument):

@@ -20,7 +20,7 @@ from quire import BaseDocument, DocumentArray
 from quire.errors import QueryError
 from quire.storage import open_dataset, write_dataset
 from quire.storage._pages import Pages
-from quire.view._row_order import find_matching_rows
+from quire.viewer._row_order import find_matching_rows
 
 pytestmark = pytest.mark.needs("pyarrow", "fsspec", "xxhash")
 

@@ -23,7 +23,7 @@ from quire.cli._output import write_json
 
 if TYPE_CHECKING:
     from quire.cli._arguments import Subparsers
-    from quire.view import Viewer
+    from quire.viewer import Viewer
 
 _EXAMPLES = """
 quire view pictures/
@@ -67,15 +67,15 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _create_viewer(options: argparse.Namespace) -> Viewer:
-    view = importlib.import_module("quire.view")  # needs an extra
+    viewer_class = importlib.import_module("quire.viewer").Viewer  # needs an extra
     viewer_options: dict[str, Any] = {"port": options.port, "files": options.files}
     viewer: Viewer
     if (options.format or detect_format(options.path)) == "dataset":
-        document = None if options.document is None else import_document_type(options.document)
-        viewer = view.Viewer(options.path, document=document, **viewer_options)
+        document_type = None if options.document is None else import_document_type(options.document)
+        viewer = viewer_class(options.path, document_type=document_type, **viewer_options)
     else:
         source = source_from_options(options)
-        viewer = view.Viewer(source.items(), document=source.document_type, title=options.path, **viewer_options)
+        viewer = viewer_class(source.items(), document_type=source.document_type, title=options.path, **viewer_options)
     return viewer
 
 

@@ -24,9 +24,9 @@ from quire.storage import Pages, StoredDataset, open_dataset, write_dataset
 require("uvicorn", extra="view", needed_for="the viewer")
 import uvicorn  # noqa: E402 - after the check that it is installed
 
-from quire.view._api import ViewedDataset, make_app  # noqa: E402
-from quire.view._guard import Guard  # noqa: E402
-from quire.view._media import MediaReader  # noqa: E402
+from quire.viewer._api import ViewedDataset, make_app  # noqa: E402
+from quire.viewer._guard import Guard  # noqa: E402
+from quire.viewer._media import MediaReader  # noqa: E402
 
 _LOOPBACK = "127.0.0.1"
 _DATASET_SUFFIXES = (".parquet", ".arrow")
@@ -44,18 +44,19 @@ class Viewer:
         *,
         port: int = 0,
         files: bool = False,
-        document: type[Any] | None = None,
+        document_type: type[Any] | None = None,
         title: str | None = None,
     ) -> None:
         """Serve documents: an array, a batch, a dataset, the path of one or of a file, or an iterable of documents.
 
-        Documents in memory are written to a temporary folder, which is removed with the viewer; `document` is their
-        class if they do not have one of their own. `port` is any free port by default. With `files`, files inside the
-        dataset's folder are shown where texts are their paths; no other path or URL in the data is ever opened.
+        Documents in memory are written to a temporary folder, which is removed with the viewer. `document_type` is
+        their class if they do not have one of their own. `port` is any free port by default. With `files`, files
+        inside the dataset's folder are shown where texts are their paths; no other path or URL in the data is ever
+        opened.
         """
         self._folder = tempfile.mkdtemp(prefix="quire-view-") if _needs_writing(source) else None
         try:
-            dataset = _open(source, document, self._folder)
+            dataset = _open(source, document_type, self._folder)
             self._socket = _bind(port)
         except BaseException:
             self._remove_folder()
@@ -161,17 +162,17 @@ def _needs_writing(source: Any) -> bool:
     return not isinstance(source, StoredDataset)
 
 
-def _open(source: Any, document: type[Any] | None, folder: str | None) -> StoredDataset[Any]:
+def _open(source: Any, document_type: type[Any] | None, folder: str | None) -> StoredDataset[Any]:
     """Open a dataset; `folder` is where documents that are not in one are written."""
     if isinstance(source, StoredDataset):
         return source
     if folder is None:
-        return open_dataset(source, document)
+        return open_dataset(source, document_type)
     docs = source
     if isinstance(source, (str, os.PathLike)):
-        array: Any = DocumentArray if document is None else DocumentArray[document]  # type: ignore[valid-type]
+        array: Any = DocumentArray if document_type is None else DocumentArray[document_type]  # type: ignore[valid-type]
         docs = array.load_binary(source)
-    document_type = _type_of(docs) if document is None else document
+    document_type = _type_of(docs) if document_type is None else document_type
     write_dataset(docs, folder, document_type, format="arrow", mode="overwrite")
     return open_dataset(folder, document_type)
 

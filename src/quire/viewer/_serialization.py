@@ -18,8 +18,8 @@ from quire._protocols import is_array_type, is_document_type
 from quire.schema import Field, FieldKind, FieldPath, Schema, join_path
 from quire.storage import BytesPreview, ItemCount, TensorPreview
 from quire.tensors import framework_of
-from quire.view._media_types import data_uri_family, detect_media_type, sample_rate_field, tensor_display
-from quire.view._row_order import SORTABLE
+from quire.viewer._media_types import data_uri_family, detect_media_type, sample_rate_field, tensor_display
+from quire.viewer._row_order import SORTABLE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

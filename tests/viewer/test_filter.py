@@ -13,7 +13,7 @@ import pytest
 
 from quire import BaseDocument, DocumentArray
 from quire.typing import NdArray
-from quire.view._filter import LONGEST, FilterError, parse_filter, text_paths
+from quire.viewer._filter import LONGEST, FilterError, parse_filter, text_paths
 
 
 class Kind(Enum):

@@ -12,9 +12,9 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.storage import write_dataset
-from quire.view import Viewer
+from quire.viewer import Viewer
 from tests.programs import find_chromium
-from tests.view.viewer_client import HOSTILE
+from tests.viewer.viewer_client import HOSTILE
 
 pytestmark = pytest.mark.needs("fastapi", "uvicorn", "PIL", "pyarrow", "av", "playwright", "program:chromium")
 

@@ -14,8 +14,8 @@ from quire.errors import QueryError
 from quire.schema import FieldKind, parse_path
 from quire.storage import Pages
 from quire.tensors import framework_of
-from quire.view._cache import Cache
-from quire.view._row_order import locate_column
+from quire.viewer._cache import Cache
+from quire.viewer._row_order import locate_column
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

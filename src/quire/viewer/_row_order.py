@@ -13,8 +13,8 @@ from quire.columns import Column, Columns, DocumentColumn, ScalarColumn
 from quire.errors import QueryError
 from quire.schema import Field, FieldKind, FieldPath, Schema, join_path, parse_path
 from quire.storage import Pages
-from quire.view._cache import Cache
-from quire.view._filter import parse_filter
+from quire.viewer._cache import Cache
+from quire.viewer._filter import parse_filter
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

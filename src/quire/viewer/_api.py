@@ -17,12 +17,12 @@ from quire._optional import require
 from quire.errors import OptionError, PathError, QuireError, RowIndexError
 from quire.schema import FieldKind, join_path
 from quire.storage import Pages, column_statistics
-from quire.view._cache import Cache
-from quire.view._embeddings import Embeddings
-from quire.view._media import Content, MediaReader
-from quire.view._media_types import sample_rate_field
-from quire.view._row_order import RowOrders, Selection
-from quire.view._serialization import column_tree, document_tree, grid_columns, preview_cell
+from quire.viewer._cache import Cache
+from quire.viewer._embeddings import Embeddings
+from quire.viewer._media import Content, MediaReader
+from quire.viewer._media_types import sample_rate_field
+from quire.viewer._row_order import RowOrders, Selection
+from quire.viewer._serialization import column_tree, document_tree, grid_columns, preview_cell
 
 require("fastapi", extra="view", needed_for="the viewer")
 from fastapi import FastAPI, Request, Response  # noqa: E402 - after the check that it is installed
@@ -31,7 +31,7 @@ from starlette.routing import Route  # noqa: E402
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_ASSETS = files("quire.view") / "assets"
+_ASSETS = files("quire.viewer") / "assets"
 _MAX_ROWS, _MAX_CARDS = 500, 100
 _CACHED_STATISTICS = 4096
 _SAMPLE, _HEADER_SAMPLE = 100_000, 5_000

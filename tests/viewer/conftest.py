@@ -10,7 +10,7 @@ import pytest
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset in a folder, with a picture inside it and another one outside."""
     from quire.storage import write_dataset
-    from tests.view.viewer_client import Place, places, png
+    from tests.viewer.viewer_client import Place, places, png
 
     folder = tmp_path_factory.mktemp("view")
     dataset = folder / "places" / "data"
@@ -24,7 +24,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(stored: Path) -> Iterator[object]:
-    from tests.view.viewer_client import open_client
+    from tests.viewer.viewer_client import open_client
 
     with open_client(stored) as http_client:
         yield http_client

@@ -16,7 +16,7 @@ import pytest
 
 from quire import BaseDocument
 from quire.storage import write_dataset
-from tests.view.viewer_client import Client
+from tests.viewer.viewer_client import Client
 
 pytestmark = pytest.mark.needs("fastapi", "uvicorn", "PIL", "pyarrow", "av")
 
@@ -61,13 +61,13 @@ def test_view_serves_a_dataset_until_a_signal(stored: Path, number: int) -> None
 _FIRST_PAGE = """
 import sys, urllib.request
 from http.cookiejar import CookieJar
-import quire.view
+import quire.viewer
 from quire.cli._main import main
 try:
     main(["view", "--help"])
 except SystemExit:
     pass
-with quire.view.Viewer(sys.argv[1]) as viewer:
+with quire.viewer.Viewer(sys.argv[1]) as viewer:
     browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
     browser.open(viewer.url).read()
     for path in ("dataset", "rows?start=0&count=64"):
@@ -84,7 +84,7 @@ def test_first_page_imports_only_what_it_needs(tmp_path: Path, file_format: Any)
     command = [sys.executable, "-c", _FIRST_PAGE, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     loaded = set(done.stdout.splitlines())
-    assert {"quire.cli._view", "quire.view._viewer", "pyarrow.lib"} <= loaded
+    assert {"quire.cli._view", "quire.viewer._viewer", "pyarrow.lib"} <= loaded
     assert not _LATER & loaded
 
 

@@ -21,7 +21,7 @@ from PIL import Image as Pillow
 from quire import BaseDocument, DocumentArray
 from quire.media import encode_video
 from quire.typing import NdArray
-from quire.view import Viewer
+from quire.viewer import Viewer
 
 HOSTILE = '<img src=x onerror="document.title=\'taken\'"><script>document.title="taken"</script>'
 

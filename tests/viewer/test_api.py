@@ -18,8 +18,8 @@ from quire import BaseDocument, Document, DocumentArray, DocumentBatch
 from quire.errors import DocumentTypeError, QuireError, StorageError
 from quire.storage import open_dataset, write_dataset
 from quire.typing import AnyTensor, NdArray
-from quire.view import Viewer, view
-from tests.view.viewer_client import HOSTILE, Client, Place, film, open_client, places, png
+from quire.viewer import Viewer, view
+from tests.viewer.viewer_client import HOSTILE, Client, Place, film, open_client, places, png
 
 pytestmark = pytest.mark.needs("fastapi", "uvicorn", "PIL", "pyarrow", "av")
 
@@ -131,7 +131,7 @@ FILTERS: dict[str, Any] = {
 @pytest.mark.parametrize("where", FILTERS)
 def test_filter_selects_matching_rows(stored: Path, documents: list[Place], where: str) -> None:
     from quire.storage._pages import Pages
-    from quire.view._row_order import RowOrders, Selection
+    from quire.viewer._row_order import RowOrders, Selection
 
     orders = RowOrders(Pages(open_dataset(stored, Place)))
     expected = [i for i, place in enumerate(documents) if FILTERS[where](place)]
@@ -418,12 +418,12 @@ def test_viewer_accepts_arrays_batches_files_and_iterables(tmp_path: Path) -> No
     docs.save_binary(tmp_path / "docs.bin")
     batch = DocumentBatch[Plain](docs, shapes="ragged")
     for source in (docs, batch, tmp_path / "docs.bin", open_dataset_of(docs, tmp_path / "set")):
-        with open_client(source, document=Plain) as client:
+        with open_client(source, document_type=Plain) as client:
             assert cells(client.get_json("rows"), "name") == ["n0", "n1", "n2", "n3", "n4"]
     untyped = DocumentArray(list(docs))
     with open_client(untyped) as client:
         assert len(client.get_json("rows")["rows"]) == 5
-    with open_client((doc for doc in docs), document=Plain, title="generated") as client:
+    with open_client((doc for doc in docs), document_type=Plain, title="generated") as client:
         assert client.get_json("dataset")["title"] == "generated"
 
 
@@ -446,7 +446,7 @@ def test_close_removes_the_temporary_folder() -> None:
     assert not folder.exists()
 
 
-def test_package_is_callable() -> None:
+def test_view_starts_a_viewer() -> None:
     import quire
 
     viewer = quire.view(DocumentArray[Plain]([Plain(name="x")]), browser=False)
@@ -456,7 +456,7 @@ def test_package_is_callable() -> None:
         assert f'href="http://127.0.0.1:{viewer.port}/?token=' in viewer._repr_html_()
     finally:
         viewer.close()
-    assert quire.view.view is view
+    assert quire.view is view
 
 
 def test_viewer_rejects_invalid_sources_and_ports(tmp_path: Path) -> None:

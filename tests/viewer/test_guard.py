@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from quire.view import Viewer
-from tests.view.viewer_client import Client
+from quire.viewer import Viewer
+from tests.viewer.viewer_client import Client
 
 pytestmark = pytest.mark.needs("fastapi", "uvicorn", "PIL", "pyarrow", "av")
 

@@ -1,30 +1,28 @@
 """A viewer for documents: a local web page with rows, media, statistics, nearest neighbours and a map.
 
-The package is callable: `quire.view(docs)` starts a `Viewer` and opens it in a browser.
+`quire.view(docs)` starts a `Viewer` and opens it in a browser.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quire.view._viewer import Viewer as Viewer
+    from quire.viewer._viewer import Viewer as Viewer
 
 __all__ = ["Viewer", "view"]
 
 
 def view(
-    source: Any, *, port: int = 0, files: bool = False, document: type[Any] | None = None, browser: bool = True
+    source: Any, *, port: int = 0, files: bool = False, document_type: type[Any] | None = None, browser: bool = True
 ) -> Viewer:
     """Show documents, a dataset, or the data at a path on a local web page; see `Viewer` for the arguments.
 
     `browser=False` starts the viewer without opening a browser: `viewer.url` is its address. It runs until
     `viewer.close()`, or until the program ends.
     """
-    viewer: Viewer = _load_viewer_class()(source, port=port, files=files, document=document)
+    viewer: Viewer = _load_viewer_class()(source, port=port, files=files, document_type=document_type)
     viewer.start()
     if browser:
         viewer.open()
@@ -32,20 +30,10 @@ def view(
 
 
 def _load_viewer_class() -> Any:
-    return importlib.import_module("quire.view._viewer").Viewer  # needs an extra
+    return importlib.import_module("quire.viewer._viewer").Viewer  # needs an extra
 
 
 def __getattr__(name: str) -> Any:
     if name != "Viewer":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _load_viewer_class()
-
-
-class _CallableModule(ModuleType):
-    """A module that can be called like the function it is named after."""
-
-    __call__ = staticmethod(view)
-
-
-# `import quire.view` replaces the function `quire.view` by this module: calling it must work all the same.
-sys.modules[__name__].__class__ = _CallableModule

@@ -18,13 +18,13 @@ from quire.array import compile_filter
 from quire.errors import DecodeError, QuireError
 from quire.storage import open_dataset, write_dataset
 from quire.storage._pages import Pages
-from quire.view._api import RangeNotSatisfiableError, parse_range
-from quire.view._cache import Cache
-from quire.view._embeddings import project_pca
-from quire.view._filter import FilterError, parse_filter
-from quire.view._media import encode_wav, render_image, render_tensor
-from quire.view._media_types import decode_data_uri, detect_media_type, tensor_display
-from quire.view._row_order import RowOrders, Selection, find_matching_rows
+from quire.viewer._api import RangeNotSatisfiableError, parse_range
+from quire.viewer._cache import Cache
+from quire.viewer._embeddings import project_pca
+from quire.viewer._filter import FilterError, parse_filter
+from quire.viewer._media import encode_wav, render_image, render_tensor
+from quire.viewer._media_types import decode_data_uri, detect_media_type, tensor_display
+from quire.viewer._row_order import RowOrders, Selection, find_matching_rows
 
 pytestmark = pytest.mark.needs("fastapi", "uvicorn", "PIL", "pyarrow", "av")
 

@@ -1,4 +1,4 @@
-"""Screenshots of the viewer for the docs: `python -m tests.view.screenshots docs/images` renders them.
+"""Screenshots of the viewer for the docs: `python -m tests.viewer.screenshots docs/images` renders them.
 
 The data is generated: landscapes of four kinds, with captions, audio and embeddings.
 """
@@ -20,7 +20,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from quire import BaseDocument, DocumentArray
 from quire.typing import NdArray
-from quire.view import Viewer
+from quire.viewer import Viewer
 from tests.programs import find_chromium
 
 LARGEST = 195_000

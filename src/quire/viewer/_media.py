@@ -23,8 +23,8 @@ from quire.errors import DecodeError, PathError, RowIndexError
 from quire.media import decode_audio
 from quire.storage import Pages
 from quire.tensors import framework_of
-from quire.view._cache import Cache
-from quire.view._media_types import CHANNELS, decode_data_uri, detect_media_type, sample_rate_field, tensor_display
+from quire.viewer._cache import Cache
+from quire.viewer._media_types import CHANNELS, decode_data_uri, detect_media_type, sample_rate_field, tensor_display
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
