@@ -191,11 +191,11 @@ class SharedMemory:
         weakref.finalize(self.array, _libc().munmap, self._address, size).atexit = False
 
     def _map(self, flags: int, handle: int, address: int | None = None) -> None:
-        found = _libc().mmap(address, self.size, mmap.PROT_READ | mmap.PROT_WRITE, flags, handle, 0)
-        if found in (None, ctypes.c_void_p(-1).value):
+        start = _libc().mmap(address, self.size, mmap.PROT_READ | mmap.PROT_WRITE, flags, handle, 0)
+        if start in (None, ctypes.c_void_p(-1).value):
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
-        self._address: int = found
+        self._address: int = start
 
     def move_to(self, path: Path) -> None:
         """Replace the anonymous memory by a file, at the same address and with the same content.
