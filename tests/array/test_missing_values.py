@@ -61,7 +61,7 @@ def test_unguarded_batch_reads_zeros_for_missing_values() -> None:
 
 @pytest.mark.parametrize("path", PARTIAL)
 def test_reading_a_column_with_missing_rows_raises(path: str) -> None:
-    batch = some_rows()._guarded()
+    batch = some_rows()._guard_missing()
     with pytest.raises(MissingValueError, match=rf"Row\.{path}: row 1.* has no value \(1 of 2 are missing\)") as error:
         batch[path]
     assert f"batch.fill_missing({{'{path}': value}})" in str(error.value)
@@ -77,7 +77,7 @@ def test_reading_a_column_with_missing_rows_raises(path: str) -> None:
 
 def test_guarded_batch_reads_columns_without_missing_values() -> None:
     plain = some_rows()
-    batch = copy.copy(plain)._guarded()
+    batch = copy.copy(plain)._guard_missing()
     assert batch.score is batch.image is None
     assert batch.text == ["a", None]
     assert batch.id == ["a", "b"]
@@ -93,7 +93,7 @@ def test_guarded_batch_reads_columns_without_missing_values() -> None:
 
 
 def test_batches_derived_from_guarded_batch_are_guarded() -> None:
-    batch = some_rows()._guarded()
+    batch = some_rows()._guard_missing()
     created = [
         batch[[0, 1]],
         batch[::-1],
@@ -117,7 +117,7 @@ def test_batches_derived_from_guarded_batch_are_guarded() -> None:
 
 @pytest.mark.parametrize("guarded", [False, True])
 def test_fill_missing_fills_only_rows_without_a_value(guarded: bool) -> None:
-    batch = some_rows()._guarded() if guarded else some_rows()
+    batch = some_rows()._guard_missing() if guarded else some_rows()
     filled = batch.fill_missing({"label": -1, "vector": 5, "anything": np.zeros(3), "big": 0, "inner.weight": 1})
     assert filled.label.tolist() == [7, -1]
     assert filled.vector.tolist() == [[1, 2], [5, 5]]

@@ -140,7 +140,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         batch._set(columns, self._guard)
         return batch
 
-    def _guarded(self) -> Self:
+    def _guard_missing(self) -> Self:
         """Make reading missing values of this batch raise, and return the batch."""
         object.__setattr__(self, "_guard", Guard(self._columns.schema.name))
         return self
@@ -213,7 +213,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
                 name = batch_type.__name__
                 raise DocumentTypeError(f"{name}.concat: item {index}: expected a {name}, got {describe(batch)}.")
         joined = batch_type._wrap(concat_columns([batch._columns for batch in parts], shapes))
-        return joined._guarded() if any(batch._guard is not None for batch in parts) else joined
+        return joined._guard_missing() if any(batch._guard is not None for batch in parts) else joined
 
     def unstack(self) -> DocumentArray[DocT]:
         """Return the rows as documents, whose tensors share memory with the columns. The batch is not changed."""

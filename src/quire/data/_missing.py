@@ -180,7 +180,7 @@ class MissingPolicy:
 
     def mark(self, batch: Any) -> Any:
         """Guard a batch, so that reading a column with missing values raises, unless they are masked."""
-        return batch if self.mode == "mask" else batch._guarded()
+        return batch if self.mode == "mask" else batch._guard_missing()
 
 
 class _PartialColumns:

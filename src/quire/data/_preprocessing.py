@@ -246,7 +246,7 @@ def _run_on_documents(columns: Columns, step: Step, rows: NDArray[np.int64], run
         unified = unify_shapes(own, run.shapes)
         batch = DocumentBatch[columns.schema.document_type]._wrap(unified)  # type: ignore[name-defined]
         if not run.shows_zeros:
-            batch._guarded()
+            batch._guard_missing()
         result = _call_batched(step, batch, run)
         column = infer_batched_column(field, batch if result is None else result, (len(columns), None), _RAGGED, path)
     else:
@@ -300,7 +300,7 @@ def _make_argument(columns: Columns, column: Column, run: BatchRun) -> Any:
     batch = DocumentBatch[columns.schema.document_type]._wrap(columns)  # type: ignore[name-defined]
     if run.shows_zeros or not isinstance(column, (DocumentColumn, DocumentsColumn)):
         return batch[column.field.name]
-    nested = batch._guarded()[column.field.name]
+    nested = batch._guard_missing()[column.field.name]
     if isinstance(column, DocumentColumn):  # rows where the document is None stay None, and are no error
         nested._set(nested._columns, nested._guard._replace(skips_none=True))
     return nested

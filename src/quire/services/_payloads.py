@@ -133,7 +133,7 @@ def guard_missing(value: T) -> T:
 
     Otherwise a function would read zeros where the caller left values out.
     """
-    return cast("T", value._guarded()) if isinstance(value, DocumentBatch) else value
+    return cast("T", value._guard_missing()) if isinstance(value, DocumentBatch) else value
 
 
 def parse_payload(annotation: Any, where: str) -> Payload:

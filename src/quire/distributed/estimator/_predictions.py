@@ -169,7 +169,7 @@ class Predictor:
     def outputs(self, batch: DocumentBatch[Any]) -> dict[str, Any]:
         """Return the outputs for a batch, by the names of their columns."""
         inner = batch.to_framework("torch") if self.spec.recipe.framework == "torch" else copy(batch)
-        inner._guarded()  # so that the model does not see zeros for missing values
+        inner._guard_missing()  # so that the model does not see zeros for missing values
         return name_outputs(self.backend.predict(RankBatch(inner, len(batch))), self.spec.output_col)
 
     def __call__(self, batch: DocumentBatch[Any]) -> DocumentBatch[Any]:
