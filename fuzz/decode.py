@@ -24,9 +24,7 @@ if any(name.split(".")[0] == "quire" for name in sys.modules):
 BELOW = ("columns", "display", "parallel", "tensors._numpy")
 for part in BELOW:  # by name, because a linter removes unused imports
     importlib.import_module(f"quire.{part}")
-with atheris.instrument_imports(
-    include=["quire"]
-):  # only the decoders: more coverage costs time and adds little
+with atheris.instrument_imports(include=["quire"]):  # only the decoders: more coverage costs time and adds little
     importlib.import_module("quire.codec")
 
 from fuzz.seeds import MOST, write_seeds  # noqa: E402 - these import quire
