@@ -93,6 +93,16 @@ def test_other_problems_are_reported_together_with_unknown_fields() -> None:
     assert caught.value.title == "Row"
 
 
+def test_an_error_with_very_many_problems_is_not_rewritten() -> None:
+    class Numbers(BaseDocument):
+        numbers: list[int] = []
+
+    for count, message in ((999, "Numbers has no field 'nubmers'"), (1000, "Extra inputs are not permitted")):
+        found = problems(lambda count=count: Numbers.model_validate({"numbers": ["x"] * count, "nubmers": 1}))
+        assert len(found) == count + 1
+        assert found[-1][1].startswith(message)
+
+
 def test_problems_of_validators_keep_their_type_and_context() -> None:
     class Even(BaseDocument):
         n: int = Field(0, multiple_of=2)

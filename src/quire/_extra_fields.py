@@ -22,6 +22,7 @@ Extra = Literal["forbid", "ignore"]
 """How a reader treats fields and columns that a class does not have; a class that sets `extra` wins."""
 
 _FORBIDDEN = "Extra inputs are not permitted"
+_MOST_EXPLAINED = 1000
 _ERROR_TYPES = frozenset(get_args(core_schema.ErrorType))
 _NOT_SCHEMAS = ("metadata", "serialization", "default", "expected", "config", "cls")
 _hiding = ForkSafeLock()
@@ -42,7 +43,13 @@ def extra_rule(document_type: type[Any], extra: Extra) -> Literal["forbid", "ign
 
 
 def explain_unknown_fields(document_type: type[Any], error: ValidationError) -> ValidationError:
-    """Return the error with messages about unknown fields that name the class and its nearest fields."""
+    """Return the error with messages about unknown fields that name the class and its nearest fields.
+
+    An error with very many problems is returned as it is: pydantic reports one for each item of a large wrong input,
+    and the dicts that describe them take twice the memory of the error.
+    """
+    if error.error_count() > _MOST_EXPLAINED:
+        return error
     problems = error.errors(include_url=False)
     if not any(problem["msg"] == _FORBIDDEN for problem in problems):
         return error
