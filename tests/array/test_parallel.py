@@ -150,7 +150,7 @@ def test_workers_run_while_consumer_works() -> None:
         used.append(part[0].number // 16)
         assert len(begun) <= len(used) + 8
         if len(used) == 2:
-            assert ahead_of_the_consumer.wait(20)  # a batch was begun while the consumer had one in hand
+            assert ahead_of_the_consumer.wait(20)  # a batch was begun while the consumer held one
     assert used == sorted(begun) == list(range(64))
 
 

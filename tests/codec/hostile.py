@@ -170,7 +170,7 @@ def documents() -> list[BaseDocument]:
 
 
 def messages(books: int = 3) -> dict[str, list[bytes]]:
-    """Valid bytes for every decoder, of arrays of so many books."""
+    """Valid bytes for every decoder, of arrays of this number of books."""
     shelf = DocumentArray[Book]([a_book(i) for i in range(books)])
     notes = DocumentArray[Note](some_notes())
     mixed = DocumentArray[Page]([Page(text="a"), Sheet(text="b", marks={"x": 1})])

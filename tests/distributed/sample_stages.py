@@ -138,7 +138,7 @@ class Failing(Same):
             if 5 in batch.column("number").to_pylist():
                 error = PartitionError(f"partition {partition}: it does not fit")
                 error.partition, error.document, error.id, error.field = partition, 2, "id 0005", "image"
-                error.traceback = "as the worker told it"
+                error.traceback = "as the worker reported it"
                 raise error
             yield batch
 

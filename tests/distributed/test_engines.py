@@ -159,7 +159,7 @@ def test_partition_error_of_a_stage_reaches_the_caller(engine: Any, frame: Frame
             ask()
         error = info.value
         assert (error.partition, error.document, error.id, error.field) == (0, 2, "id 0005", "image")
-        assert error.traceback == "as the worker told it"
+        assert error.traceback == "as the worker reported it"
 
 
 @pytest.mark.parametrize("name", ["ray", "spark"])

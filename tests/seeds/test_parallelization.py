@@ -1,4 +1,4 @@
-"""Work on arrays in parallel, as it is told: what overlaps with what, and in which order."""
+"""Work on arrays in parallel: which steps overlap, and in which order."""
 
 from __future__ import annotations
 

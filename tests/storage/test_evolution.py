@@ -28,8 +28,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 def _class(**fields: Any) -> Any:
     """Make a version of the class; a field is its type, or its type and its default."""
-    told = {name: field if isinstance(field, tuple) else (field, ...) for name, field in fields.items()}
-    return create_model("Item", __base__=BaseDocument, **told)
+    definitions = {name: field if isinstance(field, tuple) else (field, ...) for name, field in fields.items()}
+    return create_model("Item", __base__=BaseDocument, **definitions)
 
 
 class Hue(Enum):

@@ -395,7 +395,7 @@ def test_tensor_shape_that_does_not_fit_its_bytes_is_an_error(shape: list[int], 
         any_one: AnyTensor
 
     layout = Layout(Row.document_schema())
-    told = [{"data": b"12345678", "shape": shape, "dtype": dtype, "framework": framework}]
+    values = [{"data": b"12345678", "shape": shape, "dtype": dtype, "framework": framework}]
     good = encoded([Row(any_one=np.ones(1))], Row, layout)
     with pytest.raises(DecodeError, match="Row.any_one"):
-        gathered(layout, [_changed(good, any_one=pa.array(told, good["any_one"].type))], [0])
+        gathered(layout, [_changed(good, any_one=pa.array(values, good["any_one"].type))], [0])

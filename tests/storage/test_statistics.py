@@ -107,10 +107,10 @@ def _lengths(found: Any, values: list[Any]) -> None:
     if not sizes:
         assert found.lengths is None
         return
-    told = found.lengths
-    assert (told.minimum, told.maximum) == (min(sizes), max(sizes))
-    np.testing.assert_allclose(told.mean, np.mean(sizes))
-    assert sum(told.histogram.counts) == len(sizes)
+    lengths = found.lengths
+    assert (lengths.minimum, lengths.maximum) == (min(sizes), max(sizes))
+    np.testing.assert_allclose(lengths.mean, np.mean(sizes))
+    assert sum(lengths.histogram.counts) == len(sizes)
 
 
 def _check(found: dict[str, Any], documents: list[Row], bins: int) -> None:
@@ -184,9 +184,9 @@ def test_dataset_statistics_match_numpy_on_all_rows(form: str, tmp_path: Path) -
 def test_statistics_of_any_documents_are_json(documents: list[Tree]) -> None:
     found = Statistics()
     found.add(DocumentBatch[Tree](documents, shapes="ragged")._columns)
-    told = {path: column.to_dict() for path, column in found.to_dict().items()}
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
-    assert told["branch.leaf.text"]["rows"] == len(documents)
+    summary = {path: column.to_dict() for path, column in found.to_dict().items()}
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    assert summary["branch.leaf.text"]["rows"] == len(documents)
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow"])

@@ -408,7 +408,7 @@ def test_pieces_are_requested_at_once(samples: Path, monkeypatch: pytest.MonkeyP
     dataset.read_ahead(np.array([0]), np.array([200]))
     assert len(dataset[:]) == 200
     assert asked[:2] == [3, 3]
-    assert len(asked) == 3  # the tensors were asked for already, by whoever reads all rows
+    assert len(asked) == 3  # the tensors were asked for already, by the reader of all rows
 
 
 def test_preview_of_large_values_verifies_what_it_reads(samples: Path) -> None:

@@ -368,7 +368,7 @@ class Loose(BaseDocument):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ({"number": 2**70}, rf"Loose\.number: .*\({2**70}\)\. A field of Decimal or str holds any number\."),
         ({"text": "ab\ud800"}, r"Loose\.text: a lone surrogate .*'ab\\ud800'.*errors='replace'"),
@@ -376,8 +376,8 @@ class Loose(BaseDocument):
     ],
     ids=["number", "text", "span"],
 )
-def test_error_about_an_unstorable_value_names_the_field(tmp_path: Path, content: dict[str, Any], told: str) -> None:
-    with pytest.raises(EncodeError, match=told):
+def test_error_about_an_unstorable_value_names_the_field(tmp_path: Path, content: dict[str, Any], message: str) -> None:
+    with pytest.raises(EncodeError, match=message):
         write_dataset([Loose(), Loose(**content)], tmp_path / "d", Loose)
 
 

@@ -2,7 +2,7 @@
 
 A lock is an `flock` on a file, which the system releases when its process ends, whichever way. Two facts need care:
 
-- The holder removes the file of a lock when it releases it. Whoever waited for the lock then holds one on a file
+- The holder removes the file of a lock when it releases it. A process that waited for the lock then holds one on a file
   without a name, while others create and lock a new file. So a waiter checks that its file still has its name, and
   starts again if not.
 - An flock belongs to the open file, which a forked child inherits: closing it in the parent does not release the lock

@@ -79,7 +79,7 @@ class AddressTable:
         self._passed_runs = 0
         self._flags: NDArray[np.uint8] = np.ones(1, np.uint8)
         self._is_kept = True
-        self.read_ahead_parts: frozenset[int] = frozenset()  # parts that whoever reads the rows has read ahead
+        self.read_ahead_parts: frozenset[int] = frozenset()  # parts that the reader of the rows has read ahead
         self.count = 0
 
     def use_flags(self, flags: NDArray[np.uint8], *, keep: bool) -> None:

@@ -37,7 +37,7 @@ ParquetOptions = Mapping[str, Any]
 
 
 class _OutputFile:
-    """The part of a file object that pyarrow needs besides `write`. Whoever opened the file closes it."""
+    """The part of a file object that pyarrow needs besides `write`. The caller that opened the file closes it."""
 
     closed = False
     size = 0
