@@ -297,7 +297,7 @@ class Scaled:
     def __init__(self, factor: int, *, plus: int = 0) -> None:
         self.factor, self.plus = factor, plus
         self.calls = 0
-        self.made.append(self)
+        self.created.append(self)
 
     def __call__(self, part: Any) -> Any:
         self.calls += 1
@@ -305,11 +305,11 @@ class Scaled:
 
 
 def test_class_has_one_instance_per_worker() -> None:
-    Scaled.made.clear()
+    Scaled.created.clear()
     shards = XShards.partition(np.arange(12), 6, engine=engine("local", num_workers=2))
     assert concat_rows(shards.transform_shard(Scaled, 2, plus=1).collect()).tolist() == list(range(1, 25, 2))
-    assert 1 <= len(Scaled.made) <= 2
-    assert sum(scaled.calls for scaled in Scaled.made) == 6
+    assert 1 <= len(Scaled.created) <= 2
+    assert sum(scaled.calls for scaled in Scaled.created) == 6
     assert shards.transform_shard(Scaled(3)).first().tolist() == [0, 3]
     assert shards.transform_shard(list).first() == [0, 1]
     assert shards.transform_shard(pd.DataFrame).first().shape == (2, 1)
