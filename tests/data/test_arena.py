@@ -9,6 +9,7 @@ import torch
 
 from quire import BaseDocument, DocumentArray
 from quire.data import MultiModalDataset, batched
+from quire.data._arena import Arena, Memory
 from quire.typing import TorchTensor
 
 pytestmark = pytest.mark.needs("torch")
@@ -118,6 +119,24 @@ def test_arena_keeps_few_pieces() -> None:
     for size in range(8, 64):
         ds.__getitems__(range(size))
     assert len(ds._arena._kept) <= 4 + 16
+
+
+def test_piece_taken_by_another_thread_during_the_check_is_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena, others = Arena(), list[Any]()
+    arena.empty((1 << 16,), torch.uint8)
+    is_free = Memory.is_free.fget  # type: ignore[attr-defined]
+
+    def take_meanwhile(piece: Memory) -> bool:
+        result = bool(is_free(piece))
+        if not others:
+            others.append(None)
+            others[0] = arena.empty((1 << 16,), torch.uint8)
+        return result
+
+    monkeypatch.setattr(Memory, "is_free", property(take_meanwhile))
+    tensor = arena.empty((1 << 16,), torch.uint8)
+    assert tensor is not None
+    assert tensor.data_ptr() != others[0].data_ptr()
 
 
 def test_pickle_of_a_dataset_excludes_the_arena() -> None:

@@ -229,7 +229,7 @@ def test_files_are_removed_at_the_end_of_the_process(tmp_path: Path) -> None:
         "import pyarrow as pa, os\n"
         "os.mkdir(sys.argv[1])\n"
         "made = _spark.SparkConverter(WrittenFrame(sys.argv[1], 0, pa.schema([('x', pa.int64())])))\n"
-        "_spark._made.append((None, (), made))\n"
+        "_spark._converters.append((None, (), made))\n"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "quire-x")], check=True)
     assert not (tmp_path / "quire-x").exists()

@@ -230,7 +230,7 @@ def test_datasets_have_names_or_numbers(stored: list[Any]) -> None:
 
 def test_mixes_are_registered_with_torch(stored: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     registered: list[type[Any]] = []
-    monkeypatch.setattr(_mixing, "known_to_torch", registered.append)
+    monkeypatch.setattr(_mixing, "register_with_torch", registered.append)
     content = pickle.dumps(mix(stored))
     assert registered == [MixedDataset]
     pickle.loads(content)

@@ -236,7 +236,7 @@ class MixMachine(RuleBasedStateMachine):
     def take_the_rest_with_workers(self, workers: int) -> None:
         """Let workers make the rest of the pass."""
         expected, _ = self.mix.batches(self.place)
-        batches = collect_workers(self.dataset, workers, mark=_mixing.new_mark())  # type: ignore[arg-type]
+        batches = collect_workers(self.dataset, workers, mark=Worker.alone().pass_id)  # type: ignore[arg-type]
         assert [content(batch) for batch in batches] == expected[self.place.taken :]
         for batch in batches:
             self.place = self.place._replace(taken=self.place.taken + 1)
@@ -299,7 +299,7 @@ def worker_batches(dataset: MixedDataset, who: Worker, monkeypatch: pytest.Monke
 def test_workers_resume_from_their_own_states(mix: Mix, workers: int, count: int, data: Any) -> None:
     expected, _ = mix.batches(Place(0, (0,) * len(mix.parts), 0))
     count = min(count, len(expected))
-    mark, found = _mixing.new_mark(), dict[int, Any]()
+    mark, found = Worker.alone().pass_id, dict[int, Any]()
     with pytest.MonkeyPatch.context() as monkeypatch:
         first = mix.open()
         states = []
@@ -308,7 +308,7 @@ def test_workers_resume_from_their_own_states(mix: Mix, workers: int, count: int
             for step in range(number, count, workers):
                 found[step] = content(next(batches))
             states.append(through_json(first.state_dict()))
-        second, mark = mix.open(), _mixing.new_mark()
+        second, mark = mix.open(), Worker.alone().pass_id
         order = data.draw(st.permutations(range(workers)))
         for number in order:
             who = Worker(number, workers, mark)

@@ -154,6 +154,18 @@ def test_error_of_the_sending_thread_is_raised_in_the_trainer(monkeypatch: pytes
         next(iter(loader(dataset(), num_workers=1)))
 
 
+def test_piece_sent_during_the_check_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    piece = _shm_transport.WorkerPiece("token", 1 << 16)
+
+    def send_and_drop(piece: Any) -> bool:
+        piece.memory[0] = 1
+        return True
+
+    monkeypatch.setattr(_shm_transport.WorkerPiece, "is_unused", property(send_and_drop))
+    assert not piece.is_free
+    piece.close()
+
+
 # --- other ways to send
 
 

@@ -68,7 +68,7 @@ def test_runs_across_record_batches_are_read_completely(folder: Path, monkeypatc
     monkeypatch.setattr("quire.storage._tensor_codecs.read_ahead", note)
     dataset.read_ahead(np.array([0, 120, 2_000]), np.array([10, 140, 2_010]))
     data = dataset.layout.codecs[2]
-    rows = dataset._located(np.r_[0:10, 120:140, 2_000:2_010])
+    rows = dataset.locate(np.r_[0:10, 120:140, 2_000:2_010])
     assert pages == set((rows.part(data.first + 1) + rows.positions * WIDTH).tolist())
 
 

@@ -157,14 +157,14 @@ def _refuse(number: int) -> int:
 
 GROWTH = """
 import gc, os, sys, tracemalloc
-from tests.data.sample_streams import streamed
+from tests.data.sample_streams import stream_samples
 
 def anonymous():
     gc.collect()
     lines = open(f"/proc/{os.getpid()}/status").read().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssShmem")))
 
-dataset = streamed(sys.argv[1], 16)
+dataset = stream_samples(sys.argv[1], 16)
 way = dataset.loader(threads=2) if sys.argv[2] == "loader" else dataset
 tracemalloc.start()
 for _ in range(40):  # as many as the plan remembers

@@ -23,16 +23,16 @@ import json, sys
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
-from tests.data.sample_streams import numbers, streamed
+from tests.data.sample_streams import numbers, stream_samples
 
 folder, rank, port, method = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
 
 def main():
-    early = streamed(folder, 5)  # before the ranks are known
+    early = stream_samples(folder, 5)  # before the ranks are known
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
     found = []
-    for dataset in (early, streamed(folder, 5), streamed(folder, 5).loader()):
+    for dataset in (early, stream_samples(folder, 5), stream_samples(folder, 5).loader()):
         loader = dataset if hasattr(dataset, "threads") else DataLoader(
             dataset, batch_size=None, num_workers=2, multiprocessing_context=method)
         seen = []

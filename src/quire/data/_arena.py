@@ -68,8 +68,8 @@ class Arena:
     """Pieces of memory for torch's tensors. A piece is reused once nothing refers to it.
 
     Threads may use an arena together without a lock. A piece is taken out of the dict by a single `pop`, which only one
-    thread wins, and is put back when its tensor exists: from then on, others see that it is in use. A piece that torch
-    has shared with other processes is dropped, since its users there cannot be counted.
+    thread wins, is checked, and is put back when its tensor exists: from then on, others see that it is in use. A piece
+    that torch has shared with other processes is dropped, since its users there cannot be counted.
     """
 
     __slots__ = ("_kept",)
@@ -120,7 +120,9 @@ class Arena:
                 if self._kept.pop(address, None) is piece:
                     piece.close()
             elif piece.is_free and self._kept.pop(address, None) is piece:
-                return piece
+                if piece.is_free:  # again: another thread may have used the piece between the check and `pop`
+                    return piece
+                self._kept[address] = piece
         return None
 
     def _allocate(self, size: int) -> Memory:

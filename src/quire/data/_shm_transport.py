@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from quire._fork import ForkSafeLock
 from quire.data._arena import MIN_BYTES, Arena, Memory, counts_references, is_plain
 from quire.errors import FunctionError
 from quire.tensors import Framework
@@ -57,7 +58,9 @@ class WorkerPiece(Memory):
     @property
     def is_free(self) -> bool:
         """Whether neither the trainer nor this process uses the memory."""
-        return self.memory[0] == 0 and self.is_unused
+        # In this order: the thread that sends a tensor sets the byte before it drops the tensor. If the byte was read
+        # first, the tensor could be sent and dropped before the second check, and the batch would be overwritten.
+        return self.is_unused and self.memory[0] == 0
 
     def close(self) -> None:
         os.close(self.file)
@@ -216,18 +219,21 @@ def _lost_batch(pid: int) -> FunctionError:
 
 _mapped: dict[tuple[int, str, int], TrainerPiece] = {}
 """The pieces of all workers that the trainer has mapped, by process, token and number."""
+_mapped_lock = ForkSafeLock()
+"""Held while pieces are received and returned: two threads must not return a piece twice, once before its next use."""
 
 
 def _restore_shared(pid: int, token: str, number: int, file: int, layout: Layout) -> torch.Tensor:
-    return_unused_pieces()
-    key = pid, token, number
-    piece = _mapped.get(key)
-    if piece is None:
-        _drop_pieces_of_ended_workers()
-        piece = _mapped[key] = TrainerPiece(pid, _piece_name(token, number), file)
-    dtype, offset, shape, stride = layout
-    tensor: torch.Tensor = sys.modules["torch"].empty(0, dtype=dtype).set_(piece.storage, offset, shape, stride)
-    piece.is_out = True  # only now: another thread that returns pieces sees that this one is in use
+    with _mapped_lock:
+        return_unused_pieces()
+        key = pid, token, number
+        piece = _mapped.get(key)
+        if piece is None:
+            _drop_pieces_of_ended_workers()
+            piece = _mapped[key] = TrainerPiece(pid, _piece_name(token, number), file)
+        dtype, offset, shape, stride = layout
+        tensor: torch.Tensor = sys.modules["torch"].empty(0, dtype=dtype).set_(piece.storage, offset, shape, stride)
+        piece.is_out = True
     return tensor
 
 
