@@ -146,8 +146,12 @@ class AsyncServer(BaseServer):
 
     def _report_starved(self, resource: str, *, is_starved: bool) -> None:
         """Change the health; called from a thread of `Slots`."""
-        if resource == "threads" and not any(map(_needs_thread, self.endpoints.values())):
-            return  # no call needs them
+        # Streams need threads, and unary calls of plain functions that are not batched.
+        needs_threads = any(
+            not endpoint.is_unary or not (endpoint.is_async or endpoint.batched) for endpoint in self.endpoints.values()
+        )
+        if resource == "threads" and not needs_threads:
+            return
         asyncio.run_coroutine_threadsafe(self._set_health(resource, is_starved=is_starved), self._loop)
 
     async def _set_health(self, resource: str, *, is_starved: bool) -> None:
@@ -237,11 +241,6 @@ def serve_async(
 ) -> AsyncServer:
     """Serve on the running event loop, inside of `async with`; the arguments are those of `serve`."""
     return AsyncServer(service, host, port, ServeOptions.from_keywords("serve_async", options))
-
-
-def _needs_thread(endpoint: Endpoint) -> bool:
-    """Return whether calls of an endpoint wait for a thread: those of plain functions, and streams."""
-    return not endpoint.is_unary or not (endpoint.is_async or endpoint.batched)
 
 
 class _BlockingMessages(Iterator[bytes]):

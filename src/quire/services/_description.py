@@ -150,7 +150,7 @@ class _Comparison:
     def _compare_fields(self, written: Json, read: Json, where: str) -> str | None:
         if written["kind"] in _VALUE_DEPENDENT or read["kind"] in _VALUE_DEPENDENT:
             return None
-        if written["kind"] != read["kind"] or not _is_compatible(written, read):
+        if written["kind"] != read["kind"] or not self._is_compatible(written, read):
             return f"{where}: {read['text']} is read, but {written['text']} is sent."
         if "class" in written:
             return self.compare_classes(written["class"], read["class"], where)
@@ -158,21 +158,21 @@ class _Comparison:
         mismatches = (self._compare_fields(*pair, where) for pair in pairs)
         return next((mismatch for mismatch in mismatches if mismatch is not None), None)
 
-
-def _is_compatible(written: Json, read: Json) -> bool:
-    """Return whether values of a field can be read as another field of the same kind."""
-    if written["kind"] == "scalar":
-        return read["number"] in (written["number"], *_WIDER_NUMBERS.get(written["number"], ()))
-    if written["kind"] != "tensor":
-        return True
-    if written["dtype"] and read["dtype"] and written["dtype"] != read["dtype"]:
-        return False
-    a, b = written["shape"], read["shape"]  # sizes are numbers, names like "h", or "..." for any sizes
-    if a is None or b is None or "..." in (*a, *b):
-        return True
-    return len(a) == len(b) and all(
-        x == y or isinstance(x, str) or isinstance(y, str) for x, y in zip(a, b, strict=True)
-    )
+    @staticmethod
+    def _is_compatible(written: Json, read: Json) -> bool:
+        """Return whether values of a field can be read as another field of the same kind."""
+        if written["kind"] == "scalar":
+            return read["number"] in (written["number"], *_WIDER_NUMBERS.get(written["number"], ()))
+        if written["kind"] != "tensor":
+            return True
+        if written["dtype"] and read["dtype"] and written["dtype"] != read["dtype"]:
+            return False
+        a, b = written["shape"], read["shape"]  # sizes are numbers, names like "h", or "..." for any sizes
+        if a is None or b is None or "..." in (*a, *b):
+            return True
+        return len(a) == len(b) and all(
+            x == y or isinstance(x, str) or isinstance(y, str) for x, y in zip(a, b, strict=True)
+        )
 
 
 # --- clients
@@ -237,7 +237,7 @@ class Contract:
         mismatch = find_mismatch(describe_schema(document_type), remote["takes"])
         if mismatch is not None:
             raise SchemaError(f"{name}: {document_type.__name__} does not fit what the service takes. {mismatch}")
-        output = local.output if local is not None else _choose_output(remote, document_type)
+        output = local.output if local is not None else self._choose_output(remote, document_type)
         mismatch = find_mismatch(remote["gives"], describe_schema(output.document_type))
         if mismatch is not None:
             raise SchemaError(
@@ -246,14 +246,14 @@ class Contract:
         sent = Payload(document_type, remote["takes"]["form"], remote["takes"]["stream"])
         return CallPlan(name, sent, output, remote["idempotent"])
 
-
-def _choose_output(remote: Json, sent: type[Any]) -> Payload:
-    """Return the payload of answers: of the class that is sent where the server has one for both, else of its name."""
-    output = remote["gives"]
-    document_type = sent if output["type"] == remote["takes"]["type"] else find(output["type"], None)
-    if document_type is None or document_type.document_schema().is_open:
-        return Payload(BaseDocument, "document" if output["form"] == "document" else "array", output["stream"])
-    return Payload(document_type, output["form"], output["stream"])
+    @staticmethod
+    def _choose_output(remote: Json, sent: type[Any]) -> Payload:
+        """Return the payload of answers: of the sent class if the server has one class for both, else of its name."""
+        output = remote["gives"]
+        document_type = sent if output["type"] == remote["takes"]["type"] else find(output["type"], None)
+        if document_type is None or document_type.document_schema().is_open:
+            return Payload(BaseDocument, "document" if output["form"] == "document" else "array", output["stream"])
+        return Payload(document_type, output["form"], output["stream"])
 
 
 def _document_type_of(value: object, name: str) -> type[Any]:

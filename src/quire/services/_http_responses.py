@@ -101,7 +101,14 @@ def make_response(payload: Payload | None, value: Any, response_format: Response
         values = _iterate_in_thread(value) if isinstance(value, AsyncIterator) else value
         converted = (payload.convert(item, "the answer") for item in values)
         rows = converted if payload.kind == "document" else chain.from_iterable(converted)
-        parts = map(_encode_line, rows) if media_type == NDJSON else _encode_file(payload, rows)
+        if media_type == NDJSON:
+            parts: Iterable[bytes] = ((codec.to_json(row, None, "lists", check=False) + "\n").encode() for row in rows)
+        else:
+            schema = payload.document_type.document_schema()
+            blocks = codec.encode_documents_stream(
+                rows, schema, None, None, allow_pickle=False, checksums=True, workers=1
+            )
+            parts = map(bytes, split_pieces(chain.from_iterable(blocks)))
         return StreamingResponse(parts, status, media_type=media_type)
     if media_type != PROTOBUF:
         return value if payload.kind == "document" else payload.convert(value, "the answer")
@@ -122,13 +129,3 @@ def _iterate_in_thread(values: AsyncIterator[Any]) -> Iterator[Any]:
             yield from_thread.run(values.__anext__)
         except StopAsyncIteration:
             return
-
-
-def _encode_line(row: Any) -> bytes:
-    return (codec.to_json(row, None, "lists", check=False) + "\n").encode()
-
-
-def _encode_file(payload: Payload, rows: Iterable[Any]) -> Iterator[bytes]:
-    schema = payload.document_type.document_schema()
-    parts = codec.encode_documents_stream(rows, schema, None, None, allow_pickle=False, checksums=True, workers=1)
-    return map(bytes, split_pieces(chain.from_iterable(parts)))
