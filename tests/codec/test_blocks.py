@@ -332,7 +332,7 @@ def test_errors_distinguish_truncated_streams_from_other_data() -> None:
         next(read_memory(stream()[:63], OPTIONS))
     segments = read_memory(stream()[:128], OPTIONS)
     next(segments)
-    with pytest.raises(DecodeError, match=r"block 1 \(byte 128\) is not there"):
+    with pytest.raises(DecodeError, match=r"block 1 \(byte 128\) is missing"):
         next(segments)
 
 
