@@ -65,7 +65,7 @@ def student(i: int, document_type: type[Student] = Student, **more: Any) -> Stud
 
 
 def students(number: int = 10) -> DocumentArray[Student]:
-    """So many students."""
+    """Return this number of students."""
     return DocumentArray[Student](student(i) for i in range(number))
 
 

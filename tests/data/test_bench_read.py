@@ -56,9 +56,9 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_bench_read_prints_a_table(folder: Path) -> None:
     ran = run(folder, "pictures", "--seconds", "0.2", "--batch-size", "10")
     assert (ran.returncode, ran.stderr) == (0, "")
-    told = dict(line.rsplit(maxsplit=1) for line in ran.stdout.splitlines())
-    assert {"rows per second", "mb per second", "cpu seconds per million rows", "first batch seconds"} <= told.keys()
-    assert float(told["peak memory mb"].replace(",", "")) > 1
+    report = dict(line.rsplit(maxsplit=1) for line in ran.stdout.splitlines())
+    assert {"rows per second", "mb per second", "cpu seconds per million rows", "first batch seconds"} <= report.keys()
+    assert float(report["peak memory mb"].replace(",", "")) > 1
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_bench_read_rejects_wrong_calls_with_exit_codes(
     except SystemExit as ended:
         found = ended.code  # type: ignore[assignment]
     assert found == code
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert re.search(message, told.err), told.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.search(message, captured.err), captured.err
 
 
 def test_measure_rejects_a_dataset_without_batches(folder: Path) -> None:

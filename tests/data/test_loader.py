@@ -67,7 +67,7 @@ def flatten(lists: list[list[int]]) -> list[int]:
 
 
 def check(batch: Any) -> None:
-    """The batch is what the steps make of its students, whoever made it."""
+    """The batch is what the steps make of its students, in whichever process it was made."""
     assert type(batch) is DocumentBatch[Student]
     assert batch.photo.tolist() == [[[4.0 * age + 2] * 3] * 2 for age in batch.age.tolist()]
     assert batch.thesis.title.tolist() == [[float(len(f"title {age}"))] * 4 for age in batch.age.tolist()]

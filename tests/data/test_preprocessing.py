@@ -121,7 +121,7 @@ def test_tensors_of_another_framework_are_changed_in_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "expected", "told"),
+    ("result", "expected", "kind_name"),
     [
         (0, torch.zeros(4, dtype=torch.int64), "int"),
         (0.0, torch.zeros(4, dtype=torch.float64), "float"),
@@ -140,7 +140,7 @@ def test_tensors_of_another_framework_are_changed_in_place() -> None:
     ids=repr,
 )
 @pytest.mark.parametrize("path", ["name", "age", "photo", "thesis", "tags", "papers", "spare", "tree"])
-def test_falsy_results_are_used(path: str, result: Any, expected: Any, told: str) -> None:
+def test_falsy_results_are_used(path: str, result: Any, expected: Any, kind_name: str) -> None:
     documents = DocumentArray[Student](student(i, spare=Thesis(title="x")) for i in range(4))
     batch = prepared({path: lambda _: result}, documents)
     found = batch[path]
@@ -149,7 +149,7 @@ def test_falsy_results_are_used(path: str, result: Any, expected: Any, told: str
     else:
         assert torch.equal(found, expected)
         assert found.dtype == expected.dtype
-    assert kind(batch, path).startswith(told)
+    assert kind(batch, path).startswith(kind_name)
 
 
 def test_functions_may_return_documents() -> None:

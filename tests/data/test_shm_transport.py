@@ -234,17 +234,17 @@ def test_forked_child_keeps_its_batches() -> None:
     batches = iter(loader(dataset(), num_workers=1))
     first = next(batches)
     image = first.image.numpy()
-    content, told, go = image.tobytes(), os.pipe(), os.pipe()
+    content, answer, go = image.tobytes(), os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:  # it looks when the trainer has let the batch go and gone on
         os.read(go[0], 1)
-        os.write(told[1], b"1" if image.tobytes() == content else b"0")
+        os.write(answer[1], b"1" if image.tobytes() == content else b"0")
         os._exit(0)
     del first, image
     for batch in batches:
         check(batch)
     os.write(go[1], b"x")
-    assert os.read(told[0], 1) == b"1"
+    assert os.read(answer[0], 1) == b"1"
     os.waitpid(child, 0)
 
 
