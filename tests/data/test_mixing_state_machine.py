@@ -94,8 +94,13 @@ class Mix:
     def is_endless(self) -> bool:
         return self.stop == "first" and any(part.epochs is None for part in self.parts)
 
-    def batches(self, place: Place, most: int = 400) -> tuple[list[Any], list[list[tuple[int, int]]]]:
-        """The batches of a pass from its beginning, and after each the (epochs done, steps) of every dataset."""
+    def batches(self, place: Place, most: int | None = None) -> tuple[list[Any], list[list[tuple[int, int]]]]:
+        """The batches of a pass from its beginning, and after each the (epochs done, steps) of every dataset.
+
+        A pass that ends is returned whole: with a small weight, a dataset may take hundreds of draws.
+        """
+        if most is None:
+            most = 400 if self.is_endless else 1_000_000
         draws = _draws(self)
         position = [(0, 0) for _ in self.parts]
         batches, positions = [], [list(position)]
@@ -363,6 +368,14 @@ def test_every_row_comes_once_for_any_ranks(mix: Mix, phases: list[tuple[int, in
 
 
 # --- regressions
+
+
+def test_model_returns_long_passes_whole() -> None:
+    parts = (Part(20, 1, "keep", 2, "block"), Part(1, 1, "keep", 1, "block"))
+    mix = Mix(parts, (1, 11), 275, "all", rank=0, world_size=1)
+    expected, _ = mix.batches(Place(0, (0, 0), 0))
+    assert [content(batch) for batch in mix.open()] == expected
+    assert len(expected) > 400
 
 
 @pytest.mark.parametrize("stop", ["first", "all"])
