@@ -31,7 +31,13 @@ def test_unknown_name_raises_an_attribute_error() -> None:
 
 @pytest.mark.parametrize("name", quire._MODULES)
 def test_modules_are_attributes_of_the_package(name: str) -> None:
-    assert getattr(quire, name) is importlib.import_module(f"quire.{name}")
+    try:
+        module = getattr(quire, name)
+    except MissingDependencyError as error:
+        assert find_spec(str(error.name)) is None
+        assert "pip install" in str(error)
+    else:
+        assert module is importlib.import_module(f"quire.{name}")
 
 
 def test_every_package_exports_what_it_lists() -> None:
