@@ -65,13 +65,15 @@ def _import_paddle() -> None:
     """Import paddle before tensorflow: importing it afterwards crashes the process.
 
     paddle adds a handler to the root logger and sets its level to INFO, so that other libraries write to the terminal,
-    for example py4j when the interpreter exits. Both are reset.
+    for example py4j when the interpreter exits. Both are reset. Its C++ handler of SIGTERM allocates memory: a process
+    that is terminated while it allocates, such as a worker of a `multiprocessing.Pool`, never ends. It is removed.
     """
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import paddle  # noqa: F401
+        import paddle
+    paddle.disable_signal_handler()
     root.handlers[:] = handlers
     root.setLevel(level)
 
