@@ -8,11 +8,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from quire._optional import require
-from quire.cli._arguments import add_command, import_document_type
-from quire.cli._output import write_json
+from quire.cli._command import add_command, import_document_type, write_json
 
 if TYPE_CHECKING:
-    from quire.cli._arguments import Subparsers
+    from quire.cli._command import Subparsers
 
 _EXAMPLES = """
 quire bench-read pictures/

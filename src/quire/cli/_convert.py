@@ -9,22 +9,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.cli._arguments import (
+from quire.cli._command import (
     add_command,
     add_json_argument,
     add_source_arguments,
+    format_bytes,
     positive_int,
     source_from_options,
+    write_json,
 )
 from quire.cli._formats import TARGET_FORMATS
-from quire.cli._output import format_bytes, write_json
 from quire.cli._sources import item_rows
 from quire.cli._targets import TargetOptions, check_target_is_free, target_format, write_target
 from quire.display import track
 from quire.errors import OptionError
 
 if TYPE_CHECKING:
-    from quire.cli._arguments import Subparsers
+    from quire.cli._command import Subparsers
 
 _EXAMPLES = """
 quire convert rows.csv rows.parquet
@@ -79,7 +80,12 @@ def run(options: argparse.Namespace) -> None:
         options.content,
     )
     chosen_format = target_format(options.target, target_options)
-    _check_paths_are_separate(options.path, options.target)
+    # Replacing the source, a folder that contains it, or a part of it would lose data.
+    one, other = (os.path.realpath(path) for path in (options.path, options.target))
+    if "://" not in options.target and (one == other or one.startswith(f"{other}/") or other.startswith(f"{one}/")):
+        raise OptionError(
+            f"{options.target}: the target is the source, or one is inside the other. Choose another name."
+        )
     check_target_is_free(options.target, target_options)
     source = source_from_options(options)
     total = source.rows if options.limit is None or source.rows is None else min(source.rows, options.limit)
@@ -94,7 +100,10 @@ def run(options: argparse.Namespace) -> None:
     items = count_rows(_limit(source.items(), options.limit))
     items = track(items, "converting", total, show=False if options.quiet else None, size=item_rows)
     write_target(source, items, options.target, target_options)
-    size = None if "://" in options.target else _size_of(Path(options.target))
+    size = None
+    if "://" not in options.target:
+        target = Path(options.target)
+        size = sum(file.stat().st_size for file in (target, *target.rglob("*")) if file.is_file())
     if options.json:
         write_json(
             {
@@ -121,16 +130,3 @@ def _limit(items: Iterator[Any], limit: int | None) -> Iterator[Any]:
         limit -= item_rows(item)
         if limit <= 0:
             return
-
-
-def _check_paths_are_separate(source: str, target: str) -> None:
-    """Refuse to replace the source, a folder that contains it, or a part of it."""
-    one, other = (os.path.realpath(path) for path in (source, target))
-    if "://" not in target and (one == other or one.startswith(f"{other}/") or other.startswith(f"{one}/")):
-        raise OptionError(f"{target}: the target is the source, or one is inside the other. Choose another name.")
-
-
-def _size_of(path: Path) -> int:
-    if path.is_file():
-        return path.stat().st_size
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

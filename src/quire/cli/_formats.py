@@ -48,11 +48,9 @@ def detect_format(path: str) -> str:
         return _detect_folder_format(place)
     if by_suffix in ("parquet", "arrow"):
         return "dataset"
-    return by_suffix or _detect_file_format(place)
-
-
-def _detect_file_format(path: Path) -> str:
-    with path.open("rb") as file:
+    if by_suffix is not None:
+        return by_suffix
+    with place.open("rb") as file:
         start = file.read(64)
     if is_stream(start) or compression_of(start[:8]) is not None:
         return "quire"
@@ -66,30 +64,20 @@ def _detect_folder_format(path: Path) -> str:
         return "dataset"
     if (path / "dataset_dict.json").exists() or ((path / "state.json").exists() and list(path.glob("*.arrow"))):
         return "huggingface"
-    if _is_mds_index(path / "index.json"):
-        return "mds"
-    if _is_petastorm_metadata(path / "_common_metadata"):
-        return "petastorm"
+    try:
+        if (path / "index.json").exists() and "shards" in json.loads((path / "index.json").read_bytes()):
+            return "mds"
+    except (ValueError, TypeError):
+        pass  # an index of another program
+    if (path / "_common_metadata").exists():
+        require("pyarrow", extra="parquet", needed_for="Parquet")
+        metadata = importlib.import_module("pyarrow.parquet").read_schema(path / "_common_metadata").metadata
+        if importlib.import_module("quire.storage.importers").PETASTORM_SCHEMA_KEY in (metadata or {}):
+            return "petastorm"
     suffixes = {file.suffix for file in iter_files(path)}
     if suffixes & {".parquet", ".arrow"}:
         return "dataset"
     return "webdataset" if ".tar" in suffixes else "files"
-
-
-def _is_mds_index(path: Path) -> bool:
-    try:
-        return path.exists() and "shards" in json.loads(path.read_bytes())
-    except (ValueError, TypeError):
-        return False
-
-
-def _is_petastorm_metadata(path: Path) -> bool:
-    if not path.exists():
-        return False
-    require("pyarrow", extra="parquet", needed_for="Parquet")
-    parquet = importlib.import_module("pyarrow.parquet")
-    key = importlib.import_module("quire.storage.importers").PETASTORM_SCHEMA_KEY
-    return key in (parquet.read_schema(path).metadata or {})
 
 
 def iter_files(folder: Path) -> Iterator[Path]:

@@ -7,25 +7,29 @@ import sys
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from quire.cli._arguments import (
+from quire.cli._command import (
     add_command,
     add_json_argument,
     add_source_arguments,
+    format_bytes,
+    format_number,
     non_negative_int,
     parse_names,
     positive_int,
+    print_table,
     source_from_options,
+    write_json,
 )
-from quire.cli._output import format_bytes, format_number, print_table, write_json
 from quire.cli._sources import Source, item_rows
 from quire.codec import Leaf, leaves, to_json
-from quire.columns import ColumnStatistics, Histogram
+from quire.columns import ColumnStatistics
 from quire.display import document_tree, one_line, print_rich, schema_tree, track
+from quire.document import BaseDocument
 from quire.errors import CodecError, PathError, ShardError, did_you_mean
 from quire.schema import Field, Schema
 
 if TYPE_CHECKING:
-    from quire.cli._arguments import Subparsers
+    from quire.cli._command import Subparsers
 
 DAMAGED = 3
 """The exit code of `verify` for damaged data."""
@@ -189,7 +193,7 @@ def _select_columns(schema: Schema, names: list[str] | None) -> list[Leaf]:
     return selected
 
 
-def _format_cell(document: Any, leaf: Leaf) -> str:
+def _format_cell(document: BaseDocument, leaf: Leaf) -> str:
     value: Any = document
     for name in leaf.path:
         value = None if value is None else value.__dict__.get(name)
@@ -244,6 +248,8 @@ def _print_statistics(statistics: dict[str, ColumnStatistics]) -> None:
     rows = []
     for column in statistics.values():
         values = column.to_dict()  # with dates and the like as texts
+        histogram = column.histogram
+        largest = 1 if histogram is None else max(histogram.counts) or 1
         rows.append(
             [
                 one_line(column.path),
@@ -253,21 +259,13 @@ def _print_statistics(statistics: dict[str, ColumnStatistics]) -> None:
                 format_number(values["minimum"]),
                 format_number(column.mean),
                 format_number(values["maximum"]),
-                _format_histogram(column.histogram),
+                "" if histogram is None else "".join(_BARS[-(-count * 8 // largest)] for count in histogram.counts),
                 _format_lengths(column),
                 _format_top_values(column),
             ]
         )
     sys.stdout.flush()
     print_table(names, rows, "statistics")
-
-
-def _format_histogram(histogram: Histogram | None) -> str:
-    """Draw a histogram with one character per bin."""
-    if histogram is None:
-        return ""
-    largest = max(histogram.counts) or 1
-    return "".join(_BARS[-(-count * 8 // largest)] for count in histogram.counts)
 
 
 def _format_lengths(column: ColumnStatistics) -> str:

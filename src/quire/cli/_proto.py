@@ -8,14 +8,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quire.cli._arguments import add_command, import_document_type, import_object
-from quire.cli._output import write_json
+from quire.cli._command import add_command, import_document_type, import_object, write_json
 from quire.codec import proto_schema
 from quire.errors import SchemaError
 from quire.files import open_target
 
 if TYPE_CHECKING:
-    from quire.cli._arguments import Subparsers
+    from quire.cli._command import Subparsers
 
 _EXAMPLES = """
 quire proto school:Student

@@ -30,7 +30,9 @@ class Row(BaseDocument):
     id: ClassVar[None] = None  # type: ignore[assignment,misc]
 
 
-def infer_document_type(rows: Iterable[Any], name: str, sample: int | None = None) -> tuple[Any, int | None]:
+def infer_document_type(
+    rows: Iterable[Any], name: str, sample: int | None = None
+) -> tuple[type[BaseDocument], int | None]:
     """Infer a class from mappings or documents; return it with the number of rows, None if there may be more.
 
     With `sample`, only that many rows are read.
@@ -43,7 +45,7 @@ def infer_document_type(rows: Iterable[Any], name: str, sample: int | None = Non
 
 def infer_table_type(
     lines: Iterable[str], options: CsvOptions, path: str, name: str, sample: int | None = None
-) -> tuple[Any, int | None]:
+) -> tuple[type[BaseDocument], int | None]:
     """Infer a class from the lines of a CSV file, like `infer_document_type`; a column of mixed types is text."""
     rows = read_table(lines, options, path)
     inferred = InferredType()
@@ -146,7 +148,7 @@ class InferredType:
             annotation = Annotated[annotation, Shape(*next(iter(self.shapes)))]
         return Annotated[annotation, DType(next(iter(self.dtypes)))] if len(self.dtypes) == 1 else annotation
 
-    def document_type(self, name: str, *, is_table: bool = False) -> Any:
+    def document_type(self, name: str, *, is_table: bool = False) -> type[BaseDocument]:
         """Create a class with a field for each name that occurs; fields that some rows lack default to None."""
         fields: dict[str, Any] = {}
         for key, inferred in self.fields.items():
@@ -162,7 +164,7 @@ class InferredType:
         return create_model(class_name, __base__=BaseDocument if "id" in fields else Row, **fields)
 
 
-def document_values(document: Any) -> dict[str, Any]:
+def document_values(document: BaseDocument) -> dict[str, Any]:
     """Return the fields of a document, extra ones included."""
     return {**document.__dict__, **(document.__pydantic_extra__ or {})}
 

@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.cli._arguments import add_command, import_object
-from quire.cli._output import write_json
+from quire.cli._command import add_command, import_object, write_json
 
 if TYPE_CHECKING:
-    from quire.cli._arguments import Subparsers
+    from quire.cli._command import Subparsers
 
 _EXAMPLES = """
 quire serve school:embed

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
 from pydantic_core import from_json as parse_json
@@ -130,19 +131,25 @@ def open_source(path: str, options: SourceOptions) -> Source:
     """Open a file, a folder or a URL."""
     source_format = options.format or detect_format(path)
     if source_format in IMPORTED_FORMATS:
-        return _open_imported(path, source_format, options)
+        load_storage()
+        importers = importlib.import_module("quire.storage.importers")
+        import_options = importers.ImportOptions(
+            options.allow_pickle, options.images, Path(path).name, options.split, extra=options.extra or "ignore"
+        )
+        reading = importers.IMPORTERS[source_format](path, options.document_type, import_options)
+        return Source(path, source_format, reading.document_type, reading.total, None, lambda: reading.rows(0))
     if source_format != "dataset" and options.columns is not None:
         raise OptionError(f"{path}: columns are chosen of datasets, Parquet and Arrow; this is {source_format}.")
     return _OPENERS[source_format](path, options)
 
 
-def load_storage() -> Any:
+def load_storage() -> ModuleType:
     """Import `quire.storage`, which needs an extra."""
     require("pyarrow", extra="parquet", needed_for="a dataset")
     return importlib.import_module("quire.storage")
 
 
-def item_rows(item: Any) -> int:
+def item_rows(item: object) -> int:
     """Return the number of rows of a batch; a document is one."""
     return len(item) if isinstance(item, DocumentBatch) else 1
 
@@ -194,16 +201,6 @@ def _column_compression(dataset: StoredDataset[Any]) -> dict[str, Any]:
         for path, (names, compressed, uncompressed) in sizes.items()
     }
     return {"columns": columns, "columns_of_shards": len(chosen)} if columns else {}
-
-
-def _open_imported(path: str, source_format: str, options: SourceOptions) -> Source:
-    load_storage()
-    importers = importlib.import_module("quire.storage.importers")
-    import_options = importers.ImportOptions(
-        options.allow_pickle, options.images, Path(path).name, options.split, extra=options.extra or "ignore"
-    )
-    reading = importers.IMPORTERS[source_format](path, options.document_type, import_options)
-    return Source(path, source_format, reading.document_type, reading.total, None, lambda: reading.rows(0))
 
 
 # --- text files
@@ -275,13 +272,13 @@ def _open_text(path: str) -> Iterator[IO[bytes]]:
         )
 
 
-def _parse_lines(lines: Iterator[str], path: str) -> Iterator[Any]:
+def _parse_lines(lines: Iterator[str], path: str) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             yield _parse_object(line, f"{path}, line {number}")
 
 
-def _parse_object(text: str | bytes, where: str) -> Any:
+def _parse_object(text: str | bytes, where: str) -> dict[str, Any]:
     try:
         value = parse_json(text)
     except ValueError as error:
@@ -365,7 +362,11 @@ def _open_files(path: str, options: SourceOptions) -> Source:
                 yield from documents_of_files(array, [str(file)], read_mode=mode, to_dataturi=False)
 
         return Source(path, "files", options.document_type, len(files), size, documents)
-    metadata = _read_metadata(folder)
+    metadata: dict[str, dict[str, Any]] = {}
+    if (folder / METADATA_FILE).exists():
+        with text_lines(folder / METADATA_FILE, "utf-8") as lines:
+            for fields in _parse_lines(lines, str(folder / METADATA_FILE)):
+                metadata[str(fields.pop("file_name", ""))] = fields
 
     def row(file: Path, content: bytes) -> dict[str, Any]:
         name = file.relative_to(folder).as_posix()
@@ -379,15 +380,6 @@ def _open_files(path: str, options: SourceOptions) -> Source:
         return (from_dict(document_type, row(file, file.read_bytes())) for file in files)
 
     return Source(path, "files", document_type, len(files), size, items, {"metadata": bool(metadata)})
-
-
-def _read_metadata(folder: Path) -> dict[str, dict[str, Any]]:
-    file = folder / METADATA_FILE
-    if not file.exists():
-        return {}
-    with text_lines(file, "utf-8") as lines:
-        rows = list(_parse_lines(lines, str(file)))
-    return {str(row.pop("file_name", "")): row for row in rows}
 
 
 def _stem(path: str) -> str:

@@ -28,6 +28,7 @@ from quire.media import encode_image
 from quire.schema import FieldKind, Schema
 from quire.tensors import framework_of
 
+_FOLDER_FORMATS = ("files", "huggingface")
 _COMPRESS: dict[str, Callable[..., Any]] = {"gzip": gzip.open, "bz2": bz2.open, "lzma": lzma.open}
 
 
@@ -70,12 +71,32 @@ def write_target(source: Source, items: Iterator[Any], path: str, options: Targe
     chosen = target_format(path, options)
     if chosen in _FOLDER_FORMATS or (chosen in ("parquet", "arrow") and format_from_suffix(path) != chosen):
         _write_folder(chosen, source, items, path, options)
-        return
-    if "://" in path and chosen != "quire":
+    elif chosen == "quire":
+        array: Any = DocumentArray[source.document_type]  # type: ignore[name-defined]
+        _, compress = from_suffixes(path, None, options.compress)
+        if "://" in path:
+            array.push_stream(flatten(items), path, compress=compress, show_progress=False)
+        else:
+            array.write_binary(flatten(items), path, "protobuf", compress, show_progress=False)
+    elif "://" in path:
         raise OptionError(
             f"{path}: a {chosen} file can only be written to this machine; datasets and quire's files can go to a URL."
         )
-    _FILE_WRITERS[chosen](source, items, path, options)
+    elif chosen in ("parquet", "arrow"):
+        write_options = load_storage().WriteOptions(tensor_storage=options.tensor_storage)
+        load_storage().save_shard(items, source.document_type, path, write_options)
+    else:
+        with _open_text(path, options) as file:
+            if chosen == "csv":
+                write_csv(source.schema, flatten(items), file, csv_options(path, options.delimiter))
+            elif chosen == "ndjson":
+                to_ndjson(flatten(items), file, options.tensors)
+            else:
+                before = b"["
+                for document in flatten(items):
+                    file.write(before + b"\n" + to_json(document, None, options.tensors).encode())
+                    before = b","
+                file.write(b"[]\n" if before == b"[" else b"\n]\n")
 
 
 def flatten(items: Iterator[Any]) -> Iterator[Any]:
@@ -85,42 +106,6 @@ def flatten(items: Iterator[Any]) -> Iterator[Any]:
             yield from item
         else:
             yield item
-
-
-# --- one file
-
-
-def _write_shard(source: Source, items: Iterator[Any], path: str, options: TargetOptions) -> None:
-    write_options = load_storage().WriteOptions(tensor_storage=options.tensor_storage)
-    load_storage().save_shard(items, source.document_type, path, write_options)
-
-
-def _write_binary(source: Source, items: Iterator[Any], path: str, options: TargetOptions) -> None:
-    array: Any = DocumentArray[source.document_type]  # type: ignore[name-defined]
-    _, compress = from_suffixes(path, None, options.compress)
-    if "://" in path:
-        array.push_stream(flatten(items), path, compress=compress, show_progress=False)
-    else:
-        array.write_binary(flatten(items), path, "protobuf", compress, show_progress=False)
-
-
-def _write_csv(source: Source, items: Iterator[Any], path: str, options: TargetOptions) -> None:
-    with _open_text(path, options) as file:
-        write_csv(source.schema, flatten(items), file, csv_options(path, options.delimiter))
-
-
-def _write_ndjson(_: Source, items: Iterator[Any], path: str, options: TargetOptions) -> None:
-    with _open_text(path, options) as file:
-        to_ndjson(flatten(items), file, options.tensors)
-
-
-def _write_json(_: Source, items: Iterator[Any], path: str, options: TargetOptions) -> None:
-    with _open_text(path, options) as file:
-        before = b"["
-        for document in flatten(items):
-            file.write(before + b"\n" + to_json(document, None, options.tensors).encode())
-            before = b","
-        file.write(b"[]\n" if before == b"[" else b"\n]\n")
 
 
 @contextmanager
@@ -135,17 +120,6 @@ def _open_text(path: str, options: TargetOptions) -> Iterator[IO[bytes]]:
             return
         with _COMPRESS[compress](file, "wb") as compressed:
             yield compressed
-
-
-_FILE_WRITERS: dict[str, Callable[[Source, Iterator[Any], str, TargetOptions], None]] = {
-    "parquet": _write_shard,
-    "arrow": _write_shard,
-    "quire": _write_binary,
-    "csv": _write_csv,
-    "ndjson": _write_ndjson,
-    "json": _write_json,
-}
-_FOLDER_FORMATS = ("files", "huggingface")
 
 
 # --- folders
@@ -273,7 +247,7 @@ def _encode_content(value: Any, where: str) -> tuple[bytes | None, str]:
     )
 
 
-def _file_name(path: Any, row: int, suffix: str) -> str:
+def _file_name(path: object, row: int, suffix: str) -> str:
     """Return the path that the document names, checked to be inside the folder; otherwise the row number."""
     if not isinstance(path, str) or not path:
         return f"{row:08d}{suffix}"

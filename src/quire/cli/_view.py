@@ -10,19 +10,19 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from quire.cli._arguments import (
+from quire.cli._command import (
     add_command,
     add_source_arguments,
     import_document_type,
     non_negative_int,
     source_from_options,
+    write_json,
 )
 from quire.cli._formats import detect_format
 from quire.cli._main import pause_garbage_collection
-from quire.cli._output import write_json
 
 if TYPE_CHECKING:
-    from quire.cli._arguments import Subparsers
+    from quire.cli._command import Subparsers
     from quire.viewer import Viewer
 
 _EXAMPLES = """
@@ -45,7 +45,17 @@ def add_view(commands: Subparsers) -> None:
 def run(options: argparse.Namespace) -> None:
     """Serve the viewer until the process is interrupted or terminated."""
     with pause_garbage_collection():
-        viewer = _create_viewer(options).start()
+        viewer_class: type[Viewer] = importlib.import_module("quire.viewer").Viewer  # needs an extra
+        viewer_options: dict[str, Any] = {"port": options.port, "files": options.files}
+        if (options.format or detect_format(options.path)) == "dataset":
+            document_type = None if options.document is None else import_document_type(options.document)
+            viewer = viewer_class(options.path, document_type=document_type, **viewer_options)
+        else:
+            source = source_from_options(options)
+            viewer = viewer_class(
+                source.items(), document_type=source.document_type, title=options.path, **viewer_options
+            )
+        viewer.start()
     gc.freeze()  # modules and the dataset stay alive: exclude them from later collections
     url = viewer.url
     if options.json:
@@ -55,7 +65,10 @@ def run(options: argparse.Namespace) -> None:
             f"{len(viewer.dataset):,} documents at {url}\nThe address works once. Press Ctrl-C to stop the viewer.\n"
         )
     sys.stdout.flush()
-    if not options.no_browser and _can_open_browser():
+    has_desktop = os.name == "nt" or sys.platform == "darwin"
+    has_display = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    # Without a desktop, webbrowser may start a browser that takes the terminal over.
+    if not options.no_browser and sys.stdout.isatty() and (has_desktop or has_display):
         viewer.open()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops like Ctrl-C
     try:
@@ -64,23 +77,3 @@ def run(options: argparse.Namespace) -> None:
         sys.stderr.write("stopping\n")
     finally:
         viewer.close()
-
-
-def _create_viewer(options: argparse.Namespace) -> Viewer:
-    viewer_class = importlib.import_module("quire.viewer").Viewer  # needs an extra
-    viewer_options: dict[str, Any] = {"port": options.port, "files": options.files}
-    viewer: Viewer
-    if (options.format or detect_format(options.path)) == "dataset":
-        document_type = None if options.document is None else import_document_type(options.document)
-        viewer = viewer_class(options.path, document_type=document_type, **viewer_options)
-    else:
-        source = source_from_options(options)
-        viewer = viewer_class(source.items(), document_type=source.document_type, title=options.path, **viewer_options)
-    return viewer
-
-
-def _can_open_browser() -> bool:
-    """Whether there is a graphical browser; one that runs in the terminal would take the terminal over."""
-    has_desktop = os.name == "nt" or sys.platform == "darwin"
-    has_display = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-    return sys.stdout.isatty() and (has_desktop or has_display)

@@ -1,17 +1,19 @@
-"""Arguments that commands share, and the conversion of their values."""
+"""What commands share: arguments, the conversion of their values, and output as JSON or as tables."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from quire._protocols import is_document_type
 from quire.cli._formats import SOURCE_FORMATS
+from quire.display import print_rich, rows_table
 from quire.errors import PathError, SchemaError, did_you_mean
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
     """The object that commands are added to; argparse has no public name for it."""
+
+_PIPE_WIDTH = 1000
 
 
 def add_command(
@@ -120,7 +124,14 @@ def import_object(name: str, is_candidate: Callable[[Any], bool] = callable) -> 
     module_name, colon, path = name.partition(":")
     if not colon or not module_name or not path:
         raise PathError(f"{name!r} does not name a class: write the module, a colon and the class: my.module:Student.")
-    value: Any = _import_module(module_name)
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        value: Any = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module exists, but one of its own imports is missing
+        raise PathError(f"there is no module {module_name!r}, neither in {Path.cwd()} nor installed.") from None
     for part in path.split("."):
         if not hasattr(value, part):
             names = [known for known, item in vars(value).items() if is_candidate(item)]
@@ -129,12 +140,37 @@ def import_object(name: str, is_candidate: Callable[[Any], bool] = callable) -> 
     return value
 
 
-def _import_module(name: str) -> ModuleType:
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module exists, but one of its own imports is missing
-        raise PathError(f"there is no module {name!r}, neither in {Path.cwd()} nor installed.") from None
+# --- output
+
+
+def write_json(value: object) -> None:
+    """Print a value as one line of JSON."""
+    is_ascii = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    sys.stdout.write(json.dumps(value, ensure_ascii=is_ascii, allow_nan=False) + "\n")
+
+
+def print_table(names: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
+    """Print a table as wide as the terminal, or without truncation when the output is a pipe."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
+    print_rich(rows_table(title, names, rows, width))
+
+
+def format_bytes(size: int) -> str:
+    """Format a number of bytes with a decimal unit, like '1.5 MB'."""
+    if size < 1000:
+        return f"{size} bytes"
+    number = float(size)
+    for unit in ("kB", "MB", "GB"):
+        number /= 1000
+        if number < 1000:
+            return f"{number:.1f} {unit}"
+    return f"{number / 1000:,.1f} TB"
+
+
+def format_number(value: object) -> str:
+    """Format a number with four significant digits; None becomes an empty string."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e6 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
