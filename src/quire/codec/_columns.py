@@ -1,9 +1,10 @@
 """Batches as messages: names and types once, and one contiguous buffer for each column.
 
 A column has one of the forms of `ColumnField`: a tensor, a vector of numbers, ragged tensors, texts, blobs, nested
-documents, nested arrays, or objects, which are encoded one by one. Encoders choose the form by the class of the column
-(`_encode_column`) or, for documents that are not stacked, by the kind of the field (`_KIND_ENCODERS`). Decoders are in
-the table `_FORMS`; a column of another form than its field expects is an error.
+documents, nested arrays, or objects, which are encoded one by one. `_encode_column` chooses the form by the class of
+the column. Documents are stacked first, but their tensors and texts stay lists (`ListColumn`) and are copied once, into
+the buffer of the message. Decoders are in the table `_FORMS`; a column of another form than its field expects is an
+error.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import numpy as np
 
 from quire import _class_registry
 from quire._class_registry import class_name
+from quire._protocols import DocumentLike
 from quire.codec._context import Reader, Writer
-from quire.codec._errors import not_a_document
 from quire.codec._messages import (
     VERSION_FIELD,
     BatchField,
@@ -72,6 +73,7 @@ from quire.columns import (
     DocumentsColumn,
     ExtraState,
     LentColumn,
+    ListColumn,
     ObjectColumn,
     PackedColumn,
     RaggedColumn,
@@ -79,12 +81,9 @@ from quire.columns import (
     StackOptions,
     TensorColumn,
     Validity,
-    collect_extra_states,
     default_column,
-    gather,
-    have_own_attributes,
     pack,
-    stack_values,
+    stack,
     validate_values,
     validity_of,
 )
@@ -96,6 +95,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _INT64 = np.dtype("<i8")
+_AS_LISTS = StackOptions(lists=True)
 _MIN_GATHERED_SIZE = 1 << 14
 """Rows of at least this many bytes are not stacked first: the buffer is joined from the rows themselves."""
 
@@ -105,60 +105,31 @@ _MIN_GATHERED_SIZE = 1 << 14
 
 def encode_columns(columns: Columns, writer: Writer) -> bytes:
     """Encode a batch."""
-
-    def encode(field: Field) -> bytes:
-        column = columns.columns[field.name]
-        if field in ambiguous:
-            check_unions(columns.schema, field, column.values(), allow_pickle=writer.allow_pickle)
-        return _encode_column(column, writer)
-
-    ambiguous = ambiguous_fields(columns.schema)
-    head = _encode_head(columns.schema, len(columns), columns.validity, writer)
-    parts = [_encode_named(columns.schema, column.field, encode) for column in columns.columns.values()]
-    return b"".join((head, *parts, _encode_extra_states(columns.schema, columns.extra_states, writer)))
-
-
-def encode_rows(schema: Schema, documents: Sequence[Any], writer: Writer) -> bytes:
-    """Encode documents as a batch without stacking them; a document that is None is a missing row."""
-
-    def encode(field: Field) -> bytes:
-        values = gather(rows, field.name, f"{schema.name}.{field.name}", validity)
-        if field in ambiguous:
-            check_unions(schema, field, values, allow_pickle=writer.allow_pickle)
-        return _KIND_ENCODERS.get(field.kind, _encode_objects)(field, values, writer)
-
-    validity = validity_of(documents)
-    try:
-        rows = [None if document is None else document.__dict__ for document in documents]
-    except AttributeError:
-        raise not_a_document(schema, documents) from None
+    schema = columns.schema
     ambiguous = ambiguous_fields(schema)
-    head = _encode_head(schema, len(rows), validity, writer)
-    parts = [_encode_named(schema, field, encode) for field in schema.fields]
-    return b"".join((head, *parts, _encode_extra_states(schema, collect_extra_states(schema, documents), writer)))
-
-
-def _encode_head(schema: Schema, rows: int, validity: Validity, writer: Writer) -> bytes:
-    return (
+    parts = [
         VERSION_FIELD
         + encode_text(BatchField.TYPE, class_name(schema.document_type))
-        + encode_uint(BatchField.ROWS, rows)
-        + encode_uint(BatchField.VALIDITY, _add_validity(validity, writer))
-    )
+        + encode_uint(BatchField.ROWS, len(columns))
+        + encode_uint(BatchField.VALIDITY, _add_validity(columns.validity, writer))
+    ]
+    for name, column in columns.columns.items():
+        try:
+            if column.field in ambiguous:
+                check_unions(schema, column.field, column.values(), allow_pickle=writer.allow_pickle)
+            content = encode_text(ColumnField.NAME, name) + _encode_column(column, writer)
+        except EncodeError as error:
+            raise EncodeError(f"{schema.name}.{name}: {error}") from error
+        parts.append(encode_delimited(BatchField.COLUMNS, content))
+    if columns.extra_states is not None:
+        states = [b"" if row is None else _encode_extra_state(schema, row, writer) for row in columns.extra_states]
+        parts += [encode_delimited(BatchField.REMAINDERS, state) for state in states] if any(states) else []
+    return b"".join(parts)
 
 
-def _encode_named(schema: Schema, field: Field, encode: Callable[[Field], bytes]) -> bytes:
-    try:
-        return encode_delimited(BatchField.COLUMNS, encode_text(ColumnField.NAME, field.name) + encode(field))
-    except EncodeError as error:
-        raise EncodeError(f"{schema.name}.{field.name}: {error}") from error
-
-
-def _encode_extra_states(schema: Schema, rows: list[ExtraState | None] | None, writer: Writer) -> bytes:
-    if rows is None:
-        return b""
-    contents = [b"" if row is None else _encode_extra_state(schema, row, writer) for row in rows]
-    return b"".join(encode_delimited(BatchField.REMAINDERS, content) for content in contents) if any(contents) else b""
+def encode_rows(schema: Schema, documents: Sequence[DocumentLike], writer: Writer) -> bytes:
+    """Encode documents as a batch."""
+    return encode_columns(stack(schema, documents, _AS_LISTS), writer)
 
 
 def _encode_extra_state(schema: Schema, row: ExtraState, writer: Writer) -> bytes:
@@ -194,6 +165,8 @@ def _encode_column(column: Column, writer: Writer) -> bytes:
     if isinstance(column, PackedColumn):
         form = _STRING_FORMS[column.field.kind].form
         return _encode_strings(form, *column.packed(), column.validity, writer)
+    if isinstance(column, ListColumn) and column.field.kind is FieldKind.TENSOR:
+        return _encode_tensors(column.field, column.values(), writer)
     return _encode_objects(column.field, column.values(), writer)
 
 
@@ -264,27 +237,6 @@ def _encode_objects(field: Field, items: list[Any], writer: Writer) -> bytes:
     return _encode_strings(strings.form, data, offsets, validity, writer)
 
 
-def _encode_numbers(field: Field, values: list[Any], writer: Writer) -> bytes:
-    return _encode_column(stack_values(field, values, StackOptions(), field.name), writer)
-
-
-def _encode_document_rows(field: Field, values: list[Any], writer: Writer) -> bytes:
-    if field.recursive:
-        return _encode_objects(field, values, writer)
-    return encode_delimited(ColumnField.DOCUMENTS, encode_rows(field.document_type.document_schema(), values, writer))
-
-
-def _encode_array_rows(field: Field, values: list[Any], writer: Writer) -> bytes:
-    plain = set(map(type, values)) <= {field.type, type(None)} and not have_own_attributes(field.type, values)
-    if field.recursive or not plain:
-        return _encode_objects(field, values, writer)
-    sizes = [0 if array is None else len(array._documents) for array in values]
-    offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
-    documents = [document for array in values if array is not None for document in array._documents]
-    flat = encode_rows(field.document_type.document_schema(), documents, writer)
-    return _encode_arrays(flat, offsets, validity_of(values), writer)
-
-
 def _encode_tensors(field: Field, values: list[Any], writer: Writer) -> bytes:
     validity = validity_of(values)
     present = values if validity is None else [value for value in values if value is not None]
@@ -339,15 +291,6 @@ def _encode_row_elements(rows: list[NDArray[Any]], writer: Writer) -> bytes:
         return encode_elements(np.concatenate([row.reshape(-1) for row in rows]), writer)
     pieces = [to_wire_array(row).reshape(-1).view(np.uint8) for row in rows]
     return encode_uint(TensorField.BUFFER, writer.add(pieces))
-
-
-_KIND_ENCODERS: dict[FieldKind, Callable[[Field, list[Any], Writer], bytes]] = {
-    FieldKind.TENSOR: _encode_tensors,
-    FieldKind.SCALAR: _encode_numbers,
-    FieldKind.DOCUMENT: _encode_document_rows,
-    FieldKind.DOCUMENTS: _encode_array_rows,
-}
-"""Encoders of the kinds that have columns of their own; the values of other kinds are objects."""
 
 
 # --- decoding a batch

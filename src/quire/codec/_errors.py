@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
 from quire._extra_fields import unknown_field
-from quire.errors import DecodeError, EncodeError
-from quire.schema import Schema
+from quire.errors import DecodeError
 from quire.tensors import describe
 
 
@@ -22,17 +20,6 @@ def prefix_place(place: str, error: Exception) -> str:
     if message.count(f"{place}: ") < 3:
         return f"{place}: {message}"
     return message if ": ... " in message else f"{place}: ... {message}"
-
-
-def is_document(value: object) -> bool:
-    """Return whether a value has fields, of whichever class: an unpickled one may be a twin of the schema's class."""
-    return hasattr(type(value), "model_fields")
-
-
-def not_a_document(schema: Schema, documents: Sequence[Any]) -> EncodeError:
-    """Return the error about the first value that is no document, such as a dict that `model_copy(update=)` has set."""
-    row, value = next((row, item) for row, item in enumerate(documents) if item is not None and not is_document(item))
-    return EncodeError(f"row {row}: expected a {schema.name}, got {describe(value)}; it was set without validation.")
 
 
 def decode_error(

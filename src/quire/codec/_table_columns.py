@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from quire._extra_fields import Extra, check_extra, extra_rule
-from quire.codec._errors import is_document, not_a_document
+from quire.columns import describe_non_document
 from quire.errors import DecodeError, EncodeError, PathError, did_you_mean
 from quire.schema import Field, FieldKind, FieldPath, Schema, join_path, parse_path
 
@@ -102,8 +102,8 @@ def check_all_in_columns(
     for row, document in enumerate(documents):
         if document is None or (type(document) is schema.document_type and not document.__pydantic_extra__):
             continue
-        if not is_document(document):
-            raise EncodeError(f"{join_path(prefix)}, {not_a_document(schema, documents)}")
+        if not hasattr(type(document), "model_fields"):
+            raise EncodeError(f"{join_path(prefix)}, {describe_non_document(schema, documents)}")
         if document.__pydantic_extra__ or any(name not in schema.by_name for name in type(document).model_fields):
             raise EncodeError(f"row {row}: {describe_missing_column(schema, prefix)}")
     for field in filter(is_spread, schema.fields if deep else ()):

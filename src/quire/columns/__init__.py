@@ -3,6 +3,7 @@
 from quire.columns._column import (
     Column,
     LentColumn,
+    ListColumn,
     ObjectColumn,
     PackedColumn,
     RaggedColumn,
@@ -23,12 +24,14 @@ from quire.columns._missing import (
     numeric_paths,
     present_rows,
 )
+from quire.columns._retype import retype_columns, share_columns
 from quire.columns._stack import (
     ShapePolicy,
     StackOptions,
     collect_extra_states,
     concat_columns,
     default_column,
+    describe_non_document,
     gather,
     have_own_attributes,
     make_column,
@@ -49,6 +52,7 @@ __all__ = [
     "ExtraState",
     "Histogram",
     "LentColumn",
+    "ListColumn",
     "MissingValues",
     "ObjectColumn",
     "PackedColumn",
@@ -65,6 +69,7 @@ __all__ = [
     "concat_columns",
     "default_column",
     "dense_framework",
+    "describe_non_document",
     "fill_columns",
     "find_missing",
     "gather",
@@ -73,6 +78,8 @@ __all__ = [
     "numeric_paths",
     "pack",
     "present_rows",
+    "retype_columns",
+    "share_columns",
     "stack",
     "stack_values",
     "validate_values",

@@ -115,6 +115,20 @@ class Column(ABC):
             setattr(column, name, value)
         return column
 
+    def with_field(self, field: Field) -> Self:
+        """Return the same values as a column of another field that takes them unchanged. The memory is shared."""
+        column = type(self).__new__(type(self))
+        # The slots themselves are copied: reading the attributes would load columns that are read on first use.
+        for cls in type(self).__mro__:
+            for name in cls.__dict__.get("__slots__", ()):
+                slot = cls.__dict__[name]
+                try:
+                    slot.__set__(column, slot.__get__(self))
+                except AttributeError:
+                    continue  # a slot without a value
+        column.field = field
+        return column
+
     def _select_validity(self, rows: Any) -> Validity:
         return None if self.validity is None else self.validity[rows]
 
@@ -491,6 +505,30 @@ class ObjectColumn(Column):
     @classmethod
     def restore(cls, field: Field, payload: dict[str, Any]) -> ObjectColumn:
         return cls(field, payload["objects"])
+
+
+class ListColumn(ObjectColumn):
+    """The values of documents in the list they were gathered in, for an encoder that reads them once.
+
+    It is what `stack` makes of values that it would only copy: an encoder writes tensors and texts into its own buffer.
+    """
+
+    __slots__ = ("_items",)
+
+    def __init__(self, field: Field, items: list[Any]) -> None:
+        self.field, self.validity, self._items = field, None, items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getattr__(self, name: str) -> NDArray[np.object_]:
+        if name != "objects":  # the only attribute that is computed on first use
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self.objects = np.fromiter(self._items, np.object_, len(self._items))
+        return self.objects
+
+    def values(self) -> list[Any]:
+        return self._items
 
 
 class PackedColumn(ObjectColumn):

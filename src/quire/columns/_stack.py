@@ -14,6 +14,7 @@ from quire._extra_fields import Extra, build_tolerant_validator
 from quire.columns._column import (
     Column,
     LentColumn,
+    ListColumn,
     ObjectColumn,
     RaggedColumn,
     ScalarColumn,
@@ -48,11 +49,13 @@ class StackOptions:
     """How rows become columns.
 
     `framework` converts every tensor and number column; None keeps the framework of each tensor column and makes
-    number columns numpy. `shapes` is the policy for tensors of mixed shapes.
+    number columns numpy. `shapes` is the policy for tensors of mixed shapes. With `lists`, tensors, texts and objects
+    are not stacked but stay lists (`ListColumn`), which encoders write without another copy.
     """
 
     framework: str | None = None
     shapes: ShapePolicy = "error"
+    lists: bool = False
 
     def __post_init__(self) -> None:
         if self.shapes not in ("error", "pad", "ragged"):
@@ -66,13 +69,8 @@ def stack(schema: Schema, documents: Sequence[Any], options: StackOptions, where
     validity = validity_of(documents)
     try:
         rows = [None if document is None else document.__dict__ for document in documents]
-    except AttributeError:  # not a document, such as a dict that `model_copy(update=...)` has set
-        kinds = (type(None), schema.document_type)
-        row, value = next((row, item) for row, item in enumerate(documents) if not isinstance(item, kinds))
-        raise ColumnError(
-            f"{where or schema.name}, row {row}: expected a {schema.name}, got {describe(value)}; it was set without "
-            "validation."
-        ) from None
+    except AttributeError:
+        raise ColumnError(f"{where or schema.name}, {describe_non_document(schema, documents)}") from None
     columns = {}
     for field in schema.fields:
         path = f"{where or schema.name}.{field.name}"
@@ -82,15 +80,27 @@ def stack(schema: Schema, documents: Sequence[Any], options: StackOptions, where
 
 def stack_values(field: Field, values: list[Any], options: StackOptions, path: str) -> Column:
     """Stack the values of one field as a column."""
-    if field.kind is FieldKind.TENSOR:
-        return _stack_tensors(field, values, options, path)
     if field.kind is FieldKind.SCALAR:
         return _stack_scalars(field, values, options, path)
     if field.kind is FieldKind.DOCUMENT and not field.recursive:
         return DocumentColumn(field, stack(field.document_type.document_schema(), values, options, path))
     if field.kind is FieldKind.DOCUMENTS and not field.recursive:
         return _stack_arrays(field, values, options, path)
+    if options.lists:
+        return ListColumn(field, values)
+    if field.kind is FieldKind.TENSOR:
+        return _stack_tensors(field, values, options, path)
     return ObjectColumn(field, values)
+
+
+def describe_non_document(schema: Schema, documents: Sequence[object]) -> str:
+    """Return the message about the first value that is no document, such as a dict that `model_copy(update=)` has set.
+
+    A document of any class will do: an unpickled one may be of a twin of the schema's class.
+    """
+    kinds = enumerate(map(type, documents))
+    row = next(row for row, kind in kinds if kind is not type(None) and not hasattr(kind, "model_fields"))
+    return f"row {row}: expected a {schema.name}, got {describe(documents[row])}; it was set without validation."
 
 
 def gather(rows: list[dict[str, Any] | None], name: str, path: str, validity: Validity) -> list[Any]:
