@@ -105,8 +105,17 @@ def make_app(viewed: ViewedDataset) -> FastAPI:
     """Create the application of one dataset."""
     routes = [*_page_routes(), *_data_routes(viewed), *_media_routes(viewed)]
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, routes=routes)
-    app.add_exception_handler(QuireError, _respond_to_error)
-    app.add_exception_handler(Exception, _respond_to_bug)
+
+    def respond_to_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 - FastAPI's signature
+        is_missing = isinstance(error, (RowIndexError, PathError))
+        status = 422 if isinstance(error, RequestError) else 404 if is_missing else 400
+        return _json_response({"error": str(error), "position": getattr(error, "position", None)}, status)
+
+    def respond_to_bug(request: Request, error: Exception) -> Response:  # noqa: ARG001 - FastAPI's signature
+        return _json_response({"error": f"Something went wrong in the viewer ({type(error).__name__}: {error})."}, 500)
+
+    app.add_exception_handler(QuireError, respond_to_error)
+    app.add_exception_handler(Exception, respond_to_bug)
     return app
 
 
@@ -136,21 +145,21 @@ def _data_routes(viewed: ViewedDataset) -> list[Route]:
     def selection(query: Query) -> Selection:
         return Selection(query.text("where", "", max_length=4000), query.text("sort", ""), query.flag("desc"))
 
-    def rows(query: Query) -> Any:
+    def rows(query: Query) -> dict[str, Any]:
         count = query.integer("count", 100, maximum=_MAX_ROWS)
         return viewed.rows(selection(query), query.integer("start", 0), count)
 
-    def position(query: Query) -> Any:
+    def position(query: Query) -> dict[str, Any]:
         return {"place": viewed.orders.position(selection(query), query.integer("row"))}
 
-    def document(query: Query) -> Any:
+    def document(query: Query) -> dict[str, Any]:
         row = query.integer("row")
         return {"row": row, "document": document_tree(viewed.media.document(row))}
 
-    def statistics(query: Query) -> Any:
+    def statistics(query: Query) -> dict[str, Any]:
         return viewed.statistics(query.text("path"), _HEADER_SAMPLE if query.flag("brief") else _SAMPLE)
 
-    def neighbours(query: Query) -> Any:
+    def neighbours(query: Query) -> dict[str, Any]:
         metric: Any = query.choice("metric", "cosine", "euclidean")
         limit = query.integer("limit", 12, minimum=1, maximum=_MAX_CARDS)
         return vars(viewed.embeddings.nearest(query.integer("row"), query.text("path"), metric, limit))
@@ -272,12 +281,12 @@ _CACHEABLE = {"cache-control": "private, max-age=3600"}
 """Media may be cached: the data does not change, and their URLs contain the version of the dataset."""
 
 
-def _json_response(content: Any, status: int = 200) -> Response:
+def _json_response(content: object, status: int = 200) -> Response:
     body = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Response(body.encode("utf-8", "replace"), status, media_type="application/json")
 
 
-def _json_route(name: str, answer: Callable[[Query], Any]) -> Route:
+def _json_route(name: str, answer: Callable[[Query], dict[str, Any]]) -> Route:
     def endpoint(request: Request) -> Response:
         return _json_response(answer(Query(request.query_params)))
 
@@ -297,12 +306,3 @@ def _range_response(request: Request, content: Content) -> Response:
     start, end = byte_range
     headers["content-range"] = f"bytes {start}-{end - 1}/{size}"
     return Response(content.data[start:end], 206, media_type=content.media_type, headers=headers)
-
-
-def _respond_to_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 - FastAPI's signature
-    status = 422 if isinstance(error, RequestError) else 404 if isinstance(error, (RowIndexError, PathError)) else 400
-    return _json_response({"error": str(error), "position": getattr(error, "position", None)}, status)
-
-
-def _respond_to_bug(request: Request, error: Exception) -> Response:  # noqa: ARG001 - FastAPI's signature
-    return _json_response({"error": f"Something went wrong in the viewer ({type(error).__name__}: {error})."}, 500)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from quire.columns import Column, Columns, ScalarColumn, TensorColumn
+from quire.columns import Columns, ScalarColumn, TensorColumn
 from quire.errors import QueryError
 from quire.schema import FieldKind, parse_path
 from quire.storage import Pages
@@ -53,13 +53,20 @@ class Embeddings:
     def nearest(self, row: int, path: str, metric: Metric, limit: int) -> Neighbours:
         """Return the nearest rows of a row, without the row itself; exact unless the dataset is too large."""
         query = self._read_vector(row, path)
-        score = _cosine_scores(query) if metric == "cosine" else _negative_distances(query)
+        unit = query / (float(np.linalg.norm(query)) or 1.0)
         best = np.zeros(0, np.float64), np.zeros(0, np.int64)
         compared = 0
         for rows, matrix in self._iter_blocks(path, len(query)):
             compared += len(rows)
-            keys = np.where(np.isfinite(keys := score(matrix).astype(np.float64)), keys, -np.inf)
-            keys[rows == row] = -np.inf
+            if metric == "cosine":
+                norms = np.sqrt(np.einsum("ij,ij->i", matrix, matrix))
+                norms[norms == 0] = np.inf
+                keys = ((matrix @ unit) / norms).astype(np.float64)
+            else:
+                # |a|^2 - 2ab + |b|^2 would need no copy, but loses the digits in which near rows differ.
+                differences = matrix - query
+                keys = -np.sqrt(np.einsum("ij,ij->i", differences, differences)).astype(np.float64)
+            keys[~np.isfinite(keys) | (rows == row)] = -np.inf
             best = _keep_best(best, keys, rows, limit)
         keys, rows = best
         is_valid = np.isfinite(keys)
@@ -113,34 +120,28 @@ class Embeddings:
         }
 
     def _read_colours(self, rows: NDArray[np.int64], path: str) -> dict[str, Any]:
-        """Return a shade for each row of a column of numbers, otherwise the index of its name."""
+        """Return a shade for each row of a column of numbers, otherwise the index of its name.
+
+        Only the most frequent names have a colour.
+        """
         column, present = locate_column(self._pages.narrow(path).columns(rows), path)
         if isinstance(column, ScalarColumn) and column.field.type is not bool:
             values = column.framework.to_numpy(column.data).astype(np.float64)
             present = present & np.isfinite(values)
             if len(np.unique(values[present])) > _MAX_NAMES:
-                return _number_colours(values, present)
-        return _name_colours(column, present)
-
-
-def _number_colours(values: NDArray[np.float64], present: NDArray[np.bool_]) -> dict[str, Any]:
-    """Scale numbers to 0 to 1, between quantiles, so that outliers do not take the whole range."""
-    low, high = np.quantile(values[present], [0.02, 0.98])
-    shades = np.clip((values - low) / ((high - low) or 1.0), 0, 1)
-    rounded = [round(float(each), 3) if known else None for each, known in zip(shades, present.tolist(), strict=True)]
-    return {"kind": "number", "values": rounded, "low": float(low), "high": float(high)}
-
-
-def _name_colours(column: Column, present: NDArray[np.bool_]) -> dict[str, Any]:
-    """Number the most frequent values; other values have no colour."""
-    texts = [
-        str(getattr(value, "name", value))[:60] if known else None
-        for value, known in zip(column.values(), present.tolist(), strict=True)
-    ]
-    counts = Counter(text for text in texts if text is not None)
-    names = sorted(counts, key=lambda name: (-counts[name], name))[:_MAX_NAMES]
-    indices: dict[str | None, int] = {name: index for index, name in enumerate(names)}
-    return {"kind": "name", "values": [indices.get(text) for text in texts], "names": names}
+                # Scaled between quantiles, so that outliers do not take the whole range.
+                low, high = np.quantile(values[present], [0.02, 0.98])
+                shades = np.clip((values - low) / ((high - low) or 1.0), 0, 1).tolist()
+                rounded = [round(each, 3) if known else None for each, known in zip(shades, present, strict=True)]
+                return {"kind": "number", "values": rounded, "low": float(low), "high": float(high)}
+        texts = [
+            str(getattr(value, "name", value))[:60] if known else None
+            for value, known in zip(column.values(), present, strict=True)
+        ]
+        counts = Counter(text for text in texts if text is not None)
+        names = sorted(counts, key=lambda name: (-counts[name], name))[:_MAX_NAMES]
+        indices: dict[str | None, int] = {name: index for index, name in enumerate(names)}
+        return {"kind": "name", "values": [indices.get(text) for text in texts], "names": names}
 
 
 def _read_matrix(
@@ -170,28 +171,6 @@ def _to_vector(value: Any) -> NDArray[np.float32] | None:
         return None
     array = framework.to_numpy(value)
     return array.astype(np.float32) if array.ndim == 1 and array.size and array.dtype.kind in "biufV" else None
-
-
-def _cosine_scores(query: NDArray[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    unit = query / (float(np.linalg.norm(query)) or 1.0)
-
-    def score(matrix: NDArray[Any]) -> NDArray[Any]:
-        norms = np.sqrt(np.einsum("ij,ij->i", matrix, matrix))
-        norms[norms == 0] = np.inf
-        scores: NDArray[Any] = (matrix @ unit) / norms
-        return scores
-
-    return score
-
-
-def _negative_distances(query: NDArray[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    def score(matrix: NDArray[Any]) -> NDArray[Any]:
-        # |a|^2 - 2ab + |b|^2 would need no copy, but loses the digits in which near rows differ.
-        differences = matrix - query
-        scores: NDArray[Any] = -np.sqrt(np.einsum("ij,ij->i", differences, differences))
-        return scores
-
-    return score
 
 
 def _keep_best(

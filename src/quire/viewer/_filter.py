@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import date
-from enum import Enum
 from typing import Any
 
 from quire.array import compile_filter, find_field
@@ -41,7 +40,7 @@ class _Token:
     text: str
     start: int
 
-    def says(self, *words: str) -> bool:
+    def is_any_of(self, *words: str) -> bool:
         """Whether the token is one of these words, outside of quotes."""
         return self.kind in ("word", "operator") and self.text.lower() in words
 
@@ -58,24 +57,24 @@ def parse_filter(text: str, schema: Schema) -> dict[str, Any]:
     """Parse a filter line into a query; an empty line is an empty query."""
     if len(text) > LONGEST:
         raise FilterError(f"the filter has {len(text):,} characters; at most {LONGEST:,} are read.")
-    tokens = _tokens(text)
+    tokens = _split_tokens(text)
     if not tokens:
         return {}
     parser = _Parser(tokens, schema, len(text))
-    found = parser.either(0)
+    query = parser.parse_or(0)
     parser.check_end()
-    return found
+    return query
 
 
-def _tokens(text: str) -> list[_Token]:
-    found: list[_Token] = []
+def _split_tokens(text: str) -> list[_Token]:
+    tokens: list[_Token] = []
     for match in _TOKEN.finditer(text.rstrip()):
         kind = str(match.lastgroup)
         start = match.start(kind)
         if kind == "bad":
             raise FilterError(f"{match[kind]!r} is not closed or has no meaning here.", start)
-        found.append(_Token(kind, match[kind], start))
-    return found
+        tokens.append(_Token(kind, match[kind], start))
+    return tokens
 
 
 class _Parser:
@@ -91,41 +90,41 @@ class _Parser:
                 f"{token.text!r} comes after the end of a condition: join them by and, or or.", token.start
             )
 
-    def either(self, depth: int) -> dict[str, Any]:
+    def parse_or(self, depth: int) -> dict[str, Any]:
         """Parse conditions that are joined by `or`."""
-        parts = [self._both(depth)]
-        while self._takes("or"):
-            parts.append(self._both(depth))
+        parts = [self._parse_and(depth)]
+        while self._accept("or"):
+            parts.append(self._parse_and(depth))
         return parts[0] if len(parts) == 1 else {"$or": parts}
 
-    def _both(self, depth: int) -> dict[str, Any]:
-        parts = [self._one(depth)]
-        while self._takes("and"):
-            parts.append(self._one(depth))
+    def _parse_and(self, depth: int) -> dict[str, Any]:
+        parts = [self._parse_not(depth)]
+        while self._accept("and"):
+            parts.append(self._parse_not(depth))
         return parts[0] if len(parts) == 1 else {"$and": parts}
 
-    def _one(self, depth: int) -> dict[str, Any]:
+    def _parse_not(self, depth: int) -> dict[str, Any]:
         if depth > _DEEPEST:
-            raise FilterError(f"conditions are nested more than {_DEEPEST} deep.", self._place())
-        if self._takes("not"):
-            return {"$not": self._one(depth + 1)}
-        if self._takes("("):
-            found = self.either(depth + 1)
+            raise FilterError(f"conditions are nested more than {_DEEPEST} deep.", self._position())
+        if self._accept("not"):
+            return {"$not": self._parse_not(depth + 1)}
+        if self._accept("("):
+            query = self.parse_or(depth + 1)
             self._expect(")")
-            return found
-        return self._condition()
+            return query
+        return self._parse_condition()
 
-    def _condition(self) -> dict[str, Any]:
+    def _parse_condition(self) -> dict[str, Any]:
         token = self._next("a column or a word to look for")
-        if token.kind == "operator" or token.says("and", "or", "in", "is", "contains"):
+        if token.kind == "operator" or token.is_any_of("and", "or", "in", "is", "contains"):
             raise FilterError(f"a column or a word must come before {token.text!r}. {HELP}", token.start)
         following = self._peek()
-        joined = following is None or following.says("and", "or", ")")
+        joined = following is None or following.is_any_of("and", "or", ")")
         if token.kind == "text" or (joined and not self._is_flag(token)):
-            return self._anywhere(token)
-        path, field = self._column(token)
+            return self._search_texts(token)
+        path, field = self._resolve_column(token)
         start = self._at + 1  # of the value
-        condition = {path: self._test(path, field)}
+        condition = {path: self._parse_test(path, field)}
         try:
             compile_filter(condition, self._schema)
         except QueryError as error:
@@ -137,7 +136,7 @@ class _Parser:
         field = self._schema.by_name.get(token.text)
         return field is not None and field.type is bool
 
-    def _column(self, token: _Token) -> tuple[str, Field]:
+    def _resolve_column(self, token: _Token) -> tuple[str, Field]:
         try:
             path = parse_path(token.text)
             field = find_field(self._schema, path) or _UNTYPED
@@ -145,58 +144,77 @@ class _Parser:
             raise FilterError(str(error), token.start) from None
         return join_path(path), field
 
-    def _test(self, path: str, field: Field) -> Any:
+    def _parse_test(self, path: str, field: Field) -> Any:
         following = self._peek()
-        if following is None or following.says("and", "or", ")"):
+        if following is None or following.is_any_of("and", "or", ")"):
             return True
         token = self._next("an operator")
         if token.text in _OPERATORS:
-            return {_OPERATORS[token.text]: self._value(path, field)}
-        if token.says("~", ":", "contains"):
-            return {"$regex": self._pattern(path, field)}
-        if token.says("!~"):
-            return {"$not": {"$regex": self._pattern(path, field)}}
-        if token.says("in"):
-            return {"$in": self._values(path, field)}
-        if token.says("not"):
+            return {_OPERATORS[token.text]: self._parse_value(path, field)}
+        if token.is_any_of("~", ":", "contains"):
+            return {"$regex": self._parse_pattern(path, field)}
+        if token.is_any_of("!~"):
+            return {"$not": {"$regex": self._parse_pattern(path, field)}}
+        if token.is_any_of("in"):
+            return {"$in": self._parse_values(path, field)}
+        if token.is_any_of("not"):
             self._expect("in")
-            return {"$nin": self._values(path, field)}
-        if token.says("is"):
-            return {"$exists": self._is_not_missing()}
+            return {"$nin": self._parse_values(path, field)}
+        if token.is_any_of("is"):
+            return {"$exists": self._parse_missing()}
         near = "Operators are = != < <= > >= ~ !~ in, not in, is missing."
         raise FilterError(f"{token.text!r} is not an operator. {near}", token.start)
 
-    def _is_not_missing(self) -> bool:
-        negated = self._takes("not")
-        if not (self._takes("missing") or self._takes("null")):
-            raise FilterError("after `is` comes `missing` or `not missing`.", self._place())
+    def _parse_missing(self) -> bool:
+        negated = self._accept("not")
+        if not (self._accept("missing") or self._accept("null")):
+            raise FilterError("after `is` comes `missing` or `not missing`.", self._position())
         return negated
 
-    def _pattern(self, path: str, field: Field) -> str:
+    def _parse_pattern(self, path: str, field: Field) -> str:
         token = self._next("a text to look for")
         if field.kind not in _TEXTS and field.kind not in (FieldKind.LIST, FieldKind.ANY, FieldKind.UNION):
             raise FilterError(f"{path} is {field}, which has no text to look in.", token.start)
-        return _looks_for(_unquoted(token))
+        return _to_pattern(_unquote(token))
 
-    def _values(self, path: str, field: Field) -> list[Any]:
+    def _parse_values(self, path: str, field: Field) -> list[Any]:
         self._expect("(")
-        found = [self._value(path, field)]
-        while self._takes(","):
-            found.append(self._value(path, field))
+        values = [self._parse_value(path, field)]
+        while self._accept(","):
+            values.append(self._parse_value(path, field))
         self._expect(")")
-        return found
+        return values
 
-    def _value(self, path: str, field: Field) -> Any:
+    def _parse_value(self, path: str, field: Field) -> Any:
+        """Read a value of the type of the column, or of the items of its lists."""
         token = self._next("a value")
         if token.kind == "operator":
             raise FilterError(f"a value must come before {token.text!r}; quote it if it is one.", token.start)
-        return _as_value(token, path, field)
+        text = _unquote(token)
+        if field.kind is FieldKind.LIST and len(field.items) == 1:
+            field = field.items[0]
+        if token.is_any_of("null", "missing"):
+            return None
+        try:
+            if field.kind is FieldKind.SCALAR:
+                return _parse_number(text, field.type)
+            if field.kind is FieldKind.DATE:
+                return date.fromisoformat(text)
+            if field.kind is FieldKind.ENUM:
+                for member in field.type:
+                    if text in (member.name, str(member.value)):
+                        return member
+                raise ValueError(did_you_mean(text, [member.name for member in field.type]))  # noqa: TRY301
+            return field.type(text) if field.kind in (FieldKind.UUID, FieldKind.DECIMAL, FieldKind.PATH) else text
+        except (ValueError, ArithmeticError) as error:
+            reason = str(error).removesuffix(".")
+            raise FilterError(f"{path} is {field}, and {text!r} is not: {reason}.", token.start) from None
 
-    def _anywhere(self, token: _Token) -> dict[str, Any]:
-        text, paths = _unquoted(token), text_paths(self._schema)
+    def _search_texts(self, token: _Token) -> dict[str, Any]:
+        text, paths = _unquote(token), text_paths(self._schema)
         if not paths:
             raise FilterError(f"no column has text to look for {text!r} in. {HELP}", token.start)
-        parts = [{path: {"$regex": _looks_for(text)}} for path in paths]
+        parts = [{path: {"$regex": _to_pattern(text)}} for path in paths]
         return parts[0] if len(parts) == 1 else {"$or": parts}
 
     # --- tokens
@@ -204,7 +222,7 @@ class _Parser:
     def _peek(self) -> _Token | None:
         return self._tokens[self._at] if self._at < len(self._tokens) else None
 
-    def _place(self) -> int:
+    def _position(self) -> int:
         token = self._peek()
         return self._end if token is None else token.start
 
@@ -215,62 +233,42 @@ class _Parser:
         self._at += 1
         return token
 
-    def _takes(self, word: str) -> bool:
+    def _accept(self, word: str) -> bool:
         token = self._peek()
-        if token is None or not token.says(word):
+        if token is None or not token.is_any_of(word):
             return False
         self._at += 1
         return True
 
     def _expect(self, word: str) -> None:
-        if not self._takes(word):
-            raise FilterError(f"{word!r} is missing here.", self._place())
+        if not self._accept(word):
+            raise FilterError(f"{word!r} is missing here.", self._position())
 
 
 def text_paths(schema: Schema, above: tuple[str, ...] = ()) -> list[str]:
     """Return the paths of the text columns, including those of nested documents."""
-    found: list[str] = []
+    paths: list[str] = []
     for field in schema.fields:
         path = (*above, field.name)
         if field.kind is FieldKind.TEXT:
-            found.append(join_path(path))
+            paths.append(join_path(path))
         elif field.kind is FieldKind.DOCUMENT and not field.recursive and len(path) < 4:
-            found += text_paths(field.document_type.document_schema(), path)
-    return found
+            paths += text_paths(field.document_type.document_schema(), path)
+    return paths
 
 
-def _looks_for(text: str) -> str:
+def _to_pattern(text: str) -> str:
     """Return a case-insensitive pattern of the text; a text between slashes is a regular expression."""
     if len(text) > 2 and text.startswith("/") and text.endswith("/"):
         return text[1:-1]
     return f"(?i){re.escape(text)}"
 
 
-def _unquoted(token: _Token) -> str:
+def _unquote(token: _Token) -> str:
     return re.sub(r"""\\(["'\\])""", r"\1", token.text[1:-1]) if token.kind == "text" else token.text
 
 
-def _as_value(token: _Token, path: str, field: Field) -> Any:
-    """Convert a token to the type of the column, or of the items of its lists."""
-    text = _unquoted(token)
-    if field.kind is FieldKind.LIST and len(field.items) == 1:
-        field = field.items[0]
-    if token.says("null", "missing"):
-        return None
-    try:
-        if field.kind is FieldKind.SCALAR:
-            return _number(text, field.type)
-        if field.kind is FieldKind.DATE:
-            return date.fromisoformat(text)
-        if field.kind is FieldKind.ENUM:
-            return _member(text, field.type)
-        return field.type(text) if field.kind in (FieldKind.UUID, FieldKind.DECIMAL, FieldKind.PATH) else text
-    except (ValueError, ArithmeticError) as error:
-        reason = str(error).removesuffix(".")
-        raise FilterError(f"{path} is {field}, and {text!r} is not: {reason}.", token.start) from None
-
-
-def _number(text: str, kind: type[Any]) -> Any:
+def _parse_number(text: str, kind: type[Any]) -> Any:
     if kind is bool:
         if text.lower() not in ("true", "false", "yes", "no", "1", "0"):
             raise ValueError("write true or false")
@@ -278,10 +276,3 @@ def _number(text: str, kind: type[Any]) -> Any:
     plain = text.replace("_", "")
     number = float(plain)
     return int(plain) if re.fullmatch(r"[+-]?\d+", plain) else number
-
-
-def _member(text: str, kind: type[Enum]) -> Enum:
-    for member in kind:
-        if text in (member.name, str(member.value)):
-            return member
-    raise ValueError(did_you_mean(text, [member.name for member in kind]))

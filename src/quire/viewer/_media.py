@@ -118,7 +118,7 @@ class MediaReader:
             raise PathError(f"row {row:,} has no {path}.")
         return value, names[-1], owner
 
-    def _read_bytes(self, value: Any, path: str) -> bytes:
+    def _read_bytes(self, value: object, path: str) -> bytes:
         """Return the value itself, the content of a data URI, or of a file inside the dataset's folder."""
         if isinstance(value, (bytes, bytearray)):
             return bytes(value)
@@ -289,35 +289,29 @@ _MAX_SECONDS = 600
 _MAX_CHANNELS = 8
 
 
-def encode_wav(samples: NDArray[Any], rate: Any) -> bytes:
+def encode_wav(samples: NDArray[Any], rate: object) -> bytes:
     """Encode samples as 16-bit WAV: floats between -1 and 1, or integers; the channels are the last or first axis."""
     if not isinstance(rate, (int, float)) or not 1 <= rate <= 1_000_000:
         raise DecodeError(f"audio needs a sample rate from 1 to 1,000,000, got {rate!r}.")
-    frames = _channels_last(samples)[: int(rate * _MAX_SECONDS)]
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setnchannels(frames.shape[1])
-        file.setsampwidth(2)
-        file.setframerate(int(rate))
-        file.writeframes(_to_int16(frames).tobytes())
-    return buffer.getvalue()
-
-
-def _channels_last(samples: NDArray[Any]) -> NDArray[Any]:
     if samples.ndim == 1:
         samples = samples[:, None]
     if samples.ndim == 2 and samples.shape[1] > _MAX_CHANNELS >= samples.shape[0]:
         samples = samples.T
     if samples.ndim != 2 or not 1 <= samples.shape[1] <= _MAX_CHANNELS or samples.dtype.kind not in "iuf":
         raise DecodeError(f"{samples.dtype.name} {samples.shape} is no audio of up to {_MAX_CHANNELS} channels.")
-    return samples
-
-
-def _to_int16(frames: NDArray[Any]) -> NDArray[Any]:
+    frames = samples[: int(rate * _MAX_SECONDS)]
     if frames.dtype.kind == "f":
-        return np.asarray(np.nan_to_num(frames).clip(-1, 1) * 32767).astype("<i2")
-    numbers = frames.astype(np.int64)
-    bits = frames.dtype.itemsize * 8
-    if frames.dtype.kind == "u":  # the silence of unsigned samples is the middle of their range
-        numbers -= 1 << (bits - 1)
-    return np.asarray(numbers >> (bits - 16) if bits > 16 else numbers << (16 - bits)).astype("<i2")
+        numbers = np.nan_to_num(frames).clip(-1, 1) * 32767
+    else:
+        bits = frames.dtype.itemsize * 8
+        numbers = frames.astype(np.int64)
+        if frames.dtype.kind == "u":  # the silence of unsigned samples is the middle of their range
+            numbers -= 1 << (bits - 1)
+        numbers = numbers >> (bits - 16) if bits > 16 else numbers << (16 - bits)
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(frames.shape[1])
+        file.setsampwidth(2)
+        file.setframerate(int(rate))
+        file.writeframes(numbers.astype("<i2").tobytes())
+    return buffer.getvalue()

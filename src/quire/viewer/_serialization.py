@@ -102,7 +102,7 @@ _HEAD_BYTES = 64
 """Bytes that are enough to detect a media type."""
 
 
-def preview_cell(value: Any, *, is_text: bool, is_audio: bool = False) -> Json:
+def preview_cell(value: object, *, is_text: bool, is_audio: bool = False) -> Json:
     """Return the cell of what `Pages.brief` returns for a value."""
     if isinstance(value, BytesPreview):
         if not is_text:

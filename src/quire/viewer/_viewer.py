@@ -64,7 +64,10 @@ class Viewer:
         self.dataset, self.port = dataset, int(self._socket.getsockname()[1])
         local = Path(dataset.folder.url) if files and dataset.folder.local_path("_") is not None else None
         pages = Pages(dataset)
-        viewed = ViewedDataset(title or _default_title(source, dataset), pages, MediaReader(pages, local))
+        if not title and isinstance(source, (str, os.PathLike, StoredDataset)):
+            path = dataset.folder.url if isinstance(source, StoredDataset) else os.fspath(source)
+            title = path.rstrip("/").rpartition("/")[2]
+        viewed = ViewedDataset(title or type(source).__name__, pages, MediaReader(pages, local))
         self._guard = Guard(make_app(viewed), self.port)
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -172,27 +175,17 @@ def _open(source: Any, document_type: type[Any] | None, folder: str | None) -> S
     if isinstance(source, (str, os.PathLike)):
         array: Any = DocumentArray if document_type is None else DocumentArray[document_type]  # type: ignore[valid-type]
         docs = array.load_binary(source)
-    document_type = _type_of(docs) if document_type is None else document_type
+    if document_type is None and isinstance(docs, BaseDocument):
+        document_type = type(docs)
+    elif document_type is None:
+        if not isinstance(docs, (DocumentArray, DocumentBatch)):
+            raise DocumentTypeError(
+                f"a viewer shows documents, a dataset or the path of one, got {type(docs).__name__}."
+            )
+        types = {docs.document_type} if docs.document_type is not BaseDocument else set(map(type, docs))
+        if len(types) != 1:
+            names = ", ".join(sorted(each.__name__ for each in types)) or "none"
+            raise DocumentTypeError(f"a viewer shows documents of one class, got {names}: use DocumentArray[T].")
+        document_type = types.pop()
     write_dataset(docs, folder, document_type, format="arrow", mode="overwrite")
     return open_dataset(folder, document_type)
-
-
-def _type_of(docs: Any) -> type[Any]:
-    """Return the one class of documents in memory."""
-    if isinstance(docs, BaseDocument):
-        return type(docs)
-    if not isinstance(docs, (DocumentArray, DocumentBatch)):
-        raise DocumentTypeError(f"a viewer shows documents, a dataset or the path of one, got {type(docs).__name__}.")
-    types = {docs.document_type} if docs.document_type is not BaseDocument else set(map(type, docs))
-    if len(types) != 1:
-        names = ", ".join(sorted(each.__name__ for each in types)) or "none"
-        raise DocumentTypeError(f"a viewer shows documents of one class, got {names}: use DocumentArray[T].")
-    return types.pop()
-
-
-def _default_title(source: Any, dataset: StoredDataset[Any]) -> str:
-    if isinstance(source, (str, os.PathLike)):
-        return os.fspath(source).rstrip("/").rpartition("/")[2]
-    if isinstance(source, StoredDataset):
-        return dataset.folder.url.rstrip("/").rpartition("/")[2]
-    return type(source).__name__
