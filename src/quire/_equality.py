@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -51,3 +52,28 @@ def _equal_documents(a: Any, b: Any, *, ids: bool) -> bool:
         if (name in left) != (name in right) or not equal_values(left.get(name), right.get(name), ids=ids):
             return False
     return equal_values(a.__pydantic_extra__, b.__pydantic_extra__, ids=ids)
+
+
+def is_unchanged(a: Any, b: Any) -> bool:
+    """Return whether two values are equal and of the same types, down to the items of containers."""
+    if framework_of(a) is not None or framework_of(b) is not None:
+        return equal_values(a, b)
+    if type(a) is not type(b):
+        return False
+    if is_document_type(type(a)):
+        fields = all(is_unchanged(a.__dict__.get(name), b.__dict__.get(name)) for name in type(a).model_fields)
+        return fields and is_unchanged(a.__pydantic_extra__, b.__pydantic_extra__)
+    if is_array_type(type(a)):
+        return is_unchanged(a._documents, b._documents)
+    if isinstance(a, (list, tuple, deque)):
+        return len(a) == len(b) and all(map(is_unchanged, a, b))
+    if isinstance(a, Mapping):
+        if not isinstance(a, OrderedDict):  # only its order counts; maps of protobuf do not keep the order of dicts
+            b = {key: b[key] for key in [*filter(b.__contains__, a), *b]}
+        return is_unchanged(list(a.keys()), list(b.keys())) and is_unchanged(list(a.values()), list(b.values()))
+    try:
+        if isinstance(a, (set, frozenset)):
+            return a == b and {(type(item), item) for item in a} == {(type(item), item) for item in b}
+        return equal_values(a, b, ids=True)
+    except (ValueError, TypeError, ArithmeticError):  # values that cannot be compared
+        return False

@@ -22,8 +22,9 @@ from pydantic_core import from_json as parse_json
 from typing_extensions import Self
 
 from quire._extra_fields import Extra
-from quire._fork import ForkSafeLock
+from quire._lowlevel.forks import ForkSafeLock
 from quire.codec._json import from_json, to_json
+from quire.codec._kinds import KINDS, CellForm
 from quire.codec._readback import check_read_back
 from quire.codec._table_columns import (
     Leaf,
@@ -58,28 +59,6 @@ class CsvOptions:
         return {"dialect": self.dialect} | ({} if self.delimiter is None else {"delimiter": self.delimiter})
 
 
-class CellForm(Enum):
-    """How the values of a column are written in cells."""
-
-    TEXT = "text"  # the text of the JSON value, without quotation marks
-    NUMBER = "number"
-    TREE = "tree"  # a JSON object or list
-    JSON = "json"  # JSON also for texts, by which a union distinguishes the text "1" from the number
-
-
-_CELL_FORMS: dict[FieldKind, CellForm] = {
-    FieldKind.SCALAR: CellForm.NUMBER,
-    FieldKind.TENSOR: CellForm.TREE,
-    FieldKind.DOCUMENT: CellForm.TREE,
-    FieldKind.DOCUMENTS: CellForm.TREE,
-    FieldKind.LIST: CellForm.TREE,
-    FieldKind.DICT: CellForm.TREE,
-    FieldKind.UNION: CellForm.JSON,
-    FieldKind.ANY: CellForm.JSON,
-}
-"""The forms of cells by the kind of their field; cells of other kinds are texts."""
-
-
 @dataclass(frozen=True)
 class _Cells:
     """How the values of one column are written and read."""
@@ -97,7 +76,7 @@ class _Cells:
         if leaf.is_unknown:
             keys = (*input_keys(schema, leaf.path[:-1]), leaf.path[-1])
             return cls(leaf, keys, CellForm.TEXT, marks_empty=False)
-        form = _CELL_FORMS.get(field.kind, CellForm.TEXT)
+        form = KINDS[field.kind].cell
         if field.decodes_input:  # a field of `Json` takes text, which is not encoded again
             form = CellForm.JSON if any(item.decodes_input for item in field.items) else CellForm.TEXT
         elif field.kind is FieldKind.ENUM:

@@ -2,23 +2,27 @@
 
 Numbers are converted as one array. Optional numbers have pandas' nullable dtypes, in which a missing number and NaN
 differ and integers stay integers. Times without a zone or in UTC become datetime64, durations timedelta64
-(`_SERIES_OF_KIND`); everything else is a series of objects.
+(`KindRules.series`); everything else is a series of objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import BaseModel
 
+from quire._equality import is_unchanged
 from quire._optional import require
 from quire._protocols import is_array_type
 from quire.codec._json import to_dict
-from quire.codec._readback import is_unchanged
+from quire.codec._kinds import KINDS
 from quire.codec._table_columns import check_all_in_columns, describe_missing_column, is_spread
+from quire.codec._values import EXACT_INTEGERS
 from quire.columns import (
     Column,
     Columns,
@@ -35,17 +39,17 @@ from quire.schema import ROUND_TRIP, Field, FieldKind, FieldPath, Schema, join_p
 from quire.tensors import describe
 
 if TYPE_CHECKING:
+    import pandas as pd
     from numpy.typing import NDArray
+    from pandas.api.extensions import ExtensionArray
 
 _MIXED_KINDS = (FieldKind.UNION, FieldKind.ANY)
 _DTYPE_KINDS = {bool: "b", int: "iuf", float: "fiu", complex: "cfiu"}
 """The dtypes of series that fields of numbers accept without a look at each value."""
 _PYTHON_TYPES = {str, int, float, bool, type(None)}
-_MAX_TIMEDELTA = timedelta(microseconds=2**63 - 1)
-_EXACT_INTEGERS = 2**53  # floats hold every integer up to it
 
 
-def _get_pandas(needed_for: str) -> Any:
+def _get_pandas(needed_for: str) -> ModuleType:
     return require("pandas", extra="pandas", needed_for=needed_for)
 
 
@@ -55,11 +59,11 @@ Presence = Iterable[tuple[FieldPath, "NDArray[np.bool_]"]]
 """Optional documents by path, and the rows that have one."""
 
 
-def make_dataframe(parts: Iterable[tuple[FieldPath, Column]], length: int, present: Presence) -> Any:
+def make_dataframe(parts: Iterable[tuple[FieldPath, Column]], length: int, present: Presence) -> pd.DataFrame:
     """Return a data frame with a column for each path."""
     pandas = _get_pandas("to_dataframe()")
     series = {join_path(path): _make_series(pandas, column) for path, column in parts}
-    frame = pandas.DataFrame(series, index=pandas.RangeIndex(length))
+    frame: pd.DataFrame = pandas.DataFrame(series, index=pandas.RangeIndex(length))
     for path, rows in present:
         inside = [name for name in frame.columns if name.startswith(f"{join_path(path)}.")]
         empty = np.flatnonzero(rows & ~frame[inside].notna().to_numpy().any(axis=1))
@@ -153,95 +157,56 @@ def _encode_inputs(schema: Schema, field: Field, values: list[Any], present: NDA
     return texts
 
 
-def _make_series(pandas: Any, column: Column) -> Any:
+def _make_series(pandas: ModuleType, column: Column) -> pd.Series[Any] | ExtensionArray | NDArray[Any]:
     if isinstance(column, ScalarColumn):
-        return _number_series(pandas, column)
+        data = column.framework.to_numpy(column.data)
+        if not column.field.nullable and column.validity is None:
+            return data
+        arrays = pandas.arrays
+        masked = {
+            "b": arrays.BooleanArray,
+            "i": arrays.IntegerArray,
+            "u": arrays.IntegerArray,
+            "f": arrays.FloatingArray,
+        }
+        if data.dtype.kind in masked and data.dtype != np.float16:  # of which pandas has no nullable array
+            return masked[data.dtype.kind](data.copy(), ~column.valid_rows())
     values = column.values()
-    _check_nan(column, values)
-    make = _SERIES_OF_KIND.get(column.field.kind)
-    series = None if make is None else make(pandas, values)
-    return _object_series(pandas, values) if series is None else series
-
-
-def _check_nan(column: Column, values: list[Any]) -> None:
-    """Raise an error for NaN where pandas cannot distinguish it from None."""
     if column.field.nullable and column.field.kind not in _MIXED_KINDS:
         for row, value in enumerate(values):
             if isinstance(value, (complex, Decimal)) and value != value:
                 raise EncodeError(
                     f"{column.field.name}, row {row}: a data frame cannot hold NaN and None in one column."
                 )
+    if column.field.kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS):
+        values = list(map(_dump_documents, values))
+    make = KINDS[column.field.kind].series
+    series = None if make is None else make(pandas, values)
+    return pandas.Series(np.fromiter(values, np.object_, len(values)), dtype=object) if series is None else series
 
 
-def _object_series(pandas: Any, values: list[Any]) -> Any:
-    return pandas.Series(np.fromiter(values, np.object_, len(values)), dtype=object)
-
-
-def _number_series(pandas: Any, column: ScalarColumn) -> Any:
-    data = column.framework.to_numpy(column.data)
-    if not column.field.nullable and column.validity is None:
-        return data
-    arrays = pandas.arrays
-    masked = {"b": arrays.BooleanArray, "i": arrays.IntegerArray, "u": arrays.IntegerArray, "f": arrays.FloatingArray}
-    if data.dtype.kind not in masked or (data.dtype.itemsize == 2 and data.dtype.kind == "f"):
-        _check_nan(column, column.values())
-        return _object_series(pandas, column.values())
-    return masked[data.dtype.kind](data.copy(), ~column.valid_rows())
-
-
-def _datetime_series(pandas: Any, values: list[Any]) -> Any:
-    """Return datetime64 if nothing is lost, that is if all times are without a zone or all in UTC; else None."""
-    present = [value for value in values if value is not None]
-    zones = {None if value.tzinfo is None else str(value.tzinfo) for value in present}
-    if any(type(value) is not datetime or value.fold or value.utcoffset() for value in present):
-        return None
-    if len(zones) > 1 or not zones <= {None, "UTC"}:
-        return None
-    naive = [None if value is None else value.replace(tzinfo=None) for value in values]
-    series = pandas.Series(np.array(naive, "datetime64[us]"))
-    return series.dt.tz_localize("UTC") if zones == {"UTC"} else series
-
-
-def _timedelta_series(pandas: Any, values: list[Any]) -> Any:
-    if any(value is not None and abs(value) > _MAX_TIMEDELTA for value in values):
-        return None
-    return pandas.Series(np.array(values, "timedelta64[us]"))
-
-
-def _document_series(pandas: Any, values: list[Any]) -> Any:
-    """Return documents as dicts and arrays as lists of dicts."""
-
-    def dump(value: Any) -> Any:
-        if value is None or isinstance(value, dict):
-            return value
-        return [to_dict(item) for item in value] if is_array_type(type(value)) else to_dict(value)
-
-    return _object_series(pandas, [dump(value) for value in values])
-
-
-_SERIES_OF_KIND: dict[FieldKind, Callable[[Any, list[Any]], Any]] = {
-    FieldKind.DATETIME: _datetime_series,
-    FieldKind.TIMEDELTA: _timedelta_series,
-    FieldKind.DOCUMENT: _document_series,
-    FieldKind.DOCUMENTS: _document_series,
-}
-"""The kinds whose series are not the values as objects; a function may return None for values that need objects."""
+def _dump_documents(value: object) -> object:
+    """Return a document as a dict, an array as a list of dicts, and other values as they are."""
+    if is_array_type(type(value)):
+        return list(map(to_dict, value))  # type: ignore[call-overload]
+    return to_dict(value) if isinstance(value, BaseModel) else value
 
 
 # --- reading
 
 
-def to_pandas(table: Any) -> Any:
+def to_pandas(table: object) -> pd.DataFrame:
     """Return a data frame of pandas, polars or Arrow as one of pandas."""
     pandas = _get_pandas("from_dataframe()")
+    frame = table
     if not isinstance(table, pandas.DataFrame) and hasattr(table, "to_pandas"):
-        table = table.to_pandas()
-    if not isinstance(table, pandas.DataFrame):
-        raise DecodeError(f"from_dataframe() takes a data frame, got {describe(table)}.")
-    return table
+        frame = table.to_pandas()
+    if not isinstance(frame, pandas.DataFrame):
+        raise DecodeError(f"from_dataframe() takes a data frame, got {describe(frame)}.")
+    return frame
 
 
-def read_numbers(series: Any, field: Field) -> tuple[NDArray[Any], Validity] | None:
+def read_numbers(series: pd.Series[Any], field: Field) -> tuple[NDArray[Any], Validity] | None:
     """Return a series of numbers as an array, and the rows that have one; None if each value must be looked at."""
     dtype, missing = series.dtype, series.isna().to_numpy()
     target = dtype if isinstance(dtype, np.dtype) else getattr(dtype, "numpy_dtype", None)
@@ -254,7 +219,7 @@ def read_numbers(series: Any, field: Field) -> tuple[NDArray[Any], Validity] | N
         data = series.to_numpy(dtype=target, na_value=target.type())
     if target.kind == "f" and field.type is int:  # pandas has integers with missing values as floats
         data = np.where(missing, 0, data)
-        if not (np.isfinite(data) & (data == np.trunc(data)) & (abs(data) <= _EXACT_INTEGERS)).all():
+        if not (np.isfinite(data) & (data == np.trunc(data)) & (abs(data) <= EXACT_INTEGERS)).all():
             return None
         data = data.astype(np.int64)
     wider = {float: np.float64, complex: np.complex128}.get(field.type)
@@ -262,7 +227,7 @@ def read_numbers(series: Any, field: Field) -> tuple[NDArray[Any], Validity] | N
     return data, ~missing if missing.any() else None
 
 
-def read_objects(series: Any, field: Field) -> list[Any]:
+def read_objects(series: pd.Series[Any], field: Field) -> list[Any]:
     """Return the values of a series as Python objects, and None for missing ones."""
     if getattr(series.dtype, "kind", "O") in "mM":
         return _read_times(series)
@@ -276,17 +241,17 @@ def read_objects(series: Any, field: Field) -> list[Any]:
         ]
     if field.kind is FieldKind.TENSOR or set(map(type, values)) <= _PYTHON_TYPES:
         return values
-    return [_to_python(value) for value in values]
+    for row, value in enumerate(values):
+        if isinstance(value, np.generic):
+            values[row] = value.item()
+            continue
+        convert = getattr(value, "to_pydatetime", None) or getattr(value, "to_pytimedelta", None)
+        if convert is not None and value == value:  # NaT has these methods, too
+            values[row] = convert()
+    return values
 
 
-def _to_python(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    convert = getattr(value, "to_pydatetime", None) or getattr(value, "to_pytimedelta", None)
-    return value if convert is None or value != value else convert()
-
-
-def _read_times(series: Any) -> list[Any]:
+def _read_times(series: pd.Series[Any]) -> list[Any]:
     """Return datetime64 and timedelta64 as Python's own types, which hold nothing finer than a microsecond."""
     zone = getattr(series.dtype, "tz", None)
     data = (series if zone is None else series.dt.tz_convert("UTC").dt.tz_localize(None)).to_numpy()

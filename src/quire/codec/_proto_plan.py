@@ -1,7 +1,7 @@
 """The plan of protobuf messages for a document class: messages, enums, fields, and how values travel in them.
 
 `_proto_schema` makes a plan and writes it as a `.proto`; `_typed_messages` builds message classes from it and converts
-documents. `SCALAR_FORMS` says which kinds of fields are a single scalar of protobuf, and in which form.
+documents. `ScalarForm` is a value that is a single scalar of protobuf; `KINDS` has the forms of each kind of field.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date, datetime, time
 from enum import Enum, Flag
 from functools import cache
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -19,9 +18,9 @@ import numpy as np
 from pydantic import ConfigDict, Json, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaValidator
 
+from quire._equality import is_unchanged
 from quire._extra_fields import build_tolerant_validator
-from quire.codec._readback import is_unchanged
-from quire.schema import Field, FieldKind
+from quire.schema import Field
 from quire.tensors import cast_numbers
 
 Label = Literal["", "optional", "repeated"]
@@ -153,13 +152,7 @@ class ScalarForm(NamedTuple):
     comment: str = ""
 
 
-def scalar_form(field: Field) -> ScalarForm | None:
-    """Return the form of a field whose values are a single scalar in protobuf; None for others."""
-    make = SCALAR_FORMS.get(field.kind)
-    return None if make is None else make(field)
-
-
-def _number_form(field: Field) -> ScalarForm | None:
+def number_form(field: Field) -> ScalarForm | None:
     if issubclass(field.type, bool):
         return ScalarForm("bool", bool, bool)
     if issubclass(field.type, int):
@@ -167,14 +160,14 @@ def _number_form(field: Field) -> ScalarForm | None:
     return ScalarForm("double", float, field.type) if issubclass(field.type, float) else None
 
 
-def _flag_form(field: Field) -> ScalarForm | None:
+def flag_form(field: Field) -> ScalarForm | None:
     """Return the form of flags; other enums are enums of protobuf."""
     if not issubclass(field.type, Flag):
         return None
     return ScalarForm("int64", lambda value: int(value.value), field.type, "the bits")
 
 
-def _iso_form(base: Any, comment: str) -> Callable[[Field], ScalarForm]:
+def iso_form(base: Any, comment: str) -> Callable[[Field], ScalarForm]:
     """Return the form of dates and times: ISO 8601; what Python alone does not parse is left to pydantic."""
 
     def make(field: Field) -> ScalarForm:
@@ -189,20 +182,20 @@ def _iso_form(base: Any, comment: str) -> Callable[[Field], ScalarForm]:
     return make
 
 
-def _text_form(comment: str) -> Callable[[Field], ScalarForm]:
+def text_form(comment: str) -> Callable[[Field], ScalarForm]:
     return lambda field: ScalarForm("string", str, field.type, comment)
 
 
-def _list_form(field: Field) -> ScalarForm | None:
+def list_form(field: Field) -> ScalarForm | None:
     return ScalarForm("bytes", bytes, field.type) if field.type in (bytearray, memoryview) else None
 
 
-def _dict_form(field: Field) -> ScalarForm | None:
+def dict_form(field: Field) -> ScalarForm | None:
     """Return the form of a dict whose annotation has no types of keys and values."""
     return None if len(field.items) in (1, 2) else _json_form(field.type)
 
 
-def _any_form(field: Field) -> ScalarForm:
+def any_form(field: Field) -> ScalarForm:
     """Return the form of values without a kind: a number for a numpy scalar, JSON for everything else."""
     tp = field.type
     if isinstance(tp, type) and issubclass(tp, np.generic):
@@ -210,23 +203,6 @@ def _any_form(field: Field) -> ScalarForm:
             if issubclass(tp, base):
                 return ScalarForm(name, plain, lambda value: cast_numbers(np.array(value), np.dtype(tp))[()])
     return _json_form(tp)
-
-
-SCALAR_FORMS: dict[FieldKind, Callable[[Field], ScalarForm | None]] = {
-    FieldKind.SCALAR: _number_form,
-    FieldKind.TEXT: lambda field: ScalarForm("string", str if field.type is str else str.__str__, field.type),
-    FieldKind.BYTES: lambda field: ScalarForm("bytes", bytes, field.type),
-    FieldKind.ENUM: _flag_form,
-    FieldKind.DATETIME: _iso_form(datetime, "date and time in ISO 8601, with the offset if known"),
-    FieldKind.DATE: _iso_form(date, "date in ISO 8601"),
-    FieldKind.TIME: _iso_form(time, "time of day in ISO 8601"),
-    FieldKind.UUID: _text_form("UUID, 8-4-4-4-12 hexadecimal digits"),
-    FieldKind.DECIMAL: _text_form("decimal number"),
-    FieldKind.PATH: _text_form("path"),
-    FieldKind.LIST: _list_form,
-    FieldKind.DICT: _dict_form,
-    FieldKind.ANY: _any_form,
-}
 
 
 def _json_form(tp: Any) -> ScalarForm:

@@ -17,6 +17,7 @@ from typing import Any, get_args
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from quire.codec._kinds import KINDS
 from quire.codec._proto_numbers import (
     CLASS_COMMENT,
     MAX_ENUM_NUMBER,
@@ -38,7 +39,6 @@ from quire.codec._proto_plan import (
     Role,
     Slot,
     Wire,
-    scalar_form,
 )
 from quire.errors import SchemaError
 from quire.schema import Field, FieldKind, unwrap_annotation
@@ -273,7 +273,8 @@ class _Planner:
 
     def _plan_slot(self, field: Field, key: str, where: str) -> Slot:
         """Plan how the value of a field travels in the message of its document."""
-        if field.nullable or field.kind not in _CONTAINER_KINDS or scalar_form(field) or _is_record(field):
+        is_scalar = KINDS[field.kind].scalar_form(field) is not None
+        if field.nullable or field.kind not in _CONTAINER_KINDS or is_scalar or _is_record(field):
             return self._plan_value(field, key, where)
         if field.kind is FieldKind.DOCUMENTS:
             return Slot(field, self.add_document(field.document_type), Wire.MESSAGE, field, repeated=True)
@@ -301,7 +302,7 @@ class _Planner:
 
     def _plan_value(self, field: Field, key: str, where: str) -> Slot:
         """Plan how a value that is not None travels as one value."""
-        form = scalar_form(field)
+        form = KINDS[field.kind].scalar_form(field)
         if form is not None:
             return Slot(field, form.type, encode=form.encode, decode=form.decode, comment=form.comment)
         return _VALUE_PLANNERS[field.kind](self, field, key, where)
@@ -421,7 +422,7 @@ _VALUE_PLANNERS: dict[FieldKind, Callable[[_Planner, Field, str, str], Slot]] = 
     FieldKind.DICT: _Planner._plan_record_or_wrapper,
     FieldKind.UNION: _Planner._plan_union,
 }
-"""Planners of values that are no single scalar; `SCALAR_FORMS` has the other kinds."""
+"""Planners of values that are no single scalar; `KINDS` has the scalar forms."""
 
 _FIXED_MESSAGES: dict[Role, tuple[str, tuple[tuple[str, str, str], ...]]] = {  # comment; name, type, comment of fields
     Role.TENSOR: (

@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from decimal import Decimal
-from enum import Enum, Flag
-from pathlib import PurePath
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, PlainSerializer, SecretBytes, SecretStr, SerializeAsAny, WrapSerializer
 from pydantic.fields import FieldInfo
 
-from quire._equality import equal_values
+from quire._equality import is_unchanged
 from quire._protocols import is_array_type, is_document_type
+from quire.codec._kinds import KINDS
 from quire.errors import DecodeError, EncodeError
 from quire.schema import Field, FieldKind, Schema, has_ambiguous_keys, takes_names
-from quire.tensors import describe, framework_of
+from quire.tensors import describe
 
 TextForm = Literal["JSON", "CSV", "a dict"]
 _PLAIN_TYPES = (str, int, bool, type(None))
@@ -86,53 +84,11 @@ def _is_certain(field: Field, seen: set[Any]) -> bool:
 
     `seen` are the document classes that contain the field, so that recursive documents end.
     """
-    is_certain = _CERTAIN_KINDS.get(field.kind)
-    return is_certain is not None and not field.decodes_input and is_certain(field, seen)
-
-
-def _is_one_of(*types: type[Any]) -> Callable[[Field, set[Any]], bool]:
-    return lambda field, _: field.type in types or field.wrapper is not None
-
-
-def _is_certain_enum(field: Field, _: set[Any]) -> bool:
-    values = {type(member.value) for member in field.type} if issubclass(field.type, Enum) else set()
-    return not issubclass(field.type, Flag) and values in ({str}, {int})
-
-
-def _is_certain_list(field: Field, seen: set[Any]) -> bool:
-    is_plain = field.type in (list, tuple, set, frozenset) and bool(field.items)
-    return is_plain and all(_is_certain(item, seen) for item in field.items)
-
-
-def _is_certain_dict(field: Field, seen: set[Any]) -> bool:
-    if field.type is not dict or len(field.items) != 2:
+    if field.decodes_input:
         return False
-    keys, values = field.items
-    return keys.type in (str, int) and not keys.nullable and _is_certain(values, seen)
-
-
-def _holds_certain_documents(field: Field, seen: set[Any]) -> bool:
-    return field.document_type in seen or _is_certain_class(field.document_type, seen | {field.document_type})
-
-
-_CERTAIN_KINDS: dict[FieldKind, Callable[[Field, set[Any]], bool]] = {
-    FieldKind.TENSOR: lambda *_: True,
-    FieldKind.SCALAR: _is_one_of(bool, int, float),
-    FieldKind.TEXT: _is_one_of(str),
-    FieldKind.BYTES: _is_one_of(bytes),
-    FieldKind.ENUM: _is_certain_enum,
-    FieldKind.DATETIME: lambda *_: True,
-    FieldKind.DATE: lambda *_: True,
-    FieldKind.TIMEDELTA: lambda *_: True,
-    FieldKind.UUID: lambda *_: True,
-    FieldKind.DECIMAL: _is_one_of(Decimal),
-    FieldKind.PATH: lambda field, _: issubclass(field.type, PurePath),
-    FieldKind.DOCUMENT: _holds_certain_documents,
-    FieldKind.DOCUMENTS: _holds_certain_documents,
-    FieldKind.LIST: _is_certain_list,
-    FieldKind.DICT: _is_certain_dict,
-}
-"""Whether JSON, CSV and dicts keep every value of a type; values of kinds without an entry are read back."""
+    if field.kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS):
+        return field.document_type in seen or _is_certain_class(field.document_type, seen | {field.document_type})
+    return KINDS[field.kind].is_certain(field) and all(_is_certain(item, seen) for item in field.items)
 
 
 def _is_certain_class(document_type: type[Any], seen: set[Any]) -> bool:
@@ -335,28 +291,3 @@ def _difference(value: Any, other: Any, form: TextForm) -> str:
     if is_document_type(type(value)):
         return f"{change}. Distinguish the classes by a field with a Literal, or write with to_bytes()."
     return f"{change}. Annotate the field with the type that it holds, or write with to_bytes()."
-
-
-def is_unchanged(a: Any, b: Any) -> bool:
-    """Return whether two values are equal and of the same types, down to the items of containers."""
-    if framework_of(a) is not None or framework_of(b) is not None:
-        return equal_values(a, b)
-    if type(a) is not type(b):
-        return False
-    if is_document_type(type(a)):
-        fields = all(is_unchanged(a.__dict__.get(name), b.__dict__.get(name)) for name in type(a).model_fields)
-        return fields and is_unchanged(a.__pydantic_extra__, b.__pydantic_extra__)
-    if is_array_type(type(a)):
-        return is_unchanged(a._documents, b._documents)
-    if isinstance(a, (list, tuple, deque)):
-        return len(a) == len(b) and all(map(is_unchanged, a, b))
-    if isinstance(a, Mapping):
-        if not isinstance(a, OrderedDict):  # only its order counts; maps of protobuf do not keep the order of dicts
-            b = {key: b[key] for key in [*filter(b.__contains__, a), *b]}
-        return is_unchanged(list(a.keys()), list(b.keys())) and is_unchanged(list(a.values()), list(b.values()))
-    try:
-        if isinstance(a, (set, frozenset)):
-            return a == b and {(type(item), item) for item in a} == {(type(item), item) for item in b}
-        return equal_values(a, b, ids=True)
-    except (ValueError, TypeError, ArithmeticError):  # values that cannot be compared
-        return False

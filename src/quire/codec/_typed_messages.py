@@ -19,10 +19,10 @@ import numpy as np
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
+from quire._equality import is_unchanged
 from quire._optional import require
 from quire.codec._proto_plan import DURATION, Message, ProtoField, ProtoPlan, Role, Slot, Wire
 from quire.codec._proto_schema import plan_proto
-from quire.codec._readback import is_unchanged
 from quire.errors import DecodeError, EncodeError, TensorError
 from quire.schema import STORED, Field, FieldKind
 from quire.tensors import DTYPES, common_dtype, describe, format_shape, framework_of

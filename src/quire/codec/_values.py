@@ -3,7 +3,7 @@
 A value is encoded by its own type, so the bytes describe themselves: `_ENCODERS`, `_CONTAINERS` and `_BY_BASE` map
 types to encoders, and `_DECODERS` maps the numbers of `ValueField` to decoders. The field that a value is for is a
 hint: it chooses among classes that share an encoding, such as the classes of paths and of nested documents, and
-`check_kind` then rejects values that are not of the field's kind. `_FIELD_KINDS` says what each kind accepts.
+`check_kind` then rejects values that are not of the field's kind. `KINDS` says what each kind accepts.
 
 Some types have no message of their own and are encoded as another type, as a URL is as text; the type of the field
 restores them. In a union another member may accept that encoding, so the values of such unions are read back before
@@ -33,9 +33,11 @@ from pydantic_core import MultiHostUrl, Url
 
 from quire import _class_registry
 from quire._class_registry import class_name
+from quire._equality import is_unchanged
 from quire._protocols import is_array_type, is_document_type
 from quire.codec._context import MAX_DEPTH, Reader, ReadOptions, Writer
 from quire.codec._errors import prefix_place
+from quire.codec._kinds import KINDS
 from quire.codec._messages import (
     VERSION_FIELD,
     ArrayField,
@@ -49,7 +51,6 @@ from quire.codec._messages import (
     ValuesField,
     check_version,
 )
-from quire.codec._readback import is_unchanged
 from quire.codec._tensors import decode_scalar, decode_tensor, encode_scalar, encode_tensor
 from quire.codec._wire import (
     DELIMITED,
@@ -374,59 +375,13 @@ EXACT_INTEGERS = 2**53
 """A float holds every integer up to this absolute value."""
 
 
-class _WireKind(NamedTuple):
-    accepts: Callable[[Field, Any], bool]
-    """Whether a decoded value is of the kind of a field."""
-    self_describing: tuple[Any, ...] | None = None
-    """The types whose encoding identifies them; None: every type of the kind. Others share an encoding with these."""
-
-
-def _accept_instances(*types: type[Any]) -> Callable[[Field, Any], bool]:
-    return lambda _, value: isinstance(value, types)
-
-
-_NUMBERS: dict[type[Any], tuple[type[Any], ...]] = {  # a field may have been widened since its values were written
-    bool: (bool,),
-    int: (int,),
-    float: (float, int),
-    complex: (complex, float, int),
-}
-
-
-def _accept_number(field: Field, value: Any) -> bool:
-    base = next((base for base in _NUMBERS if issubclass(field.type, base)), field.type)
-    return isinstance(value, _NUMBERS.get(base, (base,))) and isinstance(value, bool) == (base is bool)
-
-
-_FIELD_KINDS: dict[FieldKind, _WireKind] = {
-    FieldKind.TENSOR: _WireKind(lambda _, value: framework_of(value) is not None),
-    FieldKind.SCALAR: _WireKind(_accept_number, (bool, int, float, complex)),
-    FieldKind.TEXT: _WireKind(_accept_instances(str), (str,)),
-    FieldKind.BYTES: _WireKind(_accept_instances(bytes), (bytes,)),
-    FieldKind.ENUM: _WireKind(_accept_instances(Enum)),
-    FieldKind.DATETIME: _WireKind(_accept_instances(datetime)),
-    FieldKind.DATE: _WireKind(lambda _, value: isinstance(value, date) and not isinstance(value, datetime)),
-    FieldKind.TIME: _WireKind(_accept_instances(time)),
-    FieldKind.TIMEDELTA: _WireKind(_accept_instances(timedelta)),
-    FieldKind.UUID: _WireKind(_accept_instances(UUID)),
-    FieldKind.DECIMAL: _WireKind(_accept_instances(Decimal)),
-    FieldKind.PATH: _WireKind(_accept_instances(PurePath)),
-    FieldKind.DOCUMENT: _WireKind(lambda _, value: is_document_type(type(value))),
-    FieldKind.DOCUMENTS: _WireKind(lambda _, value: is_array_type(type(value))),
-    FieldKind.LIST: _WireKind(_accept_instances(list, tuple, set, frozenset), (list, tuple, set, frozenset)),
-    FieldKind.DICT: _WireKind(lambda _, value: isinstance(value, Mapping), (dict,)),
-    FieldKind.UNION: _WireKind(lambda *_: True),
-    FieldKind.ANY: _WireKind(lambda *_: True, (Any, object, None, type(None))),
-}
-
-
 def check_kind(field: Field, value: Any) -> Any:
     """Return a decoded value if it is of the field's kind: a changed type is an error and not a guess."""
     if type(value) is field.type or (value is None and field.nullable):
         return value
     if isinstance(value, UnknownMember) and field.kind is FieldKind.ENUM:
         return value.value  # the enum was renamed or moved; its members are known by their values
-    if _FIELD_KINDS[field.kind].accepts(field, value):
+    if KINDS[field.kind].accepts(field, value):
         if field.type is not complex:
             return value
         try:
@@ -468,7 +423,7 @@ def has_ambiguous_union(field: Field) -> bool:
 
 
 def _is_encoded_as_other_type(field: Field) -> bool:
-    types = _FIELD_KINDS[field.kind].self_describing
+    types = KINDS[field.kind].self_describing
     plain = (types is None or field.type in types) and field.wrapper is None
     return not plain or field.decodes_input or any(map(_is_encoded_as_other_type, field.items))
 
