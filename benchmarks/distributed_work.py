@@ -106,7 +106,8 @@ def predict(source: Path, workers: int, kind: type[Model] = Model) -> dict[str, 
     assert on.workers == workers
 
     def shards(where: Any) -> None:
-        predictions = DocumentShards[Picture].read_parquet(source, engine=where).map_batch(kind, 128, schema=Predicted)
+        pictures = DocumentShards[Picture].read_parquet(source, engine=where)
+        predictions = pictures.map_batch(kind, 128, document_type=Predicted)
         assert len(predictions) == ROWS
 
     separate = SeparateProcess(by_hand, source, workers, kind)

@@ -53,7 +53,7 @@ def pictures(size: int) -> Path:
                 pixels = generator.integers(0, 256, (3, 64, 64), np.uint8)
                 yield Picture(pixels=pixels, label=number, caption=f"picture number {number}")
 
-        write_dataset(rows(), folder / "d", schema=Picture, format="arrow", show_progress=False)
+        write_dataset(rows(), folder / "d", document_type=Picture, format="arrow", show_progress=False)
         os.environ["QUIRE_CACHE"] = str(folder / "cache")  # opening a dataset checks all files in the cache
         _folders[size] = folder / "d"
     return _folders[size]

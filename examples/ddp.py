@@ -35,7 +35,7 @@ def write_rows(url: str) -> None:
     """Write the dataset that both processes read."""
     vectors = np.random.default_rng(0).normal(size=(ROWS, 3)).astype(np.float32)
     rows = (Row(x=x, y=float(x @ [1.0, -2.0, 0.5]), number=i) for i, x in enumerate(vectors))
-    write_dataset(rows, url, schema=Row, format="arrow")
+    write_dataset(rows, url, document_type=Row, format="arrow")
 
 
 def train(url: str, epochs: int) -> tuple[nn.Module, list[int], list[int]]:

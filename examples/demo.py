@@ -223,7 +223,7 @@ def main(folder: Path) -> None:
     print("\n2. Create examples, write a dataset, and open it\n")
     examples = make_examples(600)
     data = folder / "shapes"
-    write_dataset(examples, data, schema=Example, mode="overwrite")
+    write_dataset(examples, data, document_type=Example, mode="overwrite")
     dataset = open_dataset(data, Example)
     assert dataset[7] == examples[7]
     print(f"{len(dataset)} rows, {dataset.nbytes / 1e6:.1f} MB in {data}")

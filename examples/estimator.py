@@ -50,7 +50,7 @@ def main() -> None:
         url = str(Path(folder, "rows"))
         vectors = np.random.default_rng(0).normal(size=(options.rows, 3)).astype(np.float32)
         rows = (Row(x=x, y=float(x @ [1.0, -2.0, 0.5])) for x in vectors)
-        write_dataset(rows, url, schema=Row, format="arrow")
+        write_dataset(rows, url, document_type=Row, format="arrow")
         estimator = Estimator.from_torch(
             model=Model(),
             optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),

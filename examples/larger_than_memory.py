@@ -103,7 +103,7 @@ def main() -> None:
     rows = parser.parse_args().rows
     with tempfile.TemporaryDirectory() as folder:
         url, checkpoint = f"{folder}/photos", Path(folder, "checkpoint.pt")
-        write_dataset(photos(rows), url, schema=Photo, format="arrow")
+        write_dataset(photos(rows), url, document_type=Photo, format="arrow")
         print(f"{rows:,} photos, {rows * 3 * 64 * 64 / 1e6:,.0f} MB, with {MEMORY >> 20} MB of memory for training")
         middle = rows // 64 // 2 + 17  # not at a checkpoint
         assert run_process(url, checkpoint, killed_at=middle) == -signal.SIGKILL

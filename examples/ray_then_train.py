@@ -98,7 +98,7 @@ def main() -> None:
     """Create recordings, prepare them on Ray, and train."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        write_dataset(recordings(1_000), f"{folder}/recordings", schema=Recording)
+        write_dataset(recordings(1_000), f"{folder}/recordings", document_type=Recording)
         number = prepare(f"{folder}/recordings", folder)
         print(f"{number} of 1000 recordings were long enough")
         assert number == 980

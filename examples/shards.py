@@ -42,7 +42,7 @@ def describe(batch: DocumentBatch[Photo], scale: float) -> DocumentBatch[Feature
 
 def main(engine: str, folder: str) -> dict[str, int]:
     """Read, filter, compute and write; return a checksum per document."""
-    write_dataset(photos(600), f"{folder}/photos", schema=Photo)
+    write_dataset(photos(600), f"{folder}/photos", document_type=Photo)
     shards = DocumentShards[Photo].read_parquet(f"{folder}/photos", num_partitions=4, engine=engine)
     features = shards.filter(lambda photo: photo.pixels[0, 0, 0] < 128).map_batch(describe, 64, scale=255.0)
     train, test = features.split(0.8, 0.2)

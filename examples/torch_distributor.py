@@ -53,7 +53,7 @@ def main() -> None:
         url = str(Path(folder, "rows"))
         vectors = np.random.default_rng(0).normal(size=(options.rows, 3)).astype(np.float32)
         rows = (Row(x=x, y=float(x @ [1.0, -2.0, 0.5])) for x in vectors)
-        write_dataset(rows, url, schema=Row, format="arrow")
+        write_dataset(rows, url, document_type=Row, format="arrow")
         loss = torch_distributor(train, url, epochs=3, workers=options.workers)
         print(f"loss of rank 0: {loss:.6f}")
 

@@ -83,7 +83,7 @@ def students() -> DocumentArray[Student]:
 
 @pytest.fixture
 def folder(students: DocumentArray[Student], tmp_path: Path) -> Path:
-    write_dataset(students, tmp_path / "students", schema=Student)
+    write_dataset(students, tmp_path / "students", document_type=Student)
     return tmp_path / "students"
 
 
@@ -470,7 +470,7 @@ def test_file_instead_of_a_dataset_is_rejected(students: DocumentArray[Student],
 
 
 def test_writing_to_an_existing_dataset_names_the_modes(students: DocumentArray[Student], folder: Path) -> None:
-    assert message_of(StorageError, lambda: write_dataset(students, folder, schema=Student)) == (
+    assert message_of(StorageError, lambda: write_dataset(students, folder, document_type=Student)) == (
         f"{folder}: there is a dataset already. Pass mode='append' to add to it, 'resume' to continue a write that was "
         "interrupted, or 'overwrite' to replace it."
     )
@@ -478,12 +478,12 @@ def test_writing_to_an_existing_dataset_names_the_modes(students: DocumentArray[
 
 def test_appending_documents_of_another_class_is_rejected(folder: Path) -> None:
     clips = [Clip(frames=np.zeros((2, 2), np.float32))]
-    assert message_of(StorageError, lambda: write_dataset(clips, folder, schema=Clip, mode="append")) == (
+    assert message_of(StorageError, lambda: write_dataset(clips, folder, document_type=Clip, mode="append")) == (
         f"{folder}: Clip is not compatible with the stored documents. Clip.frames: the data does not have it, and it "
         "has no default. Append documents of the same class, give new fields defaults, or write to another folder."
     )
     assert len(open_dataset(folder, Student)) == 10
-    write_dataset([student(10)], folder, schema=Student, mode="append")
+    write_dataset([student(10)], folder, document_type=Student, mode="append")
     assert open_dataset(folder, Student)[10] == student(10)
 
 
@@ -568,7 +568,7 @@ def test_path_instead_of_content_is_rejected() -> None:
 def test_class_name_instead_of_the_class_is_rejected(students: DocumentArray[Student], tmp_path: Path) -> None:
     write_dataset(students, tmp_path / "students")
     message = message_of(SchemaError, lambda: open_dataset(tmp_path / "students", "Student"))
-    assert message == "open_dataset: schema takes a document class, got str 'Student'."
+    assert message == "open_dataset: document_type takes a document class, got str 'Student'."
 
 
 def test_documents_passed_to_shards_are_rejected_with_advice(students: DocumentArray[Student]) -> None:

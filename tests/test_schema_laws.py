@@ -150,7 +150,7 @@ def dataset_forms(cls: type[Any], documents: list[Any], folder: Path) -> Iterato
         path = f"{folder}/{name}"
         return (
             name,
-            lambda: write_dataset(documents, path, schema=cls, format=name, durable=False),
+            lambda: write_dataset(documents, path, document_type=cls, format=name, durable=False),
             lambda _: list(open_dataset(path, cls).read().unstack()),
         )
 
@@ -351,14 +351,14 @@ def test_arrays_of_documents_with_aliases_round_trip_in_data_frames() -> None:
 
 
 def test_defaults_without_json_can_be_stored(tmp_path: Path) -> None:
-    write_dataset([Defaults()], tmp_path / "rows", schema=Defaults)  # without a warning, which would be an error
+    write_dataset([Defaults()], tmp_path / "rows", document_type=Defaults)  # without a warning, which would be an error
     assert list(open_dataset(tmp_path / "rows", Defaults).read().unstack()) == [Defaults()]
 
 
 def test_unions_that_accept_none_are_nullable(tmp_path: Path) -> None:
     assert all(field.nullable for field in Unions.document_schema().fields[1:])
     rows = [FAULTS[10], FAULTS[12]]
-    write_dataset(rows, tmp_path / "rows", schema=Unions)
+    write_dataset(rows, tmp_path / "rows", document_type=Unions)
     assert list(open_dataset(tmp_path / "rows", Unions).read().unstack()) == rows
 
 

@@ -101,7 +101,7 @@ def make(task: Task, batches: Iterable[DocumentBatch[Any]]) -> None:
         batches = (part for batch in batches for part in batch.batch(task.workload.shard_rows))
         sizes = {"shard_bytes": 1, "group_bytes": 200 * task.workload.shard_rows}  # more than one part, fewer than two
     durable = not task.variant.endswith("/unsynced")
-    write_dataset(batches, task.folder, schema=schema, format=kind, durable=durable, **sizes)
+    write_dataset(batches, task.folder, document_type=schema, format=kind, durable=durable, **sizes)
 
 
 # --- read

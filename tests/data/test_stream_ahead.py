@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two shards of about 17 MB, in record batches of 1 MiB."""
     folder = tmp_path_factory.mktemp("ahead") / "d"
     pages = (Page(number=i, data=np.full(WIDTH, i % 251, np.uint8)) for i in range(ROWS))
-    write_dataset(pages, folder, schema=Page, format="arrow", shard_bytes=17 << 20, group_bytes=1 << 20)
+    write_dataset(pages, folder, document_type=Page, format="arrow", shard_bytes=17 << 20, group_bytes=1 << 20)
     return folder
 
 

@@ -232,7 +232,8 @@ class Many:
 local = engine("local", num_workers=2)
 shards = DocumentShards[Vector](DocumentFrame(local, local.from_stage(Many(), 1), layout))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-total = sum(len(b) for b in shards.map(lambda d: d, schema=Vector).filter(lambda d: d.data[0] % 2 == 0).iter_batches())
+even = shards.map(lambda d: d, document_type=Vector).filter(lambda d: d.data[0] % 2 == 0)
+total = sum(map(len, even.iter_batches()))
 assert total == 32 * 64, total
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """

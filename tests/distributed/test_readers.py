@@ -184,7 +184,7 @@ def test_pattern_without_files_needs_allow_empty(reader: str, tmp_path: Path) ->
 def write_empty(reader: str, folder: Path) -> list[Path]:
     """Write sources of a kind without a row."""
     if reader == "read_parquet":
-        write_dataset(DocumentArray[Line](), folder / "set", schema=Line)
+        write_dataset(DocumentArray[Line](), folder / "set", document_type=Line)
         schema = pa.schema([("town", pa.string()), ("people", pa.int64())])
         pq.write_table(schema.empty_table(), folder / "plain.parquet")
         return [folder / "set", folder / "plain.parquet", folder / "plain.*"]

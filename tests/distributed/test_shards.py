@@ -200,7 +200,7 @@ def test_map_accepts_every_kind_of_function(shards: DocumentShards[Good]) -> Non
 
 def test_map_to_another_class_keeps_ids(shards: DocumentShards[Good]) -> None:
     some = shards.filter(lambda document: document.price != 7)
-    for created in (some.map(rated), some.map(rated_without_a_word, schema=Rated)):
+    for created in (some.map(rated), some.map(rated_without_a_word, document_type=Rated)):
         assert type(created) is DocumentShards[Rated]
         actual = created.collect()
         assert actual.id == [i for i in goods(ROWS).id if i != "good 007"]
@@ -230,7 +230,7 @@ def test_undeclared_class_is_an_error_of_the_job(on_error: Any, call: str) -> No
     shards = DocumentShards[Good].from_documents(goods(3))
     one_by_one = {"map": rated_without_a_word}.get(call, lambda documents: [rated(one) for one in documents])
     created = getattr(shards, call)(one_by_one, on_error=on_error)
-    with pytest.raises(PartitionError, match="must return documents of Good, but returned Rated.*schema=Rated"):
+    with pytest.raises(PartitionError, match="must return documents of Good, but returned Rated.*document_type=Rated"):
         created.collect()
 
 
@@ -242,9 +242,11 @@ def test_undeclared_subclass_with_more_fields_is_an_error() -> None:
         return Boxed(**dict(document), **more)
 
     shards = DocumentShards[Good].from_documents(goods(3))
-    with pytest.raises(PartitionError, match="returned Boxed, a subclass of Good with more fields.*schema=Boxed"):
+    with pytest.raises(
+        PartitionError, match="returned Boxed, a subclass of Good with more fields.*document_type=Boxed"
+    ):
         shards.map(boxed, box="a").collect()
-    assert shards.map(boxed, box="a", schema=Boxed).collect().box == ["a"] * 3
+    assert shards.map(boxed, box="a", document_type=Boxed).collect().box == ["a"] * 3
 
 
 def test_error_on_the_first_row_is_raised(engine: Any) -> None:

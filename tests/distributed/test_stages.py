@@ -184,20 +184,20 @@ def test_results_of_functions_are_checked() -> None:
     shards = DocumentShards[Good].from_documents(goods(3))
     for wrong in (lambda document: document.price, lambda _: None, lambda _: Rated(name="x")):
         with pytest.raises(PartitionError, match="must return documents of Good, but returned"):
-            shards.map(wrong, schema=Good).collect()
+            shards.map(wrong, document_type=Good).collect()
     for bad in (lambda documents: documents[0], lambda _: None, len):
         with pytest.raises(PartitionError, match="DocumentTypeError") as caught:
-            shards.transform_shard(bad, schema=Good).collect()
+            shards.transform_shard(bad, document_type=Good).collect()
         assert isinstance(caught.value.__cause__, DocumentTypeError)
 
 
 def test_mapping_result_becomes_a_document() -> None:
     shards = DocumentShards[Good].from_documents(goods(3))
-    actual = shards.map(lambda document: {"name": document.name, "stars": 1}, schema=Rated).collect()
+    actual = shards.map(lambda document: {"name": document.name, "stars": 1}, document_type=Rated).collect()
     assert actual.stars == [1.0, 1.0, 1.0]
     assert actual.id == goods(3).id
     with pytest.raises(PartitionError, match="field 'stars'"):
-        shards.map(lambda _: {"name": "x", "stars": "many"}, schema=Rated).collect()
+        shards.map(lambda _: {"name": "x", "stars": "many"}, document_type=Rated).collect()
 
 
 def test_undeclared_function_is_not_called_early() -> None:
@@ -216,7 +216,7 @@ def test_undeclared_function_is_not_called_early() -> None:
 
 def test_id_set_by_the_function_is_kept() -> None:
     shards = DocumentShards[Good].from_documents(goods(3))
-    created = shards.map(lambda d: Rated(id=f"{d.id}!", name=d.name), schema=Rated)
+    created = shards.map(lambda d: Rated(id=f"{d.id}!", name=d.name), document_type=Rated)
     assert created.collect().id == ["good 000!", "good 001!", "good 002!"]
 
 
@@ -229,7 +229,7 @@ def test_on_error_null_needs_nullable_fields() -> None:
 
     shards = DocumentShards[Good].from_documents(goods(3))
     with pytest.raises(OptionError, match=r"Needy\.weight cannot be None, and Good has no such field"):
-        shards.map(lambda d: d, schema=Needy, on_error="null")
+        shards.map(lambda d: d, document_type=Needy, on_error="null")
     check_nullable(DocumentLayout(Rated), DocumentLayout(Good))
     actual = shards.map(_failing, on_error="null").collect()
     assert [(d.price, d.remark, d.maker.town) for d in actual] == [

@@ -20,7 +20,7 @@ class Sample(BaseDocument):
 with tempfile.TemporaryDirectory() as folder:
     for kind in ("parquet", "arrow"):
         url = f"{folder}/{kind}"
-        write_dataset((Sample(x=np.ones(4), number=i) for i in range(100)), url, schema=Sample, format=kind)
+        write_dataset((Sample(x=np.ones(4), number=i) for i in range(100)), url, document_type=Sample, format=kind)
         assert len(open_dataset(url)) == 100
         batches = StreamingDataset[Sample](
             url, batch_size=10, framework="numpy", storage=ReadOptions(cache=f"{folder}/cache")

@@ -89,14 +89,14 @@ def test_import_dataset_reads_a_new_format(tmp_path: Path, monkeypatch: pytest.M
     from quire.storage.importers import _import
     from quire.storage.importers._source import ForeignDataset, ImportOptions, validate_rows
 
-    def read_points(source: Any, schema: type[Any] | None, options: ImportOptions) -> ForeignDataset:
+    def read_points(source: Any, document_type: type[Any] | None, options: ImportOptions) -> ForeignDataset:
         lines = Path(source).read_text().splitlines()
 
         def rows(first: int) -> Iterator[Any]:
             records = ((f"{source}, line {number}", json.loads(lines[number])) for number in range(first, len(lines)))
-            return validate_rows(schema or Point, records, options.extra)
+            return validate_rows(document_type or Point, records, options.extra)
 
-        return ForeignDataset(schema or Point, rows, len(lines))
+        return ForeignDataset(document_type or Point, rows, len(lines))
 
     monkeypatch.setitem(_import.IMPORTERS, "points", read_points)  # type: ignore[arg-type]
     file = tmp_path / "points.txt"

@@ -137,7 +137,7 @@ def write(folder: Path, schema: str, store: str) -> list[Any]:
     piece = 8 if store == "pieces" else _block_table.PIECE  # so that even small columns are verified in pieces
     with patch.object(_block_table, "PIECE", piece):
         for mode, part in (("create", documents[:3]), ("append", documents[3:])):
-            write_dataset(part, folder, schema=document_type, mode=mode, **options)
+            write_dataset(part, folder, document_type=document_type, mode=mode, **options)
     return documents
 
 

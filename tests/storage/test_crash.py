@@ -51,7 +51,7 @@ def rows():
     sys.stdin.readline()
     for number in range(start, start + count):
         yield photo(number)
-write_dataset(rows(), path, schema=Photo, mode=mode, group_bytes=2000, shard_bytes=4000)
+write_dataset(rows(), path, document_type=Photo, mode=mode, group_bytes=2000, shard_bytes=4000)
 """
 
 

@@ -150,7 +150,7 @@ def test_damaged_log_is_an_error_that_names_it(folder: Path) -> None:
 
 
 def _written(documents: list[Tree], path: Path, kind: Any) -> Path:
-    write_dataset(documents, path / kind, schema=Tree, format=kind, group_bytes=3000)
+    write_dataset(documents, path / kind, document_type=Tree, format=kind, group_bytes=3000)
     return path / kind
 
 

@@ -38,8 +38,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("kind", ["arrow", "parquet"])
 def test_class_without_fields_keeps_its_rows(tmp_path: Path, kind: Any) -> None:
-    write_dataset([Empty()] * 3, tmp_path, schema=Empty, format=kind)
-    write_dataset([Empty()] * 2, tmp_path, schema=Empty, format=kind, mode="append")
+    write_dataset([Empty()] * 3, tmp_path, document_type=Empty, format=kind)
+    write_dataset([Empty()] * 2, tmp_path, document_type=Empty, format=kind, mode="append")
     dataset = open_dataset(tmp_path, Empty)
     dataset.verify()
     assert len(dataset) == len(dataset.read()) == len(dataset[:]) == 5
@@ -51,11 +51,11 @@ def test_class_without_fields_keeps_its_rows(tmp_path: Path, kind: Any) -> None:
 @pytest.mark.parametrize("kind", ["arrow", "parquet"])
 def test_missing_document_without_fields_stays_missing(tmp_path: Path, kind: Any) -> None:
     holders = [Holder(), Holder(maybe=Empty()), Holder(many=[Empty(), Empty()])]
-    write_dataset(holders, tmp_path / "holders", schema=Holder, format=kind)
+    write_dataset(holders, tmp_path / "holders", document_type=Holder, format=kind)
     assert list(open_dataset(tmp_path / "holders", Holder).read().unstack()) == holders
     assert [open_dataset(tmp_path / "holders", Holder)[k] for k in range(3)] == holders
     deep = [Deep(number=0), *(Deep(number=k, holder=holder) for k, holder in enumerate(holders))]
-    write_dataset(deep, tmp_path / "deep", schema=Deep, format=kind)
+    write_dataset(deep, tmp_path / "deep", document_type=Deep, format=kind)
     assert list(open_dataset(tmp_path / "deep", Deep)[:].unstack()) == deep
 
 
@@ -70,7 +70,7 @@ def test_inferred_class_has_no_placeholder_field(tmp_path: Path) -> None:
     class Passing(BaseDocument):
         id: ClassVar[None] = None  # type: ignore[assignment,misc]
 
-    write_dataset([Passing()] * 3, tmp_path, schema=Passing)
+    write_dataset([Passing()] * 3, tmp_path, document_type=Passing)
     for log in (tmp_path / "_quire").iterdir():
         log.unlink()
     [file] = tmp_path.glob("*.parquet")

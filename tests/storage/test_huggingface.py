@@ -49,7 +49,7 @@ def test_naive_times_stay_naive(tmp_path: Path) -> None:
     assert table.schema.field("at").type == pa.timestamp("us")
     assert table.schema.field("part").type.field("at").type == pa.timestamp("us")
     assert table.column("at").to_pylist() == [event.at for event in events]
-    again = import_dataset(tmp_path / "hf", tmp_path / "again", "huggingface", schema=Event)
+    again = import_dataset(tmp_path / "hf", tmp_path / "again", "huggingface", document_type=Event)
     assert [event.at for event in again] == [event.at for event in events]
 
 

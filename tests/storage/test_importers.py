@@ -95,7 +95,7 @@ def test_petastorm_partition_folders_become_columns(tmp_path: Path) -> None:
         (source / f"year={year}" / f"place={place}").mkdir(parents=True)
         shutil.copy(file, source / f"year={year}" / f"place={place}" / "part.parquet")
     file.unlink()
-    dataset = import_dataset(source, tmp_path / "made", schema=Row)
+    dataset = import_dataset(source, tmp_path / "made", document_type=Row)
     assert [(each.number, each.year, each.place) for each in dataset[ROWS - 1 : ROWS + 1]] == [
         (6, 2023, "north"),
         (0, 2024, "south"),
@@ -228,7 +228,7 @@ def test_every_format_resumes_from_any_row(name: str, tmp_path: Path) -> None:
     for done in range(len(whole) + 1):
         target = tmp_path / f"part{done}"
         write_dataset(whole[:done], target)
-        made = import_dataset(FOREIGN / name, target, schema=whole.document_type, mode="resume", **options)
+        made = import_dataset(FOREIGN / name, target, document_type=whole.document_type, mode="resume", **options)
         assert made[:] == whole[:]
 
 

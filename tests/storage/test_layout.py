@@ -348,7 +348,7 @@ def test_missing_column_is_an_error_that_names_it() -> None:
 
 
 def test_layout_requires_a_class_and_a_known_tensor_storage() -> None:
-    with pytest.raises(SchemaError, match="schema="):
+    with pytest.raises(SchemaError, match="document_type="):
         Layout(BaseDocument.document_schema())
     with pytest.raises(OptionError, match="tensor_storage='zip'"):
         Layout(Leaf.document_schema(), "zip")  # type: ignore[arg-type]

@@ -237,7 +237,7 @@ def test_filter_matches_the_rows_that_documents_match(
         return
     for kind in ("parquet", "arrow"):
         path = tmp_path_factory.mktemp("facts")
-        write_dataset(facts, path, schema=Fact, format=kind, group_bytes=1)  # type: ignore[arg-type]
+        write_dataset(facts, path, document_type=Fact, format=kind, group_bytes=1)  # type: ignore[arg-type]
         dataset = open_dataset(path, Fact, where=query, cache=path / "cache")
         assert [document.id for document in dataset[:].unstack()] == wanted, kind
         shutil.rmtree(path)

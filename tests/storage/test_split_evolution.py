@@ -66,7 +66,7 @@ def test_rows_stay_in_their_split_when_types_change(change: str, data_format: st
     values = data.draw(st.lists(CHANGES[change][2], min_size=1, max_size=40))
     with tempfile.TemporaryDirectory() as folder:
         rows = [old(id=str(row), value=value) for row, value in enumerate(values)]
-        write_dataset(rows, folder, schema=old, format=data_format)
+        write_dataset(rows, folder, document_type=old, format=data_format)
         parts = parts_of(folder, old)
         assert sorted(chain.from_iterable(parts)) == sorted(row.id for row in rows)
         assert parts_of(folder, new) == parts

@@ -116,8 +116,8 @@ def table_of(folder: Path) -> tuple[Path, BlockTable]:
 @pytest.mark.parametrize("content", [(1010).to_bytes(8, "little"), b"SSSSSS"], ids=["number", "text"])
 @pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
 def test_flipped_bit_in_a_value_is_a_shard_error(tmp_path: Path, content: bytes, on_error: Any) -> None:
-    write_dataset(rows(50), tmp_path, schema=Row, format="arrow")
-    write_dataset(rows(50, 50), tmp_path, schema=Row, format="arrow", mode="append")
+    write_dataset(rows(50), tmp_path, document_type=Row, format="arrow")
+    write_dataset(rows(50, 50), tmp_path, document_type=Row, format="arrow", mode="append")
     file = shard_files(tmp_path)[0]
     flip(file, content)
     for read in (lambda: open_dataset(tmp_path, Row)[10], lambda: open_dataset(tmp_path, Row).read()):
@@ -194,7 +194,7 @@ def test_reading_one_column_ignores_damage_in_another(tmp_path: Path, kind: Any)
 
 
 def test_blocks_are_verified_once(tmp_path: Path) -> None:
-    write_dataset(rows(50), tmp_path, schema=Row, format="arrow")
+    write_dataset(rows(50), tmp_path, document_type=Row, format="arrow")
     [file] = shard_files(tmp_path)
     first, always = open_dataset(tmp_path, Row), open_dataset(tmp_path, Row, verify="always")
     assert first[10].n == always[10].n == 1010
@@ -208,7 +208,7 @@ def test_blocks_are_verified_once(tmp_path: Path) -> None:
 
 
 def test_verify_is_an_option_of_everything_that_opens_a_dataset(tmp_path: Path) -> None:
-    write_dataset(rows(5), tmp_path, schema=Row)
+    write_dataset(rows(5), tmp_path, document_type=Row)
     assert StoredDataset[Row](tmp_path, verify="never").options.verify == "never"
     assert open_dataset(tmp_path, Row, options=ReadOptions(verify="always")).reader.verify == "always"
     assert StreamingDataset[Row](tmp_path, 2, verify="always").stored.options.verify == "always"
@@ -225,7 +225,7 @@ def test_verify_is_an_option_of_everything_that_opens_a_dataset(tmp_path: Path) 
 
 
 def test_opening_a_dataset_reads_no_block_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_dataset(rows(500), tmp_path, schema=Row, format="arrow", group_bytes=512, shard_bytes=1024)
+    write_dataset(rows(500), tmp_path, document_type=Row, format="arrow", group_bytes=512, shard_bytes=1024)
     names: list[str] = []
     for method in ("read", "read_range"):
         plain: Callable[..., bytes] = getattr(LocalFolder, method)
@@ -245,7 +245,7 @@ def test_single_file_is_verified_by_its_own_table(tmp_path: Path, kind: str) -> 
     file = tmp_path / "rows.parquet"
     DocumentArray[Row](rows(20)).save_parquet(file)
     if kind == "arrow":
-        write_dataset(rows(20), tmp_path / "d", schema=Row, format="arrow")
+        write_dataset(rows(20), tmp_path / "d", document_type=Row, format="arrow")
         file = tmp_path / "rows.arrow"
         shard_files(tmp_path / "d")[0].rename(file)
     assert open_dataset(file, Row)[3].n == 1003
@@ -428,7 +428,7 @@ def test_opening_a_shard_reads_only_its_metadata(tmp_path: Path) -> None:
         data: NdArray[uint8, 1 << 20]
 
     blocks = [Block(data=np.zeros(1 << 20, np.uint8)) for _ in range(16)]
-    write_dataset(blocks, tmp_path, schema=Block, format="arrow", group_bytes=1 << 20)
+    write_dataset(blocks, tmp_path, document_type=Block, format="arrow", group_bytes=1 << 20)
     [file] = shard_files(tmp_path)
     with file.open("rb") as opened:
         content = _memory.map_file(opened)
@@ -485,7 +485,7 @@ def test_writing_text_that_is_not_utf8_is_an_error() -> None:
 
 
 def test_damaged_copy_in_the_cache_is_written_again(tmp_path: Path) -> None:
-    write_dataset(rows(50), tmp_path / "d", schema=Row, format="parquet")
+    write_dataset(rows(50), tmp_path / "d", document_type=Row, format="parquet")
     cache = tmp_path / "cache"
     assert open_dataset(tmp_path / "d", Row, cache=cache)[10].n == 1010
     [copy] = [path for path in cache.iterdir() if path.is_file()]
@@ -500,7 +500,7 @@ def test_damaged_copy_in_the_cache_is_written_again(tmp_path: Path) -> None:
 
 
 def test_damaged_row_numbers_in_the_cache_are_computed_again(tmp_path: Path) -> None:
-    write_dataset(rows(50), tmp_path / "d", schema=Row, format="arrow")
+    write_dataset(rows(50), tmp_path / "d", document_type=Row, format="arrow")
     cache = tmp_path / "cache"
     for _ in range(3):
         assert len(open_dataset(tmp_path / "d", Row, where={"n": {"$gte": 1045}}, cache=cache)) == 5
@@ -518,7 +518,7 @@ def _verify_some(dataset: StoredDataset[Row], count: int) -> None:
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("kind", ["arrow", "parquet"])
 def test_worker_processes_share_what_was_verified(tmp_path: Path, method: str, kind: Any) -> None:
-    write_dataset(rows(500), tmp_path / "d", schema=Row, format=kind, group_bytes=4096)
+    write_dataset(rows(500), tmp_path / "d", document_type=Row, format=kind, group_bytes=4096)
     dataset = open_dataset(tmp_path / "d", Row, cache=tmp_path / "cache")
     if kind == "parquet":
         open_dataset(tmp_path / "d", Row, cache=tmp_path / "cache")[0]
@@ -544,7 +544,7 @@ def test_worker_processes_share_what_was_verified(tmp_path: Path, method: str, k
 
 
 def test_dataset_of_an_ended_process_verifies_by_itself(tmp_path: Path) -> None:
-    write_dataset(rows(5), tmp_path / "d", schema=Row, format="arrow")
+    write_dataset(rows(5), tmp_path / "d", document_type=Row, format="arrow")
     code = (
         "import pickle, sys; from quire.storage import open_dataset; from tests.storage.test_verify import Row;"
         f"d = open_dataset({str(tmp_path / 'd')!r}, Row); d[0]; sys.stdout.buffer.write(pickle.dumps(d))"
@@ -560,7 +560,7 @@ def test_dataset_of_an_ended_process_verifies_by_itself(tmp_path: Path) -> None:
 
 
 def test_flipped_bytes_of_a_log_are_detected_or_harmless(tmp_path: Path) -> None:
-    write_dataset(rows(20), tmp_path, schema=Row, format="arrow", group_bytes=256, shard_bytes=512)
+    write_dataset(rows(20), tmp_path, document_type=Row, format="arrow", group_bytes=256, shard_bytes=512)
     [log] = (tmp_path / "_quire").glob("*.jsonl")
     errors = 0
     for place in range(log.stat().st_size):
@@ -575,7 +575,7 @@ def test_flipped_bytes_of_a_log_are_detected_or_harmless(tmp_path: Path) -> None
 
 
 def test_only_an_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
-    write_dataset(rows(20), tmp_path, schema=Row, format="arrow", group_bytes=256, shard_bytes=512)
+    write_dataset(rows(20), tmp_path, document_type=Row, format="arrow", group_bytes=256, shard_bytes=512)
     [log] = (tmp_path / "_quire").glob("*.jsonl")
     whole = log.read_bytes()
     *before, last, _ = whole.split(b"\n")
@@ -589,8 +589,8 @@ def test_only_an_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
 
 
 def test_log_lines_are_refused_by_readers_of_format_1(tmp_path: Path) -> None:
-    write_dataset(rows(20), tmp_path, schema=Row, group_bytes=256, shard_bytes=512)
-    write_dataset(rows(20), tmp_path, schema=Row, mode="overwrite")
+    write_dataset(rows(20), tmp_path, document_type=Row, group_bytes=256, shard_bytes=512)
+    write_dataset(rows(20), tmp_path, document_type=Row, mode="overwrite")
     [log] = (tmp_path / "_quire").glob("*.jsonl")
     for line in log.read_text().splitlines():
         assert json.loads(line).get("version", 1) != 1  # what quire 0.1 compares
@@ -603,7 +603,7 @@ def _rewrite(log: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> N
 
 
 def test_unknown_required_features_are_errors_and_additions_are_ignored(tmp_path: Path) -> None:
-    write_dataset(rows(20), tmp_path, schema=Row)
+    write_dataset(rows(20), tmp_path, document_type=Row)
     [log] = (tmp_path / "_quire").glob("*.jsonl")
     whole = log.read_bytes()
     _rewrite(log, lambda line: {**line, "lanes": 8, "deletes": {"rows": 0}})
@@ -618,7 +618,7 @@ def test_unknown_required_features_are_errors_and_additions_are_ignored(tmp_path
 
 
 def test_unknown_required_section_is_an_error(tmp_path: Path) -> None:
-    write_dataset(rows(20), tmp_path, schema=Row)
+    write_dataset(rows(20), tmp_path, document_type=Row)
     [shard] = open_dataset(tmp_path, Row).shards
     assert shard.table is not None
     table = (tmp_path / shard.name).read_bytes()[shard.table[0] : sum(shard.table)]

@@ -60,10 +60,10 @@ def _files(path: Path) -> dict[str, bytes]:
 def test_writing_without_durability_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[str] = []
     monkeypatch.setattr("os.fsync", lambda handle: waited.append(Path(f"/proc/self/fd/{handle}").readlink().name))
-    write_dataset(_wide(100), tmp_path / "a", schema=Wide, format="arrow", shard_bytes=20_000)
+    write_dataset(_wide(100), tmp_path / "a", document_type=Wide, format="arrow", shard_bytes=20_000)
     assert any(".arrow" in name for name in waited)
     waited.clear()
-    write_dataset(_wide(100), tmp_path / "b", schema=Wide, format="arrow", shard_bytes=20_000, durable=False)
+    write_dataset(_wide(100), tmp_path / "b", document_type=Wide, format="arrow", shard_bytes=20_000, durable=False)
     assert not any(".arrow" in name for name in waited)
     assert _numbers(tmp_path / "b", Wide) == list(range(100))
 
@@ -102,7 +102,7 @@ _SOURCES: dict[str, Any] = {
 @pytest.mark.parametrize("source", _SOURCES.values(), ids=_SOURCES)
 def test_any_iterable_of_documents_is_written(tmp_path: Path, source: Any) -> None:
     documents = photos(9)
-    write_dataset(source(documents), tmp_path, schema=Photo)
+    write_dataset(source(documents), tmp_path, document_type=Photo)
     assert exact(list(open_dataset(tmp_path)[:].unstack()), list(documents))
 
 
@@ -110,15 +110,15 @@ def test_class_is_that_of_the_first_document(tmp_path: Path) -> None:
     write_dataset((photo(n) for n in range(3)), tmp_path / "documents")
     write_dataset([photos(3).stack(shapes="ragged")], tmp_path / "batches")
     assert _numbers(tmp_path / "documents") == _numbers(tmp_path / "batches") == [0, 1, 2]
-    with pytest.raises(OptionError, match="schema="):
+    with pytest.raises(OptionError, match="document_type="):
         write_dataset([], tmp_path / "nothing")
-    with pytest.raises(OptionError, match="schema="):
+    with pytest.raises(OptionError, match="document_type="):
         write_dataset([{"number": 1}], tmp_path / "mapping")
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_dataset_without_rows_is_valid(tmp_path: Path, kind: Any) -> None:
-    write_dataset([], tmp_path, schema=Photo, format=kind)
+    write_dataset([], tmp_path, document_type=Photo, format=kind)
     dataset = open_dataset(tmp_path)
     assert (len(dataset), type(dataset).document_type) == (0, Photo)
     assert len(dataset.read()) == len(dataset[:]) == len(dataset[[]]) == 0
@@ -129,7 +129,7 @@ def test_dataset_without_rows_is_valid(tmp_path: Path, kind: Any) -> None:
 
 
 def test_row_groups_and_shards_have_about_the_requested_size(tmp_path: Path) -> None:
-    write_dataset(_wide(40_000), tmp_path, schema=Wide, shard_bytes=12 << 20)
+    write_dataset(_wide(40_000), tmp_path, document_type=Wide, shard_bytes=12 << 20)
     shards = open_dataset(tmp_path, Wide).shards
     assert len(shards) == 3
     for shard in shards[:-1]:
@@ -239,7 +239,7 @@ def test_append_adds_rows_at_the_end(tmp_path: Path) -> None:
 
 def test_resume_skips_stored_rows(tmp_path: Path) -> None:
     write_dataset(photos(5), tmp_path)
-    write_dataset(iter(photos(9)), tmp_path, schema=Photo, mode="resume")
+    write_dataset(iter(photos(9)), tmp_path, document_type=Photo, mode="resume")
     assert _numbers(tmp_path) == list(range(9))
     write_dataset([photos(6).stack(shapes="ragged"), photos(6, 6).stack(shapes="ragged")], tmp_path, mode="resume")
     assert _numbers(tmp_path) == list(range(12))
@@ -254,7 +254,7 @@ def test_overwrite_removes_the_old_dataset(tmp_path: Path) -> None:
     assert _numbers(tmp_path) == [100, 101, 102, 103]
     assert len(list(tmp_path.glob("*.parquet"))) == 1
     assert len(list((tmp_path / "_quire").glob("*.jsonl"))) == 1
-    write_dataset([], tmp_path, schema=Photo, mode="overwrite")
+    write_dataset([], tmp_path, document_type=Photo, mode="overwrite")
     assert _numbers(tmp_path) == []
 
 
@@ -267,7 +267,7 @@ def test_failed_overwrite_leaves_the_old_dataset(tmp_path: Path) -> None:
         raise RuntimeError("no more")
 
     with pytest.raises(RuntimeError, match="no more"):
-        write_dataset(failing(), tmp_path, schema=Photo, mode="overwrite", group_bytes=1000, shard_bytes=1000)
+        write_dataset(failing(), tmp_path, document_type=Photo, mode="overwrite", group_bytes=1000, shard_bytes=1000)
     assert _numbers(tmp_path) == [0, 1, 2]
     assert before.items() <= _files(tmp_path).items()
     with pytest.raises(StorageError, match="mode='overwrite'"):
@@ -334,7 +334,7 @@ def test_invalid_document_changes_nothing(
     before = _files(tmp_path)
     good = [Small(number=n) for n in range(2000)]
     with pytest.raises(error, match=message):
-        write_dataset([*good, wrong], tmp_path, schema=Small, mode=mode, group_bytes=4000)
+        write_dataset([*good, wrong], tmp_path, document_type=Small, mode=mode, group_bytes=4000)
     assert _files(tmp_path) == before
 
 
@@ -354,10 +354,10 @@ def test_folder_without_write_permission_is_a_storage_error(tmp_path: Path) -> N
         write_dataset(photos(1), tmp_path / "file" / "below")
 
 
-@pytest.mark.parametrize("schema", ["Photo", dict, photo(0)], ids=["text", "class", "document"])
-def test_schema_must_be_a_document_class(tmp_path: Path, schema: Any) -> None:
-    with pytest.raises(OptionError, match="schema: expected a document class"):
-        write_dataset(photos(2), tmp_path / "d", schema=schema)
+@pytest.mark.parametrize("document_type", ["Photo", dict, photo(0)], ids=["text", "class", "document"])
+def test_document_type_must_be_a_document_class(tmp_path: Path, document_type: Any) -> None:
+    with pytest.raises(OptionError, match="document_type: expected a document class"):
+        write_dataset(photos(2), tmp_path / "d", document_type=document_type)
     assert not (tmp_path / "d").exists()
 
 

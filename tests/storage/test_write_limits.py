@@ -68,9 +68,9 @@ def peak():  # MiB, of this program alone: getrusage also counts the process tha
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024
 
-write_dataset(rows(64), sys.argv[1] + "/warm", schema=Big, format=sys.argv[2], shard_bytes=8 << 20)
+write_dataset(rows(64), sys.argv[1] + "/warm", document_type=Big, format=sys.argv[2], shard_bytes=8 << 20)
 before = peak()
-write_dataset(rows(3000), sys.argv[1] + "/cold", schema=Big, format=sys.argv[2], shard_bytes=32 << 20)
+write_dataset(rows(3000), sys.argv[1] + "/cold", document_type=Big, format=sys.argv[2], shard_bytes=32 << 20)
 print(peak() - before)
 """
 
@@ -98,5 +98,5 @@ def test_large_documents_are_not_collected(tmp_path: Path) -> None:
             alive.append(sum(known() is not None for known in made))
 
     alive: list[int] = []
-    write_dataset(rows(), tmp_path, schema=Big)
+    write_dataset(rows(), tmp_path, document_type=Big)
     assert max(alive) <= 6

@@ -43,15 +43,17 @@ class WrittenFrame:
     fields: pa.Schema | None
 
 
-def write_frame(frame: Any, schema: type[BaseDocument] | None, cache: str | None, dtype: Floats | None) -> WrittenFrame:
+def write_frame(
+    frame: Any, document_type: type[BaseDocument] | None, cache: str | None, dtype: Floats | None
+) -> WrittenFrame:
     """Let Spark write a frame into a new folder of the cache."""
-    selected = prepare_frame(_select_columns(frame, schema), dtype)
+    selected = prepare_frame(_select_columns(frame, document_type), dtype)
     url = f"{_cache_folder(frame, cache).rstrip('/')}/quire-{uuid.uuid4().hex}"
     spark_url = Path(url).as_uri() if not scheme_of(url) else f"s3a{url[2:]}" if url.startswith("s3://") else url
     # Small row groups: a shuffled stream reads whole row groups, and Spark's default is 128 MiB.
     selected.write.option("parquet.block.size", 4 << 20).parquet(spark_url)
     counts = _count_values(frame.sparkSession.read.parquet(spark_url))
-    return WrittenFrame(url, counts["rows"], None if schema else _read_fields(url, counts))
+    return WrittenFrame(url, counts["rows"], None if document_type else _read_fields(url, counts))
 
 
 def _cache_folder(frame: Any, cache: str | None) -> str:
@@ -156,11 +158,11 @@ class SparkConverter(Generic[DocT]):
     or at the end of the process that wrote them.
     """
 
-    def __init__(self, written: WrittenFrame, schema: type[DocT] | None = None) -> None:
-        self._written, self._schema = written, schema
+    def __init__(self, written: WrittenFrame, document_type: type[DocT] | None = None) -> None:
+        self._written, self._declared_type = written, document_type
         self._owner: int | None = os.getpid()
         fields: Any = written.fields
-        self.document_type: type[Any] = schema or class_from_arrow(fields, "Row")
+        self.document_type: type[Any] = document_type or class_from_arrow(fields, "Row")
 
     def __len__(self) -> int:
         return self._written.rows
@@ -221,12 +223,12 @@ class SparkConverter(Generic[DocT]):
     def __getstate__(self) -> dict[str, Any]:
         fields = self._written.fields
         written = (self.url, len(self), None if fields is None else fields.serialize().to_pybytes())
-        return {"written": written, "schema": self._schema}
+        return {"written": written, "document_type": self._declared_type}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         url, rows, fields = state["written"]
         read = None if fields is None else pa.ipc.read_schema(pa.py_buffer(fields))
-        SparkConverter.__init__(self, WrittenFrame(url, rows, read), state["schema"])
+        SparkConverter.__init__(self, WrittenFrame(url, rows, read), state["document_type"])
         self._owner = None  # only the process that wrote the files removes them
 
     def __repr__(self) -> str:
@@ -241,14 +243,14 @@ def _with_epochs(streaming: Streaming, epochs: int | None, framework: str) -> St
 
 def from_spark(
     frame: Any,
-    schema: type[DocT] | None = None,
+    document_type: type[DocT] | None = None,
     *,
     cache: str | os.PathLike[str] | None = None,
     dtype: Floats | None = None,
 ) -> SparkConverter[DocT]:
     """Convert a Spark frame (3.4 or newer) to a dataset for training: Spark writes it to Parquet, once for each plan.
 
-    schema: the class of the rows. By default it is derived from the columns: structs become documents, arrays of
+    document_type: the class of the rows. By default it is derived from the columns: structs become documents, arrays of
         numbers and vectors of Spark ML become tensors, of fixed length if all rows have the same.
     cache: the folder for the files, which executors can write to and this process can read; by default a folder on
         this machine, if Spark runs on it alone.
@@ -259,14 +261,14 @@ def from_spark(
         raise OptionError(f"from_spark() takes a DataFrame of Spark, got {type(frame).__name__}.")
     if dtype not in (None, "float32", "float64"):
         raise OptionError(f"dtype={dtype!r}: use 'float32' or 'float64', or None to leave floats as they are.")
-    options = (schema, None if cache is None else os.fspath(cache), dtype)
+    options = (document_type, None if cache is None else os.fspath(cache), dtype)
     # The lock is held while Spark writes, so that two threads never write the same frame.
     with _lock:
         for known_frame, known_options, known_converter in _converters:
             is_same_session = known_frame.sparkSession is frame.sparkSession
             if known_options == options and is_same_session and known_frame.sameSemantics(frame):
                 return known_converter
-        converter = SparkConverter(write_frame(frame, *options), schema)
+        converter = SparkConverter(write_frame(frame, *options), document_type)
         _converters.append((frame, options, converter))
         return converter
 

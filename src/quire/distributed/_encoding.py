@@ -435,5 +435,5 @@ def wrong_type_error(target: DocumentLayout, item: Any) -> DocumentTypeError:
     subclass = f", a subclass of {name} with more fields" if issubclass(returned, target.document_type) else ""
     return DocumentTypeError(
         f"the function must return documents of {name}, but returned {returned.__name__}{subclass}. If that is what it "
-        f"is to return, declare it: annotate the function's return type, or pass schema={returned.__name__}."
+        f"is to return, declare it: annotate the function's return type, or pass document_type={returned.__name__}."
     )

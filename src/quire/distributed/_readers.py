@@ -140,7 +140,7 @@ class ReadShards(PartitionStage):
 
 
 def _no_class_error() -> StorageError:
-    return StorageError("there is no file to infer the class of the documents from. Pass schema=...")
+    return StorageError("there is no file to infer the class of the documents from. Pass document_type=...")
 
 
 def _no_rows_error(paths: Paths) -> OptionError:
@@ -166,7 +166,7 @@ def _add_ids(batch: pa.RecordBatch, ids: list[str]) -> pa.RecordBatch:
 
 def plan_parquet(
     paths: Paths,
-    schema: type[Any] | None,
+    document_type: type[Any] | None,
     columns: Iterable[str] | None,
     partitions: int | None,
     workers: int,
@@ -182,9 +182,9 @@ def plan_parquet(
     rows = sum(shard.rows for _, shard in shards)
     if not rows and not options.allow_empty:
         raise _no_rows_error(paths)
-    if schema is None and not shards:
+    if document_type is None and not shards:
         raise _no_class_error()
-    layout = DocumentLayout(schema) if schema else layout_from_arrow(_schema_with_partitions(*shards[0]))
+    layout = DocumentLayout(document_type) if document_type else layout_from_arrow(_schema_with_partitions(*shards[0]))
     if "forbid" in (extra, layout.document_type.__quire_extra__):
         for folder, shard in shards:
             where = display_uri(folder.join(shard.name))
@@ -317,7 +317,7 @@ def peek_byte(source: IO[bytes]) -> bytes:
 def plan_files(
     kind: FileKind,
     paths: Paths,
-    schema: type[Any] | None,
+    document_type: type[Any] | None,
     partitions: int | None,
     workers: int,
     options: FileOptions,
@@ -328,12 +328,12 @@ def plan_files(
     if kind != "binary" and not options.allow_empty and not any(_has_rows(kind, file, options) for file in files):
         raise _no_rows_error(paths)
     if kind == "binary":
-        layout = DocumentLayout(schema or Document)
+        layout = DocumentLayout(document_type or Document)
         content_field(layout.document_type.document_schema(), "rb")
     else:
-        if schema is None and not files:
+        if document_type is None and not files:
             raise _no_class_error()
-        layout = DocumentLayout(schema) if schema else _infer_layout(kind, files[0], options)
+        layout = DocumentLayout(document_type) if document_type else _infer_layout(kind, files[0], options)
     if kind == "binary":
         pieces = [TextPiece(file) for file in files]
     else:
@@ -372,13 +372,13 @@ def _infer_layout(kind: str, file: FileRef, options: FileOptions) -> DocumentLay
             return layout_from_arrow(pa.json.read_json(pa.BufferReader(content)).schema)
     except (pa.ArrowException, ValueError) as error:
         raise DecodeError(
-            f"{display_uri(file.url)}: no class can be inferred from it: {error}. Pass schema=..."
+            f"{display_uri(file.url)}: no class can be inferred from it: {error}. Pass document_type=..."
         ) from error
 
 
 def _infer_csv_layout(source: IO[bytes], options: CsvOptions) -> DocumentLayout:
     if options.encoding.replace("-", "").lower() != "utf8":
-        raise OptionError("a class can only be inferred from a CSV file in utf-8. Pass schema=...")
+        raise OptionError("a class can only be inferred from a CSV file in utf-8. Pass document_type=...")
     parse = pa.csv.ParseOptions(delimiter=options.delimiter or ",", newlines_in_values=True)
     convert = pa.csv.ConvertOptions(strings_can_be_null=True)
     read = pa.csv.ReadOptions(block_size=_INFERENCE_BYTES)

@@ -85,12 +85,14 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         return origin[data.layout.document_type](data)  # type: ignore[index,no-any-return]
 
     @classmethod
-    def _resolve_class(cls, schema: type[Any] | None) -> type[Any] | None:
-        """Return the document class: the one of `DocumentShards[Student]`, or `schema`; None if there is neither."""
+    def _resolve_class(cls, document_type: type[Any] | None) -> type[Any] | None:
+        """Return the document class: of `DocumentShards[Student]`, or `document_type`; None if there is neither."""
         own = None if cls.document_type is BaseDocument else cls.document_type
-        if own is not None and schema is not None and schema is not own:
-            raise OptionError(f"schema={schema.__name__}, but the shards are of {own.__name__}: pass one of them.")
-        return own or schema
+        if own is not None and document_type is not None and document_type is not own:
+            raise OptionError(
+                f"document_type={document_type.__name__}, but the shards are of {own.__name__}: pass one of them."
+            )
+        return own or document_type
 
     # --- creating shards
 
@@ -101,11 +103,11 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         *,
         num_partitions: int | None = None,
         engine: str | Engine = "local",
-        schema: type[Any] | None = None,
+        document_type: type[Any] | None = None,
     ) -> DocumentShards[DocT]:
         """Create shards from documents, batches, or a generator of either; by default one partition per worker."""
         target = engine_by_name(engine)
-        items, document_type = resolve_document_type(documents, cls._resolve_class(schema))
+        items, document_type = resolve_document_type(documents, cls._resolve_class(document_type))
         layout = DocumentLayout(document_type)
         columns = iter_columns(items, layout.layout.schema, CHUNK_BYTES)
         batches = list(rebatch_by_bytes(layout.layout.encode(part) for part in columns))
@@ -120,7 +122,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         num_shards: int | None = None,
         *,
         engine: str | Engine = "local",
-        schema: type[Any] | None = None,
+        document_type: type[Any] | None = None,
     ) -> DocumentShards[DocT]:
         """Create shards from documents, or from arrays: a dict by field name, or a list in the order of the fields."""
         is_list_of_arrays = (
@@ -129,14 +131,14 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
             and all(hasattr(item, "shape") and not isinstance(item, BaseDocument) for item in data)
         )
         if is_list_of_arrays or isinstance(data, Mapping):
-            document_type = cls._resolve_class(schema)
+            document_type = cls._resolve_class(document_type)
             if document_type is None:
                 raise SchemaError(
                     "arrays need the class whose fields they are: DocumentShards[Student].partition(...)."
                 )
             columns = data if isinstance(data, Mapping) else _name_arrays(data, document_type)
             data = DocumentBatch[document_type].from_columns(columns, shapes="ragged")  # type: ignore[valid-type]
-        return cls.from_documents(data, num_partitions=num_shards, engine=engine, schema=schema)
+        return cls.from_documents(data, num_partitions=num_shards, engine=engine, document_type=document_type)
 
     @classmethod
     def read_parquet(  # noqa: PLR0913
@@ -146,7 +148,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         columns: Iterable[str] | None = None,
         num_partitions: int | None = None,
         engine: str | Engine = "local",
-        schema: type[Any] | None = None,
+        document_type: type[Any] | None = None,
         extra: Extra = "ignore",
         remote: RemoteOptions | None = None,
         allow_empty: bool = False,
@@ -159,7 +161,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         """
         target = engine_by_name(engine)
         options = FileOptions(extra=extra, remote=remote or RemoteOptions(), allow_empty=allow_empty)
-        plan = plan_parquet(path, cls._resolve_class(schema), columns, num_partitions, target.workers, options)
+        plan = plan_parquet(path, cls._resolve_class(document_type), columns, num_partitions, target.workers, options)
         return cls._from_plan(target, plan)
 
     @classmethod
@@ -169,7 +171,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         *,
         num_partitions: int | None = None,
         engine: str | Engine = "local",
-        schema: type[Any] | None = None,
+        document_type: type[Any] | None = None,
         delimiter: str | None = None,
         encoding: str = "utf-8",
         extra: Extra = "forbid",
@@ -181,7 +183,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         No file, or no row in any of them, is an error unless `allow_empty`.
         """
         options = FileOptions(delimiter, encoding, extra, remote or RemoteOptions(), allow_empty)
-        return cls._read_files("csv", path, num_partitions, engine, schema, options)
+        return cls._read_files("csv", path, num_partitions, engine, document_type, options)
 
     @classmethod
     def read_json(
@@ -190,7 +192,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         *,
         num_partitions: int | None = None,
         engine: str | Engine = "local",
-        schema: type[Any] | None = None,
+        document_type: type[Any] | None = None,
         extra: Extra = "forbid",
         remote: RemoteOptions | None = None,
         allow_empty: bool = False,
@@ -200,7 +202,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         No file, or no object in any of them, is an error unless `allow_empty`.
         """
         options = FileOptions(extra=extra, remote=remote or RemoteOptions(), allow_empty=allow_empty)
-        return cls._read_files("json", path, num_partitions, engine, schema, options)
+        return cls._read_files("json", path, num_partitions, engine, document_type, options)
 
     @classmethod
     def read_binary(
@@ -209,7 +211,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         *,
         num_partitions: int | None = None,
         engine: str | Engine = "local",
-        schema: type[Any] | None = None,
+        document_type: type[Any] | None = None,
         remote: RemoteOptions | None = None,
         allow_empty: bool = False,
     ) -> DocumentShards[DocT]:
@@ -218,7 +220,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         No file at all is an error unless `allow_empty`.
         """
         options = FileOptions(remote=remote or RemoteOptions(), allow_empty=allow_empty)
-        return cls._read_files("binary", path, num_partitions, engine, schema, options)
+        return cls._read_files("binary", path, num_partitions, engine, document_type, options)
 
     @classmethod
     def _read_files(
@@ -227,11 +229,11 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         path: Paths,
         partitions: int | None,
         engine: str | Engine,
-        schema: type[Any] | None,
+        document_type: type[Any] | None,
         options: FileOptions,
     ) -> DocumentShards[DocT]:
         target = engine_by_name(engine)
-        plan = plan_files(kind, path, cls._resolve_class(schema), partitions, target.workers, options)
+        plan = plan_files(kind, path, cls._resolve_class(document_type), partitions, target.workers, options)
         return cls._from_plan(target, plan)
 
     @classmethod
@@ -240,25 +242,25 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
 
     @classmethod
     def from_native(
-        cls, native: Any, *, engine: str | Engine | None = None, schema: type[Any] | None = None
+        cls, native: Any, *, engine: str | Engine | None = None, document_type: type[Any] | None = None
     ) -> DocumentShards[DocT]:
         """Create shards from an engine's own object: a Ray Dataset, a Spark DataFrame, an Arrow table. See `native`."""
         target = engine_of(native) if engine is None else engine_by_name(engine)
         frame = target.from_native(native)
-        layout = layout_from_arrow(frame.schema, cls._resolve_class(schema))
+        layout = layout_from_arrow(frame.schema, cls._resolve_class(document_type))
         if not frame.schema.equals(layout.fields, check_metadata=True):
             frame = target.run(frame, ConformRows(layout))
         return cls._of(DocumentFrame(target, frame, layout))
 
     @classmethod
-    def from_spark(cls, frame: Any, *, schema: type[Any] | None = None, **options: Any) -> DocumentShards[DocT]:
+    def from_spark(cls, frame: Any, *, document_type: type[Any] | None = None, **options: Any) -> DocumentShards[DocT]:
         """Create shards from a Spark DataFrame."""
-        return cls.from_native(frame, engine=engine_by_name("spark", **options), schema=schema)
+        return cls.from_native(frame, engine=engine_by_name("spark", **options), document_type=document_type)
 
     @classmethod
-    def from_ray(cls, dataset: Any, *, schema: type[Any] | None = None, **options: Any) -> DocumentShards[DocT]:
+    def from_ray(cls, dataset: Any, *, document_type: type[Any] | None = None, **options: Any) -> DocumentShards[DocT]:
         """Create shards from a Ray Dataset."""
-        return cls.from_native(dataset, engine=engine_by_name("ray", **options), schema=schema)
+        return cls.from_native(dataset, engine=engine_by_name("ray", **options), document_type=document_type)
 
     # --- properties
 
@@ -290,7 +292,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         func: Callable[..., Any],
         *args: Any,
         on_error: OnError = "raise",
-        schema: type[Any] | None = None,
+        document_type: type[Any] | None = None,
         **kwargs: Any,
     ) -> DocumentShards[Any]:
         """Apply a function to partitions: it receives a `DocumentArray` and returns any number of documents.
@@ -298,28 +300,28 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         It is called with about 16 MiB of a partition at a time; after `partition_by`, with each partition as a whole,
         so that it sees all documents of a group. `args` and `kwargs` follow the array; if `func` is a class, each
         worker creates one instance with them. A function that returns documents of another class declares it by its
-        return annotation or by `schema`; with neither, they have the class of these shards.
+        return annotation or by `document_type`; with neither, they have the class of these shards.
         """
-        return self._map_chunks(UserFunction(func, args, kwargs), None, on_error, schema, as_batch=False)
+        return self._map_chunks(UserFunction(func, args, kwargs), None, on_error, document_type, as_batch=False)
 
     def map(
         self,
         func: Callable[..., Any],
         *args: Any,
         on_error: OnError = "raise",
-        schema: type[Any] | None = None,
+        document_type: type[Any] | None = None,
         **kwargs: Any,
     ) -> DocumentShards[Any]:
         """Apply a function to each document. A document keeps its id unless the function sets another.
 
-        A function that returns another class declares it by its return annotation or by `schema`. Nothing runs before
-        rows are requested.
+        A function that returns another class declares it by its return annotation or by `document_type`. Nothing
+        runs before rows are requested.
 
         If the function fails on a row, `on_error` decides: 'raise', 'skip', or 'null', which makes a document whose
         fields are None where they can be, and keep their values where not.
         """
         function = UserFunction(func, args, kwargs)
-        target = self._find_target(function, schema)
+        target = self._find_target(function, document_type)
         self._check_on_error(on_error, target)
         stage = MapRows(function, self._data.layout, target, on_error)
         return self._run(stage, target, keeps_rows=on_error != "skip")
@@ -330,7 +332,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         batch_size: int | None = None,
         *args: Any,
         on_error: OnError = "raise",
-        schema: type[Any] | None = None,
+        document_type: type[Any] | None = None,
         **kwargs: Any,
     ) -> DocumentShards[Any]:
         """Apply a function to each `DocumentBatch` of `batch_size` rows, by default of about 16 MiB.
@@ -340,25 +342,31 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         """
         if batch_size is not None and batch_size < 1:
             raise OptionError(f"batch_size={batch_size}: at least one row is needed.")
-        return self._map_chunks(UserFunction(func, args, kwargs), batch_size, on_error, schema, as_batch=True)
+        return self._map_chunks(UserFunction(func, args, kwargs), batch_size, on_error, document_type, as_batch=True)
 
     def _map_chunks(
-        self, function: UserFunction, size: int | None, on_error: OnError, schema: type[Any] | None, *, as_batch: bool
+        self,
+        function: UserFunction,
+        size: int | None,
+        on_error: OnError,
+        document_type: type[Any] | None,
+        *,
+        as_batch: bool,
     ) -> DocumentShards[Any]:
-        target = self._find_target(function, schema)
+        target = self._find_target(function, document_type)
         self._check_on_error(on_error, target)
         whole = size is None and self._has_whole_groups(on_error)
         return self._run(MapChunks(function, self._data.layout, target, on_error, size, as_batch, whole), target)
 
-    def _find_target(self, function: UserFunction, schema: type[Any] | None) -> DocumentLayout:
-        """Return the layout of the documents that a function returns: `schema`, its annotation, or the shards' own.
+    def _find_target(self, function: UserFunction, document_type: type[Any] | None) -> DocumentLayout:
+        """Return the layout of what a function returns: of `document_type`, its annotation, or the shards' own.
 
         Nothing runs here. A function without an annotation that returns another class fails when the job runs, with an
         error that asks for the class.
         """
         layout = self._data.layout
-        declared = schema or function.return_type()
-        whole = schema is not None and layout.paths is not None  # all fields, where only some were selected
+        declared = document_type or function.return_type()
+        whole = document_type is not None and layout.paths is not None  # all fields, where only some were selected
         if declared is None or (declared is layout.document_type and not whole):
             return layout
         return DocumentLayout(declared)

@@ -474,7 +474,8 @@ def _find_class(folder: Folder, shards: Sequence[Shard]) -> type[Any]:
     """Return the class of the first shard: the one that wrote it if that is loaded, else one made of its schema."""
     if not shards:
         raise StorageError(
-            f"{display_uri(folder.url)}: there is no complete shard to infer the class from. Pass it: schema=Student."
+            f"{display_uri(folder.url)}: there is no complete shard to infer the class from. "
+            "Pass it: document_type=Student."
         )
     schema = read_arrow_schema(folder, shards[0])
     for key, value in partition_values(shards[0].name).items():
@@ -486,7 +487,7 @@ def _find_class(folder: Folder, shards: Sequence[Shard]) -> type[Any]:
 
 def open_dataset(
     url: str | os.PathLike[str],
-    schema: type[DocT] | None = None,
+    document_type: type[DocT] | None = None,
     *,
     columns: Iterable[str] | None = None,
     where: Where | None = None,
@@ -496,24 +497,24 @@ def open_dataset(
 ) -> StoredDataset[DocT]:
     """Open the dataset in a folder: one that quire wrote, or any folder of Parquet or Arrow files.
 
-    Without `schema`, the class is the one that wrote the dataset if it is loaded, else one made from the files.
+    Without `document_type`, the class is the one that wrote the dataset if it is loaded, else one made from the files.
     `columns` are the paths of the fields to read. `where` selects rows: a query as `DocumentArray.filter` takes it, a
     `Split`, or a function. Columns that the class has no field for are ignored, or refused with `extra='forbid'`, for
     which the footers of all shards are read. `more` are fields of `ReadOptions`: cache, cache_bytes, remote, verify.
     """
     check_options("open_dataset", more, ReadOptions.__dataclass_fields__)
     options = replace(options or ReadOptions(), **more)
-    document_type: Any = schema
     if document_type is not None and not is_document_type(document_type):
-        raise SchemaError(f"open_dataset: schema takes a document class, got {describe(document_type)}.")
-    if document_type is None:
+        raise SchemaError(f"open_dataset: document_type takes a document class, got {describe(document_type)}.")
+    row_type: Any = document_type
+    if row_type is None:
         folder, file = split_file(url, options.remote)
-        document_type = _find_class(folder, list_shards(folder, file, options))
-    dataset = StoredDataset[document_type](url, columns, where, options)
+        row_type = _find_class(folder, list_shards(folder, file, options))
+    dataset: StoredDataset[DocT] = StoredDataset[row_type](url, columns, where, options)
     check_extra(extra)
-    if "forbid" in (extra, document_type.__quire_extra__):
+    if "forbid" in (extra, row_type.__quire_extra__):
         for shard in dataset.shards:
             name = display_uri(dataset.folder.join(shard.name))
             stored_schema = read_arrow_schema(dataset.folder, shard)
-            refuse_unknown_columns(document_type.document_schema(), stored_schema, extra, name)
+            refuse_unknown_columns(row_type.document_schema(), stored_schema, extra, name)
     return dataset

@@ -175,11 +175,11 @@ class DatasetWriter(RecordBatchWriter, Generic[DocT]):
     """
 
     def __init__(
-        self, url: str | os.PathLike[str], schema: type[DocT], options: WriteOptions | None = None, **more: Any
+        self, url: str | os.PathLike[str], document_type: type[DocT], options: WriteOptions | None = None, **more: Any
     ) -> None:
         check_options("write_dataset", more, WriteOptions.__dataclass_fields__)
         options = replace(options or WriteOptions(), **more)
-        layout = Layout(schema.document_schema(), options.tensor_storage)
+        layout = Layout(document_type.document_schema(), options.tensor_storage)
         folder = open_folder(url, options.remote)
         if Path(folder.url).is_file():
             raise StorageError(
@@ -344,7 +344,7 @@ def _check_type(expected: type[Any], item_type: type[Any], item: Any) -> None:
 def write_dataset(
     data: Iterable[Any],
     url: str | os.PathLike[str],
-    schema: type[Any] | None = None,
+    document_type: type[Any] | None = None,
     options: WriteOptions | None = None,
     *,
     show_progress: bool | None = None,
@@ -356,7 +356,7 @@ def write_dataset(
     shard_bytes, ... With 'resume', as many documents are skipped as the dataset has already: a job that was interrupted
     continues where it stopped, if it passes the same documents again.
     """
-    items, document_type = resolve_document_type(data, schema)
+    items, document_type = resolve_document_type(data, document_type)
     with DatasetWriter(url, document_type, options, **more) as writer:
         if writer.options.mode == "resume":
             items = _skip_rows(items, writer.rows_before)
@@ -372,18 +372,18 @@ def rows_of(item: Any) -> int:
     return len(item) if isinstance(item, DocumentBatch) else 1
 
 
-def resolve_document_type(data: Any, schema: type[Any] | None) -> tuple[Iterable[Any], type[Any]]:
-    """Return the items of data, and their class: `schema`, that of a typed container, or that of the first item."""
-    if schema is not None and not is_document_type(schema):
-        raise OptionError(f"schema: expected a document class, as schema=Student, got {schema!r}.")
-    document_type = schema or getattr(type(data), "document_type", None)
+def resolve_document_type(data: Any, document_type: type[Any] | None) -> tuple[Iterable[Any], type[Any]]:
+    """Return the items, and their class: `document_type`, that of a typed container, or that of the first item."""
+    if document_type is not None and not is_document_type(document_type):
+        raise OptionError(f"document_type: expected a document class, as document_type=Student, got {document_type!r}.")
+    document_type = document_type or getattr(type(data), "document_type", None)
     items = [data] if isinstance(data, DocumentBatch) else data
     if document_type is None or document_type is BaseDocument:
         iterator = iter(items)
         first = next(iterator, None)
         document_type = first.document_type if isinstance(first, DocumentBatch) else type(first)
         if not is_document_type(document_type):
-            raise OptionError("a dataset needs the documents' class: pass schema=Student.")
+            raise OptionError("a dataset needs the documents' class: pass document_type=Student.")
         items = chain([first], iterator)
     return items, document_type
 

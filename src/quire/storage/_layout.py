@@ -85,7 +85,7 @@ class Layout:
         if tensor_storage not in ("fixed", "binary", "list"):
             raise OptionError(f"tensor_storage={tensor_storage!r}: use 'fixed', 'binary' or 'list'.")
         if schema.is_open:
-            raise SchemaError("a dataset needs the documents' class: schema=Student.")
+            raise SchemaError("a dataset needs the documents' class: document_type=Student.")
         self.schema = _select_fields(schema, paths)
         self.codecs = _choose_codecs(self.schema, schema.name, tensor_storage, paths)
         self.fields = pa.schema([codec.arrow_field() for codec in self.codecs] or [PLACEHOLDER])

@@ -192,7 +192,8 @@ def predict_shards(data: Any, spec: PredictionSpec) -> Any:
     annotate = tensor_annotation if shards is data else list_annotation
     fields = tuple((name, annotate(array)) for name, array in outputs.items())
     target = extend_class(shards.document_type, fields)
-    predicted = shards.map_batch(Predictor, spec.batch_size or DEFAULT_BATCH_SIZE, spec, fields, target, schema=target)
+    batch_size = spec.batch_size or DEFAULT_BATCH_SIZE
+    predicted = shards.map_batch(Predictor, batch_size, spec, fields, target, document_type=target)
     if shards is data:
         return predicted
     names = [name for name, _ in fields]

@@ -62,10 +62,10 @@ class StoredSource:
     """A dataset in shards, by its URL. Without a class, it is looked up where the dataset is opened."""
 
     url: Any
-    schema: type[Any] | None = None
+    document_type: type[Any] | None = None
 
     def open(self, world: World, feed_options: FeedOptions) -> Feed:
-        stored = self.url if isinstance(self.url, StoredDataset) else open_dataset(self.url, self.schema)
+        stored = self.url if isinstance(self.url, StoredDataset) else open_dataset(self.url, self.document_type)
         framework = "torch" if feed_options.framework == "torch" else "numpy"
         shuffle = "block" if feed_options.shuffle is not False else False
         dataset_type: Any = StreamingDataset[stored.document_type]  # type: ignore[name-defined]

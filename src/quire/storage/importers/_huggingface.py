@@ -40,11 +40,11 @@ class _Part(NamedTuple):
     batch: pa.RecordBatch
 
 
-def read_huggingface(source: Any, schema: type[Any] | None, options: ImportOptions) -> ForeignDataset:
+def read_huggingface(source: Any, document_type: type[Any] | None, options: ImportOptions) -> ForeignDataset:
     """Read a dataset or one of its splits."""
     is_folder = isinstance(source, (str, os.PathLike))
     opened: _SavedDataset | _OpenDataset = (_SavedDataset if is_folder else _OpenDataset)(source, options)
-    document_type = schema or _infer_class(opened, options)
+    document_type = document_type or _infer_class(opened, options)
     layout = Layout(document_type.document_schema())
 
     def rows(first: int) -> Iterator[DocumentBatch[Any]]:
@@ -164,7 +164,7 @@ def _infer_class(opened: _SavedDataset | _OpenDataset, options: ImportOptions) -
         own = [_field_of(name, array) for name, array in arrays.items()]
         fields = [_merge_fields(*pair) for pair in zip(fields, own, strict=True)] if fields else own
     if not fields:
-        raise DecodeError("no class can be inferred from a dataset without rows. Pass schema=...")
+        raise DecodeError("no class can be inferred from a dataset without rows. Pass document_type=...")
     names = field_names(field.name for field in fields)
     name = class_name(options.name or "Row")
     annotations = {

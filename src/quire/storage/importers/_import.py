@@ -39,7 +39,7 @@ def import_dataset(
     source: Any,
     target: str | os.PathLike[str],
     format: ImportFormat | None = None,  # noqa: A002 - the name that users expect
-    schema: type[Any] | None = None,
+    document_type: type[Any] | None = None,
     *,
     options: WriteOptions | None = None,
     show_progress: bool | None = None,
@@ -47,9 +47,9 @@ def import_dataset(
 ) -> StoredDataset[Any]:
     """Write a dataset of Petastorm, MDS, WebDataset or Hugging Face as documents in shards, and open it.
 
-    Without `format`, it is detected by the files of the folder. Without `schema`, a class is made from the metadata of
-    the source. `more` are fields of `ImportOptions` (allow_pickle, images, name, split, remote, extra) and of
-    `WriteOptions` (mode, shard_bytes, ...); with mode='resume', an import that was interrupted continues where it
+    Without `format`, it is detected by the files of the folder. Without `document_type`, a class is made from the
+    metadata of the source. `more` are fields of `ImportOptions` (allow_pickle, images, name, split, remote, extra) and
+    of `WriteOptions` (mode, shard_bytes, ...); with mode='resume', an import that was interrupted continues where it
     stopped. Memory is bounded by a row group; no code from the source is ever run, not even with allow_pickle=True.
     """
     import_options = ImportOptions(**{name: more.pop(name) for name in _OPTIONS & more.keys()})
@@ -59,7 +59,7 @@ def import_dataset(
     if source_format not in IMPORTERS:
         hint = did_you_mean(source_format, IMPORTERS)
         raise OptionError(f"format={source_format!r} is not a format that can be imported. {hint}")
-    foreign = IMPORTERS[source_format](source, schema, import_options)
+    foreign = IMPORTERS[source_format](source, document_type, import_options)
     with DatasetWriter(target, foreign.document_type, options) as writer:
         done = writer.rows_before if options.mode == "resume" else 0
         left = None if foreign.total is None else max(0, foreign.total - done)

@@ -56,7 +56,7 @@ class _Shard:
     compression: str | None
 
 
-def read_mds(source: Any, schema: type[Any] | None, options: ImportOptions) -> ForeignDataset:
+def read_mds(source: Any, document_type: type[Any] | None, options: ImportOptions) -> ForeignDataset:
     """Read an MDS dataset, or one of its splits."""
     folder = open_folder(source, options.remote)
     prefix = f"{options.split}/" if options.split else ""
@@ -70,8 +70,8 @@ def read_mds(source: Any, schema: type[Any] | None, options: ImportOptions) -> F
         )
     names = field_names(column.name for column in columns)
     annotations = {names[column.name]: _annotation(column, options) for column in columns}
-    document_type = schema or document_class(options.name or "Row", annotations)
-    matches = match_fields(document_type, names, options.extra)
+    row_type = document_type or document_class(options.name or "Row", annotations)
+    matches = match_fields(row_type, names, options.extra)
 
     def row(shard: _Shard, content: bytes, where: str) -> dict[str, Any]:
         values = _split_row(shard, content)
@@ -84,10 +84,10 @@ def read_mds(source: Any, schema: type[Any] | None, options: ImportOptions) -> F
                 places = (
                     (where, partial(row, shard, content, where)) for where, content in _read_rows(folder, shard, first)
                 )
-                yield from validate_rows(document_type, places, options.extra)
+                yield from validate_rows(row_type, places, options.extra)
             first = max(0, first - shard.rows)
 
-    return ForeignDataset(document_type, rows, sum(shard.rows for shard in shards))
+    return ForeignDataset(row_type, rows, sum(shard.rows for shard in shards))
 
 
 def _read_index(folder: Folder, name: str, prefix: str) -> list[_Shard]:

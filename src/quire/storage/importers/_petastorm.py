@@ -46,13 +46,13 @@ _SPARK: dict[str, Any] = {
 _TEXTS = {"str_", "unicode_", "string_", "bytes_", "str", "unicode"}
 
 
-def read_petastorm(source: Any, schema: type[Any] | None, options: ImportOptions) -> ForeignDataset:
+def read_petastorm(source: Any, document_type: type[Any] | None, options: ImportOptions) -> ForeignDataset:
     """Read a Petastorm dataset. Without a class, one is made of its pickled schema, which is read only then."""
     folder = open_folder(source, options.remote)
     files = [entry.name for entry in folder.list((".parquet",))]
     if not files:
         raise StorageError(f"{display_uri(folder.url)}: there are no Parquet files.")
-    layout = Layout((schema or _read_class(folder, options)).document_schema())
+    layout = Layout((document_type or _read_class(folder, options)).document_schema())
     counts = [_count_rows(folder, name) for name in files]
 
     def rows(first: int) -> Iterator[DocumentBatch[Any]]:
@@ -104,12 +104,12 @@ def _read_class(folder: Folder, options: ImportOptions) -> type[Any]:
         metadata = pq.read_schema(io.BytesIO(folder.read(METADATA))).metadata or {}
     if SCHEMA_KEY not in metadata:
         raise DecodeError(
-            f"{display_uri(where)}: it has no schema of Petastorm ({SCHEMA_KEY.decode()}). Pass schema=..."
+            f"{display_uri(where)}: it has no schema of Petastorm ({SCHEMA_KEY.decode()}). Pass document_type=..."
         )
     if not options.allow_pickle:
         raise OptionError(
             f"{display_uri(where)}: the schema is pickled. Pass allow_pickle=True to read it (no class or function "
-            "that it names is run), or schema=... to leave it unread."
+            "that it names is run), or document_type=... to leave it unread."
         )
     with source_errors(where):
         return _make_class(load_schema(metadata[SCHEMA_KEY]), options)
@@ -130,7 +130,7 @@ def _annotation(name: str, field: Any, options: ImportOptions) -> Any:
     _, dtype, shape, codec, nullable = (*field.arguments, None, False)[:5]
     kind = codec.kind if isinstance(codec, StandIn) else None
     if kind is not None and kind not in _CODECS:
-        raise DecodeError(f"{name}: {kind} is not a codec of Petastorm's own. Pass schema=...")
+        raise DecodeError(f"{name}: {kind} is not a codec of Petastorm's own. Pass document_type=...")
     if kind == "CompressedImageCodec" and options.images == "bytes":
         annotation: Any = bytes
     elif kind in ("ScalarCodec", None) and not shape:
@@ -174,5 +174,5 @@ def _dtype(name: str, dtype: Any) -> np.dtype[Any]:
     except TypeError:
         numpy_dtype = np.dtype(object)
     if numpy_dtype.kind not in "biufcSUM":
-        raise DecodeError(f"{name}: {_type_name(dtype)} is not a type that tensors have. Pass schema=...")
+        raise DecodeError(f"{name}: {_type_name(dtype)} is not a type that tensors have. Pass document_type=...")
     return numpy_dtype

@@ -167,7 +167,9 @@ def field_names(columns: Iterable[str]) -> dict[str, str]:
         if keyword.iskeyword(name) or (name != "id" and hasattr(BaseDocument, name)) or name.startswith("model_"):
             name = f"{name}_"
         if name in names.values():
-            raise DecodeError(f"two columns would both be the field {name!r}: {column!r} is one. Pass schema=...")
+            raise DecodeError(
+                f"two columns would both be the field {name!r}: {column!r} is one. Pass document_type=..."
+            )
         names[column] = name
     return names
 

@@ -46,22 +46,22 @@ _PICKLES = {"pyd", "pickle", "pkl"}
 Sample = tuple[str, dict[str, bytes]]
 
 
-def read_webdataset(source: Any, schema: type[Any] | None, options: ImportOptions) -> ForeignDataset:
+def read_webdataset(source: Any, document_type: type[Any] | None, options: ImportOptions) -> ForeignDataset:
     """Read the tar files of a folder, in the order of their names."""
     folder = open_folder(source, options.remote)
     files = [entry.name for entry in folder.list(SUFFIXES)]
     if not files:
         raise StorageError(f"{display_uri(folder.url)}: there are no tar files ({', '.join(SUFFIXES)}).")
-    document_type = schema or _infer_class(islice(_read_samples(folder, files), _SAMPLES), options)
+    row_type = document_type or _infer_class(islice(_read_samples(folder, files), _SAMPLES), options)
 
     def rows(first: int) -> Iterator[Any]:
         places = (
-            (where, partial(_decode_row, document_type, where, files, options, closed=schema is None))
+            (where, partial(_decode_row, row_type, where, files, options, closed=document_type is None))
             for where, files in islice(_read_samples(folder, files), first, None)
         )
-        yield from validate_rows(document_type, places, options.extra)
+        yield from validate_rows(row_type, places, options.extra)
 
-    return ForeignDataset(document_type, rows)
+    return ForeignDataset(row_type, rows)
 
 
 def _decode_row(
@@ -70,7 +70,7 @@ def _decode_row(
     matches = match_fields(document_type, files, options.extra)
     if closed and len(matches) < len(files):
         unknown = ", ".join(sorted(files.keys() - matches.keys()))
-        raise DecodeError(f"{unknown}: not among the files of the first {_SAMPLES} samples. Pass schema=...")
+        raise DecodeError(f"{unknown}: not among the files of the first {_SAMPLES} samples. Pass document_type=...")
     return {key: _decode_value(name, files[name], field, where, options) for name, (key, field) in matches.items()}
 
 
@@ -155,7 +155,7 @@ def _decode_file(name: str, content: bytes, options: ImportOptions) -> Any:
     if not options.allow_pickle:
         raise OptionError(
             f"{name}: a pickle. Pass allow_pickle=True to read numbers, texts, containers and arrays of them, or a "
-            "schema=... without that field."
+            "document_type=... without that field."
         )
     return load_value(content)
 
