@@ -61,8 +61,12 @@ class KindRules:
     cell: CellForm = CellForm.TEXT
     series: Callable[[ModuleType, list[Any]], pd.Series[Any] | None] | None = None
     """Make a series of pandas from values; None, also as a result, means a series of objects."""
-    scalar_form: Callable[[Field], ScalarForm | None] = lambda _: None
-    """The form of values that are a single scalar in protobuf; None for values that need a message or an enum."""
+    make_scalar_form: Callable[[Field], ScalarForm | None] | None = None
+    """Make the form of values that are a single scalar in protobuf; None, also as a result, for messages and enums."""
+
+    def scalar_form(self, field: Field) -> ScalarForm | None:
+        """Return the form of a field whose values are a single scalar in protobuf; None for others."""
+        return None if self.make_scalar_form is None else self.make_scalar_form(field)
 
 
 def _accept_instances(*types: type[Any]) -> Callable[[Field, object], bool]:
@@ -128,47 +132,47 @@ KINDS: dict[FieldKind, KindRules] = {
         self_describing=(bool, int, float, complex),
         is_certain=_is_one_of(bool, int, float),
         cell=CellForm.NUMBER,
-        scalar_form=number_form,
+        make_scalar_form=number_form,
     ),
     FieldKind.TEXT: KindRules(
         _accept_instances(str),
         self_describing=(str,),
         is_certain=_is_one_of(str),
-        scalar_form=lambda field: ScalarForm("string", str if field.type is str else str.__str__, field.type),
+        make_scalar_form=lambda field: ScalarForm("string", str if field.type is str else str.__str__, field.type),
     ),
     FieldKind.BYTES: KindRules(
         _accept_instances(bytes),
         self_describing=(bytes,),
         is_certain=_is_one_of(bytes),
-        scalar_form=lambda field: ScalarForm("bytes", bytes, field.type),
+        make_scalar_form=lambda field: ScalarForm("bytes", bytes, field.type),
     ),
-    FieldKind.ENUM: KindRules(_accept_instances(Enum), is_certain=_is_certain_enum, scalar_form=flag_form),
+    FieldKind.ENUM: KindRules(_accept_instances(Enum), is_certain=_is_certain_enum, make_scalar_form=flag_form),
     FieldKind.DATETIME: KindRules(
         _accept_instances(datetime),
         is_certain=lambda _: True,
         series=_datetime_series,
-        scalar_form=iso_form(datetime, "date and time in ISO 8601, with the offset if known"),
+        make_scalar_form=iso_form(datetime, "date and time in ISO 8601, with the offset if known"),
     ),
     FieldKind.DATE: KindRules(
         lambda _, value: isinstance(value, date) and not isinstance(value, datetime),
         is_certain=lambda _: True,
-        scalar_form=iso_form(date, "date in ISO 8601"),
+        make_scalar_form=iso_form(date, "date in ISO 8601"),
     ),
     # A time is read back: pydantic reads the offset of its zone, but no zone.
-    FieldKind.TIME: KindRules(_accept_instances(time), scalar_form=iso_form(time, "time of day in ISO 8601")),
+    FieldKind.TIME: KindRules(_accept_instances(time), make_scalar_form=iso_form(time, "time of day in ISO 8601")),
     FieldKind.TIMEDELTA: KindRules(_accept_instances(timedelta), is_certain=lambda _: True, series=_timedelta_series),
     FieldKind.UUID: KindRules(
         _accept_instances(UUID),
         is_certain=lambda _: True,
-        scalar_form=text_form("UUID, 8-4-4-4-12 hexadecimal digits"),
+        make_scalar_form=text_form("UUID, 8-4-4-4-12 hexadecimal digits"),
     ),
     FieldKind.DECIMAL: KindRules(
-        _accept_instances(Decimal), is_certain=_is_one_of(Decimal), scalar_form=text_form("decimal number")
+        _accept_instances(Decimal), is_certain=_is_one_of(Decimal), make_scalar_form=text_form("decimal number")
     ),
     FieldKind.PATH: KindRules(
         _accept_instances(PurePath),
         is_certain=lambda field: issubclass(field.type, PurePath),
-        scalar_form=text_form("path"),
+        make_scalar_form=text_form("path"),
     ),
     # Whether a document is certain depends on its class, see `_readback`.
     FieldKind.DOCUMENT: KindRules(lambda _, value: is_document_type(type(value)), cell=CellForm.TREE),
@@ -178,20 +182,20 @@ KINDS: dict[FieldKind, KindRules] = {
         self_describing=(list, tuple, set, frozenset),
         is_certain=lambda field: field.type in (list, tuple, set, frozenset) and bool(field.items),
         cell=CellForm.TREE,
-        scalar_form=list_form,
+        make_scalar_form=list_form,
     ),
     FieldKind.DICT: KindRules(
         _accept_instances(Mapping),
         self_describing=(dict,),
         is_certain=_is_certain_dict,
         cell=CellForm.TREE,
-        scalar_form=dict_form,
+        make_scalar_form=dict_form,
     ),
     FieldKind.UNION: KindRules(lambda *_: True, cell=CellForm.JSON),
     FieldKind.ANY: KindRules(
         lambda *_: True,
         self_describing=(Any, object, None, type(None)),
         cell=CellForm.JSON,
-        scalar_form=any_form,
+        make_scalar_form=any_form,
     ),
 }
