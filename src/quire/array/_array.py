@@ -255,6 +255,9 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
             check_method_typo(type(self), self._schema, name)
             raise
 
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._schema.by_name})
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a column, or an attribute of a subclass."""
         fields = self._schema.by_name
@@ -637,6 +640,9 @@ class NestedColumn(Sequence[Any]):
         if name.startswith("_"):  # never a field
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return self[name]
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._schema.by_name})
 
     def __setattr__(self, name: str, values: Any) -> None:
         self[name] = values

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -15,6 +16,7 @@ from quire import codec
 from quire._equality import equal_values
 from quire._extra_fields import Extra
 from quire._parametrize import ParametrizedMeta
+from quire._protocols import is_document_type
 from quire.array import _parallel, _serialization
 from quire.array._array import DocumentArray, Found, bind, check_method_typo, html, resolve_annotation
 from quire.array._dataframe import columns_from_frame
@@ -48,6 +50,8 @@ from quire.columns import (
     fill_columns,
     make_column,
     present_rows,
+    retype_columns,
+    share_columns,
     stack,
     wrap_rows,
 )
@@ -63,6 +67,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DocT = TypeVar("DocT", bound=BaseDocument)
+OtherT = TypeVar("OtherT", bound=BaseDocument)
 R = TypeVar("R")
 
 
@@ -277,6 +282,9 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
             check_method_typo(type(self), self._columns.schema, name)
             raise
 
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *self._columns.schema.by_name})
+
     def __setattr__(self, name: str, values: Any) -> None:
         schema = self._columns.schema
         if name not in schema.by_name:
@@ -320,6 +328,59 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
     def column(self, path: str) -> Column:
         """Return a column as it is held: data, validity, offsets, shapes."""
         return find_column(self._columns, path)
+
+    @overload
+    def with_columns(self, document_type: type[OtherT], /, **columns: object) -> DocumentBatch[OtherT]: ...
+    @overload
+    def with_columns(self, document_type: None = None, /, **columns: object) -> Self: ...
+    def with_columns(self, document_type: type[BaseDocument] | None = None, /, **columns: object) -> DocumentBatch[Any]:
+        """Return a batch with other columns, as documents of another class if one is passed; this one is not changed.
+
+        `batch.with_columns(Predicted, score=scores)` has the columns of this batch that Predicted declares, which
+        share their memory, the columns that are passed, and the defaults of all other fields. Ids are kept. A column
+        is a tensor, an array, a list, a batch of nested documents, or a column of another batch. Its length, and the
+        type, shape and dtype of its values are checked. As with `from_columns`, validators of the class are not run.
+        """
+        source = self._columns
+        if document_type is None:
+            declared = self.document_type.document_schema()
+            schema = source.schema
+            absent = [name for name in columns if name not in schema.by_name and name in declared.by_name]
+            if absent:  # fields of the class that the batch was read without
+                fields = {field.name: schema.by_name.get(field.name, field) for field in declared.fields}
+                names = {*schema.by_name, *absent}
+                schema = replace(schema, fields=tuple(field for name, field in fields.items() if name in names))
+        elif is_document_type(document_type):
+            schema = document_type.document_schema()
+        else:
+            raise DocumentTypeError(
+                f"with_columns takes a document class and columns by name, got {describe(document_type)}: write "
+                "batch.with_columns(Predicted, score=scores)."
+            )
+        for name in columns:
+            if name not in schema.by_name:
+                hint = did_you_mean(name, schema.by_name)
+                if document_type is None:
+                    hint += " For more fields, declare a class with them: batch.with_columns(Predicted, ...)."
+                raise PathError(f"with_columns: {schema.name} has no field {name!r}. {hint}")
+        new: dict[str, Column] = {}
+        for name, values in columns.items():
+            new[name] = make_column(schema, schema.by_name[name], values, "error", source.validity)
+            if len(new[name]) != len(source):
+                raise ColumnError(
+                    f"{schema.name}.{name}: the batch has {len(source)} rows, got {len(new[name])} values. Pass a "
+                    "value for each row, in the order of the rows."
+                )
+        if document_type is None:
+            kept = share_columns(source)
+            by_name = {**kept.columns, **new}
+            kept.schema, kept.columns = schema, {field.name: by_name[field.name] for field in schema.fields}
+            return self._with(kept)
+        guard = None if self._guard is None else Guard(schema.name)
+        batch_type = DocumentBatch[document_type]  # type: ignore[valid-type]
+        batch: DocumentBatch[Any] = batch_type._wrap(retype_columns(source, schema, new), guard)
+        object.__setattr__(batch, "_state", getattr(self, "_state", None))
+        return batch
 
     def validity(self, path: str) -> Any:
         """Return for each row whether it has a value at a path, as bools in the column's framework."""
@@ -644,6 +705,9 @@ class BatchList:
         if name.startswith("_"):  # never a field
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.flat, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *self.flat.schema.by_name})
 
     def __setattr__(self, name: str, values: Any) -> None:
         setattr(self.flat, name, values)

@@ -36,11 +36,16 @@ def retype_columns(
         else:
             retyped[field.name] = default_column(schema, field, len(columns))
     if missing:
-        names = ", ".join(f"{where or schema.name}.{name}" for name in missing)
-        are = "is" if len(missing) == 1 else "are"
-        given = ", ".join(f"{name}=..." for name in missing)
-        hint = f"Pass {given}, or give them defaults." if not where else "Give them defaults, or pass the whole column."
-        raise ColumnError(f"{names} {are} required, and {columns.schema.name} has no such column. {hint}")
+        names = " and ".join(f"{where or schema.name}.{name}" for name in missing)
+        required = "is required" if len(missing) == 1 else "are required"
+        if where:
+            advice = f"pass the column {where.partition('.')[2]!r}"
+        else:
+            advice = f"pass {', '.join(f'{name}=...' for name in missing)}"
+        raise ColumnError(
+            f"{names} {required}, and the batch of {columns.schema.name} has no such column: {advice}, or declare a "
+            "default."
+        )
     return Columns(schema, retyped, len(columns), columns.validity)
 
 
@@ -94,10 +99,12 @@ def _check_rows_fit(column: TensorColumn | RaggedColumn, field: Field, path: str
     data = column.data if isinstance(column, TensorColumn) else column.flat
     dtype = column.framework.dtype(data)
     shapes: Sequence[Sequence[int]]
-    if isinstance(column, RaggedColumn) or column.shapes is not None:
-        shapes = column.shapes if isinstance(column, RaggedColumn) else column.shapes.tolist()
-        rows = np.flatnonzero(column.valid_rows()).tolist()
-    else:
+    rows: Sequence[int] = np.flatnonzero(column.valid_rows()).tolist()
+    if isinstance(column, RaggedColumn):
+        shapes = column.shapes
+    elif column.shapes is not None:
+        shapes = column.shapes.tolist()
+    else:  # all rows have one shape
         shapes, rows = [column.framework.shape(data)[1:]], [0]
     for row in rows:
         if not field.spec.fits(tuple(shapes[row]), dtype):

@@ -383,7 +383,12 @@ def _make_tensor_column(field: Field, values: Any, path: str, rows: Validity) ->
     shape = framework.shape(values)
     if framework.is_sparse(values) or not shape or not field.spec.fits(shape[1:], framework.dtype(values)):
         row = format_shape(shape[1:]) if shape else "none"
-        raise ColumnError(f"{path}: expected rows of {field.spec}, got {describe(values)}, whose rows are {row}.")
+        hint = ""
+        if shape and not field.spec.accepts(framework.dtype(values)):
+            hint = f" Convert it to {field.spec.dtype_text} first."
+        elif shape and field.spec.shape is not None and not framework.is_sparse(values):
+            hint = f" Its shape must be {format_shape(('rows', *field.spec.shape))}."
+        raise ColumnError(f"{path}: expected rows of {field.spec}, got {describe(values)}, whose rows are {row}.{hint}")
     return TensorColumn(field, values, framework, _validity_for(rows, shape[0]))
 
 
@@ -397,10 +402,15 @@ def _make_ragged_column(field: Field, values: RaggedColumn, path: str) -> Column
 
 
 def _make_scalar_column(field: Field, values: Any, framework: Framework, path: str, rows: Validity) -> Column:
-    kind = framework.to_numpy(values).dtype.kind if framework.convertible(values) is None else "?"
+    reason = framework.convertible(values)
+    kind = framework.to_numpy(values).dtype.kind if reason is None else "?"
     shape = framework.shape(values)
     if len(shape) != 1 or kind not in _SCALAR_KINDS.get(field.type, ""):
-        raise ColumnError(f"{path}: expected a vector of {field.type.__name__}, got {describe(values)}.")
+        if len(shape) != 1:
+            hint = "Pass one number for each row."
+        else:
+            hint = "Convert the numbers first." if reason is None else f"It cannot be read as numbers: {reason}."
+        raise ColumnError(f"{path}: expected a vector of {field.type.__name__}, got {describe(values)}. {hint}")
     return ScalarColumn(field, values, framework, _validity_for(rows, shape[0]))
 
 
