@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
 
 if TYPE_CHECKING:
@@ -32,6 +33,20 @@ class ArrayLike(Protocol):
     def _trusted(cls, documents: list[Any]) -> ArrayLike: ...
 
 
+class StoredDocuments(Protocol):
+    """Documents on disk, which an array or a dataset in memory reads: the parts of `quire.storage.StoredDataset`."""
+
+    document_type: ClassVar[type[Any]]
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def _open_as(self, document_type: type[Any], caller: str) -> StoredDocuments:
+        """Return the same rows for a container of a class, or raise an error that names the caller."""
+
+    def read(self) -> Any:
+        """Read all rows into one batch."""
+
+
 def is_document_type(tp: object) -> TypeGuard[type[DocumentLike]]:
     """Return whether an object is a document class."""
     return isinstance(tp, type) and hasattr(tp, "document_schema")
@@ -40,3 +55,8 @@ def is_document_type(tp: object) -> TypeGuard[type[DocumentLike]]:
 def is_array_type(tp: object) -> TypeGuard[type[ArrayLike]]:
     """Return whether an object is a class of arrays of documents."""
     return isinstance(tp, type) and hasattr(tp, "document_type") and hasattr(tp, "_trusted")
+
+
+def is_stored(value: object) -> TypeGuard[StoredDocuments]:
+    """Return whether an object is a dataset of documents on disk."""
+    return hasattr(type(value), "_open_as")

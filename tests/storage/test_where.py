@@ -321,9 +321,9 @@ def evaluations(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
     evaluate = where_module._find_rows
 
-    def counted(reader: Any, shards: Any, query: Any) -> Any:
+    def counted(reader: Any, shards: Any, query: Any, *more: Any) -> Any:
         calls.append(query)
-        return evaluate(reader, shards, query)
+        return evaluate(reader, shards, query, *more)
 
     monkeypatch.setattr(where_module, "_find_rows", counted)
     return calls

@@ -2,10 +2,18 @@
 
 from quire.array._array import DocumentArray, Found, NestedColumn
 from quire.array._array import bind as bind
+from quire.array._array import check_method_typo as check_method_typo
 from quire.array._array import html as html
 from quire.array._batch import BatchList, DocumentBatch
 from quire.array._batch import find_column as find_column
 from quire.array._batch import reads_as_none as reads_as_none
+from quire.array._find import Metric as Metric
+from quire.array._find import explain_vector_field as explain_vector_field
+from quire.array._find import merge_nearest as merge_nearest
+from quire.array._parallel import Batches as Batches
+from quire.array._parallel import MapWork as MapWork
+from quire.array._parallel import map_batches as map_batches
+from quire.array._parallel import map_documents as map_documents
 from quire.array._positions import batches as batches
 from quire.array._positions import resolve_index as resolve_index
 from quire.array._positions import whole_number as whole_number

@@ -237,6 +237,13 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         self, queries: Any, field: str = "embedding", *, metric: Metric = "cosine", limit: int = 10
     ) -> list[Found[DocT]]:
         """Find the nearest rows to each of many vectors, or documents; rows without a vector are left out."""
+        results = self._find_rows(queries, field, metric, limit)
+        return [Found(self.take(nearest).unstack(), scores) for nearest, scores in results]
+
+    def _find_rows(
+        self, queries: Any, field: str, metric: Metric, limit: int
+    ) -> list[tuple[NDArray[np.int64], NDArray[Any]]]:
+        """Return the positions and scores of the nearest rows for each query."""
         with explain_vector_field():
             column = self.column(field)
         if len(column) != len(self):
@@ -248,8 +255,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         else:
             values = column.values()
             vectors = [values[row] for row in rows.tolist()]
-        results = find_nearest(vectors, rows, queries, field, metric, limit)
-        return [Found(self.take(nearest).unstack(), scores) for nearest, scores in results]
+        return find_nearest(vectors, rows, queries, field, metric, limit)
 
     # --- parallel work
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -56,6 +56,15 @@ def find_nearest(
                 order = _select_best(scores, limit, smallest=metric == "euclidean")
                 results.append((rows[order], scores[order]))
     return results
+
+
+def merge_nearest(
+    parts: Sequence[tuple[NDArray[np.int64], NDArray[Any]]], metric: Metric, limit: int
+) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Return the best of the rows that `find_nearest` found in several blocks, which are in the order of the rows."""
+    rows, scores = (np.concatenate(values) for values in zip(*parts, strict=True))
+    order = _select_best(scores, limit, smallest=metric == "euclidean")
+    return rows[order], scores[order]
 
 
 def _query_matrix(queries: Any, field: str) -> NDArray[Any]:

@@ -9,17 +9,21 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from quire._protocols import is_stored
 from quire.document import BaseDocument
 from quire.errors import DocumentTypeError, DuplicateIdError
 from quire.tensors import describe
 
 
 def admit(array_type: type[Any], items: Iterable[Any]) -> list[Any]:
-    """Convert items to documents of the array's class. A mapping, or the main value of a document, is validated."""
+    """Convert items to documents of the array's class. A mapping, or the main value of a document, is validated.
+
+    The class of a stored dataset is checked before its rows are read.
+    """
     if isinstance(items, (str, bytes, Mapping, BaseDocument)) or not isinstance(items, Iterable):
         raise DocumentTypeError(f"{array_type.__name__} takes an iterable of documents, got {describe(items)}.")
-    documents = list(items)
     expected = array_type.document_type
+    documents = list(items._open_as(expected, array_type.__name__) if is_stored(items) else items)
     if set(map(type, documents)) <= {expected}:
         return documents
     return [

@@ -10,6 +10,7 @@ import numpy as np
 from typing_extensions import Self
 
 from quire._parametrize import ParametrizedMeta
+from quire._protocols import is_stored
 from quire.array import DocumentArray, DocumentBatch, batches, bind, resolve_index
 from quire.columns import Columns, ShapePolicy, StackOptions, stack
 from quire.data._arena import Arena
@@ -231,8 +232,12 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
 
 def _stack_documents(dataset_type: type[MultiModalDataset[Any]], documents: Any) -> Columns:
-    """Stack documents; a batch has columns already."""
+    """Stack documents; a batch has columns already, and a stored dataset is read as columns."""
     schema = dataset_type.document_type.document_schema()
+    if is_stored(documents):
+        documents = documents._open_as(dataset_type.document_type, dataset_type.__name__)
+        if documents.document_type is dataset_type.document_type:
+            documents = documents.read()
     if isinstance(documents, DocumentBatch):
         if documents.document_type is not dataset_type.document_type:
             raise DocumentTypeError(f"{dataset_type.__name__} takes documents of its class, got {describe(documents)}.")

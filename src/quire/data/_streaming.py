@@ -218,7 +218,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         if isinstance(url, StoredDataset):
             if options.columns is not None or options.where is not None or options.verify is not None:
                 raise OptionError("the dataset is open already: pass columns, where and verify to open_dataset().")
-            return url
+            return url._open_as(self.document_type, type(self).__name__)
         if not isinstance(url, (str, os.PathLike)):
             raise OptionError(
                 f"{type(self).__name__} reads a dataset by its path or address, got {describe(url)}. Documents in "

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,20 +19,44 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import Unpack
 
+from quire._class_registry import class_name
 from quire._extra_fields import Extra, check_extra
 from quire._parametrize import ParametrizedMeta
 from quire._protocols import is_document_type
-from quire.array import DocumentBatch, bind, html, resolve_index
-from quire.columns import Columns
+from quire.array import (
+    Batches,
+    DocumentBatch,
+    Found,
+    MapWork,
+    Metric,
+    bind,
+    check_method_typo,
+    explain_vector_field,
+    html,
+    map_batches,
+    map_documents,
+    merge_nearest,
+    resolve_index,
+)
+from quire.columns import Column, Columns
 from quire.display import GALLERY, facts_table, print_facts, track
 from quire.document import BaseDocument
-from quire.errors import DecodeError, SchemaError, ShardError, StorageError, check_options
+from quire.errors import (
+    DecodeError,
+    DocumentTypeError,
+    PathError,
+    SchemaError,
+    ShardError,
+    StorageError,
+    check_options,
+)
 from quire.files import Folder, RemoteOptions, display_uri, open_folder
-from quire.schema import parse_path
+from quire.schema import join_path, parse_path
 from quire.storage._block_table import Pieces, count_regions
 from quire.storage._cache import ShardCache
-from quire.storage._layout import CLASS_KEY, Layout, layout_fingerprint, resolve_columns
+from quire.storage._layout import CLASS_KEY, Layout, layout_fingerprint, paths_within, resolve_columns
 from quire.storage._locks import no_fork
 from quire.storage._manifest import SUFFIXES, Shard, list_plain_files, read_manifest
 from quire.storage._range_index import RangeIndex
@@ -49,13 +73,15 @@ from quire.storage._shard_reader import (
     shard_errors,
 )
 from quire.storage._verification import VerifiedBlocks, Verify, check_verify
-from quire.storage._where import Where, matching_rows
-from quire.tensors import Framework, describe
+from quire.storage._where import Split, Where, matching_rows, rows_of_shard
+from quire.tensors import Framework, describe, framework_of
 
 if TYPE_CHECKING:
+    import pandas as pd
     from numpy.typing import NDArray
 
 DocT = TypeVar("DocT", bound=BaseDocument)
+R = TypeVar("R")
 _FOOTERS = 16
 """The number of footers of plain files that are read at a time."""
 _LARGE = 16 << 20
@@ -147,9 +173,13 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
     @overload
     def __getitem__(self, key: int) -> DocT: ...
     @overload
+    def __getitem__(self, key: str) -> Any: ...
+    @overload
     def __getitem__(self, key: slice | Sequence[int] | NDArray[Any]) -> DocumentBatch[DocT]: ...
     def __getitem__(self, key: Any) -> Any:
-        """Return a document by position; by slice, list or mask, a batch."""
+        """Return a document by position; by slice, list or mask, a batch; by path, a column, as a batch has it."""
+        if isinstance(key, str):
+            return self._read_column(key)[key] if key else self
         rows = resolve_index(key, len(self))
         if isinstance(rows, int):
             return self.take(np.array([rows]))[0]
@@ -325,7 +355,100 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         """Whether the cache has room for all shards."""
         return self.reader.cache.holds(self.nbytes)
 
+    # --- columns
+
+    def __getattr__(self, name: str) -> Any:
+        """Read a column. Methods and attributes come first: a field called 'rows' is read as dataset['rows']."""
+        if name.startswith("_") or "schema" not in self.__dict__:  # never a field, or not set up yet
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        try:
+            return self[name]
+        except PathError:
+            check_method_typo(type(self), self.schema, name)
+            raise
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.schema.by_name})
+
+    def column(self, path: str) -> Column:
+        """Read a column of all rows as a batch holds it: data, validity, offsets, shapes."""
+        return self._read_column(path).column(path)
+
+    def _read_column(self, path: str) -> DocumentBatch[DocT]:
+        """Read one column of all rows, and no other."""
+        schema = self.document_type.document_schema()
+        parts = parse_path(path)
+        schema.resolve(parts)
+        return self.narrow(map(join_path, paths_within(schema, [parts], self._paths))).read()
+
+    # --- queries
+
+    def filter(self, query: Callable[[DocT], Any] | Mapping[str, Any] | Split) -> StoredDataset[DocT]:
+        """Return a dataset of the rows for which a function is true, or that match a query: `{'price': {'$lt': 5}}`.
+
+        The matching rows are found now, by reading the columns of the query, without row groups that cannot match;
+        for a function, all columns. Only their numbers are kept: the rows are read when they are needed.
+        """
+        rows = matching_rows(self.reader, self.shards, query, rows=self.rows, columns=self._paths)
+        return self._with_state(rows=rows)
+
+    def find(self, query: Any, field: str = "embedding", *, metric: Metric = "cosine", limit: int = 10) -> Found[DocT]:
+        """Find the nearest rows to a vector, or to a document by its own field; exact."""
+        return self.find_batch([query], field, metric=metric, limit=limit)[0]
+
+    def find_batch(
+        self, queries: Any, field: str = "embedding", *, metric: Metric = "cosine", limit: int = 10
+    ) -> list[Found[DocT]]:
+        """Find the nearest rows to each of many vectors, or documents; rows without a vector are left out.
+
+        The column of vectors is read and compared in parts; then the nearest rows are read.
+        """
+        queries = queries if framework_of(queries) is not None else list(queries)
+        schema = self.document_type.document_schema()
+        with explain_vector_field():
+            schema.resolve(parse_path(field))
+        vectors = self.narrow(map(join_path, paths_within(schema, [parse_path(field)], self._paths)))
+        batch_type: Any = DocumentBatch[self.document_type]  # type: ignore[name-defined]
+        parts, start = [], 0
+        for columns in vectors.read_parts() if len(self) else [vectors.gather(np.arange(0))]:
+            results = batch_type._wrap(columns)._find_rows(queries, field, metric, limit)
+            parts.append([(start + rows, scores) for rows, scores in results])
+            start += len(columns)
+        nearest = [merge_nearest(results, metric, limit) for results in zip(*parts, strict=True)]
+        positions = np.unique(np.concatenate([np.zeros(0, np.int64), *(rows for rows, _ in nearest)]))
+        batch = self._with_state(rows=self.stored_rows(positions)).read()
+        return [Found(batch.take(np.searchsorted(positions, rows)).unstack(), scores) for rows, scores in nearest]
+
+    # --- parallel work
+
+    def map(self, func: Callable[[DocT], R], **how: Unpack[MapWork]) -> Iterator[R]:
+        """Yield the result of a function for each document, in order, each as soon as it is ready.
+
+        Documents are read as the workers need them, in blocks of rows. See `DocumentArray.map`.
+        """
+        return map_documents(self, len(self), func, how)
+
+    def map_batch(
+        self,
+        func: Callable[[DocumentBatch[DocT]], R],
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int | None = None,
+        **how: Unpack[MapWork],
+    ) -> Iterator[R]:
+        """Yield the result of a function for each batch of `batch_size` rows, read by position; see `map`."""
+        return map_batches(Batches(self.take, len(self), batch_size, shuffle=shuffle, seed=seed), func, how)
+
     # --- all rows
+
+    def __iter__(self) -> Iterator[DocT]:
+        """Yield the documents in order. They are read in blocks of rows, of which a few are in memory.
+
+        Blocks are row groups or record batches, or parts of large ones (see `read_parts`). The tensors of documents
+        of one block share its memory.
+        """
+        return (document for columns in self.read_parts() for document in columns.iter_documents())
 
     def iter_batches(self, batch_size: int = 1024) -> Iterator[DocumentBatch[DocT]]:
         """Yield the rows in order, `batch_size` at a time."""
@@ -334,25 +457,70 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
 
     def read(self) -> DocumentBatch[DocT]:
         """Read all rows into one batch."""
-        parts = list(track(self.read_parts(), "reading", len(self), size=len)) if self.rows is None else []
-        if not parts:
+        # Rows that a filter chose are copied from mapped shards one by one; without rows, there is nothing to read.
+        if not len(self) or (self.rows is not None and self.is_mapped):
             return self.take(np.arange(len(self)))
         batch: Any = DocumentBatch[self.schema.document_type]  # type: ignore[name-defined]
-        return batch.concat([batch._wrap(part) for part in parts], shapes="ragged")  # type: ignore[no-any-return]
+        parts = track(self.read_parts(), "reading", len(self), size=len)
+        return batch.concat(map(batch._wrap, parts), shapes="ragged")  # type: ignore[no-any-return]
 
     def read_parts(self) -> Iterator[Columns]:
-        """Yield the columns of all shards in parts, without the cache and without the filter of the dataset."""
-        for shard in self.shards:
-            with shard_errors(self.folder, shard):
-                for batch in self.reader.read(shard):
-                    yield self.layout.decode(batch)
+        """Yield the columns of all rows in order, in parts of at most about 16 MiB. The cache is not used.
+
+        Shards are read from their beginning; row groups and record batches in which a filter matches no row are not.
+        """
+        for start, shard in zip(self.starts.tolist(), self.shards, strict=False):
+            for _, columns in self.reader.read_columns(shard, rows_of_shard(self.rows, start, shard)):
+                yield columns
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Read all rows, and convert them to a pandas data frame; see `DocumentBatch.to_dataframe`."""
+        return self.read().to_dataframe()
+
+    # --- other views of the same rows
 
     def narrow(self, columns: Iterable[str]) -> StoredDataset[DocT]:
         """Return the same rows of the same shards, with some of the columns."""
-        dataset: StoredDataset[DocT] = object.__new__(type(self))
         paths = resolve_columns(self.document_type.document_schema(), columns)
-        dataset.__setstate__({**self.__getstate__(), "_paths": paths, "verified": None})  # the flags are per column
+        return self._with_state(_paths=paths, verified=None)  # the flags of verified blocks are per column
+
+    def _with_state(self, **changes: Any) -> StoredDataset[DocT]:
+        dataset: StoredDataset[DocT] = object.__new__(type(self))
+        dataset.__setstate__({**self.__getstate__(), **changes})
         return dataset
+
+    def _open_as(self, document_type: type[Any], caller: str) -> StoredDataset[Any]:
+        """Return the rows for a container of a class: `DocumentArray[T](dataset)`.
+
+        Rows of a subclass stay what they are. A later version of the class (a subclass, or a class of the same name
+        that was defined again) reads the shards by the rules of schema evolution. Others are an error.
+        """
+        own = self.document_type
+        if issubclass(own, document_type):
+            return self
+        url = self.folder.url if self._file is None else self.folder.join(self._file)
+        if not issubclass(document_type, own) and class_name(own) != class_name(document_type):
+            name = document_type.__name__
+            raise DocumentTypeError(
+                f"{caller}: the dataset {display_uri(url)} was opened as {own.__name__}, whose documents are not of "
+                f"{name}. To read its rows as {name}, by the rules of schema evolution, open it with "
+                f"document_type={name}."
+            )
+        columns = None if self._paths is None else map(join_path, self._paths)
+        paths = resolve_columns(document_type.document_schema(), columns)
+        dataset: StoredDataset[Any] = object.__new__(StoredDataset[document_type])  # type: ignore[valid-type]
+        dataset.__setstate__({**self.__getstate__(), "_paths": paths, "verified": None})
+        dataset._refuse_unknown_columns("ignore")
+        return dataset
+
+    def _refuse_unknown_columns(self, extra: Extra) -> None:
+        """Raise an error if `extra`, or the class, forbids columns that the class has no field for, and there are."""
+        check_extra(extra)
+        if "forbid" in (extra, self.document_type.__quire_extra__):
+            for shard in self.shards:
+                name = display_uri(self.folder.join(shard.name))
+                stored_schema = read_arrow_schema(self.folder, shard)
+                refuse_unknown_columns(self.document_type.document_schema(), stored_schema, extra, name)
 
     # --- metadata
 
@@ -511,10 +679,5 @@ def open_dataset(
         folder, file = split_file(url, options.remote)
         row_type = _find_class(folder, list_shards(folder, file, options))
     dataset: StoredDataset[DocT] = StoredDataset[row_type](url, columns, where, options)
-    check_extra(extra)
-    if "forbid" in (extra, row_type.__quire_extra__):
-        for shard in dataset.shards:
-            name = display_uri(dataset.folder.join(shard.name))
-            stored_schema = read_arrow_schema(dataset.folder, shard)
-            refuse_unknown_columns(row_type.document_schema(), stored_schema, extra, name)
+    dataset._refuse_unknown_columns(extra)
     return dataset

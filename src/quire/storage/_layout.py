@@ -20,8 +20,8 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 
 from quire._class_registry import class_name
 from quire.columns import Columns
-from quire.errors import OptionError, SchemaError
-from quire.schema import Field, FieldKind, FieldPath, Schema, parse_path
+from quire.errors import OptionError, PathError, SchemaError
+from quire.schema import Field, FieldKind, FieldPath, Schema, join_path, parse_path
 from quire.storage._arrow_codec import (
     ArrowCodec,
     AsTextCodec,
@@ -68,6 +68,25 @@ def resolve_columns(schema: Schema, columns: Iterable[str] | None) -> Paths:
     for path in paths:
         schema.resolve(path)
     return None if () in paths else paths
+
+
+def paths_within(schema: Schema, paths: Iterable[FieldPath], selected: Paths) -> list[FieldPath]:
+    """Return the paths to read for `paths` where only the `selected` columns are read; others are an error."""
+    if selected is None:
+        return list(paths)
+    within: list[FieldPath] = []
+    for path in paths:
+        if any(path[: len(column)] == column for column in selected):
+            within.append(path)
+            continue
+        below = [column for column in selected if column[: len(path)] == path]
+        if not below:
+            raise PathError(
+                f"{schema.name}.{join_path(path)} is not among the columns that the dataset was opened with: "
+                f"{', '.join(map(join_path, selected))}. Add it to columns= of open_dataset()."
+            )
+        within += below
+    return within
 
 
 def _select_fields(schema: Schema, paths: Paths) -> Schema:
@@ -133,11 +152,13 @@ class Layout:
         arrays = batch.columns if self.codecs else ()
         return [part for codec, array in zip(self.codecs, arrays, strict=True) for part in codec.locate(array)]
 
-    def locate_rows(self, batch: pa.RecordBatch) -> RowLocations:
-        """Return the locations of all rows of a record batch."""
+    def locate_rows(self, batch: pa.RecordBatch, positions: NDArray[np.int64] | None = None) -> RowLocations:
+        """Return the locations of rows of a record batch, by default of all."""
+        if positions is None:
+            positions = np.arange(len(batch), dtype=np.int64)
         addresses = self.addresses()
         addresses.add(self.locate(batch), batch)
-        return RowLocations(addresses, np.zeros(len(batch), np.int64), np.arange(len(batch), dtype=np.int64))
+        return RowLocations(addresses, np.zeros(len(positions), np.int64), positions)
 
     def field_nodes(self, schema: pa.Schema) -> list[list[int]]:
         """Return the Arrow field nodes of a file that each codec reads."""

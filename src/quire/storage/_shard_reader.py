@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
@@ -44,6 +44,9 @@ from quire.storage._shard_writer import BlockFile
 from quire.storage._spark_types import restore_batch, restore_schema
 from quire.storage._tensor_codecs import TensorCodec
 from quire.storage._verification import BlockCheck, Verify
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _MAX_ROWS, _MAX_BYTES = 8192, 16 << 20
 """At most this number of rows, and about this number of bytes, of a row group of another writer are read at a time."""
@@ -261,6 +264,65 @@ class ShardReader:
                 yield self.conform(batch, shard)
         self._check_rows(shard, rows)
 
+    def read_columns(
+        self,
+        shard: Shard,
+        rows: NDArray[np.int64] | None = None,
+        may_match: Callable[[pq.RowGroupMetaData], bool] | None = None,
+    ) -> Iterator[tuple[NDArray[np.int64], Columns]]:
+        """Yield rows of a shard in order, in parts of about `_MAX_BYTES`: their numbers, and their columns.
+
+        `rows` are ascending numbers, by default all. Row groups and record batches without one of them are not read,
+        nor row groups of a Parquet file whose metadata `may_match` rules out. The cache is not used.
+        """
+        if rows is not None and not len(rows):
+            return
+        with shard_errors(self.folder, shard), self.local_file(shard) as path:
+            groups = self._choose_groups(path, shard, rows, may_match)
+            numbers, count = None if groups is None else groups[1], 0
+            for batch in self._read_file(path, shard, None if groups is None else groups[0]):
+                start, count = count, count + len(batch)
+                own = np.arange(start, count) if numbers is None else numbers[start:count]
+                positions = np.arange(len(own))
+                if rows is not None and len(own):
+                    inside = rows[slice(*np.searchsorted(rows, [own[0], own[-1] + 1]))]
+                    positions = np.searchsorted(own, inside)
+                    positions = positions[own[positions] == inside]  # others are in row groups that are not read
+                if len(positions):
+                    conformed = self.conform(batch, shard)
+                    step = max(1, _MAX_BYTES * len(batch) // max(conformed.nbytes, 1))
+                    for first in range(0, len(positions), step):
+                        part = positions[first : first + step]
+                        yield own[part], self.layout.gather(self.layout.locate_rows(conformed, part))
+        if numbers is None:
+            self._check_rows(shard, count)
+
+    def _choose_groups(
+        self,
+        path: Path,
+        shard: Shard,
+        rows: NDArray[np.int64] | None,
+        may_match: Callable[[pq.RowGroupMetaData], bool] | None,
+    ) -> tuple[list[int], NDArray[np.int64]] | None:
+        """Return the row groups or record batches to read, and the numbers of all their rows; None to read all."""
+        is_parquet = shard.format == "parquet"
+        if rows is None and (may_match is None or not is_parquet):
+            return None
+        metadata = self._open_parquet(path, shard, ()).metadata if is_parquet else None
+        counts = read_block_rows(self.folder, shard) if metadata is None else _group_rows(metadata)
+        sizes: NDArray[np.int64] = np.array(counts, np.int64)
+        if sizes.sum() != shard.rows:
+            return None  # the rows of record batches are not known, or the shard is damaged, which reading all reports
+        starts = np.cumsum(sizes) - sizes
+        needed: NDArray[np.bool_] = np.ones(len(sizes), np.bool_)
+        if rows is not None:
+            needed &= np.searchsorted(rows, starts) < np.searchsorted(rows, starts + sizes)
+        if may_match is not None and metadata is not None:
+            needed &= [may_match(metadata.row_group(group)) for group in range(len(sizes))]
+        groups = np.flatnonzero(needed)
+        numbers = [np.arange(starts[group], starts[group] + sizes[group]) for group in groups]
+        return groups.tolist(), np.concatenate([np.zeros(0, np.int64), *numbers])
+
     def read_raw(self, shard: Shard, groups: Sequence[int] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the record batches of a shard, or of some of its row groups, as they are stored."""
         with shard_errors(self.folder, shard), self.local_file(shard) as path:
@@ -274,7 +336,7 @@ class ShardReader:
             if names:
                 yield from file.iter_batches(rows, groups, names)
             else:  # only the number of rows is needed
-                counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+                counts = _group_rows(file.metadata)
                 yield from (empty_batch(counts[i]) for i in (range(len(counts)) if groups is None else groups))
             return
         buffer = self._map(path, shard)
@@ -336,22 +398,6 @@ class ShardReader:
         except DecodeError as error:
             raise self._altered_error(shard, str(error)) from error
 
-    def read_groups(
-        self, shard: Shard, predicate: Callable[[pq.RowGroupMetaData], bool]
-    ) -> Iterator[tuple[int, Columns]]:
-        """Yield the row groups of a Parquet shard whose metadata meet a predicate: the first row, and the columns."""
-        with shard_errors(self.folder, shard), self.local_file(shard) as path:
-            file = self._open_parquet(path, shard, ())
-            numbers = [i for i in range(file.num_row_groups) if predicate(file.metadata.row_group(i))]
-            file = self._open_parquet(path, shard, numbers)
-            rows = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-            for number in numbers:
-                table = file.read_row_group(number, columns=self.column_names(file.schema_arrow))
-                start = sum(rows[:number])
-                for batch in table.to_batches():
-                    yield start, self.layout.decode(self.conform(batch, shard))
-                    start += len(batch)
-
     def column_names(self, schema: pa.Schema) -> list[str]:
         """Return the columns of a Parquet file that the layout reads, under any name that the class accepts."""
         return list(_columns_of(self.layout.codecs, self.layout.schema, schema, ""))
@@ -410,6 +456,10 @@ def empty_batch(rows: int) -> pa.RecordBatch:
 
 def _select(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
     return batch.select(names) if names else empty_batch(len(batch))
+
+
+def _group_rows(metadata: pq.FileMetaData) -> list[int]:
+    return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
 
 
 def _rows_at_once(metadata: pq.FileMetaData, layout: Layout) -> int:
@@ -580,7 +630,7 @@ def count_rows(folder: Folder, shard: Shard) -> Shard:
     with shard_errors(folder, shard), pa.PythonFile(RangeReader(folder, shard), "r") as file:
         if shard.format == "parquet":
             metadata = pq.read_metadata(file)
-            groups = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
+            groups = tuple(_group_rows(metadata))
         else:
             reader = pa.ipc.open_file(file)
             groups = tuple(len(reader.get_batch(i)) for i in range(reader.num_record_batches))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from quire.schema import FieldPath, join_path, parse_path
 from quire.storage._arrow_codec import ArrowCodec
 from quire.storage._block_table import checksum
 from quire.storage._cache import cache_key
-from quire.storage._layout import Layout, json_schema, layout_fingerprint
+from quire.storage._layout import Layout, Paths, json_schema, layout_fingerprint, paths_within
 from quire.storage._manifest import Shard
 from quire.storage._nested_codecs import DocumentCodec
 from quire.storage._shard_reader import ShardReader
@@ -89,25 +90,39 @@ Where = Mapping[str, Any] | Split | Callable[[Any], Any]
 """A query as `DocumentArray.filter` takes it, a part of a split, or a function of documents."""
 
 
-def matching_rows(reader: ShardReader, shards: Iterable[Shard], where: Where) -> NDArray[np.int64]:
-    """Return the numbers of the rows that match a filter. Results are cached, except those of functions."""
+def matching_rows(
+    reader: ShardReader,
+    shards: Iterable[Shard],
+    where: Where,
+    *,
+    rows: NDArray[np.int64] | None = None,
+    columns: Paths = None,
+) -> NDArray[np.int64]:
+    """Return the numbers of the rows that match a filter: of `rows`, by default of all.
+
+    The filter can use `columns`, by default all. Results are cached, except those of functions and of some rows.
+    """
     shards = list(shards)
     schema = reader.layout.schema.document_type.document_schema()
     query = where if isinstance(where, Split) else compile_filter(where, schema)
-    name = _cache_name(where)
+    query_paths = [parse_path(query.path)] if isinstance(query, Split) else query.paths
+    paths = paths_within(schema, query_paths, columns) or columns
+    name = _cache_name(where) if rows is None and paths == (query_paths or None) else None
     if name is None:
-        return _find_rows(reader, shards, query)
+        return _find_rows(reader, shards, query, paths, rows)
     parts = [part for shard in shards for part in shard.identity]
     parts += [layout_fingerprint(schema), json_schema(schema)]  # which depend on aliases and defaults
 
     key = cache_key("rows of queries 2", reader.folder.url, name, *parts)
     for _ in range(2):
-        with reader.cache.open(key, lambda target: _save_rows(target, _find_rows(reader, shards, query))) as file:
-            rows = _load_rows(file.read())
-        if rows is not None:
-            return rows
+        with reader.cache.open(
+            key, lambda target: _save_rows(target, _find_rows(reader, shards, query, paths))
+        ) as file:
+            cached = _load_rows(file.read())
+        if cached is not None:
+            return cached
         reader.cache.remove(key)  # it is damaged, and is computed again
-    return _find_rows(reader, shards, query)  # the disk of the cache does not keep what is written
+    return _find_rows(reader, shards, query, paths)  # the disk of the cache does not keep what is written
 
 
 def _save_rows(target: Path, rows: NDArray[np.int64]) -> None:
@@ -133,30 +148,29 @@ def _cache_name(where: Where) -> str | None:
         return None
 
 
-def _find_rows(reader: ShardReader, shards: list[Shard], query: Query | Split) -> NDArray[np.int64]:
+def _find_rows(
+    reader: ShardReader,
+    shards: list[Shard],
+    query: Query | Split,
+    paths: Paths,
+    rows: NDArray[np.int64] | None = None,
+) -> NDArray[np.int64]:
     """Find the matching rows by reading the columns of the query, without row groups that cannot match."""
-    schema = reader.layout.schema.document_type.document_schema()
-    paths = [parse_path(query.path)] if isinstance(query, Split) else query.paths
-    layout = Layout(schema, paths=paths or None)
+    layout = Layout(reader.layout.schema.document_type.document_schema(), paths=paths)
     narrow = ShardReader(reader.folder, layout, reader.cache, reader.verify)
     bounds = [] if isinstance(query, Split) else _bounds(query, layout)
+    may_match = partial(_may_match, bounds=bounds) if bounds else None
     matches, start = [np.zeros(0, np.int64)], 0
     for shard in shards:
-        for first, columns in _read_parts(narrow, shard, bounds):
-            matches.append(start + first + query.rows(columns))
+        for numbers, columns in narrow.read_columns(shard, rows_of_shard(rows, start, shard), may_match):
+            matches.append(start + numbers[query.rows(columns)])
         start += shard.rows
     return np.concatenate(matches)
 
 
-def _read_parts(reader: ShardReader, shard: Shard, bounds: Sequence[Bound]) -> Iterator[tuple[int, Columns]]:
-    """Yield the rows of a shard in parts, with the number of the first row; parts that cannot match are left out."""
-    if shard.format == "parquet" and bounds:
-        yield from reader.read_groups(shard, lambda group: _may_match(group, bounds))
-        return
-    first = 0
-    for batch in reader.read(shard):
-        yield first, reader.layout.decode(batch)
-        first += len(batch)
+def rows_of_shard(rows: NDArray[np.int64] | None, start: int, shard: Shard) -> NDArray[np.int64] | None:
+    """Return the numbers within a shard of those of ascending rows that are in it; None, for all rows, stays None."""
+    return None if rows is None else rows[slice(*np.searchsorted(rows, [start, start + shard.rows]))] - start
 
 
 # --- statistics of row groups
