@@ -460,3 +460,84 @@ def test_client_reads_signatures_without_constructing_the_class() -> None:
     with serve(Embedder("a model")) as server, Client(server.address, Embedder) as client:
         assert client.embed(pictures(3)).identical(sample_service.embed(pictures(3)))
     assert "rpc Embed" in service_proto(Embedder)
+
+
+# --- endpoints by function
+
+
+def test_endpoint_by_function_has_types_of_function(client: Client) -> None:
+    assert client[sample_service.embed](pictures(2)).identical(sample_service.embed(pictures(2)))
+    assert client[sample_service.rate](pictures(3)[2]) == Score(value=8, of="2")
+    assert client[sample_service.later](pictures(1))[0].embedding is not None
+    assert [score.value for score in client[sample_service.running](pictures(3))] == [0, 4, 12]
+    assert client[sample_service.total].stream([pictures(2)]).__next__().of == "2 pictures"
+
+
+class Thumbnail(BaseDocument):
+    pixels: NdArray[float32, 4]
+    embedding: NdArray[float32, 2] | None = None
+
+
+def test_endpoint_by_function_overrides_types_of_answers(client: Client) -> None:
+    def embed(docs: DocumentArray[Picture]) -> DocumentArray[Thumbnail]:
+        raise AssertionError(f"the client only reads the signature, not {docs}")
+
+    assert type(client.embed(pictures(1))) is DocumentArray[Picture]
+    assert type(client[embed](pictures(1))) is DocumentArray[Thumbnail]
+    assert type(client.embed(pictures(1))) is DocumentArray[Picture]
+
+
+def test_endpoint_by_method_of_class() -> None:
+    with serve(sample_service.Batches) as server, Client(server.address) as client:
+        answer = client[sample_service.Batches.columns](pictures(2).stack())
+        assert answer.pixels[0].tolist() == [1, 1, 1, 1]
+        assert len(client[sample_service.Batches.awaited](pictures(2))) == 2
+
+
+def test_unknown_function_names_nearest_endpoint(client: Client) -> None:
+    def embbed(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        return docs
+
+    with pytest.raises(PathError, match="no endpoint 'embbed'. Did you mean 'embed'"):
+        client[embbed]
+    with pytest.raises(SchemaError, match="name it with @endpoint"):
+        client[lambda docs: docs]
+
+
+def test_async_endpoint_by_function(server: Server) -> None:
+    async def calls() -> tuple[int, list[float], str]:
+        async with AsyncClient(server.address) as client:
+            docs = await client[sample_service.embed](pictures(2))
+            running = await client[sample_service.running](pictures(3))
+            total = await client[sample_service.total]([pictures(2), pictures(1)])
+            return len(docs), [score.value async for score in running], total.of
+
+    assert asyncio.run(calls()) == (2, [0, 4, 12], "3 pictures")
+
+
+# --- dir
+
+
+def test_dir_of_client_lists_endpoints(server: Server) -> None:
+    with Client(server.address) as client:
+        assert {"embed", "double", "endpoints"} <= set(dir(client))
+    assert "close" in dir(client)
+
+
+def test_dir_of_client_without_server_lists_known_endpoints() -> None:
+    with Client("localhost:1", sample_service.embed) as client:
+        assert {"embed", "close"} <= set(dir(client))
+    with Client("localhost:1") as client:
+        assert "embed" not in dir(client)
+
+
+def test_dir_of_async_client_lists_endpoints_that_it_knows(server: Server) -> None:
+    async def names() -> tuple[list[str], list[str]]:
+        async with AsyncClient(server.address) as client:
+            before = dir(client)
+            await client.endpoints()
+            return before, dir(client)
+
+    before, after = asyncio.run(names())
+    assert "embed" not in before
+    assert "embed" in after

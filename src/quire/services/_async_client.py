@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, overload
 
 from typing_extensions import Self
 
 from quire._optional import require
 from quire.services._client import Attempts, BaseClient
 from quire.services._description import CallPlan, Contract
+from quire.services._endpoints import Endpoint, endpoint_of
 from quire.services._errors import rpc_to_error
 from quire.services._limits import ResponseAllowance
-from quire.services._payloads import PartJoiner, split_parts
+from quire.services._payloads import InT, OutT, PartJoiner, split_parts
 from quire.services._service_spec import DESCRIBE
 
 T = TypeVar("T")
+R = TypeVar("R")
+ArgT = TypeVar("ArgT")
+ResultT = TypeVar("ResultT")
+Stream: TypeAlias = Iterable[T] | AsyncIterable[T]
+"""The values of a stream, from either kind of iterable."""
 grpc: Any = require("grpc", extra="grpc", needed_for="a client of a gRPC service")
 
 
@@ -26,14 +32,51 @@ class AsyncClient(BaseClient):
 
     _channels = require("grpc.aio", extra="grpc", needed_for="a client of a gRPC service")
 
-    def __getattr__(self, name: str) -> AsyncRemoteFunction:
+    def __getattr__(self, name: str) -> AsyncRemoteFunction[Any, Any]:
         if name.startswith("_"):
             raise AttributeError(name)
         return self[name]
 
-    def __getitem__(self, name: str) -> AsyncRemoteFunction:
-        """Return an endpoint by name, also one that a method of the client hides."""
-        return AsyncRemoteFunction(self, name)
+    @overload
+    def __getitem__(self, endpoint: str) -> AsyncRemoteFunction[Any, Any]: ...
+    @overload
+    def __getitem__(self, endpoint: Callable[[InT], OutT]) -> AsyncRemoteFunction[InT, OutT]: ...
+    @overload
+    def __getitem__(self, endpoint: Callable[[InT], Coroutine[Any, Any, OutT]]) -> AsyncRemoteFunction[InT, OutT]: ...
+    @overload  # methods of a class
+    def __getitem__(self, endpoint: Callable[[Any, InT], OutT]) -> AsyncRemoteFunction[InT, OutT]: ...
+    @overload
+    def __getitem__(
+        self, endpoint: Callable[[Any, InT], Coroutine[Any, Any, OutT]]
+    ) -> AsyncRemoteFunction[InT, OutT]: ...
+    @overload  # streams
+    def __getitem__(self, endpoint: Callable[[Iterator[InT]], OutT]) -> AsyncRemoteFunction[Stream[InT], OutT]: ...
+    @overload
+    def __getitem__(
+        self, endpoint: Callable[[Iterator[InT]], Iterator[OutT]]
+    ) -> AsyncRemoteFunction[Stream[InT], AsyncIterator[OutT]]: ...
+    @overload
+    def __getitem__(
+        self, endpoint: Callable[[InT], Iterator[OutT]]
+    ) -> AsyncRemoteFunction[InT, AsyncIterator[OutT]]: ...
+    @overload
+    def __getitem__(
+        self, endpoint: Callable[[AsyncIterator[InT]], AsyncIterator[OutT]]
+    ) -> AsyncRemoteFunction[Stream[InT], AsyncIterator[OutT]]: ...
+    @overload
+    def __getitem__(
+        self, endpoint: Callable[[AsyncIterator[InT]], Coroutine[Any, Any, OutT]]
+    ) -> AsyncRemoteFunction[Stream[InT], OutT]: ...
+    @overload
+    def __getitem__(
+        self, endpoint: Callable[[InT], AsyncIterator[OutT]]
+    ) -> AsyncRemoteFunction[InT, AsyncIterator[OutT]]: ...
+    def __getitem__(self, endpoint: str | Callable[..., Any]) -> AsyncRemoteFunction[Any, Any]:
+        """Return an endpoint by name, also one that a method of the client hides, or by a function; see `Client`."""
+        if isinstance(endpoint, str):
+            return AsyncRemoteFunction(self, endpoint)
+        local = endpoint_of(endpoint)
+        return AsyncRemoteFunction(self, local.name, local)
 
     async def endpoints(self) -> dict[str, str]:
         """Return the signatures of the endpoints, by name."""
@@ -74,26 +117,28 @@ class AsyncClient(BaseClient):
             await asyncio.sleep(attempts.next_pause(error))
 
 
-class AsyncRemoteFunction:
+class AsyncRemoteFunction(Generic[ArgT, ResultT]):
     """An endpoint of a server, to be awaited."""
 
-    def __init__(self, client: AsyncClient, name: str) -> None:
-        self._client, self._name = client, name
+    def __init__(self, client: AsyncClient, name: str, local: Endpoint | None = None) -> None:
+        self._client, self._name, self._local = client, name, local
 
-    async def __call__(self, value: Any, *, timeout: float | None = None) -> Any:
+    async def __call__(self, value: ArgT, *, timeout: float | None = None) -> ResultT:
         """Return what the function returns, or an async iterator if it returns a stream; see `Client`."""
         client, contract = self._client, await self._client.contract()
         endpoint = contract.endpoint(self._name)
         takes_stream, gives_stream = endpoint["takes"]["stream"], endpoint["gives"]["stream"]
         if takes_stream or gives_stream:
-            answers = self.stream(value if takes_stream else [value], timeout=timeout)
-            return answers if gives_stream else await anext(answers)
-        plan = contract.plan(self._name, value)
+            values: Any = value if takes_stream else [value]
+            answers = self._stream(values, timeout)
+            answer: ResultT = answers if gives_stream else await anext(answers)  # type: ignore[assignment]
+            return answer
+        plan = contract.plan(self._name, value, self._local)
         data = plan.encode(value)
         attempts = Attempts(client.retries, timeout or client.timeout, plan.idempotent)
         return await client._retry(attempts, lambda seconds: self._call_once(plan, data, seconds, contract), self._name)
 
-    async def _call_once(self, plan: CallPlan, data: bytes, timeout: float | None, contract: Contract) -> Any:
+    async def _call_once(self, plan: CallPlan, data: bytes, timeout: float | None, contract: Contract) -> ResultT:
         client = self._client
         if len(data) <= contract.max_message_bytes:
             answer = await client._method(self._name)(data, timeout=timeout, metadata=client._metadata)
@@ -104,19 +149,32 @@ class AsyncRemoteFunction:
                 [answer] = [joined async for joined in _join_parts(call, client.max_answer_bytes)]
             finally:
                 call.cancel()
-        return plan.output.decode(answer)
+        result: ResultT = plan.output.decode(answer)
+        return result
 
-    async def stream(
-        self,
-        values: Iterable[Any] | AsyncIterable[Any],
-        *,
-        timeout: float | None = None,
-    ) -> AsyncIterator[Any]:
+    @overload
+    def stream(
+        self: AsyncRemoteFunction[Stream[T], AsyncIterator[R]], values: Stream[T], *, timeout: float | None = None
+    ) -> AsyncIterator[R]: ...
+    @overload
+    def stream(
+        self: AsyncRemoteFunction[Stream[T], R], values: Stream[T], *, timeout: float | None = None
+    ) -> AsyncIterator[R]: ...
+    @overload
+    def stream(
+        self: AsyncRemoteFunction[T, AsyncIterator[R]], values: Stream[T], *, timeout: float | None = None
+    ) -> AsyncIterator[R]: ...
+    @overload
+    def stream(self, values: Stream[ArgT], *, timeout: float | None = None) -> AsyncIterator[ResultT]: ...
+    def stream(self, values: Stream[Any], *, timeout: float | None = None) -> AsyncIterator[Any]:
         """Yield the answers to a stream of values, in order, as they arrive; see `Client`."""
+        return self._stream(values, timeout)
+
+    async def _stream(self, values: Stream[Any], timeout: float | None) -> AsyncIterator[Any]:
         contract, client = await self._client.contract(), self._client
         source = _iterate_async(values)
         first = await anext(source, None)
-        plan = contract.plan(self._name, first)
+        plan = contract.plan(self._name, first, self._local)
         if first is None and not plan.input.stream:
             return
         errors: list[BaseException] = []  # of the values, of which gRPC reports only that the request failed
@@ -140,7 +198,7 @@ class AsyncRemoteFunction:
         try:
             value: object = first
             while value is not None:
-                data = contract.plan(self._name, value).encode(value)
+                data = contract.plan(self._name, value, self._local).encode(value)
                 for part in split_parts(data, contract.max_message_bytes):
                     yield part
                 value = await anext(source, None)
@@ -149,7 +207,7 @@ class AsyncRemoteFunction:
             raise
 
 
-async def _iterate_async(values: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
+async def _iterate_async(values: Stream[T]) -> AsyncIterator[T]:
     if isinstance(values, AsyncIterable):
         async for value in values:
             yield value

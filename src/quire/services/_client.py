@@ -5,26 +5,31 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 from typing_extensions import Self
 
 from quire._optional import require
-from quire.errors import ServiceError, ServiceLimitError, ServiceTimeoutError, ServiceUnavailableError
+from quire.errors import QuireError, ServiceError, ServiceLimitError, ServiceTimeoutError, ServiceUnavailableError
 from quire.services._description import CallPlan, Contract
-from quire.services._endpoints import collect_endpoints
+from quire.services._endpoints import Endpoint, collect_endpoints, endpoint_of
 from quire.services._errors import Status, rpc_to_error, status_to_error
 from quire.services._limits import RESPONSE_BYTES, ResponseAllowance, retain_message_memory
-from quire.services._payloads import PartJoiner, split_parts
+from quire.services._payloads import InT, OutT, PartJoiner, split_parts
 from quire.services._security import Tls, token_metadata
 from quire.services._service_spec import DESCRIBE, SERVICE, STREAM_SUFFIX
 
 T = TypeVar("T")
+ArgT = TypeVar("ArgT")
+ResultT = TypeVar("ResultT")
+R = TypeVar("R")
 grpc: Any = require("grpc", extra="grpc", needed_for="a client of a gRPC service")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+_DIR_TIMEOUT = 1.0  # seconds that completing names may wait for a server
 _jitter = random.Random()  # noqa: S311 - not for secrets
 
 
@@ -117,6 +122,10 @@ class BaseClient:
                 f"{self.target}: the client is closed. Call it inside its `with`, or create another one."
             )
 
+    def __dir__(self) -> list[str]:
+        names = self._local_endpoints if self._contract is None else self._contract.signatures
+        return sorted({*super().__dir__(), *names})
+
     def _method(self, name: str, *, stream: bool = False) -> Any:
         """Return gRPC's callable of an endpoint."""
         path = name + STREAM_SUFFIX if stream else name
@@ -136,15 +145,61 @@ class Client(BaseClient):
 
     _channels = grpc
 
-    def __getattr__(self, name: str) -> RemoteFunction:
+    def __getattr__(self, name: str) -> RemoteFunction[Any, Any]:
         if name.startswith("_"):
             raise AttributeError(name)
         return self[name]
 
-    def __getitem__(self, name: str) -> RemoteFunction:
-        """Return an endpoint by name, also one that a method of the client hides."""
-        self.contract().endpoint(name)
-        return RemoteFunction(self, name)
+    @overload
+    def __getitem__(self, endpoint: str) -> RemoteFunction[Any, Any]: ...
+    @overload
+    def __getitem__(self, endpoint: Callable[[InT], OutT]) -> RemoteFunction[InT, OutT]: ...
+    @overload
+    def __getitem__(self, endpoint: Callable[[InT], Coroutine[Any, Any, OutT]]) -> RemoteFunction[InT, OutT]: ...
+    @overload  # methods of a class
+    def __getitem__(self, endpoint: Callable[[Any, InT], OutT]) -> RemoteFunction[InT, OutT]: ...
+    @overload
+    def __getitem__(self, endpoint: Callable[[Any, InT], Coroutine[Any, Any, OutT]]) -> RemoteFunction[InT, OutT]: ...
+    @overload  # streams
+    def __getitem__(self, endpoint: Callable[[Iterator[InT]], OutT]) -> RemoteFunction[Iterable[InT], OutT]: ...
+    @overload
+    def __getitem__(
+        self, endpoint: Callable[[Iterator[InT]], Iterator[OutT]]
+    ) -> RemoteFunction[Iterable[InT], Iterator[OutT]]: ...
+    @overload
+    def __getitem__(self, endpoint: Callable[[InT], Iterator[OutT]]) -> RemoteFunction[InT, Iterator[OutT]]: ...
+    @overload
+    def __getitem__(
+        self, endpoint: Callable[[AsyncIterator[InT]], AsyncIterator[OutT]]
+    ) -> RemoteFunction[Iterable[InT], Iterator[OutT]]: ...
+    @overload
+    def __getitem__(
+        self, endpoint: Callable[[AsyncIterator[InT]], Coroutine[Any, Any, OutT]]
+    ) -> RemoteFunction[Iterable[InT], OutT]: ...
+    @overload
+    def __getitem__(self, endpoint: Callable[[InT], AsyncIterator[OutT]]) -> RemoteFunction[InT, Iterator[OutT]]: ...
+    def __getitem__(self, endpoint: str | Callable[..., Any]) -> RemoteFunction[Any, Any]:
+        """Return an endpoint by name, also one that a method of the client hides, or by a function.
+
+        A function with the signature of the endpoint, such as the served one, or a method of the served class, gives
+        the types: answers of `client[embed](docs)` are what `embed` declares, also for type checkers.
+        """
+        if isinstance(endpoint, str):
+            self.contract().endpoint(endpoint)
+            return RemoteFunction(self, endpoint)
+        local = endpoint_of(endpoint)
+        self.contract().endpoint(local.name)
+        return RemoteFunction(self, local.name, local)
+
+    def __dir__(self) -> list[str]:
+        # Completing `client.` reads the description once, but must not wait long for a server that does not answer.
+        if not self._closed and self._contract is None and self._lock.acquire(timeout=_DIR_TIMEOUT):
+            try:
+                with suppress(QuireError):
+                    self._read_contract(Attempts(0, _DIR_TIMEOUT, repeatable=True))
+            finally:
+                self._lock.release()
+        return super().__dir__()
 
     def endpoints(self) -> dict[str, str]:
         """Return the signatures of the endpoints, by name."""
@@ -154,16 +209,17 @@ class Client(BaseClient):
         """Return the description of the server, which is read once."""
         self._check_open()
         with self._lock:
-            if self._contract is None:
-                describe = self._method(DESCRIBE)
-                # Reading the description changes nothing, so it can always be repeated.
-                description = self._retry(
-                    Attempts(self.retries, self.timeout, repeatable=True),
-                    lambda seconds: describe(b"", timeout=seconds, metadata=self._metadata),
-                    DESCRIBE,
-                )
-                self._contract = Contract(description, self._local_endpoints)
-            return self._contract
+            # Reading the description changes nothing, so it can always be repeated.
+            return self._read_contract(Attempts(self.retries, self.timeout, repeatable=True))
+
+    def _read_contract(self, attempts: Attempts) -> Contract:
+        if self._contract is None:
+            describe = self._method(DESCRIBE)
+            description = self._retry(
+                attempts, lambda seconds: describe(b"", timeout=seconds, metadata=self._metadata), DESCRIBE
+            )
+            self._contract = Contract(description, self._local_endpoints)
+        return self._contract
 
     def close(self) -> None:
         """Close the connection; running calls are cancelled."""
@@ -185,13 +241,13 @@ class Client(BaseClient):
             time.sleep(attempts.next_pause(error))
 
 
-class RemoteFunction:
+class RemoteFunction(Generic[ArgT, ResultT]):
     """An endpoint of a server, to be called like the function that it serves."""
 
-    def __init__(self, client: Client, name: str) -> None:
-        self._client, self._name = client, name
+    def __init__(self, client: Client, name: str, local: Endpoint | None = None) -> None:
+        self._client, self._name, self._local = client, name, local
 
-    def __call__(self, value: Any, *, timeout: float | None = None) -> Any:
+    def __call__(self, value: ArgT, *, timeout: float | None = None) -> ResultT:
         """Return what the function returns: a value, or an iterator of values if it returns a stream.
 
         Documents that do not fit into one message are sent in parts. `timeout` is in seconds, instead of the client's.
@@ -200,14 +256,16 @@ class RemoteFunction:
         endpoint = contract.endpoint(self._name)
         takes_stream, gives_stream = endpoint["takes"]["stream"], endpoint["gives"]["stream"]
         if takes_stream or gives_stream:
-            answers = self.stream(value if takes_stream else [value], timeout=timeout)
-            return answers if gives_stream else next(answers)
-        plan = contract.plan(self._name, value)
+            values: Any = value if takes_stream else [value]
+            answers = self._stream(values, timeout)
+            answer: ResultT = answers if gives_stream else next(answers)  # type: ignore[assignment]
+            return answer
+        plan = contract.plan(self._name, value, self._local)
         data = plan.encode(value)
         attempts = Attempts(client.retries, timeout or client.timeout, plan.idempotent)
         return client._retry(attempts, lambda seconds: self._call_once(plan, data, seconds, contract), self._name)
 
-    def _call_once(self, plan: CallPlan, data: bytes, timeout: float | None, contract: Contract) -> Any:
+    def _call_once(self, plan: CallPlan, data: bytes, timeout: float | None, contract: Contract) -> ResultT:
         client = self._client
         if len(data) <= contract.max_message_bytes:
             answer = client._method(self._name)(data, timeout=timeout, metadata=client._metadata)
@@ -218,24 +276,42 @@ class RemoteFunction:
                 [answer] = _join_parts(call, client.max_answer_bytes)
             finally:
                 call.cancel()
-        return plan.output.decode(answer)
+        result: ResultT = plan.output.decode(answer)
+        return result
 
-    def future(self, value: object, *, timeout: float | None = None) -> Call:
+    def future(self, value: ArgT, *, timeout: float | None = None) -> Call[ResultT]:
         """Start a call of one message without waiting; its answer is asked for later, or the call is cancelled."""
         client = self._client
-        plan = client.contract().plan(self._name, value)
+        plan = client.contract().plan(self._name, value, self._local)
         method = client._method(self._name)
         future = method.future(plan.encode(value), timeout=timeout or client.timeout, metadata=client._metadata)
         return Call(future, plan, f"{client.target} {self._name}")
 
+    @overload
+    def stream(
+        self: RemoteFunction[Iterable[T], Iterator[R]], values: Iterable[T], *, timeout: float | None = None
+    ) -> Iterator[R]: ...
+    @overload
+    def stream(
+        self: RemoteFunction[Iterable[T], R], values: Iterable[T], *, timeout: float | None = None
+    ) -> Iterator[R]: ...
+    @overload
+    def stream(
+        self: RemoteFunction[T, Iterator[R]], values: Iterable[T], *, timeout: float | None = None
+    ) -> Iterator[R]: ...
+    @overload
+    def stream(self, values: Iterable[ArgT], *, timeout: float | None = None) -> Iterator[ResultT]: ...
     def stream(self, values: Iterable[Any], *, timeout: float | None = None) -> Iterator[Any]:
         """Yield the answers to a stream of values, in order, as they arrive.
 
         Values are taken no faster than the server reads them, and answers are produced no faster than they are taken.
         Without a `timeout` a stream may go on for ever. To end it early, close the iterator.
         """
+        return self._stream(values, timeout)
+
+    def _stream(self, values: Iterable[Any], timeout: float | None) -> Iterator[Any]:
         client = self._client
-        requests = _RequestParts(client.contract(), self._name, values)
+        requests = _RequestParts(client.contract(), self._name, values, self._local)
         if requests.is_empty and not requests.plan.input.stream:
             return  # no values, no answers; a function that takes a stream is called with an empty one
         call = client._method(self._name, stream=True)(requests, timeout=timeout, metadata=client._metadata)
@@ -248,16 +324,16 @@ class RemoteFunction:
             call.cancel()
 
 
-class Call:
+class Call(Generic[ResultT]):
     """A running call."""
 
     def __init__(self, future: Any, plan: CallPlan, where: str) -> None:
         self._future, self._plan, self._where = future, plan, where
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> ResultT:
         """Wait for the answer; raise ServiceTimeoutError if it does not arrive within `timeout` seconds."""
         try:
-            return self._plan.output.decode(self._future.result(timeout))
+            data = self._future.result(timeout)
         except grpc.FutureCancelledError:
             status = Status("CANCELLED", f"{self._where}: the call was cancelled.", "")
             raise status_to_error(status, self._where) from None
@@ -265,6 +341,8 @@ class Call:
             raise ServiceTimeoutError(f"{self._where}: no answer within {timeout} s.") from None
         except grpc.RpcError as rpc:
             raise rpc_to_error(rpc, self._where) from None
+        answer: ResultT = self._plan.output.decode(data)
+        return answer
 
     def cancel(self) -> bool:
         """Cancel the call, on the server too."""
@@ -281,16 +359,16 @@ class _RequestParts(Iterator[bytes]):
     The first value is taken at once, since its class decides how the answers are read.
     """
 
-    def __init__(self, contract: Contract, name: str, values: Iterable[Any]) -> None:
+    def __init__(self, contract: Contract, name: str, values: Iterable[Any], local: Endpoint | None) -> None:
         self.error: BaseException | None = None
-        self._contract, self._name, self._values = contract, name, iter(values)
+        self._contract, self._name, self._values, self._local = contract, name, iter(values), local
         first = next(self._values, None)
         self.is_empty = first is None
         self._parts = iter(()) if self.is_empty else self._encode(first)
-        self.plan = contract.plan(name, first)
+        self.plan = contract.plan(name, first, local)
 
     def _encode(self, value: object) -> Iterator[bytes]:
-        data = self._contract.plan(self._name, value).encode(value)
+        data = self._contract.plan(self._name, value, self._local).encode(value)
         return split_parts(data, self._contract.max_message_bytes)
 
     def __next__(self) -> bytes:

@@ -199,7 +199,7 @@ class Contract:
         self._description = _read_description(description)
         self.max_message_bytes: int = self._description["max_message_bytes"]
         self._local_endpoints = local_endpoints
-        self._plans: dict[tuple[str, type[Any]], CallPlan] = {}
+        self._plans: dict[tuple[str, type[Any], Endpoint | None], CallPlan] = {}
 
     @property
     def signatures(self) -> dict[str, str]:
@@ -214,23 +214,24 @@ class Contract:
             raise PathError(f"{service} has no endpoint {name!r}. {did_you_mean(name, endpoints)}")
         return endpoints[name]
 
-    def plan(self, name: str, value: object) -> CallPlan:
+    def plan(self, name: str, value: object, local: Endpoint | None = None) -> CallPlan:
         """Return how to call an endpoint with such a value, once the schemas of both sides are known to fit.
 
-        Without a value (an empty stream), the class is the one that the server names, if it is loaded here.
+        Without a value (an empty stream), the class is the one that the server names, if it is loaded here. `local` is
+        a function with the types of the endpoint; by default, that of the client's service.
         """
         if value is None:
             document_type: type[Any] = find(self.endpoint(name)["takes"]["type"], None) or BaseDocument
         else:
             document_type = _document_type_of(value, name)
-        key = name, document_type
+        local = local or self._local_endpoints.get(name)
+        key = name, document_type, local
         if key not in self._plans:
-            self._plans[key] = self._make_plan(name, document_type)
+            self._plans[key] = self._make_plan(*key)
         return self._plans[key]
 
-    def _make_plan(self, name: str, document_type: type[Any]) -> CallPlan:
+    def _make_plan(self, name: str, document_type: type[Any], local: Endpoint | None) -> CallPlan:
         remote = self.endpoint(name)
-        local = self._local_endpoints.get(name)
         if local is not None and not issubclass(document_type, local.input.document_type):
             expected = local.input.document_type.__name__
             raise DocumentTypeError(f"{name}: expected documents of {expected}, got {document_type.__name__}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from types import MethodType
 from typing import Any, TypeVar, get_type_hints, overload
 
 from quire.errors import OptionError, SchemaError, check_options
@@ -12,6 +13,7 @@ from quire.services._payloads import Payload, ProtoPayload, parse_payload
 
 F = TypeVar("F", bound=Callable[..., Any])
 _OPTIONS_ATTRIBUTE = "__quire_endpoint__"
+_NO_INSTANCE = object()  # one for all, so that endpoints of one method are equal
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,13 @@ def make_endpoint(function: Callable[..., Any]) -> Endpoint:
             "returned. Leave out max_batch_size, or change the types."
         )
     return result
+
+
+def endpoint_of(function: Callable[..., Any]) -> Endpoint:
+    """Return the endpoint of a function, or of a method of a class (`Model.embed`), to know its name and types."""
+    if inspect.isfunction(function) and next(iter(inspect.signature(function).parameters), None) == "self":
+        return make_endpoint(MethodType(function, _NO_INSTANCE))
+    return make_endpoint(function)
 
 
 def _parse_signature(function: Callable[..., Any], called: Callable[..., Any], name: str) -> tuple[Payload, Payload]:

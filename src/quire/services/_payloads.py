@@ -25,6 +25,10 @@ T = TypeVar("T")
 PayloadKind = Literal["document", "array", "batch"]
 Rows: TypeAlias = "DocumentArray[Any] | DocumentBatch[Any]"
 Value: TypeAlias = "BaseDocument | Rows"
+InT = TypeVar("InT", bound=Value)
+OutT = TypeVar("OutT", bound=Value)
+"""What an endpoint takes and returns. For type checkers, arrays and batches have every attribute, so they would also
+pass as iterators: overloads with these variables come before those with streams."""
 STREAM_TYPES = (Iterator, Iterable, AsyncIterator, AsyncIterable)
 
 # Nothing is unpickled, no class is imported, and values are checked against their fields. With `lend`, large tensors
