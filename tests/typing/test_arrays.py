@@ -22,6 +22,11 @@ class School(BaseDocument):
     students: DocumentArray[Student]
 
 
+class Ranked(BaseDocument):
+    name: str
+    rank: int
+
+
 def students() -> DocumentArray[Student]:
     return DocumentArray[Student](Student(name=name, embedding=np.ones(2, np.float32)) for name in ("Ada", "Bo"))
 
@@ -62,6 +67,14 @@ def test_stack_and_unstack_keep_document_type() -> None:
     assert_type(DocumentBatch[Student].concat([batch, batch]), DocumentBatch[Student])
 
 
+def test_with_columns_has_type_of_class() -> None:
+    batch = students().stack()
+    ranked = batch.with_columns(Ranked, rank=np.arange(2))
+    assert_type(ranked, DocumentBatch[Ranked])
+    assert_type(ranked[0].rank, int)
+    assert_type(batch.with_columns(name=["Cy", "Di"]), DocumentBatch[Student])
+
+
 def test_decoding_keeps_document_type() -> None:
     docs = students()
     assert_type(docs.to_json(), str)
@@ -77,6 +90,7 @@ if TYPE_CHECKING:
 
     def mistakes(docs: DocumentArray[Student], school: School, anything: Any) -> None:
         """Each line is an error for both type checkers, which also report unused ignores."""
+        docs.stack().with_columns(int, rank=[1])  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportCallIssue]
         docs.append(school)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         DocumentArray[int](anything)  # type: ignore[type-var]  # pyright: ignore[reportInvalidTypeArguments]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
@@ -11,10 +12,11 @@ from torch.utils.data import DataLoader, Subset
 from typing_extensions import assert_type
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
-from quire.data import MultiModalDataset, batched
+from quire.data import MixedDataset, MultiModalDataset, StreamingDataset, batched
+from quire.storage import write_dataset
 from quire.typing import Shape
 
-pytestmark = pytest.mark.needs("torch")
+pytestmark = pytest.mark.needs("torch", "pyarrow")
 
 
 class Student(BaseDocument):
@@ -58,7 +60,39 @@ def test_data_loader_accepts_dataset() -> None:
     assert len(Subset(ds, [0])) == 1
 
 
+def test_batches_of_loaders_have_document_type(tmp_path: Path) -> None:
+    ds = MultiModalDataset[Student](students())
+    assert_type(ds.collate_fn([ds[0]]), DocumentBatch[Student])
+    assert_type(ds.preprocess(students()), DocumentBatch[Student])
+    assert_type(ds.preprocess(students().stack())[0], Student)
+    # torch's own DataLoader yields Any; the annotation is what both type checkers accept, and know the batches from.
+    loader: Iterable[DocumentBatch[Student]] = DataLoader(ds, batch_size=2, collate_fn=ds.collate_fn)
+    for batch in loader:
+        assert_type(batch, DocumentBatch[Student])
+        assert_type(batch[0].embedding, torch.Tensor)
+    for batch in ds.iter_batches(2):
+        assert_type(batch, DocumentBatch[Student])
+    write_dataset(students(), tmp_path / "data", Student)
+    stream = StreamingDataset[Student](tmp_path / "data", 1)
+    for batch in stream:
+        assert_type(batch, DocumentBatch[Student])
+    for batch in stream.loader():
+        assert_type(batch, DocumentBatch[Student])
+    for batch in MixedDataset([stream]):
+        assert_type(batch, DocumentBatch[Student])
+    for batch in MixedDataset({"a": stream}):
+        assert_type(batch, DocumentBatch[Student])
+    assert_type(stream.preprocess(students()), DocumentBatch[Student])
+    assert_type(stream[0], Student)
+    assert_type(stream[:1], DocumentBatch[Student])
+
+
 if TYPE_CHECKING:
+
+    def mixed_classes(one: StreamingDataset[Student], other: StreamingDataset[BaseDocument]) -> None:
+        """A mix may have datasets of several classes; the class of its batches is then not known."""
+        for batch in MixedDataset([one, other]):
+            assert_type(batch, DocumentBatch[Any])
 
     def mistakes(anything: Any) -> None:
         """Each line is an error for both type checkers, which also report unused ignores."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 import numpy as np
@@ -108,7 +109,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         self._framework, self._shapes, self._output = framework or default_framework(), shapes, output
         StackOptions(self._framework, shapes)  # raises an error for unknown values
         check_output(output)
-        self._columns = store_columns(_stack_documents(type(self), documents), self._framework)
+        self._columns = store_columns(stack_documents(type(self), documents), self._framework)
         if not len(self._columns) and not allow_empty:
             raise OptionError(
                 f"{type(self).__name__} has no rows: training on it would do nothing. "
@@ -139,10 +140,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         rows = resolve_index(key, len(self))
         if isinstance(rows, int):
             return self.__getitems__([rows])[0]
-        # A part shares the columns and the plans, and only has other rows.
-        part = object.__new__(type(self))
-        for name in MultiModalDataset.__slots__:
-            setattr(part, name, getattr(self, name))
+        part = self.__copy__()  # shares the columns and the plans, and only has other rows
         part._rows = (np.arange(len(self._columns)) if self._rows is None else self._rows)[rows]
         return part
 
@@ -173,6 +171,23 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
             use_shared_memory(batch_type)
         batch: DocumentBatch[DocT] = self._missing.mark(batch_type._wrap(columns))
         return batch
+
+    def preprocess(self, documents: Iterable[DocT] | DocumentBatch[DocT]) -> DocumentBatch[DocT]:
+        """Return new documents as one batch, just as the dataset would deliver them to a training loop.
+
+        The functions of the dataset run on a copy of the documents, in the same order, and the options `output`,
+        `framework`, `shapes` and `missing` apply. A service calls this to give a model what it was trained on. A field
+        that is None in all of the documents, such as the label, reads as None. May be called by several threads at
+        once if the functions may.
+        """
+        new = self.__copy__()
+        new._columns, new._rows = store_columns(stack_documents(type(self), documents), self._framework), None
+        new._ragged = self._shapes != "ragged" and has_ragged(new._columns)
+        # Values that the training data had may be missing here. So every batch is checked, and nested documents are
+        # gathered at once: those that are gathered when they are read count as checked.
+        new._gathering = plan_gathering(new._columns, [((), False)])
+        new._missing = replace(self._missing, in_batches=True)
+        return new._batch(np.arange(len(new._columns)))
 
     def __iter__(self) -> Iterator[DocT]:
         return (self[row] for row in range(len(self)))
@@ -223,6 +238,12 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self)}>"
 
+    def __copy__(self) -> Self:
+        copied = object.__new__(type(self))
+        for name in MultiModalDataset.__slots__:
+            setattr(copied, name, getattr(self, name))
+        return copied
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in MultiModalDataset.__slots__}
 
@@ -231,7 +252,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
             setattr(self, name, value)
 
 
-def _stack_documents(dataset_type: type[MultiModalDataset[Any]], documents: Any) -> Columns:
+def stack_documents(dataset_type: type[Any], documents: Any) -> Columns:
     """Stack documents; a batch has columns already, and a stored dataset is read as columns."""
     schema = dataset_type.document_type.document_schema()
     if is_stored(documents):

@@ -20,7 +20,7 @@ from quire.data._preprocessing import BatchRun, Preprocessing, plan_steps, run_s
 from quire.data._shm_transport import use_shared_memory
 from quire.data._stream_options import StreamOptions
 from quire.document import BaseDocument
-from quire.errors import DecodeError, OptionError, ShardError
+from quire.errors import ColumnError, DecodeError, OptionError, ShardError
 from quire.files import display_uri
 from quire.storage import StoredDataset, has_mixed_tensors
 from quire.tensors import get_framework
@@ -82,22 +82,41 @@ class Fetch:
                 columns = convert_columns(columns, self._framework)  # noqa: PLW2901 - the same columns
             yield self._finish(columns, rows, real)
 
-    def _finish(self, columns: Columns, rows: NDArray[np.int64], real: NDArray[np.bool_] | None) -> DocumentBatch[Any]:
+    def preprocess(self, columns: Columns) -> DocumentBatch[Any]:
+        """Make a batch of the columns of new documents, as of rows of the dataset."""
+        schema, rows = self._stored.schema, np.arange(len(columns))
+        absent = [name for name in schema.by_name if name not in columns.columns]
+        if absent:
+            raise ColumnError(f"preprocess: the batch has no column {', '.join(absent)}, which the dataset reads.")
+        columns = replace(columns, schema=schema, columns={name: columns.columns[name] for name in schema.by_name})
+        # Functions may change values in place, so the rows are copied, as they are from shards.
+        columns = convert_columns(columns.take(rows), self._framework)
+        # Fields that the stored rows had may be missing here.
+        return self._finish(columns, rows, None, replace(self._missing, in_batches=True))
+
+    def _finish(
+        self,
+        columns: Columns,
+        rows: NDArray[np.int64],
+        real: NDArray[np.bool_] | None,
+        missing: MissingPolicy | None = None,
+    ) -> DocumentBatch[Any]:
         """Preprocess gathered columns, and make a batch of them."""
+        missing = missing or self._missing
         ids, name = columns.columns.get("id"), columns.schema.name
-        shows_zeros = self._missing.mode == "mask"
+        shows_zeros = missing.mode == "mask"
         run = BatchRun(rows, ids, self._shapes, self._framework, name, self._arena, shows_zeros)
         columns = unify_batch_shapes(run_steps(columns, self._steps, run), run)
         if self._output is not None:
             columns = validate_as(self._output, columns, self._shapes, run.describe_row)
             columns = convert_columns(columns, self._framework)
-        columns = self._missing.apply(columns, run.describe_row)
+        columns = missing.apply(columns, run.describe_row)
         if real is not None and not real.all():
             columns = replace(columns, validity=real)
         batch_type: Any = DocumentBatch[columns.schema.document_type]  # type: ignore[name-defined]
         if in_worker():
             use_shared_memory(batch_type)
-        return self._missing.mark(batch_type._wrap(columns))  # type: ignore[no-any-return]
+        return missing.mark(batch_type._wrap(columns))  # type: ignore[no-any-return]
 
     def _gather(self, parts: list[Part]) -> Iterator[tuple[Columns, Part]]:
         """Gather the columns of each part. If a shard cannot be read, gather the remaining parts without it."""

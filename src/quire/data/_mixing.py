@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -14,8 +14,10 @@ from quire.data._bijection import derive_key, uniform
 from quire.data._epoch import StepGroup
 from quire.data._epoch_registry import EpochRegistry, PassStart, Worker, register_with_torch, this_worker
 from quire.data._streaming import StreamingDataset, StreamState
+from quire.document import BaseDocument
 from quire.errors import OptionError
 
+DocT = TypeVar("DocT", bound=BaseDocument)
 Stop = Literal["first", "all"]
 _DRAWS = 4_096
 """The number of draws that are computed at a time."""
@@ -57,7 +59,7 @@ class MixedState:
         return cls(epoch, step, origin, state["mix"], state["drawn"], datasets)
 
 
-class MixedDataset:
+class MixedDataset(Generic[DocT]):
     """Batches of several datasets, each drawn with the probability of its weight: `for batch in MixedDataset(...)`.
 
     Which dataset a step draws from is a function of the seed, the pass and the step. All ranks therefore draw from the
@@ -67,6 +69,24 @@ class MixedDataset:
     before the others begins its next epoch. The pass after it starts every dataset with a new epoch.
     """
 
+    @overload
+    def __init__(
+        self,
+        datasets: Mapping[str, StreamingDataset[DocT]] | Sequence[StreamingDataset[DocT]],
+        weights: Sequence[float] | None = None,
+        *,
+        seed: int = 0,
+        stop: Stop = "first",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: MixedDataset[Any],
+        datasets: Mapping[str, StreamingDataset[Any]] | Sequence[StreamingDataset[Any]],
+        weights: Sequence[float] | None = None,
+        *,
+        seed: int = 0,
+        stop: Stop = "first",
+    ) -> None: ...
     def __init__(
         self,
         datasets: Mapping[str, StreamingDataset[Any]] | Sequence[StreamingDataset[Any]],
@@ -94,14 +114,14 @@ class MixedDataset:
 
     # --- batches
 
-    def __iter__(self) -> Iterator[DocumentBatch[Any]]:
+    def __iter__(self) -> Iterator[DocumentBatch[DocT]]:
         """Iterate over one pass: the batches of this rank, or those of this DataLoader worker."""
         worker = this_worker()
         if worker is None:
             return self.batches(*Worker.alone())
         return self._batches(worker, *self._begin(worker))  # begins now, so that all workers see the same pass
 
-    def batches(self, worker: int, workers: int, pass_id: int) -> Iterator[DocumentBatch[Any]]:
+    def batches(self, worker: int, workers: int, pass_id: int) -> Iterator[DocumentBatch[DocT]]:
         """Iterate over the batches of one of several workers; `pass_id` identifies the pass that they share."""
         this = Worker(worker, workers, pass_id)
         yield from self._batches(this, *self._begin(this))
@@ -124,7 +144,7 @@ class MixedDataset:
 
     def _batches(
         self, worker: Worker, start: PassStart, origin: int, cursors: list[_Cursor]
-    ) -> Iterator[DocumentBatch[Any]]:
+    ) -> Iterator[DocumentBatch[DocT]]:
         names = list(self.datasets)
         for step, number in self._steps(start, cursors):
             if worker.workers and (step - origin) % worker.workers != worker.number:

@@ -15,6 +15,7 @@ from typing_extensions import Self, Unpack
 from quire._parametrize import ParametrizedMeta
 from quire.array import DocumentBatch, bind, resolve_index, whole_number
 from quire.data._collate import register_default_collate
+from quire.data._dataset import stack_documents
 from quire.data._epoch import RowOrder, Slice, StepGroup
 from quire.data._epoch_registry import EpochRegistry, PassStart, Worker, register_with_torch, this_worker
 from quire.data._fetch import Fetch
@@ -396,6 +397,13 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         if isinstance(rows, int):
             return self._fetch.batch(np.array([rows]))[0]
         return self._fetch.batch(np.arange(self.num_rows)[rows] if isinstance(rows, slice) else rows)
+
+    def preprocess(self, documents: Iterable[DocT] | DocumentBatch[DocT]) -> DocumentBatch[DocT]:
+        """Return new documents as one batch, just as the dataset would deliver them to a training loop.
+
+        See `MultiModalDataset.preprocess`. With the option `columns`, the batch has only these columns.
+        """
+        return self._fetch.preprocess(stack_documents(type(self), documents))
 
     # --- state
 
