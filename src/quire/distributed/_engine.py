@@ -93,7 +93,7 @@ class Engine(Protocol):
         """Return a frame of what a stage makes of nothing: partition i is `stage(i, iter(()))`. Reads files."""
         ...
 
-    def from_native(self, native: Any) -> Frame[Any]:
+    def from_native(self, native: object) -> Frame[Any]:
         """Return a frame of the engine's own object (a DataFrame, a Dataset), with as exact a schema as possible.
 
         An object of another kind is a TypeError.
@@ -264,7 +264,7 @@ def _create_engine(name: str, options: dict[str, Any]) -> Engine:
     return instance
 
 
-def engine_of(native: Any) -> Engine:
+def engine_of(native: object) -> Engine:
     """Return the engine whose own object this is."""
     package = type(native).__module__.partition(".")[0]
     if package not in _ENGINE_OF_PACKAGE:

@@ -29,7 +29,11 @@ def partition_error(
     rows: int = 1,
 ) -> PartitionError:
     """Return the error of a function, with where it happened; `rows` is how many it was called with."""
-    field = _find_field(error)
+    field = None  # the path of the field that the error is about, if it names one
+    if isinstance(error, ValidationError):
+        field = ".".join(name for name in error.errors()[0]["loc"] if isinstance(name, str)) or None
+    elif isinstance(error, QuireError) and (match := _PATH.match(str(error))):
+        field = match[1]
     where = f"partition {partition}"
     if row is not None:
         where += f", document {row}" if rows == 1 else f", documents {row} to {row + rows - 1}"
@@ -39,15 +43,6 @@ def partition_error(
     located.partition, located.document, located.id, located.field = partition, row, id, field
     located.traceback = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return located
-
-
-def _find_field(error: Exception) -> str | None:
-    """Return the path of the field that an error is about, if it names one."""
-    if isinstance(error, ValidationError):
-        names = [name for name in error.errors()[0]["loc"] if isinstance(name, str)]
-        return ".".join(names) or None
-    match = _PATH.match(str(error)) if isinstance(error, QuireError) else None
-    return None if match is None else match[1]
 
 
 def attach_traceback(error: PartitionError) -> PartitionError:

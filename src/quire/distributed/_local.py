@@ -76,7 +76,7 @@ class LocalEngine:
             tuple(StagedPartition(EmptyPartition(), stage, number) for number in range(partitions)), stage.schema
         )
 
-    def from_native(self, native: Any) -> LocalFrame:
+    def from_native(self, native: object) -> LocalFrame:
         """Return the frame of an Arrow table or record batch."""
         if isinstance(native, pa.RecordBatch):
             native = pa.Table.from_batches([native])
@@ -181,9 +181,8 @@ class LocalEngine:
         done, retries = 0, _RETRIES
         while done < len(jobs):  # partitions that are done are not run again after a process has died
             try:
-                for path in run_map(
-                    _run_partition, jobs[done:], MapOptions(pool=self._processes(), item_name="partition")
-                ):
+                options = MapOptions(pool=self._processes(), item_name="partition")
+                for path in run_map(_PartitionJob.run, jobs[done:], options):
                     yield path
                     done += 1
             except FunctionError as error:
@@ -212,6 +211,10 @@ class _PartitionJob:
     def __init__(self, part: Partition, schema: pa.Schema, folder: str) -> None:
         self.part, self.schema, self.folder = part, schema, folder
 
+    def run(self) -> str:
+        """Write the rows of the partition to a file, in the process, and return its path."""
+        return write_spool(self.part.batches(), self.schema, self.folder)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "part": self._spool(self.part)}
 
@@ -224,8 +227,3 @@ class _PartitionJob:
             return EmptyPartition() if isinstance(part, InMemoryPartition) else part
         # A file that the process maps: pickling the batches would copy them through a pipe.
         return SpooledPartition(write_spool(part.content, part.content[0].schema, self.folder))
-
-
-def _run_partition(job: _PartitionJob) -> str:
-    """Write the rows of a partition to a file, in a process, and return its path."""
-    return write_spool(job.part.batches(), job.schema, job.folder)

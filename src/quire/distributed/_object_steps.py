@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -91,7 +91,7 @@ class Transform(ABC):
     name: str
 
     @abstractmethod
-    def __call__(self, partition: int, value: Any, /) -> Any:
+    def __call__(self, partition: int, value: object, /) -> object:
         pass
 
 
@@ -105,11 +105,13 @@ class ApplyFunction(Transform):
         function = getattr(self.call.function, "func", self.call.function)
         self.name = f"{getattr(function, '__qualname__', None) or type(function).__qualname__}()"
 
-    def __call__(self, _: int, value: Any, /) -> Any:
+    def __call__(self, _: int, value: object, /) -> object:
         return self.call.bind()(value)
 
 
-def make_transform(function: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> ApplyFunction:
+def make_transform(
+    function: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+) -> ApplyFunction:
     """Return the transform for a function, a callable object, or a class of such.
 
     Of a class, each worker creates one instance. A class whose instances cannot be called, such as `list`, is used as a
@@ -129,7 +131,7 @@ class GetItem(Transform):
     def __post_init__(self) -> None:
         self.name = f"[{self.key!r}]"
 
-    def __call__(self, _: int, value: Any, /) -> Any:
+    def __call__(self, _: int, value: object, /) -> object:
         return value if is_untyped(value) else get_column(value, self.key)
 
 
@@ -141,7 +143,7 @@ class PickItem(Transform):
     number: int
     name = "split()"
 
-    def __call__(self, _: int, value: Any, /) -> Any:
+    def __call__(self, _: int, value: object, /) -> object:
         if not isinstance(value, (list, tuple)) or len(value) != self.number:
             actual = f"{len(value)} items" if isinstance(value, (list, tuple)) else f"a {type(value).__name__}"
             raise ColumnError(f"split() needs {self.number} items in every partition, as in the first, got {actual}.")
@@ -156,7 +158,7 @@ class SampleTransform(Transform):
     seed: int
     name = "sample()"
 
-    def __call__(self, partition: int, value: Any, /) -> Any:
+    def __call__(self, partition: int, value: object, /) -> object:
         chance = np.random.default_rng((self.seed, partition))
         return take_rows(value, np.flatnonzero(chance.random(check_rows(value, self.name)) < self.fraction))
 
@@ -182,7 +184,7 @@ class Step(ABC):
             return [failure] * self.outputs if self.outputs else failure
 
     @abstractmethod
-    def work(self, partition: int, values: Sequence[Any], /) -> Any:
+    def work(self, partition: int, values: Sequence[Any], /) -> object:
         """Do the step on inputs without failures."""
 
 
@@ -194,7 +196,7 @@ class TransformStep(Step):
     copies: bool
     name = "copying"
 
-    def work(self, partition: int, values: Sequence[Any], /) -> Any:
+    def work(self, partition: int, values: Sequence[Any], /) -> object:
         value = copy_value(values[0]) if self.copies else values[0]
         for transform in self.transforms:
             try:
@@ -227,7 +229,7 @@ class ConcatStep(Step):
 
     name = "joining rows"
 
-    def work(self, _: int, values: Sequence[Any], /) -> Any:
+    def work(self, _: int, values: Sequence[Any], /) -> object:
         return concat_rows(values)
 
 
@@ -280,7 +282,7 @@ class RaiseStep(Step):
             raise RemoteError(error_to_text(values[0].to_error()))
         return values[0]
 
-    def work(self, _: int, values: Sequence[Any], /) -> Any:
+    def work(self, _: int, values: Sequence[Any], /) -> object:
         return values[0]
 
 
@@ -291,7 +293,7 @@ class SelectColumns(Transform):
     names: tuple[str, ...]
     name = "select()"
 
-    def __call__(self, _: int, value: Any, /) -> Any:
+    def __call__(self, _: int, value: object, /) -> object:
         if isinstance(value, dict) and value:
             return {name: get_column(value, name) for name in self.names}
         if is_untyped(value):
@@ -304,7 +306,7 @@ class ToPandas(Transform):
 
     name = "as_pandas()"
 
-    def __call__(self, _: int, value: Any, /) -> Any:
+    def __call__(self, _: int, value: object, /) -> object:
         pandas: Any = require("pandas", extra="pandas", needed_for="as_pandas()")
         if is_pandas(value):
             return value if isinstance(value, pandas.DataFrame) else value.to_frame()
@@ -316,19 +318,19 @@ class ToPandas(Transform):
         if isinstance(value, (DocumentArray, DocumentBatch)):
             return value.to_dataframe()
         if isinstance(value, dict):
-            return pandas.DataFrame({key: _to_cells(item) for key, item in value.items()})
+            return pandas.DataFrame({key: self._to_cells(item) for key, item in value.items()})
         if isinstance(value, list) or framework_of_type(type(value)) is not None:
             return pandas.DataFrame(value)
         raise ColumnError(f"a {type(value).__name__} cannot be converted to a data frame.")
 
-
-def _to_cells(column: Any) -> Any:
-    """Return a column of a data frame: rows that are arrays themselves become one cell each."""
-    framework = framework_of_type(type(column))
-    if framework is None:
-        return column
-    array = framework.to_numpy(column)
-    return array if array.ndim == 1 else list(array)
+    @staticmethod
+    def _to_cells(column: object) -> object:
+        """Return a column of a data frame: rows that are arrays themselves become one cell each."""
+        framework = framework_of_type(type(column))
+        if framework is None:
+            return column
+        array = framework.to_numpy(column)
+        return array if array.ndim == 1 else list(array)
 
 
 @dataclass
@@ -338,8 +340,8 @@ class ToDocuments(Transform):
     layout: DocumentLayout
     name = "from_documents()"
 
-    def __call__(self, _: int, value: Any, /) -> Any:
-        table = value.table() if isinstance(value, LazyTable) else value
+    def __call__(self, _: int, value: object, /) -> object:
+        table: pa.Table = value.table() if isinstance(value, LazyTable) else value
         batches = [convert_tensors(batch, self.layout.fields) for batch in table.to_batches() if len(batch)]
         arrays = [self.layout.array(self.layout.decode(batch)) for batch in batches]
         document_type: Any = self.layout.document_type
@@ -355,7 +357,7 @@ class ToTable(Transform):
         self.layout = DocumentLayout(document_type)
         self._token = os.urandom(8).hex()
 
-    def __call__(self, partition: int, value: Any, /) -> pa.Table:
+    def __call__(self, partition: int, value: object, /) -> pa.Table:
         if is_arrow(value):
             table = value if isinstance(value, pa.Table) else pa.Table.from_batches([value])
             batches = [self.layout.conform(batch) for batch in table.to_batches()]
@@ -365,7 +367,7 @@ class ToTable(Transform):
             batches = [self.layout.encode(documents, ids)]
         return pa.Table.from_batches(batches, self.layout.fields)
 
-    def _to_documents(self, value: Any) -> Iterable[Any]:
+    def _to_documents(self, value: object) -> Iterable[Any]:
         document_type: Any = self.layout.document_type
         if isinstance(value, dict) and value:
             return DocumentBatch[document_type].from_columns(value).unstack()

@@ -324,7 +324,7 @@ class _StepTask:
 
     step: Step
 
-    def __call__(self, task: tuple[int, Sequence[Any]]) -> Any:
+    def __call__(self, task: tuple[int, Sequence[Any]]) -> object:
         return self.step(*task)
 
 
@@ -345,6 +345,6 @@ def object_engine(engine: str | Engine) -> ObjectEngine:
     return objects
 
 
-def engine_of_rows(native: Any) -> Engine:
+def engine_of_rows(native: object) -> Engine:
     """Return the engine whose own collection of rows this is."""
     return get_engine("local") if is_pandas(native) else engine_of(native)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +13,16 @@ import pyarrow as pa
 from quire.errors import OptionError
 from quire.storage import EXTENSION_METADATA, EXTENSION_NAME
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+    from ray.data import Dataset
+
+
 _SHAPE_TYPE = pa.list_(pa.field("item", pa.int64(), nullable=False))
 _RAGGED_TYPE = pa.struct([pa.field("data", pa.binary()), pa.field("shape", _SHAPE_TYPE)])
 
 
-def arrow_schema(dataset: Any) -> pa.Schema:
+def arrow_schema(dataset: Dataset) -> pa.Schema:
     """Return the schema of a Ray Dataset, with tensors as quire describes them; may run its first rows."""
     schema = dataset.schema(fetch_if_missing=True)
     base = getattr(schema, "base_schema", None)
@@ -64,7 +69,7 @@ def _convert_field(field: pa.Field) -> pa.Field:
     return pa.field(field.name, pa.binary(width), nullable=field.nullable, metadata=marks)
 
 
-def _dtype(arrow_type: Any) -> np.dtype[Any]:
+def _dtype(arrow_type: pa.DataType) -> np.dtype[Any]:
     storage = arrow_type.storage_type
     storage = storage.field("data").type if pa.types.is_struct(storage) else storage
     dtype: np.dtype[Any] = np.dtype(storage.value_type.to_pandas_dtype())
@@ -96,5 +101,5 @@ def _convert_array(array: pa.Array, target: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(target, len(storage), [None, pa.py_buffer(np.ascontiguousarray(elements))])
 
 
-def _ragged_cell(elements: Any, dtype: np.dtype[Any], shape: Iterable[int]) -> dict[str, Any]:
+def _ragged_cell(elements: ArrayLike, dtype: np.dtype[Any], shape: Iterable[int]) -> dict[str, Any]:
     return {"data": np.asarray(elements, dtype).tobytes(), "shape": [int(size) for size in shape]}

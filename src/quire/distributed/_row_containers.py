@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from hashlib import blake2b
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -23,13 +23,15 @@ from quire.errors import ColumnError, PathError, did_you_mean
 from quire.tensors import framework_of_type
 
 if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
     from numpy.typing import NDArray
 
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 
 
-def is_pandas(value: Any) -> bool:
+def is_pandas(value: object) -> TypeGuard[pd.DataFrame | pd.Series[Any] | pd.Index[Any]]:
     """Whether it is a pandas DataFrame, Series or Index."""
     if not is_loaded("pandas"):
         return False
@@ -37,7 +39,7 @@ def is_pandas(value: Any) -> bool:
     return isinstance(value, (pandas.DataFrame, pandas.Series, pandas.Index))
 
 
-def is_arrow(value: Any) -> bool:
+def is_arrow(value: object) -> TypeGuard[pa.Table | pa.RecordBatch]:
     """Whether it is an Arrow table or record batch."""
     if not is_loaded("pyarrow"):
         return False
@@ -50,7 +52,7 @@ def _is_array(value: Any) -> bool:
     return is_tensor or is_pandas(value) or is_arrow(value) or isinstance(value, (DocumentArray, DocumentBatch))
 
 
-def _is_columns(value: Any) -> bool:
+def _is_columns(value: object) -> bool:
     """Whether a list, tuple or dict is a nest of columns."""
     if isinstance(value, dict):
         return bool(value) and all(
@@ -61,7 +63,7 @@ def _is_columns(value: Any) -> bool:
     return all(_is_array(v) or _is_columns(v) for v in value) and not all(isinstance(v, dict) for v in value)
 
 
-def has_rows(value: Any) -> bool:
+def has_rows(value: object) -> bool:
     """Whether the object can be divided."""
     return _is_array(value) or isinstance(value, (list, tuple)) or _is_columns(value) or is_untyped(value)
 
@@ -89,7 +91,7 @@ def count_rows(value: Any) -> int:
     return 1
 
 
-def check_rows(value: Any, doing: str) -> int:
+def check_rows(value: object, doing: str) -> int:
     """Return the number of rows of an object that is to be divided; ColumnError if it has none."""
     if not has_rows(value):
         raise ColumnError(
@@ -167,7 +169,7 @@ def is_untyped(value: Any) -> bool:
     return type(value) in (list, tuple, dict) and len(value) == 0
 
 
-def _container_kind(value: Any) -> Any:
+def _container_kind(value: Any) -> object:
     if _is_columns(value):
         return type(value), tuple(value) if isinstance(value, dict) else len(value)
     framework = framework_of_type(type(value))
@@ -214,7 +216,7 @@ def copy_value(value: Any) -> Any:
         return value
 
 
-def _copy_frame(value: Any) -> Any:
+def _copy_frame(value: pd.DataFrame | pd.Series[Any]) -> pd.DataFrame | pd.Series[Any]:
     frame = value.copy()
     if hasattr(frame, "columns"):
         for column in range(frame.shape[1]):
@@ -234,7 +236,7 @@ _INT64_LIMIT = float(1 << 63)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 
 
-def get_column(value: Any, name: Any) -> Any:
+def get_column(value: Any, name: object) -> Any:
     """Return a column of a frame, a dict or an array of documents; PathError if there is none."""
     try:
         return value[name]
@@ -328,7 +330,7 @@ def _hash_objects(items: list[Any]) -> NDArray[np.uint64]:
     return hashes
 
 
-def _hash_object(item: Any) -> int:
+def _hash_object(item: object) -> int:
     if _is_missing(item):
         return _MISSING_HASH
     if isinstance(item, (float, np.number, np.bool_, np.datetime64)) or (
@@ -336,7 +338,10 @@ def _hash_object(item: Any) -> int:
     ):
         return int(_hash_array(np.asarray([item]))[0])
     if isinstance(item, dt.datetime):
-        return int(_hash_times(np.asarray([_to_nanoseconds(item)], "M8[ns]"))[0])
+        aware = item if item.tzinfo else item.replace(tzinfo=dt.timezone.utc)
+        # pandas' Timestamp is a datetime with nanoseconds, which differences of datetimes do not have.
+        nanoseconds = (aware - _EPOCH) // dt.timedelta(microseconds=1) * 1000 + getattr(item, "nanosecond", 0)
+        return int(_hash_times(np.asarray([nanoseconds], "M8[ns]"))[0])
     if isinstance(item, (str, bytes)):
         data = b"s" + item.encode("utf-8", "surrogatepass") if isinstance(item, str) else b"b" + item
     elif getattr(type(item), "__repr__", None) is object.__repr__:
@@ -346,12 +351,7 @@ def _hash_object(item: Any) -> int:
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
 
 
-def _to_nanoseconds(moment: dt.datetime) -> int:
-    aware = moment if moment.tzinfo else moment.replace(tzinfo=dt.timezone.utc)
-    return (aware - _EPOCH) // dt.timedelta(microseconds=1) * 1000 + getattr(moment, "nanosecond", 0)
-
-
-def _is_missing(item: Any) -> bool:
+def _is_missing(item: object) -> bool:
     """Whether it is None, NaN, NaT or pandas' NA, whose comparisons are neither true nor false."""
     if item is None:
         return True

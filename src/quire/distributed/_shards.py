@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,16 @@ from typing_extensions import Self
 
 from quire._extra_fields import Extra
 from quire._parametrize import ParametrizedMeta
-from quire.array import DocumentArray, DocumentBatch, bind, compile_filter
+from quire.array import (
+    DocumentArray,
+    DocumentBatch,
+    bind,
+    check_fractions,
+    check_sample,
+    compile_filter,
+    sample_error,
+    whole_number,
+)
 from quire.distributed._batches import CHUNK_BYTES, rebatch_by_bytes, rebatch_by_rows, split_evenly
 from quire.distributed._encoding import DocumentLayout, OnError, check_nullable, layout_from_arrow
 from quire.distributed._engine import Engine, Frame, Stage, engine_of
@@ -27,6 +36,7 @@ from quire.distributed._stages import (
     ConformRows,
     DistinctValues,
     FilterRows,
+    LowestHashes,
     MapChunks,
     MapRows,
     SampleRows,
@@ -40,10 +50,15 @@ from quire.schema import FieldKind, parse_path
 from quire.storage import WriteOptions, iter_columns, resolve_document_type
 from quire.tensors import describe
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from ray.data import Dataset
+
+
 DocT = TypeVar("DocT", bound=BaseDocument)
 Grouping = Literal["none", "whole", "broken"]
 """Whether partitions hold all rows with equal keys, as after `partition_by`, so that functions get them as a whole.
-'broken': they did, until `union` added other rows, or Ray split them for `cache`."""
+'broken': they did, until `concat` added other rows, or Ray split them for `cache`."""
 
 
 class DocumentFrame(NamedTuple):
@@ -60,7 +75,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
     """Documents in partitions: `DocumentShards[Student].read_parquet('students/', engine='ray')`.
 
     Shards are lazy. Methods such as `map` and `filter` return new shards at once; the work is done when rows are
-    requested (by `collect`, `take`, `iter_batches`, `len`, `write_dataset`, ...), and again for each request unless
+    requested (by `collect`, `head`, `iter_batches`, `len`, `write_dataset`, ...), and again for each request unless
     `cache` keeps the result. The same calls return the same documents on every engine. Functions receive documents;
     engines exchange Arrow record batches.
     """
@@ -76,7 +91,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         self._data = data
 
     @classmethod
-    def _bind(cls, parameter: Any) -> dict[str, Any]:
+    def _bind(cls, parameter: object) -> dict[str, Any]:
         return bind(cls, parameter)
 
     @classmethod
@@ -119,7 +134,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
     def partition(
         cls,
         data: Any,
-        num_shards: int | None = None,
+        num_partitions: int | None = None,
         *,
         engine: str | Engine = "local",
         document_type: type[Any] | None = None,
@@ -138,7 +153,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
                 )
             columns = data if isinstance(data, Mapping) else _name_arrays(data, document_type)
             data = DocumentBatch[document_type].from_columns(columns, shapes="ragged")  # type: ignore[valid-type]
-        return cls.from_documents(data, num_partitions=num_shards, engine=engine, document_type=document_type)
+        return cls.from_documents(data, num_partitions=num_partitions, engine=engine, document_type=document_type)
 
     @classmethod
     def read_parquet(  # noqa: PLR0913
@@ -242,7 +257,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
 
     @classmethod
     def from_native(
-        cls, native: Any, *, engine: str | Engine | None = None, document_type: type[Any] | None = None
+        cls, native: object, *, engine: str | Engine | None = None, document_type: type[Any] | None = None
     ) -> DocumentShards[DocT]:
         """Create shards from an engine's own object: a Ray Dataset, a Spark DataFrame, an Arrow table. See `native`."""
         target = engine_of(native) if engine is None else engine_by_name(engine)
@@ -253,12 +268,16 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         return cls._of(DocumentFrame(target, frame, layout))
 
     @classmethod
-    def from_spark(cls, frame: Any, *, document_type: type[Any] | None = None, **options: Any) -> DocumentShards[DocT]:
+    def from_spark(
+        cls, frame: DataFrame, *, document_type: type[Any] | None = None, **options: Any
+    ) -> DocumentShards[DocT]:
         """Create shards from a Spark DataFrame."""
         return cls.from_native(frame, engine=engine_by_name("spark", **options), document_type=document_type)
 
     @classmethod
-    def from_ray(cls, dataset: Any, *, document_type: type[Any] | None = None, **options: Any) -> DocumentShards[DocT]:
+    def from_ray(
+        cls, dataset: Dataset, *, document_type: type[Any] | None = None, **options: Any
+    ) -> DocumentShards[DocT]:
         """Create shards from a Ray Dataset."""
         return cls.from_native(dataset, engine=engine_by_name("ray", **options), document_type=document_type)
 
@@ -376,7 +395,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         grouping = self._data.grouping
         if grouping == "broken":
             raise OptionError(
-                "partition_by() was followed by union(), or by cache() on Ray, which splits large partitions: the "
+                "partition_by() was followed by concat(), or by cache() on Ray, which splits large partitions: the "
                 "function would see parts of groups. Call partition_by() after it, directly before the function."
             )
         if grouping == "whole" and on_error != "raise":
@@ -457,43 +476,69 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         number = random.getrandbits(31) if seed is None else seed
         return self._with_frame(self.engine.shuffle(self._data.frame, number), "none")
 
-    def sample(self, fraction: float, seed: int = 0, *, by: str = "id") -> Self:
-        """Keep about this fraction of the documents: those whose `by`, hashed with the seed, is below it.
+    def sample(
+        self, n: int | None = None, seed: int | None = None, *, fraction: float | None = None, by: str = "id"
+    ) -> Self:
+        """Keep n different documents, or about a fraction of them, chosen at random, in their order.
 
-        They are the same documents on every engine and with any number of partitions.
+        With a seed, they are the same documents on every engine and with any number of partitions: those with the
+        lowest hashes of the field `by`. To find the n lowest, all documents are made once, when this is called.
         """
-        if not 0 <= fraction <= 1:
-            raise OptionError(f"fraction={fraction}: it must be between 0 and 1.")
-        return self._sample_range(by, seed, 0.0, fraction)
+        n, fraction = check_sample(n, fraction)
+        layout = self._check_hashed(by)
+        seed = random.getrandbits(31) if seed is None else seed
+        if fraction is not None:
+            return self._run(SampleRows(layout, by, seed, 0.0, fraction))  # type: ignore[return-value]
+        stage = LowestHashes(layout, by, seed, n or 0)
+        batches = self.engine.collect(self.engine.run(self._data.frame, stage))
+        hashes = np.sort(np.concatenate([np.zeros(0), *(batch.column(0).to_numpy() for batch in batches)]))
+        if n and n > len(hashes):
+            raise sample_error(n, len(hashes))
+        # A hash is a multiple of 2**-53, so that this bound is exact.
+        bound = float(hashes[n - 1]) + 2**-53 if n else 0.0
+        if np.count_nonzero(hashes < bound) != n:
+            raise OptionError(f"sample({n}): several documents have the same {by}. Pass fraction= instead.")
+        sampled = self._run(SampleRows(layout, by, seed, 0.0, bound))
+        return self._of(sampled._data._replace(total=n))  # type: ignore[return-value]
 
-    def split(self, *fractions: float, seed: int = 0, by: str = "id") -> list[Self]:
-        """Split the documents into parts of about these fractions. The hash of `by` decides the part of a document."""
-        if not fractions or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-9:
-            raise OptionError(f"the parts of a split are fractions whose sum is 1, got {fractions}.")
+    def split(self, *fractions: float, by: str = "id", seed: int | None = None) -> list[Self]:
+        """Split the documents into parts of about these fractions, which add up to 1.
+
+        The hash of the field `by` decides the part of a document. It is the same in every container, on every engine
+        and with any number of partitions, and does not change when documents are added. See `DocumentArray.split`.
+        """
+        check_fractions(fractions)
+        layout = self._check_hashed(by)
         bounds = [0.0, *np.cumsum(fractions[:-1]).tolist(), 1.0]
-        return [self._sample_range(by, seed, low, high) for low, high in pairwise(bounds)]
+        stages = [SampleRows(layout, by, seed, low, high) for low, high in pairwise(bounds)]
+        return [self._run(stage) for stage in stages]  # type: ignore[misc]
 
-    def _sample_range(self, by: str, seed: int, low: float, high: float) -> Self:
+    def _check_hashed(self, by: str) -> DocumentLayout:
+        """Return the layout, after checking that documents have the field to hash."""
         layout = self._data.layout
         if by == "id" and "id" not in layout.layout.schema.by_name:
             raise SchemaError(f"{layout.document_type.__name__} has no id here: pass by=, the field to hash.")
         layout.check_path(by)
-        return self._run(SampleRows(layout, by, seed, low, high))  # type: ignore[return-value]
+        return layout
 
-    def union(self, *others: DocumentShards[DocT]) -> Self:
-        """Append the documents of other shards of the same class on the same engine."""
-        parts = [self._data, *(other._data for other in others)]
-        if any(part.engine is not self.engine for part in parts):
+    @classmethod
+    def concat(cls, shards: Iterable[DocumentShards[DocT]]) -> DocumentShards[DocT]:
+        """Concatenate shards of one class on one engine."""
+        parts = [item._data for item in shards]
+        if not parts:
+            raise OptionError("concat() takes at least one DocumentShards.")
+        first = parts[0]
+        if any(part.engine is not first.engine for part in parts):
             raise OptionError(
-                "union() takes shards of one engine. Move the others to it by to_ray(), to_spark() or collect()."
+                "concat() takes shards of one engine. Move the others to it by to_ray(), to_spark() or collect()."
             )
-        if any(not part.layout.matches(self._data.layout) for part in parts):
-            raise SchemaError("union() takes shards of one class, with the same fields. Map the others to it first.")
+        if any(not part.layout.matches(first.layout) for part in parts):
+            raise SchemaError("concat() takes shards of one class, with the same fields. Map the others to it first.")
         totals = [part.total for part in parts if part.total is not None]
         total = sum(totals) if len(totals) == len(parts) else None
-        frame = self.engine.union([part.frame for part in parts])
+        frame = first.engine.union([part.frame for part in parts])
         grouping: Grouping = "none" if all(part.grouping == "none" for part in parts) else "broken"
-        return self._of(self._data._replace(frame=frame, total=total, grouping=grouping))  # type: ignore[return-value]
+        return cls._of(first._replace(frame=frame, total=total, grouping=grouping))
 
     def cache(self) -> Self:
         """Return the same documents, which are made once, when they are first needed, and then kept."""
@@ -528,14 +573,17 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
 
     def first(self) -> DocT:
         """Return the first document."""
-        documents = self.take(1)
+        documents = self.head(1)
         if not documents:
             raise RowIndexError("the shards have no document.")
         return documents[0]
 
-    def take(self, number: int) -> DocumentArray[DocT]:
-        """Return the first documents; only what they need is computed."""
-        return self._decode(self.engine.iter_batches(self.engine.limit(self._data.frame, number)))
+    def head(self, n: int = 5) -> DocumentArray[DocT]:
+        """Return the first n documents, or all if there are fewer; only what they need is computed."""
+        n = whole_number("n", n)
+        if n < 0:
+            raise OptionError(f"n={n}: it must not be negative.")
+        return self._decode(self.engine.iter_batches(self.engine.limit(self._data.frame, n)))
 
     def collect(self) -> DocumentArray[DocT]:
         """Return all documents, in the memory of this process."""
@@ -558,11 +606,11 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
     def __iter__(self) -> Iterator[DocT]:
         return (document for batch in self.iter_batches() for document in batch)
 
-    def to_spark(self, **options: Any) -> Any:
+    def to_spark(self, **options: Any) -> DataFrame:
         """Return a Spark DataFrame of the documents. Those of another engine go through this process."""
         return self._move_to("spark", options).native
 
-    def to_ray(self, **options: Any) -> Any:
+    def to_ray(self, **options: Any) -> Dataset:
         """Return a Ray Dataset of the documents. Those of another engine go through this process."""
         return self._move_to("ray", options).native
 
@@ -584,8 +632,11 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
 
 
 def _check_partitions(partitions: int | None) -> int | None:
-    if partitions is not None and partitions < 1:
-        raise OptionError(f"{partitions} partitions: at least one is needed.")
+    if partitions is None:
+        return None
+    partitions = whole_number("num_partitions", partitions)
+    if partitions < 1:
+        raise OptionError(f"num_partitions={partitions}: at least one is needed.")
     return partitions
 
 

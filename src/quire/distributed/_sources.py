@@ -77,7 +77,11 @@ def is_pattern(path: str | os.PathLike[str]) -> bool:
 
 def _find_files(path: str, suffixes: tuple[str, ...], remote: RemoteOptions) -> list[FileRef]:
     if is_pattern(path):
-        return _match_pattern(path, remote)
+        # The folder before the first wildcard is listed, and the names in it are compared with the rest.
+        url = open_folder(path, remote).url if "://" not in path else path
+        start = url.rindex("/", 0, _WILDCARD.search(url).start()) + 1  # type: ignore[union-attr]
+        folder, regex = open_folder(url[:start], remote), re.compile(_pattern_to_regex(url[start:]))
+        return [FileRef(folder, *entry) for entry in folder.list() if regex.fullmatch(entry.name)]
     folder = open_folder(path, remote)
     parent_url, _, name = folder.url.rpartition("/")
     if name and not parent_url.endswith(":/"):  # unless it is the root of a file system or a bucket
@@ -87,15 +91,8 @@ def _find_files(path: str, suffixes: tuple[str, ...], remote: RemoteOptions) -> 
     return [FileRef(folder, *entry) for entry in folder.list(suffixes)]
 
 
-def _match_pattern(pattern: str, remote: RemoteOptions) -> list[FileRef]:
-    """Return the files that match a glob pattern; ** stands for any number of folders."""
-    url = open_folder(pattern, remote).url if "://" not in pattern else pattern
-    start = url.rindex("/", 0, _WILDCARD.search(url).start()) + 1  # type: ignore[union-attr]
-    folder, regex = open_folder(url[:start], remote), re.compile(_pattern_to_regex(url[start:]))
-    return [FileRef(folder, *entry) for entry in folder.list() if regex.fullmatch(entry.name)]
-
-
 def _pattern_to_regex(pattern: str) -> str:
+    """Return the regular expression of a glob pattern; ** stands for any number of folders."""
     wildcards = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     regex = ""
     for token in _TOKENS.findall(pattern):

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -41,6 +41,10 @@ from quire.distributed._spark_transport import (
 )
 from quire.errors import FunctionError, OptionError, PartitionError
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
 MAX_BYTES_SETTING = "spark.sql.execution.arrow.maxBytesPerBatch"
 _LOCAL_SETTINGS = {
     "spark.master": "local[*]",
@@ -57,7 +61,7 @@ _LOCAL_SETTINGS = {
 }
 
 
-def spark_session(**options: Any) -> Any:
+def spark_session(**options: Any) -> SparkSession:
     """Return the active Spark session; without one, start Spark on this machine, on loopback only.
 
     The options are settings of Spark, whose dots may be written as underscores: `master='local[2]'`,
@@ -80,14 +84,14 @@ def spark_session(**options: Any) -> Any:
     return sql.SparkSession.builder.config(map=settings).getOrCreate()
 
 
-def active_session() -> Any:
+def active_session() -> SparkSession | None:
     """Return the session that is running, if there is one."""
     sql: Any = require("pyspark.sql", extra="spark", needed_for="engine='spark'")
     session = sql.SparkSession.getActiveSession() or getattr(sql.SparkSession, "_instantiatedSession", None)
     return session if session is not None and is_open(session) else None
 
 
-def is_open(session: Any) -> bool:
+def is_open(session: SparkSession) -> bool:
     """Whether the session was not stopped; one of Spark Connect has no context to ask."""
     context = getattr(session, "_sc", None)
     return context is None or getattr(context, "_jsc", None) is not None
@@ -99,7 +103,7 @@ _RELATION_LIMIT = "spark.sql.execution.arrow.localRelationThreshold"
 _UNKNOWN_WIDTH = 1 << 16
 
 
-def frame_from_packs(session: Any, packs: Sequence[Sequence[pa.RecordBatch]]) -> Any:
+def frame_from_packs(session: SparkSession, packs: Sequence[Sequence[pa.RecordBatch]]) -> DataFrame:
     """Return a DataFrame of packs, with each partition in one of Spark's partitions if Spark allows it."""
     batches = [pa.concat_batches(part) for part in packs]
     if _major_version(session) < 4:
@@ -109,12 +113,12 @@ def frame_from_packs(session: Any, packs: Sequence[Sequence[pa.RecordBatch]]) ->
         return session.createDataFrame(pa.Table.from_batches(batches, PACK_SCHEMA))
 
 
-def _major_version(session: Any) -> int:
+def _major_version(session: SparkSession) -> int:
     return int(session.version.split(".")[0])
 
 
 @contextmanager
-def limit_batches(session: Any, schema: pa.Schema) -> Iterator[None]:
+def limit_batches(session: SparkSession, schema: pa.Schema) -> Iterator[None]:
     """Let jobs planned meanwhile pass Python batches of limited bytes; before Spark 4, of limited rows."""
     if _major_version(session) >= 4:
         changes = {MAX_BYTES_SETTING: str(_BATCH_BYTES)}
@@ -134,7 +138,7 @@ def _estimate_width(arrow_type: pa.DataType) -> int:
 
 
 @contextmanager
-def temporary_settings(session: Any, changes: dict[str, str]) -> Iterator[None]:
+def temporary_settings(session: SparkSession, changes: dict[str, str]) -> Iterator[None]:
     """Change settings of a session for the duration of the block."""
     before = {name: session.conf.get(name, None) for name in changes}
     for name, value in changes.items():
@@ -152,23 +156,16 @@ def temporary_settings(session: Any, changes: dict[str, str]) -> Iterator[None]:
 @contextmanager
 def translate_errors() -> Iterator[None]:
     """Raise an error of a worker as the error it was there, and one of Spark itself as a PartitionError."""
-    errors: Any = require("pyspark.errors", extra="spark", needed_for="engine='spark'")
+    caught: list[Any] = [require("pyspark.errors", extra="spark", needed_for="engine='spark'").PySparkException]
+    with suppress(ImportError):  # Spark Connect has no connection to Java
+        caught.append(require("py4j.protocol", extra="spark", needed_for="engine='spark'").Py4JError)
     try:
         yield
-    except (errors.PySparkException, *_gateway_errors()) as error:
+    except tuple(caught) as error:
         original = error_from_text(str(error))
         if original is None:
             raise PartitionError(f"Spark failed: {error}") from error
         raise original from original.__cause__
-
-
-def _gateway_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of the connection to Java, which Spark Connect does not have."""
-    try:
-        protocol: Any = require("py4j.protocol", extra="spark", needed_for="engine='spark'")
-    except ImportError:
-        return ()
-    return (protocol.Py4JError,)
 
 
 _MAX_WINDOW_BYTES = 256 << 20
@@ -186,10 +183,10 @@ class SparkSource:
     in_windows: bool = False
     """Whether some of the partitions can be computed without the others."""
 
-    def rows(self) -> Any:
+    def rows(self) -> DataFrame:
         return self.frame if self.kind != "numbers" else self.window(0, self.parts or 0)
 
-    def window(self, first: int, end: int) -> Any:
+    def window(self, first: int, end: int) -> DataFrame:
         """Return some of the partitions, by number."""
         if self.kind == "packs":
             return self.frame.where(f"{PART_COLUMN} >= {first} AND {PART_COLUMN} < {end}")
@@ -207,12 +204,12 @@ class SparkFrame(Frame[Any]):
         return self.chain.schema
 
     @cached_property
-    def native(self) -> Any:
+    def native(self) -> DataFrame:
         if self.source.kind == "columns" and not self.chain.stages:
             return self.source.frame
         return self.map_stages("columns", self.source.rows())
 
-    def map_stages(self, output: OutputKind, rows: Any, first: int | None = 0) -> Any:
+    def map_stages(self, output: OutputKind, rows: DataFrame, first: int | None = 0) -> DataFrame:
         """Return the DataFrame of what the stages make of rows: packs, columns or counts."""
         types = {"packs": SPARK_PACK_TYPES, "counts": SPARK_COUNT_TYPES}.get(output) or spark_schema(self.schema)
         try:
@@ -223,7 +220,7 @@ class SparkFrame(Frame[Any]):
                 "Use Spark 3.5 or newer, or write a dataset."
             ) from error
 
-    def packs(self, first: int | None = 0) -> Any:
+    def packs(self, first: int | None = 0) -> DataFrame:
         return self.map_stages("packs", self.source.rows(), first)
 
     def then(self, stage: Stage) -> SparkFrame:
@@ -239,7 +236,7 @@ class SparkEngine:
         self._options, self._started = options, None
 
     @property
-    def session(self) -> Any:
+    def session(self) -> SparkSession:
         if self._started is not None and is_open(self._started):
             return self._started
         active = active_session()
@@ -280,7 +277,7 @@ class SparkEngine:
             native = prepare_frame(native, None)
         return self._frame_of_columns(native, arrow_schema(native.schema), None)
 
-    def _frame_of_columns(self, frame: Any, schema: pa.Schema, parts: int | None) -> SparkFrame:
+    def _frame_of_columns(self, frame: DataFrame, schema: pa.Schema, parts: int | None) -> SparkFrame:
         return SparkFrame(SparkSource(frame.sparkSession, "columns", frame, parts), StageChain(schema))
 
     # --- from frame to frame
@@ -415,12 +412,12 @@ def _own_frame(frame: Frame[Any]) -> SparkFrame:
 
 
 def _frame_of_packs(
-    session: Any, frame: Any, schema: pa.Schema, parts: int | None, *, in_windows: bool = False
+    session: SparkSession, frame: DataFrame, schema: pa.Schema, parts: int | None, *, in_windows: bool = False
 ) -> SparkFrame:
     return SparkFrame(SparkSource(session, "packs", frame, parts, in_windows), StageChain(schema))
 
 
-def unpersist(frame: Any) -> None:
+def unpersist(frame: DataFrame) -> None:
     """Release a DataFrame that is no longer used."""
     with suppress(Exception):  # Spark may have ended
         frame.unpersist()
@@ -463,7 +460,7 @@ def torch_distributor(
     return result
 
 
-def _run_on_rank(paths: list[str], call: bytes, use_gpu: bool) -> Any:  # noqa: FBT001 - Spark calls it by position
+def _run_on_rank(paths: list[str], call: bytes, use_gpu: bool) -> object:  # noqa: FBT001 - Spark calls it by position
     """Run a rank. All return the result of rank 0: Spark returns that of whichever ends last."""
     dist: Any = require("torch.distributed", extra="torch", needed_for="torch_distributor()")
     cloudpickle: Any = require("cloudpickle", extra="process", needed_for="torch_distributor()")

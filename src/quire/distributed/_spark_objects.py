@@ -11,7 +11,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -31,6 +31,11 @@ from quire.distributed._objects import (
 )
 from quire.distributed._spark import SparkEngine, SparkFrame, limit_batches, translate_errors, unpersist
 from quire.distributed._spark_transport import arrow_schema, from_spark, spark_arrow_schema
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import DataFrame
+
 
 _PIECE_BYTES = 32 << 20
 """The most bytes in a row."""
@@ -60,7 +65,7 @@ class SparkObjects(ObjectEngine):
             frame = self._spark.createDataFrame(rows, _SPARK_TYPES)
         return HeldNode(_repartition(frame, len(values)), len(values))
 
-    def _frame(self, node: Node, only: str = "true") -> Any:
+    def _frame(self, node: Node, only: str = "true") -> DataFrame:
         """Return the DataFrame of a plan, or of some of its partitions."""
         if not node.cached:
             return self._make_frame(node, only)
@@ -70,7 +75,7 @@ class SparkObjects(ObjectEngine):
                 weakref.finalize(node, unpersist, node.kept).atexit = False
             return node.kept.where(only)
 
-    def _make_frame(self, node: Node, only: str) -> Any:
+    def _make_frame(self, node: Node, only: str) -> DataFrame:
         if isinstance(node, HeldNode):
             return node.held.where(only)
         if isinstance(node, NativeNode):
@@ -84,12 +89,12 @@ class SparkObjects(ObjectEngine):
         base, transforms = fuse_maps(node.parent)
         return _run_step(self._frame(base, only), TransformStep((*transforms, node.transform), copies=False))
 
-    def _exchange(self, node: ExchangeNode, only: str) -> Any:
+    def _exchange(self, node: ExchangeNode, only: str) -> DataFrame:
         frame = self._frame(node.parent)
         counts = dict(self._fetch(_run_step(frame, CountStep()))) if node.names is None else {}
         return _run_step(_repartition(_run_step(frame, node.make_split(counts)).where(only), node.parts), ConcatStep())
 
-    def _zip(self, node: ZipNode, only: str) -> Any:
+    def _zip(self, node: ZipNode, only: str) -> DataFrame:
         functions: Any = require("pyspark.sql.functions", extra="spark", needed_for="engine='spark'")
         sides = [
             self._frame(side, only).withColumn("source", functions.lit(place)).select(*PIECE_SCHEMA.names)
@@ -103,7 +108,7 @@ class SparkObjects(ObjectEngine):
         only = "true" if partitions.stop is None else f"part >= {partitions.start or 0} and part < {partitions.stop}"
         return (value for _, value in self._fetch(self._frame(node, only)))
 
-    def _fetch(self, frame: Any) -> list[tuple[int, Any]]:
+    def _fetch(self, frame: DataFrame) -> list[tuple[int, Any]]:
         """Return the objects in a DataFrame with their partitions; a failure is raised."""
         with translate_errors(), limit_batches(frame.sparkSession, PIECE_SCHEMA):
             if hasattr(frame, "toArrow"):
@@ -132,7 +137,7 @@ class SparkObjects(ObjectEngine):
                 node.kept.unpersist()
             node.kept = None
 
-    def native(self, node: Node) -> Any:
+    def native(self, node: Node) -> DataFrame:
         """Return a DataFrame of the rows; the first data frame with rows determines the columns."""
         probe = next((frame for frame in self._probes(node) if len(frame)), None)
         example = next(self.values(node, slice(0, 1))) if probe is None else probe
@@ -154,14 +159,14 @@ class SparkObjects(ObjectEngine):
 # --- rows
 
 
-def _repartition(frame: Any, parts: int) -> Any:
+def _repartition(frame: DataFrame, parts: int) -> DataFrame:
     """Move the rows of partition i into partition i of Spark; before Spark 4.1, only all into one."""
     if hasattr(frame, "repartitionById"):
         return frame.repartitionById(parts, "part")
     return frame.repartition(parts, "part")
 
 
-def _to_rows(part: int, source: int, value: Any) -> Iterator[pa.RecordBatch]:
+def _to_rows(part: int, source: int, value: object) -> Iterator[pa.RecordBatch]:
     cloudpickle: Any = require("pyspark.cloudpickle", extra="spark", needed_for="engine='spark'")
     data = memoryview(cloudpickle.dumps(value, 5))
     for seq, start in enumerate(range(0, len(data), _PIECE_BYTES)):
@@ -194,18 +199,14 @@ class _StepTask:
         for part, values in _collect_objects(batches):
             result = self.step(part, values)
             for target, value in enumerate(result) if self.step.outputs else [(part, result)]:
-                yield from _send_result(target, part, value)
+                try:
+                    rows = list(_to_rows(target, part, value))
+                except Exception as error:  # noqa: BLE001 - pickling runs code of the values
+                    rows = list(_to_rows(target, part, Failure.of(part, "its result cannot be sent", error)))
+                yield from rows
 
 
-def _send_result(target: int, part: int, value: Any) -> list[pa.RecordBatch]:
-    """Return the rows of a result; of a failure, if it cannot be pickled."""
-    try:
-        return list(_to_rows(target, part, value))
-    except Exception as error:  # noqa: BLE001 - pickling runs code of the values
-        return list(_to_rows(target, part, Failure.of(part, "its result cannot be sent", error)))
-
-
-def _run_step(frame: Any, step: Step) -> Any:
+def _run_step(frame: DataFrame, step: Step) -> DataFrame:
     task = _StepTask(step)
     return frame.mapInArrow(lambda batches: task(batches), _SPARK_TYPES)  # noqa: PLW0108 - Spark asks for a function
 
@@ -243,5 +244,5 @@ class _ToRows:
                 raise values[0].to_error()
             yield from self._table(values[0]).to_batches()
 
-    def _table(self, value: Any) -> pa.Table:
+    def _table(self, value: pa.Table | pd.DataFrame) -> pa.Table:
         return value if isinstance(value, pa.Table) else pa.Table.from_pandas(value, self.schema, preserve_index=False)

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,12 @@ from quire.storage import (
     spark_arrow_schema,
     spark_type,
 )
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from pyspark.sql.types import DataType, StructField, StructType
+
 
 TENSOR_KEY = "tensor"
 __all__ = ["arrow_schema", "from_spark", "spark_arrow_schema", "spark_schema", "to_spark"]
@@ -74,13 +80,13 @@ def restore_array(array: pa.Array, field: pa.Field) -> pa.Array:
 # --- schemas
 
 
-def spark_schema(schema: pa.Schema) -> Any:
+def spark_schema(schema: pa.Schema) -> StructType:
     """Return the Spark schema for columns, with the Arrow field of each in the metadata."""
     types: Any = require("pyspark.sql.types", extra="spark", needed_for="engine='spark'")
     return types.StructType([_spark_field(types, field, nullable=field.nullable) for field in schema])
 
 
-def _spark_field(types: Any, field: pa.Field, *, nullable: bool = True) -> Any:
+def _spark_field(types: ModuleType, field: pa.Field, *, nullable: bool = True) -> StructField:
     metadata: dict[str, Any] = {SPARK_FIELD_KEY: field_to_text(field)}
     mark = read_extension(field)
     if mark and mark[0] == "quire.tensor":
@@ -88,7 +94,7 @@ def _spark_field(types: Any, field: pa.Field, *, nullable: bool = True) -> Any:
     return types.StructField(field.name, _spark_type(types, field.type), nullable, metadata)
 
 
-def _spark_type(types: Any, arrow_type: pa.DataType) -> Any:
+def _spark_type(types: ModuleType, arrow_type: pa.DataType) -> DataType:
     if pa.types.is_struct(arrow_type):
         inner = [arrow_type.field(i) for i in range(arrow_type.num_fields)]
         return types.StructType([_spark_field(types, field) for field in inner])
@@ -98,21 +104,20 @@ def _spark_type(types: Any, arrow_type: pa.DataType) -> Any:
     return pandas.from_arrow_type(spark_type(arrow_type), True)  # noqa: FBT003 - keep timestamps without a zone
 
 
-def arrow_schema(schema: Any) -> pa.Schema:
+def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the Arrow schema of a Spark DataFrame: the original fields where it has them, else Spark's own."""
-    return pa.schema([_arrow_field(field) for field in schema.fields])
-
-
-def _arrow_field(field: Any) -> pa.Field:
+    types: Any = require("pyspark.sql.types", extra="spark", needed_for="engine='spark'")
     pandas: Any = require("pyspark.sql.pandas.types", extra="spark", needed_for="engine='spark'")
-    original = (field.metadata or {}).get(SPARK_FIELD_KEY)
-    if original is not None:
-        arrow_field = field_from_text(original).with_name(field.name)
-        types: Any = require("pyspark.sql.types", extra="spark", needed_for="engine='spark'")
+    arrow_fields = []
+    for field in schema.fields:
+        text = (field.metadata or {}).get(SPARK_FIELD_KEY)
+        original = None if text is None else field_from_text(text).with_name(field.name)
         # Compared without metadata and nullability: an outer join adds nulls.
-        if _spark_type(types, arrow_field.type).simpleString() == field.dataType.simpleString():
-            return arrow_field.with_nullable(field.nullable)
-    return pa.field(field.name, pandas.to_arrow_type(field.dataType), nullable=field.nullable)
+        spark = "" if original is None else _spark_type(types, original.type).simpleString()
+        if original is None or spark != field.dataType.simpleString():
+            original = pa.field(field.name, pandas.to_arrow_type(field.dataType))
+        arrow_fields.append(original.with_nullable(field.nullable))
+    return pa.schema(arrow_fields)
 
 
 InputKind = Literal["numbers", "packs", "columns"]

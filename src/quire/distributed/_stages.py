@@ -7,7 +7,6 @@ results wait to be encoded.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import os
 import threading
@@ -24,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quire._protocols import is_document_type
-from quire.array import DocumentBatch, compile_filter, find_column
+from quire.array import DocumentBatch, compile_filter, find_column, hash_fraction
 from quire.columns import Columns
 from quire.distributed._batches import CHUNK_BYTES, rebatch_by_bytes, rebatch_by_multiples
 from quire.distributed._encoding import (
@@ -124,7 +123,7 @@ def defines_call(cls: Any) -> bool:
     return any("__call__" in base.__dict__ for base in cls.__mro__)
 
 
-def _document_type_in(hint: Any) -> type[Any] | None:
+def _document_type_in(hint: object) -> type[Any] | None:
     """Return the document class in an annotation: Student, DocumentArray[Student], Iterator[Student], ..."""
     if is_document_type(hint):
         return None if hint is BaseDocument else hint
@@ -225,7 +224,14 @@ class MapChunks(PartitionStage):
     def _chunks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, Columns]]:
         if self.whole:
             if partition := list(batches):
-                chunk = _concat_partition(partition)
+                try:
+                    chunk = pa.concat_batches(partition)
+                except pa.ArrowInvalid as error:
+                    size = sum(batch.nbytes for batch in partition)
+                    raise OptionError(
+                        f"a partition of {size:,} bytes does not fit into one Arrow record batch, and after "
+                        f"partition_by() functions get whole partitions: use more partitions. ({error})"
+                    ) from error
                 yield chunk, self.source.decode(chunk)
             return
         if self.rows is None:
@@ -239,7 +245,11 @@ class MapChunks(PartitionStage):
     def _chunk(
         self, function: Callable[[Any], Any], columns: Columns, rows: ChunkRows, encoder: Encoder
     ) -> Iterator[pa.RecordBatch]:
-        result = attempt(function, self._argument(columns), _check_chunk_result)
+        result = attempt(
+            function,
+            self._argument(columns),
+            lambda result: result if isinstance(result, DocumentBatch) else _list_documents(result),
+        )
         if isinstance(result, DocumentBatch):  # its columns are encoded without creating documents
             result = attempt(self._encode_batch, result)
             if not isinstance(result, Failed):
@@ -269,22 +279,7 @@ class MapChunks(PartitionStage):
             yield from alone.results_of(result)
 
 
-def _concat_partition(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    try:
-        return pa.concat_batches(batches)
-    except pa.ArrowInvalid as error:
-        size = sum(batch.nbytes for batch in batches)
-        raise OptionError(
-            f"a partition of {size:,} bytes does not fit into one Arrow record batch, and after partition_by() "
-            f"functions get whole partitions: use more partitions. ({error})"
-        ) from error
-
-
-def _check_chunk_result(result: Any) -> DocumentBatch[Any] | list[Any]:
-    return result if isinstance(result, DocumentBatch) else _list_documents(result)
-
-
-def _list_documents(result: Any) -> list[Any]:
+def _list_documents(result: object) -> list[Any]:
     """Return the documents that a function returned; it may be a generator."""
     if result is None or isinstance(result, (str, bytes, Mapping)) or not isinstance(result, Iterable):
         raise DocumentTypeError(f"the function must return an array of documents, but returned {describe(result)}.")
@@ -352,7 +347,7 @@ class SampleRows(PartitionStage):
 
     source: DocumentLayout
     path: str
-    seed: int
+    seed: int | None
     low: float
     high: float
 
@@ -365,19 +360,44 @@ class SampleRows(PartitionStage):
         return self.source.select([self.path])
 
     def work(self, _: int, batches: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
-        salt = self.seed.to_bytes(16, "little", signed=True)
         for batch in batches:
-            values = find_column(self._narrow.decode(batch), self.path).values()
-            fractions = np.fromiter((_hash_fraction(value, salt) for value in values), np.float64, len(batch))
-            mask = (fractions >= self.low) & (fractions < self.high)
+            hashes = _hash_rows(self._narrow, batch, self.path, self.seed)
+            mask = (hashes >= self.low) & (hashes < self.high)
             if mask.any():
                 yield batch.filter(pa.array(mask))
 
 
-def _hash_fraction(value: Any, salt: bytes) -> float:
-    # The upper 53 bits of the hash: as many as a float between 0 and 1 holds exactly.
-    digest = hashlib.blake2b(str(value).encode("utf-8", "surrogatepass"), digest_size=8, key=salt).digest()
-    return (int.from_bytes(digest, "little") >> 11) / 2**53
+HASHES = pa.schema([pa.field("hash", pa.float64(), nullable=False)])
+
+
+@dataclass(frozen=True)
+class LowestHashes(PartitionStage):
+    """Replace a partition by the n lowest hashes of its rows, and the next one, which shows whether there are ties."""
+
+    source: DocumentLayout
+    path: str
+    seed: int
+    n: int
+
+    @property
+    def schema(self) -> pa.Schema:
+        return HASHES
+
+    @cached_property
+    def _narrow(self) -> DocumentLayout:
+        return self.source.select([self.path])
+
+    def work(self, _: int, batches: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
+        lowest = np.zeros(0)
+        for batch in batches:
+            hashes = _hash_rows(self._narrow, batch, self.path, self.seed)
+            lowest = np.sort(np.concatenate([lowest, hashes]))[: self.n + 1]
+        yield pa.record_batch([pa.array(lowest)], schema=HASHES)
+
+
+def _hash_rows(narrow: DocumentLayout, batch: pa.RecordBatch, path: str, seed: int | None) -> NDArray[np.float64]:
+    values = find_column(narrow.decode(batch), path).values()
+    return np.fromiter((hash_fraction(value, seed) for value in values), np.float64, len(batch))
 
 
 @dataclass(frozen=True)

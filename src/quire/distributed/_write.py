@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +82,9 @@ def attempt_name(job: str, partition: int) -> str:
     return f"{job}-{partition:08x}-{int.from_bytes(os.urandom(4), 'little'):010d}"
 
 
-def write_frame(engine: Engine, frame: Frame[Any], layout: DocumentLayout, url: Any, options: WriteOptions) -> None:
+def write_frame(
+    engine: Engine, frame: Frame[Any], layout: DocumentLayout, url: str | os.PathLike[str], options: WriteOptions
+) -> None:
     """Write the rows of a frame as a dataset: each row once, or nothing at all."""
     if options.mode == "resume":
         raise OptionError("mode='resume' is for a single writer; shards are written as a whole. Pass mode='overwrite'.")
@@ -119,7 +121,7 @@ def _write_empty_shard(folder: Folder, layout: DocumentLayout, options: WriteOpt
     return Shard.from_dict(line)
 
 
-def _remove_attempts(folder: Folder, job: str, keep: Any) -> None:
+def _remove_attempts(folder: Folder, job: str, keep: Collection[str]) -> None:
     """Remove the files of attempts that do not count, complete or not; the time of the job is in their names."""
     for entry in folder.list(hidden=True):
         if entry.name.lstrip(".").startswith(f"{job}-") and entry.name not in keep:

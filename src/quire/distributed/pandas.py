@@ -18,6 +18,8 @@ from quire.files import RemoteOptions, display_uri, scheme_of
 from quire.parallel import summary_of
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from quire.distributed._engine import Engine
 
 
@@ -77,7 +79,7 @@ def read_parquet(
     return _read("parquet", file_path, num_shards, engine, {**how, **chosen})
 
 
-def _read(kind: str, paths: Any, num_shards: int | None, engine: Any, how: Mapping[str, Any]) -> XShards:
+def _read(kind: str, paths: Paths, num_shards: int | None, engine: str | Engine, how: Mapping[str, Any]) -> XShards:
     refused = sorted(_REFUSED_OPTIONS & how.keys())
     if refused:
         raise OptionError(
@@ -92,12 +94,12 @@ def _read(kind: str, paths: Any, num_shards: int | None, engine: Any, how: Mappi
     return shards if num_shards in (None, len(parts)) else shards.repartition(num_shards)
 
 
-def read_files(files: list[SourceFile], kind: str, how: Mapping[str, Any]) -> Any:
+def read_files(files: list[SourceFile], kind: str, how: Mapping[str, Any]) -> pd.DataFrame:
     """Read some files into one data frame."""
     return concat_rows([_read_frame(file, kind, how) for file in files])
 
 
-def _read_frame(file: SourceFile, kind: str, how: Mapping[str, Any]) -> Any:
+def _read_frame(file: SourceFile, kind: str, how: Mapping[str, Any]) -> pd.DataFrame:
     pandas: Any = require("pandas", extra="pandas", needed_for=f"read_{kind}()")
     options = dict(how)
     if kind == "json" and (".jsonl" in file.url or ".ndjson" in file.url):
@@ -142,12 +144,9 @@ def _list_files(kind: str, paths: Paths, remote: RemoteOptions) -> list[SourceFi
     if not files:
         raise OptionError(f"read_{kind}([]): at least one file is needed.")
     for key in {key for file in files for key in file.folders}:
-        _type_folders(key, [file for file in files if file.folders.get(key) is not None])
+        # A column of folders is one of integers if all of its values look like integers.
+        with_value = [source for source in files if source.folders.get(key) is not None]
+        if all(str(source.folders[key]).isdecimal() for source in with_value):
+            for source in with_value:
+                source.folders[key] = int(source.folders[key])
     return files
-
-
-def _type_folders(key: str, files: list[SourceFile]) -> None:
-    """Make a column of folders integers if all of its values look like integers."""
-    if all(str(file.folders[key]).isdecimal() for file in files):
-        for file in files:
-            file.folders[key] = int(file.folders[key])

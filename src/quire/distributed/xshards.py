@@ -104,7 +104,7 @@ class XShards:
         return cls(objects.from_frame(shards._data.frame), objects)._then(ToDocuments(shards._data.layout))
 
     @classmethod
-    def from_native(cls, native: Any, *, engine: str | Engine | None = None) -> XShards:
+    def from_native(cls, native: object, *, engine: str | Engine | None = None) -> XShards:
         """Create shards of data frames from a Ray Dataset, a Spark DataFrame or a pandas data frame."""
         objects = object_engine(engine_of_rows(native) if engine is None else get_engine(engine))
         return cls(objects.hold([native]) if objects.name == "local" else NativeNode(native), objects)
@@ -118,7 +118,7 @@ class XShards:
         """
         return self._then(make_transform(func, args, kwargs))
 
-    def __getitem__(self, key: Any) -> XShards:
+    def __getitem__(self, key: object) -> XShards:
         """Return a column of each data frame, or an item of each dict."""
         return self._then(GetItem(key))
 

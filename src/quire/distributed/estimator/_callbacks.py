@@ -7,11 +7,15 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quire.distributed.estimator._job import Job
+
 
 Logs = Mapping[str, Any]
 
@@ -82,7 +86,7 @@ class Callbacks:
 class _FunctionCallback:
     """A function as a callback."""
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Callable[[int, Logs | None], object]) -> None:
         self.function = function
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
@@ -118,7 +122,7 @@ class ProgressFile:
 
 
 @contextmanager
-def show_progress(job: Any, folder: Path, show: bool | None) -> Iterator[None]:  # noqa: FBT001 - a keyword of fit
+def show_progress(job: Job, folder: Path, show: bool | None) -> Iterator[None]:  # noqa: FBT001 - a keyword of fit
     """Show the progress of a job while it runs; by default on a terminal."""
     if show is False or (show is None and not sys.stderr.isatty()):
         yield

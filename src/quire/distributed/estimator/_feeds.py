@@ -7,8 +7,7 @@ A `Source` is sent to every rank and opens a `Feed` there, the rank's share of t
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Protocol
@@ -79,7 +78,7 @@ class FeedOptions:
         return replace(self, shuffle=False, last="pad")
 
 
-def batch_length(content: Any) -> int:
+def batch_length(content: object) -> int:
     """Return the number of rows of a batch, whatever it is made of."""
     if isinstance(content, DocumentBatch):
         return len(content)
@@ -93,7 +92,7 @@ def batch_length(content: Any) -> int:
     return int(shape[0])
 
 
-def to_rank_batch(content: Any) -> RankBatch:
+def to_rank_batch(content: object) -> RankBatch:
     """Return a batch of which only its content is known."""
     if isinstance(content, DocumentBatch):
         valid = np.asarray(content.mask())
@@ -111,17 +110,14 @@ def synchronize_steps(items: Iterator[RankBatch], feed: Feed, world: World, last
     batch, of which no row counts; with 'drop', all stop when one does.
     """
     if world.size == 1:
-        for item in items:
-            item.total = item.rows
-            yield item
-    elif feed.planned:
-        for item in items:
-            yield item if item.total is not None else replace(item, total=int(world.sum([item.rows])[0]))
-    else:
-        yield from _synchronize_unplanned(items, world, last)
-
-
-def _synchronize_unplanned(items: Iterator[RankBatch], world: World, last: Last) -> Iterator[RankBatch]:
+        for batch in items:
+            batch.total = batch.rows
+            yield batch
+        return
+    if feed.planned:
+        for batch in items:
+            yield batch if batch.total is not None else replace(batch, total=int(world.sum([batch.rows])[0]))
+        return
     before: RankBatch | None = None
     while True:
         item = next(items, None)
@@ -154,7 +150,7 @@ def _check_first_batches(item: RankBatch | None, world: World, ready: int) -> No
         )
 
 
-def _digest(content: Any) -> int:
+def _digest(content: object) -> int:
     """Return a hash of the values of a batch, small enough to be exact as a float."""
     digest = blake2b(digest_size=6)
     for leaf in _iter_leaves(content):
@@ -162,7 +158,7 @@ def _digest(content: Any) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def _iter_leaves(content: Any) -> Iterator[Any]:
+def _iter_leaves(content: object) -> Iterator[Any]:
     if isinstance(content, DocumentBatch):
         yield from content.id
     elif isinstance(content, Mapping):
@@ -221,7 +217,7 @@ class ArrayDataset:
         return map_arrays(self.arrays, lambda array: array[rows])
 
 
-def iter_arrays(nest: Any) -> Iterator[Any]:
+def iter_arrays(nest: object) -> Iterator[Any]:
     """Yield the arrays of a nest."""
     parts = nest.values() if isinstance(nest, Mapping) else nest if isinstance(nest, (tuple, list)) else None
     if parts is None:
@@ -231,7 +227,7 @@ def iter_arrays(nest: Any) -> Iterator[Any]:
             yield from iter_arrays(part)
 
 
-def map_arrays(nest: Any, change: Any) -> Any:
+def map_arrays(nest: Any, change: Callable[[Any], Any]) -> Any:
     """Apply a function to each array of a nest."""
     if isinstance(nest, Mapping):
         return {name: map_arrays(part, change) for name, part in nest.items()}
@@ -261,7 +257,7 @@ class IndexedFeed:
         numbers = self._sample_rows(epoch)
         share = self._share(epoch, position, numbers)
         steps = _StepRows(share, numbers)
-        for step, content in enumerate(_fetch_batches(self.rows, steps, self.feed_options.framework)):
+        for step, content in enumerate(self._fetch(steps)):
             indices, valid = steps.indices(step)
             rows = len(indices) if valid is None else int(valid.sum())
             yield RankBatch(content, rows, count_step_rows(share, step), valid, {"start": share.after(step)}, indices)
@@ -272,7 +268,9 @@ class IndexedFeed:
             return None
         if hasattr(self.rows.sampler, "set_epoch"):
             self.rows.sampler.set_epoch(epoch)
-        with _seed_torch(self.feed_options.seed + epoch):
+        torch: Any = require("torch", extra="torch", needed_for="a sampler")
+        with torch.random.fork_rng(devices=[]):  # one seed, so that the sampler draws the same rows on every rank
+            torch.manual_seed(self.feed_options.seed + epoch)
             numbers = np.fromiter(self.rows.sampler, np.int64)
         digest = blake2b(numbers.tobytes(), digest_size=6).digest()  # 48 bits: exact as a float
         if len(set(self.world.gather(int.from_bytes(digest, "little")))) > 1:
@@ -281,6 +279,17 @@ class IndexedFeed:
                 "torch's seed, or write a creator(rank, world_size, config)."
             )
         return numbers
+
+    def _fetch(self, steps: _StepRows) -> Iterator[Any]:
+        """Yield the batches of the steps: by a DataLoader, or by the dataset itself if that is enough."""
+        dataset, loading = self.rows.dataset, self.rows.loading
+        by_itself = hasattr(dataset, "__getitems__") and not loading.get("num_workers")
+        if by_itself and ("collate_fn" not in loading or self.feed_options.framework != "torch"):
+            for step in steps:
+                yield dataset.__getitems__(step)
+        else:
+            data: Any = require("torch.utils.data", extra="torch", needed_for="a DataLoader")
+            yield from data.DataLoader(dataset, batch_sampler=steps, **loading)
 
     def _share(self, epoch: int, position: Position | None, numbers: NDArray[np.int64] | None) -> Slice:
         size = len(self.rows.dataset) if numbers is None else len(numbers)
@@ -318,27 +327,6 @@ def count_step_rows(share: Slice, step: int) -> int:
     if share.last == "drop" or step < share.steps - 1:
         return full
     return share.order.size - share.start - step * full
-
-
-def _fetch_batches(rows: IndexedData, steps: _StepRows, framework: str) -> Iterator[Any]:
-    """Yield the batches of the steps: by a DataLoader, or by the dataset itself if that is enough."""
-    dataset = rows.dataset
-    by_itself = hasattr(dataset, "__getitems__") and not rows.loading.get("num_workers")
-    if by_itself and ("collate_fn" not in rows.loading or framework != "torch"):
-        for step in steps:
-            yield dataset.__getitems__(step)
-    else:
-        data: Any = require("torch.utils.data", extra="torch", needed_for="a DataLoader")
-        yield from data.DataLoader(dataset, batch_sampler=steps, **rows.loading)
-
-
-@contextmanager
-def _seed_torch(seed: int) -> Iterator[None]:
-    """Seed torch's generator meanwhile, so that a sampler draws the same rows on every rank."""
-    torch: Any = require("torch", extra="torch", needed_for="a sampler")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
 
 
 class StreamFeed:

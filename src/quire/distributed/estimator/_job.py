@@ -14,15 +14,20 @@ import pickle
 import struct
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from quire._optional import is_loaded, require
 from quire.distributed.estimator._feeds import FeedOptions, RankBatch, Source
 from quire.distributed.estimator._options import ColumnSelection
 from quire.distributed.estimator._ranks import Floats, RankInfo, World
 from quire.errors import PickleError, StorageNotFoundError
+
+if TYPE_CHECKING:
+    from typing import IO
+
 
 Task = Literal["fit", "evaluate", "predict"]
 
@@ -140,7 +145,7 @@ _MIN_BUFFER_BYTES = 1 << 12
 """Smaller tensors are pickled without a buffer of their own."""
 
 
-def write_job(job: Any, path: Path) -> None:
+def write_job(job: Job, path: Path) -> None:
     """Write a job; functions and classes that cannot be imported are pickled by value."""
     cloudpickle: Any = require("cloudpickle", extra="process", needed_for="sending a training to other processes")
     buffers: list[pickle.PickleBuffer] = []
@@ -164,37 +169,33 @@ def import_paths_file(job: Path) -> Path:
     return job.with_suffix(".paths")
 
 
-def _make_pickler(cloudpickle: Any) -> Any:
-    """Return cloudpickle's pickler, with torch's tensors as buffers."""
+def _make_pickler(cloudpickle: Any) -> type[pickle.Pickler]:
+    """Return cloudpickle's pickler, with torch's tensors as buffers.
+
+    torch pickles a tensor as bytes inside the pickle. As a numpy array it becomes a buffer of its own (protocol 5),
+    which ranks map instead of reading it.
+    """
+    torch: Any = require("torch", extra="torch", needed_for="a tensor") if is_loaded("torch") else None
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, value: Any) -> Any:
-            reduced = _reduce_tensor(value)
-            return super().reducer_override(value) if reduced is None else reduced
+            if torch is not None and type(value) is torch.Tensor and value.nbytes >= _MIN_BUFFER_BYTES:
+                plain = value.layout is torch.strided and value.device.type == "cpu"
+                if plain and not (value.requires_grad or value.is_conj() or value.is_neg()):
+                    with suppress(TypeError):  # numpy has no such dtype
+                        return torch.from_numpy, (value.contiguous().numpy(),)
+            return super().reducer_override(value)
 
     return Pickler
 
 
-def _reduce_tensor(value: Any) -> Any:
-    if not is_loaded("torch"):
-        return None
-    torch: Any = require("torch", extra="torch", needed_for="a tensor")
-    plain = type(value) is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu"
-    if not plain or value.requires_grad or value.nbytes < _MIN_BUFFER_BYTES or value.is_conj() or value.is_neg():
-        return None
-    try:
-        return torch.from_numpy, (value.contiguous().numpy(),)
-    except TypeError:  # numpy has no such dtype
-        return None
-
-
-def _write_part(target: Any, data: Any) -> None:
+def _write_part(target: IO[bytes], data: bytes | memoryview) -> None:
     target.write(_PART_HEADER.pack(memoryview(data).nbytes, 0))
     target.write(b"\0" * (-target.tell() % _ALIGN))
     target.write(data)
 
 
-def read_job(path: Path) -> Any:
+def read_job(path: Path) -> Job:
     """Read a job. Its arrays can be written to; changes stay in this process."""
     try:
         with path.open("rb") as file:
@@ -203,16 +204,13 @@ def read_job(path: Path) -> Any:
         raise StorageNotFoundError(
             f"{path}: this machine does not see the job. Pass model_dir, a folder that all machines of the cluster see."
         ) from error
-    first, *buffers = _split_parts(memoryview(mapped))
-    return pickle.loads(first, buffers=buffers)  # noqa: S301 - written by write_job
-
-
-def _split_parts(whole: memoryview) -> list[memoryview]:
-    parts, at = [], 0
+    whole, parts, at = memoryview(mapped), list[memoryview](), 0
     while at < len(whole):
         size, _ = _PART_HEADER.unpack_from(whole, at)
         at += _PART_HEADER.size
         at += -at % _ALIGN
         parts.append(whole[at : at + size])
         at += size
-    return parts
+    first, *buffers = parts
+    job: Job = pickle.loads(first, buffers=buffers)  # noqa: S301 - written by write_job
+    return job

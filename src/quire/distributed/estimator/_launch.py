@@ -25,7 +25,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -37,6 +37,13 @@ from quire.distributed.estimator._options import EstimatorOptions
 from quire.distributed.estimator._ranks import RankInfo
 from quire.distributed.estimator._training import run_rank
 from quire.errors import FunctionError, OptionError, QuireError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from pyspark.sql import SparkSession
+    from ray.train.data_parallel_trainer import DataParallelTrainer
+
 
 _log = logging.getLogger("quire.distributed")
 _COMMUNICATION_MODULES = ("torch.distributed", "torch.nn.parallel", "torch.autograd", "torch._tensor", "tensorflow")
@@ -153,7 +160,7 @@ def with_restarts(launch: Callable[[Attempt], list[Outcome]], folder: Path, rest
     raise AssertionError
 
 
-def lost_rank_error(rank: Any, why: str) -> LostRanksError:
+def lost_rank_error(rank: int | str, why: str) -> LostRanksError:
     """Return the error about a rank that is gone."""
     return LostRanksError(f"rank {rank} was lost: {why}.")
 
@@ -273,7 +280,13 @@ _MAX_RAY_STARTS = 4
 def launch_ray(launch: LaunchSpec, attempt: Attempt) -> list[Outcome]:
     """Run ranks as workers of Ray Train, and wait for their results."""
     ray = ray_session()
-    _check_ray_room(ray, launch)
+    # Checked here, because Ray would wait for ever for cores, or for a folder that its machines do not see.
+    cores = int(ray.cluster_resources().get("CPU", 0))
+    if cores < launch.size:
+        raise OptionError(f"workers={launch.size}, but Ray has {cores} cores: use fewer workers, or a larger cluster.")
+    machines = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    if len(machines) > 1 and not launch.shared:
+        raise OptionError(f"Ray runs on {len(machines)} machines: pass model_dir=..., a folder that all of them see.")
     config = {"job": str(launch.job), "attempt": str(attempt.folder)}
     trainer = _make_trainer(ray, launch, config, attempt.folder / "ray")
     try:
@@ -290,17 +303,7 @@ def launch_ray(launch: LaunchSpec, attempt: Attempt) -> list[Outcome]:
     return attempt.read_outcomes(launch.size)
 
 
-def _check_ray_room(ray: Any, launch: LaunchSpec) -> None:
-    """Raise where Ray would wait for ever: too few cores, or machines that do not see the folder."""
-    cores = int(ray.cluster_resources().get("CPU", 0))
-    if cores < launch.size:
-        raise OptionError(f"workers={launch.size}, but Ray has {cores} cores: use fewer workers, or a larger cluster.")
-    machines = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-    if len(machines) > 1 and not launch.shared:
-        raise OptionError(f"Ray runs on {len(machines)} machines: pass model_dir=..., a folder that all of them see.")
-
-
-def _make_trainer(ray: Any, launch: LaunchSpec, config: dict[str, str], storage: Path) -> Any:
+def _make_trainer(ray: ModuleType, launch: LaunchSpec, config: dict[str, str], storage: Path) -> DataParallelTrainer:
     train: Any = require("ray.train", extra="ray", needed_for="engine='ray'")
     loopback = ray.util.get_node_ip_address().startswith("127.")
     run = train.RunConfig(
@@ -345,7 +348,7 @@ def launch_spark(launch: LaunchSpec, attempt: Attempt) -> list[Outcome]:
     return attempt.read_outcomes(launch.size)
 
 
-def _check_spark_room(session: Any, launch: LaunchSpec) -> None:
+def _check_spark_room(session: SparkSession, launch: LaunchSpec) -> None:
     """Raise where Spark would wait ten minutes: too few slots, or machines that do not see the folder."""
     context: Any = None
     with suppress(Exception):  # Spark Connect has no context

@@ -1,9 +1,13 @@
-"""The options of an Estimator and of its calls, and which columns of a batch are features and labels."""
+"""The arguments of an Estimator and of its calls: options, columns that are features or labels, and creators.
+
+Creators are functions of the user that make data, models, losses and optimizers; they get the arguments they declare.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -46,16 +50,22 @@ class ColumnSelection:
         """All columns that are read; None if the whole batch is passed to the model."""
         return None if self.features is None else (*self.features, *(self.labels or ()))
 
-    def split(self, content: Any) -> tuple[tuple[Any, ...], Any]:
+    def split(self, content: object) -> tuple[tuple[Any, ...], Any]:
         """Return the arguments of the model, and the labels."""
         if self.features is None:
-            return _split_whole(content)
+            if isinstance(content, DocumentBatch):
+                return (content,), content
+            if isinstance(content, Mapping) and "x" in content:
+                return _to_arguments(content["x"]), content.get("y")
+            if isinstance(content, (tuple, list)) and 0 < len(content) <= 2:
+                return _to_arguments(content[0]), content[1] if len(content) == 2 else None
+            return _to_arguments(content), None
         arguments = tuple(batch_column(content, name) for name in self.features)
         labels = tuple(batch_column(content, name) for name in self.labels or ())
         return arguments, labels[0] if len(labels) == 1 else labels or None
 
 
-def batch_column(content: Any, name: str) -> Any:
+def batch_column(content: object, name: str) -> Any:
     """Return a column of a batch by name; of a batch of documents, by path."""
     if isinstance(content, (DocumentBatch, Mapping)):
         if isinstance(content, Mapping) and name not in content:
@@ -69,17 +79,7 @@ def batch_column(content: Any, name: str) -> Any:
     )
 
 
-def _split_whole(content: Any) -> tuple[tuple[Any, ...], Any]:
-    if isinstance(content, DocumentBatch):
-        return (content,), content
-    if isinstance(content, Mapping) and "x" in content:
-        return _to_arguments(content["x"]), content.get("y")
-    if isinstance(content, (tuple, list)) and 0 < len(content) <= 2:
-        return _to_arguments(content[0]), content[1] if len(content) == 2 else None
-    return _to_arguments(content), None
-
-
-def _to_arguments(features: Any) -> tuple[Any, ...]:
+def _to_arguments(features: object) -> tuple[Any, ...]:
     return tuple(features) if isinstance(features, (tuple, list)) else (features,)
 
 
@@ -138,7 +138,7 @@ class EstimatorOptions:
             raise OptionError(f"max_restarts={self.max_restarts}: it must not be negative.")
 
 
-def engine_name(engine: Any) -> str:
+def engine_name(engine: object) -> str:
     """Return the name of an engine, which is passed by name or as `quire.distributed.engine(...)`."""
     return str(engine if isinstance(engine, str) else getattr(engine, "name", engine))
 
@@ -196,3 +196,41 @@ def worker_batch_size(batch_size: int | None, global_batch_size: int | None, wor
     if rest or size < 1:
         raise OptionError(f"global_batch_size={global_batch_size} cannot be divided evenly among {workers} workers.")
     return size
+
+
+# --- creators
+
+
+def required_parameters(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the required positional parameters; [] if the signature is unknown."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in parameters if p.kind in positional and p.default is inspect.Parameter.empty]
+
+
+def takes_rank(creator: Callable[..., Any]) -> bool:
+    """Whether a creator returns the share of a rank: `creator(rank, world_size, config)`."""
+    names = required_parameters(creator)
+    return len(names) == 3 or {"rank", "world_size"} <= set(names)
+
+
+def create_data(creator: Callable[..., Any], config: Mapping[str, Any], rank: int, size: int) -> Any:
+    """Call a creator of data with (rank, world_size, config), (config, batch_size) or (config)."""
+    names, config = required_parameters(creator), dict(config)
+    if takes_rank(creator):
+        return creator(rank, size, config)
+    if len(names) == 2:
+        return creator(config, config["batch_size"])
+    if len(names) > 2:
+        name = getattr(creator, "__qualname__", type(creator).__name__)
+        raise OptionError(f"{name}() takes {', '.join(names)}: a creator takes (config) or (rank, world_size, config).")
+    return creator(config) if names else creator()
+
+
+def create(creator: Callable[..., Any], config: Mapping[str, Any], *first: Any) -> Any:
+    """Call a creator of a model, a loss or an optimizer, with or without the config."""
+    number = len(required_parameters(creator))
+    return creator(*first, dict(config)) if number > len(first) else creator(*first[: number or len(first)])

@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from operator import getitem
-from typing import Annotated, Any, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_origin
 
 import numpy as np
 from pydantic import create_model
@@ -26,6 +26,10 @@ from quire.errors import OptionError
 from quire.storage import StoredDataset, open_dataset, register_class
 from quire.tensors import DType, Shape
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
 RunJob = Callable[[Any], list[Outcome]]
 _PYTHON_TYPES = {"f": float, "i": int, "u": int, "b": bool}
 
@@ -42,7 +46,7 @@ def predict_rows(data: Any, run: RunJob, name: str) -> Any:
     return join_outputs(run(data))
 
 
-def _open_stored(data: Any) -> StoredDataset[Any] | None:
+def _open_stored(data: object) -> StoredDataset[Any] | None:
     if isinstance(data, StreamingDataset):
         return data.stored
     if isinstance(data, StoredDataset):
@@ -103,14 +107,14 @@ def name_outputs(outputs: Any, name: str) -> dict[str, Any]:
     return {name: outputs}
 
 
-def tensor_annotation(array: Any) -> Any:
+def tensor_annotation(array: NDArray[Any]) -> Any:
     """Return the type of the field for an output: a number if it has one per row, else a tensor."""
     if array.ndim == 1:
         return _PYTHON_TYPES[array.dtype.kind]
     return Annotated[np.ndarray, Shape(*array.shape[1:]), DType(array.dtype.name)]
 
 
-def list_annotation(array: Any) -> Any:
+def list_annotation(array: NDArray[Any]) -> Any:
     """Return the type of the field for an output in a frame: a number, or nested lists."""
     annotation: Any = _PYTHON_TYPES[array.dtype.kind]
     for _ in range(array.ndim - 1):
@@ -185,7 +189,7 @@ class Predictor:
 def predict_shards(data: Any, spec: PredictionSpec) -> Any:
     """Return shards with the outputs; for a Spark DataFrame or a Ray Dataset, one of its own kind."""
     shards = _to_shards(data)
-    first = shards.take(1)
+    first = shards.head(1)
     if not first:
         raise OptionError("there are no rows to predict on.")
     outputs = Predictor(spec).outputs(DocumentArray[shards.document_type](first).stack(shapes="ragged"))  # type: ignore[name-defined]
@@ -208,6 +212,6 @@ def _to_shards(data: Any) -> DocumentShards[Any]:
     return DocumentShards.from_spark(data) if is_spark_frame(data) else DocumentShards.from_ray(data)
 
 
-def is_of_engine(data: Any) -> bool:
+def is_of_engine(data: object) -> bool:
     """Whether the rows are held by an engine, so that predictions are made there."""
     return isinstance(data, DocumentShards) or is_spark_frame(data) or is_ray_dataset(data)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
@@ -31,7 +30,7 @@ class World:
         rank_info = rank_info or RankInfo()
         self.rank, self.size = rank_info.rank, rank_info.size
 
-    def sum(self, values: Any) -> Floats:
+    def sum(self, values: ArrayLike) -> Floats:
         """Return the sums of numbers over all ranks, the same on each of them."""
         return np.array(values, np.float64)
 

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire._optional import is_loaded, require
 from quire.array import DocumentArray, DocumentBatch
 from quire.data import MultiModalDataset, StreamingDataset, from_spark
 from quire.distributed._shards import DocumentShards
-from quire.distributed.estimator._creators import create_data, takes_rank
 from quire.distributed.estimator._feeds import (
     DEFAULT_BATCH_SIZE,
     ArrayDataset,
@@ -30,10 +29,16 @@ from quire.distributed.estimator._feeds import (
     Source,
     StreamFeed,
 )
+from quire.distributed.estimator._options import create_data, takes_rank
 from quire.distributed.estimator._ranks import World
 from quire.errors import OptionError
 from quire.files import open_folder
 from quire.storage import StoredDataset, open_dataset
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from torch.utils.data import DataLoader
 
 
 def is_generated(document_type: type[Any]) -> bool:
@@ -138,7 +143,7 @@ class IterableSource:
 # --- choosing the source
 
 
-def rank_source(data: Any, feed_options: FeedOptions) -> Source:
+def rank_source(data: object, feed_options: FeedOptions) -> Source:
     """Return the source of data that a rank can open; data of engines was written before."""
     plain = isinstance(data, (StoredDataset, str, os.PathLike, DocumentArray, DocumentBatch)) or callable(data)
     if not plain and feed_options.missing.missing not in ("raise", "read"):
@@ -153,7 +158,7 @@ def rank_source(data: Any, feed_options: FeedOptions) -> Source:
     if isinstance(data, (str, os.PathLike)):
         return StoredSource(open_folder(data).url)  # absolute, because a worker has another working directory
     if isinstance(data, (DocumentArray, DocumentBatch)):
-        dataset: Any = MultiModalDataset[data.document_type]
+        dataset: Any = MultiModalDataset[data.document_type]  # type: ignore[name-defined]
         framework = "torch" if feed_options.framework == "torch" else "numpy"
         return IndexedSource(IndexedData(dataset(data, framework=framework, missing=feed_options.missing)))
     if isinstance(data, MultiModalDataset):
@@ -168,7 +173,7 @@ def rank_source(data: Any, feed_options: FeedOptions) -> Source:
     return _plain_source(data)
 
 
-def _plain_source(data: Any) -> Source:
+def _plain_source(data: object) -> Source:
     """Return the source of data that belongs to no framework."""
     if _is_arrays(data):
         return IndexedSource(IndexedData(ArrayDataset(data)))
@@ -179,7 +184,7 @@ def _plain_source(data: Any) -> Source:
     raise OptionError(f"data must be {_ACCEPTED_DATA}; got a {type(data).__name__}.")
 
 
-def _is_arrays(data: Any) -> bool:
+def _is_arrays(data: object) -> bool:
     """Whether it is an array, or a tuple, list or dict of arrays; a list of tuples or dicts is batches."""
     if isinstance(data, list) and any(isinstance(part, (tuple, list, Mapping)) for part in data):
         return False
@@ -190,12 +195,12 @@ def _is_arrays(data: Any) -> bool:
     return hasattr(data, "shape") and hasattr(data, "dtype") and len(data.shape) > 0
 
 
-def _is_tf_dataset(data: Any) -> bool:
+def _is_tf_dataset(data: object) -> bool:
     tensorflow: Any = require("tensorflow", extra="tensorflow", needed_for="tf.data")
     return isinstance(data, tensorflow.data.Dataset)
 
 
-def _torch_source(data: Any) -> Source | None:
+def _torch_source(data: object) -> Source | None:
     """Return the source of a DataLoader, or of a torch dataset; None for other data."""
     torch_data: Any = require("torch.utils.data", extra="torch", needed_for="a DataLoader")
     if isinstance(data, torch_data.DataLoader):
@@ -207,7 +212,7 @@ def _torch_source(data: Any) -> Source | None:
     return None
 
 
-def _loader_source(loader: Any, torch_data: Any) -> Source:
+def _loader_source(loader: Any, torch_data: ModuleType) -> Source:
     dataset = loader.dataset
     if isinstance(dataset, StreamingDataset):
         return StreamSource(dataset)
@@ -230,7 +235,7 @@ def _loader_source(loader: Any, torch_data: Any) -> Source:
     )
 
 
-def _loader_keywords(loader: Any) -> dict[str, Any]:
+def _loader_keywords(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the keywords of a DataLoader that do not determine which rows it loads."""
     keywords = {
         "collate_fn": loader.collate_fn,
@@ -260,7 +265,7 @@ class FrameSource:
         return StreamFeed(dataset, world, feed_options)
 
 
-def make_source(data: Any, feed_options: FeedOptions, folder: Path) -> Source:
+def make_source(data: object, feed_options: FeedOptions, folder: Path) -> Source:
     """Return the source of data; what belongs to an engine is first written to a folder, by that engine."""
     if is_spark_frame(data):
         return FrameSource(from_spark(data, cache=folder / "frames"))
@@ -273,11 +278,11 @@ def make_source(data: Any, feed_options: FeedOptions, folder: Path) -> Source:
     return rank_source(data, feed_options)
 
 
-def is_spark_frame(data: Any) -> bool:
+def is_spark_frame(data: object) -> bool:
     """Whether it is a Spark DataFrame."""
     return type(data).__module__.startswith("pyspark.sql") and hasattr(data, "mapInArrow")
 
 
-def is_ray_dataset(data: Any) -> bool:
+def is_ray_dataset(data: object) -> bool:
     """Whether it is a Ray Dataset."""
     return type(data).__module__.startswith("ray.data") and hasattr(data, "iter_batches")

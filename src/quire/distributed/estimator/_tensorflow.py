@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
-from quire.distributed.estimator._creators import create
 from quire.distributed.estimator._feeds import DEFAULT_BATCH_SIZE, Feed, FeedOptions, Position, RankBatch, to_rank_batch
-from quire.distributed.estimator._options import ColumnSelection
+from quire.distributed.estimator._options import ColumnSelection, create
 from quire.distributed.estimator._ranks import Floats, RankInfo, World
 from quire.errors import OptionError, PickleError, StorageError, StorageNotFoundError
 
@@ -46,7 +46,7 @@ class TfFeed:
 
     planned = resumable = False
 
-    def __init__(self, dataset: Any, world: World, feed_options: FeedOptions) -> None:
+    def __init__(self, dataset: tf.data.Dataset, world: World, feed_options: FeedOptions) -> None:
         if world.size > 1:
             if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
                 raise OptionError("the pipeline is infinite: leave out repeat(), fit() counts epochs.")
@@ -69,7 +69,7 @@ class TfFeed:
             yield batch
 
 
-def is_unbatched(spec: Any) -> bool:
+def is_unbatched(spec: object) -> bool:
     """Whether elements are rows: a tensor has no axis, or the first axes differ in length."""
     shapes = [tuple(leaf.shape) for leaf in tf.nest.flatten(spec) if leaf.shape.rank is not None]
     if not shapes:
@@ -93,7 +93,7 @@ class TensorFlowWorld(World):
         self._strategy = tf.distribute.MultiWorkerMirroredStrategy()
         self._sum = tf.function(self._all_reduce, reduce_retracing=True)
 
-    def sum(self, values: Any) -> Floats:
+    def sum(self, values: ArrayLike) -> Floats:
         [sums] = self._sum([tf.constant(np.array(values, np.float64))])
         return np.asarray(sums)
 
@@ -117,7 +117,7 @@ class KerasBackend:
 
     framework = "tensorflow"
 
-    def __init__(self, model: Any, world: World, selection: ColumnSelection) -> None:
+    def __init__(self, model: tf.keras.Model, world: World, selection: ColumnSelection) -> None:
         self.model, self.world, self.selection = model, world, selection
         self._rows = self._loss = 0.0
         self._step = tf.function(self._train_step, reduce_retracing=True)
@@ -196,7 +196,7 @@ class KerasBackend:
     def epoch_done(self, logs: Mapping[str, Any]) -> None:
         """Do nothing: schedules of Keras count steps by themselves."""
 
-    def _train_step(self, x: Any, y: Any, valid: Any, weight: Any) -> Any:
+    def _train_step(self, x: object, y: object, valid: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             loss, output, labels = self._forward(x, y, valid, training=True)
             weighted = self.model.optimizer.scale_loss(tf.cast(loss, tf.float32) * weight)
@@ -259,7 +259,7 @@ class KerasBackend:
 
     # --- sums
 
-    def _add_loss(self, loss: Any, batch: RankBatch) -> float:
+    def _add_loss(self, loss: tf.Tensor, batch: RankBatch) -> float:
         value = float(loss)
         self._rows += batch.rows
         self._loss += value * batch.rows
@@ -275,7 +275,7 @@ class KerasBackend:
         return np.concatenate([[self._rows, self._loss], *states]).astype(np.float64)
 
     @tally.setter
-    def tally(self, tally: Any) -> None:
+    def tally(self, tally: Floats) -> None:
         """The sums of this rank since the beginning: rows, losses, and the states of the metrics."""
         self._rows, self._loss = float(tally[0]), float(tally[1])
         at = 2
@@ -318,7 +318,7 @@ class KerasBackend:
             restore_model(self.model, dict(state))
 
 
-def restore_model(model: Any, state: Mapping[str, Any]) -> None:
+def restore_model(model: tf.keras.Model, state: Mapping[str, Any]) -> None:
     """Load a state into a model and its optimizer."""
     weights = [state[f"model-{i}"] for i in range(sum(name.startswith("model-") for name in state))]
     if weights:
@@ -354,11 +354,11 @@ class KerasRecipe:
             raise OptionError(f"Keras runs on {keras.backend.backend()}: from_keras() needs KERAS_BACKEND=tensorflow.")
         if not callable(self.module):
             raise OptionError(f"keras_model must be a Keras model, or pass model_creator; got {self.module!r}.")
-        self._model: Any = self.module if isinstance(self.module, keras.Model) else None
+        self._model: Any = self.module if isinstance(self.module, tf.keras.Model) else None
         if self._model is not None:
             self._compile(self._model)
 
-    def model(self) -> Any:
+    def model(self) -> tf.keras.Model:
         """Return the model of this process, created once."""
         if self._model is None:
             keras.utils.set_random_seed(self.seed)  # so that all ranks create the same weights
@@ -368,7 +368,7 @@ class KerasRecipe:
                 restore_model(self._model, _load_state(self.state))
         return self._model
 
-    def _compile(self, model: Any) -> None:
+    def _compile(self, model: tf.keras.Model) -> None:
         arguments = self.compile_args or {}
         arguments = dict(arguments if isinstance(arguments, Mapping) else create(arguments, self.config))
         if self.metrics is not None:
@@ -427,7 +427,7 @@ class KerasRecipe:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the model as bytes: TensorFlow must know the other ranks before it creates variables."""
-        if not isinstance(self.module, keras.Model):
+        if not isinstance(self.module, tf.keras.Model):
             return {**self.__dict__, "_model": None}
         return {**self.__dict__, "_model": None, "module": _PickledModel(pickle.dumps(self.module))}
 

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import ArrayLike
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -27,14 +28,13 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from quire.array import DocumentBatch
-from quire.distributed.estimator._creators import create, required_parameters
 from quire.distributed.estimator._feeds import RankBatch
-from quire.distributed.estimator._options import ColumnSelection
+from quire.distributed.estimator._options import ColumnSelection, create, required_parameters
 from quire.distributed.estimator._ranks import Floats, RankInfo, World
 from quire.errors import OptionError, StorageError, StorageNotFoundError, did_you_mean
 
 
-def loss_divisor(loss: Any) -> Callable[[Any], float] | None:
+def loss_divisor(loss: object) -> Callable[[Any], float] | None:
     """Return a function from labels to the divisor of a mean loss; None if the divisor is their number.
 
     The mean of cross-entropy is weighted: each label counts by the weight of its class, and not at all if it is
@@ -108,17 +108,17 @@ def _resolve_metric(metric: Any) -> tuple[str, Metric]:
     return name, metric
 
 
-def is_stateful(metric: Any) -> bool:
+def is_stateful(metric: object) -> bool:
     """Whether a metric has torchmetrics' protocol: `update(outputs, labels)`, `compute()`, `reset()`."""
     return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
 
 
-def sums_over_ranks(metric: Any) -> bool:
+def sums_over_ranks(metric: object) -> bool:
     """Whether the `compute` of a metric with a state covers all ranks, as in torchmetrics."""
     return any(base.__module__.partition(".")[0] == "torchmetrics" for base in type(metric).__mro__)
 
 
-def _check_is_mean(name: str, metric: Any) -> None:
+def _check_is_mean(name: str, metric: object) -> None:
     function = metric
     while hasattr(function, "func"):  # functools.partial
         function = function.func
@@ -176,7 +176,7 @@ class TorchWorld(World):
                 timeout=timedelta(minutes=30),
             )
 
-    def sum(self, values: Any) -> Floats:
+    def sum(self, values: ArrayLike) -> Floats:
         numbers = torch.as_tensor(np.array(values, np.float64)).to(self.device)
         dist.all_reduce(numbers)
         return numbers.cpu().numpy()
@@ -271,7 +271,7 @@ class TorchBackend:
             self.parts.scheduler.step()
         return self._add_to_tally(loss.detach(), output, labels, batch)
 
-    def _loss_share(self, labels: Any, batch: RankBatch) -> float:
+    def _loss_share(self, labels: object, batch: RankBatch) -> float:
         """Return this rank's share of a step's loss."""
         if self._is_sum or self.world.size == 1:
             return 1.0
@@ -281,7 +281,7 @@ class TorchBackend:
         total = float(self.world.sum([own])[0])
         return own / total if total else 0.0
 
-    def _divisor_of(self, labels: Any, batch: RankBatch) -> float:
+    def _divisor_of(self, labels: object, batch: RankBatch) -> float:
         """Return the weight of the mean loss of a batch: its rows, or the weights of its labels."""
         return self._divisor(labels) if self._divisor and batch.rows and not self._is_sum else float(batch.rows)
 
@@ -347,7 +347,7 @@ class TorchBackend:
 
     # --- sums
 
-    def _add_to_tally(self, loss: Any, output: Any, labels: Any, batch: RankBatch) -> float:
+    def _add_to_tally(self, loss: torch.Tensor | None, output: Any, labels: Any, batch: RankBatch) -> float:
         value = 0.0 if loss is None else float(loss)
         counts = self._divisor_of(labels, batch)
         self._tally[0] += batch.rows
@@ -367,7 +367,7 @@ class TorchBackend:
         return self._tally
 
     @tally.setter
-    def tally(self, tally: Any) -> None:
+    def tally(self, tally: Floats) -> None:
         """The sums of this rank since the beginning."""
         self._tally = np.array(tally, np.float64)
 
@@ -421,7 +421,7 @@ def _map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
     return tuple(_map_tensors(part, change) for part in value) if isinstance(value, (tuple, list)) else value
 
 
-def _iter_tensors(value: Any) -> Iterator[torch.Tensor]:
+def _iter_tensors(value: object) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     for part in value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ():
@@ -535,7 +535,7 @@ class TorchRecipe:
         return {**self.__dict__, "_parts": None}
 
 
-def resolve_interval(scheduler: Any, interval: SchedulerInterval | None) -> SchedulerInterval:
+def resolve_interval(scheduler: object, interval: SchedulerInterval | None) -> SchedulerInterval:
     """Return when a scheduler steps: as specified, else after each epoch; raise if that would be wrong."""
     name = type(scheduler).__name__
     if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) and interval == "step":
