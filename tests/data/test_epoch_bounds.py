@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quire.data._bijection import LARGEST, permute, unpermute
-from quire.data._epoch import RowOrder, Slice, choose_block
+from quire.data._epoch import RowOrder, Slice, StepGroup, choose_block
 from quire.errors import OptionError, RowIndexError
 
 ORDER: dict[str, Any] = {"size": 10, "seed": 0, "shuffle": "block", "block": 4, "window": 2}
@@ -45,6 +45,29 @@ def test_slice_rejects_values_out_of_bounds(name: str, least: int, most: int) ->
     for value in (least - 1, most + 1):
         with pytest.raises(OptionError, match=rf"^{name}: expected {least} to {most}.*, got {value}"):
             Slice(order, **{**SLICE, name: value})
+
+
+def test_step_group_spans_the_positions_of_its_steps() -> None:
+    share = Slice(RowOrder(40), **{**SLICE, "rank": 1, "world_size": 2, "batch_size": 3})
+    assert StepGroup(share, 0, 0, [1, 2, 4]).span() == range(9, 30)
+    assert StepGroup(share, 0, 0, range(2, 3)).span() == range(15, 18)
+    padded = Slice(RowOrder(10), **{**SLICE, "world_size": 1, "batch_size": 4, "last": "pad"})
+    assert StepGroup(padded, 0, 0, range(1, 3)).span() == range(10)
+    empty = Slice(RowOrder(1), **{**SLICE, "rank": 1, "world_size": 2, "last": "keep"})
+    assert StepGroup(empty, 0, 0, range(1)).span() == range(0)
+
+
+@pytest.mark.parametrize("last", ["drop", "pad", "keep"])
+def test_step_group_has_the_rows_and_mask_of_each_step(last: Any) -> None:
+    share = Slice(RowOrder(**{**ORDER, "size": 40}), **{**SLICE, "rank": 2, "last": last})
+    steps = [0, 3, share.steps - 2, share.steps - 1]
+    parts = StepGroup(share, 0, 0, steps).rows()
+    assert len(parts) == len(steps)
+    for (rows, mask), step in zip(parts, steps, strict=True):
+        expected_rows, expected_mask = share.rows(step)
+        assert rows.tolist() == expected_rows.tolist()
+        assert (mask is None) == (expected_mask is None) == (last != "pad")
+        assert mask is None or mask.tolist() == expected_mask.tolist()  # type: ignore[union-attr]
 
 
 def test_worker_steps_reject_workers_out_of_bounds() -> None:
@@ -203,6 +226,7 @@ def test_permute_rejects_sizes_out_of_bounds(size: int) -> None:
         ((10**6, 0.0, 1), (1, 1)),
         ((10**6, 1.0), (3_906, 68_723)),
         ((10**6, 100.0), (2_621, 1_024)),
+        ((10**6, 1_024.0, 32 * 2**20), (64, 512)),
         ((10**6, 10**6), (1, 268)),
         ((10**6, 10**9), (1, 1)),
         ((10**6, 1_000.0, 256 * 2**20, 4_000_000), (1_048, 256)),

@@ -301,7 +301,7 @@ def iterate_as(dataset: MixedDataset, worker: Worker, monkeypatch: pytest.Monkey
 def test_workers_resume_from_their_own_states(
     stored: list[Any], name: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = expected_passes(name)[0]
+    expected, following, *_ = expected_passes(name)
     first, second = mix(stored, **MIXES[name]), mix(stored, **MIXES[name])
     states = []
     for number in range(2):
@@ -316,6 +316,9 @@ def test_workers_resume_from_their_own_states(
         assert second.state_dict() == states[number]
         batches = iterate_as(second, worker, monkeypatch)
         assert [content(batch) for batch in batches] == expected[number + 2 * count :: 2]
+    for number in range(2):
+        batches = iterate_as(second, Worker(number, 2, 9), monkeypatch)
+        assert [content(batch) for batch in batches] == following[number::2]
 
 
 def test_worker_rejects_a_state_with_other_steps(stored: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,6 +398,17 @@ def test_resumed_mix_counts_from_its_start(stored: list[Any]) -> None:
         assert [(batch.state["step"], batch.state["origin"]) for batch in batches] == [
             (2 + place, 1) for place in range(len(batches))
         ]
+
+
+def test_state_of_a_new_mix_counts_the_passes_of_another_mix_over_its_datasets(stored: list[Any]) -> None:
+    first = mix(stored, epochs=(1, None), weights=(1, 0), stop="first")
+    assert list(first)
+    second = MixedDataset(first.datasets)
+    state = second.state_dict()
+    assert [part["epoch"] for part in state["datasets"].values()] == [1, 1]
+    resumed = MixedDataset(mix(stored, epochs=(1, None)).datasets)
+    resumed.load_state_dict(state)
+    assert [content(batch) for batch in second] == [content(batch) for batch in resumed]
 
 
 @pytest.mark.parametrize("name", MIXES)
