@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes.util
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -194,10 +195,18 @@ def prose(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Run mypy (strict) on the sources; mypy and pyright on code that uses quire."""
+    """Run mypy (strict) on the sources; mypy and pyright on code that uses quire, and on the page about types."""
     session.install(*TORCH, "-e", ".[torch,jax]", *group("test", "types"))
     session.run("mypy")
     session.run("pyright")
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs" / "type-checking.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    with tempfile.TemporaryDirectory(dir=ROOT / "tests" / "user") as folder:  # checked with the settings of a user
+        Path(folder, "page.py").write_text("\n".join(blocks))
+        session.chdir(ROOT / "tests" / "user")
+        session.run("mypy", Path(folder).name)
+        session.run("pyright", Path(folder).name)
 
 
 @nox.session
@@ -208,7 +217,12 @@ def layers(session: nox.Session) -> None:
     session.run("python", "tools/figures.py", "--check")
 
 
-TEST_GROUPS = ("test", "test-protoc", "test-torch", "test-remote", "test-browser", "test-node")
+SAFE = [
+    *("tests/test_lowlevel.py", "tests/columns/test_stack.py", "tests/columns/test_laws.py"),
+    *("tests/storage/test_golden.py", "tests/storage/test_read.py", "tests/storage/test_layout.py"),
+    *("tests/storage/test_layout_frameworks.py", "tests/data/test_collate.py", "tests/data/test_stream_batches.py"),
+]
+TEST_GROUPS = ("test", "test-protoc", "test-torch", "test-remote", "test-browser", "test-node", "test-frames")
 
 
 @nox.session
@@ -226,12 +240,14 @@ def tests(session: nox.Session) -> None:
     install_java(session)
     environment = {**install_chromium(session), **provide_libgomp(session)}
     allowed = ("--allow-missing",) if missing else ()
-    runs = [session.posargs] if session.posargs else [["-m", "not cluster"], ["-m", "cluster"]]
+    safe = {**environment, "QUIRE_SAFE": "1"}
+    runs = [(environment, ["-m", "not cluster"]), (environment, ["-m", "cluster"]), (safe, SAFE)]
     failures = []
     # Two runs, because threads of Ray, Spark and gRPC stay alive, and tests of DataLoaders fork: see tests/conftest.py.
-    for arguments in runs:
+    # The third runs the tests of memory and files without the techniques of quire._lowlevel.
+    for variables, arguments in [(environment, session.posargs)] if session.posargs else runs:
         try:
-            session.run(*ALL, *allowed, *arguments, env=environment)
+            session.run(*ALL, *allowed, *arguments, env=variables)
         except nox.command.CommandFailed as failure:
             failures.append(failure)
     if failures:
@@ -415,7 +431,7 @@ def user(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def docs(session: nox.Session) -> None:
     """Run every code block of the pages, and build the site."""
-    install_everything(session, *group("docs", "test", "test-remote"))
+    install_everything(session, *group("docs", "test", "test-remote", "test-frames"))
     session.run("pytest", "--no-skips", "tests/docs")
     session.run("mkdocs", "build", "--strict", *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})
 

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from quire import BaseDocument, DocumentArray
-from quire._fork import ForkSafeLock
+from quire._lowlevel import forks
+from quire._lowlevel.forks import ForkSafeCondition, ForkSafeLock
 from quire.codec import _csv
 from quire.columns import LentColumn, TensorColumn, _column
 from quire.schema import Field, FieldKind
@@ -107,6 +108,110 @@ def test_lock_excludes_other_threads() -> None:
     assert entered.is_set()
 
 
+def test_child_uses_a_condition_that_another_thread_of_the_parent_holds() -> None:
+    condition = ForkSafeCondition()
+
+    def use() -> None:
+        with condition:
+            assert not condition.wait(0.01)
+            condition.notify_all()
+            assert condition.wait_for(lambda: True)
+
+    with held_by_another_thread(condition):
+        assert succeeds_in_child(use)
+    use()
+
+
+def test_condition_wakes_waiting_threads() -> None:
+    condition, numbers = ForkSafeCondition(), list[int]()
+
+    def wait() -> None:
+        with condition:
+            assert condition.wait_for(lambda: numbers, 30)
+            numbers.append(2)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    with condition:
+        numbers.append(1)
+        condition.notify_all()
+    thread.join()
+    assert numbers == [1, 2]
+
+
+def test_fork_holds_locks_and_waits_for_busy_threads() -> None:
+    """A thread that must not be copied takes a lock that forks hold: the fork waits for it, and does not deadlock."""
+    lock, order = threading.Lock(), list[str]()
+    forks.hold_during_forks(lock)
+    began = threading.Event()
+
+    def open_shard() -> None:
+        with forks.no_fork():
+            began.set()
+            threading.Event().wait(0.2)
+            with lock:
+                order.append("opened")
+
+    try:
+        thread = threading.Thread(target=open_shard)
+        thread.start()
+        began.wait()
+        assert succeeds_in_child(lambda: enter(lock))
+        order.append("forked")
+        thread.join()
+        enter(lock)
+    finally:
+        forks._held_locks.remove(lock)
+    assert order == ["opened", "forked"]
+
+
+def test_child_parametrizes_a_class_while_another_thread_does() -> None:
+    from quire import _parametrize
+
+    class Local(BaseDocument):
+        number: int
+
+    with held_by_another_thread(_parametrize._making):
+        assert succeeds_in_child(lambda: DocumentArray[Local]([Local(number=1)]))
+
+
+def test_child_starts_processes_while_another_thread_does() -> None:
+    from quire.parallel import Workers, _process, parallel_map
+
+    def work() -> None:
+        with Workers(1, "process", context="fork") as workers:
+            assert list(parallel_map(len, ["ab"], pool=workers)) == [2]
+
+    with held_by_another_thread(_process._starting):
+        assert succeeds_in_child(work)
+
+
+def test_forked_child_leaves_the_processes_of_its_parent_alone() -> None:
+    from quire.parallel import Workers, _workers, parallel_map
+
+    with Workers(1, "process") as workers:
+        assert list(parallel_map(len, ["ab"], pool=workers)) == [2]
+        assert succeeds_in_child(_workers._close_processes)
+        assert list(parallel_map(len, ["abc"], pool=workers)) == [3]
+
+
+@pytest.mark.needs("pyarrow", "fsspec", "xxhash")
+def test_child_makes_an_exchange_that_another_thread_makes() -> None:
+    from quire.distributed._partitions import Exchange
+
+    exchange = Exchange(lambda: [[]])
+    with held_by_another_thread(exchange._lock):
+        assert succeeds_in_child(exchange.partitions)
+
+
+def test_child_abandons_a_queue_that_another_thread_fills() -> None:
+    from quire.files._transfer import PieceQueue
+
+    queue = PieceQueue(10)
+    with held_by_another_thread(queue._changed):
+        assert succeeds_in_child(queue.abandon)
+
+
 def test_child_reads_a_lent_column_while_another_thread_copies_one() -> None:
     numpy = get_framework("numpy")
     field = Field("vector", FieldKind.TENSOR, NdArray)
@@ -124,17 +229,17 @@ def test_child_reads_csv_while_another_thread_does(tmp_path: Path) -> None:
 
 @pytest.mark.needs("pyarrow")
 def test_child_maps_files_while_another_thread_does(tmp_path: Path) -> None:
-    from quire.storage import _memory
+    from quire._lowlevel import addresses
 
     path = tmp_path / "file"
     path.write_bytes(b"content")
 
     def read() -> None:
         with path.open("rb") as file:
-            assert _memory.map_file(file).to_pybytes() == b"content"
-        _memory.drop_mapped_pages()
+            assert addresses.map_file(file).to_pybytes() == b"content"
+        addresses.drop_mapped_pages()
 
-    with held_by_another_thread(_memory._mapped_lock):
+    with held_by_another_thread(addresses._mapped_lock):
         assert succeeds_in_child(read)
 
 

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ValidationError
 
 from quire._protocols import MODEL_SLOTS, is_array_type, is_document_type
 from quire.errors import DocumentTypeError, PathError, did_you_mean
-from quire.tensors import Framework, framework_of
+from quire.schema import FieldKind, Schema
+from quire.tensors import Framework, framework_of, to_picklable
 
 DocT = TypeVar("DocT")
 _Undo = list[Callable[[], None]]
@@ -24,10 +25,11 @@ def copy_document(document: DocT, memo: dict[int, Any]) -> DocT:
     """Return an independent copy of a document and of everything in it."""
     duplicate = type(document).__new__(type(document))
     memo[id(document)] = duplicate
-    for name, framework in _find_unshared_tensors(document.__dict__):
+    tensors = _find_tensors(document.__dict__)
+    for name in _find_unshared(document.__dict__, tensors):
         value = document.__dict__[name]
         if id(value) not in memo:
-            memo[id(value)] = framework.copy_alone(value, memo)
+            memo[id(value)] = tensors[name].copy_alone(value, memo)
     for slot in MODEL_SLOTS:
         object.__setattr__(duplicate, slot, deepcopy_value(getattr(document, slot), memo))
     return duplicate
@@ -55,23 +57,50 @@ def deepcopy_value(value: Any, memo: dict[int, Any]) -> Any:
     return copy.deepcopy(value, memo)
 
 
-def shrink_state(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of a document for a pickle, with tensors but without the rest of the memory they are part of."""
-    fields = dict(state["__dict__"])
-    for name, framework in _find_unshared_tensors(fields):
-        fields[name] = framework.to_pickle(fields[name])
-    return {**state, "__dict__": fields}
+def shrink_state(schema: Schema, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a document for a pickle.
+
+    Tensors are pickled without the rest of the memory that they are part of, and those that their framework cannot
+    pickle as something that can be loaded.
+    """
+    fields, memo = dict(state["__dict__"]), dict[Any, Any]()
+    tensors = _find_tensors(fields)
+    unshared = _find_unshared(fields, tensors)
+    for name, framework in tensors.items():
+        fields[name] = framework.to_pickle(fields[name], memo, alone=name in unshared)
+    for name in _containers_of_tensors(schema):
+        if name in fields:
+            fields[name] = to_picklable(fields[name], memo)
+    more = {name: to_picklable(state[name], memo) for name in _MORE_STATE if state.get(name)}
+    return {**state, "__dict__": fields, **more}
 
 
-def _find_unshared_tensors(fields: dict[str, Any]) -> list[tuple[str, Framework]]:
+_MORE_STATE = ("__pydantic_extra__", "__pydantic_private__")
+
+
+def _containers_of_tensors(schema: Schema) -> tuple[str, ...]:
+    """Return the fields whose values may be lists or dicts with tensors in them."""
+    names: tuple[str, ...] | None = schema.notes.get("containers of tensors")
+    if names is None:
+        holders = [field for field in schema.fields if field.kind is not FieldKind.TENSOR and field.may_contain_tensors]
+        names = schema.notes["containers of tensors"] = tuple(field.name for field in holders)
+    return names
+
+
+def _find_tensors(fields: dict[str, Any]) -> dict[str, Framework]:
+    """Return the frameworks of the fields that are tensors."""
+    frameworks = {name: framework_of(value) for name, value in fields.items()}
+    return {name: framework for name, framework in frameworks.items() if framework is not None}
+
+
+def _find_unshared(fields: dict[str, Any], tensors: dict[str, Framework]) -> list[str]:
     """Return the tensors that share memory with no other field, so that a copy can leave out the rest of the memory."""
-    memory: dict[int, list[tuple[str, Framework]]] = {}
-    for name, value in fields.items():
-        framework = framework_of(value)
-        address = None if framework is None else framework.memory(value)
-        if framework is not None and address is not None:
-            memory.setdefault(address, []).append((name, framework))
-    return [tensors[0] for tensors in memory.values() if len(tensors) == 1]
+    memory: dict[int, list[str]] = {}
+    for name, framework in tensors.items():
+        address = framework.memory(fields[name])
+        if address is not None:
+            memory.setdefault(address, []).append(name)
+    return [names[0] for names in memory.values() if len(names) == 1]
 
 
 # --- updates

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast, get_args
 from pydantic import ValidationError
 from pydantic_core import CoreSchema, PydanticCustomError, SchemaValidator, core_schema
 
-from quire._fork import ForkSafeLock
+from quire._lowlevel.forks import ForkSafeLock
 from quire.errors import OptionError, did_you_mean
 from quire.schema import Field, FieldKind, first_keys, takes_names
 

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import copyreg
 import itertools
-import os
 import sys
-import threading
 import types
 from abc import ABCMeta
 from collections.abc import Callable
@@ -26,21 +24,14 @@ from weakref import WeakSet, WeakValueDictionary
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from quire._lowlevel.forks import ForkSafeLock
+from quire._protocols import Annotation
 from quire.errors import PickleError, SchemaError
 
 _classes: WeakValueDictionary[tuple[int, int], ParametrizedMeta] = WeakValueDictionary()
 _names: WeakValueDictionary[str, type] = WeakValueDictionary()
 _serial = itertools.count(2)
-_making = threading.RLock()
-
-
-def _renew_lock() -> None:
-    global _making  # noqa: PLW0603
-    _making = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):  # another thread may hold the lock, which does not exist in the child
-    os.register_at_fork(after_in_child=_renew_lock)
+_making = ForkSafeLock()
 
 
 class ParametrizedMeta(ABCMeta):
@@ -58,25 +49,22 @@ class ParametrizedMeta(ABCMeta):
 
     if not TYPE_CHECKING:  # for type checkers, DocumentArray is an ordinary generic class
 
-        def __getitem__(cls, parameter: Any) -> Any:
-            return _get_class(cls, parameter)
+        def __getitem__(cls, parameter: Any) -> Annotation:
+            # typing disassembles an alias and assembles it again from a tuple.
+            if isinstance(parameter, tuple) and len(parameter) == 1:
+                return types.GenericAlias(cls, parameter)
+            if isinstance(parameter, str):
+                parameter = ForwardRef(parameter)
+            if isinstance(parameter, (ForwardRef, TypeVar)):
+                return types.GenericAlias(cls, (parameter,))  # resolved later, by code that knows the names
+            generated = _classes.get((id(cls), id(parameter)))
+            if generated is None:
+                with _making:  # concurrent threads get the same class
+                    generated = _classes.get((id(cls), id(parameter))) or _generate(cls, parameter)
+            return generated
 
     def __repr__(cls) -> str:
         return f"<class '{cls.__module__}.{cls.__qualname__}'>" if cls._origin is None else cls.__name__
-
-
-def _get_class(cls: ParametrizedMeta, parameter: Any) -> Any:
-    if isinstance(parameter, tuple) and len(parameter) == 1:
-        return types.GenericAlias(cls, parameter)  # typing disassembles an alias and assembles it again this way
-    if isinstance(parameter, str):
-        parameter = ForwardRef(parameter)
-    if isinstance(parameter, (ForwardRef, TypeVar)):
-        return types.GenericAlias(cls, (parameter,))  # resolved later, by code that knows the names
-    generated = _classes.get((id(cls), id(parameter)))
-    if generated is None:
-        with _making:  # concurrent threads get the same class
-            generated = _classes.get((id(cls), id(parameter))) or _generate(cls, parameter)
-    return generated
 
 
 def _generate(origin: ParametrizedMeta, parameter: Any) -> ParametrizedMeta:
@@ -99,7 +87,7 @@ def _generate(origin: ParametrizedMeta, parameter: Any) -> ParametrizedMeta:
     return generated
 
 
-def with_open_aliases(annotation: Any) -> Any:
+def with_open_aliases(annotation: Any) -> Annotation:
     """Return an annotation in which `Origin[Box[T]]` is an alias again, whose type variables pydantic can substitute.
 
     pydantic substitutes type variables in aliases and in models, but not in other classes.
@@ -110,7 +98,7 @@ def with_open_aliases(annotation: Any) -> Any:
     return _with_arguments(annotation, tuple(with_open_aliases(argument) for argument in arguments))
 
 
-def _with_arguments(annotation: Any, replaced: tuple[Any, ...]) -> Any:
+def _with_arguments(annotation: Any, replaced: tuple[Any, ...]) -> Annotation:
     """Return the annotation with other arguments."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if not replaced or all(new is old for new, old in zip(replaced, arguments, strict=True)):
@@ -151,7 +139,7 @@ class FieldRecipe:
         self.options = options
         self.is_field = is_field
 
-    def make(self) -> Any:
+    def make(self) -> object:
         """Return the `Field` or the constraints with these options."""
         field = FieldInfo(**self.options)
         return field if self.is_field else field.metadata[0]
@@ -165,12 +153,12 @@ def register_parameters(cls: type[BaseModel]) -> None:
                 _classes_of_items.setdefault(repr(item), WeakSet()).add(cls)
 
 
-def canonical_parameters(parameters: Any) -> Any:
+def canonical_parameters(parameters: Any) -> Annotation:
     """Return parameters of a generic class in which each `Field` is replaced by an equal one of an existing class."""
     return _map_metadata(parameters, _canonical)
 
 
-def _is_hashed_by_identity(item: Any) -> bool:
+def _is_hashed_by_identity(item: object) -> bool:
     """Return whether equal items have different hashes, as a `Field` or `InstanceOf`."""
     methods: Any = type(item)
     return isinstance(item, (FieldInfo, _Constraints)) or (
@@ -178,7 +166,7 @@ def _is_hashed_by_identity(item: Any) -> bool:
     )
 
 
-def _canonical(item: Any) -> Any:
+def _canonical(item: Any) -> object:
     if isinstance(item, FieldRecipe):
         item = item.make()
     if not _is_hashed_by_identity(item):
@@ -207,7 +195,7 @@ def _are_equal_fields(field: Any, other: Any) -> bool:
     return options.keys() == others.keys() and all(_is_same(options[name], others[name]) for name in options)
 
 
-def _is_same(value: Any, other: Any) -> bool:
+def _is_same(value: object, other: object) -> bool:
     """Return whether two items of metadata or options of a `Field` are equal and of one type: 1 and True are not."""
     return value is other or (type(value) is type(other) and repr(value) == repr(other) and bool(value == other))
 
@@ -215,7 +203,7 @@ def _is_same(value: Any, other: Any) -> bool:
 def picklable_parameters(parameters: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return parameters of a generic class in a form that can be pickled."""
 
-    def replace(item: Any) -> Any:
+    def replace(item: object) -> object:
         if not isinstance(item, (FieldInfo, _Constraints)):
             return item
         return FieldRecipe(_field_options(item), is_field=isinstance(item, FieldInfo))
@@ -224,7 +212,7 @@ def picklable_parameters(parameters: tuple[Any, ...]) -> tuple[Any, ...]:
     return replaced
 
 
-def _map_metadata(annotation: Any, replace: Callable[[Any], Any]) -> Any:
+def _map_metadata(annotation: Any, replace: Callable[[Any], Any]) -> Annotation:
     """Replace the metadata in each `Annotated` of an annotation, or of a tuple of annotations."""
     if isinstance(annotation, tuple):
         return tuple(_map_metadata(item, replace) for item in annotation)
@@ -239,7 +227,7 @@ def _map_metadata(annotation: Any, replace: Callable[[Any], Any]) -> Any:
 def _metadata(annotation: Any) -> list[Any]:
     items: list[Any] = []
 
-    def collect(item: Any) -> Any:
+    def collect(item: object) -> object:
         items.append(item)
         return item
 
@@ -273,7 +261,7 @@ def _may_differ_from_copy(item: Any) -> bool:
     return compare is object.__eq__ and item is not None
 
 
-def subscript_by_token(token: str, origin: Any, parameters: tuple[Any, ...]) -> Any:
+def subscript_by_token(token: str, origin: Any, parameters: tuple[Any, ...]) -> type[BaseModel]:
     """Return the class of a token, or `origin[parameters]`, which then gets the token, as it may be sent back."""
     cls = _tokens.get(token)
     if cls is None:
@@ -306,9 +294,10 @@ def __getattr__(name: str) -> type:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
 
 
-def subscript(origin: Any, parameter: Any) -> Any:
+def subscript(origin: Any, parameter: Any) -> type:
     """Return `origin[parameter]`; pickles refer to this function."""
-    return origin[parameter]
+    cls: type = origin[parameter]
+    return cls
 
 
 def _reduce(cls: ParametrizedMeta) -> str | tuple[Callable[..., Any], tuple[Any, ...]]:

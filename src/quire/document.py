@@ -28,6 +28,7 @@ from quire.typing import ID, new_id
 
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
+    from rich.tree import Tree
 else:
     ModelMetaclass = type(BaseModel)
 
@@ -58,11 +59,11 @@ class DocumentMeta(ModelMetaclass):
         **kwargs: Any,
     ) -> type:
         """Create a document class; see `BaseDocument` for `main`."""
-        shadowing = _find_shadowing_fields(bases, namespace)
+        shadowing = mcls._find_shadowing_fields(bases, namespace)
         for field in shadowing:
             namespace.setdefault(field, PydanticField())  # otherwise the method would be its default
         namespace["__quire_cell__"] = _Cell()
-        extra = _find_extra(bases, namespace, kwargs)
+        extra = mcls._find_extra(bases, namespace, kwargs)
         if extra is not None and "__quire_extra__" not in namespace:
             namespace["__quire_extra__"] = kwargs["extra"] = extra
         if main is not None:
@@ -73,7 +74,9 @@ class DocumentMeta(ModelMetaclass):
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Field name .* shadows an attribute", UserWarning)
                 cls = super().__new__(mcls, name, bases, namespace, **kwargs)
-        if _has_after_validators(cls) and cls.__setattr__ is BaseModel.__setattr__:
+        validators = cls.__pydantic_decorators__.model_validators.values()
+        has_after_validators = any(validator.info.mode == "after" for validator in validators)
+        if has_after_validators and cls.__setattr__ is BaseModel.__setattr__:
             cls.__setattr__ = set_or_restore
         if cls.__pydantic_generic_metadata__["origin"] is not None and cls.__pydantic_complete__:
             cls.__qualname__ = _parametrize.publish(f"{cls.__module__}:{cls.__qualname__}")
@@ -82,6 +85,27 @@ class DocumentMeta(ModelMetaclass):
             _parametrize.register_parameters(cls)
         _class_registry.register(cls)
         return cls  # type: ignore[no-any-return]
+
+    @staticmethod
+    def _find_extra(bases: tuple[type, ...], namespace: dict[str, Any], kwargs: dict[str, Any]) -> str | None:
+        """Return the `extra` that a class or one of its bases has set; None for the default.
+
+        pydantic merges the configs of several bases, and the default of one would replace the choice of another.
+        """
+        config = namespace.get("model_config", {})
+        chosen = [getattr(base, "__quire_extra__", getattr(base, "model_config", {}).get("extra")) for base in bases]
+        choices = [kwargs.get("extra"), config.get("extra"), *reversed(chosen)]
+        return next((extra for extra in choices if extra is not None), None)
+
+    @staticmethod
+    def _find_shadowing_fields(bases: tuple[type, ...], namespace: dict[str, Any]) -> list[str]:
+        """Return the annotated names that are also methods or other attributes of a base class."""
+        return [
+            name
+            for name in namespace.get("__annotations__", {})
+            if not name.startswith("_")
+            and any(hasattr(base, name) and name not in getattr(base, "model_fields", ()) for base in bases)
+        ]
 
     def __setattr__(cls, name: str, value: Any) -> None:  # noqa: N805 - of a metaclass
         """Set an attribute of the class.
@@ -92,32 +116,6 @@ class DocumentMeta(ModelMetaclass):
         super().__setattr__(name, value)
         if name in ("__quire_cell__", "__qualname__"):
             _class_registry.register(cls)
-
-
-def _find_extra(bases: tuple[type, ...], namespace: dict[str, Any], kwargs: dict[str, Any]) -> Any:
-    """Return the `extra` that a class or one of its bases has set; None for the default.
-
-    pydantic merges the configs of several bases, and the default of one would replace the choice of another.
-    """
-    config = namespace.get("model_config", {})
-    chosen = [getattr(base, "__quire_extra__", getattr(base, "model_config", {}).get("extra")) for base in bases]
-    choices = [kwargs.get("extra"), config.get("extra"), *reversed(chosen)]
-    return next((extra for extra in choices if extra is not None), None)
-
-
-def _has_after_validators(cls: Any) -> bool:
-    validators = cls.__pydantic_decorators__.model_validators.values()
-    return any(validator.info.mode == "after" for validator in validators)
-
-
-def _find_shadowing_fields(bases: tuple[type, ...], namespace: dict[str, Any]) -> list[str]:
-    """Return the annotated names that are also methods or other attributes of a base class."""
-    return [
-        name
-        for name in namespace.get("__annotations__", {})
-        if not name.startswith("_")
-        and any(hasattr(base, name) and name not in getattr(base, "model_fields", ()) for base in bases)
-    ]
 
 
 def _with_main_value(document_type: Any, values: tuple[Any, ...], fields: dict[str, Any]) -> dict[str, Any]:
@@ -259,7 +257,7 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
     @classmethod
     def from_typed_protobuf(cls, source: Any, previous: str | None = None) -> Self:
         """Return the document of a message of its own class, also from code that protoc generated, or of its bytes."""
-        return codec.from_typed(cls, source, previous)  # type: ignore[no-any-return]
+        return codec.from_typed(cls, source, previous)
 
     def identical(self, other: object) -> bool:
         """Return whether the other document is equal and has the same id, and so have nested documents."""
@@ -316,7 +314,7 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
         `model_config`.
         """
         codec.check_json(cls, text)
-        return codec.from_json(cls, text, extra=extra)  # type: ignore[no-any-return]
+        return codec.from_json(cls, text, extra=extra)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a dict; nested documents are dicts, arrays lists of dicts, and tensors stay tensors."""
@@ -325,7 +323,7 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, extra: Extra = "forbid") -> Self:
         """Return the document with the fields of a mapping; `extra` as in `from_json`."""
-        return codec.from_dict(cls, values, extra=extra)  # type: ignore[no-any-return]
+        return codec.from_dict(cls, values, extra=extra)
 
     def __eq__(self, other: object) -> bool:
         return equal_values(self, other) if isinstance(other, BaseDocument) else NotImplemented
@@ -334,7 +332,7 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
         return copy_document(self, {} if memo is None else memo)
 
     def __getstate__(self) -> dict[Any, Any]:
-        return shrink_state(super().__getstate__())
+        return shrink_state(type(self).document_schema(), super().__getstate__())
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         return [(name, short_value(value)) for name, value in nested_rows(self) or ()]
@@ -342,11 +340,11 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
     def _repr_html_(self) -> str:
         return render_html(self)
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Tree:
         return document_tree(self)
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema = handler(source)
         return complete_core_schema(cls, schema, handler.resolve_ref_schema)
 
@@ -363,7 +361,7 @@ def _expected(cls: type[BaseDocument]) -> type[BaseDocument] | None:
     return None if "__quire_open__" in vars(cls) else cls
 
 
-def _extra_id(document: BaseDocument) -> Any:
+def _extra_id(document: BaseDocument) -> object:
     return (document.__pydantic_extra__ or {}).get("id")
 
 

@@ -25,7 +25,7 @@ from pydantic import AliasChoices, AliasPath, EncodedBytes, EncodedStr, Json, Py
 from pydantic.fields import FieldInfo
 from pydantic_core import SchemaValidator, core_schema
 
-from quire._protocols import is_array_type, is_document_type
+from quire._protocols import Annotation, is_array_type, is_document_type
 from quire.errors import PathError, SchemaError, did_you_mean
 from quire.tensors import TensorSpec, TensorType, expand_alias, tensor_type_of
 
@@ -121,6 +121,13 @@ class Field:
     def spec(self) -> TensorSpec:
         """The shape and dtype that a field requires of its tensors."""
         return self.type.spec if isinstance(self.type, TensorType) else TensorSpec()
+
+    @property
+    def may_contain_tensors(self) -> bool:
+        """Whether values may have tensors in them, other than those of nested documents: a list of tensors, or Any."""
+        if self.kind in (FieldKind.LIST, FieldKind.DICT, FieldKind.UNION) and self.items:
+            return any(item.may_contain_tensors for item in self.items)
+        return self.kind in (FieldKind.TENSOR, FieldKind.LIST, FieldKind.DICT, FieldKind.UNION, FieldKind.ANY)
 
     @property
     def wrapper(self) -> Any:
@@ -424,14 +431,14 @@ def _kind(annotation: Any, metadata: tuple[Any, ...]) -> tuple[FieldKind, Any]:
     return kind, annotation if kind is FieldKind.ANY else tp
 
 
-def simple_kind(tp: Any) -> FieldKind:
+def simple_kind(tp: object) -> FieldKind:
     """Return the kind of a class that is neither a tensor, a document nor an array."""
     return next(
         (kind for known, kind in _SIMPLE_KINDS if isinstance(tp, type) and issubclass(tp, known)), FieldKind.ANY
     )
 
 
-def _array_type(annotation: Any) -> Any:
+def _array_type(annotation: Any) -> Annotation:
     """Return `DocumentArray['Node']` as a class, now that 'Node' is resolved; any array for a type variable."""
     origin, (parameter,) = get_origin(annotation), get_args(annotation)
     return origin if isinstance(parameter, TypeVar) else origin[parameter]
@@ -456,7 +463,7 @@ def _reaches(tp: Any, owner: type[Any]) -> bool:
     return False
 
 
-def _nested_type(annotation: Any) -> Any:
+def _nested_type(annotation: Any) -> Annotation:
     """Return the document class whose columns are nested in the column of a field; None for other kinds."""
     annotation, metadata = unwrap_annotation(annotation, ())
     if get_origin(annotation) in (Union, types.UnionType):

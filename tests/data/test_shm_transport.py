@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from quire import BaseDocument, DocumentBatch
+from quire._lowlevel import shared
 from quire.data import MultiModalDataset, _shm_transport
 from quire.errors import FunctionError, PickleError
 from quire.typing import TorchTensor
@@ -60,7 +61,7 @@ def check(batch: Any) -> None:
 def nothing_is_left() -> Any:
     yield
     gc.collect()
-    _shm_transport._mapped.clear()
+    shared.mapped.clear()
 
 
 # --- batches
@@ -154,16 +155,24 @@ def test_error_of_the_sending_thread_is_raised_in_the_trainer(monkeypatch: pytes
         next(iter(loader(dataset(), num_workers=1)))
 
 
-def test_piece_sent_during_the_check_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    piece = _shm_transport.WorkerPiece("token", 1 << 16)
-
-    def send_and_drop(piece: Any) -> bool:
-        piece.memory[0] = 1
-        return True
-
-    monkeypatch.setattr(_shm_transport.WorkerPiece, "is_unused", property(send_and_drop))
+def test_sent_piece_is_reused_after_the_trainer_gives_it_back() -> None:
+    pool = shared.SharedPool()
+    array = pool.take_shared(1 << 16)
+    assert array is not None
+    place = array.ctypes.data
+    piece = pool.find(place)
+    assert piece is not None
+    name = piece.hand_over()
+    received = shared.open_piece(name)
+    del array
     assert not piece.is_free
-    piece.close()
+    assert pool.take_shared(1 << 16).ctypes.data != place  # type: ignore[union-attr]
+    view = received[5:9]
+    del received
+    assert not piece.is_free
+    del view
+    assert piece.is_free
+    assert pool.take_shared(1 << 16).ctypes.data == place  # type: ignore[union-attr]
 
 
 # --- other ways to send
@@ -250,9 +259,9 @@ def test_forked_child_keeps_its_batches() -> None:
 
 def test_batch_of_an_ended_worker_raises() -> None:
     with pytest.raises(FunctionError, match="a batch of worker 4194303 is lost"):
-        _shm_transport._restore_shared(4194303, "token", 1, 3, (torch.float32, 0, (1,), (1,)))
+        _shm_transport._restore_shared(shared.PieceId(4194303, "token", 1, 3), (torch.float32, 0, (1,), (1,)))
     with pytest.raises(FunctionError, match="is lost"):  # the number of another process, or of another file
-        _shm_transport._restore_shared(os.getpid(), "token", 1, 0, (torch.float32, 0, (1,), (1,)))
+        _shm_transport._restore_shared(shared.PieceId(os.getpid(), "token", 1, 0), (torch.float32, 0, (1,), (1,)))
 
 
 def test_pieces_of_ended_workers_are_dropped() -> None:
@@ -261,6 +270,6 @@ def test_pieces_of_ended_workers_are_dropped() -> None:
             check(batch)
     del batch
     deadline = time.monotonic() + 10
-    while len({key[0] for key in _shm_transport._mapped}) > 2 and time.monotonic() < deadline:
-        _shm_transport._drop_pieces_of_ended_workers()
-    assert len({key[0] for key in _shm_transport._mapped}) <= 2
+    while len({name.pid for name in shared.mapped}) > 2 and time.monotonic() < deadline:
+        shared.drop_pieces_of_ended_workers()
+    assert len({name.pid for name in shared.mapped}) <= 2

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from quire import BaseDocument
+from quire._lowlevel import addresses
 from quire.data import StreamingDataset
-from quire.storage import _memory, write_dataset
+from quire.storage import write_dataset
 from quire.typing import NdArray, uint8
 
 pytestmark = pytest.mark.needs("pyarrow", "fsspec", "xxhash")
@@ -41,7 +42,7 @@ def cold(folder: Path) -> None:
 
 def test_every_row_comes_from_files_outside_the_page_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[tuple[Any, Any]]()
-    read_ahead = _memory.read_ahead
+    read_ahead = addresses.read_ahead
     monkeypatch.setattr(
         "quire.storage._tensor_codecs.read_ahead", lambda *runs: (asked.append(runs), read_ahead(*runs))
     )

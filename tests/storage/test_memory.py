@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire import BaseDocument
+from quire._lowlevel.addresses import RawMemory
 from quire.storage import open_dataset
 from quire.storage._layout import Layout
-from quire.storage._memory import fetch_ranges
 from quire.typing import NdArray, uint8
 from tests.strategies import laws
 
@@ -32,7 +32,7 @@ def test_fetch_ranges_reads_ranges_whatever_is_around_them(content: bytes, data:
     starts = np.array([start for start, _ in spans], np.int64)
     sizes = np.array([end - start for start, end in spans], np.int64)
     address = memory.ctypes.data
-    found = fetch_ranges(address + starts, sizes, len(content) - starts, starts)
+    found = RawMemory().fetch_ranges(address + starts, sizes, len(content) - starts, starts)
     assert found == b"".join(content[start:end] for start, end in spans)
 
 
@@ -46,7 +46,7 @@ def test_fetch_ranges_reads_nothing_outside_of_buffers() -> None:
     assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + 2 * page), page, 0) == 0
     sizes = np.array([40, 3, 1, 0, 17], np.int64)
     starts = 2 * page - sizes
-    found = fetch_ranges(address + starts, sizes, sizes, starts)
+    found = RawMemory().fetch_ranges(address + starts, sizes, sizes, starts)
     assert found == b"".join(bytes(array[start : 2 * page]) for start in starts.tolist())
 
 

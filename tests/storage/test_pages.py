@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from quire import BaseDocument, DocumentArray
+from quire._lowlevel.addresses import drop_mapped_pages
 from quire.errors import ShardError
 from quire.storage import open_dataset, write_dataset
-from quire.storage._memory import drop_mapped_pages
 from quire.storage._pages import Pages
 from quire.storage._previews import BytesPreview, ItemCount, TensorPreview
 from quire.typing import NdArray

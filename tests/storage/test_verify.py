@@ -21,6 +21,7 @@ import pyarrow as pa
 import pytest
 
 from quire import BaseDocument, DocumentArray
+from quire._lowlevel import addresses
 from quire.data import StreamingDataset
 from quire.errors import EncodeError, OptionError, ShardError, StorageError
 from quire.files import open_folder
@@ -30,7 +31,6 @@ from quire.storage import (
     Shard,
     StoredDataset,
     _block_table,
-    _memory,
     _row_locations,
     _tensor_codecs,
     column_statistics,
@@ -431,7 +431,7 @@ def test_opening_a_shard_reads_only_its_metadata(tmp_path: Path) -> None:
     write_dataset(blocks, tmp_path, document_type=Block, format="arrow", group_bytes=1 << 20)
     [file] = shard_files(tmp_path)
     with file.open("rb") as opened:
-        content = _memory.map_file(opened)
+        content = addresses.map_file(opened)
         for _ in range(50):  # pages that are being written stay in memory for a moment
             os.fsync(opened.fileno())
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -448,7 +448,7 @@ def test_opening_a_shard_reads_only_its_metadata(tmp_path: Path) -> None:
 def resident_pages(content: pa.Buffer) -> int:
     """Return the pages of a mapped file that are in memory."""
     answer = ctypes.create_string_buffer(-(-content.size // mmap.PAGESIZE))
-    assert _memory._libc().mincore(content.address, content.size, answer) == 0
+    assert addresses._libc().mincore(content.address, content.size, answer) == 0
     return sum(byte & 1 for byte in answer.raw)
 
 

@@ -6,6 +6,7 @@ import copy
 import json
 import multiprocessing
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import torch
 from pydantic_core import PydanticSerializationError
 
-from quire import BaseDocument
+from quire import BaseDocument, DocumentArray
 from quire.errors import TensorError
 from quire.tensors import framework_of, tensor_from_json, tensor_to_json
 from quire.typing import AnyTensor, TorchTensor
@@ -34,6 +35,13 @@ class Pair(BaseDocument):
     a: TorchTensor
     b: TorchTensor
     rest: dict[str, list[TorchTensor]] = {}
+
+
+class Containers(BaseDocument):
+    model_config = {"extra": "allow"}
+    items: list[TorchTensor]
+    table: dict[str, Any]
+    anything: Any
 
 
 NAN = float("nan")
@@ -299,6 +307,42 @@ def test_pickled_views_share_storage() -> None:
     again = pickle.loads(pickle.dumps(Pair(a=base[:2], b=base[1:3])))
     again.a.copy_(torch.ones(2))
     assert again.b.float().tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.uint16, torch.complex32], ids=str)
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+def test_tensors_in_containers_are_pickled_in_any_dtype(dtype: torch.dtype) -> None:
+    tensor = torch.ones(3).to(dtype)
+    parameter = torch.nn.Parameter(tensor, requires_grad=False)
+    document = Containers(items=[tensor, tensor], table={"a": (1, [tensor])}, anything={"b": parameter}, more=tensor)
+    document.anything["itself"] = document.anything
+    arrays = DocumentArray[Containers]([document])
+    for again in (pickle.loads(pickle.dumps(document)), pickle.loads(pickle.dumps(arrays))[0]):
+        found = [again.items[0], again.table["a"][1][0], again.anything["b"], again.more]
+        assert all(item.dtype is dtype and item.tolist() == tensor.tolist() for item in found)
+        assert again.items[0] is again.items[1]
+        assert again.anything["itself"] is not None
+    del document.anything["itself"]
+    [again] = pickle.loads(pickle.dumps(arrays.stack())).unstack()
+    assert again.table["a"][1][0].dtype is dtype
+    assert again.more.dtype is dtype
+
+
+def test_pickles_of_float8_from_before_load() -> None:
+    """Documents and columns as quire 0.1 pickled them, with a reducer for all storages of torch in `copyreg`."""
+    golden = Path(__file__).parent / "golden"
+    again = pickle.loads((golden / "float8-document.pickle").read_bytes())
+    assert again.embedding.dtype is torch.float8_e5m2
+    assert again.embedding.float().tolist() == [0, 1, 2]
+    batch = pickle.loads((golden / "uint16-batch.pickle").read_bytes())
+    assert batch.embedding.dtype is torch.uint16
+    assert batch.embedding.tolist() == [[0, 1, 2], [3, 4, 65535]]
+
+
+def test_plain_tensors_are_pickled_by_torch_alone() -> None:
+    """A pickle of a plain tensor has no reference to quire, whether torch can load it or not."""
+    assert b"quire" not in pickle.dumps(torch.ones(3).to(torch.float8_e5m2))
+    assert b"quire" not in pickle.dumps(torch.ones(3))
 
 
 def test_framework_reports_dtype_shape_and_device() -> None:

@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import IO, Any
 
+from pydantic import JsonValue
 from pydantic_core import from_json as parse_json
 from typing_extensions import Self
 
 from quire._extra_fields import Extra
 from quire._lowlevel.forks import ForkSafeLock
+from quire._protocols import DocumentLike
 from quire.codec._json import from_json, to_json
 from quire.codec._kinds import KINDS, CellForm
 from quire.codec._readback import check_read_back
@@ -87,7 +89,7 @@ class _Cells:
             marks = False
         return cls(leaf, input_keys(schema, leaf.path), form, marks and form is not CellForm.JSON)
 
-    def write(self, value: Any) -> str:
+    def write(self, value: JsonValue) -> str:
         """Return a JSON value as the text of a cell."""
         if value is None or value is _ABSENT:
             return "null" if value is None and not self.leaf.field.nullable else ""
@@ -95,18 +97,31 @@ class _Cells:
             return _encode(value)
         return _mark_empty(value) if self.marks_empty else value
 
-    def read(self, cell: str, where: str) -> Any:
+    def read(self, cell: str, where: str) -> JsonValue:
         """Return the JSON value of a cell; text that is not of the field's kind is left for pydantic to reject."""
         if self.form is CellForm.NUMBER:
             return _parse_number(self.leaf.field.type, cell)
         if self.form is CellForm.TEXT:
             return _unmark_empty(cell) if self.marks_empty else cell
         try:
-            return parse_json(cell)  # unlike json.loads, it limits the nesting
+            value: JsonValue = parse_json(cell)  # unlike json.loads, it limits the nesting
         except ValueError as error:
             if self.form is CellForm.JSON or is_spread(self.leaf.field):
                 return cell
             raise DecodeError(f"{where}, {self.leaf.name}: the cell is not JSON: {error}.") from error
+        return value
+
+    def put(self, values: dict[str, Any], cell: str, where: str) -> None:
+        """Add the value of a cell to those of its document; an empty cell that means the default is left out."""
+        field, name = self.leaf.field, self.keys[-1]
+        if cell or field.nullable:
+            values[name] = self.read(cell, where) if cell else None
+        elif field.required and field.kind is FieldKind.TEXT:
+            values[name] = ""
+        elif field.required and not is_spread(field):
+            raise DecodeError(
+                f"{where}, {self.leaf.name}: the cell is empty, and there is no None and no default for it."
+            )
 
 
 def _mark_empty(text: str) -> str:
@@ -136,7 +151,7 @@ def to_csv(schema: Schema, documents: Sequence[Any], target: TextTarget | None, 
 def write_csv(schema: Schema, documents: Iterable[Any], target: TextTarget, options: CsvOptions) -> None:
     """Write a table of documents from an iterable, one by one."""
 
-    def check(document: Any) -> Any:
+    def check(document: DocumentLike) -> DocumentLike:
         check_all_in_columns(schema, [document])
         return document
 
@@ -144,7 +159,7 @@ def write_csv(schema: Schema, documents: Iterable[Any], target: TextTarget, opti
         _write_rows(schema, map(check, documents), file, options)
 
 
-def _write_rows(schema: Schema, documents: Iterable[Any], file: Any, options: CsvOptions) -> None:
+def _write_rows(schema: Schema, documents: Iterable[Any], file: IO[str], options: CsvOptions) -> None:
     columns = [_Cells.of(schema, leaf) for leaf in leaves(schema)]
     if not columns:
         raise EncodeError(f"{schema.name} has no fields, and a table without columns has no rows. Use to_json().")
@@ -156,12 +171,13 @@ def _write_rows(schema: Schema, documents: Iterable[Any], file: Any, options: Cs
         values = parse_json(to_json(document, None, "lists", where, check=False))
         cells = [column.write(_value_at(column.leaf.path, values)) for column in columns]
         read = partial(_read_document, type(document), table, cells, f", line {row + 2}", "forbid")
+        # A document whose cells are all empty would be read back as missing.
         vanishing = [
             schema.by_name[optional.path[0]]
             for _, optional in table.optional
             if not any(cells[index] for index in optional.columns)
             and _value_at(optional.path, values) not in (None, _ABSENT)
-        ]  # fields with documents that have no cell with a value, and would be read as missing
+        ]
         check_read_back(document, read, "CSV", where, vanishing)
         try:
             writer.writerow(cells)
@@ -228,9 +244,22 @@ def table_records(lines: Iterable[str], options: CsvOptions, name: str) -> Itera
 
     Rows are read some at a time, because the lock of `_unlimited_cells` is not held while the caller uses them.
     """
-    records = _read_records(lines, options, name)
+
+    def read() -> Iterator[tuple[int, list[str]]]:
+        reader = csv.reader(lines, strict=True, **options.layout)
+        line = 1
+        try:
+            for record in reader:
+                if record:
+                    yield line, record
+                line = reader.line_num + 1
+        except csv.Error as error:
+            raise DecodeError(f"{name}, line {line}: {error}.") from error
+
+    records = read()
     block: list[tuple[int, list[str]]] = []
     error: DecodeError | None = None
+    # An error is raised after the rows before it have been yielded.
     while error is None:
         with _unlimited_cells():
             try:
@@ -243,18 +272,6 @@ def table_records(lines: Iterable[str], options: CsvOptions, name: str) -> Itera
         block.clear()
     if error is not None:
         raise error
-
-
-def _read_records(lines: Iterable[str], options: CsvOptions, name: str) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(lines, strict=True, **options.layout)
-    line = 1
-    try:
-        for record in reader:
-            if record:
-                yield line, record
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise DecodeError(f"{name}, line {line}: {error}.") from error
 
 
 def _read_document(document_type: type[Any], table: _Table, record: list[str], where: str, extra: Extra) -> Any:
@@ -272,7 +289,7 @@ def _read_document(document_type: type[Any], table: _Table, record: list[str], w
             _parent(row, keys)[keys[-1]] = None
     for index, column in enumerate(table.columns):
         if column is not None and index not in absent:
-            _set_value(row, column, record[index], f"{document_type.__name__}{where}")
+            column.put(_parent(row, column.keys), record[index], f"{document_type.__name__}{where}")
     return from_json(document_type, json.dumps(row), where, extra=extra)
 
 
@@ -282,21 +299,7 @@ def _parent(row: dict[str, Any], path: FieldPath) -> dict[str, Any]:
     return row
 
 
-def _set_value(row: dict[str, Any], column: _Cells, cell: str, where: str) -> None:
-    """Set the value of a cell; an empty one that means the default is left out."""
-    field, name = column.leaf.field, column.keys[-1]
-    row = _parent(row, column.keys)
-    if cell or field.nullable:
-        row[name] = column.read(cell, where) if cell else None
-    elif field.required and field.kind is FieldKind.TEXT:
-        row[name] = ""
-    elif field.required and not is_spread(field):
-        raise DecodeError(
-            f"{where}, {column.leaf.name}: the cell is empty, and there is no None and no default for it."
-        )
-
-
-def _parse_number(tp: type[Any], cell: str) -> Any:
+def _parse_number(tp: type[Any], cell: str) -> float | str:
     word = cell.strip()
     if tp is bool:
         return {"true": True, "false": False}.get(word.lower(), cell)

@@ -13,10 +13,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from typing_extensions import Self
 
-from quire._fork import ForkSafeLock
+from quire._lowlevel.forks import ForkSafeLock
 from quire.errors import ColumnError, TensorError
 from quire.schema import Field, FieldKind
-from quire.tensors import Framework, NativeTensorFlow, TensorType, framework_of_type, get_framework, to_framework
+from quire.tensors import (
+    DTypeObject,
+    Framework,
+    NativeTensorFlow,
+    Tensor,
+    TensorType,
+    framework_of_type,
+    get_framework,
+    to_framework,
+    to_picklable,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -104,8 +114,13 @@ class Column(ABC):
 
     def payload(self) -> dict[str, Any]:
         """Return everything but the field: the content of a pickle of the column."""
+        # The slots of every class of a column are its whole state.
         names = [name for cls in type(self).__mro__ for name in cls.__dict__.get("__slots__", ())]
         return {name: getattr(self, name) for name in names if name != "field"}
+
+    def to_picklable(self, memo: dict[Any, Any]) -> Column:
+        """Return the column with stand-ins for tensors that are not pickled as they are; see `Framework.to_pickle`."""
+        return self.map_tensors(lambda framework, value: (framework, framework.to_pickle(value, memo, alone=True)))
 
     @classmethod
     def restore(cls, field: Field, payload: dict[str, Any]) -> Column:
@@ -179,9 +194,21 @@ class TensorColumn(Column):
         return self.framework.shape(self.data)[0]
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> DTypeObject:
         """The framework's own dtype of the elements."""
         return self.data.dtype
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Return the data as a DLPack capsule, for `torch.from_dlpack`, `np.from_dlpack` and others; see `data`.
+
+        Memory is shared. Rows without a value are zeros, as in `data`.
+        """
+        return self.data.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return the type and number of the device that the data is on."""
+        device: tuple[int, int] = self.data.__dlpack_device__()
+        return device
 
     @property
     def nbytes(self) -> int:
@@ -254,6 +281,7 @@ class TensorColumn(Column):
         mask = np.ones(shape, np.bool_)
         for row, sizes in enumerate([] if self.shapes is None else self.shapes.tolist()):
             for axis, size in enumerate(sizes):
+                # With the axis moved to the front, its padding is one slice.
                 mask[row].swapaxes(0, axis)[size:] = False
         mask[~self.valid_rows()] = False
         return mask
@@ -290,7 +318,7 @@ class LentColumn(TensorColumn):
         return super().__len__() if borrowed is None else len(borrowed)
 
     @property
-    def data(self) -> Any:
+    def data(self) -> Tensor:
         """The tensor, in memory of its own."""
         if self._own is None:
             # One lock for all columns: two threads that read a column at once must get the same tensor.
@@ -365,7 +393,7 @@ class RaggedColumn(Column):
         return self.value(range(len(self))[index])
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> DTypeObject:
         """The framework's own dtype of the elements."""
         return self.flat.dtype
 
@@ -465,6 +493,13 @@ class ObjectColumn(Column):
         self.field, self.validity = field, None
         self.objects = objects if isinstance(objects, np.ndarray) else np.fromiter(objects, np.object_, len(objects))
 
+    def __getattr__(self, name: str) -> NDArray[np.object_]:
+        # Called for attributes that are not set: subclasses have other data, and make `objects` of it on first use.
+        if name != "objects":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self.objects = np.fromiter(self.values(), np.object_, len(self))
+        return self.objects
+
     def __len__(self) -> int:
         return len(self.objects)
 
@@ -496,6 +531,12 @@ class ObjectColumn(Column):
         pairs = [(frameworks[type(item)], item) for item in items]
         return ObjectColumn(self.field, [item if fw is None else change(fw, item)[1] for fw, item in pairs])
 
+    def to_picklable(self, memo: dict[Any, Any]) -> Column:
+        if not self.field.may_contain_tensors:
+            return self
+        items = super().to_picklable(memo).values()
+        return ObjectColumn(self.field, to_picklable(items, memo))
+
     def valid_rows(self) -> NDArray[np.bool_]:
         return np.fromiter((item is not None for item in self.objects), np.bool_, len(self.objects))
 
@@ -521,12 +562,6 @@ class ListColumn(ObjectColumn):
     def __len__(self) -> int:
         return len(self._items)
 
-    def __getattr__(self, name: str) -> NDArray[np.object_]:
-        if name != "objects":  # the only attribute that is computed on first use
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        self.objects = np.fromiter(self._items, np.object_, len(self._items))
-        return self.objects
-
     def values(self) -> list[Any]:
         return self._items
 
@@ -549,12 +584,6 @@ class PackedColumn(ObjectColumn):
     def from_offsets(cls, field: Field, data: Any, offsets: NDArray[np.int64], validity: Validity = None) -> Self:
         """Make a column whose row i has the bytes from offsets[i] to offsets[i + 1]."""
         return cls(field, data, offsets[:-1], offsets[1:], validity)
-
-    def __getattr__(self, name: str) -> Any:
-        if name != "objects":
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        self.objects = np.fromiter(self.values(), np.object_, len(self))
-        return self.objects
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -601,6 +630,7 @@ class PackedColumn(ObjectColumn):
 
     def packed(self) -> tuple[Any, NDArray[np.int64]]:
         """Return the bytes of the rows in order, without gaps, and the offsets of the rows in them."""
+        # Rows may be anywhere in the buffer, in any order: their sizes determine where they are in the result.
         offsets = np.zeros(len(self) + 1, np.int64)
         np.cumsum(self.ends - self.starts, out=offsets[1:])
         view = memoryview(self.data)

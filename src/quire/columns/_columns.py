@@ -12,11 +12,11 @@ import numpy as np
 from pydantic import BaseModel
 from typing_extensions import Self
 
-from quire._protocols import MODEL_SLOTS
+from quire._protocols import MODEL_SLOTS, DocumentLike
 from quire.columns._column import Column, TensorMap, Validity, element_positions
 from quire.errors import ColumnError, TensorError
 from quire.schema import Field, Schema
-from quire.tensors import Framework
+from quire.tensors import Framework, to_picklable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,8 +54,13 @@ class Columns:
         return self.length
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        portable = self.map_tensors(lambda framework, value: (framework, framework.to_pickle(value)))
-        return _restore, portable._restore_arguments()
+        memo: dict[Any, Any] = {}
+        # Columns of nested documents are pickled by this method, too.
+        columns = {name: col if col.children else col.to_picklable(memo) for name, col in self.columns.items()}
+        *arguments, states = replace(self, columns=columns)._restore_arguments()
+        if states is not None:
+            states = [None if state is None else ExtraState(*to_picklable(tuple(state), memo)) for state in states]
+        return _restore, (*arguments, states)
 
     def _restore_arguments(self) -> tuple[Any, ...]:
         parts = {name: (type(column), column.payload()) for name, column in self.columns.items()}
@@ -165,6 +170,7 @@ class Columns:
         if not self.columns:
             return ({} for _ in range(self.length))
         values = zip(*(column.values() for column in self.columns.values()), strict=True)
+        # Nested maps make the dict of each row without running Python code for it.
         return map(dict, map(zip, repeat(tuple(self.columns)), values))
 
     def _make(self, rows: Iterable[dict[str, Any]], extra_states: list[ExtraState | None] | None) -> Iterator[Any]:
@@ -201,14 +207,14 @@ def _make_plain_documents(document_type: type[Any], rows: Iterable[dict[str, Any
         yield document
 
 
-def _make_document(schema: Schema, row: dict[str, Any], extra_state: ExtraState | None) -> Any:
+def _make_document(schema: Schema, row: dict[str, Any], extra_state: ExtraState | None) -> DocumentLike:
     document_type = schema.document_type
     extra: dict[str, Any] | None = {} if document_type.model_config.get("extra") == "allow" else None
     private: dict[str, Any] | None = None
     if extra_state is not None:
         document_type, more, extra, private = extra_state
         row = {**row, **more}
-    document = object.__new__(document_type)
+    document: DocumentLike = object.__new__(document_type)
     state = (
         row,
         {*row, *(extra or ())},

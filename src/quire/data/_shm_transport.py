@@ -1,30 +1,24 @@
 """Send batches from the workers of a DataLoader to the trainer in shared memory that is reused.
 
 torch allocates new shared memory for every tensor, whose page faults cost many times what filling it does. Here, a
-worker keeps its pieces of shared memory. A piece is an anonymous file (`memfd_create`) that worker and trainer both
-map. The trainer opens it once, through the worker's table of open files (`/proc/<pid>/fd/<number>`), and keeps the
-mapping.
-
-The first byte of a piece says who owns it: 1 while the trainer has the tensor, 0 while the worker may write. The worker
-sets it when the tensor is pickled. The trainer clears it when nothing there refers to the memory any more, which it
-checks whenever it receives a batch. Tensors below 64 KiB go through the pipe, with the rest of the batch.
+worker keeps its pieces of shared memory, and the trainer gives them back (`quire._lowlevel.shared`). Tensors below 64
+KiB go through the pipe, with the rest of the batch.
 
 Where processes cannot open each other's files, and beyond 64 pieces in a worker, torch sends the tensors its own way.
 """
 
 from __future__ import annotations
 
-import mmap
+import math
 import os
-import secrets
 import sys
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from quire._fork import ForkSafeLock
-from quire.data._arena import MIN_BYTES, Arena, Memory, counts_references, is_plain
+from quire._lowlevel.pool import MIN_BYTES
+from quire._lowlevel.shared import LostPieceError, PieceId, SharedPool, WorkerPiece, can_share, open_piece
+from quire.data._arena import Arena, is_plain
 from quire.errors import FunctionError
 from quire.tensors import Framework
 
@@ -36,59 +30,31 @@ if TYPE_CHECKING:
     Layout = tuple[torch.dtype, int, tuple[int, ...], tuple[int, ...]]
     """The dtype, offset, shape and strides of a tensor in its memory."""
 
-_HEADER = 4096  # bytes before the content, so that the content begins at a page; the first byte is the owner
-_MAX_PIECES = 64  # of a worker: each is an open file
-
 
 # --- in the worker
 
 
-class WorkerPiece(Memory):
-    """Shared memory as the worker has it."""
-
-    __slots__ = ("file", "memory", "number", "was_sent")
-
-    def __init__(self, token: str, size: int) -> None:
-        self.number, self.was_sent = secrets.randbits(48), False
-        self.file = os.memfd_create(_piece_name(token, self.number))
-        os.ftruncate(self.file, _HEADER + size)
-        self.memory = mmap.mmap(self.file, _HEADER + size)
-        super().__init__(lambda: _content(self.memory))
-
-    @property
-    def is_free(self) -> bool:
-        """Whether neither the trainer nor this process uses the memory."""
-        # In this order: the thread that sends a tensor sets the byte before it drops the tensor. If the byte was read
-        # first, the tensor could be sent and dropped before the second check, and the batch would be overwritten.
-        return self.is_unused and self.memory[0] == 0
-
-    def close(self) -> None:
-        os.close(self.file)
-
-
 class SharedArena(Arena):
-    """The pieces of shared memory of one worker.
+    """Gathers and stacks tensors in the shared memory of one worker."""
 
-    No piece is dropped for being old: the trainer finds a piece by its file, and may not have opened it yet.
-    """
-
-    __slots__ = ("_limit", "owner", "token")
+    __slots__ = ("_can_share", "_pieces", "owner")
 
     def __init__(self) -> None:
         super().__init__()
-        self.owner, self.token = os.getpid(), secrets.token_hex(8)
-        self._limit = _MAX_PIECES if _can_open_files_of_workers() else 0
+        self._pieces, self._can_share = SharedPool(), can_share()
+        self.owner = self._pieces.owner
 
-    def _find_free(self, size: int) -> Memory | None:
-        piece = super()._find_free(size)
-        if isinstance(piece, WorkerPiece):
-            piece.was_sent = False
-        return piece
-
-    def _allocate(self, size: int) -> Memory:
-        if len(self._kept) >= self._limit:
-            return Memory(lambda: sys.modules["torch"].UntypedStorage._new_shared(size))
-        return WorkerPiece(self.token, size)
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """Return an uninitialised tensor in shared memory; None for a small one."""
+        size = math.prod(shape) * dtype.itemsize
+        if size < MIN_BYTES:
+            return None
+        torch = sys.modules["torch"]
+        memory = self._pieces.take_shared(size) if self._can_share else None
+        if memory is None:
+            storage = torch.UntypedStorage._new_shared(size)
+            return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[no-any-return]
+        return torch.frombuffer(memory, dtype=dtype).view(shape)  # type: ignore[no-any-return]
 
     def prepare(self, tensor: torch.Tensor) -> Any:
         """Return what to pickle in place of a tensor: its content, its place in shared memory, or the tensor itself."""
@@ -96,16 +62,21 @@ class SharedArena(Arena):
             return tensor
         if tensor.nbytes < MIN_BYTES:
             return InlineTensor(tensor.contiguous())
-        piece = self._kept.get(tensor.untyped_storage().data_ptr())
-        if piece is None or (isinstance(piece, WorkerPiece) and piece.was_sent):
+        piece = self._find_piece(tensor)
+        if piece is None or piece.was_sent:
             # The tensor is in other memory, or shares its piece with a tensor that was sent before. The trainer gives
             # a piece back once, so each tensor gets a piece of its own.
+            if piece is None and tensor.is_shared():
+                return tensor
             room = self.empty(tuple(tensor.shape), tensor.dtype)
             if room is None:
                 return tensor
             tensor = room.copy_(tensor)
-            piece = self._kept.get(tensor.untyped_storage().data_ptr())
-        return SharedTensor(self, piece, tensor) if isinstance(piece, WorkerPiece) else tensor
+            piece = self._find_piece(tensor)
+        return tensor if piece is None else SharedTensor(piece, tensor)
+
+    def _find_piece(self, tensor: torch.Tensor) -> WorkerPiece | None:
+        return self._pieces.find(tensor.untyped_storage().data_ptr())
 
 
 class InlineTensor:
@@ -128,10 +99,9 @@ class SharedTensor:
 
     __slots__ = ("content",)
 
-    def __init__(self, arena: SharedArena, piece: WorkerPiece, tensor: torch.Tensor) -> None:
-        piece.was_sent, piece.memory[0] = True, 1
+    def __init__(self, piece: WorkerPiece, tensor: torch.Tensor) -> None:
         layout = (tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
-        self.content = (arena.owner, arena.token, piece.number, piece.file, layout)
+        self.content = (piece.hand_over(), layout)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         return _restore_shared, self.content
@@ -146,14 +116,6 @@ def shared_arena() -> SharedArena:
     if _worker_arena is None or _worker_arena.owner != os.getpid():  # a forked child has its own
         _worker_arena = SharedArena()
     return _worker_arena
-
-
-def _can_open_files_of_workers() -> bool:
-    """Return whether processes of one user can open each other's files, as on Linux."""
-    if not (hasattr(os, "memfd_create") and counts_references()):
-        return False
-    theirs, ours = Path(f"/proc/{os.getppid()}/fd"), Path("/proc/self/fd")
-    return os.access(theirs, os.R_OK | os.X_OK) and ours.stat().st_uid == os.geteuid()
 
 
 _registered: WeakSet[type[Any]] = WeakSet()
@@ -192,78 +154,16 @@ def _raise_in_trainer(pid: int, error: str) -> Any:
 # --- in the trainer
 
 
-class TrainerPiece(Memory):
-    """Shared memory of a worker as the trainer has it."""
-
-    __slots__ = ("is_out", "memory")
-
-    def __init__(self, pid: int, name: str, file: int) -> None:
-        path = Path(f"/proc/{pid}/fd/{file}")
-        try:
-            with path.open("r+b", buffering=0) as opened:
-                is_same_file = name in str(path.readlink())
-                self.memory = mmap.mmap(opened.fileno(), 0)
-        except OSError as error:
-            raise _lost_batch(pid) from error
-        if not is_same_file:  # another process has the pid by now, or another file its number
-            raise _lost_batch(pid)
-        self.is_out = False
-        super().__init__(lambda: _content(self.memory))
-
-
-def _lost_batch(pid: int) -> FunctionError:
-    return FunctionError(
-        f"a batch of worker {pid} is lost: the process ended, or its files cannot be opened from here."
-    )
-
-
-_mapped: dict[tuple[int, str, int], TrainerPiece] = {}
-"""The pieces of all workers that the trainer has mapped, by process, token and number."""
-_mapped_lock = ForkSafeLock()
-"""Held while pieces are received and returned: two threads must not return a piece twice, once before its next use."""
-
-
-def _restore_shared(pid: int, token: str, number: int, file: int, layout: Layout) -> torch.Tensor:
-    with _mapped_lock:
-        return_unused_pieces()
-        key = pid, token, number
-        piece = _mapped.get(key)
-        if piece is None:
-            _drop_pieces_of_ended_workers()
-            piece = _mapped[key] = TrainerPiece(pid, _piece_name(token, number), file)
-        dtype, offset, shape, stride = layout
-        tensor: torch.Tensor = sys.modules["torch"].empty(0, dtype=dtype).set_(piece.storage, offset, shape, stride)
-        piece.is_out = True
-    return tensor
-
-
-def return_unused_pieces() -> None:
-    """Give the pieces that nothing refers to any more back to their workers."""
-    for key, piece in list(_mapped.items()):
-        if piece.is_out and piece.is_lost:  # torch has moved it, to send it on to other processes
-            _mapped.pop(key, None)
-        elif piece.is_out and piece.is_unused:
-            piece.is_out = False
-            piece.memory[0] = 0
-
-
-def _drop_pieces_of_ended_workers() -> None:
-    for pid in {key[0] for key in list(_mapped)}:
-        if not Path(f"/proc/{pid}").exists():
-            for key in [key for key in list(_mapped) if key[0] == pid]:
-                _mapped.pop(key, None)
-
-
-def _before_fork() -> None:
-    # The mappings are shared, so a forked child sees the batches that the trainer holds now, and the trainer does not
-    # know how long the child needs them. These pieces are never given back.
-    for key, piece in list(_mapped.items()):
-        if piece.is_out:
-            _mapped.pop(key, None)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_child=_mapped.clear)
+def _restore_shared(name: PieceId, layout: Layout) -> torch.Tensor:
+    torch = sys.modules["torch"]
+    try:
+        storage = torch.frombuffer(open_piece(name), dtype=torch.uint8).untyped_storage()
+    except LostPieceError as error:
+        raise FunctionError(
+            f"a batch of worker {name.pid} is lost: the process ended, or its files cannot be opened from here."
+        ) from error
+    dtype, offset, shape, stride = layout
+    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)  # type: ignore[no-any-return]
 
 
 def _restore_inline(content: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -277,12 +177,3 @@ def _restore_batch(batch_type: type[DocumentBatch[Any]], state: tuple[Any, ...])
     batch = object.__new__(batch_type)
     batch.__setstate__(state)
     return batch
-
-
-def _content(memory: mmap.mmap) -> torch.UntypedStorage:
-    torch = sys.modules["torch"]
-    return torch.frombuffer(memory, dtype=torch.uint8, offset=_HEADER).untyped_storage()  # type: ignore[no-any-return]
-
-
-def _piece_name(token: str, number: int) -> str:
-    return f"quire-{token}-{number}"

@@ -10,13 +10,14 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 import pyarrow as pa
 from typing_extensions import Unpack
 
-from quire._fork import ForkSafeLock
+from quire._lowlevel.forks import ForkSafeLock
 from quire._optional import require
 from quire.data._frameworks import Paths
 from quire.data._stream_options import Streaming
@@ -270,6 +271,7 @@ def from_spark(
                 return known_converter
         converter = SparkConverter(write_frame(frame, *options), document_type)
         _converters.append((frame, options, converter))
+        _remove_files_at_exit()
         return converter
 
 
@@ -287,7 +289,11 @@ def _remove_files(url: str) -> None:
         raise StorageError(f"{url}: the files of the frame cannot be removed: {error}") from error
 
 
-@atexit.register
+@cache
+def _remove_files_at_exit() -> None:
+    atexit.register(_remove_all)
+
+
 def _remove_all() -> None:
     for _, _, converter in _converters:
         if converter._owner == os.getpid():  # not in a forked process

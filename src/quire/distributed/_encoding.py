@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from quire._lowlevel.pool import take_buffer
 from quire._protocols import is_document_type
 from quire.array import DocumentArray, DocumentBatch
 from quire.codec import approximate_size
@@ -46,7 +47,6 @@ from quire.storage import (
     conform_fields,
     loaded_class,
     resolve_columns,
-    take_buffer,
 )
 from quire.tensors import describe, get_framework
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from quire._lowlevel.addresses import map_file
+from quire._lowlevel.forks import ForkSafeLock
 from quire.distributed._batches import CHUNK_BYTES, rebatch_by_bytes, slice_rows
 from quire.distributed._engine import Stage
-from quire.storage import map_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,7 +39,7 @@ class ExchangeBudget:
 
     def __init__(self, size: int | None = None) -> None:
         self._left = MAX_EXCHANGE_BYTES if size is None else size
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def take(self, size: int) -> bool:
         """Reserve bytes, if that many are left."""
@@ -204,7 +204,7 @@ class Exchange:
     def __init__(self, make: Callable[[], list[Batches]]) -> None:
         self._make: Callable[[], list[Batches]] | None = make
         self._batches: list[Batches] = []
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def __reduce__(self) -> tuple[Any, tuple[list[Batches]]]:
         # Another process gets the rows, and not the function that makes them.
@@ -332,7 +332,7 @@ class LazyTable:
     def table(self) -> pa.Table:
         return pa.Table.from_batches(self.part.batches(), self.schema)
 
-    def __deepcopy__(self, _: Any) -> LazyTable:
+    def __deepcopy__(self, _: object) -> LazyTable:
         return self
 
     def __getstate__(self) -> dict[str, Any]:

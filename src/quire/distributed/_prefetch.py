@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from quire._lowlevel.forks import ForkSafeCondition
+
 T = TypeVar("T")
 BatchSource = Callable[[], Iterator[pa.RecordBatch]]
 PREFETCH_BYTES = 64 << 20
@@ -95,7 +97,7 @@ class _Prefetcher:
         self._closed = False
         self._stop = threading.Event()
         """Set with `_closed`, and seen by the threads without the lock."""
-        self._changed = threading.Condition()
+        self._changed = ForkSafeCondition()
 
     def serve(self) -> None:
         """Read one source after the other, in a worker thread."""

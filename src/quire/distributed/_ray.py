@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
 
+from quire._lowlevel.forks import ForkSafeLock
 from quire._optional import is_loaded, require
 from quire.distributed._batches import cast_to_schema, split_large
 from quire.distributed._engine import Frame, SelectStage, Stage, StageChain, UnionStage
@@ -26,6 +26,12 @@ from quire.distributed._ray_tensors import arrow_schema, convert_tensors
 from quire.distributed._row_containers import copy_value
 from quire.errors import PartitionError
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ray.data import Dataset
+
+
 _LOOPBACK = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # this makes Ray bind every socket to 127.0.0.1
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -33,7 +39,7 @@ _LOOPBACK = {
 }
 
 
-def ray_session(**options: Any) -> Any:
+def ray_session(**options: Any) -> ModuleType:
     """Return the module `ray`, connected to a cluster.
 
     A process that is connected stays so. Else RAY_ADDRESS, or `address` among the options of `ray.init`, names a
@@ -43,7 +49,7 @@ def ray_session(**options: Any) -> Any:
         return require("ray", extra="ray", needed_for="engine='ray'")
     address = options.pop("address", None) or os.environ.get("RAY_ADDRESS") or "local"
     if address != "local":
-        ray: Any = require("ray", extra="ray", needed_for="engine='ray'")
+        ray = require("ray", extra="ray", needed_for="engine='ray'")
         ray.init(address=address, **options)
         return ray
     defaults = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
@@ -58,16 +64,16 @@ def ray_is_running() -> bool:
     """Whether this process is connected to Ray."""
     if not is_loaded("ray"):
         return False
-    ray: Any = require("ray", extra="ray", needed_for="engine='ray'")
+    ray = require("ray", extra="ray", needed_for="engine='ray'")
     return bool(ray.is_initialized())
 
 
 @contextmanager
-def loopback() -> Iterator[Any]:
+def loopback() -> Iterator[ModuleType]:
     """Make every part of Ray that is started meanwhile listen on 127.0.0.1 only."""
     before = {name: os.environ.get(name) for name in _LOOPBACK}
     os.environ.update(_LOOPBACK)
-    ray: Any = require("ray", extra="ray", needed_for="engine='ray'")
+    ray = require("ray", extra="ray", needed_for="engine='ray'")
     constants: Any = require("ray._private.ray_constants", extra="ray", needed_for="engine='ray'")
     # Ray reads the environment variable when it is imported, which may have been before.
     enabled, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
@@ -104,7 +110,7 @@ class RayFrame(Frame[Any]):
         return self.chain.schema
 
     @cached_property
-    def native(self) -> Any:
+    def native(self) -> Dataset:
         dataset = self._source()
         if not self.chain.stages and self.blocks != "ids":
             return dataset
@@ -165,7 +171,7 @@ class RayEngine:
         self._options, self._owns = options, False
 
     @property
-    def _data(self) -> Any:
+    def _data(self) -> ModuleType:
         """The module `ray.data`, with Ray running."""
         running = ray_is_running()
         ray_session(**self._options)
@@ -199,7 +205,7 @@ class RayEngine:
             lambda: self._data.range(partitions, override_num_blocks=partitions), chain, partitions, "ids"
         )
 
-    def from_native(self, native: Any) -> RayFrame:
+    def from_native(self, native: object) -> RayFrame:
         if not isinstance(native, self._data.Dataset):
             raise TypeError(f"engine='ray' takes a Ray Dataset, got {type(native).__name__}.")
         with _translate_errors():
@@ -234,7 +240,7 @@ class RayEngine:
             return self.from_stage(UnionStage([own.chain for own in owns], known), total)
         return self._frame(lambda: self._concat_blocks(owns), StageChain(frames[0].schema), total)
 
-    def _concat_blocks(self, frames: Sequence[RayFrame]) -> Any:
+    def _concat_blocks(self, frames: Sequence[RayFrame]) -> Dataset:
         blocks = [block for frame in frames for block in frame.native.to_arrow_refs()]
         return self._data.from_arrow_refs(blocks) if blocks else self._data.from_arrow(frames[0].schema.empty_table())
 
@@ -308,7 +314,7 @@ def _own_frame(frame: Frame[Any]) -> RayFrame:
     return frame
 
 
-def _keep_order(dataset: Any) -> Any:
+def _keep_order(dataset: Dataset) -> Dataset:
     """Return a copy of the dataset that yields its blocks in order."""
     # The settings belong to the context of a dataset, which datasets may share with all others: so on a copy.
     copy = type(dataset).copy(dataset, _deep_copy=True)
@@ -319,7 +325,7 @@ def _keep_order(dataset: Any) -> Any:
 
 def _make_once(make: Callable[[], Any]) -> Callable[[], Any]:
     """Return a function that calls `make` the first time and keeps the result."""
-    lock, result = threading.Lock(), list[Any]()
+    lock, result = ForkSafeLock(), list[Any]()
 
     def get() -> Any:
         with lock:
@@ -363,7 +369,7 @@ class RayObjects(TaskEngine):
         while waiting:
             yield self._fetch(waiting.popleft())
 
-    def _fetch(self, handle: Any) -> Any:
+    def _fetch(self, handle: object) -> Any:
         try:
             value = self._ray.get(handle)
         except self._ray.exceptions.RayError as error:
@@ -378,7 +384,7 @@ class RayObjects(TaskEngine):
     def from_frame(self, frame: Frame[Any]) -> Node:
         return NativeNode(frame.native, frame.schema)
 
-    def native(self, node: Node) -> Any:
+    def native(self, node: Node) -> Dataset:
         """Return a Ray Dataset whose blocks are the data frames."""
         data: Any = self._ray.data
         return data.from_pandas_refs(list(self._run_each(RaiseStep(), self._handles(node))))
@@ -386,7 +392,7 @@ class RayObjects(TaskEngine):
     def arrow_frame(self, node: Node, schema: pa.Schema) -> RayFrame:
         """Return a frame of a Ray Dataset whose blocks are the tables."""
 
-        def make_dataset() -> Any:
+        def make_dataset() -> Dataset:
             data: Any = self._ray.data
             return data.from_arrow_refs(list(self._run_each(RaiseStep(), self._handles(node))))
 

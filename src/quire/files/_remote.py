@@ -19,6 +19,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from quire._lowlevel.forks import at_fork
 from quire._optional import require
 from quire.errors import StorageError, StorageNotFoundError
 from quire.files._folder import (
@@ -63,8 +64,7 @@ def require_fsspec(url: str) -> Any:
 @cache
 def _reset_loop_after_forks() -> None:
     """Let a forked child start an event loop of its own, which older releases of fsspec do not do."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=require("fsspec.asyn", extra="parquet", needed_for="fsspec").reset_lock)
+    at_fork(after_in_child=require("fsspec.asyn", extra="parquet", needed_for="fsspec").reset_lock)
 
 
 class Connection:

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
+from quire._lowlevel.forks import ForkSafeCondition
 from quire.errors import StorageError, StorageNotFoundError
 from quire.files._folder import LocalFolder
 from quire.files._remote import CLEANUP_SECONDS, OBJECT_STORES, Connection, RemoteFolder, require_fsspec
@@ -81,7 +82,7 @@ class PieceQueue:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._size = max_bytes, 0
         self._pieces: deque[Any] = deque()
-        self._changed = threading.Condition()
+        self._changed = ForkSafeCondition()
         self._ended = self._abandoned = False
         self._error: BaseException | None = None
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from quire._lowlevel.collector import may_wait
 from quire.errors import FunctionError, OptionError, QuireError
 from quire.parallel._pools import PoolAdapter, adapt_pool, backend_of, check_pool, size_of
 from quire.parallel._tasks import Function, Outcome, run_task, summary_of
-from quire.parallel._workers import Backend, Workers, check_backend, check_workers, may_wait, watch_collector
+from quire.parallel._workers import Backend, Workers, check_backend, check_workers
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -65,7 +66,7 @@ class MapOptions:
         return max(1, min(workers, len(items))) if isinstance(items, Sized) else workers
 
 
-def mapped(
+def parallel_map(
     function: Callable[[T], R],
     items: Iterable[T],
     *,
@@ -85,7 +86,7 @@ def mapped(
 
 
 def run_map(function: Callable[[T], R], items: Iterable[T], options: MapOptions) -> Iterator[R]:
-    """Run `mapped` with `MapOptions`. The work begins when the first result is requested."""
+    """Run `parallel_map` with `MapOptions`. The work begins when the first result is requested."""
     workers = options.workers(items)
     with contextlib.ExitStack() as stack:
         pool = options.pool
@@ -120,7 +121,6 @@ def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int, *,
         yield from map(function, items)
         return
     waiting: deque[Future[R]] = deque()
-    watch_collector()
     pool = ThreadPoolExecutor(workers)
     try:
         for item in items:

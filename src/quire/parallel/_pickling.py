@@ -7,6 +7,7 @@ class is sent to a worker once and referred to by a key afterwards, in both dire
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import io
 import itertools
@@ -19,6 +20,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from quire._optional import require
+from quire.tensors import pickle_reducers
 
 _UNNAMED_ERRORS = (pickle.PicklingError, AttributeError, TypeError)
 """What pickle raises for a value without an importable name."""
@@ -42,7 +44,7 @@ def dump_value(value: Any, *, to_own: bool = True) -> tuple[bytes, frozenset[str
     """
     keys = set[str]()
     try:
-        data = _dump(_Pickler, value, keys) if to_own and _keys else pickle.dumps(value, 5)
+        data = _dump(_Pickler if to_own and _keys else _PlainPickler, value, keys)
     except _UNNAMED_ERRORS:
         return _dump_by_value(value, to_own=to_own)
     if b"__main__" in data and has_cloudpickle():  # a worker's __main__ is another module
@@ -82,8 +84,16 @@ def _dump(pickler_type: Any, value: Any, keys: set[str]) -> bytes:
     file = io.BytesIO()
     pickler = pickler_type(file, 5)
     pickler.keys = keys
+    # For tensors that are not in documents. The table of the pickler is its own: other pickles do not change.
+    pickler.dispatch_table = {**getattr(pickler, "dispatch_table", copyreg.dispatch_table), **pickle_reducers()}
     pickler.dump(value)
     return file.getvalue()
+
+
+class _PlainPickler(pickle.Pickler):
+    """Pickles classes by their names."""
+
+    keys: set[str]
 
 
 class _Pickler(pickle.Pickler):
@@ -91,7 +101,7 @@ class _Pickler(pickle.Pickler):
 
     keys: set[str]
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         return _reduce_to_key(value, self.keys) if isinstance(value, type) else NotImplemented
 
 
@@ -102,7 +112,7 @@ def _cloud_pickler(cloudpickle: ModuleType) -> type[Any]:
     class Pickler(cloudpickle.Pickler):  # type: ignore[name-defined, misc]
         keys: set[str]
 
-        def reducer_override(self, value: Any) -> Any:
+        def reducer_override(self, value: object) -> Any:
             by_key = _reduce_to_key(value, self.keys) if isinstance(value, type) else NotImplemented
             return super().reducer_override(value) if by_key is NotImplemented else by_key
 

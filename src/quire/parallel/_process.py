@@ -18,12 +18,13 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from typing import Any
 
+from quire._lowlevel.forks import ForkSafeLock
 from quire.errors import FunctionError
 from quire.parallel._pickling import dump_classes, dump_value, has_cloudpickle, load_classes, load_value
 from quire.parallel._tasks import Failure, Function, Outcome, dump_outcome, run_task, summary_of
 
 _tokens = itertools.count(1)
-_starting = threading.Lock()
+_starting = ForkSafeLock()
 
 
 class PickledFunction:
@@ -82,7 +83,7 @@ class Worker:
     def __init__(self, context: BaseContext) -> None:
         self._context = context
         self._ended = False
-        self._in_use, self._changing = threading.Lock(), threading.Lock()
+        self._in_use, self._changing = ForkSafeLock(), ForkSafeLock()
         self._start()
 
     def _start(self) -> None:

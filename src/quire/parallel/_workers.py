@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import gc
+import functools
 import multiprocessing
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from multiprocessing.context import BaseContext
+from multiprocessing.util import Finalize
 from queue import Empty, SimpleQueue
 from typing import Any, Literal, TypeAlias
 from weakref import WeakSet
 
 from typing_extensions import Self
 
+from quire._lowlevel.collector import may_wait
 from quire.errors import OptionError
 from quire.parallel._process import PickledFunction, Worker
 from quire.parallel._tasks import Function, Outcome, run_task
@@ -46,7 +46,7 @@ class Workers:
         self._processes: list[Worker] = []
         self._threads: list[threading.Thread] = []
         self._closed = False
-        watch_collector()
+        self._owner = os.getpid()
         _open.add(self)
         try:
             self._start(context)
@@ -59,6 +59,7 @@ class Workers:
         if self.backend == "process":
             if not isinstance(context, BaseContext):
                 context = multiprocessing.get_context(context or "spawn")
+            _close_processes_at_exit(os.getpid())
             # All processes start before the first thread: forking a process that has threads may deadlock.
             for _ in range(self.num_workers):
                 self._processes.append(Worker(context))
@@ -121,11 +122,14 @@ def _run_orders(orders: SimpleQueue[_Order], runner: _Runner) -> None:
 def _close_processes() -> None:
     """Close process pools that were left open at exit. Threads are left alone: their tasks may take long."""
     for workers in list(_open):
-        if workers.backend == "process":
+        if workers.backend == "process" and workers._owner == os.getpid():  # a forked child must not end those
             workers.close()
 
 
-atexit.register(_close_processes)
+@functools.cache
+def _close_processes_at_exit(owner: int) -> None:  # noqa: ARG001 - once in each process
+    """Have multiprocessing close the pools at exit, before it ends the processes itself, so that none is restarted."""
+    Finalize(None, _close_processes, exitpriority=10)
 
 
 def cpu_count() -> int:
@@ -145,27 +149,3 @@ def check_workers(num_workers: int | None) -> int:
     if num_workers is not None and num_workers < 1:
         raise OptionError(f"num_workers={num_workers}: at least one is needed. None means one per core.")
     return num_workers or cpu_count()
-
-
-# --- closing from the garbage collector
-#
-# The collector closes an abandoned iterator in whatever thread it happens to run, whatever locks that thread holds.
-# Waiting for worker threads there may deadlock, so a pool that the collector closes does not wait. A generator cannot
-# tell who closes it; the callbacks of `gc` can. They are installed with the first pool, not on import.
-
-_collecting: set[int] = set()
-
-
-def watch_collector() -> None:
-    """Install the callback that `may_wait` needs, once."""
-    if _note_collection not in gc.callbacks:
-        gc.callbacks.append(_note_collection)
-
-
-def _note_collection(phase: str, _: dict[str, int]) -> None:
-    (_collecting.add if phase == "start" else _collecting.discard)(threading.get_ident())
-
-
-def may_wait() -> bool:
-    """Return whether this thread may wait for others: not during a collection, nor while the interpreter exits."""
-    return threading.get_ident() not in _collecting and not sys.is_finalizing()

@@ -6,6 +6,7 @@ Modules, from the user's calls down to bytes:
 - `_where`, `_statistics`, `_pages`, `_previews`: filters, statistics, and rows for viewers;
 - `_shard_reader`, `_shard_writer`, `_manifest`, `_cache`: shards, the logs that list them, and the cache of copies;
 - `_layout`, `_arrow_codec`, `_nested_codecs`, `_tensor_codecs`: how each kind of field is stored in Arrow;
+- `_timestamps`: datetimes as timestamps in shards; `_interchange`, `_interchange_codecs`: data for other libraries;
 - `_schema_conversion`, `_spark_types`, `_huggingface`, `importers`: data of other tools, and other versions of a class;
 - `_block_table`, `_verification`: checksums;
 - `_row_locations`, `_range_index`, `_memory`, `_locks`: rows by memory address, mapped files, locks and forks.
@@ -36,6 +37,8 @@ from quire.storage._dataset_writer import iter_columns as iter_columns
 from quire.storage._dataset_writer import prepare_target as prepare_target
 from quire.storage._dataset_writer import replace_dataset as replace_dataset
 from quire.storage._dataset_writer import resolve_document_type as resolve_document_type
+from quire.storage._interchange import from_arrow as from_arrow
+from quire.storage._interchange import to_arrow as to_arrow
 from quire.storage._layout import CLASS_KEY as CLASS_KEY
 from quire.storage._layout import Layout as Layout
 from quire.storage._layout import Paths as Paths
@@ -46,10 +49,9 @@ from quire.storage._manifest import Log as Log
 from quire.storage._manifest import Shard
 from quire.storage._manifest import encode_line as encode_line
 from quire.storage._manifest import list_plain_files as list_plain_files
-from quire.storage._memory import map_file as map_file
-from quire.storage._memory import take_buffer as take_buffer
 from quire.storage._pages import Pages as Pages
-from quire.storage._parquet_io import load_parquet, save_parquet
+from quire.storage._parquet_io import load_parquet as load_parquet
+from quire.storage._parquet_io import save_parquet as save_parquet
 from quire.storage._parquet_io import save_shard as save_shard
 from quire.storage._previews import BytesPreview as BytesPreview
 from quire.storage._previews import ItemCount as ItemCount
@@ -77,7 +79,7 @@ from quire.storage._spark_types import spark_type as spark_type
 from quire.storage._statistics import column_statistics
 from quire.storage._statistics import null_counts as null_counts
 from quire.storage._tensor_codecs import TensorCodec as TensorCodec
-from quire.storage._tensor_codecs import has_mixed_tensors
+from quire.storage._tensor_codecs import has_mixed_tensors as has_mixed_tensors
 from quire.storage._verification import Verify as Verify
 from quire.storage._where import Split, Where
 
@@ -97,11 +99,8 @@ __all__ = [
     "Where",
     "WriteOptions",
     "column_statistics",
-    "has_mixed_tensors",
     "import_dataset",
-    "load_parquet",
     "open_dataset",
-    "save_parquet",
     "write_dataset",
 ]
 

@@ -23,6 +23,7 @@ from typing_extensions import Unpack
 
 from quire._class_registry import class_name
 from quire._extra_fields import Extra, check_extra
+from quire._lowlevel.forks import at_fork, no_fork
 from quire._parametrize import ParametrizedMeta
 from quire._protocols import is_document_type
 from quire.array import (
@@ -34,11 +35,15 @@ from quire.array import (
     bind,
     check_method_typo,
     explain_vector_field,
+    find_column,
     html,
     map_batches,
     map_documents,
     merge_nearest,
     resolve_index,
+    resolve_positions,
+    sample_positions,
+    split_positions,
 )
 from quire.columns import Column, Columns
 from quire.display import GALLERY, facts_table, print_facts, track
@@ -56,8 +61,8 @@ from quire.files import Folder, RemoteOptions, display_uri, open_folder
 from quire.schema import join_path, parse_path
 from quire.storage._block_table import Pieces, count_regions
 from quire.storage._cache import ShardCache
+from quire.storage._interchange import open_stream
 from quire.storage._layout import CLASS_KEY, Layout, layout_fingerprint, paths_within, resolve_columns
-from quire.storage._locks import no_fork
 from quire.storage._manifest import SUFFIXES, Shard, list_plain_files, read_manifest
 from quire.storage._range_index import RangeIndex
 from quire.storage._row_locations import RowLocations
@@ -133,6 +138,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         options: ReadOptions | None = None,
         **more: Any,
     ) -> None:
+        check_options(type(self).__name__, more, ReadOptions.__dataclass_fields__)
         if self.document_type is BaseDocument:
             raise SchemaError("StoredDataset needs the documents' class: StoredDataset[Student](...).")
         self.options = replace(options or ReadOptions(), **more)
@@ -181,14 +187,34 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         if isinstance(key, str):
             return self._read_column(key)[key] if key else self
         rows = resolve_index(key, len(self))
-        if isinstance(rows, int):
-            return self.take(np.array([rows]))[0]
-        return self.take(np.arange(len(self))[rows] if isinstance(rows, slice) else rows)
+        return self.take(rows)[0] if isinstance(rows, int) else self.take(rows)
 
-    def take(self, rows: NDArray[np.int64]) -> DocumentBatch[DocT]:
-        """Return the rows at these positions as a batch."""
+    def take(self, indices: Any) -> DocumentBatch[DocT]:
+        """Return the rows at these positions as a batch: an int, a slice, a list, an array or a mask."""
         document_type = self.schema.document_type
+        rows = resolve_positions(indices, len(self))
         return DocumentBatch[document_type]._wrap(self.gather(rows))  # type: ignore[valid-type]
+
+    def sample(
+        self, n: int | None = None, seed: int | None = None, *, fraction: float | None = None
+    ) -> StoredDataset[DocT]:
+        """Return a dataset of n different rows, or of a fraction of them, chosen at random, in the stored order."""
+        return self._select_rows(sample_positions(len(self), n, fraction, seed))
+
+    def split(
+        self, *parts: float, by: str | None = None, shuffle: bool = False, seed: int | None = None
+    ) -> list[StoredDataset[DocT]]:
+        """Split into datasets by fractions or by counts; see `DocumentArray.split`. Each has the stored order."""
+        rows = split_positions(len(self), parts, by, self._values_at, shuffle=shuffle, seed=seed)
+        return [self._select_rows(positions) for positions in rows]
+
+    def _values_at(self, path: str) -> list[Any]:
+        parts = self.narrow([path]).read_parts()
+        return [value for columns in parts for value in find_column(columns, path).values()]
+
+    def _select_rows(self, positions: NDArray[np.int64]) -> StoredDataset[DocT]:
+        rows = np.sort(positions) if self.rows is None else self.rows[np.sort(positions)]
+        return self._with_state(rows=rows)
 
     def gather(self, rows: NDArray[np.int64], framework: Framework | None = None) -> Columns:
         """Copy the columns of rows by position, with tensors of `framework`, or of those that fields name."""
@@ -479,6 +505,14 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
 
     # --- other views of the same rows
 
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Return the rows as a PyCapsule, for libraries that take Arrow data: polars, DuckDB, pandas, pyarrow.
+
+        Record batches of some megabytes are read as they are needed. The columns are those of
+        `DocumentBatch.to_arrow`, except that times with a zone are in UTC.
+        """
+        return open_stream(self).__arrow_c_stream__(requested_schema)
+
     def narrow(self, columns: Iterable[str]) -> StoredDataset[DocT]:
         """Return the same rows of the same shards, with some of the columns."""
         paths = resolve_columns(self.document_type.document_schema(), columns)
@@ -611,8 +645,7 @@ def _renew_locks() -> None:
             dataset._prepare(dataset._verified)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_locks)
+at_fork(after_in_child=_renew_locks)
 
 
 def list_shards(folder: Folder, file: str | None, options: ReadOptions) -> Sequence[Shard]:

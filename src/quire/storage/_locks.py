@@ -1,4 +1,4 @@
-"""Locks on files, between processes and threads; and forks that wait until no shard is being opened.
+"""Locks on files, between processes and threads.
 
 A lock is an `flock` on a file, which the system releases when its process ends, whichever way. Two facts need care:
 
@@ -7,9 +7,6 @@ A lock is an `flock` on a file, which the system releases when its process ends,
   starts again if not.
 - An flock belongs to the open file, which a forked child inherits: closing it in the parent does not release the lock
   while the child has it open. Children therefore close every inherited lock file, and release is explicit.
-
-A thread that opens a shard may hold locks of Arrow and of Python's import system. A child forked meanwhile would
-inherit them, held by a thread that it does not have, and wait forever. `no_fork` makes forks wait for such threads.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from quire._lowlevel.forks import at_fork, hold_during_forks
 from quire.errors import StorageError
 
 if sys.platform != "win32":
@@ -75,47 +73,14 @@ def _release(handle: int) -> None:
 
 # --- forks
 
-_FORK_TIMEOUT = 30.0
-"""Seconds that a fork waits for shards that are being opened, which takes long from a remote store."""
-_change = threading.Condition(threading.Lock())
-_busy = 0
 
-
-@contextmanager
-def no_fork() -> Iterator[None]:
-    """Let forks of this process wait until the context is left."""
-    global _busy  # noqa: PLW0603 - of the process, as forks are
-    with _change:
-        _busy += 1
-    try:
-        yield
-    finally:
-        with _change:
-            _busy = max(_busy - 1, 0)
-            _change.notify_all()
-
-
-def _before_fork() -> None:
-    _change.acquire()
-    _change.wait_for(lambda: not _busy, _FORK_TIMEOUT)
-    _opening.acquire()  # last: a thread that opens a shard opens lock files
-
-
-def _after_in_parent() -> None:
-    _opening.release()
-    _change.release()
-
-
-def _after_in_child() -> None:
+def _close_inherited_files() -> None:
     """Close the lock files of the parent: otherwise its locks would last as long as this child."""
-    global _change, _busy
-    _change, _busy = threading.Condition(threading.Lock()), 0
     for handle in _held:
         with suppress(OSError):
             os.close(handle)
     _held.clear()
-    _opening.release()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+hold_during_forks(_opening)
+at_fork(after_in_child=_close_inherited_files)

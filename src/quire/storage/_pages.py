@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from quire._fork import ForkSafeLock
+from quire._lowlevel.addresses import drop_mapped_pages
+from quire._lowlevel.forks import ForkSafeLock
 from quire.array import DocumentBatch
 from quire.columns import Columns, concat_columns
 from quire.schema import FieldPath
 from quire.storage._dataset import StoredDataset
-from quire.storage._memory import drop_mapped_pages
 from quire.storage._previews import preview_columns
 from quire.storage._row_locations import RowLocations
 from quire.storage._shard_reader import empty_batch, read_block_rows, shard_errors

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from quire._lowlevel.addresses import open_memory, read_ahead
 from quire.columns import Validity
 from quire.errors import DecodeError
 from quire.storage._block_table import Pieces
-from quire.storage._memory import fetch, fetch_ranges, read_ahead
 from quire.tensors import Framework
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class AddressTable:
         "_runs",
         "_table",
         "count",
+        "memory",
         "read_ahead_parts",
     )
 
@@ -80,6 +81,7 @@ class AddressTable:
         self._flags: NDArray[np.uint8] = np.ones(1, np.uint8)
         self._is_kept = True
         self.read_ahead_parts: frozenset[int] = frozenset()  # parts that the reader of the rows has read ahead
+        self.memory = open_memory()
         self.count = 0
 
     def use_flags(self, flags: NDArray[np.uint8], *, keep: bool) -> None:
@@ -106,6 +108,7 @@ class AddressTable:
             self._runs.append((first, end))
         self._table[:, self.count] = parts
         self._owners.append(owner)
+        self.memory.add(owner)
         self._checks.append(check)
         if check is not None and pieces:
             self._piece_checks[self.count] = check
@@ -217,12 +220,12 @@ class RowLocations:
         """Copy rows of `width` bytes each into an array of shape (rows, width)."""
         begins = self.positions * width
         self.addresses.verify_pieces(part, self.batches, begins)
-        return fetch(self.part(part) + begins, width)
+        return self.addresses.memory.fetch(self.part(part) + begins, width)
 
     def gather_bits(self, part: int) -> NDArray[np.bool_]:
         """Copy a bit of each row. The part is the address of the first bit, counted in bits."""
         at = self.part(part) + self.positions
-        shifted = fetch(at >> 3, 1)[:, 0] >> (at & 7).astype(np.uint8)
+        shifted = self.addresses.memory.fetch(at >> 3, 1)[:, 0] >> (at & 7).astype(np.uint8)
         return (shifted & 1).astype(np.bool_)
 
     def validity(self, part: int) -> Validity:
@@ -237,7 +240,7 @@ class RowLocations:
 
     def read_offsets(self, part: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where the content of each row begins, and its size. The part after the offsets is their limit."""
-        pairs = fetch(self.part(part) + self.positions * 4, 8).view(np.int32).astype(np.int64)
+        pairs = self.addresses.memory.fetch(self.part(part) + self.positions * 4, 8).view(np.int32).astype(np.int64)
         starts, ends = pairs[:, 0], pairs[:, 1]
         if len(pairs) and ((starts < 0) | (ends < starts) | (ends > self.part(part + 1))).any():
             raise DecodeError("the content of a row is outside of its record batch.")
@@ -256,7 +259,8 @@ class RowLocations:
     def gather_ranges(self, part: int, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> bytes:
         """Copy `sizes` bytes from `starts` on of the content of each row, concatenated."""
         self.addresses.verify_pieces(part + 2, self.batches, starts, sizes)
-        return fetch_ranges(self.part(part + 2) + starts, sizes, self.part(part + 1) - starts, starts)
+        room = self.part(part + 1) - starts
+        return self.addresses.memory.fetch_ranges(self.part(part + 2) + starts, sizes, room, starts)
 
     def items(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> RowLocations:
         """Return the locations of the items of lists: `sizes` items from `starts` on of each row."""

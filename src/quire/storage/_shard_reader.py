@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from quire._lowlevel.addresses import advise_random, map_file, read_ahead
 from quire.columns import Columns
 from quire.errors import DecodeError, ShardError, StorageError, StorageNotFoundError
 from quire.files import Folder, display_uri
@@ -37,7 +38,6 @@ from quire.storage._block_table import (
 from quire.storage._cache import ShardCache, cache_key
 from quire.storage._layout import FINGERPRINT_KEY, Layout, json_schema, layout_fingerprint
 from quire.storage._manifest import Shard
-from quire.storage._memory import advise_random, map_file, read_ahead
 from quire.storage._nested_codecs import DocumentCodec
 from quire.storage._schema_conversion import conform_fields, stored_names
 from quire.storage._shard_writer import BlockFile

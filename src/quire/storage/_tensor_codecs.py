@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from quire._lowlevel.addresses import read_ahead
 from quire.codec import to_wire_array
 from quire.columns import Column, ObjectColumn, RaggedColumn, TensorColumn, Validity, validity_of
 from quire.errors import CodecError, DecodeError, TensorError
@@ -25,7 +26,6 @@ from quire.storage._arrow_codec import (
     mask_missing,
     validity_bitmap,
 )
-from quire.storage._memory import read_ahead
 from quire.storage._nested_codecs import ListCodec
 from quire.storage._row_locations import RowLocations
 from quire.tensors import (
@@ -97,12 +97,35 @@ class TensorCodec(ArrowCodec):
         for row, value in enumerate(values):
             if value is None:
                 continue
-            framework = _dense_framework(self, row, value)
+            framework = dense_framework(self, row, value)
             if framework.shape(value) != self.shape:
                 shape = format_shape(framework.shape(value))
                 raise self.encode_error(f"row {row}: expected a tensor of {format_shape(self.shape)}, got {shape}.")
             array[row] = self._to_numpy(framework, value, f"row {row}")
         return array, validity_of(values)
+
+    def from_lists(self, array: pa.Array) -> pa.Array | None:
+        """Return nested lists of one length, or Arrow's tensors, as bytes without a copy; None if they do not fit."""
+        if isinstance(array.type, pa.FixedShapeTensorType):
+            if tuple(array.type.shape) != self.shape or array.type.permutation not in (None, [*range(len(self.shape))]):
+                return None
+            array, sizes = array.storage, [math.prod(self.shape)]
+        else:
+            sizes = list(self.shape)
+        validity = None if not array.null_count else np.asarray(array.is_valid())
+        level, is_outer = array, True
+        for size in sizes:
+            if not pa.types.is_fixed_size_list(level.type) or level.type.list_size != size:
+                return None
+            if level.null_count and not is_outer:
+                return None
+            level, is_outer = level.values.slice(level.offset * size, len(level) * size), False
+        is_own = not pa.types.is_boolean(level.type) and level.type == _arrow_type_of(self.dtype)
+        if self.storage != "fixed" or is_outer or level.null_count or not is_own:
+            return None
+        width = self.dtype.itemsize
+        data = level.buffers()[1].slice(level.offset * width, len(level) * width)
+        return pa.Array.from_buffers(self.type, len(array), [validity_bitmap(validity), data])
 
     def _to_numpy(self, framework: Framework, value: Any, where: str) -> NDArray[Any]:
         if framework.dtype(value) != self.dtype.name:
@@ -130,6 +153,13 @@ class TensorCodec(ArrowCodec):
     def read_ahead(self, rows: RowLocations, counts: NDArray[np.int64]) -> None:
         """Let the system read `counts` rows from each of these on."""
         read_ahead(rows.part(self.first + 1) + rows.positions * self.width, counts * self.width)
+
+
+def _arrow_type_of(dtype: np.dtype[Any]) -> pa.DataType | None:
+    try:
+        return pa.from_numpy_dtype(dtype)
+    except pa.ArrowNotImplementedError:  # short floats, complex numbers
+        return None
 
 
 class ComplexCodec(TensorCodec):
@@ -164,7 +194,8 @@ def _nested_lists(array: NDArray[Any], arrow_type: pa.DataType, validity: Validi
     return pa.Array.from_buffers(arrow_type, len(array), [validity_bitmap(validity)], children=[level])
 
 
-def _dense_framework(codec: ArrowCodec, row: int, value: Any) -> Framework:
+def dense_framework(codec: ArrowCodec, row: int, value: Any) -> Framework:
+    """Return the framework of the dense tensor in a row, or raise an error."""
     framework = framework_of(value)
     if framework is None:
         raise codec.encode_error(f"row {row}: a {type(value).__name__} is not a tensor.")
@@ -232,7 +263,7 @@ class RaggedTensorCodec(ArrowCodec):
 
     def _to_numpy(self, row: int, value: Any) -> tuple[str, NDArray[Any]]:
         """Return the name of the framework of a tensor, and the tensor as an array of numpy."""
-        framework = _dense_framework(self, row, value)
+        framework = dense_framework(self, row, value)
         if self.dtype is not None and framework.dtype(value) != self.dtype:
             raise self.encode_error(f"row {row}: the shards hold {self.dtype}, got {framework.dtype(value)}.")
         try:

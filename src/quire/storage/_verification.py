@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from quire._lowlevel.addresses import SharedMemory, read_ahead
 from quire.errors import DecodeError, OptionError, ShardError
 from quire.storage._block_table import BlockTable, Pieces, digest_function
-from quire.storage._memory import SharedMemory, read_ahead
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

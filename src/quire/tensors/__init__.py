@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quire.tensors._convert import to_framework
-from quire.tensors._framework import Framework, arrays_equal, cast_numbers, common_dtype
+from quire.tensors._framework import DTypeObject, Framework, Tensor, arrays_equal, cast_numbers, common_dtype
 from quire.tensors._json import tensor_from_json, tensor_to_json
+from quire.tensors._pickling import pickle_reducers, to_picklable
 from quire.tensors._registry import FRAMEWORKS, framework_of, framework_of_type, get_framework, stored_framework
 from quire.tensors._spec import DTYPES, TensorSpec, dtype_name, format_shape
 from quire.tensors._types import (
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from quire.tensors._tensorflow import TensorFlowTensor as TensorFlowTensor
 else:
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name == "TensorFlowTensor":  # its base class is TensorFlow's, so it needs that import
             from quire._optional import require  # noqa: PLC0415
 
@@ -48,12 +49,14 @@ __all__ = [
     "FRAMEWORKS",
     "AnyTensor",
     "DType",
+    "DTypeObject",
     "Framework",
     "JaxArray",
     "NativeTensorFlow",
     "NdArray",
     "PaddleTensor",
     "Shape",
+    "Tensor",
     "TensorSpec",
     "TensorType",
     "TorchTensor",
@@ -68,10 +71,12 @@ __all__ = [
     "framework_of_type",
     "get_framework",
     "native_tensor_type",
+    "pickle_reducers",
     "plain_tensor_type",
     "stored_framework",
     "tensor_from_json",
     "tensor_to_json",
     "tensor_type_of",
     "to_framework",
+    "to_picklable",
 ]

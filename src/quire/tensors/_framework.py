@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,16 @@ from quire.tensors._spec import DTYPES
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+
+Tensor: TypeAlias = Any
+"""A tensor of some framework: its own object, such as a `torch.Tensor` or an array of numpy.
+
+The frameworks have no base class in common, and only `shape` means the same in all of them. So type checkers know
+nothing about such a value, and code asks its `Framework`.
+"""
+
+DTypeObject: TypeAlias = Any
+"""A dtype of some framework: its own object, such as `torch.float32` or `np.dtype('float32')`."""
 
 MAX_DEPTH = 65  # of nested lists: one more than numpy has axes
 
@@ -30,6 +40,8 @@ class Framework(ABC):
     """The class of dense tensors of the framework."""
     default_dtypes: ClassVar[dict[str, str]] = {"f": "float32", "i": "int64", "c": "complex64"}
     """The dtype of a tensor created from plain Python numbers, by kind (float, int, complex)."""
+    reducers: ClassVar[dict[type, Callable[[Any], Any]]] = {}
+    """How picklers of quire reduce what the framework itself cannot pickle, by class."""
     refuses_some = False
     """Whether documents refuse some values of the framework's own class (see `refusal`), so each must be checked."""
 
@@ -41,137 +53,141 @@ class Framework(ABC):
         """Return whether values of this type are tensors of the framework, dense or sparse."""
 
     @abstractmethod
-    def dtype(self, value: Any) -> str:
+    def dtype(self, value: Tensor) -> str:
         """Return the common name of the dtype."""
 
     @abstractmethod
-    def native_dtype(self, name: str) -> Any:
+    def native_dtype(self, name: str) -> DTypeObject:
         """Return the framework's own dtype of that name; raise TensorError if it has none."""
 
     @abstractmethod
-    def to_numpy(self, value: Any) -> NDArray[Any]:
+    def to_numpy(self, value: Tensor) -> NDArray[Any]:
         """Convert a dense tensor to numpy, without a copy where the memory can be shared."""
 
     @abstractmethod
-    def from_numpy(self, array: NDArray[Any]) -> Any:
+    def from_numpy(self, array: NDArray[Any]) -> Tensor:
         """Convert an array to a tensor of the same dtype and shape, without a copy where the memory can be shared."""
 
     @abstractmethod
-    def stack(self, values: Sequence[Any]) -> Any:
+    def stack(self, values: Sequence[Any]) -> Tensor:
         """Stack dense tensors of one shape and dtype along a new first axis."""
 
     @abstractmethod
-    def concat(self, columns: Sequence[Any]) -> Any:
+    def concat(self, columns: Sequence[Any]) -> Tensor:
         """Concatenate along the first axis."""
 
     @abstractmethod
-    def take(self, column: Any, indices: NDArray[np.int64]) -> Any:
+    def take(self, column: Tensor, indices: NDArray[np.int64]) -> Tensor:
         """Copy rows by position to a new tensor."""
 
     @abstractmethod
-    def zeros(self, shape: tuple[int, ...], dtype: str, like: Any = None) -> Any:
+    def zeros(self, shape: tuple[int, ...], dtype: str, like: Tensor = None) -> Tensor:
         """Create a tensor of zeros, on the device of another tensor if one is given."""
 
     @abstractmethod
-    def equal(self, a: Any, b: Any) -> bool:
+    def equal(self, a: Tensor, b: Tensor) -> bool:
         """Return whether two tensors of the framework have the same dtype, shape, device, layout and values.
 
         NaN equals NaN.
         """
 
     @abstractmethod
-    def to_device(self, value: Any, device: Any, *, non_blocking: bool = False) -> Any:
+    def to_device(self, value: Tensor, device: object, *, non_blocking: bool = False) -> Tensor:
         """Move the tensor to another device."""
 
-    def fill_rows(self, column: Any, rows: NDArray[np.bool_], value: NDArray[Any]) -> Any:
+    def fill_rows(self, column: Tensor, rows: NDArray[np.bool_], value: NDArray[Any]) -> Tensor:
         """Return a copy of a column with a value, of its dtype, in the marked rows."""
         array = np.array(self.to_numpy(column))
         array[rows] = value
         return self.from_numpy(array)
 
-    def take_shared(self, column: Any, indices: NDArray[np.int64]) -> Any:
+    def take_shared(self, column: Tensor, indices: NDArray[np.int64]) -> Tensor:
         """Copy rows by position, into shared memory where the framework supports it."""
         return self.take(column, indices)
 
-    def unwrap(self, value: Any) -> Any:
+    def unwrap(self, value: Tensor) -> Tensor:
         """Return the framework's own object of quire's wrapper; other values are unchanged."""
         return value
 
-    def wrap(self, value: Any) -> Any:
+    def wrap(self, value: Tensor) -> Tensor:
         """Return quire's wrapper of the framework's own object, if there is one."""
         return value
 
-    def refusal(self, value: Any) -> str | None:
+    def refusal(self, value: Tensor) -> str | None:
         """Return why a document cannot hold the tensor; None if it can."""
         return None
 
-    def pin(self, value: Any) -> Any:
+    def pin(self, value: Tensor) -> Tensor:
         """Copy the tensor to pinned memory, from which accelerators read faster; unchanged without an accelerator."""
         return value
 
-    def share(self, value: Any) -> Any:
+    def share(self, value: Tensor) -> Tensor:
         """Move the tensor, in place, to shared memory; unchanged where the framework has none."""
         return value
 
-    def shape(self, value: Any) -> tuple[int, ...]:
+    def shape(self, value: Tensor) -> tuple[int, ...]:
         """Return the shape as plain integers."""
         return tuple(value.shape)
 
-    def device(self, value: Any) -> str:
+    def device(self, value: Tensor) -> str:
         """Return the name of the tensor's device."""
         return "cpu"
 
-    def layout(self, value: Any) -> str:
+    def layout(self, value: Tensor) -> str:
         """Return the memory layout: 'dense', or the name of a sparse layout ('coo', 'csr')."""
         return "dense"
 
-    def to_coo(self, value: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    def to_coo(self, value: Tensor) -> tuple[NDArray[np.int64], NDArray[Any]]:
         """Return the indices, of shape (dimensions, entries), and the values of a sparse tensor."""
         raise TensorError(f"{self.name} has no sparse tensors here.")
 
-    def from_coo(self, indices: NDArray[np.int64], values: NDArray[Any], shape: tuple[int, ...], layout: str) -> Any:
+    def from_coo(self, indices: NDArray[np.int64], values: NDArray[Any], shape: tuple[int, ...], layout: str) -> Tensor:
         """Create a sparse tensor of that layout from indices and values."""
         raise TensorError(f"{self.name} has no sparse tensors here.")
 
-    def unstack(self, column: Any) -> list[Any]:
+    def unstack(self, column: Tensor) -> list[Any]:
         """Return the rows of a column, which share its memory where the framework supports it."""
         return [column[i] for i in range(len(column))]
 
-    def row(self, column: Any, index: int) -> Any:
+    def row(self, column: Tensor, index: int) -> Tensor:
         """Return one row of a column, which shares its memory where the framework supports it."""
         return column[index]
 
-    def reshape(self, value: Any, shape: tuple[int, ...]) -> Any:
+    def reshape(self, value: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return the same values in another shape, which share memory where the framework supports it."""
         return value.reshape(shape)
 
-    def pad(self, value: Any, shape: tuple[int, ...]) -> Any:
+    def pad(self, value: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Pad the tensor with zeros at the end of each axis, up to the shape."""
         array = self.to_numpy(value)
         return self.from_numpy(np.pad(array, [(0, want - have) for want, have in zip(shape, array.shape, strict=True)]))
 
-    def copy(self, value: Any, memo: dict[int, Any]) -> Any:
+    def copy(self, value: Tensor, memo: dict[int, Any]) -> Tensor:
         """Return an independent copy, like `copy.deepcopy`; a tensor inside a gradient graph is detached."""
         return copy.deepcopy(value, memo)
 
-    def memory(self, value: Any) -> int | None:
+    def memory(self, value: Tensor) -> int | None:
         """Return the address of the tensor's storage, if copies and pickles would include all of it; otherwise None."""
         return None
 
-    def copy_alone(self, value: Any, memo: dict[int, Any]) -> Any:
+    def copy_alone(self, value: Tensor, memo: dict[int, Any]) -> Tensor:
         """Return an independent copy of the tensor alone, without the rest of its storage."""
         return self.copy(value, memo)
 
-    def to_pickle(self, value: Any) -> Any:
-        """Return what a pickle contains for a tensor: the tensor, or a stand-in without the rest of its storage."""
+    def to_pickle(self, value: Tensor, memo: dict[Any, Any], *, alone: bool) -> Any:
+        """Return what a pickle contains for a tensor: the tensor itself, or a stand-in that is loaded as the tensor.
+
+        There are stand-ins for tensors that the framework cannot pickle and, with `alone`, for views of larger memory,
+        all of which it would pickle. `memo` belongs to one pickle: it keeps what its tensors share.
+        """
         return value
 
-    def convertible(self, value: Any) -> str | None:
+    def convertible(self, value: Tensor) -> str | None:
         """Return why the tensor cannot be converted to another framework without loss or a move; None if it can."""
         reason = self.refusal(value)
         return f"its layout is {self.layout(value)}, not dense" if reason is None and self.is_sparse(value) else reason
 
-    def is_sparse(self, value: Any) -> bool:
+    def is_sparse(self, value: Tensor) -> bool:
         """Return whether the tensor is sparse; sparse tensors are never stacked."""
         return self.layout(value) != "dense"
 

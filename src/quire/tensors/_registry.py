@@ -63,6 +63,11 @@ def framework_of_type(tp: type[Any]) -> Framework | None:
     return None
 
 
+def loaded_frameworks() -> list[Framework]:
+    """Return the frameworks that are imported, by quire or by anyone else."""
+    return [get_framework(name) for name, (module, cls) in _MODULES.items() if hasattr(sys.modules.get(module), cls)]
+
+
 def framework_of(value: object) -> Framework | None:
     """Return the framework of a tensor, or None for any other value."""
     framework = _by_type.get(type(value))

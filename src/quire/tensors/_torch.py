@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import math
 import warnings
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 from quire.errors import TensorError
-from quire.tensors._framework import Framework, common_dtype
+from quire.tensors._framework import DTypeObject, Framework, Tensor, common_dtype
 from quire.tensors._numpy import native_array
 
 if TYPE_CHECKING:
@@ -46,33 +45,33 @@ class TorchFramework(Framework):
     def handles(self, tp: type[Any]) -> bool:
         return issubclass(tp, torch.Tensor)
 
-    def dtype(self, value: Any) -> str:
+    def dtype(self, value: Tensor) -> str:
         return str(value.dtype)[len("torch.") :]
 
-    def native_dtype(self, name: str) -> Any:
+    def native_dtype(self, name: str) -> DTypeObject:
         dtype = getattr(torch, name, None)
         if not isinstance(dtype, torch.dtype):
             raise TensorError(f"torch has no dtype {name!r}.")
         return dtype
 
-    def device(self, value: Any) -> str:
+    def device(self, value: Tensor) -> str:
         return str(value.device)
 
-    def shape(self, value: Any) -> tuple[int, ...]:
+    def shape(self, value: Tensor) -> tuple[int, ...]:
         if value.is_nested:
             return (value.size(0), *(-1,) * (value.dim() - 1))
         return tuple(value.shape)
 
-    def layout(self, value: Any) -> str:
+    def layout(self, value: Tensor) -> str:
         return "nested" if value.is_nested else _LAYOUTS.get(value.layout, str(value.layout))
 
-    def to_coo(self, value: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    def to_coo(self, value: Tensor) -> tuple[NDArray[np.int64], NDArray[Any]]:
         if value.is_nested or value.layout not in _LAYOUTS:
             raise TensorError(f"a torch tensor of layout {self.layout(value)} has no COO form here.")
         coo = value.detach().to_sparse_coo().coalesce()
         return coo.indices().cpu().numpy(), self.to_numpy(coo.values())
 
-    def from_coo(self, indices: NDArray[np.int64], values: NDArray[Any], shape: tuple[int, ...], layout: str) -> Any:
+    def from_coo(self, indices: NDArray[np.int64], values: NDArray[Any], shape: tuple[int, ...], layout: str) -> Tensor:
         torch_layout = next((known for known, name in _LAYOUTS.items() if name == layout and layout != "dense"), None)
         if torch_layout is None:
             raise TensorError(f"torch has no sparse layout {layout!r}.")
@@ -82,7 +81,7 @@ class TorchFramework(Framework):
             warnings.filterwarnings("ignore", "Sparse CS. tensor support is in beta state")
             return coo if torch_layout is torch.sparse_coo else coo.to_sparse(layout=torch_layout)
 
-    def to_numpy(self, value: Any) -> NDArray[Any]:
+    def to_numpy(self, value: Tensor) -> NDArray[Any]:
         if _numpy_lacks(value.dtype):
             carrier, _ = _CARRIERS[value.dtype.itemsize]
             array: NDArray[Any] = value.detach().view(carrier).numpy(force=True)
@@ -93,7 +92,7 @@ class TorchFramework(Framework):
             raise TensorError(f"numpy has no dtype {self.dtype(value)!r}.") from error
         return plain
 
-    def from_numpy(self, array: NDArray[Any]) -> Any:
+    def from_numpy(self, array: NDArray[Any]) -> Tensor:
         array = native_array(array, "torch")
         if _is_ml_dtype(array.dtype):
             _, carrier = _CARRIERS[array.dtype.itemsize]
@@ -103,40 +102,40 @@ class TorchFramework(Framework):
         except TypeError as error:
             raise TensorError(f"torch has no tensors of dtype {array.dtype}.") from error
 
-    def stack(self, values: Sequence[Any]) -> Any:
+    def stack(self, values: Sequence[Any]) -> Tensor:
         # A worker process of a DataLoader sends the batch through shared memory, so it is stacked there at once.
         if torch.utils.data.get_worker_info() is None or values[0].requires_grad or not values[0].is_cpu:
             return torch.stack(values)  # type: ignore[arg-type]
         shape = (len(values), *values[0].shape)
         return torch.stack(values, out=_empty_shared(shape, values[0].dtype))  # type: ignore[arg-type]
 
-    def concat(self, columns: Sequence[Any]) -> Any:
+    def concat(self, columns: Sequence[Any]) -> Tensor:
         return torch.cat(columns)  # type: ignore[arg-type]
 
-    def take(self, column: Any, indices: NDArray[np.int64]) -> Any:
+    def take(self, column: Tensor, indices: NDArray[np.int64]) -> Tensor:
         positions = torch.from_numpy(indices)
         return column.index_select(0, positions if column.is_cpu else positions.to(column.device))
 
-    def fill_rows(self, column: Any, rows: NDArray[np.bool_], value: NDArray[Any]) -> Any:
+    def fill_rows(self, column: Tensor, rows: NDArray[np.bool_], value: NDArray[Any]) -> Tensor:
         filled = column.clone()
         marked, filler = torch.from_numpy(rows), self.from_numpy(np.array(value))
         filled[marked.to(column.device)] = filler.to(column.device)
         return filled
 
-    def take_shared(self, column: Any, indices: NDArray[np.int64]) -> Any:
+    def take_shared(self, column: Tensor, indices: NDArray[np.int64]) -> Tensor:
         out = _empty_shared((len(indices), *column.shape[1:]), column.dtype)
         return torch.index_select(column, 0, torch.from_numpy(indices), out=out)
 
-    def zeros(self, shape: tuple[int, ...], dtype: str, like: Any = None) -> Any:
+    def zeros(self, shape: tuple[int, ...], dtype: str, like: Tensor = None) -> Tensor:
         return torch.zeros(shape, dtype=self.native_dtype(dtype), device=None if like is None else like.device)
 
-    def pin(self, value: Any) -> Any:
+    def pin(self, value: Tensor) -> Tensor:
         return value.pin_memory() if torch.accelerator.is_available() else value
 
-    def share(self, value: Any) -> Any:
+    def share(self, value: Tensor) -> Tensor:
         return value.share_memory_()
 
-    def equal(self, a: Any, b: Any) -> bool:
+    def equal(self, a: Tensor, b: Tensor) -> bool:
         if a.dtype is not b.dtype or a.layout is not b.layout or a.device != b.device or self.shape(a) != self.shape(b):
             return False
         if a is b or a.is_meta:
@@ -144,36 +143,41 @@ class TorchFramework(Framework):
         with torch.no_grad():
             return all(_equal(x, y) for x, y in zip(_parts(a), _parts(b), strict=True))
 
-    def to_device(self, value: Any, device: Any, *, non_blocking: bool = False) -> Any:
+    def to_device(self, value: Tensor, device: object, *, non_blocking: bool = False) -> Tensor:
         return value.to(device, non_blocking=non_blocking)
 
-    def unstack(self, column: Any) -> list[Any]:
+    def unstack(self, column: Tensor) -> list[Any]:
         return list(column.unbind(0))
 
-    def pad(self, value: Any, shape: tuple[int, ...]) -> Any:
+    def pad(self, value: Tensor, shape: tuple[int, ...]) -> Tensor:
         padded = value.new_zeros(shape)
         padded[tuple(slice(size) for size in value.shape)] = value
         return padded
 
-    def copy(self, value: Any, memo: dict[int, Any]) -> Any:
+    def copy(self, value: Tensor, memo: dict[int, Any]) -> Tensor:
         if value.is_leaf and value.layout in (torch.strided, torch.sparse_coo, torch.jagged):
             return super().copy(value, memo)
         return memo.setdefault(id(value), value.detach().clone().requires_grad_(value.requires_grad))
 
     # torch copies and pickles the whole storage of a tensor: for a row of a column, the whole column.
-    def memory(self, value: Any) -> int | None:
+    def memory(self, value: Tensor) -> int | None:
         address: int | None = value.untyped_storage().data_ptr() if _is_plain(value) else None
         return address
 
-    def copy_alone(self, value: Any, memo: dict[int, Any]) -> Any:
+    def copy_alone(self, value: Tensor, memo: dict[int, Any]) -> Tensor:
         if not _is_view(value):
             return self.copy(value, memo)
         return memo.setdefault(id(value), value.detach().clone().requires_grad_(value.requires_grad))
 
-    def to_pickle(self, value: Any) -> Any:
-        return _View(value) if _is_view(value) else value
+    def to_pickle(self, value: Tensor, memo: dict[Any, Any], *, alone: bool) -> Any:
+        if not isinstance(value, torch.Tensor):  # a stand-in already, also one of the workers of a DataLoader
+            return value
+        is_cut = alone and _is_view(value)
+        if not is_cut and not _is_pickled_untyped(value.dtype):
+            return value
+        return memo.setdefault(id(value), _StandIn(value, memo, is_cut=is_cut))
 
-    def convertible(self, value: Any) -> str | None:
+    def convertible(self, value: Tensor) -> str | None:
         if value.requires_grad:
             return "it is part of a gradient graph (use .detach())"
         if value.device.type != "cpu":
@@ -181,12 +185,12 @@ class TorchFramework(Framework):
         return super().convertible(value)
 
 
-def _is_view(value: Any) -> bool:
+def _is_view(value: Tensor) -> bool:
     """Return whether the tensor's storage is larger than the tensor, as for the rows of a column."""
     return _is_plain(value) and value.untyped_storage().nbytes() > value.nbytes
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Tensor) -> bool:
     plain = type(value) is torch.Tensor and value.layout is torch.strided
     return plain and not value.is_nested and not value.is_meta
 
@@ -197,24 +201,81 @@ def _empty_shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(0, dtype=dtype).set_(storage).view(shape)
 
 
-class _View:
-    """Stands for a view in a pickle, to pickle the view alone: torch would write its whole storage."""
+# --- pickles
 
-    __slots__ = ("tensor",)
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
+class _StandIn:
+    """Stands for a tensor in a pickle. With `is_cut`, only the tensor is pickled: torch would write its whole storage.
 
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return _identity, (self.tensor.detach().clone().requires_grad_(self.tensor.requires_grad),)
+    torch pickles a tensor of float8, uint16, uint32 or uint64 with an untyped storage, and then cannot load that
+    storage. In place of the storage, the pickle gets one that can be loaded.
+    """
+
+    __slots__ = ("is_cut", "memo", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, memo: dict[Any, Any], *, is_cut: bool) -> None:
+        self.tensor, self.memo, self.is_cut = tensor, memo, is_cut
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        tensor = self.tensor
+        if self.is_cut:
+            tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        if not _is_pickled_untyped(tensor.dtype):
+            return _identity, (tensor,)
+        function, arguments, *rest = tensor.__reduce_ex__(protocol)
+        return function, _replace_storages(arguments, self.memo), *rest
+
+
+def _replace_storages(value: Tensor, memo: dict[Any, Any]) -> Any:
+    """Replace untyped storages in the arguments of torch's functions; views of one storage share what replaces it."""
+    if type(value) is tuple:
+        return tuple(_replace_storages(item, memo) for item in value)
+    if isinstance(value, torch.Tensor):  # in the arguments of a Parameter or a sparse tensor
+        return framework.to_pickle(value, memo, alone=False)
+    if isinstance(value, torch.UntypedStorage) and value.device.type == "cpu":
+        return memo.setdefault(("storage", value.data_ptr()), _Storage(value))
+    return value
+
+
+class _Storage:
+    """Stands for an untyped storage in a pickle."""
+
+    __slots__ = ("storage",)
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.storage = storage
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reduce_storage(self.storage)
+
+
+@cache
+def _is_pickled_untyped(dtype: torch.dtype) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # complex32 is experimental
+        arguments = torch.empty(0, dtype=dtype).__reduce_ex__(2)[1]
+    return isinstance(arguments[0], torch.UntypedStorage)
 
 
 def _identity(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _reduce_shared(view: _View) -> tuple[Any, tuple[Any, ...]]:
-    return _identity, (view.tensor,)  # ForkingPickler sends a handle to the shared storage, so nothing is copied
+def _reduce_shared(stand_in: _StandIn) -> tuple[Any, tuple[Any, ...]]:
+    return _identity, (stand_in.tensor,)  # ForkingPickler sends a handle to the shared storage, so nothing is copied
+
+
+def _reduce_storage(storage: torch.UntypedStorage) -> tuple[Any, ...]:
+    if storage.device.type != "cpu":
+        return storage.__reduce__()  # type: ignore[return-value]
+    content = torch.empty(0, dtype=torch.uint8).set_(storage)
+    return _load_storage, (content.numpy().tobytes(),)
+
+
+def _load_storage(content: bytes) -> Any:
+    tensor = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+    typed: Any = torch.TypedStorage  # torch's loader expects a typed storage
+    return typed(wrap_storage=tensor.untyped_storage(), dtype=torch.uint8, _internal=True)
 
 
 def _numpy_lacks(dtype: torch.dtype) -> bool:
@@ -251,20 +312,6 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-# torch pickles a tensor of float8, uint16, uint32 or uint64 with an untyped storage, and then cannot load that storage.
-def _reduce_storage(storage: Any) -> Any:
-    if storage.device.type != "cpu":
-        return storage.__reduce__()
-    content = torch.empty(0, dtype=torch.uint8).set_(storage)
-    return _load_storage, (content.numpy().tobytes(),)
-
-
-def _load_storage(content: bytes) -> Any:
-    tensor = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
-    typed: Any = torch.TypedStorage  # torch's loader expects a typed storage
-    return typed(wrap_storage=tensor.untyped_storage(), dtype=torch.uint8, _internal=True)
-
-
-ForkingPickler.register(_View, _reduce_shared)
-copyreg.pickle(torch.UntypedStorage, _reduce_storage)
+ForkingPickler.register(_StandIn, _reduce_shared)
+TorchFramework.reducers = {torch.UntypedStorage: _reduce_storage}
 framework = TorchFramework()

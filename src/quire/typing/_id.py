@@ -8,6 +8,8 @@ from uuid import UUID
 
 from pydantic_core import CoreSchema, core_schema
 
+from quire._lowlevel.forks import at_fork
+
 _BLOCK = 256
 _ready: list[str] = []
 
@@ -26,9 +28,8 @@ def new_id() -> str:
         return digits[:32]
 
 
-if hasattr(os, "register_at_fork"):
-    # Without this, the parent and the child would hand out the same ids from their copies of the block.
-    os.register_at_fork(after_in_child=_ready.clear)
+# Without this, the parent and the child would hand out the same ids from their copies of the block.
+at_fork(after_in_child=_ready.clear)
 
 
 class _IDSchema:
@@ -36,7 +37,7 @@ class _IDSchema:
 
     __quire_plain__ = True  # every string is valid
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
         number = core_schema.no_info_after_validator_function(str, core_schema.int_schema(strict=True))
         unique = core_schema.no_info_after_validator_function(UUID.__str__, core_schema.uuid_schema(strict=True))
         lax = core_schema.union_schema([core_schema.str_schema(), number, unique], mode="left_to_right")
@@ -44,7 +45,7 @@ class _IDSchema:
             lax, core_schema.str_schema(), serialization=core_schema.to_string_ser_schema()
         )
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: object) -> dict[str, Any]:
         return {"type": "string"}
 
 

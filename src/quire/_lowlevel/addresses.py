@@ -1,10 +1,12 @@
-"""Raw memory: copying rows from any number of mapped files in one call, mapping files, and advice to the system.
+"""Memory by address: rows of any number of mapped files in one call, mapping files, and advice to the system.
 
-numpy gathers rows of one array (`array[index]`). Here that array is the whole address space of the process, declared
-through the array interface and never read as a whole: element i is the memory at address `_LOWEST + i`. Rows of many
-mapped files then need one index of addresses and one call, instead of a call for each file. Nothing checks the
-addresses. Callers must pass only those of memory that is mapped, and keep it mapped until the call returns;
-`AddressTable` does both, by checking offsets against the sizes of buffers and by holding their owners.
+`RawMemory` gathers rows. numpy gathers rows of one array (`array[index]`). Here that array is the whole address space
+of the process, declared through the array interface and never read as a whole: element i is the memory at address
+`_LOWEST + i`. Rows of many mapped files then need one index of addresses and one call, instead of a call for each file.
+Nothing checks the addresses. Callers must pass only those of memory that is mapped, and keep it mapped until the call
+returns; `AddressTable` does both, by checking offsets against the sizes of buffers and by holding their owners.
+
+`CheckedMemory` does the same from buffers that it knows, with checked bounds and a copy for each row.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
 import weakref
+from bisect import bisect_right, insort
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -21,7 +25,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from quire._fork import ForkSafeLock
+from quire._lowlevel import is_safe
+from quire._lowlevel.forks import ForkSafeLock
+from quire._lowlevel.pool import take_buffer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,11 +36,6 @@ _LOWEST, _HIGHEST = 1 << 12, 1 << 48
 """The addresses of the window: user space on 64-bit systems, without the first page, which is never mapped."""
 _WIDE = 1 << 12
 """Rows of at least this size are copied one by one, which costs little per row, into memory that was used before."""
-_KEPT = 128 << 20
-"""At most this number of bytes of free memory is kept for reuse."""
-_LINE = 64
-"""Rows are copied to a multiple of this. malloc returns large memory 16 bytes after the start of a page; copying rows
-there that are aligned to pages in their file takes a third longer."""
 
 
 class _Window:
@@ -64,71 +65,48 @@ def _view() -> memoryview:
     return memoryview(_window(1).view(np.uint8))  # type: ignore[arg-type]
 
 
-def fetch(addresses: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
-    """Copy `width` bytes at each address into an array of shape (addresses, width)."""
-    count = len(addresses)
-    if not width or not count:
-        return np.empty((count, width), np.uint8)
-    if width < _WIDE:
-        gathered: NDArray[np.uint8] = _window(width)[addresses - _LOWEST].view(np.uint8).reshape(count, width)
-        return gathered
-    rows = take_buffer(count * width)
-    view, target = _view(), memoryview(rows)  # type: ignore[arg-type]
-    for place, source in zip(range(0, rows.nbytes, width), (addresses - _LOWEST).tolist(), strict=True):
-        target[place : place + width] = view[source : source + width]
-    return rows.reshape(count, width)
+class RawMemory:
+    """The memory of the process. Nothing checks the addresses."""
 
+    def add(self, owner: pa.RecordBatch) -> None:
+        """Make the buffers of a record batch known; here, all memory is."""
 
-class _BufferPool:
-    """Memory of batches that were freed, for the next ones.
+    def fetch(self, addresses: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
+        """Copy `width` bytes at each address into an array of shape (addresses, width)."""
+        count = len(addresses)
+        if not width or not count:
+            return np.empty((count, width), np.uint8)
+        if width < _WIDE:
+            gathered: NDArray[np.uint8] = _window(width)[addresses - _LOWEST].view(np.uint8).reshape(count, width)
+            return gathered
+        rows = take_buffer(count * width)
+        view, target = _view(), memoryview(rows)  # type: ignore[arg-type]
+        for place, source in zip(range(0, rows.nbytes, width), (addresses - _LOWEST).tolist(), strict=True):
+            target[place : place + width] = view[source : source + width]
+        return rows.reshape(count, width)
 
-    The first write to each page of fresh memory is a page fault, which costs more than copying the page.
-    """
+    def fetch_ranges(
+        self,
+        addresses: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        room: NDArray[np.int64],
+        before: NDArray[np.int64],
+    ) -> bytes:
+        """Copy ranges of any size, concatenated.
 
-    def __init__(self) -> None:
-        self._free: dict[int, list[tuple[bytearray, int]]] = {}
-        self._kept = 0
-
-    def take(self, size: int) -> NDArray[np.uint8]:
-        """Return an array of `size` bytes; its memory comes back when nothing refers to it any more."""
-        try:
-            memory, start = self._free[size].pop()
-            self._kept -= size
-        except (KeyError, IndexError):
-            memory = bytearray(size + _LINE)
-            start = -np.frombuffer(memory, np.uint8).ctypes.data % _LINE
-        # Views of the array refer to the array itself, as its base is not an array: the finalizer runs after the last.
-        array = np.frombuffer(memory, np.uint8, size, start)
-        weakref.finalize(array, self._give, memory, start, size).atexit = False
-        return array
-
-    def _give(self, memory: bytearray, start: int, size: int) -> None:
-        if self._kept + size <= _KEPT:
-            self._free.setdefault(size, []).append((memory, start))
-            self._kept += size
-
-
-take_buffer = _BufferPool().take
-
-
-def fetch_ranges(
-    addresses: NDArray[np.int64], sizes: NDArray[np.int64], room: NDArray[np.int64], before: NDArray[np.int64]
-) -> bytes:
-    """Copy ranges of any size, concatenated.
-
-    `room` is the number of bytes that may be read from each address on, and `before` the number in front of it. Short
-    ranges of similar sizes are copied all at once, as rows of the longest size, and the bytes around them are cut off.
-    A range at the end of its buffer is extended to the front instead (`lead`).
-    """
-    if not len(sizes):
-        return b""
-    longest, total = int(sizes.max()), int(sizes.sum())
-    lead = np.maximum(longest - room, 0)
-    if longest * len(sizes) <= 4 * total + 4096 and longest < _WIDE and (before >= lead).all():
-        return _cut(fetch(addresses - lead, longest), lead, sizes, total)
-    starts, ends = (addresses - _LOWEST).tolist(), (addresses - _LOWEST + sizes).tolist()
-    view = _view()
-    return b"".join([view[start:end] for start, end in zip(starts, ends, strict=True)])
+        `room` is the number of bytes that may be read from each address on, and `before` the number in front of it.
+        Short ranges of similar sizes are copied all at once, as rows of the longest size, and the bytes around them are
+        cut off. A range at the end of its buffer is extended to the front instead (`lead`).
+        """
+        if not len(sizes):
+            return b""
+        longest, total = int(sizes.max()), int(sizes.sum())
+        lead = np.maximum(longest - room, 0)
+        if longest * len(sizes) <= 4 * total + 4096 and longest < _WIDE and (before >= lead).all():
+            return _cut(self.fetch(addresses - lead, longest), lead, sizes, total)
+        starts, ends = (addresses - _LOWEST).tolist(), (addresses - _LOWEST + sizes).tolist()
+        view = _view()
+        return b"".join([view[start:end] for start, end in zip(starts, ends, strict=True)])
 
 
 def _cut(rows: NDArray[np.uint8], lead: NDArray[np.int64], sizes: NDArray[np.int64], total: int) -> bytes:
@@ -142,6 +120,57 @@ def _cut(rows: NDArray[np.uint8], lead: NDArray[np.int64], sizes: NDArray[np.int
     return rows[kept].tobytes()
 
 
+class CheckedMemory(RawMemory):
+    """The buffers of record batches by address. Every read is checked against the bounds of its buffer."""
+
+    def __init__(self) -> None:
+        self._buffers: list[tuple[int, pa.Buffer]] = []
+
+    def add(self, owner: pa.RecordBatch) -> None:
+        """Make the buffers of a record batch known."""
+        for column in owner.columns:
+            for buffer in column.buffers():
+                if buffer is not None and buffer.size:
+                    insort(self._buffers, (buffer.address, buffer), key=_address)
+
+    def _read(self, address: int, size: int) -> memoryview:
+        place = bisect_right(self._buffers, address, key=_address) - 1
+        start, buffer = self._buffers[max(place, 0)] if self._buffers else (0, pa.py_buffer(b""))
+        if not start <= address <= address + size <= start + buffer.size:
+            raise IndexError(f"{size} bytes at address {address} are in no buffer.")
+        return memoryview(buffer)[address - start : address - start + size]
+
+    def fetch(self, addresses: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
+        """Copy `width` bytes at each address into an array of shape (addresses, width)."""
+        rows = np.empty((len(addresses), width), np.uint8)
+        for row, address in enumerate(addresses.tolist() if width else ()):
+            rows[row] = np.frombuffer(self._read(address, width), np.uint8)
+        return rows
+
+    def fetch_ranges(
+        self,
+        addresses: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        room: NDArray[np.int64],  # noqa: ARG002 - bytes around a range are not read
+        before: NDArray[np.int64],  # noqa: ARG002
+    ) -> bytes:
+        """Copy ranges of any size, concatenated."""
+        ranges = zip(addresses.tolist(), sizes.tolist(), strict=True)
+        return b"".join([self._read(address, size) for address, size in ranges if size])
+
+
+def _address(entry: tuple[int, pa.Buffer]) -> int:
+    return entry[0]
+
+
+_raw_memory = RawMemory()
+
+
+def open_memory() -> RawMemory:
+    """Return the memory in which a table of addresses finds its rows."""
+    return CheckedMemory() if is_safe() else _raw_memory
+
+
 # --- files
 
 
@@ -150,6 +179,8 @@ def map_file(file: BinaryIO) -> pa.Buffer:
     size = os.fstat(file.fileno()).st_size
     if not size:
         return pa.py_buffer(b"")
+    if not _has_libc():
+        return pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     address = _libc().mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
     if address in (None, ctypes.c_void_p(-1).value):
         code = ctypes.get_errno()
@@ -179,6 +210,9 @@ class SharedMemory:
 
     def __init__(self, size: int, path: Path | None = None) -> None:
         self.size, self.is_file = size, False
+        if not _has_libc():
+            self._map_plainly(path)
+            return
         if path is not None:
             with suppress(OSError), path.open("r+b") as file:
                 if os.fstat(file.fileno()).st_size == size:
@@ -190,6 +224,15 @@ class SharedMemory:
         self.array: NDArray[np.uint8] = np.frombuffer(content, np.uint8)
         weakref.finalize(self.array, _libc().munmap, self._address, size).atexit = False
 
+    def _map_plainly(self, path: Path | None) -> None:
+        """Map memory with Python's `mmap`, which keeps the file open."""
+        memory = None
+        if path is not None:
+            with suppress(OSError), path.open("r+b") as file:
+                if os.fstat(file.fileno()).st_size == self.size:
+                    memory, self.is_file = mmap.mmap(file.fileno(), self.size), True
+        self.array = np.frombuffer(mmap.mmap(-1, self.size) if memory is None else memory, np.uint8)
+
     def _map(self, flags: int, handle: int, address: int | None = None) -> None:
         start = _libc().mmap(address, self.size, mmap.PROT_READ | mmap.PROT_WRITE, flags, handle, 0)
         if start in (None, ctypes.c_void_p(-1).value):
@@ -200,14 +243,19 @@ class SharedMemory:
     def move_to(self, path: Path) -> None:
         """Replace the anonymous memory by a file, at the same address and with the same content.
 
-        MAP_FIXED replaces the mapping in one step, so arrays that point into it stay valid.
+        MAP_FIXED replaces the mapping in one step, so arrays that point into it stay valid. Python's `mmap` cannot do
+        that: then the file gets the content of this moment, and later changes of the memory stay in this process.
         """
         with path.open("r+b") as file:
             file.truncate(self.size)
             for start in range(0, self.size, _CHUNK):  # leaves holes in the file where all is zero
                 content = self.array[start : start + _CHUNK].tobytes()
                 if content.strip(b"\0"):
-                    os.pwrite(file.fileno(), content, start)
+                    file.seek(start)
+                    file.write(content)
+            file.flush()
+            if not _has_libc():
+                return
             self._map(mmap.MAP_SHARED | _MAP_FIXED, file.fileno(), self._address)
         self.is_file = True
 
@@ -222,7 +270,7 @@ def drop_mapped_pages() -> None:
 
     Reading one byte can map two megabytes around it, which count as memory of the process until they are dropped.
     """
-    if hasattr(mmap, "MADV_DONTNEED"):
+    if _has_libc() and hasattr(mmap, "MADV_DONTNEED"):
         with _mapped_lock:
             mappings = list(_mapped)
         for mapping in mappings:
@@ -238,7 +286,7 @@ def read_ahead(addresses: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
     A page fault makes it read around the missing page, on some machines many megabytes, which a process with little
     memory loses again before it needs them.
     """
-    if not hasattr(mmap, "MADV_WILLNEED") or _are_resident(addresses):
+    if not (_has_libc() and hasattr(mmap, "MADV_WILLNEED")) or _are_resident(addresses):
         return
     libc, page = _libc(), mmap.PAGESIZE
     starts = addresses // page * page
@@ -258,9 +306,15 @@ _SAMPLE = 32
 
 def advise_random(buffer: pa.Buffer, *, on: bool = True) -> pa.Buffer:
     """Advise the system to read nothing around missing pages of mapped memory; with `on=False`, to do so again."""
-    if buffer.size and hasattr(mmap, "MADV_RANDOM"):
+    if buffer.size and _has_libc() and hasattr(mmap, "MADV_RANDOM"):
         _libc().madvise(buffer.address, buffer.size, mmap.MADV_RANDOM if on else mmap.MADV_NORMAL)
     return buffer
+
+
+@cache
+def _has_libc() -> bool:
+    """Whether libc's functions on memory are used: not on Windows, nor with `QUIRE_SAFE`."""
+    return sys.platform != "win32" and not is_safe()
 
 
 @cache
