@@ -127,6 +127,7 @@ def batch_forms(array: Any) -> Iterator[Form]:
     yield "JSON of a batch", batch.to_json, lambda data: cls.from_json(data, **ragged).unstack()
     yield "dicts of a batch", batch.to_dict, lambda data: cls.from_dict(data, **ragged).unstack()
     yield "DataFrame of a batch", batch.to_dataframe, lambda data: cls.from_dataframe(data, **ragged).unstack()
+    yield "Arrow table of a batch", batch.to_arrow, lambda table: cls.from_arrow(table).unstack()
     yield "pickle of a batch", lambda: pickle.dumps(batch), lambda data: pickle.loads(data).unstack()
 
 
@@ -264,6 +265,7 @@ class Unions(BaseDocument):
     optional: Union[int, Annotated[Optional[str], "text"]]
     whatever: Union[int, Any]
     json_value: JsonValue
+    json_text: Union[int, Json]
 
 
 class Defaults(BaseDocument):
@@ -316,9 +318,9 @@ FAULTS: list[Any] = [
     ComputedOrExtra(other=[1]),  # type: ignore[call-arg]
     Patterns(pair=(re.compile("a"), 1), either=re.compile("a", re.IGNORECASE)),
     Patterns(pair=(re.compile("a", re.IGNORECASE), 2**40)),
-    Unions(literal=None, annotated=None, optional=None, whatever=None, json_value=None),
+    Unions(literal=None, annotated=None, optional=None, whatever=None, json_value=None, json_text="null"),
     Nested(rows=[OnlyByAlias(other=3)]),
-    Unions(literal=b"x", annotated="", optional="a", whatever=2.5, json_value={"a": [None]}),
+    Unions(literal=b"x", annotated="", optional="a", whatever=2.5, json_value={"a": [None]}, json_text="[1]"),
 ]
 
 

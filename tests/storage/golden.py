@@ -1,13 +1,15 @@
 """The documents of the datasets in golden/: v1 was written by format 1, v2 by format 2; `write` makes others.
 
-A format that is changed keeps these files, and gets others next to them.
+`Values` has enums and datetimes. Format 2 first stored members by name and times with their zones (v2-names), and later
+values and timestamps where that loses nothing (v2-values). A format that is changed keeps these files, and gets others
+next to them.
 """
 
 from __future__ import annotations
 
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
-from enum import Enum
+from enum import Enum, IntEnum
 from pathlib import Path, PurePosixPath
 from typing import Any
 from uuid import UUID
@@ -106,7 +108,63 @@ def documents() -> list[Golden]:
     return [document(n) for n in range(6)]
 
 
-def write(folder: Path) -> None:
+class Color(Enum):
+    RED = "red"
+    BLUE = "deep blue"
+
+
+class Level(IntEnum):
+    LOW = 1
+    HIGH = 5
+
+
+class Rate(Enum):
+    HALF = 0.5
+    WHOLE = 1.0
+
+
+class Moment(BaseDocument):
+    at: datetime | None
+    color: Color
+
+
+class Values(BaseDocument):
+    color: Color
+    level: Level | None
+    rate: Rate
+    naive: datetime
+    utc: datetime | None
+    zoned: datetime
+    moment: Moment | None
+    moments: DocumentArray[Moment]
+
+
+def value_document(n: int) -> Values:
+    """Return the document of a number, with enums and datetimes."""
+    naive = datetime(1 if n == 0 else 9999 if n == 1 else 2024, 12, 31, 23, 59, 59, n)  # noqa: DTZ001
+    moments = [
+        Moment(id=f"m{k}", at=None if k else naive, color=Color.BLUE if k % 2 else Color.RED) for k in range(n % 3)
+    ]
+    return Values(
+        id=f"v{n}",
+        color=Color.RED if n % 2 else Color.BLUE,
+        level=None if n == 3 else Level.HIGH if n % 2 else Level.LOW,
+        rate=Rate.HALF if n % 2 else Rate.WHOLE,
+        naive=naive,
+        utc=None if n == 4 else datetime(2024, 1, 1 + n, tzinfo=timezone.utc),
+        zoned=datetime(2024, 10, 27, 2, 30, n, tzinfo=_ZONES[n % 4], fold=int(n % 4 == 3)),
+        moment=None if n % 3 == 0 else Moment(id=f"o{n}", at=naive.replace(tzinfo=timezone.utc), color=Color.RED),
+        moments=DocumentArray[Moment](moments),
+    )
+
+
+def value_documents() -> list[Values]:
+    """Return all documents with enums and datetimes."""
+    return [value_document(n) for n in range(6)]
+
+
+def write(folder: Path, rows: list[Any] | None = None) -> None:
     """Write both file formats, in a folder each."""
-    write_dataset(documents(), folder / "parquet", format="parquet", group_bytes=2000)
-    write_dataset(documents(), folder / "arrow", format="arrow", group_bytes=2000)
+    rows = documents() if rows is None else rows
+    write_dataset(rows, folder / "parquet", format="parquet", group_bytes=2000)
+    write_dataset(rows, folder / "arrow", format="arrow", group_bytes=2000)

@@ -270,7 +270,7 @@ def test_enum_values_kept_as_plain_values_round_trip() -> None:
         level: Level
 
     layout = Layout(Row.document_schema())
-    assert layout.encode(columns_of([Row(level=Level.HIGH)], Row))["level"].to_pylist() == ["HIGH"]
+    assert layout.encode(columns_of([Row(level=Level.HIGH)], Row))["level"].to_pylist() == ["high level"]
 
 
 # --- what has no form

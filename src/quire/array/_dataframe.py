@@ -7,7 +7,7 @@ validators of its own are built as documents.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -75,6 +75,41 @@ def _read_frame(document_type: type[Any], table: Any, extra: Extra, make_column:
         return reader.columns(schema)
     except ColumnError as error:
         raise DecodeError(str(error)) from error
+
+
+def validate_columns(columns: Columns) -> Columns:
+    """Validate columns with the types of a class by what else the class demands: constraints, and validators.
+
+    Values of plain types, and tensors of a fixed shape, are taken as they are.
+    """
+    schema = columns.schema
+    if _needs_rows(schema):
+        names = [schema.accepted[name][1] for name in columns.columns]
+        rows = [*zip(*(column.values() for column in columns.columns.values()), strict=True)]
+        documents = [
+            from_dict(schema.document_type, dict(zip(names, row, strict=True)), f", row {index}", extra="ignore")
+            for index, row in enumerate(rows)
+        ]
+        return stack(schema, documents, StackOptions(shapes="ragged"))
+    try:
+        return _validate_leaves(columns)
+    except ColumnError as error:
+        raise DecodeError(str(error)) from error
+
+
+def _validate_leaves(columns: Columns) -> Columns:
+    schema, validated = columns.schema, dict[str, Column]()
+    for name, column in columns.columns.items():
+        field, where = column.field, f"{schema.name}.{name}"
+        is_fixed_tensor = field.kind is FieldKind.TENSOR and None not in (field.spec.dtype, field.spec.fixed_shape)
+        if column.children:
+            validated[name] = column.map_children(_validate_leaves)
+        elif is_fixed_tensor or _is_plain(schema, field):
+            validated[name] = column
+        else:
+            values = validate_values(schema, field, column.values(), where, columns.validity, "ignore", by_name=True)
+            validated[name] = stack_values(field, values, StackOptions(shapes="ragged"), where)
+    return replace(columns, columns=validated)
 
 
 def _needs_rows(schema: Schema) -> bool:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from enum import Enum
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
@@ -18,6 +19,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 import pyarrow as pa
+from pydantic_core import TzInfo
 
 from quire import codec as wire
 from quire.columns import (
@@ -42,6 +44,12 @@ if TYPE_CHECKING:
 
 EXTENSION_NAME, EXTENSION_METADATA = "ARROW:extension:name", "ARROW:extension:metadata"
 """The keys of an Arrow field's metadata where codecs keep what the Arrow type does not say."""
+KIND_KEY = "quire.kind"
+"""The key of an Arrow field's metadata that says which kind of field wrote values of a plain Arrow type.
+
+Such values need no validation. It is not an extension name: some tools, such as polars, do not compute with the values
+of extension types.
+"""
 
 
 class ArrowCodec(ABC):
@@ -96,6 +104,10 @@ class ArrowCodec(ABC):
         """Whether values compare as the stored ones do, so that the statistics of a row group apply to them."""
         return False
 
+    def to_statistic(self, value: Any) -> Any:
+        """Return a value of a query in the form that the statistics of a row group have."""
+        return value
+
     @property
     def metadata(self) -> dict[str, str] | None:
         """The metadata of the Arrow field."""
@@ -109,6 +121,15 @@ class ArrowCodec(ABC):
     def arrow_field(self) -> pa.Field:
         """Return the field of the Arrow schema."""
         return pa.field(self.field.name, self.type, nullable=self.allows_nulls, metadata=self.metadata)
+
+    def field_of_type(self, arrow_type: pa.DataType) -> pa.Field:
+        """Return the field of the Arrow schema for data in one of the types that the codec can read."""
+        field = self.arrow_field()
+        return field if field.type == arrow_type else field.with_type(arrow_type)
+
+    def to_own_type(self, array: pa.Array) -> pa.Array:
+        """Convert an array of a type that the codec can read to its own type."""
+        return array
 
     def can_read(self, field: pa.Field) -> bool:
         """Whether an Arrow field needs no conversion: it has the type, and no extension name of another codec."""
@@ -165,6 +186,12 @@ def read_extension(field: pa.Field) -> tuple[str, Any] | None:
         raise DecodeError(f"{field.name}: the metadata of the Arrow field is not JSON.") from error
 
 
+def read_kind(field: pa.Field) -> str:
+    """Return the kind of field that wrote the values of an Arrow field; empty if other tools wrote them."""
+    kind: bytes = (field.metadata or {}).get(KIND_KEY.encode(), b"")
+    return kind.decode("utf-8", "replace")
+
+
 def address_of(buffer: pa.Buffer | None) -> int:
     """Return the address of a buffer; 0 if there is none."""
     return 0 if buffer is None else int(buffer.address)
@@ -210,11 +237,12 @@ def _first_refused(values: list[Any], arrow_type: pa.DataType) -> str:
 class NumberCodec(ArrowCodec):
     """Numbers as int64, float64 or bits."""
 
-    __slots__ = ()
+    __slots__ = ("number_type",)
     types: ClassVar = {int: (pa.int64(), np.int64), float: (pa.float64(), np.float64), bool: (pa.bool_(), np.bool_)}
 
-    def __init__(self, field: Field, path: str) -> None:
-        super().__init__(field, path, self.types[field.type][0])
+    def __init__(self, field: Field, path: str, number_type: type | None = None) -> None:
+        self.number_type: type = number_type or field.type
+        super().__init__(field, path, self.types[self.number_type][0])
 
     @property
     def keeps_order(self) -> bool:
@@ -236,16 +264,20 @@ class NumberCodec(ArrowCodec):
 
     def locate_own(self, array: pa.Array) -> list[int]:
         start = address_of(array.buffers()[1])
-        return [start * 8 + array.offset if self.field.type is bool else start + array.offset * 8]
+        return [start * 8 + array.offset if self.number_type is bool else start + array.offset * 8]
 
     def own_data_parts(self) -> list[tuple[int, int]]:
-        return [] if self.field.type is bool else [(self.first + 1, 8)]
+        return [] if self.number_type is bool else [(self.first + 1, 8)]
+
+    def gather_numbers(self, rows: RowLocations) -> NDArray[Any]:
+        """Copy the numbers of rows."""
+        if self.number_type is bool:
+            return rows.gather_bits(self.first + 1)
+        numbers: NDArray[Any] = rows.gather_fixed(self.first + 1, 8).view(self.types[self.number_type][1])[:, 0]
+        return numbers
 
     def gather(self, rows: RowLocations) -> Column:
-        if self.field.type is bool:
-            data: NDArray[Any] = rows.gather_bits(self.first + 1)
-        else:
-            data = rows.gather_fixed(self.first + 1, 8).view(self.types[self.field.type][1])[:, 0]
+        data = self.gather_numbers(rows)
         framework, validity = rows.framework or get_framework("numpy"), rows.validity(self.first)
         clear_missing(data, validity)
         return ScalarColumn(self.field, framework.from_numpy(data), framework, validity)
@@ -289,7 +321,7 @@ class FixedWidthCodec(ArrowCodec):
 
     @property
     def keeps_order(self) -> bool:
-        return self.field.kind is FieldKind.DATE
+        return self.field.kind in (FieldKind.DATE, FieldKind.TIME)
 
     def encode(self, column: Column) -> pa.Array:
         values = column.values()
@@ -319,16 +351,25 @@ class FixedWidthCodec(ArrowCodec):
 
 
 _WALL_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - local times, as all others here
+NAIVE, UTC = pa.timestamp("us"), pa.timestamp("us", "UTC")
+"""The types of datetimes without a time zone, and of those in UTC."""
+_ZONED, _NAIVE, _UTC = range(3)
+_UTC_ZONES = {"UTC", "UTC#0", "+00:00"}
+"""What `DatetimeCodec` writes for times in UTC: of `timezone.utc`, `ZoneInfo('UTC')`, and of pydantic's zone."""
 
 
 class DatetimeCodec(ArrowCodec):
-    """Datetimes as the local time and the name or offset of its zone, which is null for naive datetimes."""
+    """Datetimes as the local time and the name or offset of its zone, which is null for naive datetimes.
+
+    Shards have timestamps instead where that loses nothing: where no time has a zone, or all are in UTC (`narrow`). The
+    codec reads all three types. The parts are the validity, the address of the times, and which of the types it is.
+    """
 
     __slots__ = ("_zone",)
-    own_parts = 2
+    own_parts = 3
 
     def __init__(self, field: Field, path: str) -> None:
-        fields = [pa.field("at", pa.timestamp("us"), nullable=False), pa.field("zone", pa.string())]
+        fields = [pa.field("at", NAIVE, nullable=False), pa.field("zone", pa.string())]
         super().__init__(field, path, pa.struct(fields))
         self._zone = TextCodec(Field("zone", FieldKind.TEXT, str, nullable=True), f"{path}.zone")
 
@@ -336,12 +377,39 @@ class DatetimeCodec(ArrowCodec):
     def children(self) -> tuple[ArrowCodec, ...]:
         return (self._zone,)
 
+    @property
+    def keeps_order(self) -> bool:
+        return True  # of timestamps; of structs, there are no statistics at the path of the field
+
+    def to_statistic(self, value: Any) -> Any:
+        # Python compares two times of one ZoneInfo by the clock on the wall, which is not their order when clocks are
+        # set back. None cannot be compared with statistics, and so rules nothing out.
+        is_fixed = value.tzinfo is None or isinstance(value.tzinfo, (timezone, TzInfo))
+        return value if is_fixed else None
+
+    def can_read(self, field: pa.Field) -> bool:
+        if field.type in (NAIVE, UTC):
+            return read_kind(field) == "datetime"
+        return super().can_read(field)
+
+    def field_of_type(self, arrow_type: pa.DataType) -> pa.Field:
+        field = super().field_of_type(arrow_type)
+        return field.with_metadata({KIND_KEY: "datetime"}) if arrow_type in (NAIVE, UTC) else field
+
+    def locate(self, array: pa.Array) -> list[int]:
+        if pa.types.is_struct(array.type):
+            return super().locate(array)
+        bits, data = array.buffers()
+        validity = address_of(bits) * 8 + array.offset if bits is not None and array.null_count else 0
+        kind = _UTC if array.type.tz else _NAIVE
+        return [validity, address_of(data) + array.offset * 8, kind, *[0] * self._zone.own_parts]
+
     def child_arrays(self, array: pa.Array) -> list[pa.Array]:
         return [array.field(1)]
 
     def locate_own(self, array: pa.Array) -> list[int]:
         at = array.field(0)
-        return [address_of(at.buffers()[1]) + at.offset * 8]
+        return [address_of(at.buffers()[1]) + at.offset * 8, _ZONED]
 
     def own_data_parts(self) -> list[tuple[int, int]]:
         return [(self.first + 1, 8)]
@@ -352,7 +420,7 @@ class DatetimeCodec(ArrowCodec):
         wall = [_WALL_EPOCH if value is None else value.replace(tzinfo=None, fold=0) for value in values]
         at = np.array(wall, "datetime64[us]").astype(np.int64)
         zone = self._zone.encode(ObjectColumn(self._zone.field, [self._zone_of(value) for value in values]))
-        times = pa.Array.from_buffers(pa.timestamp("us"), len(at), [None, pa.py_buffer(at)])
+        times = pa.Array.from_buffers(NAIVE, len(at), [None, pa.py_buffer(at)])
         return pa.Array.from_buffers(self.type, len(at), [validity_bitmap(validity)], children=[times, zone])
 
     def _zone_of(self, value: datetime | None) -> str | None:
@@ -366,13 +434,54 @@ class DatetimeCodec(ArrowCodec):
         wall = value.replace(tzinfo=None).isoformat()
         return "UTC" if value.tzinfo is timezone.utc else value.isoformat()[len(wall) :]
 
+    def narrowest_type(self, array: pa.Array) -> pa.DataType | None:
+        """Return the timestamp type that holds an array of structs without loss, or its own type; None without values.
+
+        A struct that is null has no value, whatever its fields are.
+        """
+        zone = array.field(1)
+        if array.null_count:
+            zone = zone.filter(array.is_valid())
+        if not len(zone):
+            return None
+        if zone.null_count == len(zone):
+            return NAIVE
+        return UTC if set(zone.unique().to_pylist()) <= _UTC_ZONES else self.type
+
+    def narrow(self, array: pa.Array, arrow_type: pa.DataType) -> pa.Array:
+        """Return an array of structs as timestamps of its narrowest type; the times are not copied."""
+        at = array.field(0)
+        validity = None if not array.null_count else np.asarray(array.is_valid())
+        data = at.buffers()[1]
+        if data is not None:
+            data = data.slice(at.offset * 8, len(at) * 8)
+        return pa.Array.from_buffers(arrow_type, len(at), [validity_bitmap(validity), data])
+
+    def to_own_type(self, array: pa.Array) -> pa.Array:
+        if pa.types.is_struct(array.type):
+            return array
+        data = array.buffers()[1]
+        if data is not None:
+            data = data.slice(array.offset * 8, len(array) * 8)
+        times = pa.Array.from_buffers(NAIVE, len(array), [None, data])
+        zone = pa.repeat("UTC", len(array)) if array.type.tz else pa.nulls(len(array), pa.string())
+        validity = None if not array.null_count else np.asarray(array.is_valid())
+        return pa.Array.from_buffers(self.type, len(array), [validity_bitmap(validity)], children=[times, zone])
+
     def gather(self, rows: RowLocations) -> Column:
         validity = rows.validity(self.first)
         at = rows.gather_fixed(self.first + 1, 8).view("datetime64[us]")[:, 0]
         if validity is not None:
             at[~validity] = 0
+        kinds = rows.part(self.first + 2)
+        zones: list[Any] = ["UTC" if is_utc else None for is_utc in (kinds == _UTC).tolist()]
+        zoned = np.flatnonzero(kinds == _ZONED)
         try:
-            values = list(map(_with_zone, at.tolist(), self._zone.gather(rows).values()))
+            if len(zoned):
+                own = self._zone.gather(rows.select(zoned)).values()
+                for row, zone in zip(zoned.tolist(), own, strict=True):
+                    zones[row] = zone
+            values = list(map(_with_zone, at.tolist(), zones))
         except (ValueError, TypeError, OverflowError, ZoneInfoNotFoundError) as error:
             raise DecodeError(f"{self.path}: a stored time is not a valid {self.field}: {error}.") from error
         return ObjectColumn(self.field, mask_missing(values, validity))
@@ -542,7 +651,10 @@ class AsTextCodec(BinaryCodec):
 
 
 class EnumCodec(AsTextCodec):
-    """Members of enums by name. The extension name tells them from the texts of other writers, which are values."""
+    """Members of enums by name, where Arrow has no type for their values.
+
+    The extension name tells them from the texts of other writers, which are values.
+    """
 
     __slots__ = ()
     needs_extension = True
@@ -557,6 +669,79 @@ class EnumCodec(AsTextCodec):
 
     def load(self, text: str) -> Any:
         return self.field.type[text]
+
+
+class EnumTextCodec(AsTextCodec):
+    """Members of enums whose values are texts, by value."""
+
+    __slots__ = ()
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        return {KIND_KEY: "enum"}
+
+    @property
+    def keeps_order(self) -> bool:
+        return True
+
+    def to_statistic(self, value: Any) -> Any:
+        return value.value if isinstance(value, Enum) else value
+
+    def can_read(self, field: pa.Field) -> bool:
+        return read_kind(field) == "enum" and super().can_read(field)
+
+    def dump(self, value: Any) -> str:
+        text: str = self.field.type(value).value
+        return text
+
+    def load(self, text: str) -> Any:
+        return self.field.type(text)
+
+
+class EnumNumberCodec(NumberCodec):
+    """Members of enums whose values are numbers, by value."""
+
+    __slots__ = ()
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        return {KIND_KEY: "enum"}
+
+    def to_statistic(self, value: Any) -> Any:
+        return value.value if isinstance(value, Enum) else value
+
+    def can_read(self, field: pa.Field) -> bool:
+        return read_kind(field) == "enum" and super().can_read(field)
+
+    def encode(self, column: Column) -> pa.Array:
+        try:
+            numbers = [None if value is None else self.field.type(value).value for value in column.values()]
+        except ValueError as error:
+            raise self.encode_error(f"the value is not a valid {self.field}: {error}.") from error
+        return super().encode(ObjectColumn(self.field, numbers))
+
+    def gather(self, rows: RowLocations) -> Column:
+        validity = rows.validity(self.first)
+        numbers = mask_missing(self.gather_numbers(rows).tolist(), validity)
+        members: dict[Any, Any] = {None: None}
+        try:
+            for number in set(numbers) - {None}:
+                members[number] = self.field.type(number)
+        except ValueError as error:
+            raise DecodeError(f"{self.path}: a stored number is not a valid {self.field}: {error}.") from error
+        return ObjectColumn(self.field, [members[number] for number in numbers])
+
+
+def enum_value_type(enum: type[Enum]) -> type | None:
+    """Return the type of the values of all members, if Arrow has it and a value identifies its member; else None."""
+    values = [member.value for member in enum.__members__.values()]
+    types = set(map(type, values))
+    value_type = types.pop() if len(types) == 1 else None
+    if value_type not in (str, int, float, bool):
+        return None
+    if value_type is int and not all(-(1 << 63) <= value < 1 << 63 for value in values):
+        return None
+    return None if any(value != value for value in values) else value_type  # NaN finds no member
 
 
 class MessageCodec(BinaryCodec):

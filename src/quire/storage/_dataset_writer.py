@@ -30,7 +30,7 @@ from quire.errors import (
     check_options,
 )
 from quire.files import Folder, RemoteOptions, display_uri, open_folder
-from quire.schema import Schema
+from quire.schema import Schema, parse_path
 from quire.storage._layout import Layout, TensorStorage
 from quire.storage._manifest import (
     LOGS,
@@ -45,7 +45,8 @@ from quire.storage._manifest import (
 )
 from quire.storage._schema_conversion import conform_fields
 from quire.storage._shard_reader import read_arrow_schema, recover_shard
-from quire.storage._shard_writer import Format, ShardFile, parquet_options
+from quire.storage._shard_writer import Format, ShardFile
+from quire.storage._timestamps import TimestampChooser
 from quire.tensors import describe
 
 DocT = TypeVar("DocT", bound=BaseDocument)
@@ -98,7 +99,9 @@ class RecordBatchWriter:
 
     def __init__(self, folder: Folder, layout: Layout, options: WriteOptions, log: Log) -> None:
         self.folder, self.layout, self.options, self._log = folder, layout, options, log
-        self._parquet_options = parquet_options(layout, options.compression or {})
+        for path in options.compression or {}:
+            layout.schema.resolve(parse_path(path))
+        self._timestamps = TimestampChooser(layout)
         self._shard: ShardFile | None = None
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
@@ -124,17 +127,24 @@ class RecordBatchWriter:
             return
         whole = self._waiting[0] if len(self._waiting) == 1 else pa.concat_batches(self._waiting)
         self._waiting, self._waiting_bytes = [], 0
-        self.open_shard().write(whole)
+        whole = self._timestamps.convert(whole)
+        fields = whole.schema if self._timestamps.applies else None
+        if fields is not None and self._shard is not None and self._shard.fields != fields:
+            self._finish_shard()
+        self.open_shard(fields).write(whole)
         if self._shard is not None and self._shard.size >= self.options.shard_bytes:
             self._finish_shard()
 
-    def open_shard(self) -> ShardFile:
-        """Return the shard that is being written; a new one if there is none. Even without rows, it is kept."""
+    def open_shard(self, fields: pa.Schema | None = None) -> ShardFile:
+        """Return the shard that is being written; a new one, for record batches with `fields`, if there is none.
+
+        Even without rows, it is kept.
+        """
         if self._shard is None:
             self._log.begin()
             name = self._log.shard_name(len(self._log.lines), SUFFIXES[self.options.format])
-            durable = self.options.durable
-            self._shard = ShardFile(self.folder, name, self.layout, self._parquet_options, durable=durable)
+            compression, durable = self.options.compression or {}, self.options.durable
+            self._shard = ShardFile(self.folder, name, self.layout, compression, fields=fields, durable=durable)
         return self._shard
 
     def _finish_shard(self) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Flag
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +19,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 
 from quire._class_registry import class_name
 from quire.columns import Columns
-from quire.errors import OptionError, PathError, SchemaError
+from quire.errors import EncodeError, OptionError, PathError, SchemaError
 from quire.schema import Field, FieldKind, FieldPath, Schema, join_path, parse_path
 from quire.storage._arrow_codec import (
     ArrowCodec,
@@ -28,10 +27,21 @@ from quire.storage._arrow_codec import (
     BytesCodec,
     DatetimeCodec,
     EnumCodec,
+    EnumNumberCodec,
+    EnumTextCodec,
     FixedWidthCodec,
     MessageCodec,
     NumberCodec,
     TextCodec,
+    enum_value_type,
+)
+from quire.storage._interchange_codecs import (
+    LISTABLE,
+    InferredCodec,
+    MapCodec,
+    TensorListCodec,
+    TimestampCodec,
+    ValueListCodec,
 )
 from quire.storage._nested_codecs import (
     PLACEHOLDER,
@@ -50,8 +60,6 @@ TensorStorage = Literal["fixed", "binary", "list"]
 """How tensors of one shape are stored: as bytes of one length, as bytes, or as nested lists."""
 SCHEMA_KEY, FINGERPRINT_KEY, CLASS_KEY = b"quire.json_schema", b"quire.fingerprint", b"quire.class"
 FORMAT_KEY, CLASSES_KEY, ENUMS_KEY = b"quire.format", b"quire.classes", b"quire.enums"
-_LISTABLE = re.compile(r"bool|u?int\d+|float(16|32|64)")
-"""The dtypes that Arrow lists can have."""
 Paths = Sequence[FieldPath] | None
 """The paths of the fields that are read; None for all of them."""
 
@@ -100,12 +108,14 @@ def _select_fields(schema: Schema, paths: Paths) -> Schema:
 class Layout:
     """The codecs of all fields of a schema, and the Arrow schema that they make."""
 
-    def __init__(self, schema: Schema, tensor_storage: TensorStorage = "fixed", paths: Paths = None) -> None:
-        if tensor_storage not in ("fixed", "binary", "list"):
+    _storages: ClassVar[tuple[str, ...]] = ("fixed", "binary", "list")
+
+    def __init__(self, schema: Schema, tensor_storage: str = "fixed", paths: Paths = None) -> None:
+        if tensor_storage not in self._storages:
             raise OptionError(f"tensor_storage={tensor_storage!r}: use 'fixed', 'binary' or 'list'.")
         if schema.is_open:
             raise SchemaError("a dataset needs the documents' class: document_type=Student.")
-        self.schema = _select_fields(schema, paths)
+        self.schema, self.paths = _select_fields(schema, paths), paths
         self.codecs = _choose_codecs(self.schema, schema.name, tensor_storage, paths)
         self.fields = pa.schema([codec.arrow_field() for codec in self.codecs] or [PLACEHOLDER])
         self.parts = 0
@@ -137,7 +147,14 @@ class Layout:
 
     def batch(self, arrays: Sequence[pa.Array], rows: int) -> pa.RecordBatch:
         """Return a record batch of the arrays of all codecs; without any, a column keeps the number of rows."""
-        return pa.RecordBatch.from_arrays(list(arrays) or [placeholder_array(rows)], schema=self.fields)
+        if not arrays:
+            return pa.RecordBatch.from_arrays([placeholder_array(rows)], schema=self.fields)
+        fields = [codec.field_of_type(array.type) for codec, array in zip(self.codecs, arrays, strict=True)]
+        return pa.RecordBatch.from_arrays(list(arrays), schema=pa.schema(fields))
+
+    def empty_batch(self) -> pa.RecordBatch:
+        """Return a record batch without rows."""
+        return pa.RecordBatch.from_pylist([], self.fields)
 
     def decode(self, batch: pa.RecordBatch) -> Columns:
         """Copy the columns of a record batch of this layout."""
@@ -200,6 +217,29 @@ class Layout:
             yield Columns(self.schema, columns, size)
 
 
+class InterchangeLayout(Layout):
+    """The codecs of data for other libraries: each field as the Arrow type that they compute with.
+
+    Fields that Arrow has no type for are errors. With `in_utc`, times that have a zone are in UTC. Tables can be
+    encoded, and not decoded; `quire.storage._schema_conversion` reads them.
+    """
+
+    _storages: ClassVar[tuple[str, ...]] = ("interchange", "interchange in UTC")
+
+    def __init__(self, schema: Schema, paths: Paths = None, *, in_utc: bool = False) -> None:
+        super().__init__(schema, "interchange in UTC" if in_utc else "interchange", paths)
+
+    def inferred_codecs(self) -> dict[str, InferredCodec]:
+        """Return the codecs whose Arrow type depends on values, by path."""
+        return {codec.path: codec for codec in _walk(self.codecs) if isinstance(codec, InferredCodec)}
+
+
+def _walk(codecs: Iterable[ArrowCodec]) -> Iterator[ArrowCodec]:
+    for codec in codecs:
+        yield codec
+        yield from _walk(codec.children)
+
+
 # --- the codec of each kind of field
 
 
@@ -211,10 +251,24 @@ def _choose_codecs(schema: Schema, path: str, storage: str, paths: Paths) -> Seq
         below = None if paths is None else [rest[1:] for rest in paths if rest[0] == field.name]
         if below is not None and () in below:
             below = None  # the path of the field itself: all of it is read
+        if storage.startswith("interchange"):
+            codecs.append(_interchange_codec(field, field_path, storage, below))
+            continue
         build = _CODECS.get(field.kind)
         codec = None if build is None else build(field, field_path, storage, below)
         codecs.append(MessageCodec(field, field_path, schema) if codec is None else codec)
     return codecs
+
+
+def _interchange_codec(field: Field, path: str, storage: str, paths: Paths = None) -> ArrowCodec:
+    build = _INTERCHANGE_CODECS.get(field.kind)
+    codec = None if build is None else build(field, path, storage, paths)
+    if codec is None:
+        raise EncodeError(
+            f"{path}: Arrow has no type for {field}. Select other columns, as columns=['id'], or give the field a type "
+            "such as str, list[float] or dict[str, int]."
+        )
+    return codec
 
 
 def _document_codec(field: Field, path: str, storage: str, paths: Paths) -> ArrowCodec | None:
@@ -234,7 +288,7 @@ def _tensor_codec(field: Field, path: str, storage: str, _: Paths) -> ArrowCodec
         return None
     if spec.dtype is None or spec.fixed_shape is None or 0 in spec.fixed_shape:
         return RaggedTensorCodec(field, path)
-    if storage == "list" and not _LISTABLE.fullmatch(spec.dtype):
+    if storage == "list" and not LISTABLE.fullmatch(spec.dtype):
         storage = "fixed"  # lists have no short floats and no complex numbers
     return TensorCodec(field, path, spec.dtype, spec.fixed_shape, storage)
 
@@ -250,7 +304,12 @@ def _bytes_codec(field: Field, path: str, *_: Any) -> ArrowCodec | None:
 
 
 def _enum_codec(field: Field, path: str, *_: Any) -> ArrowCodec | None:
-    return None if issubclass(field.type, Flag) else EnumCodec(field, path)
+    if issubclass(field.type, Flag):
+        return None
+    value_type = enum_value_type(field.type)
+    if value_type is None:
+        return EnumCodec(field, path)
+    return EnumTextCodec(field, path) if value_type is str else EnumNumberCodec(field, path, value_type)
 
 
 def _list_codec(field: Field, path: str, *_: Any) -> ArrowCodec | None:
@@ -280,6 +339,46 @@ _CODECS: Mapping[FieldKind, _Build] = {
 An entry returns None where a field of the kind has no column type. Those, and kinds without an entry, are stored as
 messages of the wire format (`MessageCodec`).
 """
+
+
+def _interchange_tensor(field: Field, path: str, *_: Any) -> ArrowCodec | None:
+    dtype, shape = field.spec.dtype, field.spec.fixed_shape
+    if dtype is not None and not LISTABLE.fullmatch(dtype):
+        return None
+    if dtype is None or shape is None or 0 in shape:
+        return TensorListCodec(field, path)
+    return TensorCodec(field, path, dtype, shape, "list")
+
+
+def _interchange_enum(field: Field, path: str, *_: Any) -> ArrowCodec | None:
+    return EnumNumberCodec(field, path, int) if issubclass(field.type, Flag) else _enum_codec(field, path)
+
+
+def _interchange_list(field: Field, path: str, storage: str, _: Paths) -> ArrowCodec | None:
+    if has_list_codec(field):
+        return ListCodec(field, path)
+    if len(field.items) != 1:
+        return None
+    return ValueListCodec(field, path, _interchange_codec(field.items[0], f"{path}[]", storage))
+
+
+def _interchange_dict(field: Field, path: str, storage: str, _: Paths) -> ArrowCodec | None:
+    if len(field.items) != 2 or field.items[0].nullable:
+        return None
+    key, value = (_interchange_codec(item, f"{path}[]", storage) for item in field.items)
+    return MapCodec(field, path, key, value)
+
+
+_INTERCHANGE_CODECS: Mapping[FieldKind, _Build] = {
+    **_CODECS,
+    FieldKind.SCALAR: lambda field, path, *_: NumberCodec(field, path) if field.type in NumberCodec.types else None,
+    FieldKind.DATETIME: lambda field, path, storage, _: TimestampCodec(field, path, in_utc=storage.endswith("UTC")),
+    FieldKind.ENUM: _interchange_enum,
+    FieldKind.LIST: _interchange_list,
+    FieldKind.DICT: _interchange_dict,
+    FieldKind.TENSOR: _interchange_tensor,
+}
+"""How each kind of field is given to other libraries; kinds without an entry, and where it returns None, are errors."""
 
 
 # --- what the metadata of a shard says about the class

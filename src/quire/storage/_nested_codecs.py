@@ -97,8 +97,13 @@ class DocumentCodec(ArrowCodec):
 
     def from_arrays(self, arrays: Sequence[pa.Array], rows: int, validity: Validity) -> pa.Array:
         """Return the array of documents, from the arrays of their fields."""
-        children = list(arrays) or [placeholder_array(rows)]
-        return pa.Array.from_buffers(self.type, rows, [validity_bitmap(validity)], children=children)
+        if not arrays:
+            return pa.Array.from_buffers(
+                self.type, rows, [validity_bitmap(validity)], children=[placeholder_array(rows)]
+            )
+        fields = [codec.field_of_type(array.type) for codec, array in zip(self.codecs, arrays, strict=True)]
+        arrow_type = pa.struct([field.with_nullable(True) for field in fields])  # noqa: FBT003 - pyarrow's signature
+        return pa.Array.from_buffers(arrow_type, rows, [validity_bitmap(validity)], children=list(arrays))
 
     def gather(self, rows: RowLocations) -> DocumentColumn:
         return DocumentColumn(self.field, self.gather_columns(rows))
@@ -167,7 +172,10 @@ class OffsetsCodec(ArrowCodec):
                 "one record batch would hold 2,147,483,648 items or more; write fewer rows at a time."
             )
         buffers = [validity_bitmap(validity), pa.py_buffer(offsets.astype(np.int32))]
-        return pa.Array.from_buffers(self.type, len(offsets) - 1, buffers, children=[items])
+        arrow_type = self.type
+        if items.type != arrow_type.value_type:
+            arrow_type = pa.list_(arrow_type.value_field.with_type(items.type))
+        return pa.Array.from_buffers(arrow_type, len(offsets) - 1, buffers, children=[items])
 
     def locate_items(self, rows: RowLocations) -> tuple[RowLocations, NDArray[np.int64]]:
         """Return the locations of the items of rows, and the offsets of rows among them."""
@@ -199,7 +207,7 @@ class DocumentsCodec(OffsetsCodec):
             return self.from_items(items, column.offsets - column.offsets[0], column.validity)
         arrays = [() if array is None else array for array in column.values()]
         documents = ObjectColumn(self.item.field, list(chain.from_iterable(arrays)))
-        return self.from_items(self.item.encode(documents), _offsets_of(arrays), validity_of(column.values()))
+        return self.from_items(self.item.encode(documents), offsets_of(arrays), validity_of(column.values()))
 
     def gather(self, rows: RowLocations) -> DocumentsColumn:
         items, offsets = self.locate_items(rows)
@@ -228,7 +236,7 @@ class ListCodec(OffsetsCodec):
         values = column.values()
         lists = [() if value is None else value for value in values]
         items = self.item.encode(ObjectColumn(self.item.field, list(chain.from_iterable(lists))))
-        return self.from_items(items, _offsets_of(lists), validity_of(values))
+        return self.from_items(items, offsets_of(lists), validity_of(values))
 
     def gather(self, rows: RowLocations) -> ObjectColumn:
         locations, offsets = self.locate_items(rows)
@@ -237,7 +245,8 @@ class ListCodec(OffsetsCodec):
         return ObjectColumn(self.field, mask_missing(lists, rows.validity(self.first)))
 
 
-def _offsets_of(lists: Sequence[Any]) -> NDArray[np.int64]:
+def offsets_of(lists: Sequence[Any]) -> NDArray[np.int64]:
+    """Return where each list begins, and the last one ends, if all are concatenated."""
     sizes = np.fromiter(map(len, lists), np.int64, len(lists))
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
 

@@ -31,6 +31,7 @@ from quire.schema import Field, FieldKind, Schema
 from quire.storage._arrow_codec import ArrowCodec, NumberCodec, is_list_type, read_extension
 from quire.storage._layout import CLASS_KEY
 from quire.storage._nested_codecs import PLACEHOLDER, DocumentCodec, DocumentsCodec
+from quire.storage._tensor_codecs import TensorCodec
 from quire.tensors import DType, Shape, cast_numbers, common_dtype, format_shape, get_framework
 
 if TYPE_CHECKING:
@@ -47,16 +48,20 @@ _EMBEDDED = {"bytes", "path"}
 """The fields of an encoded file in datasets of Hugging Face: its content, and the path that it had."""
 
 
-def refuse_unknown_columns(schema: Schema, columns: pa.Schema, extra: Extra, where: str) -> None:
+def refuse_unknown_columns(
+    schema: Schema, columns: pa.Schema, extra: Extra, where: str, error: type[QuireError] = StorageError
+) -> None:
     """Raise an error for columns that the class has no field for, if the class or the reader forbids them.
 
     Files that quire wrote follow the rules of schema evolution, unless the reader forbids unknown columns.
     """
     if extra == "forbid" or CLASS_KEY not in (columns.metadata or {}):
-        _refuse_unknown(schema, columns, extra, where, "")
+        _refuse_unknown(schema, columns, extra, where, "", error)
 
 
-def _refuse_unknown(schema: Schema, fields: Iterable[pa.Field], extra: Extra, where: str, prefix: str) -> None:
+def _refuse_unknown(
+    schema: Schema, fields: Iterable[pa.Field], extra: Extra, where: str, prefix: str, error: type[QuireError]
+) -> None:
     for column in fields:
         known = schema.accepted.get(column.name)
         if known is None:
@@ -64,7 +69,7 @@ def _refuse_unknown(schema: Schema, fields: Iterable[pa.Field], extra: Extra, wh
                 hint = did_you_mean(column.name, schema.accepted)
                 rule = schema.document_type.__quire_extra__
                 way_out = "Or pass extra='ignore'." if rule is None else f"{schema.name} sets extra={rule!r}."
-                raise StorageError(f"{where}: {schema.name} has no field {prefix + column.name!r}. {hint} {way_out}")
+                raise error(f"{where}: {schema.name} has no field {prefix + column.name!r}. {hint} {way_out}")
             continue
         field = known[0]
         arrow_type = column.type.value_type if is_list_type(column.type) else column.type
@@ -72,7 +77,7 @@ def _refuse_unknown(schema: Schema, fields: Iterable[pa.Field], extra: Extra, wh
             continue
         if field.kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS):
             nested = field.document_type.document_schema()
-            _refuse_unknown(nested, arrow_type, extra, where, f"{prefix}{column.name}.")
+            _refuse_unknown(nested, arrow_type, extra, where, f"{prefix}{column.name}.", error)
 
 
 def conform_fields(
@@ -124,7 +129,11 @@ def _conform(codec: ArrowCodec, array: pa.Array, field: pa.Field, schema: Schema
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         return codec.from_items(items, offsets, _validity(array))
     if codec.can_read(field):
-        return array
+        return codec.to_own_type(array)
+    if isinstance(codec, TensorCodec) and read_extension(field) is None:
+        fixed = codec.from_lists(array)
+        if fixed is not None:
+            return fixed
     try:
         return codec.encode(_to_column(codec, array, field, schema))
     except (QuireError, pa.ArrowException, ValueError, KeyError, TypeError, OverflowError) as error:
@@ -221,6 +230,8 @@ def _to_column(codec: ArrowCodec, array: pa.Array, stored: pa.Field, schema: Sch
         if not _is_text(array.type):
             raise DecodeError("other values are not converted to text.")
         return ObjectColumn(field, array.cast(pa.string() if field.kind is FieldKind.TEXT else pa.binary()).to_pylist())
+    if field.kind is FieldKind.ENUM and extension == "quire.enum":
+        return ObjectColumn(field, [None if name is None else field.type[name] for name in array.to_pylist()])
     values = _to_objects(array)
     for value in values:
         _refuse_rounding(field, value)
@@ -350,10 +361,16 @@ def _from_list(values: pa.Array) -> NDArray[Any]:
         return _to_numbers(values)
     parts = _from_lists(values)
     if not parts:
-        return _from_list(_flatten(values))
+        inner = _from_list(_flatten(values))
+        # Lists of a fixed size have it even if there are none.
+        return inner.reshape(0, values.type.list_size, *inner.shape[1:]) if _is_fixed(values.type) else inner
     if any(part is None or part.shape != parts[0].shape for part in parts):
         raise TensorError("its lists have different lengths, or are null.")
     return np.stack(parts)
+
+
+def _is_fixed(arrow_type: pa.DataType) -> bool:
+    return bool(pa.types.is_fixed_size_list(arrow_type)) and arrow_type.list_size > 0
 
 
 def _to_numbers(array: pa.Array) -> NDArray[Any]:

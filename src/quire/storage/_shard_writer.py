@@ -284,8 +284,17 @@ class ShardFile:
     """A shard that is being written; it appears in the folder when `finish` returns, or not at all."""
 
     def __init__(
-        self, folder: Folder, name: str, layout: Layout, parquet_options: ParquetOptions, *, durable: bool = True
+        self,
+        folder: Folder,
+        name: str,
+        layout: Layout,
+        compression: Mapping[str, str],
+        *,
+        fields: pa.Schema | None = None,
+        durable: bool = True,
     ) -> None:
+        """Open a file for record batches of a layout; `fields` is their schema if it is not that of the layout."""
+        self.fields = layout.fields if fields is None else fields
         self._where = display_uri(folder.join(name))
         self.name, self._layout, self._rows = name, layout, 0
         kind: Format = "parquet" if name.endswith(".parquet") else "arrow"
@@ -293,7 +302,9 @@ class ShardFile:
             self._target: AbstractContextManager[IO[bytes]] = folder.open_for_write(name, durable=durable)
             file = self._target.__enter__()
         try:
-            self._file = BlockFile(file, kind, layout.arrow_schema, parquet_options)
+            schema = self.fields.with_metadata(layout.arrow_schema.metadata)
+            options = parquet_options(layout, self.fields, compression) if kind == "parquet" else None
+            self._file = BlockFile(file, kind, schema, options)
         except BaseException as error:
             self._target.__exit__(type(error), error, error.__traceback__)
             raise
@@ -346,12 +357,12 @@ class ShardFile:
             raise StorageError(f"{self._where}: the shard cannot be written: {error.strerror or error}.") from error
 
 
-def parquet_options(layout: Layout, compression: Mapping[str, str]) -> ParquetOptions:
+def parquet_options(layout: Layout, fields: pa.Schema, compression: Mapping[str, str]) -> ParquetOptions:
     """Return the options of the Parquet writer. Tensors are not compressed, everything else is with zstd.
 
     `compression` maps paths to other codecs. Uncompressed tensors are read without a copy, which makes them fast.
     """
-    leaves = [leaf for field in layout.fields for leaf in _leaves(field, (field.name,))]
+    leaves = [leaf for field in fields for leaf in _leaves(field, (field.name,))]
     codecs = {path: "none" if (read_extension(f) or ("",))[0] == "quire.tensor" else "zstd" for path, f in leaves}
     for chosen, codec in sorted(compression.items()):  # 'meta.source' comes after 'meta', and overrides it
         layout.schema.resolve(parse_path(chosen))
