@@ -7,6 +7,7 @@ from quire.array._array import html as html
 from quire.array._batch import BatchList, DocumentBatch
 from quire.array._batch import find_column as find_column
 from quire.array._batch import reads_as_none as reads_as_none
+from quire.array._dataframe import validate_columns as validate_columns
 from quire.array._find import Metric as Metric
 from quire.array._find import explain_vector_field as explain_vector_field
 from quire.array._find import merge_nearest as merge_nearest

@@ -64,6 +64,7 @@ from quire.tensors import Framework, describe, get_framework, to_framework
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
     from numpy.typing import NDArray
 
 DocT = TypeVar("DocT", bound=BaseDocument)
@@ -617,6 +618,33 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         """Make a batch from the rows of a data frame; unknown columns are ignored, or errors (`extra='forbid'`)."""
         document_type = require_document_type(cls, "from_dataframe()")
         return cls._wrap(columns_from_frame(document_type, frame, extra, shapes))
+
+    def to_arrow(self, columns: Iterable[str] | None = None) -> pa.Table:
+        """Convert to a table of pyarrow, with all columns or those at some paths.
+
+        Numbers and tensors in main memory are not copied: the table shares the memory of the batch. Tensors are lists
+        of numbers, nested documents structs, enums their values, datetimes timestamps. A field that Arrow has no type
+        for is an EncodeError.
+        """
+        from quire.storage import to_arrow
+
+        require_document_type(type(self), "to_arrow()")
+        return to_arrow(self._columns, columns)
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Return the table of `to_arrow` as a PyCapsule, for libraries that take Arrow data: polars, DuckDB, pandas."""
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
+    @classmethod
+    def from_arrow(cls, data: Any, *, extra: Extra = "ignore") -> Self:
+        """Make a batch from Arrow data: a table, or any object with `__arrow_c_stream__`, such as a polars data frame.
+
+        The data is copied and validated. Missing columns take their defaults; unknown columns are ignored, or errors
+        (`extra='forbid'`).
+        """
+        from quire.storage import from_arrow
+
+        return cls._wrap(from_arrow(require_document_type(cls, "from_arrow()"), data, extra))
 
     # --- equality, display, pickling, pydantic
 

@@ -181,17 +181,22 @@ Bound = tuple[str, str, Sequence[Any]]
 
 def _bounds(query: Query, layout: Layout) -> list[Bound]:
     """Return the conditions that the minimum and maximum of a row group can rule out."""
-    return [(join_path(path), name, values) for path, name, values in query.conditions() if _keeps_order(layout, path)]
+    bounds: list[Bound] = []
+    for path, name, values in query.conditions():
+        codec = _find_codec(layout, path)
+        if codec is not None and codec.keeps_order:
+            bounds.append((join_path(path), name, [codec.to_statistic(value) for value in values]))
+    return bounds
 
 
-def _keeps_order(layout: Layout, path: FieldPath) -> bool:
-    """Whether values at a path are stored in an order that is that of the values."""
+def _find_codec(layout: Layout, path: FieldPath) -> ArrowCodec | None:
+    """Return the codec of the field at a path through documents."""
     codecs: Sequence[ArrowCodec] = layout.codecs
     codec: ArrowCodec | None = None
     for name in path:
         codec = next((child for child in codecs if child.field.name == name), None)
         codecs = codec.codecs if isinstance(codec, DocumentCodec) else ()
-    return codec is not None and codec.keeps_order
+    return codec
 
 
 def _may_match(group: pq.RowGroupMetaData, bounds: Sequence[Bound]) -> bool:
