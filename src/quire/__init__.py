@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 __distribution__ = "quire-ml"  # every module looks for it, by importing quire._installation
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quire._installation import warn_about_other_distribution as _warn_about_other_distribution
 
@@ -79,7 +79,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _MODULES:
         return importlib.import_module(f"quire.{name}")
     if name not in _HOMES:

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import numpy as np
-from pydantic import EncodedBytes, EncodedStr, ValidationError
+from pydantic import EncodedBytes, EncodedStr, SerializationInfo, ValidationError, ValidationInfo
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema, to_json
 
@@ -147,7 +147,7 @@ def _prefer_exact_tensors(schema: dict[str, Any]) -> None:
     choices = schema["choices"] if schema.get("type") == "union" else ()
     members = [tp for choice in choices if (tp := _tensor_type(choice)) is not None]
 
-    def take(value: Any, handler: Callable[[Any], Any]) -> Any:
+    def take(value: object, handler: Callable[[Any], Any]) -> object:
         if framework_of(value) is not None and any(isinstance(value, tp) for tp in members):
             return value
         if isinstance(value, Mapping) and "framework" in value:
@@ -185,11 +185,11 @@ def _encode_bytes(schema: Any) -> None:
             _encode_bytes(value)
 
 
-def _write_base64(value: Any) -> Any:
+def _write_base64(value: object) -> object:
     return base64.b64encode(value).decode("ascii") if isinstance(value, (bytes, bytearray, memoryview)) else value
 
 
-def _read_base64(value: Any) -> Any:
+def _read_base64(value: str | bytes) -> bytes:
     try:
         return base64.b64decode(value, validate=True)
     except (ValueError, TypeError):
@@ -244,7 +244,7 @@ def _read_members(schema: dict[str, Any]) -> None:
     literal = dict(schema)
     expected_text = " or ".join(map(repr, expected))
 
-    def read_member(value: Any, handler: Callable[[Any], Any]) -> Any:
+    def read_member(value: object, handler: Callable[[Any], Any]) -> object:
         if isinstance(
             value, Enum
         ):  # a member of another enum, which may be equal to the value, as those of IntEnum are
@@ -276,7 +276,7 @@ def _take_parsed_json(schema: dict[str, Any]) -> None:
         lambda parsed: parsed.value, text.get("schema") or core_schema.any_schema()
     )
 
-    def take(value: Any, handler: Callable[[Any], Any], info: Any) -> Any:
+    def take(value: object, handler: Callable[[Any], Any], info: ValidationInfo) -> object:
         if isinstance(info.context, StoredContext):
             return handler(_Parsed(value))
         try:
@@ -289,7 +289,7 @@ def _take_parsed_json(schema: dict[str, Any]) -> None:
                 first["type"], first.get("ctx")
             ) from None  # without the tag of the union in its location
 
-    def write(value: Any, handler: Callable[[Any], Any], info: Any) -> Any:
+    def write(value: object, handler: Callable[[Any], Any], info: SerializationInfo) -> object:
         written = handler(value)
         if isinstance(info.context, Mapping) and info.context.get(ROUND_TRIP):
             return to_json(written, inf_nan_mode="strings").decode()
@@ -317,7 +317,7 @@ def _take_decoded(function: dict[str, Any]) -> None:
     if not isinstance(owner, (EncodedBytes, EncodedStr)):
         return
 
-    def take(value: Any, info: Any) -> Any:
+    def take(value: object, info: ValidationInfo) -> object:
         if not isinstance(info.context, StoredContext):
             return decode(value, info)
         text = isinstance(owner, EncodedStr) and isinstance(value, bytes)  # older pydantic has made bytes of a str
@@ -419,7 +419,7 @@ _PLAIN: dict[FieldKind, Any] = {FieldKind.TEXT: str, FieldKind.BYTES: bytes}
 def _accept_main_value(document_type: type[Any]) -> Callable[[Any], Any]:
     """Return a validator that makes 'abc' to {'text': 'abc'}."""
 
-    def wrap(value: Any) -> Any:
+    def wrap(value: object) -> object:
         if isinstance(value, (dict, document_type)) or hasattr(type(value), "document_schema"):
             return value
         name = find_main_field(document_type, value)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeGuard
 
 if TYPE_CHECKING:
     from quire.schema import Schema
+
+Annotation: TypeAlias = Any
+"""A type annotation: a class, an alias such as `list[int]`, a union, a type variable, or a name that is resolved later.
+
+Python has no class that all of them share, so type checkers know nothing about one.
+"""
 
 MODEL_SLOTS = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
 """The slots that hold the state of a pydantic model."""

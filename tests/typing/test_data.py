@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,9 +65,9 @@ def test_batches_of_loaders_have_document_type(tmp_path: Path) -> None:
     assert_type(ds.collate_fn([ds[0]]), DocumentBatch[Student])
     assert_type(ds.preprocess(students()), DocumentBatch[Student])
     assert_type(ds.preprocess(students().stack())[0], Student)
-    # torch's own DataLoader yields Any; the annotation is what both type checkers accept, and know the batches from.
-    loader: Iterable[DocumentBatch[Student]] = DataLoader(ds, batch_size=2, collate_fn=ds.collate_fn)
-    for batch in loader:
+    # torch's own DataLoader yields Any, so the variable is declared. Both type checkers then know its type in the loop.
+    batch: DocumentBatch[Student]
+    for batch in DataLoader(ds, batch_size=2, collate_fn=ds.collate_fn):
         assert_type(batch, DocumentBatch[Student])
         assert_type(batch[0].embedding, torch.Tensor)
     for batch in ds.iter_batches(2):

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, overload
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from typing_extensions import NamedTuple, Self, Unpack
 
@@ -36,6 +36,7 @@ from quire.tensors import describe, framework_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from rich.console import Group
 
     from quire.array._batch import DocumentBatch
 
@@ -120,7 +121,7 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
     def __getitem__(self, key: str) -> Any: ...
     @overload
     def __getitem__(self, key: slice | Sequence[int] | Sequence[bool] | NDArray[Any]) -> Self: ...
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: Any) -> object:
         """Get a document by position, an array by slice, list, mask or tensor, or a column by path."""
         if isinstance(key, str):
             return _get_column(self, parse_path(key))
@@ -501,7 +502,7 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self)}>"
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Group:
         return facts_table(type(self).__name__, {"length": len(self)}, self._schema, next(iter(self), None))
 
     def _repr_html_(self) -> str:
@@ -516,16 +517,17 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
             object.__setattr__(self, name, value)
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Accept an array as it is, or a list of values that become documents."""
         array_type = resolve_annotation(cls, source)
+        item: CoreSchema
         if array_type.document_type is BaseDocument:
             item = core_schema.no_info_before_validator_function(_check_document, core_schema.any_schema())
         else:
             item = handler.generate_schema(array_type.document_type)
         items = core_schema.list_schema(item)
 
-        def validate(value: Any, inner: Callable[[Any], list[Any]]) -> Any:
+        def validate(value: object, inner: Callable[[object], list[Any]]) -> object:
             if isinstance(value, array_type):
                 return value
             if isinstance(value, BaseDocument):
@@ -534,7 +536,7 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
                 value = list(value)
             return array_type._trusted(inner(value))
 
-        def check(value: Any) -> Any:
+        def check(value: object) -> object:
             if isinstance(value, array_type):
                 return value
             context = {"array": array_type.__name__, "got": describe(value)}
@@ -552,7 +554,7 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
         )
 
 
-def _check_document(value: Any) -> Any:
+def _check_document(value: object) -> BaseDocument:
     if isinstance(value, BaseDocument):
         return value
     message = "expected a document, got {got}; an array without a type does not know what to make of it"
@@ -574,7 +576,7 @@ _class_registry.provide("array", _make_decoded_array)
 # --- shared with other classes of rows: batches, datasets, shards
 
 
-def bind(array_type: type[Any], parameter: Any) -> dict[str, Any]:
+def bind(array_type: type[Any], parameter: object) -> dict[str, Any]:
     """Return the attributes of a class that is subscripted with a document class, or raise an error."""
     alias = get_origin(parameter) is not None  # Python 3.10 takes an alias for a type
     if alias or not (isinstance(parameter, type) and issubclass(parameter, BaseDocument)):
@@ -583,7 +585,7 @@ def bind(array_type: type[Any], parameter: Any) -> dict[str, Any]:
     return {"document_type": parameter}
 
 
-def resolve_annotation(array_type: type[Any], source: Any) -> type[Any]:
+def resolve_annotation(array_type: type[Any], source: object) -> type[Any]:
     """Return the class that an annotation means once its names are known: `DocumentArray['Node']`."""
     parameter = get_args(source)[0] if get_origin(source) is array_type else None
     cls: type[Any] = array_type if parameter is None or isinstance(parameter, TypeVar) else array_type[parameter]
@@ -696,11 +698,11 @@ def _read_field(item: Any, name: str) -> Any:
     return item.__dict__[name]
 
 
-def _is_rows(item: Any) -> bool:
+def _is_rows(item: object) -> bool:
     return isinstance(item, (list, DocumentArray))
 
 
-def _is_document(value: Any) -> bool:
+def _is_document(value: object) -> bool:
     return hasattr(type(value), "document_schema")
 
 

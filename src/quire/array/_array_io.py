@@ -174,7 +174,7 @@ class ArrayIO(Generic[DocT], metaclass=ParametrizedMeta):
         streaming: bool = False,
         rows: RowSelection | None = None,
         **reading: Unpack[Reading],
-    ) -> Any:
+    ) -> Self | Iterator[DocT]:
         """Read the documents in a file: all, those at some positions (`rows`), or an iterator (`streaming`)."""
         if streaming:
             return _serialization.iterate_documents(cls, file, protocol, compress, reading)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
+from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import Self, Unpack
 
@@ -60,12 +61,13 @@ from quire.document import BaseDocument
 from quire.errors import ColumnError, DocumentTypeError, MissingValueError, PathError, QueryError, did_you_mean
 from quire.files import Source, Target
 from quire.schema import Schema, join_path, parse_path
-from quire.tensors import Framework, describe, get_framework, to_framework
+from quire.tensors import Framework, Tensor, describe, get_framework, to_framework
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
     from numpy.typing import NDArray
+    from rich.console import Group
 
 DocT = TypeVar("DocT", bound=BaseDocument)
 OtherT = TypeVar("OtherT", bound=BaseDocument)
@@ -174,7 +176,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
     def __getitem__(self, key: str) -> Any: ...
     @overload
     def __getitem__(self, key: slice | Sequence[int] | Sequence[bool] | NDArray[Any]) -> Self: ...
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: Any) -> object:
         """Get a document by position, a batch by slice (a view), list, mask or tensor, or a column by path."""
         if isinstance(key, str):
             return self._get_column(key)
@@ -389,12 +391,12 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         object.__setattr__(batch, "_state", getattr(self, "_state", None))
         return batch
 
-    def validity(self, path: str) -> Any:
+    def validity(self, path: str) -> Tensor:
         """Return for each row whether it has a value at a path, as bools in the column's framework."""
         column = self.column(path)
         return _leaf_framework([column]).from_numpy(column.valid_rows().copy())
 
-    def mask(self, path: str = "") -> Any:
+    def mask(self, path: str = "") -> Tensor:
         """Return the padding mask of a column: True for real elements, in the column's framework.
 
         Without a path, the mask of the rows: False for those that fill up the last batch of a `StreamingDataset`.
@@ -430,10 +432,10 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
 
     # --- tensors
 
-    def to(self, device: Any, *, non_blocking: bool = False) -> Self:
+    def to(self, device: object, *, non_blocking: bool = False) -> Self:
         """Return the batch with its tensors on another device; numpy columns stay in main memory."""
 
-        def move(framework: Framework, value: Any) -> tuple[Framework, Any]:
+        def move(framework: Framework, value: Tensor) -> tuple[Framework, Tensor]:
             return framework, framework.to_device(value, device, non_blocking=non_blocking)
 
         return self._with(self._columns.map_tensors(move))
@@ -445,7 +447,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         """
         target = dense_framework(framework)
 
-        def convert(source: Framework, value: Any) -> tuple[Framework, Any]:
+        def convert(source: Framework, value: Tensor) -> tuple[Framework, Tensor]:
             return (source, value) if source.is_sparse(value) else (target, to_framework(value, target))
 
         return self._with(self._columns.map_tensors(convert))
@@ -457,7 +459,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
     def share_memory_(self) -> Self:
         """Move the torch tensors, in place, into memory that other processes can map."""
 
-        def share(framework: Framework, value: Any) -> tuple[Framework, Any]:
+        def share(framework: Framework, value: Tensor) -> tuple[Framework, Tensor]:
             return framework, value if framework.is_sparse(value) else framework.share(value)
 
         self._columns.map_tensors(share)
@@ -544,7 +546,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         *,
         streaming: bool = False,
         **reading: Unpack[Reading],
-    ) -> Any:
+    ) -> Self | Iterator[Self]:
         """Read the rows in a file: all as one batch, or a batch for each block of the file (`streaming`)."""
         if streaming:
             return _serialization.iterate_batches(cls, file, protocol, compress, reading)
@@ -667,7 +669,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self)}>"
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Group:
         return facts_table(type(self).__name__, {"rows": len(self)}, self.schema, self[0] if len(self) else None)
 
     def _repr_html_(self) -> str:
@@ -688,12 +690,12 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
             object.__setattr__(self, "_state", state[1])
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Accept a batch as it is, or values that become an array, which is stacked."""
         batch_type = resolve_annotation(cls, source)
         rows = handler.generate_schema(DocumentArray[batch_type.document_type])  # type: ignore[name-defined]
 
-        def validate(value: Any, inner: Callable[[Any], Any]) -> Any:
+        def validate(value: object, inner: Callable[[object], object]) -> object:
             return value if isinstance(value, batch_type) else batch_type(inner(value))
 
         return core_schema.no_info_wrap_validator_function(
@@ -727,7 +729,7 @@ class BatchList:
     def __len__(self) -> int:
         return len(self._column)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> DocumentBatch[Any] | None:
         row = resolve_index(index, len(self))
         if not isinstance(row, int):
             raise ColumnError("a column of arrays is indexed by one position; use .flat and .offsets for more.")

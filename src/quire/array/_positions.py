@@ -20,7 +20,7 @@ _INT64 = np.dtype(np.int64)
 # --- keys
 
 
-def resolve_index(key: Any, length: int) -> int | slice | NDArray[np.int64]:
+def resolve_index(key: object, length: int) -> int | slice | NDArray[np.int64]:
     """Resolve a key (an int, slice, list, mask, array or tensor) to positions; negative ones count from the end."""
     if isinstance(key, slice):
         return key
@@ -44,7 +44,7 @@ def resolve_index(key: Any, length: int) -> int | slice | NDArray[np.int64]:
     return _check_positions(array, length)
 
 
-def resolve_positions(key: Any, length: int) -> NDArray[np.int64]:
+def resolve_positions(key: object, length: int) -> NDArray[np.int64]:
     """Resolve a key to an array of positions, also if it is an int or a slice."""
     rows = resolve_index(key, length)
     if isinstance(rows, np.ndarray):

@@ -28,6 +28,7 @@ from quire.errors import ColumnError, TensorError
 from quire.schema import NAMES_AND_ALIASES, STORED, Field, FieldKind, Schema, field_validator
 from quire.tensors import (
     Framework,
+    Tensor,
     describe,
     format_shape,
     framework_of,
@@ -252,7 +253,7 @@ def _empty_tensor_column(field: Field, length: int, target: Framework | None) ->
     return TensorColumn(field, data, framework, np.zeros(length, np.bool_) if length else None)
 
 
-def _convert(value: Any, target: Framework, path: str) -> Any:
+def _convert(value: Tensor, target: Framework, path: str) -> Tensor:
     source = framework_of(value)
     if source is target or source is None or source.is_sparse(value):
         return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from pydantic import ValidationError
 
@@ -53,7 +53,7 @@ def collate(document_type: type[BaseDocument], data: Any, missing: MissingPolicy
     columns = stack_inferred(schema, items, StackOptions(), schema.name, describe_row)
     missing = missing or MissingPolicy("raise")
     columns = missing.apply(convert_columns(columns, default_framework()), describe_row)
-    return missing.mark(DocumentBatch[common]._wrap(columns))  # type: ignore[valid-type, no-any-return]
+    return missing.mark(DocumentBatch[common]._wrap(columns))  # type: ignore[valid-type]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def register_default_collate() -> None:
         torch.default_collate_fn_map.setdefault(DocumentBatch, _refuse_batches)
 
 
-def _collate_documents(data: Any, *, collate_fn_map: Any = None) -> Any:  # noqa: ARG001 - torch passes it
+def _collate_documents(data: Any, *, collate_fn_map: object = None) -> DocumentBatch[Any]:  # noqa: ARG001 - torch passes it
     try:
         return collate(BaseDocument, data)
     except MissingValueError as error:
@@ -89,7 +89,7 @@ def _collate_documents(data: Any, *, collate_fn_map: Any = None) -> Any:  # noqa
         ) from None
 
 
-def _refuse_batches(data: Any, *, collate_fn_map: Any = None) -> Any:  # noqa: ARG001 - torch passes it
+def _refuse_batches(data: Any, *, collate_fn_map: object = None) -> NoReturn:  # noqa: ARG001 - torch passes it
     raise OptionError(
         f"the dataset makes the batches (the first has {len(data[0])} rows), and the DataLoader would make batches of "
         "them: pass DataLoader(dataset, batch_size=None)."

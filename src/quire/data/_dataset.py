@@ -35,6 +35,7 @@ from quire.errors import DocumentTypeError, OptionError, SchemaError
 from quire.tensors import describe
 
 if TYPE_CHECKING:
+    import tensorflow as tf
     from numpy.typing import NDArray
     from torch.utils.data import Dataset
 
@@ -135,7 +136,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
     def __getitem__(self, key: int) -> DocT: ...
     @overload
     def __getitem__(self, key: slice | Sequence[int] | NDArray[Any]) -> Self: ...
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: Any) -> object:
         """Return a preprocessed document by position, or a dataset of the documents of a slice, list or mask."""
         rows = resolve_index(key, len(self))
         if isinstance(rows, int):
@@ -218,7 +219,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         shuffle: bool = False,
         seed: int | None = None,
         drop_last: bool = False,
-    ) -> Any:
+    ) -> tf.data.Dataset:
         """Return a `tf.data.Dataset` of batches, for `model.fit`.
 
         `features` and `labels` are paths: one path gives a tensor, several give a dict of tensors. Without `features`,

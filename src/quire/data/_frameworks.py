@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,10 @@ from quire.columns import (
 from quire.errors import ColumnError, MissingValueError
 from quire.schema import FieldKind
 from quire.tensors import Framework, cast_numbers, common_dtype, get_framework
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from numpy.typing import NDArray
 
 Paths = str | Iterable[str] | None
 """One path, several, or all fields."""
@@ -49,8 +53,8 @@ def convert_batch(batch: DocumentBatch[Any], name: str) -> DocumentBatch[Any]:
 
 
 def make_tf_dataset(
-    batches: Callable[[], Iterator[Any]], length: int | None, first: Any, features: Paths, labels: Paths
-) -> Any:
+    batches: Callable[[], Iterator[Any]], length: int | None, first: DocumentBatch[Any], features: Paths, labels: Paths
+) -> tf.data.Dataset:
     """Make a `tf.data.Dataset` of batches; the first batch determines the signature of its elements.
 
     `length` is -1 for a dataset that never ends, and None if passes differ in length.
@@ -58,7 +62,7 @@ def make_tf_dataset(
     tf: Any = require("tensorflow", extra="tensorflow", needed_for="to_tf_dataset()")
     get_framework("tensorflow")
 
-    def arrange(batch: Any) -> Any:
+    def arrange(batch: DocumentBatch[Any]) -> object:
         selected = _select(batch, features, leave_out=labels)
         return selected if labels is None else (selected, _select(batch, labels))
 
@@ -75,7 +79,7 @@ def make_tf_dataset(
     return dataset if length is None else dataset.apply(tf.data.experimental.assert_cardinality(length))
 
 
-def _select(batch: Any, paths: Paths, leave_out: Paths = None) -> Any:
+def _select(batch: DocumentBatch[Any], paths: Paths, leave_out: Paths = None) -> NDArray[Any] | Mapping[str, Any]:
     """Return one column as an array, several in a dict, or all of them in dicts nested like the documents."""
     if isinstance(paths, str):
         return _read_column(batch, paths)
@@ -85,7 +89,7 @@ def _select(batch: Any, paths: Paths, leave_out: Paths = None) -> Any:
     return _select_all(batch._columns, "", left_out, shows_zeros=batch._guard is None)
 
 
-def _read_column(batch: Any, path: str) -> Any:
+def _read_column(batch: DocumentBatch[Any], path: str) -> NDArray[Any]:
     column = batch.column(path)
     if batch._guard is not None and reads_as_none(batch, column, path):
         raise MissingValueError(f"{batch.schema.name}.{path}: no row has a value; choose other features or labels.")
@@ -107,7 +111,7 @@ def _select_all(columns: Columns, prefix: str, left_out: set[str], *, shows_zero
     return selected
 
 
-def _to_array(column: Column, path: str) -> Any:
+def _to_array(column: Column, path: str) -> NDArray[Any]:
     if isinstance(column, TensorColumn):
         return column.framework.to_numpy(column.data)
     if isinstance(column, ObjectColumn) and column.field.kind in (FieldKind.TEXT, FieldKind.BYTES):

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
-from quire.array import find_column
+from quire.array import DocumentBatch, find_column
 from quire.columns import Columns, ShapePolicy, check_fill, fill_columns, find_missing, numeric_paths, present_rows
 from quire.data._infer_column import DescribeRow
 from quire.data._preprocessing import EACH, Step
+from quire.document import BaseDocument
 from quire.errors import ColumnError, DecodeError, MissingValueError, OptionError, PathError, StorageError
 from quire.schema import FieldPath, Schema, join_path, parse_path
 
 if TYPE_CHECKING:
-    from quire.document import BaseDocument
     from quire.storage import StoredDataset
 
+DocT = TypeVar("DocT", bound=BaseDocument)
 Missing = Literal["raise", "mask"] | Mapping[str, Any]
 """What a dataset does with missing numbers and tensors: raise, deliver zeros and a mask, or fill them by path."""
 _ROWS_AT_A_TIME = 65_536
@@ -178,7 +179,7 @@ class MissingPolicy:
         """Return the policy for documents that a DataLoader collates, perhaps with those of other datasets."""
         return replace(self, in_batches=True, is_partial=_never)
 
-    def mark(self, batch: Any) -> Any:
+    def mark(self, batch: DocumentBatch[DocT]) -> DocumentBatch[DocT]:
         """Guard a batch, so that reading a column with missing values raises, unless they are masked."""
         return batch if self.mode == "mask" else batch._guard_missing()
 

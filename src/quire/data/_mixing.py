@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from quire.data._epoch_registry import EpochRegistry, PassStart, Worker, registe
 from quire.data._streaming import StreamingDataset, StreamState
 from quire.document import BaseDocument
 from quire.errors import OptionError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 DocT = TypeVar("DocT", bound=BaseDocument)
 Stop = Literal["first", "all"]
@@ -177,7 +180,7 @@ class MixedDataset(Generic[DocT]):
         """Return the number of the dataset that a step draws from."""
         return int(self._draws(epoch, step - step % _DRAWS)[step % _DRAWS])
 
-    def _draws(self, epoch: int, first: int) -> Any:
+    def _draws(self, epoch: int, first: int) -> NDArray[np.int64]:
         """Return the numbers of the datasets of the steps from `first` on; the last result is kept."""
         # Inverse transform sampling: the shares of the datasets divide [0, 1), and a uniform number falls into the
         # share of the dataset that is drawn. Rounding may leave the last bound below 1, hence the minimum.
@@ -311,7 +314,7 @@ class _Cursor:
         return self._dataset._state_at(self._share, self._next, self._start.done, 0)
 
 
-def _cumulative_weights(datasets: Mapping[str, Any], weights: Sequence[float] | None) -> Any:
+def _cumulative_weights(datasets: Mapping[str, Any], weights: Sequence[float] | None) -> NDArray[np.float64]:
     """Return the upper bound of each dataset's share of [0, 1)."""
     shares = np.ones(len(datasets)) if weights is None else np.asarray(weights, np.float64)
     if not datasets or shares.shape != (len(datasets),) or not (shares >= 0).all() or not 0 < shares.sum() < np.inf:

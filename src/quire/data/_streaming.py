@@ -38,6 +38,7 @@ from quire.storage import StoredDataset
 from quire.tensors import describe
 
 if TYPE_CHECKING:
+    import tensorflow as tf
     from numpy.typing import NDArray
     from torch.utils.data import IterableDataset
 
@@ -378,7 +379,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         """
         return Windows(self, find_window_starts(self.stored, length, stride, order_by, max_gap), length, stride)
 
-    def to_tf_dataset(self, *, features: Paths = None, labels: Paths = None) -> Any:
+    def to_tf_dataset(self, *, features: Paths = None, labels: Paths = None) -> tf.data.Dataset:
         """Return a `tf.data.Dataset`, of which each iteration is a pass; see `MultiModalDataset.to_tf_dataset`."""
         first = self._fetch.batch(np.arange(min(self.batch_size, self.num_rows)))
         start, epochs = self._registry.current_start(self.options.epochs or 1), self.options.epochs
@@ -391,12 +392,14 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
     def __getitem__(self, key: int) -> DocT: ...
     @overload
     def __getitem__(self, key: slice | Sequence[int] | NDArray[Any]) -> DocumentBatch[DocT]: ...
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: Any) -> object:
         """Return a preprocessed document by row number, or a batch by slice, list or mask."""
         rows = resolve_index(key, self.num_rows)
-        if isinstance(rows, int):
-            return self._fetch.batch(np.array([rows]))[0]
-        return self._fetch.batch(np.arange(self.num_rows)[rows] if isinstance(rows, slice) else rows)
+        return self.take(rows)[0] if isinstance(rows, int) else self.take(rows)
+
+    def take(self, indices: Any) -> DocumentBatch[DocT]:
+        """Return a batch of the preprocessed rows at these positions: an int, a slice, a list, an array or a mask."""
+        return self._fetch.batch(resolve_positions(indices, self.num_rows))
 
     def preprocess(self, documents: Iterable[DocT] | DocumentBatch[DocT]) -> DocumentBatch[DocT]:
         """Return new documents as one batch, just as the dataset would deliver them to a training loop.

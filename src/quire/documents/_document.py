@@ -17,11 +17,11 @@ from quire.documents import _pixels
 from quire.errors import DecodeError, EncodeError, TensorError, UriError
 from quire.files import ReadLimits, Target, display_uri, guess_type, open_target, read_uri, scheme_of, to_data_uri
 from quire.media import decode_frames, encode_pillow, pillow_format, save_image, to_image_bytes
-from quire.tensors import framework_of
+from quire.tensors import Tensor, framework_of
 from quire.typing import AnyTensor
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from numpy.typing import DTypeLike, NDArray
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -308,7 +308,7 @@ class Document(BaseDocument):
             target.write(blob)
         return self
 
-    def convert_blob_to_tensor(self, dtype: Any = None, count: int = -1, offset: int = 0) -> Self:
+    def convert_blob_to_tensor(self, dtype: DTypeLike | None = None, count: int = -1, offset: int = 0) -> Self:
         """Set `tensor` to the raw numbers in `blob`.
 
         `dtype` defaults to float64, `count` is the number of items (-1: all), `offset` is in bytes.
@@ -334,7 +334,7 @@ class Document(BaseDocument):
         return Counter(word for name in text_attrs for word in _split_words(getattr(self, name) or ""))
 
     def convert_text_to_tensor(
-        self, vocab: Mapping[str, int], max_length: int | None = None, dtype: Any = "int64"
+        self, vocab: Mapping[str, int], max_length: int | None = None, dtype: DTypeLike = "int64"
     ) -> Self:
         """Set `tensor` to the vocabulary numbers of the words of `text`, which start at 2.
 
@@ -385,7 +385,7 @@ class Document(BaseDocument):
             raise TensorError(f"the tensor of {self._label()} cannot be converted to numpy: {reason}.")
         return framework.to_numpy(tensor)
 
-    def _set_tensor(self, tensor: Any) -> None:
+    def _set_tensor(self, tensor: Tensor) -> None:
         # `Document` itself accepts every numpy array, so validation is skipped. A subclass may redefine `tensor`,
         # and `__quire_any_tensor__` is not in its own namespace.
         if type(tensor) is np.ndarray and "__quire_any_tensor__" in vars(type(self)):
@@ -403,7 +403,7 @@ class Document(BaseDocument):
 _Documents = DocumentArray[Document]
 
 
-def _convert_like(tensor: Any, array: NDArray[Any]) -> Any:
+def _convert_like(tensor: Tensor, array: NDArray[Any]) -> Tensor:
     """Convert an array to the framework and the device of a tensor."""
     framework = framework_of(tensor)
     assert framework is not None

@@ -40,7 +40,7 @@ def endpoint(function: F) -> F: ...
 def endpoint(
     *, idempotent: bool = False, max_batch_size: int = 0, max_wait: float = 0.005, name: str | None = None
 ) -> Callable[[F], F]: ...
-def endpoint(function: Any = None, **options: Any) -> Any:
+def endpoint(function: Any = None, **options: Any) -> object:
     """Mark a function or a method as an endpoint.
 
     idempotent: a call may be repeated, so clients retry it when the server becomes unavailable during the call.
