@@ -30,7 +30,8 @@ def project(tmp_path: Path) -> Path:
     for name in ("conftest.py", "programs.py"):
         shutil.copy(TESTS / name, tmp_path / "tests")
     (tmp_path / "tests" / "test_page.py").write_text(MODULE)
-    (tmp_path / "paddle.py").touch()  # conftest.py imports paddle, which takes seconds
+    # conftest.py imports paddle, which takes seconds.
+    (tmp_path / "paddle.py").write_text("def disable_signal_handler(): ...\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers = needs(*modules)\n")
     return tmp_path
 
