@@ -118,11 +118,11 @@ def test_stream_requests_have_backpressure() -> None:
             reached.append(number)
             yield Picture(pixels=np.zeros(4, np.float32), label="x" * 10_000)
 
-    taken = threading.Event()
+    may_continue = threading.Event()
 
     def first(docs: Iterator[Picture]) -> Iterator[Picture]:
         yield next(docs)
-        taken.wait(20)
+        may_continue.wait(20)
         yield from docs
 
     with serve(first) as server, Client(server.address) as client:
@@ -133,7 +133,7 @@ def test_stream_requests_have_backpressure() -> None:
             before = len(reached)
             threading.Event().wait(0.3)
         assert len(reached) < 1_000  # the windows of HTTP/2 are full
-        taken.set()
+        may_continue.set()
         assert sum(1 for _ in answers) == 1_999
 
 

@@ -291,19 +291,19 @@ def open_streams(client: Client, name: str, number: int) -> Iterator[list[Callab
     ends: list[Callable[[], None]] = []
     try:
         for _ in range(number):
-            sent: queue.SimpleQueue[Picture | None] = queue.SimpleQueue()
-            answers = client[name](iter(sent.get, None), timeout=300)
-            sent.put(pictures(1)[0])
+            requests: queue.SimpleQueue[Picture | None] = queue.SimpleQueue()
+            answers = client[name](iter(requests.get, None), timeout=300)
+            requests.put(pictures(1)[0])
             next(answers)
-            ends.append(partial(_end_stream, sent, answers))
+            ends.append(partial(_end_stream, requests, answers))
         yield ends
     finally:
         for end in ends:
             end()
 
 
-def _end_stream(sent: queue.SimpleQueue[Picture | None], answers: Iterator[Any]) -> None:
-    sent.put(None)
+def _end_stream(requests: queue.SimpleQueue[Picture | None], answers: Iterator[Any]) -> None:
+    requests.put(None)
     assert not list(answers)
 
 

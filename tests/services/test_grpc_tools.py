@@ -66,8 +66,8 @@ def test_reflection_lists_services_and_files(channel: Any) -> None:
     assert {"quire.v1.Documents", "art.Gallery", "grpc.health.v1.Health"} <= names
     pool = descriptor_pool.DescriptorPool()
     for symbol in ("quire.v1.Batch", "quire.v1.Documents", "art.Gallery"):
-        [found] = ask(iter([request(file_containing_symbol=symbol)]))
-        for data in found.file_descriptor_response.file_descriptor_proto:
+        [response] = ask(iter([request(file_containing_symbol=symbol)]))
+        for data in response.file_descriptor_response.file_descriptor_proto:
             pool.Add(descriptor_pb2.FileDescriptorProto.FromString(data))
     service = pool.FindServiceByName("art.Gallery")
     assert [method.name for method in service.methods][:2] == ["Embed", "EmbedStream"]
@@ -79,9 +79,9 @@ def test_descriptors_of_reflection_suffice_for_a_call(channel: Any) -> None:
     from google.protobuf import json_format, message_factory
 
     ask = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
-    [found] = ask(iter([reflection_pb2.ServerReflectionRequest(file_containing_symbol="art.Gallery")]))
+    [response] = ask(iter([reflection_pb2.ServerReflectionRequest(file_containing_symbol="art.Gallery")]))
     pool = descriptor_pool.DescriptorPool()
-    for data in found.file_descriptor_response.file_descriptor_proto:
+    for data in response.file_descriptor_response.file_descriptor_proto:
         pool.Add(descriptor_pb2.FileDescriptorProto.FromString(data))
     method = pool.FindServiceByName("art.Gallery").FindMethodByName("Rate")
     takes, gives = map(message_factory.GetMessageClass, (method.input_type, method.output_type))
@@ -95,11 +95,11 @@ def test_descriptors_of_reflection_suffice_for_a_call(channel: Any) -> None:
 
 
 def test_protoc_classes_call_every_method(channel: Any, generated: Any) -> None:
-    def sent(number: int) -> Any:
+    def make_picture(number: int) -> Any:
         return generated.Picture.FromString(pictures(number + 1)[number].to_typed_protobuf().SerializeToString())
 
     def many(*numbers: int) -> Any:
-        return generated.PictureArray(documents=[sent(number) for number in numbers])
+        return generated.PictureArray(documents=[make_picture(number) for number in numbers])
 
     def method(name: str, arity: str, answer: Any) -> Any:
         return getattr(channel, arity)(
@@ -112,8 +112,10 @@ def test_protoc_classes_call_every_method(channel: Any, generated: Any) -> None:
     assert [doc.id for doc in embedded.documents] == ["p1", "p2"]
     answers = method("EmbedStream", "stream_stream", generated.PictureArray)(iter([many(1), many(2, 3)]))
     assert [len(answer.documents) for answer in answers] == [1, 2]
-    assert method("Rate", "unary_unary", generated.Score)(sent(2)).value == 8
-    assert [s.value for s in method("Running", "stream_stream", generated.Score)(iter([sent(1), sent(2)]))] == [4, 12]
+    assert method("Rate", "unary_unary", generated.Score)(make_picture(2)).value == 8
+    assert [
+        s.value for s in method("Running", "stream_stream", generated.Score)(iter([make_picture(1), make_picture(2)]))
+    ] == [4, 12]
     assert [doc.label for doc in method("Spread", "unary_stream", generated.Picture)(many(1, 2))] == ["1", "2"]
     assert method("Total", "stream_unary", generated.Score)(iter([many(1), many(2)])).value == 12
     doubled = method("Double", "unary_unary", generated.PictureArray)(many(3))

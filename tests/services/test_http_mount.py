@@ -97,11 +97,11 @@ def numbers(body: bytes) -> list[int]:
 
 
 def test_mounted_function_speaks_json_and_protobuf(site: Site) -> None:
-    found = site.request("/v1/double", ITEMS.to_json(), Content_Type=JSON)
-    assert [row["number"] for row in found.json()] == [0, 2, 4, 6]
+    answer = site.request("/v1/double", ITEMS.to_json(), Content_Type=JSON)
+    assert [row["number"] for row in answer.json()] == [0, 2, 4, 6]
     data = ITEMS.to_protobuf().SerializeToString()
-    found = site.request("/v1/double", data, Content_Type=PROTOBUF, Accept=PROTOBUF)
-    assert numbers(found.body) == [0, 2, 4, 6]
+    answer = site.request("/v1/double", data, Content_Type=PROTOBUF, Accept=PROTOBUF)
+    assert numbers(answer.body) == [0, 2, 4, 6]
 
 
 def test_mounted_method_may_be_async_and_take_one_document(site: Site) -> None:
@@ -112,8 +112,8 @@ def test_mounted_streams_take_one_body_and_answer_while_running(site: Site) -> N
     lines = site.request("/v1/running", ITEMS.to_json(), Content_Type=JSON)
     assert lines.type == "application/x-ndjson"
     assert DocumentArray[Item].from_ndjson(text=lines.body.decode()).number == [0, 1, 3, 6]
-    found = site.request("/v1/slowly", ITEMS.to_bytes(), Content_Type=FILE, Accept=FILE)
-    assert numbers(found.body) == [0, 1, 2, 3, 0, 1, 2, 3]
+    answer = site.request("/v1/slowly", ITEMS.to_bytes(), Content_Type=FILE, Accept=FILE)
+    assert numbers(answer.body) == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
 def test_mounted_endpoint_batches_calls_and_isolates_failures(site: Site) -> None:
@@ -123,11 +123,11 @@ def test_mounted_endpoint_batches_calls_and_isolates_failures(site: Site) -> Non
 
     sums.calls.clear()
     with ThreadPoolExecutor(24) as pool:
-        found = list(pool.map(ask, range(24)))
-    assert found[13].status == 500
-    assert "thirteen" in found[13].json()["detail"]
+        answers = list(pool.map(ask, range(24)))
+    assert answers[13].status == 500
+    assert "thirteen" in answers[13].json()["detail"]
     others = [number for number in range(24) if number != 13]
-    assert [numbers(found[number].body) for number in others] == [[number + 1] for number in others]
+    assert [numbers(answers[number].body) for number in others] == [[number + 1] for number in others]
     assert max(sums.calls) > 1
 
 
@@ -136,9 +136,9 @@ def test_mounted_endpoint_batches_calls_and_isolates_failures(site: Site) -> Non
     [(1, 503, "the model is away"), (2, 422, "too odd"), (3, 418, "a teapot"), (4, 500, "fails")],
 )
 def test_mounted_errors_map_to_http_status(site: Site, number: int, status: int, words: str) -> None:
-    found = site.request("/v1/fails", Item(number=number).to_json(), Content_Type=JSON)
-    assert found.status == status
-    assert words in found.json()["detail"]
+    answer = site.request("/v1/fails", Item(number=number).to_json(), Content_Type=JSON)
+    assert answer.status == status
+    assert words in answer.json()["detail"]
 
 
 def test_mount_applies_limits_and_dependencies(site: Site) -> None:

@@ -52,8 +52,8 @@ def one(doc: Passage) -> Vector:
 
 @app.post("/many")
 async def many(docs: DocumentArray[Passage], times: int = 1) -> DocumentArray[Vector]:
-    found = [Vector(id=doc.id, values=np.full(4, len(doc.text) * times, np.float32), name=doc.text) for doc in docs]
-    return DocumentArray[Vector](found)
+    vectors = [Vector(id=doc.id, values=np.full(4, len(doc.text) * times, np.float32), name=doc.text) for doc in docs]
+    return DocumentArray[Vector](vectors)
 
 
 @app.post("/columns", status_code=201)
@@ -159,35 +159,35 @@ JUNK = [b"\xff\xfe\x00", b"\x80\x05N.", b"\x93QUIRE\r\n" + bytes(70), b"\x0a\xff
 
 
 @pytest.mark.parametrize("accept", [JSON, PROTOBUF, "application/protobuf", "*/*", None])
-@pytest.mark.parametrize("sent", [JSON, PROTOBUF])
-def test_arrays_are_negotiated_between_json_and_protobuf(site: Site, sent: str, accept: str | None) -> None:
-    body = PASSAGES.to_json() if sent == JSON else as_protobuf(PASSAGES)
-    found = site.request("/many?times=2", body, Content_Type=sent, **({"Accept": accept} if accept else {}))
-    assert found.status == 200, found.body
+@pytest.mark.parametrize("content_type", [JSON, PROTOBUF])
+def test_arrays_are_negotiated_between_json_and_protobuf(site: Site, content_type: str, accept: str | None) -> None:
+    body = PASSAGES.to_json() if content_type == JSON else as_protobuf(PASSAGES)
+    answer = site.request("/many?times=2", body, Content_Type=content_type, **({"Accept": accept} if accept else {}))
+    assert answer.status == 200, answer.body
     if accept is not None and "protobuf" in accept:
-        assert found.type == PROTOBUF
-        assert DocumentArray[Vector].from_bytes(found.body).identical(VECTORS)
+        assert answer.type == PROTOBUF
+        assert DocumentArray[Vector].from_bytes(answer.body).identical(VECTORS)
     else:
-        assert found.type == JSON
-        assert DocumentArray[Vector].from_json(found.body) == VECTORS
+        assert answer.type == JSON
+        assert DocumentArray[Vector].from_json(answer.body) == VECTORS
 
 
 def test_documents_and_batches_are_negotiated(site: Site) -> None:
     one = site.request("/one", as_protobuf(PASSAGES[3]), Content_Type=PROTOBUF, Accept=PROTOBUF)
     assert Vector.from_bytes(one.body) == Vector(values=np.ones(4) * 3, name="xxx")
     batch = VECTORS.stack()
-    for sent, body in ((PROTOBUF, as_protobuf(batch)), (JSON, batch.to_json())):
-        binary = site.request("/columns", body, Content_Type=sent, Accept=f"{JSON};q=0.5, {PROTOBUF}")
+    for content_type, body in ((PROTOBUF, as_protobuf(batch)), (JSON, batch.to_json())):
+        binary = site.request("/columns", body, Content_Type=content_type, Accept=f"{JSON};q=0.5, {PROTOBUF}")
         assert (binary.status, binary.type) == (201, PROTOBUF)
         assert np.array_equal(DocumentBatch[Vector].from_bytes(binary.body).values, batch.values * 2)
-        text = site.request("/columns", body, Content_Type=sent)
+        text = site.request("/columns", body, Content_Type=content_type)
         assert (text.status, text.type) == (201, JSON)
         assert np.array_equal(DocumentBatch[Vector].from_json(text.body).values, batch.values * 2)
 
 
 def test_route_reads_rows_and_columns(site: Site) -> None:
-    found = site.request("/many?times=2", as_protobuf(PASSAGES.stack()), Content_Type=PROTOBUF, Accept=PROTOBUF)
-    assert DocumentArray[Vector].from_bytes(found.body).identical(VECTORS)
+    answer = site.request("/many?times=2", as_protobuf(PASSAGES.stack()), Content_Type=PROTOBUF, Accept=PROTOBUF)
+    assert DocumentArray[Vector].from_bytes(answer.body).identical(VECTORS)
 
 
 def test_other_parameters_work_as_in_fastapi(site: Site) -> None:
@@ -198,16 +198,16 @@ def test_other_parameters_work_as_in_fastapi(site: Site) -> None:
 
 
 def test_body_may_be_declared_as_default(site: Site, spec: Any) -> None:
-    for sent, body in ((JSON, PASSAGES.to_json()), (PROTOBUF, PASSAGES.to_bytes())):
-        assert site.request("/default", body, Content_Type=sent).json()["id"] == "0"
-    assert refused(site.request("/default"))["type"] == "missing"
+    for content_type, body in ((JSON, PASSAGES.to_json()), (PROTOBUF, PASSAGES.to_bytes())):
+        assert site.request("/default", body, Content_Type=content_type).json()["id"] == "0"
+    assert check_refused(site.request("/default"))["type"] == "missing"
     assert spec["paths"]["/default"]["post"]["requestBody"]["content"][JSON]["schema"]["description"] == "documents"
 
 
 def test_optional_body_may_be_omitted(site: Site) -> None:
     assert site.request("/none").json() == {"none": True}
-    for sent, body in ((JSON, PASSAGES.to_json()), (PROTOBUF, PASSAGES.to_bytes())):
-        assert site.request("/none", body, Content_Type=sent).json() == {"none": False}
+    for content_type, body in ((JSON, PASSAGES.to_json()), (PROTOBUF, PASSAGES.to_bytes())):
+        assert site.request("/none", body, Content_Type=content_type).json() == {"none": False}
 
 
 # --- streams
@@ -219,15 +219,15 @@ def test_iterator_is_streamed_as_ndjson_or_file(site: Site) -> None:
     assert lines.type == "application/x-ndjson"
     assert list(DocumentArray[Vector].from_ndjson(text=lines.body.decode())) == expected
     for accept in (FILE, PROTOBUF):
-        found = site.request("/stream?count=3", method="GET", Accept=accept)
-        assert found.type == FILE
-        assert DocumentArray[Vector].from_bytes(found.body).identical(DocumentArray[Vector](expected))
+        answer = site.request("/stream?count=3", method="GET", Accept=accept)
+        assert answer.type == FILE
+        assert DocumentArray[Vector].from_bytes(answer.body).identical(DocumentArray[Vector](expected))
 
 
 def test_async_generator_of_arrays_is_one_stream(site: Site) -> None:
     for accept in ("application/x-ndjson", FILE):
-        found = site.request("/parts?count=3", method="GET", Accept=accept)
-        read = DocumentArray[Vector].from_bytes(found.body) if accept == FILE else found.body.decode()
+        answer = site.request("/parts?count=3", method="GET", Accept=accept)
+        read = DocumentArray[Vector].from_bytes(answer.body) if accept == FILE else answer.body.decode()
         docs = DocumentArray[Vector].from_ndjson(text=read) if isinstance(read, str) else read
         assert docs.id == ["0", "0", "1", "1", "2", "2"]
 
@@ -242,8 +242,8 @@ def test_push_and_pull_work_with_a_route(site: Site) -> None:
 
 
 def test_unsupported_media_types_get_415_and_406(site: Site) -> None:
-    found = site.request("/many", b"<docs/>", Content_Type="text/xml")
-    assert (found.status, found.json()["detail"]) == (
+    answer = site.request("/many", b"<docs/>", Content_Type="text/xml")
+    assert (answer.status, answer.json()["detail"]) == (
         415,
         f"the body is text/xml; this route takes {JSON}, {PROTOBUF}, {FILE}.",
     )
@@ -252,21 +252,23 @@ def test_unsupported_media_types_get_415_and_406(site: Site) -> None:
     assert site.request("/many", PASSAGES.to_json(), Content_Type=JSON, Accept="image/png").status == 406
 
 
-def refused(found: Answer) -> dict[str, Any]:
-    assert found.status == 422, found
-    [error] = found.json()["detail"]
+def check_refused(answer: Answer) -> dict[str, Any]:
+    assert answer.status == 422, answer
+    [error] = answer.json()["detail"]
     return error  # type: ignore[no-any-return]
 
 
 def test_unknown_field_error_suggests_nearest_name(site: Site) -> None:
-    error = refused(site.request("/many", json.dumps([{"text": "a"}, {"text": "b", "txt": "c"}]), Content_Type=JSON))
+    error = check_refused(
+        site.request("/many", json.dumps([{"text": "a"}, {"text": "b", "txt": "c"}]), Content_Type=JSON)
+    )
     assert error["loc"] == ["body", 1, "txt"]
     assert error["msg"] == "Passage has no field 'txt'. Did you mean 'text'?"
 
 
 def test_invalid_field_error_names_field(site: Site) -> None:
     rows = [{"text": "a"}, {"text": "b", "embedding": [1, 2, 3]}]
-    error = refused(site.request("/many", json.dumps(rows), Content_Type=JSON))
+    error = check_refused(site.request("/many", json.dumps(rows), Content_Type=JSON))
     assert error["loc"] == ["body", 1, "embedding"]
     assert "(4,)" in error["msg"]
 
@@ -275,13 +277,13 @@ def test_invalid_field_error_names_field(site: Site) -> None:
         embedding: NdArray[3]
 
     others = DocumentArray[Other]([Other(text="a", embedding=np.ones(3))])
-    error = refused(site.request("/many", as_protobuf(others), Content_Type=PROTOBUF))
+    error = check_refused(site.request("/many", as_protobuf(others), Content_Type=PROTOBUF))
     assert error["loc"][0] == "body"
     assert "embedding" in error["msg"]
 
 
 def test_nan_in_invalid_body_gets_422(site: Site) -> None:
-    error = refused(site.request("/one", '{"text": "a", "embedding": [NaN, 1]}', Content_Type=JSON))
+    error = check_refused(site.request("/one", '{"text": "a", "embedding": [NaN, 1]}', Content_Type=JSON))
     assert error["loc"] == ["body", "embedding"]
 
 
@@ -291,25 +293,25 @@ def test_nan_in_invalid_body_gets_422(site: Site) -> None:
 )
 def test_malformed_bodies_are_refused(site: Site, path: str, body: bytes) -> None:
     for content_type in (PROTOBUF, *([FILE] if path != "/one" else [])):
-        assert refused(site.request(path, body, Content_Type=content_type))["loc"] == ["body"]
+        assert check_refused(site.request(path, body, Content_Type=content_type))["loc"] == ["body"]
     assert site.request(path, body, Content_Type=JSON).status in (400, 422)
 
 
 def test_missing_body_gets_422(site: Site) -> None:
     for headers in ({}, {"Content_Type": JSON}, {"Content_Type": PROTOBUF}):
-        assert refused(site.request("/many", None, **headers))["type"] == "missing"
+        assert check_refused(site.request("/many", None, **headers))["type"] == "missing"
 
 
 def test_pickles_are_never_read(site: Site) -> None:
     data = PASSAGES.to_bytes(protocol="pickle")
-    assert "pickle" in refused(site.request("/many", data, Content_Type=FILE))["msg"]
+    assert "pickle" in check_refused(site.request("/many", data, Content_Type=FILE))["msg"]
 
 
 def test_body_over_the_limit_gets_413(site: Site) -> None:
     assert site.request("/small/size", PASSAGES[:2].to_json(), Content_Type=JSON).status == 200
     body = PASSAGES[4].to_json() * 100
-    found = site.request("/small/size", body, Content_Type=JSON)
-    assert (found.status, found.json()["detail"]) == (
+    answer = site.request("/small/size", body, Content_Type=JSON)
+    assert (answer.status, answer.json()["detail"]) == (
         413,
         f"the body has {len(body):,} bytes, and the limit is 2,000 bytes.",
     )
@@ -317,28 +319,28 @@ def test_body_over_the_limit_gets_413(site: Site) -> None:
     assert site.request("/small/size", chunks, Content_Type=PROTOBUF, Transfer_Encoding="chunked").status == 413
     packed = DocumentArray[Passage]([Passage(text="x" * 500_000)]).to_bytes(compress="gzip")
     assert len(packed) < 2000
-    assert "max_bytes" in refused(site.request("/small/size", packed, Content_Type=FILE))["msg"]
+    assert "max_bytes" in check_refused(site.request("/small/size", packed, Content_Type=FILE))["msg"]
 
 
 def test_requests_beyond_the_queue_get_503(site: Site) -> None:
     body = PASSAGES[0].to_json()
-    found: list[Answer] = []
+    answers: list[Answer] = []
     busy.clear()
     free.clear()
     threads = [
-        threading.Thread(target=lambda: found.append(site.request("/small/wait", body, Content_Type=JSON)))
+        threading.Thread(target=lambda: answers.append(site.request("/small/wait", body, Content_Type=JSON)))
         for _ in range(6)
     ]
     for thread in threads:
         thread.start()
     assert busy.wait(20)
-    while len(found) < 4:  # one runs, one waits
+    while len(answers) < 4:  # one runs, one waits
         assert any(thread.is_alive() for thread in threads)
     free.set()
     for thread in threads:
         thread.join()
-    assert sorted(answer.status for answer in found) == [200, 200, 503, 503, 503, 503]
-    assert next(answer for answer in found if answer.status == 503).headers["retry-after"] == "1"
+    assert sorted(answer.status for answer in answers) == [200, 200, 503, 503, 503, 503]
+    assert next(answer for answer in answers if answer.status == 503).headers["retry-after"] == "1"
 
 
 def test_answer_of_wrong_class_gets_500(site: Site) -> None:
@@ -356,9 +358,9 @@ def test_openapi_has_media_types_and_schemas(spec: Any) -> None:
     assert (rows["type"], rows["items"]) == ("array", {"$ref": "#/components/schemas/Passage"})
     assert operation["requestBody"]["content"][PROTOBUF]["schema"] == {"type": "string", "format": "binary"}
     assert operation["requestBody"]["required"] is True
-    given = operation["responses"]["200"]["content"]
-    assert set(given) == {JSON, PROTOBUF}
-    assert given[JSON]["schema"]["items"] == {"$ref": "#/components/schemas/Vector"}
+    content = operation["responses"]["200"]["content"]
+    assert set(content) == {JSON, PROTOBUF}
+    assert content[JSON]["schema"]["items"] == {"$ref": "#/components/schemas/Vector"}
     assert [parameter["name"] for parameter in operation["parameters"]] == ["times"]
 
 
@@ -381,7 +383,7 @@ def test_openapi_describes_documents_batches_and_streams(spec: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("accept", "found"),
+    ("accept", "expected"),
     [
         (None, JSON),
         ("", JSON),
@@ -398,5 +400,5 @@ def test_openapi_describes_documents_batches_and_streams(spec: Any) -> None:
     ],
     ids=str,
 )
-def test_negotiate_returns_preferred_media_type(accept: str | None, found: str | None) -> None:
-    assert negotiate(accept, [JSON, PROTOBUF]) == found
+def test_negotiate_returns_preferred_media_type(accept: str | None, expected: str | None) -> None:
+    assert negotiate(accept, [JSON, PROTOBUF]) == expected

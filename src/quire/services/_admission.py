@@ -13,12 +13,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quire._optional import require
 from quire.errors import ServiceLimitError
 from quire.services._errors import ERROR_METADATA
 from quire.services._limits import Limits
+
+if TYPE_CHECKING:
+    from grpc import HandlerCallDetails, RpcMethodHandler, ServicerContext
+
 
 grpc: Any = require("grpc", extra="grpc", needed_for="a gRPC service")
 HEALTH_SERVICE = "grpc.health.v1.Health"
@@ -232,7 +236,9 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
         self._refuse_too_many = self._make_refusal(too_many_calls(limits))
         self._refuse_blocked = self._make_refusal(blocked_by_streams(limits))
 
-    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+    def intercept_service(
+        self, continuation: Callable[[Any], Any], details: HandlerCallDetails
+    ) -> RpcMethodHandler | None:
         """Return the handler of the call, or one that refuses it."""
         if details.method.startswith(f"/{HEALTH_SERVICE}/"):
             if self._health_checks.pending >= _MAX_HEALTH_CHECKS:
@@ -253,8 +259,8 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
         for threads in (self._health_checks, self._refusals, self._late_refusals):
             threads.shutdown(wait=False)
 
-    def _make_refusal(self, error: ServiceLimitError) -> Any:
-        def refuse(_: Any, context: Any) -> Any:
+    def _make_refusal(self, error: ServiceLimitError) -> RpcMethodHandler:
+        def refuse(_: object, context: ServicerContext) -> None:
             context.set_trailing_metadata(((ERROR_METADATA, type(error).__name__),))
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
@@ -270,7 +276,7 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
         self._thread_state.is_refusing = True
         pending.run()
 
-    def _with_health_threads(self, handler: Any) -> Any:
+    def _with_health_threads(self, handler: RpcMethodHandler) -> RpcMethodHandler:
         """Return gRPC's handler of a health check, on the threads of health checks."""
         if handler is None:
             return None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import Self, Unpack
 
@@ -35,6 +35,10 @@ from quire.services._server import (
     add_health,
 )
 from quire.services._service_spec import DESCRIBE, MethodSpec
+
+if TYPE_CHECKING:
+    from grpc.aio import ServicerContext
+
 
 grpc: Any = require("grpc", extra="grpc", needed_for="a gRPC service")
 aio: Any = require("grpc.aio", extra="grpc", needed_for="a gRPC service")
@@ -161,7 +165,7 @@ class AsyncServer(BaseServer):
 
     # --- methods
 
-    async def _describe(self, _: bytes, context: Any) -> bytes:
+    async def _describe(self, _: bytes, context: ServicerContext) -> bytes:
         try:
             check_caller(self._options.authorize, DESCRIBE, context)
         except Exception as error:  # noqa: BLE001 - the caller gets it
@@ -169,7 +173,7 @@ class AsyncServer(BaseServer):
         return self._spec.description
 
     def _make_method(self, method: MethodSpec) -> Callable[..., Any]:
-        async def answer(data: bytes, context: Any) -> bytes:
+        async def answer(data: bytes, context: ServicerContext) -> bytes:
             try:
                 with self._admit(is_unary=True):
                     return await self._answer(method.endpoint, data, context)
@@ -178,7 +182,7 @@ class AsyncServer(BaseServer):
             await _abort(context, status)
             return b""
 
-        async def stream(messages: Any, context: Any) -> AsyncIterator[bytes]:
+        async def stream(messages: Any, context: ServicerContext) -> AsyncIterator[bytes]:
             try:
                 with self._admit():
                     async for message in self._stream(method, messages, context):
@@ -189,14 +193,14 @@ class AsyncServer(BaseServer):
                 return
             await _abort(context, status)
 
-        async def stream_to_one(messages: Any, context: Any) -> bytes:
+        async def stream_to_one(messages: Any, context: ServicerContext) -> bytes:
             return b"".join([message async for message in stream(messages, context)])
 
         if not any(method.streams):
             return answer
         return stream if method.streams[1] else stream_to_one
 
-    async def _answer(self, endpoint: Endpoint, data: bytes, context: Any) -> bytes:
+    async def _answer(self, endpoint: Endpoint, data: bytes, context: ServicerContext) -> bytes:
         check_caller(self._options.authorize, endpoint.name, context)
         with self._calls.budget.account() as account:
             account.take(len(data))
@@ -218,7 +222,7 @@ class AsyncServer(BaseServer):
         with self._threads.ends_by_itself():
             return self._calls.answer(endpoint, data)
 
-    async def _stream(self, method: MethodSpec, messages: Any, context: Any) -> AsyncIterator[bytes]:
+    async def _stream(self, method: MethodSpec, messages: Any, context: ServicerContext) -> AsyncIterator[bytes]:
         check_caller(self._options.authorize, method.endpoint.name, context)
         requests: Any = _BlockingMessages(messages, self._loop) if method.streams[0] else [messages]
         with self._calls.budget.account() as account:
@@ -246,7 +250,7 @@ def serve_async(
 class _BlockingMessages(Iterator[bytes]):
     """The messages of a stream, read from a thread."""
 
-    def __init__(self, messages: Any, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, messages: AsyncIterable[bytes], loop: asyncio.AbstractEventLoop) -> None:
         self._messages, self._loop = messages, loop
         self._iterator: Any = None
 
@@ -262,5 +266,5 @@ class _BlockingMessages(Iterator[bytes]):
         return message  # type: ignore[no-any-return]
 
 
-async def _abort(context: Any, status: Status) -> None:
+async def _abort(context: ServicerContext, status: Status) -> None:
     await context.abort(grpc.StatusCode[status.code], status.message, ((ERROR_METADATA, status.error_name),))

@@ -55,17 +55,13 @@ class Attempts:
         """
         wait = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**self.retried) * _jitter.uniform(0.5, 1.5)
         out_of_time = self.seconds_left is not None and self.seconds_left <= wait
-        if not self.repeatable or not _may_pass(error) or self.retried >= self.retries or out_of_time:
+        # A message that is too large stays too large; other limits are those of a server that is busy now.
+        too_large = "max_request_bytes" in str(error) or "larger" in str(error)
+        may_pass = not too_large if isinstance(error, ServiceLimitError) else isinstance(error, ServiceUnavailableError)
+        if not self.repeatable or not may_pass or self.retried >= self.retries or out_of_time:
             raise error
         self.retried += 1
         return wait
-
-
-def _may_pass(error: Exception) -> bool:
-    """Return whether a later attempt may succeed: a message that is too large stays too large."""
-    if isinstance(error, ServiceLimitError):
-        return "max_request_bytes" not in str(error) and "larger" not in str(error)
-    return isinstance(error, ServiceUnavailableError)
 
 
 class BaseClient:

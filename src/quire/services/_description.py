@@ -196,10 +196,22 @@ class Contract:
     """The description of a server, checked against the classes of the client's program."""
 
     def __init__(self, description: bytes, local_endpoints: Mapping[str, Endpoint]) -> None:
-        self._description = _read_description(description)
+        self._description = self._read(description)
         self.max_message_bytes: int = self._description["max_message_bytes"]
         self._local_endpoints = local_endpoints
         self._plans: dict[tuple[str, type[Any], Endpoint | None], CallPlan] = {}
+
+    @staticmethod
+    def _read(message: bytes) -> Json:
+        """Return the JSON in field 1 of a `quire.v1.Description` message."""
+        try:
+            for number, wire_type, start, end in iter_fields(message, 0, len(message)):
+                if number == 1 and wire_type == DELIMITED:
+                    description: Json = json.loads(read_text(message, start, end))
+                    return description
+        except (ValueError, RecursionError) as error:
+            raise DecodeError(f"the description of the service cannot be read: {error}") from error
+        raise DecodeError("the service does not describe itself.")
 
     @property
     def signatures(self) -> dict[str, str]:
@@ -223,12 +235,24 @@ class Contract:
         if value is None:
             document_type: type[Any] = find(self.endpoint(name)["takes"]["type"], None) or BaseDocument
         else:
-            document_type = _document_type_of(value, name)
+            document_type = self._document_type_of(value, name)
         local = local or self._local_endpoints.get(name)
         key = name, document_type, local
         if key not in self._plans:
             self._plans[key] = self._make_plan(*key)
         return self._plans[key]
+
+    @staticmethod
+    def _document_type_of(value: object, name: str) -> type[Any]:
+        if isinstance(value, (DocumentArray, DocumentBatch)):
+            if not value.document_type.document_schema().is_open or not len(value):
+                return value.document_type
+            return type(value[0])
+        if isinstance(value, BaseDocument):
+            return type(value)
+        if isinstance(value, (list, tuple)) and value and isinstance(value[0], BaseDocument):
+            return type(value[0])
+        raise DocumentTypeError(f"{name}: expected a document, an array or a batch, got {type(value).__name__}.")
 
     def _make_plan(self, name: str, document_type: type[Any], local: Endpoint | None) -> CallPlan:
         remote = self.endpoint(name)
@@ -255,27 +279,3 @@ class Contract:
         if document_type is None or document_type.document_schema().is_open:
             return Payload(BaseDocument, "document" if output["form"] == "document" else "array", output["stream"])
         return Payload(document_type, output["form"], output["stream"])
-
-
-def _document_type_of(value: object, name: str) -> type[Any]:
-    if isinstance(value, (DocumentArray, DocumentBatch)):
-        if not value.document_type.document_schema().is_open or not len(value):
-            return value.document_type
-        return type(value[0])
-    if isinstance(value, BaseDocument):
-        return type(value)
-    if isinstance(value, (list, tuple)) and value and isinstance(value[0], BaseDocument):
-        return type(value[0])
-    raise DocumentTypeError(f"{name}: expected a document, an array or a batch, got {type(value).__name__}.")
-
-
-def _read_description(message: bytes) -> Json:
-    """Return the JSON in field 1 of a `quire.v1.Description` message."""
-    try:
-        for number, wire_type, start, end in iter_fields(message, 0, len(message)):
-            if number == 1 and wire_type == DELIMITED:
-                description: Json = json.loads(read_text(message, start, end))
-                return description
-    except (ValueError, RecursionError) as error:
-        raise DecodeError(f"the description of the service cannot be read: {error}") from error
-    raise DecodeError("the service does not describe itself.")

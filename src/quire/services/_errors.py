@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from concurrent.futures import CancelledError
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from quire import errors
 from quire.errors import (
@@ -23,6 +23,10 @@ from quire.errors import (
     ServiceUnavailableError,
 )
 from quire.services._limits import response_too_large
+
+if TYPE_CHECKING:
+    from grpc import RpcError
+
 
 log = logging.getLogger("quire.services")
 ERROR_METADATA = "quire-error"
@@ -94,7 +98,7 @@ def status_to_error(status: Status, where: str) -> QuireError:
     return error
 
 
-def rpc_to_error(rpc: Any, where: str) -> QuireError:
+def rpc_to_error(rpc: RpcError, where: str) -> QuireError:
     """Return the error that a `grpc.RpcError` reports."""
     name = ""
     for key, value in rpc.trailing_metadata() or ():

@@ -186,9 +186,9 @@ class _Parameter:
 class _Handler:
     """A route's function, with its documents decoded from the body and its result encoded as the answer."""
 
-    def __init__(self, function: Callable[..., Any], response_model: Any, limits: Limits) -> None:
+    def __init__(self, function: Callable[..., Any], response_model: object, limits: Limits) -> None:
         self._status = 200
-        parameters, self._returns = _read_signature(function)
+        parameters, self._returns = self._read_signature(function)
         self._output = _find_payload(response_model) or _find_payload(self._returns)
         documents = [parameter for parameter in parameters if parameter.is_documents]
         self._document_types = {each.name: each.payload.document_type for each in documents if each.payload is not None}
@@ -206,6 +206,20 @@ class _Handler:
                 decode = partial(_decode_body, self._input, limits.max_request_bytes)
             seen_by_fastapi = [each.as_body(decode) if each.is_documents else each.parameter for each in parameters]
             self.endpoint = self._wrap(function, seen_by_fastapi)
+
+    @staticmethod
+    def _read_signature(function: Callable[..., Any]) -> tuple[list[_Parameter], Any]:
+        """Return the parameters and the return type; FastAPI resolves names that are unknown here."""
+        try:
+            hints = resolve_hints(function, "the route")
+        except SchemaError:
+            parameters = list(get_typed_signature(function).parameters.values())
+            returns = get_typed_return_annotation(function)
+        else:
+            signature = inspect.signature(function).parameters.values()
+            parameters = [each.replace(annotation=hints.get(each.name, each.annotation)) for each in signature]
+            returns = hints.get("return", inspect.Signature.empty)
+        return [_Parameter(parameter) for parameter in parameters], returns
 
     def _wrap(self, function: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> Any:
         """Return a function for FastAPI that takes the request too, which has the Accept header."""
@@ -329,21 +343,7 @@ def _decode_body(payload: Payload, max_bytes: int, value: object) -> object:
         raise PydanticCustomError("documents", "{reason}", {"reason": str(error)}) from error
 
 
-def _read_signature(function: Callable[..., Any]) -> tuple[list[_Parameter], Any]:
-    """Return the parameters and the return type; FastAPI resolves names that are unknown here."""
-    try:
-        hints = resolve_hints(function, "the route")
-    except SchemaError:
-        parameters = list(get_typed_signature(function).parameters.values())
-        returns = get_typed_return_annotation(function)
-    else:
-        signature = inspect.signature(function).parameters.values()
-        parameters = [each.replace(annotation=hints.get(each.name, each.annotation)) for each in signature]
-        returns = hints.get("return", inspect.Signature.empty)
-    return [_Parameter(parameter) for parameter in parameters], returns
-
-
-def _split_annotated(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+def _split_annotated(annotation: object) -> tuple[Any, tuple[Any, ...]]:
     """Return the type of an annotation, and its metadata if it is `Annotated`."""
     if get_origin(annotation) is not Annotated:
         return annotation, ()
@@ -351,7 +351,7 @@ def _split_annotated(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
     return tp, tuple(metadata)
 
 
-def _find_payload(annotation: Any) -> Payload | None:
+def _find_payload(annotation: object) -> Payload | None:
     try:
         return parse_payload(_split_annotated(annotation)[0], "")
     except SchemaError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from quire.services._limits import Limits
 from quire.services._payloads import Payload
 
 require("fastapi", extra="fastapi", needed_for="quire.services.mount()")
-from fastapi import APIRouter, HTTPException  # noqa: E402 - after the check that it is installed
+from fastapi import APIRouter, FastAPI, HTTPException  # noqa: E402 - after the check that it is installed
 from starlette.concurrency import run_in_threadpool  # noqa: E402
 
 from quire.services._http import DocumentRoute  # noqa: E402
@@ -37,7 +37,9 @@ _HTTP_STATUS = {
 }
 
 
-def mount(app: Any, service: object, prefix: str = "", *, limits: Limits | None = None, **options: Any) -> None:
+def mount(
+    app: FastAPI | APIRouter, service: object, prefix: str = "", *, limits: Limits | None = None, **options: Any
+) -> None:
     """Add a route `POST {prefix}/{name}` to an application or a router for each endpoint of a service.
 
     The service is what `serve` takes. A stream that goes in is one body; one that comes out is sent while it runs.
@@ -46,8 +48,26 @@ def mount(app: Any, service: object, prefix: str = "", *, limits: Limits | None 
     """
     route_class = type("ServiceRoute", (DocumentRoute,), {"limits": limits or Limits()})
     endpoints = collect_endpoints(service).values()
-    batchers = {endpoint.name: _make_batcher(endpoint) for endpoint in endpoints if endpoint.batched}
-    router = APIRouter(route_class=route_class, lifespan=partial(_run_batchers, list(batchers.values())))
+    batchers: dict[str, Batcher] = {}
+    for endpoint in endpoints:
+        if endpoint.batched:
+            function = endpoint.function
+            # A batcher calls the function in its own thread, where no event loop runs.
+            call = partial(_run_async, function) if endpoint.is_async else function
+            batchers[endpoint.name] = Batcher(endpoint, call)
+
+    @asynccontextmanager
+    async def run_batchers(_: object) -> AsyncIterator[None]:
+        # An application may start and stop more than once.
+        for batcher in batchers.values():
+            batcher.open()
+        try:
+            yield
+        finally:
+            for batcher in batchers.values():
+                await run_in_threadpool(batcher.close, _SHUTDOWN_GRACE)
+
+    router = APIRouter(route_class=route_class, lifespan=run_batchers)
     for endpoint in endpoints:
         route = _make_route(endpoint, batchers.get(endpoint.name))
         path = f"/{endpoint.name}"
@@ -55,21 +75,8 @@ def mount(app: Any, service: object, prefix: str = "", *, limits: Limits | None 
     app.include_router(router, prefix=prefix, **options)
 
 
-def _make_batcher(endpoint: Endpoint) -> Batcher:
-    function = endpoint.function
-    return Batcher(endpoint, (lambda docs: asyncio.run(function(docs))) if endpoint.is_async else function)
-
-
-@asynccontextmanager
-async def _run_batchers(batchers: Sequence[Batcher], _: Any) -> AsyncIterator[None]:
-    """Run batchers while an application runs, which may be more than once."""
-    for batcher in batchers:
-        batcher.open()
-    try:
-        yield
-    finally:
-        for batcher in batchers:
-            await run_in_threadpool(batcher.close, _SHUTDOWN_GRACE)
+def _run_async(function: Callable[..., Any], docs: Any) -> Any:
+    return asyncio.run(function(docs))
 
 
 def _make_route(endpoint: Endpoint, batcher: Batcher | None) -> Callable[..., Awaitable[Any]]:

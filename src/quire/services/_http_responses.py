@@ -45,31 +45,22 @@ def negotiate(accept: str | None, available: Sequence[str]) -> str | None:
     """Return the media type that an Accept header prefers, the first of equals; None if it accepts none of them."""
     if not accept or not accept.strip():
         return available[0]
-    preferences = list(_parse_accept(accept))
-    qualities = [_quality_of(media_type, preferences) for media_type in available]
-    best = max(qualities)
-    return available[qualities.index(best)] if best > 0 else None
-
-
-def _parse_accept(accept: str) -> Iterator[tuple[str, float]]:
-    """Yield the media types of an Accept header with their qualities."""
+    preferences: dict[str, float] = {}
     for part in accept.split(","):
         name, *parameters = (piece.strip() for piece in part.split(";"))
         quality = next((text[2:] for text in parameters if text.lower().startswith("q=")), "1")
         try:
-            yield parse_media_type(name), float(quality)
+            preferences.setdefault(parse_media_type(name), float(quality))
         except ValueError:
-            yield parse_media_type(name), 0.0
+            preferences.setdefault(parse_media_type(name), 0.0)
 
+    def quality_of(media_type: str) -> float:
+        # An exact type is more specific than application/*, and that is more specific than */* (RFC 9110).
+        patterns = (media_type, f"{media_type.partition('/')[0]}/*", "*/*")
+        return next((preferences[pattern] for pattern in patterns if pattern in preferences), 0.0)
 
-def _quality_of(media_type: str, preferences: Sequence[tuple[str, float]]) -> float:
-    """Return the quality of a media type by the most specific preference."""
-    # An exact type is more specific than application/*, and that is more specific than */* (RFC 9110).
-    for pattern in (media_type, f"{media_type.partition('/')[0]}/*", "*/*"):
-        for name, quality in preferences:
-            if name == pattern:
-                return quality
-    return 0.0
+    best = max(available, key=quality_of)
+    return best if quality_of(best) > 0 else None
 
 
 # --- responses

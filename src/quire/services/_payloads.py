@@ -162,6 +162,9 @@ def parse_payload(annotation: Any, where: str) -> Payload:
 
 
 # --- values larger than a message
+#
+# A value is sent as a sequence of `quire.v1.Part` messages. Field 1 of a part is a piece of the value, and field 2 is
+# true if another part follows.
 
 _PART_OVERHEAD = 64  # more than the tags and lengths of a part take
 _MORE = encode_uint(2, 1)

@@ -6,10 +6,16 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from quire._optional import require
 from quire.errors import OptionError, ServiceAccessError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from grpc import ChannelCredentials, ServerCredentials, ServicerContext
+
 
 Pem = str | os.PathLike[str] | bytes
 """The path of a PEM file, or its content."""
@@ -32,7 +38,7 @@ class Tls:
         if (self.certificate is None) != (self.key is None):
             raise OptionError("Tls: a certificate goes with its key; pass both or neither.")
 
-    def server_credentials(self) -> Any:
+    def server_credentials(self) -> ServerCredentials:
         """Return gRPC's credentials of a server."""
         if self.certificate is None or self.key is None:
             raise OptionError("Tls: a server needs a certificate and its key.")
@@ -40,7 +46,7 @@ class Tls:
         ca = _read_pem(self.ca)
         return _grpc().ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)
 
-    def channel_credentials(self) -> Any:
+    def channel_credentials(self) -> ChannelCredentials:
         """Return gRPC's credentials of a client."""
         return _grpc().ssl_channel_credentials(_read_pem(self.ca), _read_pem(self.key), _read_pem(self.certificate))
 
@@ -49,7 +55,7 @@ def _read_pem(source: Pem | None) -> bytes | None:
     return source if source is None or isinstance(source, bytes) else Path(source).read_bytes()
 
 
-def _grpc() -> Any:
+def _grpc() -> ModuleType:
     return require("grpc", extra="grpc", needed_for="a gRPC service")
 
 
@@ -68,7 +74,7 @@ Authorize = Callable[[Caller], bool]
 """Returns whether a caller may call; it is asked before anything of the request is read."""
 
 
-def check_caller(authorize: Authorize | None, endpoint: str, context: Any) -> None:
+def check_caller(authorize: Authorize | None, endpoint: str, context: ServicerContext) -> None:
     """Raise ServiceAccessError for a caller that `authorize` refuses; `context` is gRPC's context of the call."""
     if authorize is None:
         return

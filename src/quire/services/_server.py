@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from typing_extensions import Self, TypedDict, Unpack
 
@@ -23,6 +23,11 @@ from quire.services._errors import ERROR_METADATA, Status, error_to_status
 from quire.services._limits import Limits, retain_message_memory
 from quire.services._security import Authorize, Tls, check_caller
 from quire.services._service_spec import DESCRIBE, SERVICE, MethodSpec, ServiceSpec
+
+if TYPE_CHECKING:
+    from grpc import Server as GrpcServer
+    from grpc import ServicerContext
+
 
 grpc: Any = require("grpc", extra="grpc", needed_for="a gRPC service")
 SERVING, NOT_SERVING = 1, 2  # of grpc.health.v1.HealthCheckResponse
@@ -117,7 +122,9 @@ class BaseServer:
         ]
         return {"options": options, "maximum_concurrent_rpcs": limits.max_calls + _EXTRA_RPCS}
 
-    def _add_services(self, server: Any, make_method: Callable[[MethodSpec], Any], describe: Any) -> None:
+    def _add_services(
+        self, server: GrpcServer, make_method: Callable[[MethodSpec], Any], describe: Callable[..., Any]
+    ) -> None:
         """Add the services of the spec to a gRPC server, and reflection where it is enabled."""
         make_handler = {
             (False, False): grpc.unary_unary_rpc_method_handler,
@@ -136,7 +143,7 @@ class BaseServer:
             names = (*self._spec.service_names, HEALTH_SERVICE)
             reflection.enable_server_reflection(names, server, self._spec.descriptor_pool())
 
-    def _bind(self, server: Any, port: int) -> int:
+    def _bind(self, server: GrpcServer, port: int) -> int:
         """Open the port, and return its number, which the system chooses for port 0."""
         address, tls = _join_address(self.host, port), self._options.tls
         try:
@@ -155,7 +162,7 @@ def _join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def add_health(server: Any, *, aio: bool = False) -> Any:
+def add_health(server: GrpcServer, *, aio: bool = False) -> Any:
     """Add the standard health service to a gRPC server, and return its servicer."""
     health = require("grpc_health.v1.health", extra="grpc", needed_for="a gRPC service")
     health_grpc = require("grpc_health.v1.health_pb2_grpc", extra="grpc", needed_for="a gRPC service")
@@ -220,7 +227,7 @@ class Server(BaseServer):
 
     # --- methods
 
-    def _describe(self, _: bytes, context: Any) -> bytes:
+    def _describe(self, _: bytes, context: ServicerContext) -> bytes:
         try:
             self._admission.check()
             check_caller(self._options.authorize, DESCRIBE, context)
@@ -231,7 +238,7 @@ class Server(BaseServer):
     def _make_method(self, method: MethodSpec) -> Callable[..., Any]:
         endpoint = method.endpoint
 
-        def answer(data: bytes, context: Any) -> bytes:
+        def answer(data: bytes, context: ServicerContext) -> bytes:
             try:
                 self._admission.check()
                 with self._admission.slots.ends_by_itself():
@@ -239,7 +246,7 @@ class Server(BaseServer):
             except Exception as error:  # noqa: BLE001 - the caller gets it, and the server goes on
                 _abort(context, error_to_status(error))
 
-        def stream(messages: Any, context: Any) -> Iterator[bytes]:
+        def stream(messages: Any, context: ServicerContext) -> Iterator[bytes]:
             try:
                 self._admission.check()
                 check_caller(self._options.authorize, endpoint.name, context)
@@ -255,7 +262,7 @@ class Server(BaseServer):
             return answer
         return stream if method.streams[1] else lambda messages, context: b"".join(stream(messages, context))
 
-    def _answer(self, endpoint: Endpoint, data: bytes, context: Any) -> bytes:
+    def _answer(self, endpoint: Endpoint, data: bytes, context: ServicerContext) -> bytes:
         check_caller(self._options.authorize, endpoint.name, context)
         with self._calls.budget.account() as account:
             account.take(len(data))
@@ -284,7 +291,7 @@ def serve(service: object, host: str = "127.0.0.1", port: int = 0, **options: Un
     return Server(service, host, port, ServeOptions.from_keywords("serve", options))
 
 
-def _abort(context: Any, status: Status) -> NoReturn:
+def _abort(context: ServicerContext, status: Status) -> NoReturn:
     context.set_trailing_metadata(((ERROR_METADATA, status.error_name),))
     context.abort(grpc.StatusCode[status.code], status.message)
     raise AssertionError("abort() raises")

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from quire._optional import require
 from quire.codec import (
@@ -24,6 +24,13 @@ from quire.services._description import describe_service
 from quire.services._endpoints import Endpoint, collect_endpoints, service_name
 from quire.services._limits import Limits
 from quire.services._payloads import Payload
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+    from google.protobuf.descriptor_pool import DescriptorPool
+
 
 SERVICE = "quire.v1.Documents"
 """The service whose methods carry documents as columns, between programs that use quire."""
@@ -74,9 +81,9 @@ class ProtoService:
             lines.append(str(method))
         return write_proto(self.messages) + "\n" + "\n".join([f"service {self.name} {{", *lines, "}\n"])
 
-    def to_descriptor(self) -> Any:
+    def to_descriptor(self) -> FileDescriptorProto:
         """Return the file descriptor that protoc would produce for the text."""
-        file = file_descriptor(self.messages)
+        file: FileDescriptorProto = file_descriptor(self.messages)
         file.name = f"{self.full_name}.proto"
         service = file.service.add(name=self.name)
         prefix = f".{self.messages.package}." if self.messages.package else "."
@@ -197,7 +204,7 @@ class ServiceSpec:
 
     # --- reflection
 
-    def descriptor_pool(self) -> Any:
+    def descriptor_pool(self) -> DescriptorPool:
         """Return a pool with the descriptors of all services and messages."""
         pool = _protobuf("descriptor_pool").DescriptorPool()
         quire = load_generated_messages().DESCRIPTOR
@@ -212,7 +219,7 @@ class ServiceSpec:
             pool.AddSerializedFile(self.proto.to_descriptor().SerializeToString())
         return pool
 
-    def _describe_documents_service(self, quire_file: str) -> Any:
+    def _describe_documents_service(self, quire_file: str) -> FileDescriptorProto:
         """Return the file descriptor of `quire.v1.Documents`, with its messages Part, Description and Nothing."""
         file = _protobuf("descriptor_pb2").FileDescriptorProto(
             name="quire/documents.proto", package="quire.v1", syntax="proto3", dependency=[quire_file]
@@ -241,5 +248,5 @@ class ServiceSpec:
         return file
 
 
-def _protobuf(module: str) -> Any:
+def _protobuf(module: str) -> ModuleType:
     return require(f"google.protobuf.{module}", extra="grpc", needed_for="a gRPC service")
