@@ -134,7 +134,7 @@ class Loose(BaseDocument):
 
 
 def test_large_image_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.display._previews._MAX_PIXELS", 100)
+    monkeypatch.setattr("quire.display._html._MAX_PIXELS", 100)
     assert render_thumbnail(encoded()) is None
 
 

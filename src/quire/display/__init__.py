@@ -1,7 +1,6 @@
 """How schemas, documents, arrays and batches are shown in a terminal and in a notebook."""
 
-from quire.display._html import GALLERY, render_html, render_rows_html
-from quire.display._previews import as_picture, render_audio, render_thumbnail
+from quire.display._html import GALLERY, as_picture, render_audio, render_html, render_rows_html, render_thumbnail
 from quire.display._progress import track
 from quire.display._rich import (
     document_tree,

@@ -1,17 +1,27 @@
 """Documents and arrays in a notebook: tables and galleries of plain HTML with embedded images and audio.
 
-Everything that comes from data is escaped. Nothing is fetched, neither while rendering nor by the page.
+Everything that comes from data is escaped. Nothing is fetched, neither while rendering nor by the page: data URIs are
+the only addresses that are read. Images are decoded and encoded again, so only their pixels reach the page.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from quire._protocols import is_document_type
-from quire.display._previews import render_audio, render_thumbnail
+import numpy as np
+
+from quire._protocols import DocumentLike, is_document_type
 from quire.display._text import MAX_FIELDS, nested_rows, short_value
+from quire.errors import QuireError
+from quire.files import data_uri_type, read_data_uri, to_data_uri
+from quire.media import decode_image, encode_image
+from quire.tensors import framework_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _LEVELS = 4
 _CARD = "display:inline-block;vertical-align:top;width:180px;margin:4px;padding:6px;border:1px solid #8884;"
@@ -23,7 +33,7 @@ _ROWS = 10
 """Maximum number of rows in a table."""
 
 
-def render_html(document: Any, levels: int = _LEVELS) -> str:
+def render_html(document: object, levels: int = _LEVELS) -> str:
     """Render a document as a table of its fields."""
     rows = nested_rows(document) or []
     cells = "".join(
@@ -68,14 +78,14 @@ def _render_card(names: Sequence[str], row: Sequence[Any]) -> str:
     return f'<div style="{_CARD}">{"".join(media)}{"".join(words)}</div>'
 
 
-def _render_cell(value: Any, levels: int = _LEVELS) -> str:
+def _render_cell(value: object, levels: int = _LEVELS) -> str:
     if is_document_type(type(value)):
         return render_html(value, levels - 1) if levels else escape(f"<{type(value).__name__}> …")
     medium = _render_media(value, 0)
     return escape(repr(short_value(value))) if medium is None else medium
 
 
-def _render_media(value: Any, levels: int = 1) -> str | None:
+def _render_media(value: object, levels: int = 1) -> str | None:
     """Render a value as an image or an audio player; for a document, its first field that is one."""
     thumbnail = render_thumbnail(value)
     if thumbnail is not None:
@@ -87,7 +97,7 @@ def _render_media(value: Any, levels: int = 1) -> str | None:
     return next((medium for medium in fields if medium is not None), None)
 
 
-def _render_player(value: Any) -> str | None:
+def _render_player(value: object) -> str | None:
     audio = render_audio(value)
     if audio is None:
         return None
@@ -96,3 +106,107 @@ def _render_player(value: Any) -> str | None:
         f'<audio controls preload="none" style="max-width:170px" src="{source}"></audio> '
         f"<small>{escape(description)}</small>"
     )
+
+
+# --- images and audio as data URIs
+
+_THUMBNAIL_SIDE = 128
+"""Pixels of the longer side of a thumbnail."""
+_MIN_SIDE = 8
+"""A matrix with fewer rows or columns is not shown as an image."""
+_MAX_BYTES, _MAX_PIXELS = 32 << 20, 40_000_000
+_MAX_AUDIO_BYTES = 1 << 20
+"""Bytes of audio per value; longer audio is truncated."""
+_IMAGE_MAGIC = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+_AUDIO_MAGIC = ((b"ID3", "audio/mpeg"), (b"OggS", "audio/ogg"), (b"fLaC", "audio/flac"))
+
+
+def as_picture(array: NDArray[Any]) -> NDArray[np.uint8] | None:
+    """Return an array as (rows, columns, channels) or (rows, columns) if it looks like an image, otherwise None.
+
+    An image is uint8, with 1, 3 or 4 channels on the first or last axis.
+    """
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or not array.size:
+        return None
+    if array.ndim == 3 and array.shape[-1] not in (1, 3, 4):
+        if array.shape[0] not in (1, 3, 4):
+            return None
+        array = np.moveaxis(array, 0, -1)
+    if min(array.shape[:2]) < _MIN_SIDE:
+        return None
+    return array[:, :, 0] if array.ndim == 3 and array.shape[-1] == 1 else array
+
+
+def render_thumbnail(value: object) -> str | None:
+    """Return a small image of a value as a data URI; None if it is not an image, or if Pillow is not installed."""
+    try:
+        if isinstance(value, str):
+            value = _embedded_bytes(value, "image/")
+        framework = framework_of(value)
+        pixels = None
+        if isinstance(value, (bytes, bytearray)):
+            if len(value) <= _MAX_BYTES and (value.startswith(_IMAGE_MAGIC) or value[8:12] == b"WEBP"):
+                pixels = decode_image(bytes(value), max_pixels=_MAX_PIXELS)
+        elif framework is not None and framework.dtype(value) == "uint8" and framework.layout(value) == "dense":
+            pixels = as_picture(framework.to_numpy(value))
+        if pixels is None:
+            return None
+        step = -(-max(pixels.shape[:2]) // _THUMBNAIL_SIDE)
+        content = encode_image(np.ascontiguousarray(pixels[::step, ::step]), "png")
+        return to_data_uri(content, "image/png", base64=True)
+    except (QuireError, ValueError):
+        return None  # the value is shown as text
+
+
+def _embedded_bytes(text: str, kind: str) -> bytes | None:
+    """Return the bytes of a data URI of a media type ('image/', 'audio/'); None for every other text."""
+    if text[:5].lower() != "data:" or len(text) > 2 * _MAX_BYTES or not data_uri_type(text[:200]).startswith(kind):
+        return None
+    return read_data_uri(text, _MAX_BYTES)
+
+
+def render_audio(value: Any) -> tuple[str, str] | None:
+    """Return audio as a data URI with a description; None if the value is not audio.
+
+    Audio is encoded bytes, or a document with samples in `tensor` and a `rate`.
+    """
+    try:
+        if isinstance(value, str):
+            value = _embedded_bytes(value, "audio/")
+        if isinstance(value, (bytes, bytearray)):
+            kind = next((kind for magic, kind in _AUDIO_MAGIC if value.startswith(magic)), None)
+            if value[:4] == b"RIFF" and value[8:12] == b"WAVE":
+                kind = "audio/wav"
+            if kind is None or len(value) > _MAX_AUDIO_BYTES:
+                return None
+            return to_data_uri(bytes(value), kind, base64=True), f"{len(value):,} bytes"
+        return _render_samples(value) if is_document_type(type(value)) else None
+    except (QuireError, ValueError):
+        return None
+
+
+def _render_samples(document: DocumentLike) -> tuple[str, str] | None:
+    """Render the samples of a document with a rate: (frames) or (frames, channels) of float32, float64 or int16."""
+    samples, rate = document.__dict__.get("tensor"), document.__dict__.get("rate")
+    framework = framework_of(samples)
+    if framework is None or not isinstance(rate, int) or not 0 < rate <= 1_000_000:
+        return None
+    array = framework.to_numpy(samples)
+    array = array[:, None] if array.ndim == 1 else array
+    if array.dtype.name not in ("float32", "float64", "int16") or array.ndim != 2 or not 1 <= array.shape[1] <= 8:
+        return None
+    max_frames = _MAX_AUDIO_BYTES // (2 * array.shape[1])
+    description = f"{len(array) / rate:.1f} s"
+    if len(array) > max_frames:
+        description += f", first {max_frames / rate:.1f} s"
+    return to_data_uri(_encode_wav(array[:max_frames], rate), "audio/wav", base64=True), description
+
+
+def _encode_wav(samples: NDArray[Any], rate: int) -> bytes:
+    """Encode samples as 16-bit PCM in a RIFF file, without PyAV."""
+    if samples.dtype != np.int16:
+        samples = (np.clip(np.nan_to_num(samples), -1, 1) * 32767).astype("<i2")
+    data, channels = samples.astype("<i2").tobytes(), samples.shape[1]
+    format_chunk = struct.pack("<HHIIHH", 1, channels, rate, rate * channels * 2, channels * 2, 16)
+    header = b"RIFF" + struct.pack("<I", 36 + len(data)) + b"WAVEfmt " + struct.pack("<I", 16) + format_chunk
+    return header + b"data" + struct.pack("<I", len(data)) + data

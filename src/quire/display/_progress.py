@@ -8,10 +8,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, Task
 
 T = TypeVar("T")
 
@@ -38,7 +38,8 @@ def track(
     `size(item)`, and shows the rate and the remaining time. `QUIRE_PROGRESS=0` in the environment turns off bars that
     were not requested by `show=True`.
     """
-    if show is False or (show is None and not _is_watched()):
+    is_watched = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("QUIRE_PROGRESS") != "0"
+    if not (is_watched if show is None else show):
         yield from items
         return
     progress = _create_bar(total)
@@ -63,10 +64,6 @@ def track(
                 _screen.release()
 
 
-def _is_watched() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("QUIRE_PROGRESS") != "0"
-
-
 def _create_bar(total: int | None) -> Progress:
     """Build a bar with description, count, rate and remaining time; elapsed time if the total is unknown."""
     from rich.console import Console
@@ -84,7 +81,7 @@ def _create_bar(total: int | None) -> Progress:
     class CountAndRate(ProgressColumn):
         """The count and the rate."""
 
-        def render(self, task: Any) -> Text:
+        def render(self, task: Task) -> Text:
             done = int(task.completed)
             of = "" if total is None else f"/{total:,}"
             elapsed = task.finished_time if task.finished_time is not None else task.elapsed

@@ -10,8 +10,10 @@ from quire.display._text import MAX_FIELDS, MAX_LEVELS, nested_rows, one_line, s
 from quire.schema import Schema
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Group, RenderableType
     from rich.tree import Tree
+
+    from quire._protocols import DocumentLike
 
 _PIPE_WIDTH = 1000
 """Columns of output that is not a terminal."""
@@ -21,7 +23,7 @@ _BORDER = 3
 """Characters between two columns."""
 
 
-def print_rich(renderable: Any) -> None:
+def print_rich(renderable: RenderableType) -> None:
     """Print something with rich; output to a pipe may be wider than a terminal."""
     from rich.console import Console
 
@@ -37,7 +39,7 @@ def print_rich(renderable: Any) -> None:
 # --- trees
 
 
-def print_document(document: Any) -> None:
+def print_document(document: object) -> None:
     """Print a document as a tree."""
     print_rich(document_tree(document))
 
@@ -47,7 +49,7 @@ def print_schema(schema: Schema) -> None:
     print_rich(schema_tree(schema))
 
 
-def document_tree(document: Any) -> Tree:
+def document_tree(document: object) -> Tree:
     """Build a tree of the fields and values of a document."""
     from rich.text import Text
     from rich.tree import Tree
@@ -99,12 +101,12 @@ def _add_fields(tree: Tree, schema: Schema, levels: int) -> None:
 # --- tables
 
 
-def print_facts(title: str, facts: dict[str, Any], schema: Schema, first: Any = None) -> None:
+def print_facts(title: str, facts: dict[str, Any], schema: Schema, first: DocumentLike | None = None) -> None:
     """Print the summary of an array, a batch or a dataset."""
     print_rich(facts_table(title, facts, schema, first))
 
 
-def facts_table(title: str, facts: dict[str, Any], schema: Schema, first: Any = None) -> Group:
+def facts_table(title: str, facts: dict[str, Any], schema: Schema, first: DocumentLike | None = None) -> Group:
     """Build the summary of an array, a batch or a dataset: facts, then one row per field with its first value."""
     from rich.console import Group
     from rich.table import Table
@@ -125,7 +127,7 @@ def facts_table(title: str, facts: dict[str, Any], schema: Schema, first: Any = 
     return Group(Text(f"{title}  ({', '.join(words)})"), table)
 
 
-def _field_rows(schema: Schema, document: Any, level: int) -> Iterator[tuple[str, str, str]]:
+def _field_rows(schema: Schema, document: DocumentLike | None, level: int) -> Iterator[tuple[str, str, str]]:
     """Yield the name, type and value of each field, and of the fields of nested documents."""
     for name, kind, nested in schema_rows(schema):
         value = None if document is None else document.__dict__.get(name)

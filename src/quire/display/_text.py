@@ -27,7 +27,7 @@ class _Label:
         return self.text
 
 
-def short_value(value: Any) -> Any:
+def short_value(value: Any) -> object:
     """Return the value, or a placeholder whose repr is short."""
     framework = framework_of(value)
     if framework is not None:
@@ -47,7 +47,7 @@ def short_value(value: Any) -> Any:
     return value
 
 
-def one_line(value: Any, max_length: int = _MAX_LENGTH) -> str:
+def one_line(value: object, max_length: int = _MAX_LENGTH) -> str:
     """Format a value for a table cell: text without quotes, control characters escaped, truncated to a length."""
     if isinstance(value, str):
         text = value[: max_length + 1]

@@ -23,6 +23,11 @@ from quire.media._pyav import (
 from quire.tensors import format_shape
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
+    from av import AudioResampler
+    from av.audio.stream import AudioStream
+    from av.container import InputContainer, OutputContainer
     from numpy.typing import NDArray
 
 MAX_SECONDS = 3600.0
@@ -96,21 +101,19 @@ def decode_audio(
     if not blocks:
         raise DecodeError(f"{display_uri(where)}: there is no sound in it.")
     samples = np.concatenate(blocks, axis=1).reshape(-1, channels)
-    return Sound(_mix_channels(samples) if mono else samples, rate)
+    if mono and channels > 1:
+        mean: NDArray[Any] = samples.mean(axis=1, keepdims=True)
+        samples = (np.rint(mean) if samples.dtype.kind in "iu" else mean).astype(samples.dtype, copy=False)
+    return Sound(samples, rate)
 
 
-def _resample_stream(container: Any, stream: Any, where: str, resampler: Any) -> Iterator[Any]:
+def _resample_stream(
+    container: InputContainer, stream: AudioStream, where: str, resampler: AudioResampler
+) -> Iterator[Any]:
     for packet in read_packets(container, stream, where):
         for frame in packet.decode():
             yield from resampler.resample(frame)
     yield from resampler.resample(None)  # flush
-
-
-def _mix_channels(samples: NDArray[Any]) -> NDArray[Any]:
-    if samples.shape[1] == 1:
-        return samples
-    mean: NDArray[Any] = samples.mean(axis=1, keepdims=True)
-    return (np.rint(mean) if samples.dtype.kind in "iu" else mean).astype(samples.dtype, copy=False)
 
 
 def encode_audio(array: NDArray[Any], rate: int, audio_format: str = "wav") -> bytes:
@@ -120,20 +123,20 @@ def encode_audio(array: NDArray[Any], rate: int, audio_format: str = "wav") -> b
     return buffer.getvalue()
 
 
-def to_audio_bytes(tensor: Any, rate: int, audio_format: str = "wav", *, channel_axis: int = -1) -> bytes:
+def to_audio_bytes(tensor: object, rate: int, audio_format: str = "wav", *, channel_axis: int = -1) -> bytes:
     """Encode a tensor of shape (frames, channels) or (frames,) as 'wav', 'flac', 'mp3', 'ogg', 'm4a', ..."""
     return encode_audio(_to_samples(tensor, channel_axis), rate, audio_format)
 
 
 def save_audio(
-    tensor: Any, file: Target, rate: int, *, audio_format: str | None = None, channel_axis: int = -1
+    tensor: object, file: Target, rate: int, *, audio_format: str | None = None, channel_axis: int = -1
 ) -> None:
     """Write audio to a file, by default in the format of the file's suffix."""
     samples, name = _to_samples(tensor, channel_axis), audio_format or suffix_of(file, "wav")
     write_seekable(file, lambda target: write_audio(samples, target, rate, name))
 
 
-def _to_samples(tensor: Any, channel_axis: int) -> NDArray[Any]:
+def _to_samples(tensor: object, channel_axis: int) -> NDArray[Any]:
     array = as_numpy(tensor)
     return array if array.ndim == 1 else channels_last(array, channel_axis)
 
@@ -163,7 +166,9 @@ def check_samples(array: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(samples)
 
 
-def add_audio(av: Any, container: Any, codec: Any, samples: NDArray[Any], rate: int) -> Any:
+def add_audio(
+    av: ModuleType, container: OutputContainer, codec: str | None, samples: NDArray[Any], rate: int
+) -> AudioStream:
     """Add an audio stream to a container, in the codec's sample format that is nearest to the samples."""
     stream = container.add_stream(codec, rate=rate, layout=_LAYOUTS[samples.shape[1]])
     own = av.AudioFormat(_SAMPLE_FORMATS[samples.dtype.name])
@@ -173,7 +178,9 @@ def add_audio(av: Any, container: Any, codec: Any, samples: NDArray[Any], rate: 
     return stream
 
 
-def mux_audio(av: Any, container: Any, stream: Any, samples: NDArray[Any], rate: int) -> None:
+def mux_audio(
+    av: ModuleType, container: OutputContainer, stream: AudioStream, samples: NDArray[Any], rate: int
+) -> None:
     """Encode samples into a stream, one block at a time."""
     layout = _LAYOUTS[samples.shape[1]]
     for start in range(0, len(samples), _BLOCK):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _NARROWER = {"float64": np.float32, "int64": np.int32}  # JAX has no 64-bit types unless it is configured to
 
 
-def as_numpy(tensor: Any) -> NDArray[Any]:
+def as_numpy(tensor: object) -> NDArray[Any]:
     """Convert a tensor of any framework, or nested lists, to numpy; raise if the conversion would lose something."""
     framework = framework_of(tensor)
     if framework is None:

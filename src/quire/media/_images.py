@@ -18,7 +18,10 @@ from quire.media._common import as_numpy, channels_last, limit_error, suffix_of,
 from quire.tensors import format_shape
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from numpy.typing import NDArray
+    from PIL.Image import Image
 
 _PILLOW_ERRORS = (  # Pillow's plugins raise all of these for damaged or unsupported images
     OSError,
@@ -79,8 +82,13 @@ def open_image(content: bytes, where: str, *, all_frames: bool = False) -> Itera
     pillow = import_pillow("decoding an image")
     try:
         with pillow.open(io.BytesIO(content)) as image:
-            frames = getattr(image, "n_frames", 1) if all_frames else 1
-            _check_header(image, where, image.width * image.height * frames, pillow.MAX_IMAGE_PIXELS)
+            if image.format in _EXTERNAL:
+                raise DecodeError(  # noqa: TRY301 - the first handler passes it on
+                    f"{display_uri(where)}: {image.format} is not decoded, because that runs another program."
+                )
+            pixels = image.width * image.height * (getattr(image, "n_frames", 1) if all_frames else 1)
+            if pillow.MAX_IMAGE_PIXELS is not None and pixels > pillow.MAX_IMAGE_PIXELS:
+                raise _bomb_error(where, f"{pixels:,} pixels, more than {pillow.MAX_IMAGE_PIXELS:,}")
             yield image
     except DecodeError:
         raise
@@ -106,7 +114,7 @@ def encode_image(array: NDArray[Any], image_format: str) -> bytes:
     return encode_pillow(pillow.frombuffer(mode, plain.shape[1::-1], plain, "raw", mode, 0, 1), image_format)
 
 
-def encode_pillow(image: Any, image_format: str) -> bytes:
+def encode_pillow(image: Image, image_format: str) -> bytes:
     """Encode a Pillow image."""
     name = pillow_format(image_format)
     buffer = io.BytesIO()
@@ -117,13 +125,13 @@ def encode_pillow(image: Any, image_format: str) -> bytes:
     return buffer.getvalue()
 
 
-def to_image_bytes(tensor: Any, image_format: str = "png", *, channel_axis: int = -1) -> bytes:
+def to_image_bytes(tensor: object, image_format: str = "png", *, channel_axis: int = -1) -> bytes:
     """Encode an image: uint8 of rows, columns and 1 to 4 channels; `channel_axis=0` if the channels come first."""
     array = as_numpy(tensor)
     return encode_image(array if array.ndim == 2 else channels_last(array, channel_axis), image_format)
 
 
-def save_image(tensor: Any, file: Target, *, image_format: str | None = None, channel_axis: int = -1) -> None:
+def save_image(tensor: object, file: Target, *, image_format: str | None = None, channel_axis: int = -1) -> None:
     """Write an image to a file, by default in the format of the file's suffix."""
     content = to_image_bytes(tensor, image_format or suffix_of(file, "png"), channel_axis=channel_axis)
     write_bytes(file, content)
@@ -138,16 +146,9 @@ def pillow_format(name: str) -> str:
     return formats[f".{name.lower()}"]
 
 
-def import_pillow(needed_for: str) -> Any:
+def import_pillow(needed_for: str) -> ModuleType:
     """Import `PIL.Image`, or raise an error with the install command."""
     return require("PIL.Image", extra="image", needed_for=needed_for)
-
-
-def _check_header(image: Any, where: str, pixels: int, max_pixels: int | None) -> None:
-    if image.format in _EXTERNAL:
-        raise DecodeError(f"{display_uri(where)}: {image.format} is not decoded, because that runs another program.")
-    if max_pixels is not None and pixels > max_pixels:
-        raise _bomb_error(where, f"{pixels:,} pixels, more than {max_pixels:,}")
 
 
 def _bomb_error(where: str, why: str) -> DecodeError:
@@ -157,7 +158,7 @@ def _bomb_error(where: str, why: str) -> DecodeError:
     )
 
 
-def _decode_frame(image: Any, index: int, where: str, width: int | None, height: int | None) -> NDArray[np.uint8]:
+def _decode_frame(image: Image, index: int, where: str, width: int | None, height: int | None) -> NDArray[np.uint8]:
     if index:
         image.seek(index)
     rgb = _to_rgb(image, where)
@@ -166,7 +167,7 @@ def _decode_frame(image: Any, index: int, where: str, width: int | None, height:
     return np.array(rgb)  # not asarray, which would share read-only memory
 
 
-def _to_rgb(image: Any, where: str) -> Any:
+def _to_rgb(image: Image, where: str) -> Image:
     """Convert an image to 8-bit RGB; 16-bit pixels keep their upper byte."""
     if image.mode == "RGB":
         return image

@@ -14,7 +14,10 @@ from quire.files import Target, display_uri
 from quire.media._common import as_numpy, limit_error, suffix_of, write_bytes
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from numpy.typing import NDArray
+    from trimesh.parent import Geometry
 
 MAX_POINTS = 1 << 26
 """Default limit on the points of a mesh or a point cloud, and on its faces."""
@@ -133,18 +136,18 @@ def encode_points(points: NDArray[Any], colors: NDArray[Any] | None = None, file
     return _export(_import_trimesh("encoding points").PointCloud(points, colors=colors), file_type)
 
 
-def save_mesh(vertices: Any, faces: Any, file: Target, *, file_type: str | None = None) -> None:
+def save_mesh(vertices: object, faces: object, file: Target, *, file_type: str | None = None) -> None:
     """Write a mesh to a file, by default in the format of the file's suffix."""
     write_bytes(file, encode_mesh(as_numpy(vertices), as_numpy(faces), file_type or suffix_of(file, "ply")))
 
 
-def save_points(points: Any, file: Target, *, colors: Any = None, file_type: str | None = None) -> None:
+def save_points(points: object, file: Target, *, colors: object = None, file_type: str | None = None) -> None:
     """Write a point cloud to a file, by default in the format of the file's suffix."""
     color_array = None if colors is None else as_numpy(colors)
     write_bytes(file, encode_points(as_numpy(points), color_array, file_type or suffix_of(file, "ply")))
 
 
-def _export(geometry: Any, file_type: str) -> bytes:
+def _export(geometry: Geometry, file_type: str) -> bytes:
     if file_type.lower() not in _WRITABLE:
         near = did_you_mean(file_type, _WRITABLE)
         raise EncodeError(f"{file_type!r} is not a format of meshes that can be written. {near}")
@@ -155,7 +158,7 @@ def _export(geometry: Any, file_type: str) -> bytes:
     return content.encode() if isinstance(content, str) else bytes(content)
 
 
-def _import_trimesh(needed_for: str) -> Any:
+def _import_trimesh(needed_for: str) -> ModuleType:
     return require("trimesh", extra="mesh", needed_for=needed_for)
 
 

@@ -28,6 +28,8 @@ from quire.media._pyav import (
 from quire.tensors import format_shape, framework_of
 
 if TYPE_CHECKING:
+    from av.container import InputContainer, OutputContainer
+    from av.video.stream import VideoStream
     from numpy.typing import NDArray
 
 MAX_FRAME_PIXELS = 89_478_485
@@ -139,7 +141,7 @@ class _FrameSelection:
         if width * height > self.max_pixels:
             raise limit_error(self.where, f"a frame has {width} x {height} pixels", "max_pixels", self.max_pixels)
 
-    def _decode(self, container: Any, stream: Any) -> Iterator[tuple[Any, float]]:
+    def _decode(self, container: InputContainer, stream: VideoStream) -> Iterator[tuple[Any, float]]:
         """Yield frames with their times; where the file has none, the time follows from the index and the rate."""
         rate = float(stream.average_rate or stream.guessed_rate or 25)
         index = 0
@@ -219,7 +221,7 @@ class _FrameBuffer:
 # --- encoding
 
 
-def encode_video(frames: Any, rate: float, video_format: str = "mp4", **options: Any) -> bytes:
+def encode_video(frames: Iterable[Any], rate: float, video_format: str = "mp4", **options: Any) -> bytes:
     """Encode frames as 'mp4', 'webm', 'mkv', 'gif', ...; `options` are those of `write_video`."""
     buffer = io.BytesIO()
     write_video(frames, buffer, rate, video_format, **options)
@@ -227,14 +229,14 @@ def encode_video(frames: Any, rate: float, video_format: str = "mp4", **options:
 
 
 def to_video_bytes(
-    frames: Any, rate: float, video_format: str = "mp4", *, channel_axis: int = -1, **options: Any
+    frames: Iterable[Any], rate: float, video_format: str = "mp4", *, channel_axis: int = -1, **options: Any
 ) -> bytes:
     """Encode frames, a tensor or any iterable of tensors. `options`: codec, codec_options, audio."""
     return encode_video(_channels_last_frames(frames, channel_axis), rate, video_format, **options)
 
 
 def save_video(
-    frames: Any,
+    frames: Iterable[Any],
     file: Target,
     rate: float,
     *,
@@ -265,7 +267,7 @@ def _channels_last_frames(frames: Any, channel_axis: int) -> Any:
 
 
 def write_video(
-    frames: Any,
+    frames: Iterable[Any],
     file: IO[bytes],
     rate: float,
     video_format: str,
@@ -309,7 +311,7 @@ def write_video(
             mux_audio(av, container, audio_stream, samples, audio.rate)
 
 
-def _check_frames(frames: Any) -> Iterator[NDArray[np.uint8]]:
+def _check_frames(frames: Iterable[Any]) -> Iterator[NDArray[np.uint8]]:
     """Yield the frames as arrays of three axes; raise for what is not a frame."""
     items: Iterable[Any] = as_numpy(frames) if framework_of(frames) is not None else frames
     for number, frame in enumerate(items):
@@ -323,7 +325,9 @@ def _check_frames(frames: Any) -> Iterator[NDArray[np.uint8]]:
         yield array
 
 
-def _add_video(container: Any, codec: str, rate: Fraction, frame: NDArray[np.uint8], options: dict[str, str]) -> Any:
+def _add_video(
+    container: OutputContainer, codec: str, rate: Fraction, frame: NDArray[np.uint8], options: dict[str, str]
+) -> VideoStream:
     stream = container.add_stream(codec, rate=rate, options=options)
     stream.height, stream.width = frame.shape[:2]
     supported = [pixel_format.name for pixel_format in stream.codec_context.codec.video_formats or ()]
