@@ -153,7 +153,7 @@ class InferredType:
         fields: dict[str, Any] = {}
         for key, inferred in self.fields.items():
             own_name = field_name(key, fields)
-            inferred.nones += self.documents - inferred.count
+            inferred.nones += self.documents - inferred.count  # rows without the field
             annotation = inferred.annotation(f"{name}_{own_name}", is_table=is_table)
             options: dict[str, Any] = {"default": None} if inferred.nones or annotation is Any else {}
             fields[own_name] = (annotation, Field(**options) if own_name == key else Field(alias=key, **options))

@@ -180,7 +180,7 @@ def _keep_best(
     limit: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Merge the keys of a block into the greatest keys so far; of equal keys, earlier rows win."""
-    if len(keys) > limit:
+    if len(keys) > limit:  # in linear time: only keys that can be among the greatest are sorted below
         threshold = np.partition(keys, len(keys) - limit)[len(keys) - limit]
         candidates = np.flatnonzero(keys >= threshold)
         keys, rows = keys[candidates], rows[candidates]

@@ -17,6 +17,8 @@ from quire.schema import Field, FieldKind, Schema, join_path, parse_path
 LONGEST = 2000
 """The maximum number of characters of a filter."""
 _DEEPEST = 20
+# A text between slashes is a regular expression only after ~, because words may contain slashes, too. `bad` is any
+# character that starts no other token, so that an error can point at it.
 _TOKEN = re.compile(
     r"""(?<=~)\s*(?P<pattern>/(?:[^/\\]|\\.)+/)(?=[\s)]|$)
       | \s*(?:

@@ -188,6 +188,7 @@ def render_image(content: bytes, size: int) -> Content:
     """Decode an image and encode its first frame, scaled down to `size` pixels."""
     pillow = _load_pillow()
     try:
+        # Pillow loads its plugins on demand; `init` loads all of them, once.
         formats = [name for name in _PILLOW_FORMATS if name in pillow.OPEN or pillow.init()]
         with pillow.open(io.BytesIO(content), formats=formats) as image:
             if image.width * image.height > _MAX_PIXELS:

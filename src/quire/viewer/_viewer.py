@@ -69,6 +69,8 @@ class Viewer:
             title = path.rstrip("/").rpartition("/")[2]
         viewed = ViewedDataset(title or type(source).__name__, pages, MediaReader(pages, local))
         self._guard = Guard(make_app(viewed), self.port)
+        # h11 and asyncio come with every uvicorn. The program's own logging is left alone, and connections that a
+        # browser keeps open delay closing by a second at most.
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self._guard,
