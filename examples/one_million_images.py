@@ -49,7 +49,7 @@ def peak_memory() -> str:
 def write(path: Path, number: int) -> None:
     """Write the images from a generator."""
     started = time.perf_counter()
-    DocumentArray[Picture].write_binary(pictures(number), path)
+    DocumentArray[Picture].save_binary_stream(pictures(number), path)
     seconds = time.perf_counter() - started
     print(f"written: {path.stat().st_size / 1e6:,.0f} MB, {number / seconds:,.0f} images per second, {peak_memory()}")
 

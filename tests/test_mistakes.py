@@ -287,7 +287,7 @@ def test_dataset_without_rows_is_an_error(students: DocumentArray[Student]) -> N
 
 
 def test_batch_size_zero_is_rejected(students: DocumentArray[Student], folder: Path) -> None:
-    assert message_of(RowIndexError, lambda: list(students.batch(0))) == "batch_size=0: a batch has at least one row."
+    assert message_of(OptionError, lambda: list(students.batch(0))) == "batch_size=0: a batch has at least one row."
     message = message_of(OptionError, lambda: StreamingDataset[Student](folder, 0))
     assert message == "batch_size=0: a batch has at least one row."
 

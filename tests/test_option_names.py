@@ -14,7 +14,7 @@ from quire.distributed import engine as engine_by_name
 from quire.distributed.estimator import Estimator
 from quire.errors import OptionError, QuireError, UnknownOptionError
 from quire.services import endpoint, serve, serve_async
-from quire.storage import DatasetWriter, open_dataset, write_dataset
+from quire.storage import DatasetWriter, StoredDataset, open_dataset, write_dataset
 
 pytestmark = pytest.mark.needs("grpc", "pyarrow", "torch")
 
@@ -71,6 +71,10 @@ CALLS: dict[str, tuple[Any, str]] = {
     "open_dataset": (
         lambda folder: open_dataset(folder / "rows", Row, colums=["n"]),
         "open_dataset has no option 'colums'. Known: ",
+    ),
+    "StoredDataset": (
+        lambda folder: StoredDataset[Row](folder / "rows", cash="x"),
+        "StoredDataset[Row] has no option 'cash'. Did you mean 'cache'?",
     ),
     "load_parquet": (
         lambda folder: DocumentArray[Row].load_parquet(folder / "rows", cash="x"),

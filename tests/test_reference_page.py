@@ -19,7 +19,7 @@ PAGE = (ROOT / "docs" / "reference.md").read_text()
 DIRECTIVES = re.findall(r"^::: (\S+)", PAGE, re.MULTILINE)
 WORDS = set(re.findall(r"`([\w.]+)`", PAGE))
 LAZY = {"quire.typing.TensorFlowTensor"}  # accessing it would import TensorFlow
-PUBLIC = ("array", "data", "distributed", "errors", "media", "schema", "services", "storage", "typing", "viewer")
+PUBLIC = quire._MODULES
 
 
 MODULES = {"quire.distributed.pandas", *(f"quire.{name}" for name in PUBLIC)}

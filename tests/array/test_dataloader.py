@@ -16,7 +16,7 @@ import pytest
 import quire
 from quire import BaseDocument, DocumentArray
 from quire.array import _serialization
-from quire.errors import DecodeError, FunctionError, RowIndexError
+from quire.errors import DecodeError, FunctionError, OptionError
 from quire.parallel import Workers
 from quire.typing import NdArray
 
@@ -33,7 +33,7 @@ def pictures(count: int) -> Iterator[Picture]:
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     created = tmp_path_factory.mktemp("files") / "da.protobuf.gz"
-    DocumentArray[Picture].write_binary(pictures(1000), created)
+    DocumentArray[Picture].save_binary_stream(pictures(1000), created)
     return created
 
 
@@ -91,7 +91,7 @@ def test_dataloader_accepts_protocol_and_reading_options(tmp_path: Path) -> None
 
 
 def test_dataloader_rejects_wrong_options_at_the_call(path: Path) -> None:
-    with pytest.raises(RowIndexError, match="batch_size=0"):
+    with pytest.raises(OptionError, match="batch_size=0"):
         DocumentArray[Picture].dataloader(path, numbers, 0)
     with pytest.raises(TypeError, match="num_wokers"):
         DocumentArray[Picture].dataloader(path, numbers, 5, num_wokers=1)  # type: ignore[call-arg]
@@ -123,7 +123,7 @@ def test_dataloader_errors_name_the_batch(path: Path) -> None:
 
 def test_dataloader_yields_documents_before_damage(tmp_path: Path) -> None:
     file = tmp_path / "da.protobuf"
-    DocumentArray[Picture].write_binary(pictures(120_000), file)
+    DocumentArray[Picture].save_binary_stream(pictures(120_000), file)
     data = bytearray(file.read_bytes())
     data[len(data) * 9 // 10] ^= 255
     file.write_bytes(data)
@@ -162,7 +162,7 @@ def job(docs):
 
 if __name__ == "__main__":
     if sys.argv[1] == "write":
-        DocumentArray[Picture].write_binary(pictures(), sys.argv[2])
+        DocumentArray[Picture].save_binary_stream(pictures(), sys.argv[2])
     else:
         count = sum(len(docs) for docs in DocumentArray[Picture].dataloader(sys.argv[2], job, 64, num_worker=2))
         print(count, peak())

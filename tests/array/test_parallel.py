@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
-from quire.errors import DocumentTypeError, DuplicateIdError, FunctionError, OptionError, RowIndexError
+from quire.errors import DocumentTypeError, DuplicateIdError, FunctionError, OptionError
 from quire.parallel import Workers
 from quire.typing import NdArray
 
@@ -82,7 +82,7 @@ def test_map_rejects_wrong_keywords_at_the_call() -> None:
         items().map(lambda doc: doc, num_wokers=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="apply has no option 'ordered'"):
         items().apply(lambda doc: doc, ordered=False)  # type: ignore[call-arg]
-    with pytest.raises(RowIndexError, match="batch_size=0"):
+    with pytest.raises(OptionError, match="batch_size=0"):
         items().map_batch(lambda docs: docs, 0)
 
 

@@ -48,7 +48,7 @@ def test_documents_come_back(spark: Any, documents: DocumentArray[Everything]) -
     shards = DocumentShards.from_documents(documents, num_partitions=3, engine=spark)
     assert (len(shards), shards.num_partitions()) == (ROWS, 3)
     assert shards.collect().identical(documents)
-    assert shards.take(5).identical(documents[:5])
+    assert shards.head(5).identical(documents[:5])
 
 
 def test_a_dataset_is_read_mapped_and_written(spark: Any, documents: DocumentArray[Everything], tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_rows_move(spark: Any, flats: DocumentArray[Flat]) -> None:
 
 def test_rows_are_kept_and_joined(spark: Any, documents: DocumentArray[Everything]) -> None:
     shards = DocumentShards.from_documents(documents, num_partitions=3, engine=spark)
-    both = shards.cache().union(shards)
+    both = DocumentShards.concat([shards.cache(), shards])
     assert list(both.collect()) == [*documents, *documents]
     assert both.unique("number") == list(range(ROWS))
 

@@ -254,7 +254,7 @@ def test_an_error_of_the_iterable_leaves_the_old_file(tmp_path: Path) -> None:
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        DocumentArray[Row].write_binary(failing(), path)
+        DocumentArray[Row].save_binary_stream(failing(), path)
     assert path.read_bytes() == old
     assert os.listdir(tmp_path) == [path.name]  # noqa: PTH208
 
@@ -280,7 +280,7 @@ WRITE
 def test_a_writer_that_is_killed_leaves_the_old_file(tmp_path: Path, wait: float) -> None:
     path = saved(tmp_path, ".gz")
     old = path.read_bytes()
-    code = _SAVE.replace("WRITE", "DocumentArray[Row].write_binary(endless(), sys.argv[1])")
+    code = _SAVE.replace("WRITE", "DocumentArray[Row].save_binary_stream(endless(), sys.argv[1])")
     with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"busy\n"
@@ -312,9 +312,9 @@ def images(count):
     return (Image(number=i, pixels=rng.integers(0, 64, 100_000, np.uint8)) for i in range(count))
 
 path = sys.argv[1]
-DocumentArray[Image].write_binary(images(200), path)
+DocumentArray[Image].save_binary_stream(images(200), path)
 before = high_water()
-DocumentArray[Image].write_binary(images(4000), path)
+DocumentArray[Image].save_binary_stream(images(4000), path)
 written = high_water() - before
 total = sum(image.pixels.nbytes for image in DocumentArray[Image].load_binary(path, streaming=True))
 batches = sum(len(batch) for batch in DocumentBatch[Image].load_binary(path, streaming=True))

@@ -130,11 +130,11 @@ def test_documents_are_written_from_an_iterable(passages: DocumentArray[Passage]
                 assert not path.exists()
             yield passage
 
-    DocumentArray[Passage].write_binary(source(), path)
+    DocumentArray[Passage].save_binary_stream(source(), path)
     assert len(seen) == 500
     assert DocumentArray[Passage].load_binary(path).identical(passages)
     with pytest.raises(DocumentTypeError, match="Passage"):
-        DocumentArray[Passage].write_binary(iter([BaseDocument()]), path)
+        DocumentArray[Passage].save_binary_stream(iter([BaseDocument()]), path)
     assert DocumentArray[Passage].load_binary(path).identical(passages)
 
 
@@ -197,7 +197,7 @@ def test_an_error_while_writing_leaves_the_old_file(passages: DocumentArray[Pass
         raise RuntimeError("the source broke")
 
     with pytest.raises(RuntimeError, match="the source broke"):
-        DocumentArray[Passage].write_binary(source(), path)
+        DocumentArray[Passage].save_binary_stream(source(), path)
     assert DocumentArray[Passage].load_binary(path).identical(passages[:2])
     assert [file.name for file in tmp_path.iterdir()] == ["passages.protobuf"]
 

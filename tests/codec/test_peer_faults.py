@@ -234,7 +234,7 @@ def test_documents_are_written_from_a_generator_and_read_one_by_one(tmp_path: Pa
         yield from photos(5)
 
     path = tmp_path / "x.protobuf"
-    DocumentArray[Photo].write_binary(make(), path)
+    DocumentArray[Photo].save_binary_stream(make(), path)
     assert [doc.title for doc in DocumentArray[Photo].load_binary(path, streaming=True)] == list("01234")
 
 

@@ -58,7 +58,7 @@ def test_collect_returns_the_original_documents(engine: Any) -> None:
 
 def test_take_first_and_collect(shards: DocumentShards[Good]) -> None:
     assert shards.first().identical(good(0))
-    assert shards.take(9).identical(goods(9))
+    assert shards.head(9).identical(goods(9))
     assert shards.collect().identical(goods(ROWS))
     assert [document.id for document in shards] == goods(ROWS).id
     assert (len(shards), shards.num_partitions()) == (ROWS, 3)
@@ -74,7 +74,7 @@ def test_select_keeps_some_fields(shards: DocumentShards[Good]) -> None:
     few = shards.select("photo", "price")
     assert few.first().__dict__.keys() == {"photo", "price"}
     assert few.map_batch(lambda batch: batch).collect().price == list(range(ROWS))
-    towns = shards.select("maker.town", "id").take(4)
+    towns = shards.select("maker.town", "id").head(4)
     assert towns.maker.town == ["Bath", "Cork", "Ely", "Bath"]
     assert not hasattr(towns[0].maker, "since")
 
@@ -142,7 +142,7 @@ def test_operations_that_split_groups_are_rejected() -> None:
     shards = DocumentShards[Good].from_documents(goods(ROWS))
     grouped = shards.partition_by("name", 2)
     with pytest.raises(OptionError, match=r"followed by union.*Call partition_by\(\) after it"):
-        shards.union(grouped).transform_shard(_alone)
+        DocumentShards.concat([shards, grouped]).transform_shard(_alone)
     with pytest.raises(OptionError, match="on_error='skip' calls a function that fails for each row alone"):
         grouped.transform_shard(_alone, on_error="skip")
     assert len(grouped.map_batch(lambda batch: batch, 3, on_error="skip")) == ROWS
@@ -167,7 +167,7 @@ def test_shuffle_order_follows_the_seed(shards: DocumentShards[Good]) -> None:
 
 def test_sample_and_split_are_the_same_on_every_engine(shards: DocumentShards[Good]) -> None:
     local = DocumentShards[Good].from_documents(goods(ROWS))
-    assert by_id(shards.sample(0.4, seed=7).collect()) == by_id(local.sample(0.4, seed=7).collect())
+    assert by_id(shards.sample(fraction=0.4, seed=7).collect()) == by_id(local.sample(fraction=0.4, seed=7).collect())
     parts = [part.collect().id for part in shards.repartition(2).split(0.5, 0.3, 0.2, seed=1)]
     assert [sorted(part) for part in parts] == [
         sorted(part.collect().id) for part in local.split(0.5, 0.3, 0.2, seed=1)
@@ -183,7 +183,7 @@ def test_unique_returns_each_value_once(shards: DocumentShards[Good]) -> None:
 
 def test_union_appends_shards(engine: Any, shards: DocumentShards[Good]) -> None:
     more = DocumentShards[Good].from_documents(goods(4), num_partitions=2, engine=engine)
-    both = shards.union(more.map(dearer, 100))
+    both = DocumentShards.concat([shards, more.map(dearer, 100)])
     assert both.collect().price == [*range(ROWS), 100, 101, 102, 103]
     assert (len(both), both.num_partitions()) == (ROWS + 4, 5)
 

@@ -29,7 +29,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "save_binary": ROWS.save_binary,
     "save_binary, compressed": lambda path: ROWS.save_binary(path, compress="gzip"),
     "save_binary of a batch": lambda path: ROWS.stack().save_binary(path),
-    "write_binary": lambda path: DocumentArray[Row].write_binary(iter(ROWS), path),
+    "save_binary_stream": lambda path: DocumentArray[Row].save_binary_stream(iter(ROWS), path),
     "to_csv": ROWS.to_csv,
     "to_ndjson": ROWS.to_ndjson,
 }

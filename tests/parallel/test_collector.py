@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from quire.parallel import mapped, ordered_map
+from quire.parallel import ordered_map, parallel_map
 
 Map = Callable[[Callable[[int], int], Any], Iterator[int]]
 
 
 @pytest.mark.parametrize(
-    "run", [lambda f, items: mapped(f, items, num_workers=2), lambda f, items: ordered_map(f, items, 2)], ids=["m", "o"]
+    "run",
+    [lambda f, items: parallel_map(f, items, num_workers=2), lambda f, items: ordered_map(f, items, 2)],
+    ids=["m", "o"],
 )
 def test_collected_iterator_does_not_wait_for_threads(run: Map) -> None:
     release, released, lock = threading.Event(), [], threading.Lock()
@@ -38,7 +40,9 @@ def test_collected_iterator_does_not_wait_for_threads(run: Map) -> None:
 
 
 @pytest.mark.parametrize(
-    "run", [lambda f, items: mapped(f, items, num_workers=2), lambda f, items: ordered_map(f, items, 2)], ids=["m", "o"]
+    "run",
+    [lambda f, items: parallel_map(f, items, num_workers=2), lambda f, items: ordered_map(f, items, 2)],
+    ids=["m", "o"],
 )
 def test_closed_iterator_waits_for_threads(run: Map) -> None:
     busy, began = set(), threading.Event()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from quire.errors import FunctionError, OptionError, QuireError
-from quire.parallel import MapOptions, Workers, mapped, run_map
+from quire.parallel import MapOptions, Workers, parallel_map, run_map
 
 BACKENDS = ["thread", "process"]
 
@@ -67,24 +67,24 @@ def fail_stubbornly(_: int) -> None:
 
 
 def test_mapped_yields_results_in_order(workers: Workers) -> None:
-    assert list(mapped(slow_at_first, range(20), pool=workers)) == [number * number for number in range(20)]
+    assert list(parallel_map(slow_at_first, range(20), pool=workers)) == [number * number for number in range(20)]
 
 
 def test_unordered_map_yields_ready_results_first(workers: Workers) -> None:
-    results = list(mapped(slow_at_first, range(20), pool=workers, ordered=False))
+    results = list(parallel_map(slow_at_first, range(20), pool=workers, ordered=False))
     assert sorted(results) == [number * number for number in range(20)]
     assert results[0] != 0
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_mapped_starts_own_workers(backend: Any) -> None:
-    assert list(mapped(square, range(7), backend=backend, num_workers=2)) == [0, 1, 4, 9, 16, 25, 36]
-    assert list(mapped(square, [], backend=backend, num_workers=2)) == []
+    assert list(parallel_map(square, range(7), backend=backend, num_workers=2)) == [0, 1, 4, 9, 16, 25, 36]
+    assert list(parallel_map(square, [], backend=backend, num_workers=2)) == []
 
 
 def test_mapped_takes_items_lazily(workers: Workers) -> None:
     source = Source(100)
-    results = mapped(square, source, pool=workers)
+    results = parallel_map(square, source, pool=workers)
     assert source.taken == 0
     assert next(results) == 0
     assert source.taken <= 4
@@ -101,7 +101,7 @@ def test_slow_source_does_not_hold_back_ready_results() -> None:
         assert first_is_used.wait(20)
         yield 2
 
-    results = mapped(square, source(), num_workers=4)
+    results = parallel_map(square, source(), num_workers=4)
     assert next(results) == 0
     first_is_used.set()
     assert list(results) == [1, 4]
@@ -115,7 +115,7 @@ def test_workers_run_while_consumer_is_busy() -> None:
         began[number].set()
         return number
 
-    results = mapped(job, range(4), num_workers=2, window=4)
+    results = parallel_map(job, range(4), num_workers=2, window=4)
     for number in results:
         assert number in range(4)
         assert began[min(number + 1, 3)].wait(20)
@@ -128,7 +128,7 @@ def test_workers_run_while_consumer_is_busy() -> None:
 @pytest.mark.parametrize("window", [1, 2, 3, 9])
 def test_mapped_takes_at_most_window_items_ahead(window: int, ordered: bool, workers: Workers) -> None:
     source = Source(40)
-    for consumed, _ in enumerate(mapped(square, source, pool=workers, window=window, ordered=ordered)):
+    for consumed, _ in enumerate(parallel_map(square, source, pool=workers, window=window, ordered=ordered)):
         assert source.taken <= consumed + window
     assert source.taken == 40
 
@@ -163,7 +163,7 @@ def test_long_calls_are_not_grouped() -> None:
 
 def test_function_error_names_index_and_keeps_cause(workers: Workers) -> None:
     with pytest.raises(FunctionError, match="^item 3: ValueError: three is not welcome$") as caught:
-        list(mapped(fail_at_three, range(50), pool=workers))
+        list(parallel_map(fail_at_three, range(50), pool=workers))
     assert isinstance(caught.value, QuireError)
     assert isinstance(caught.value, RuntimeError)
     assert type(caught.value.__cause__) is ValueError
@@ -184,7 +184,7 @@ def test_function_error_in_grouped_task_names_index(workers: Workers) -> None:
 def test_function_error_stops_map(workers: Workers) -> None:
     source = Source(1000)
     with pytest.raises(FunctionError):
-        list(mapped(fail_at_three, source, pool=workers))
+        list(parallel_map(fail_at_three, source, pool=workers))
     assert source.taken <= 4 + 4
 
 
@@ -216,17 +216,17 @@ def test_function_error_is_raised_before_earlier_results() -> None:
         time.sleep(0.1)
 
     with pytest.raises(FunctionError, match="item 1"):
-        list(mapped(job, range(2), num_workers=2))
+        list(parallel_map(job, range(2), num_workers=2))
 
 
 def test_unpicklable_error_is_reported_as_text() -> None:
     with pytest.raises(FunctionError, match="item 0: StubbornError: 1 and 2") as caught:
-        list(mapped(fail_stubbornly, range(3), backend="process", num_workers=1))
+        list(parallel_map(fail_stubbornly, range(3), backend="process", num_workers=1))
     assert "in fail_stubbornly" in str(caught.value.__cause__)
 
 
 def test_source_error_is_raised_after_earlier_results(workers: Workers) -> None:
-    results = mapped(square, Source(10, fail_at=5), pool=workers)
+    results = parallel_map(square, Source(10, fail_at=5), pool=workers)
     assert [next(results) for _ in range(5)] == [0, 1, 4, 9, 16]
     with pytest.raises(OSError, match="the source is damaged"):
         next(results)
@@ -249,7 +249,7 @@ def test_function_error_can_be_pickled() -> None:
 )
 def test_invalid_options_raise_at_call(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        mapped(square, [], **options)
+        parallel_map(square, [], **options)
 
 
 # --- closing
@@ -258,7 +258,7 @@ def test_invalid_options_raise_at_call(options: dict[str, Any], message: str) ->
 def test_early_close_ends_threads() -> None:
     before = threading.active_count()
     source = Source(1000)
-    results = mapped(square, source, num_workers=3)
+    results = parallel_map(square, source, num_workers=3)
     next(results)
     results.close()  # type: ignore[attr-defined]
     assert threading.active_count() == before
@@ -266,7 +266,7 @@ def test_early_close_ends_threads() -> None:
 
 
 def test_early_close_terminates_busy_processes() -> None:
-    results = mapped(sleep_after_first, range(4), backend="process", num_workers=2)
+    results = parallel_map(sleep_after_first, range(4), backend="process", num_workers=2)
     pid = next(results)
     assert is_alive(pid)
     results.close()  # type: ignore[attr-defined]

@@ -51,9 +51,9 @@ def test_ordered_map_raises_error_in_order_and_ends_threads() -> None:
 
 COLLECTED_IN_A_LOCK = """
 import gc, threading
-from quire.parallel import mapped, ordered_map
+from quire.parallel import parallel_map, ordered_map
 
-for results in (ordered_map(str, range(100), 2), mapped(str, range(100), num_workers=2)):
+for results in (ordered_map(str, range(100), 2), parallel_map(str, range(100), num_workers=2)):
     next(results)
     cycle = [results]
     cycle.append(cycle)

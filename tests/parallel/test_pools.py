@@ -14,7 +14,7 @@ import pytest
 
 from quire import BaseDocument
 from quire.errors import FunctionError
-from quire.parallel import Workers, backend_of, mapped
+from quire.parallel import Workers, backend_of, parallel_map
 
 SPAWN = multiprocessing.get_context("spawn")
 POOLS: dict[str, tuple[Callable[[], Any], str]] = {
@@ -45,29 +45,29 @@ def test_pool_is_used_and_left_open(pool: Any) -> None:
 
     offset = 5
     for _ in range(2):
-        results = list(mapped(lambda number: Local(number=number + offset), range(10), pool=pool))
+        results = list(parallel_map(lambda number: Local(number=number + offset), range(10), pool=pool))
         assert [type(each) for each in results] == [Local] * 10
         assert [each.number for each in results] == list(range(5, 15))
 
 
 def test_function_error_names_index_and_leaves_pool_open(pool: Any) -> None:
     with pytest.raises(FunctionError, match="item 3: ValueError: three") as caught:
-        list(mapped(fail_at_three, range(20), pool=pool))
+        list(parallel_map(fail_at_three, range(20), pool=pool))
     assert type(caught.value.__cause__) is ValueError
-    assert list(mapped(abs, [-1], pool=pool)) == [1]
+    assert list(parallel_map(abs, [-1], pool=pool)) == [1]
 
 
 def test_early_close_leaves_pool_open(pool: Any) -> None:
-    results = mapped(abs, range(100), pool=pool)
+    results = parallel_map(abs, range(100), pool=pool)
     next(results)
     results.close()  # type: ignore[attr-defined]
-    assert list(mapped(abs, [-1], pool=pool)) == [1]
+    assert list(parallel_map(abs, [-1], pool=pool)) == [1]
 
 
 @pytest.mark.parametrize("name", ["ProcessPoolExecutor", "Pool"])
 def test_killed_process_raises(name: str) -> None:
     with POOLS[name][0]() as pool, pytest.raises(FunctionError, match="ended|terminated"):
-        list(mapped(kill_itself_at_three, range(20), pool=pool))
+        list(parallel_map(kill_itself_at_three, range(20), pool=pool))
 
 
 def kill_itself_at_three(number: int) -> int:
@@ -78,7 +78,7 @@ def kill_itself_at_three(number: int) -> int:
 
 def test_processes_replaced_by_pool_do_not_raise() -> None:
     with SPAWN.Pool(1, maxtasksperchild=2) as pool:
-        assert list(mapped(abs, range(7), pool=pool)) == list(range(7))
+        assert list(parallel_map(abs, range(7), pool=pool)) == list(range(7))
 
 
 class Inline(Executor):
@@ -91,6 +91,6 @@ class Inline(Executor):
 
 
 def test_any_executor_is_accepted() -> None:
-    assert list(mapped(lambda number: -number, range(3), pool=Inline())) == [0, -1, -2]
+    assert list(parallel_map(lambda number: -number, range(3), pool=Inline())) == [0, -1, -2]
     with pytest.raises(FunctionError, match="item 3"):
-        list(mapped(fail_at_three, range(5), pool=Inline()))
+        list(parallel_map(fail_at_three, range(5), pool=Inline()))

@@ -15,7 +15,7 @@ import pytest
 import quire
 from quire import BaseDocument, DocumentArray
 from quire.errors import FunctionError, MissingDependencyError, OptionError
-from quire.parallel import Workers, mapped
+from quire.parallel import Workers, parallel_map
 
 METHODS = ["fork", "spawn", "forkserver"]
 
@@ -57,10 +57,10 @@ def test_workers_support_every_start_method(method: str) -> None:
     docs = DocumentArray[Local]([Local(number=i) for i in range(5)])
     offset = 10
     with Workers(2, "process", context=method) as pool:
-        assert list(mapped(double, range(5), pool=pool)) == [0, 2, 4, 6, 8]
-        assert list(mapped(lambda number: number + offset, range(3), pool=pool)) == [10, 11, 12]
-        arrays = list(mapped(lambda some: DocumentArray[Local](some[:]), [docs, docs], pool=pool))
-        notes = list(mapped(lambda i: Note(text=str(i)), range(3), pool=pool))
+        assert list(parallel_map(double, range(5), pool=pool)) == [0, 2, 4, 6, 8]
+        assert list(parallel_map(lambda number: number + offset, range(3), pool=pool)) == [10, 11, 12]
+        arrays = list(parallel_map(lambda some: DocumentArray[Local](some[:]), [docs, docs], pool=pool))
+        notes = list(parallel_map(lambda i: Note(text=str(i)), range(3), pool=pool))
     assert [type(each) for each in arrays] == [DocumentArray[Local]] * 2
     assert arrays[0].identical(docs)
     assert type(arrays[1][0]) is Local
@@ -71,7 +71,7 @@ def test_workers_accept_multiprocessing_context() -> None:
     import multiprocessing
 
     with Workers(1, "process", context=multiprocessing.get_context("spawn")) as pool:
-        assert list(mapped(double, [1], pool=pool)) == [2]
+        assert list(parallel_map(double, [1], pool=pool)) == [2]
 
 
 class Heavy:
@@ -88,7 +88,7 @@ class Heavy:
 
 
 def test_function_is_pickled_once() -> None:
-    assert list(mapped(Heavy(), range(20), backend="process", num_workers=2)) == list(range(1, 21))
+    assert list(parallel_map(Heavy(), range(20), backend="process", num_workers=2)) == list(range(1, 21))
     assert Heavy.pickled == 1
 
 
@@ -99,25 +99,25 @@ def test_changed_function_is_sent_again() -> None:
         return number * factor
 
     with Workers(1, "process") as pool:
-        assert list(mapped(times, [1, 2], pool=pool)) == [2, 4]
+        assert list(parallel_map(times, [1, 2], pool=pool)) == [2, 4]
         factor = 3
-        assert list(mapped(times, [1, 2], pool=pool)) == [3, 6]
+        assert list(parallel_map(times, [1, 2], pool=pool)) == [3, 6]
 
 
 def test_unpicklable_item_or_result_raises_with_index() -> None:
     import threading
 
     with pytest.raises(FunctionError, match="item 1: TypeError: cannot pickle"):
-        list(mapped(double, [1, threading.Lock()], backend="process", num_workers=1))
+        list(parallel_map(double, [1, threading.Lock()], backend="process", num_workers=1))
     with pytest.raises(FunctionError, match="item 0: its result cannot be sent back: TypeError: cannot pickle"):
-        list(mapped(lambda _: threading.Lock(), [1], backend="process", num_workers=1))
+        list(parallel_map(lambda _: threading.Lock(), [1], backend="process", num_workers=1))
 
 
 def test_lambda_without_cloudpickle_names_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     monkeypatch.setattr("quire.parallel._pickling.has_cloudpickle", lambda: False)
     with pytest.raises(MissingDependencyError, match=r"<lambda> to a process needs cloudpickle.*quire-ml\[process\]"):
-        list(mapped(lambda number: number, [1], backend="process", num_workers=1))
+        list(parallel_map(lambda number: number, [1], backend="process", num_workers=1))
 
 
 # --- dead processes
@@ -127,18 +127,18 @@ def test_lambda_without_cloudpickle_names_extra(monkeypatch: pytest.MonkeyPatch)
 def test_killed_worker_raises_and_is_replaced(method: str) -> None:
     with Workers(2, "process", context=method) as pool:
         with pytest.raises(FunctionError, match="item 3: the worker process ended .* killed by SIGKILL"):
-            list(mapped(kill_itself_at_three, range(50), pool=pool))
-        assert list(mapped(double, range(5), pool=pool)) == [0, 2, 4, 6, 8]
+            list(parallel_map(kill_itself_at_three, range(50), pool=pool))
+        assert list(parallel_map(double, range(5), pool=pool)) == [0, 2, 4, 6, 8]
         with pytest.raises(FunctionError, match="item 3: the worker process ended .* exit code 7"):
-            list(mapped(exit_at_three, range(50), pool=pool))
+            list(parallel_map(exit_at_three, range(50), pool=pool))
 
 
 def test_worker_killed_while_idle_is_replaced() -> None:
     with Workers(1, "process") as pool:
-        [pid] = mapped(own_pid, [0], pool=pool)
+        [pid] = parallel_map(own_pid, [0], pool=pool)
         os.kill(pid, signal.SIGKILL)
         time.sleep(0.2)
-        assert list(mapped(double, [4], pool=pool)) == [8]
+        assert list(parallel_map(double, [4], pool=pool)) == [8]
 
 
 def test_closed_workers_reject_work() -> None:
@@ -146,7 +146,7 @@ def test_closed_workers_reject_work() -> None:
     pool.close()
     pool.close()
     with pytest.raises(OptionError, match="closed"):
-        list(mapped(double, [1], pool=pool))
+        list(parallel_map(double, [1], pool=pool))
 
 
 # --- programs
@@ -154,7 +154,7 @@ def test_closed_workers_reject_work() -> None:
 UNGUARDED = """
 import sys
 from quire import BaseDocument, DocumentArray
-from quire.parallel import mapped
+from quire.parallel import parallel_map
 
 class Own(BaseDocument):
     number: int
@@ -164,13 +164,13 @@ def shift(docs):
     return DocumentArray[Own]([Own(number=d.number + 1) for d in docs])
 
 docs = DocumentArray[Own]([Own(number=i) for i in range(3)])
-for result in mapped(shift, [docs], backend="process", num_workers=1):
+for result in parallel_map(shift, [docs], backend="process", num_workers=1):
     print(type(result) is DocumentArray[Own], result.number)
 """
 
 FOREVER = """
 import os, sys, time
-from quire.parallel import Workers, mapped
+from quire.parallel import Workers, parallel_map
 
 def job(number):
     print(os.getpid(), flush=True)
@@ -180,10 +180,10 @@ def consume(how):
     if how == "kept":
         global pool
         pool = Workers(2, "process")
-        results = mapped(job, range(100), pool=pool)
+        results = parallel_map(job, range(100), pool=pool)
     else:
         backend = "thread" if "threads" in how else "process"
-        results = mapped(job, range(100), backend=backend, num_workers=2)
+        results = parallel_map(job, range(100), backend=backend, num_workers=2)
     for _ in results:
         while how in ("busy", "threads busy"):
             time.sleep(0.1)  # a signal that arrives as a sleep begins is handled when it ends

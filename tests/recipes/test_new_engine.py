@@ -130,7 +130,7 @@ def test_new_engine_returns_the_same_documents_as_the_local_engine(tmp_path: Pat
     own, local = shards(EagerEngine()), shards("local")
     assert own.collect().identical(local.collect())
     assert own.map_batch(describe, 16).collect().identical(local.map_batch(describe, 16).collect())
-    assert own.filter({"number": {"$gte": 30}}).take(3).identical(local.filter({"number": {"$gte": 30}}).take(3))
+    assert own.filter({"number": {"$gte": 30}}).head(3).identical(local.filter({"number": {"$gte": 30}}).head(3))
     for mine, other in zip(own.split(0.7, 0.3, seed=1), local.split(0.7, 0.3, seed=1), strict=True):
         assert mine.collect().identical(other.collect())
     own.map_batch(describe, 16).write_dataset(tmp_path / "features")

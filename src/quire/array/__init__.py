@@ -16,7 +16,14 @@ from quire.array._parallel import MapWork as MapWork
 from quire.array._parallel import map_batches as map_batches
 from quire.array._parallel import map_documents as map_documents
 from quire.array._positions import batches as batches
+from quire.array._positions import check_fractions as check_fractions
+from quire.array._positions import check_sample as check_sample
+from quire.array._positions import hash_fraction as hash_fraction
 from quire.array._positions import resolve_index as resolve_index
+from quire.array._positions import resolve_positions as resolve_positions
+from quire.array._positions import sample_error as sample_error
+from quire.array._positions import sample_positions as sample_positions
+from quire.array._positions import split_positions as split_positions
 from quire.array._positions import whole_number as whole_number
 from quire.array._query import Query as Query
 from quire.array._query import compile_filter as compile_filter

@@ -22,7 +22,14 @@ from quire.array import _parallel
 from quire.array._array_io import ArrayIO
 from quire.array._find import Metric, explain_vector_field, find_nearest
 from quire.array._insert import IdIndex, admit
-from quire.array._positions import batches, resolve_index, sample_positions, shuffle_positions, split_positions
+from quire.array._positions import (
+    batches,
+    resolve_index,
+    resolve_positions,
+    sample_positions,
+    shuffle_positions,
+    split_positions,
+)
 from quire.array._query import compile_filter
 from quire.array._serialization import iterate_documents
 from quire.codec import Reading
@@ -371,13 +378,22 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
         """Return an array of the same documents in random order."""
         return self[shuffle_positions(len(self), seed)]
 
-    def sample(self, k: int, seed: int | None = None) -> Self:
-        """Return an array of k different documents, chosen at random."""
-        return self[sample_positions(len(self), k, seed)]
+    def take(self, indices: Any) -> Self:
+        """Return an array of the documents at these positions: an int, a slice, a list, an array or a mask."""
+        return self[resolve_positions(indices, len(self))]
 
-    def split(self, *parts: float, shuffle: bool = False, seed: int | None = None) -> list[Self]:
-        """Split into arrays by fractions that add up to 1, or by counts that add up to the length."""
-        return [self[rows] for rows in split_positions(len(self), parts, shuffle=shuffle, seed=seed)]
+    def sample(self, n: int | None = None, seed: int | None = None, *, fraction: float | None = None) -> Self:
+        """Return an array of n different documents, or of a fraction of them, chosen at random, in random order."""
+        return self[sample_positions(len(self), n, fraction, seed)]
+
+    def split(self, *parts: float, by: str | None = None, shuffle: bool = False, seed: int | None = None) -> list[Self]:
+        """Split into arrays by fractions that add up to 1, or by counts that add up to the length.
+
+        With `by`, the hash of this field decides the part of a document, and the fractions are approximate. The part
+        is the same in every container and on every engine, and does not change when documents are added.
+        """
+        rows = split_positions(len(self), parts, by, self.__getitem__, shuffle=shuffle, seed=seed)
+        return [self[positions] for positions in rows]
 
     def split_by(self, path: str) -> dict[Any, Self]:
         """Return an array for each value of a field, in the order in which the values first occur."""

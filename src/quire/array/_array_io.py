@@ -124,7 +124,7 @@ class ArrayIO(Generic[DocT], metaclass=ParametrizedMeta):
         )
 
     @classmethod
-    def write_binary(
+    def save_binary_stream(
         cls,
         documents: Iterable[DocT],
         file: Target,

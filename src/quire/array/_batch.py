@@ -23,7 +23,14 @@ from quire.array._array import DocumentArray, Found, bind, check_method_typo, ht
 from quire.array._dataframe import columns_from_frame
 from quire.array._find import Metric, explain_vector_field, find_nearest
 from quire.array._insert import admit
-from quire.array._positions import batches, resolve_index, resolve_positions, sample_positions, shuffle_positions
+from quire.array._positions import (
+    batches,
+    resolve_index,
+    resolve_positions,
+    sample_positions,
+    shuffle_positions,
+    split_positions,
+)
 from quire.array._query import compile_filter
 from quire.array._serialization import Pulling, Pushing, Url, require_document_type
 from quire.codec import (
@@ -191,7 +198,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         return self._derive(columns.take(rows))
 
     def take(self, indices: Any) -> Self:
-        """Return the rows at these positions, copied."""
+        """Return the rows at these positions, copied: an int, a slice, a list, an array or a mask."""
         columns = self._columns
         return self._derive(columns.take(resolve_positions(indices, columns.length)))
 
@@ -205,9 +212,17 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         """Return the rows in random order."""
         return self.take(shuffle_positions(len(self), seed))
 
-    def sample(self, k: int, seed: int | None = None) -> Self:
-        """Return k different rows, chosen at random."""
-        return self.take(sample_positions(len(self), k, seed))
+    def sample(self, n: int | None = None, seed: int | None = None, *, fraction: float | None = None) -> Self:
+        """Return n different rows, or a fraction of them, chosen at random, in random order."""
+        return self.take(sample_positions(len(self), n, fraction, seed))
+
+    def split(self, *parts: float, by: str | None = None, shuffle: bool = False, seed: int | None = None) -> list[Self]:
+        """Split the rows, which are copied, by fractions or by counts; see `DocumentArray.split`."""
+        rows = split_positions(len(self), parts, by, self._values_at, shuffle=shuffle, seed=seed)
+        return [self.take(positions) for positions in rows]
+
+    def _values_at(self, path: str) -> list[Any]:
+        return find_column(self._columns, path).values()
 
     @classmethod
     def concat(cls, batches: Iterable[Self], *, shapes: ShapePolicy = "error") -> Self:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -110,7 +112,7 @@ def check_batch_size(batch_size: int) -> int:
     """Return a batch size, or raise an error if it is not a positive integer."""
     batch_size = whole_number("batch_size", batch_size)
     if batch_size < 1:
-        raise RowIndexError(f"batch_size={batch_size}: a batch has at least one row.")
+        raise OptionError(f"batch_size={batch_size}: a batch has at least one row.")
     return batch_size
 
 
@@ -130,23 +132,108 @@ def shuffle_positions(length: int, seed: int | None) -> NDArray[np.int64]:
     return np.random.default_rng(seed).permutation(length)
 
 
-def sample_positions(length: int, size: int, seed: int | None) -> NDArray[np.int64]:
-    """Return different positions, chosen at random."""
-    size = whole_number("k", size)
-    if not 0 <= size <= length:
-        raise RowIndexError(f"cannot take {size} different rows out of {length}.")
+def sample_positions(length: int, n: int | None, fraction: float | None, seed: int | None) -> NDArray[np.int64]:
+    """Return n different positions, or a fraction of them, chosen at random, in random order."""
+    n, fraction = check_sample(n, fraction)
+    size = n if fraction is None else round(fraction * length)
+    if size is None or size > length:
+        raise sample_error(size, length)
     return np.random.default_rng(seed).choice(length, size, replace=False)
 
 
-def split_positions(length: int, parts: Sequence[float], *, shuffle: bool, seed: int | None) -> list[NDArray[np.int64]]:
-    """Split positions into parts: fractions that add up to 1, or counts that add up to the length."""
+def check_sample(n: int | None, fraction: float | None) -> tuple[int | None, float | None]:
+    """Return the arguments of `sample`, of which one is None, or raise an error."""
+    if (n is None) == (fraction is None):
+        raise OptionError(f"sample() takes either n or fraction, got n={n} and fraction={fraction}.")
+    if fraction is not None and not 0 <= fraction <= 1:
+        raise OptionError(f"fraction={fraction}: it must be between 0 and 1.")
+    if n is not None:
+        n = whole_number("n", n)
+        if n < 0:
+            raise OptionError(f"n={n}: it must not be negative.")
+    return n, fraction
+
+
+def sample_error(n: int | None, length: int) -> OptionError:
+    """Return the error about a sample that is larger than the number of rows."""
+    return OptionError(f"n={n}: cannot sample {n} different rows out of {length}.")
+
+
+def split_positions(
+    length: int,
+    parts: Sequence[float],
+    by: str | None,
+    values: Callable[[str], Iterable[Any]],
+    *,
+    shuffle: bool,
+    seed: int | None,
+) -> list[NDArray[np.int64]]:
+    """Split positions into parts: fractions that add up to 1, or counts that add up to the length.
+
+    With `by`, the hashes of the values of this field decide, and parts are fractions.
+    """
+    if by is not None:
+        if shuffle:
+            raise OptionError("shuffle=True and by= exclude each other: with by=, the values of the field decide.")
+        check_fractions(parts)
+        numbers = hash_parts(values(by), parts, seed)
+        if len(numbers) != length:
+            raise OptionError(f"by={by!r}: a field with one value per row is needed.")
+        return [np.flatnonzero(numbers == number) for number in range(len(parts))]
     if not parts or any(part < 0 for part in parts):
-        raise RowIndexError(f"{parts!r} is not a split: give fractions (0.8, 0.2) or counts.")
+        raise OptionError(f"{parts!r} is not a split: pass fractions, as in split(0.8, 0.2), or counts.")
     if all(isinstance(part, int) for part in parts) and sum(parts) == length:
         ends = np.cumsum(parts)
     elif abs(sum(parts) - 1) < 1e-9:
         ends = np.round(np.cumsum(parts) * length).astype(np.int64)
     else:
-        raise RowIndexError(f"the parts {parts!r} add up to {sum(parts)}: fractions make 1, counts make {length}.")
+        raise OptionError(
+            f"the parts {parts!r} of a split add up to {sum(parts)}: fractions must add up to 1, counts to {length}."
+        )
     order = shuffle_positions(length, seed) if shuffle else np.arange(length)
     return np.split(order, ends[:-1])
+
+
+# --- hashes: a row belongs to the same part in every container and on every engine
+
+
+def check_fractions(fractions: Sequence[float]) -> None:
+    """Raise an error unless the fractions add up to 1."""
+    if not fractions or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-9:
+        raise OptionError(f"the parts of this split are fractions that add up to 1, got {tuple(fractions)!r}.")
+
+
+def hash_parts(values: Iterable[Any], fractions: Sequence[float], seed: int | None) -> NDArray[np.int64]:
+    """Return the number of the part that each value belongs to."""
+    hashes = np.fromiter((hash_fraction(value, seed) for value in values), np.float64)
+    return np.searchsorted(np.cumsum(fractions[:-1]), hashes, side="right").astype(np.int64)
+
+
+def hash_fraction(value: Any, seed: int | None = None) -> float:
+    """Return a number of at least 0 and below 1 for a value; with a seed, another one."""
+    key = b"" if seed is None else seed.to_bytes(16, "little", signed=True)
+    digest = hashlib.blake2b(_canonical_bytes(value), digest_size=8, key=key).digest()
+    # The upper 53 bits: as many as a float between 0 and 1 holds exactly.
+    return (int.from_bytes(digest, "little") >> 11) / 2**53
+
+
+def _canonical_bytes(value: Any) -> bytes:
+    """Return the bytes that are hashed: the same for all types that a stored value can be read as.
+
+    A dataset may read `int` as `float`, as `timedelta` or as `datetime`, `str` as `bytes` and as `Decimal`, and back.
+    Whole numbers are therefore written like ints, durations and times as seconds, and bytes as they are.
+    """
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, timedelta):
+        value = _seconds(value)
+    elif isinstance(value, datetime) and value.tzinfo is not None:
+        value = _seconds(value - datetime(1970, 1, 1, tzinfo=timezone.utc))
+    elif isinstance(value, (float, np.floating)) and float(value).is_integer():
+        value = int(value)
+    return str(value).encode("utf-8", "surrogatepass")
+
+
+def _seconds(length: timedelta) -> int | str:
+    seconds, rest = divmod(length, timedelta(seconds=1))
+    return f"{seconds}.{rest.microseconds:06}" if rest else seconds

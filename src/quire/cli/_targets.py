@@ -77,7 +77,7 @@ def write_target(source: Source, items: Iterator[Any], path: str, options: Targe
         if "://" in path:
             array.push_stream(flatten(items), path, compress=compress, show_progress=False)
         else:
-            array.write_binary(flatten(items), path, "protobuf", compress, show_progress=False)
+            array.save_binary_stream(flatten(items), path, "protobuf", compress, show_progress=False)
     elif "://" in path:
         raise OptionError(
             f"{path}: a {chosen} file can only be written to this machine; datasets and quire's files can go to a URL."

@@ -12,7 +12,17 @@ from typing_extensions import Self
 
 from quire._parametrize import ParametrizedMeta
 from quire._protocols import is_stored
-from quire.array import DocumentArray, DocumentBatch, batches, bind, resolve_index
+from quire.array import (
+    DocumentArray,
+    DocumentBatch,
+    batches,
+    bind,
+    find_column,
+    resolve_index,
+    resolve_positions,
+    sample_positions,
+    split_positions,
+)
 from quire.columns import Columns, ShapePolicy, StackOptions, stack
 from quire.data._arena import Arena
 from quire.data._collate import Collate, check_output, register_default_collate, validate_as
@@ -144,6 +154,23 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         part = self.__copy__()  # shares the columns and the plans, and only has other rows
         part._rows = (np.arange(len(self._columns)) if self._rows is None else self._rows)[rows]
         return part
+
+    def take(self, indices: Any) -> Self:
+        """Return a dataset of the documents at these positions: an int, a slice, a list, an array or a mask."""
+        return self[resolve_positions(indices, len(self))]
+
+    def sample(self, n: int | None = None, seed: int | None = None, *, fraction: float | None = None) -> Self:
+        """Return a dataset of n different documents, or of a fraction of them, chosen at random, in random order."""
+        return self[sample_positions(len(self), n, fraction, seed)]
+
+    def split(self, *parts: float, by: str | None = None, shuffle: bool = False, seed: int | None = None) -> list[Self]:
+        """Split into datasets by fractions or by counts; see `DocumentArray.split`."""
+        rows = split_positions(len(self), parts, by, self._values_at, shuffle=shuffle, seed=seed)
+        return [self[positions] for positions in rows]
+
+    def _values_at(self, path: str) -> list[Any]:
+        values = find_column(self._columns, path).values()
+        return values if self._rows is None else [values[row] for row in self._rows]
 
     def __getitems__(self, indices: Any) -> DocumentBatch[DocT]:
         """Return a batch of preprocessed documents, for a DataLoader."""

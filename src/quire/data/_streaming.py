@@ -13,7 +13,7 @@ import numpy as np
 from typing_extensions import Self, Unpack
 
 from quire._parametrize import ParametrizedMeta
-from quire.array import DocumentBatch, bind, resolve_index, whole_number
+from quire.array import DocumentBatch, bind, resolve_index, resolve_positions, whole_number
 from quire.data._collate import register_default_collate
 from quire.data._dataset import stack_documents
 from quire.data._epoch import RowOrder, Slice, StepGroup

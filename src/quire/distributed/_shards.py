@@ -30,7 +30,7 @@ from quire.distributed._encoding import DocumentLayout, OnError, check_nullable,
 from quire.distributed._engine import Engine, Frame, Stage, engine_of
 from quire.distributed._engine import engine as engine_by_name
 from quire.distributed._readers import FileKind, FileOptions, ReadPlan, plan_files, plan_parquet
-from quire.distributed._sources import Paths
+from quire.distributed._sources import Paths, check_partitions
 from quire.distributed._stages import (
     AppendKeys,
     ConformRows,
@@ -126,7 +126,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         layout = DocumentLayout(document_type)
         columns = iter_columns(items, layout.layout.schema, CHUNK_BYTES)
         batches = list(rebatch_by_bytes(layout.layout.encode(part) for part in columns))
-        parts = split_evenly(batches, _check_partitions(num_partitions) or target.workers)
+        parts = split_evenly(batches, target.workers if num_partitions is None else check_partitions(num_partitions))
         frame = target.from_batches(parts, layout.fields)
         return cls._of(DocumentFrame(target, frame, layout, sum(map(len, batches))))
 
@@ -151,8 +151,15 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
                 raise SchemaError(
                     "arrays need the class whose fields they are: DocumentShards[Student].partition(...)."
                 )
-            columns = data if isinstance(data, Mapping) else _name_arrays(data, document_type)
-            data = DocumentBatch[document_type].from_columns(columns, shapes="ragged")  # type: ignore[valid-type]
+            if not isinstance(data, Mapping):
+                names = [field.name for field in document_type.document_schema().fields if field.name != "id"]
+                if len(names) < len(data):
+                    raise OptionError(
+                        f"{len(data)} arrays for the {len(names)} fields of {document_type.__name__}: "
+                        f"{', '.join(names)}."
+                    )
+                data = dict(zip(names, data, strict=False))
+            data = DocumentBatch[document_type].from_columns(data, shapes="ragged")  # type: ignore[valid-type]
         return cls.from_documents(data, num_partitions=num_partitions, engine=engine, document_type=document_type)
 
     @classmethod
@@ -446,7 +453,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
 
     def repartition(self, num_partitions: int) -> Self:
         """Distribute the documents over `num_partitions` partitions of about the same size."""
-        frame = self.engine.repartition(self._data.frame, _check_partitions(num_partitions) or 1)
+        frame = self.engine.repartition(self._data.frame, check_partitions(num_partitions))
         return self._with_frame(frame, "none")
 
     def partition_by(self, cols: str | Iterable[str], num_partitions: int | None = None) -> Self:
@@ -455,7 +462,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         A function of `transform_shard`, or of `map_batch` without a `batch_size`, then receives whole partitions, with
         all documents of each group in memory. Use enough partitions to make them small enough.
         """
-        number = _check_partitions(num_partitions) or self.num_partitions()
+        number = self.num_partitions() if num_partitions is None else check_partitions(num_partitions)
         data, engine = self._data, self.engine
         paths = _key_paths(data.layout, cols)
         if all(len(path) == 1 for path in paths):
@@ -526,7 +533,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         """Concatenate shards of one class on one engine."""
         parts = [item._data for item in shards]
         if not parts:
-            raise OptionError("concat() takes at least one DocumentShards.")
+            return cls.from_documents(())
         first = parts[0]
         if any(part.engine is not first.engine for part in parts):
             raise OptionError(
@@ -629,24 +636,6 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         """
         check_options("write_dataset", more, WriteOptions.__dataclass_fields__)
         write_frame(self.engine, self._data.frame, self._data.layout, url, replace(options or WriteOptions(), **more))
-
-
-def _check_partitions(partitions: int | None) -> int | None:
-    if partitions is None:
-        return None
-    partitions = whole_number("num_partitions", partitions)
-    if partitions < 1:
-        raise OptionError(f"num_partitions={partitions}: at least one is needed.")
-    return partitions
-
-
-def _name_arrays(arrays: list[Any] | tuple[Any, ...], document_type: type[Any]) -> dict[str, Any]:
-    names = [field.name for field in document_type.document_schema().fields if field.name != "id"]
-    if len(names) < len(arrays):
-        raise OptionError(
-            f"{len(arrays)} arrays for the {len(names)} fields of {document_type.__name__}: {', '.join(names)}."
-        )
-    return dict(zip(names, arrays, strict=False))
 
 
 def _key_paths(layout: DocumentLayout, columns: str | Iterable[str]) -> tuple[tuple[str, ...], ...]:

@@ -15,6 +15,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, TypeVar
 
+from quire.array import whole_number
 from quire.errors import OptionError, StorageNotFoundError
 from quire.files import Folder, RemoteOptions, display_uri, open_folder
 
@@ -105,12 +106,20 @@ def _pattern_to_regex(pattern: str) -> str:
     return regex
 
 
+def check_partitions(partitions: int) -> int:
+    """Return a number of partitions, or raise an error if it is not a positive integer."""
+    partitions = whole_number("num_partitions", partitions)
+    if partitions < 1:
+        raise OptionError(f"num_partitions={partitions}: at least one is needed.")
+    return partitions
+
+
 def assign_to_partitions(
     units: Sequence[T], sizes: Sequence[int], partitions: int | None, workers: int
 ) -> list[list[T]]:
     """Assign units, in order, to partitions of about one size; by default as many as are worthwhile."""
-    if partitions is not None and partitions < 1:
-        raise OptionError(f"num_partitions={partitions}: at least one is needed.")
+    if partitions is not None:
+        partitions = check_partitions(partitions)
     weights = [max(size, 1) for size in sizes]
     total = sum(weights)
     parts = partitions or max(1, min(len(units), max(workers, total // PARTITION_BYTES)))

@@ -1,58 +1,41 @@
-"""Files: local and remote, read by URI, written atomically."""
+"""Files: local and remote, read by URI, written atomically.
 
-from quire.files._fetch import RETRIES, FetchOptions, allowed_schemes, fetch
-from quire.files._find import Patterns, find_files, sample_paths
-from quire.files._folder import Entry, Folder
-from quire.files._open import Source, Target, open_source, open_target
-from quire.files._remote import open_folder
+Names without an entry in `__all__` are for other packages of quire.
+"""
+
+from quire.files._fetch import RETRIES as RETRIES
+from quire.files._fetch import FetchOptions as FetchOptions
+from quire.files._fetch import allowed_schemes as allowed_schemes
+from quire.files._fetch import fetch as fetch
+from quire.files._find import Patterns as Patterns
+from quire.files._find import find_files as find_files
+from quire.files._find import sample_paths as sample_paths
+from quire.files._folder import Entry as Entry
+from quire.files._folder import Folder as Folder
+from quire.files._open import Source as Source
+from quire.files._open import Target as Target
+from quire.files._open import open_source as open_source
+from quire.files._open import open_target as open_target
+from quire.files._remote import open_folder as open_folder
 from quire.files._retry import RemoteOptions
-from quire.files._seekable import open_seekable
-from quire.files._transfer import Pieces, SpooledPieces, receive, send, split_pieces
-from quire.files._uris import (
-    MAX_BYTES,
-    TIMEOUT,
-    ReadLimits,
-    data_uri_type,
-    display_uri,
-    guess_type,
-    read_data_uri,
-    read_uri,
-    scheme_of,
-    to_data_uri,
-    too_large,
-)
+from quire.files._seekable import open_seekable as open_seekable
+from quire.files._transfer import Pieces as Pieces
+from quire.files._transfer import SpooledPieces as SpooledPieces
+from quire.files._transfer import receive as receive
+from quire.files._transfer import send as send
+from quire.files._transfer import split_pieces as split_pieces
+from quire.files._uris import MAX_BYTES as MAX_BYTES
+from quire.files._uris import TIMEOUT as TIMEOUT
+from quire.files._uris import ReadLimits as ReadLimits
+from quire.files._uris import data_uri_type as data_uri_type
+from quire.files._uris import display_uri as display_uri
+from quire.files._uris import guess_type as guess_type
+from quire.files._uris import read_data_uri as read_data_uri
+from quire.files._uris import read_uri as read_uri
+from quire.files._uris import scheme_of as scheme_of
+from quire.files._uris import to_data_uri as to_data_uri
+from quire.files._uris import too_large as too_large
 
 __all__ = [
-    "MAX_BYTES",
-    "RETRIES",
-    "TIMEOUT",
-    "Entry",
-    "FetchOptions",
-    "Folder",
-    "Patterns",
-    "Pieces",
-    "ReadLimits",
     "RemoteOptions",
-    "Source",
-    "SpooledPieces",
-    "Target",
-    "allowed_schemes",
-    "data_uri_type",
-    "display_uri",
-    "fetch",
-    "find_files",
-    "guess_type",
-    "open_folder",
-    "open_seekable",
-    "open_source",
-    "open_target",
-    "read_data_uri",
-    "read_uri",
-    "receive",
-    "sample_paths",
-    "scheme_of",
-    "send",
-    "split_pieces",
-    "to_data_uri",
-    "too_large",
 ]

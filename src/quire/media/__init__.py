@@ -2,23 +2,22 @@
 
 Decoders return numpy arrays; encoders accept tensors of any framework. Pillow, PyAV and trimesh are imported on first
 use.
+
+Names without an entry in `__all__` are for other packages of quire.
 """
 
-from quire.media._audio import MAX_SAMPLES, MAX_SECONDS, Sound, decode_audio, encode_audio, save_audio, to_audio_bytes
-from quire.media._common import as_numpy, as_tensor
-from quire.media._images import (
-    decode_frames,
-    decode_image,
-    encode_image,
-    encode_pillow,
-    import_pillow,
-    open_image,
-    pillow_format,
-    save_image,
-    to_image_bytes,
-)
+from quire.media._audio import MAX_SAMPLES as MAX_SAMPLES
+from quire.media._audio import MAX_SECONDS as MAX_SECONDS
+from quire.media._audio import Sound, decode_audio, encode_audio, save_audio, to_audio_bytes
+from quire.media._common import as_numpy as as_numpy
+from quire.media._common import as_tensor as as_tensor
+from quire.media._images import decode_frames, decode_image, encode_image, save_image, to_image_bytes
+from quire.media._images import encode_pillow as encode_pillow
+from quire.media._images import import_pillow as import_pillow
+from quire.media._images import open_image as open_image
+from quire.media._images import pillow_format as pillow_format
+from quire.media._meshes import MAX_POINTS as MAX_POINTS
 from quire.media._meshes import (
-    MAX_POINTS,
     Mesh,
     Points,
     decode_mesh,
@@ -28,35 +27,18 @@ from quire.media._meshes import (
     save_mesh,
     save_points,
 )
-from quire.media._video import (
-    MAX_CLIP_PIXELS,
-    MAX_FRAME_PIXELS,
-    MAX_FRAMES,
-    Clip,
-    Frame,
-    FrameOptions,
-    decode_video,
-    encode_video,
-    save_video,
-    stream_frames,
-    to_video_bytes,
-)
+from quire.media._video import MAX_CLIP_PIXELS as MAX_CLIP_PIXELS
+from quire.media._video import MAX_FRAME_PIXELS as MAX_FRAME_PIXELS
+from quire.media._video import MAX_FRAMES as MAX_FRAMES
+from quire.media._video import Clip, Frame, decode_video, encode_video, save_video, stream_frames, to_video_bytes
+from quire.media._video import FrameOptions as FrameOptions
 
 __all__ = [
-    "MAX_CLIP_PIXELS",
-    "MAX_FRAMES",
-    "MAX_FRAME_PIXELS",
-    "MAX_POINTS",
-    "MAX_SAMPLES",
-    "MAX_SECONDS",
     "Clip",
     "Frame",
-    "FrameOptions",
     "Mesh",
     "Points",
     "Sound",
-    "as_numpy",
-    "as_tensor",
     "decode_audio",
     "decode_frames",
     "decode_image",
@@ -66,12 +48,8 @@ __all__ = [
     "encode_audio",
     "encode_image",
     "encode_mesh",
-    "encode_pillow",
     "encode_points",
     "encode_video",
-    "import_pillow",
-    "open_image",
-    "pillow_format",
     "save_audio",
     "save_image",
     "save_mesh",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from quire.array import Query, compile_filter, find_column
+from quire.array import Query, compile_filter, find_column, hash_fraction
 from quire.columns import Columns
 from quire.errors import OptionError
 from quire.schema import FieldPath, join_path, parse_path
@@ -36,8 +34,9 @@ if TYPE_CHECKING:
 class Split:
     """One of several parts of a dataset; the hash of a field decides which part a row belongs to.
 
-    `Split('id', (0.9, 0.1), 0)` is about nine tenths of the rows, and `Split('id', (0.9, 0.1), 1)` the others. A row
-    stays in its part when rows are added, and when the type of the field changes as schema evolution allows.
+    `Split('id', (0.9, 0.1), 0)` is about nine tenths of the rows, and `Split('id', (0.9, 0.1), 1)` the others, like the
+    parts of `split(0.9, 0.1, by='id')`. A row stays in its part when rows are added, and when the type of the field
+    changes as schema evolution allows.
     """
 
     path: str
@@ -54,36 +53,8 @@ class Split:
         """Return the positions of the rows that belong to the part."""
         bounds = list(accumulate(self.fractions))
         values = find_column(columns, self.path).values()
-        parts = [bisect_right(bounds, _fraction(value)) for value in values]
+        parts = [bisect_right(bounds, hash_fraction(value)) for value in values]
         return np.flatnonzero(np.array(parts, np.int64) == self.index)
-
-
-def _fraction(value: Any) -> float:
-    """Return a number from 0 to 1 for a value."""
-    digest = hashlib.blake2b(_canonical_bytes(value), digest_size=8).digest()
-    return int.from_bytes(digest, "little") / 2**64
-
-
-def _canonical_bytes(value: Any) -> bytes:
-    """Return the bytes that are hashed: the same for all types that a stored value can be read as.
-
-    A dataset may read `int` as `float`, as `timedelta` or as `datetime`, `str` as `bytes` and as `Decimal`, and back.
-    Whole numbers are therefore written like ints, durations and times as seconds, and bytes as they are.
-    """
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, timedelta):
-        value = _seconds(value)
-    elif isinstance(value, datetime) and value.tzinfo is not None:
-        value = _seconds(value - datetime(1970, 1, 1, tzinfo=timezone.utc))
-    elif isinstance(value, (float, np.floating)) and float(value).is_integer():
-        value = int(value)
-    return str(value).encode("utf-8", "surrogatepass")
-
-
-def _seconds(length: timedelta) -> int | str:
-    seconds, rest = divmod(length, timedelta(seconds=1))
-    return f"{seconds}.{rest.microseconds:06}" if rest else seconds
 
 
 Where = Mapping[str, Any] | Split | Callable[[Any], Any]
