@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
@@ -62,17 +63,13 @@ def complete_core_schema(document_type: type[Any], schema: CoreSchema, resolve: 
             info = document_type.model_fields[name]
             hint = field_tensor_type(info)
             _replace_native(field, iter(_array_types(info.annotation) if hint is None else [hint]), resolve)
-            _wrap_default(field, info)
-            _check_default(field, info.default)
+            _prepare_default(field, info)
             _encode_bytes(field["schema"])
             _accept_output(field["schema"])
         if has_ambiguous_keys(document_type):
             _add_stored_keys(document_type, fields)
         tensors = {name: tp for name, field in fields.items() if (tp := _tensor_type(field)) is not None}
-        shared = _share_dimension_names(tensors)
-        if shared:
-            check = _check_dimensions(shared)
-            model["schema"] = core_schema.no_info_after_validator_function(check, model["schema"])
+        _compare_dimensions(model, tensors)
         _drop_computed_fields(document_type, model)
     if document_type.__quire_main__:
         return core_schema.no_info_before_validator_function(_accept_main_value(document_type), schema)
@@ -87,8 +84,10 @@ def _drop_computed_fields(document_type: type[Any], model: dict[str, Any]) -> No
     decorators = document_type.__pydantic_decorators__.computed_fields
     names = {*decorators, *(field.info.alias for field in decorators.values() if field.info.alias)}
     extra = document_type.model_config.get("extra")
-    fields = _find_model_fields(model["schema"])
-    if fields is None or not names or extra not in ("forbid", "allow"):
+    fields = model["schema"]
+    while isinstance(fields, dict) and fields["type"] != "model-fields":
+        fields = fields.get("schema")
+    if not isinstance(fields, dict) or not names or extra not in ("forbid", "allow"):
         return
 
     def check(content: _ModelContent) -> _ModelContent:
@@ -103,14 +102,6 @@ def _drop_computed_fields(document_type: type[Any], model: dict[str, Any]) -> No
     plain: Any = dict(fields)
     fields.clear()
     fields |= core_schema.no_info_after_validator_function(check, plain)
-
-
-def _find_model_fields(schema: Any) -> dict[str, Any] | None:
-    while isinstance(schema, dict):
-        if schema["type"] == "model-fields":
-            return schema
-        schema = schema.get("schema")
-    return None
 
 
 def _replace_native(schema: Any, arrays: Iterator[TensorType], resolve: _Resolve) -> None:
@@ -338,21 +329,20 @@ def _array_types(annotation: Any) -> list[TensorType]:
     return [tp for argument in arguments for tp in _array_types(argument)]
 
 
-def _wrap_default(field: dict[str, Any], info: FieldInfo) -> None:
-    """Convert the default of a field of URLs or encoded media to their class, like its values."""
-    schema = field["schema"]
-    wrapper = _find_metadata(schema, "quire_wrapper") if isinstance(info.default, (str, bytes)) else None
-    if wrapper is not None and schema["type"] == "default":
-        info.default = schema["default"] = wrapper.__quire_wrap__(info.default)
+def _prepare_default(field: dict[str, Any], info: FieldInfo) -> None:
+    """Validate a default like a value: [] becomes an array if the field is one, and documents do not share it.
 
-
-def _check_default(field: dict[str, Any], default: Any) -> None:
-    """Validate a default like a value: [] becomes an array if the field is one, and documents do not share it."""
+    The default of a field of URLs or encoded media is converted to their class.
+    """
     schema = field["schema"]
-    if (
-        schema["type"] != "default" or schema["schema"]["type"] == "json"
-    ):  # whose input is text, and whose value is the parsed text
+    if schema["type"] != "default":
         return
+    wrapper = _find_metadata(schema, "quire_wrapper") if isinstance(info.default, (str, bytes)) else None
+    if wrapper is not None:
+        info.default = schema["default"] = wrapper.__quire_wrap__(info.default)
+    if schema["schema"]["type"] == "json":  # its input is text, and its default is the parsed value
+        return
+    default = info.default
     if framework_of(default) is not None:
         schema.pop("default", None)
         schema["default_factory"] = partial(copy.deepcopy, default)
@@ -384,17 +374,10 @@ def _find_metadata(schema: Any, name: str) -> Any:
     return None
 
 
-def _share_dimension_names(tensors: dict[str, TensorType]) -> dict[str, TensorType]:
-    """Return the fields with a named dimension that another field has, too."""
-    counts: dict[str, int] = {}
-    for tensor_type in tensors.values():
-        for name in tensor_type.spec.names:
-            counts[name] = counts.get(name, 0) + 1
-    return {field: tp for field, tp in tensors.items() if any(counts[name] > 1 for name in tp.spec.names)}
-
-
-def _check_dimensions(fields: dict[str, TensorType]) -> Callable[[_ModelContent], _ModelContent]:
-    """Return a validator that compares the sizes of named dimensions."""
+def _compare_dimensions(model: dict[str, Any], tensors: dict[str, TensorType]) -> None:
+    """Let a class compare the sizes of named dimensions that several of its fields have."""
+    counts = Counter(name for tensor_type in tensors.values() for name in tensor_type.spec.names)
+    fields = {field: tp for field, tp in tensors.items() if any(counts[name] > 1 for name in tp.spec.names)}
 
     def check(content: _ModelContent) -> _ModelContent:
         sizes: dict[str, int] = {}
@@ -410,7 +393,8 @@ def _check_dimensions(fields: dict[str, TensorType]) -> Callable[[_ModelContent]
                 raise PydanticCustomError("tensor", "expected {expected} (from another field), got {got}", context)
         return content
 
-    return check
+    if fields:
+        model["schema"] = core_schema.no_info_after_validator_function(check, model["schema"])
 
 
 _PLAIN: dict[FieldKind, Any] = {FieldKind.TEXT: str, FieldKind.BYTES: bytes}
