@@ -18,6 +18,13 @@ class Page(BaseDocument):
     label: int = 0
 
 
+class Read(BaseDocument):
+    """A page, and what a model reads in it."""
+
+    text: str
+    prediction: int
+
+
 class Book(BaseDocument):
     """A book, and its pages."""
 
