@@ -56,6 +56,7 @@ MODULES: dict[str, tuple[str, list[str]]] = {
         [*CORE, *QUICK, "codec/test_blocks.py", "codec/test_files.py", "codec/test_damaged_files.py"],
     ),
     "dataframes": ("quire.codec._dataframes", ["codec/test_frames.py"]),
+    "kinds": ("quire.codec._kinds", ["codec/test_frames.py", "codec/test_readback.py", "recipes/test_new_kind.py"]),
     "compression": (
         "quire.codec._compression",
         [*QUICK, "codec/test_compression.py", "codec/test_files.py", "codec/test_damaged_files.py"],

@@ -34,6 +34,7 @@ class ArrayLike(Protocol):
 
     document_type: ClassVar[type[Any]]
     _documents: list[Any]
+    _declared: str | None
 
     @classmethod
     def _trusted(cls, documents: list[Any]) -> ArrayLike: ...

@@ -31,6 +31,7 @@ from quire.codec._blocks import (
     read_index,
     read_memory,
 )
+from quire.codec._bytes import approximate_size
 from quire.codec._compression import COMPRESSIONS, Compression, get_compression
 from quire.codec._context import ReadOptions
 from quire.codec._wire import encode_delimited, encode_packed, encode_text, encode_uint
@@ -614,3 +615,15 @@ def test_damaged_pieces_name_their_block_once() -> None:
     assert str(error.value).count("block 4") == 1
     with pytest.raises(DecodeError, match=r"^block 4 \(byte 99\): the data decompresses to more than max_bytes=10"):
         _blocks._decode_piece((4, 99, GZIP.compress(bytes(500))), index, ReadOptions(max_bytes=10))
+
+
+def test_size_of_nested_arrays_is_estimated_without_a_search_for_similar_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shelf(BaseDocument):
+        books: DocumentArray[BaseDocument]
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("an attribute of an array was looked up that it does not have")
+
+    shelf = Shelf(books=[BaseDocument(), BaseDocument()])
+    monkeypatch.setattr("difflib.get_close_matches", refuse)
+    assert approximate_size(shelf) > 2 * approximate_size(shelf.books[0])

@@ -71,8 +71,8 @@ def kind(monkeypatch: pytest.MonkeyPatch) -> FieldKind:
     rules = KindRules(
         lambda _, value: isinstance(value, (Version, str)),
         self_describing=(),
-        is_certain=lambda _: True,
-        make_scalar_form=text_form("version"),
+        certain=True,
+        scalar=text_form("version"),
     )
     monkeypatch.setitem(KINDS, member, rules)
     # 3. codec/_values.py: an encoder for the class
@@ -241,7 +241,7 @@ def find_missing_kinds() -> dict[str, set[FieldKind]]:
     from quire.storage import _huggingface, _layout
     from quire.viewer import _serialization
 
-    scalars = {kind for kind, rules in KINDS.items() if rules.make_scalar_form is not None}
+    scalars = {kind for kind, rules in KINDS.items() if rules.scalar is not None}
     return {
         "codec/_kinds.py": missing_kinds(KINDS),
         "codec/_proto_schema.py or a scalar form": missing_kinds(

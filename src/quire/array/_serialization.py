@@ -67,12 +67,6 @@ def _expected_type(array_type: type[ArrayIO[Any] | DocumentBatch[Any]]) -> type[
     return None if document_type.document_schema().is_open else document_type
 
 
-def _check_unpickled(expected: type[T], value: Any) -> T:
-    if isinstance(value, expected):
-        return value
-    raise DecodeError(f"the pickle holds a {type(value).__name__}, and not a {expected.__name__}.")
-
-
 @contextmanager
 def _open_named(file: Source) -> Iterator[IO[bytes]]:
     """Open a file; errors about its bytes name it."""
@@ -123,14 +117,30 @@ def array_from_bytes(
     array_type: type[ArrayT], data: Any, protocol: str | None, compress: str | None, reading: Reading
 ) -> ArrayT:
     """Decode an array from a stream, a message, or a pickle."""
+    return _from_bytes(array_type, data, protocol, compress, reading, _array_from_segments, array_from_message)
+
+
+def _from_bytes(
+    cls: type[T],
+    data: Any,
+    protocol: str | None,
+    compress: str | None,
+    reading: Reading,
+    from_segments: Callable[[type[T], Iterator[Segment], str | None, ReadOptions], T],
+    from_message: Callable[[type[T], memoryview, ReadOptions], T],
+) -> T:
+    """Decode an array or a batch: the first bytes show whether they are a stream, a message or a pickle."""
     options = codec.read_options(reading)
     source = memoryview(data).cast("B")
     if codec.memory_starts_stream(source, compress):
-        return _array_from_segments(array_type, codec.read_segments(source, options), protocol, options)
+        return from_segments(cls, codec.read_segments(source, options), protocol, options)
     view, is_pickle = codec.load(source, protocol, compress, options)
     if is_pickle:
-        return _check_unpickled(array_type, codec.unpickle(view, allow=options.allow_pickle))
-    return array_from_message(array_type, view, options)
+        value = codec.unpickle(view, allow=options.allow_pickle)
+        if not isinstance(value, cls):
+            raise DecodeError(f"the pickle holds a {type(value).__name__}, and not a {cls.__name__}.")
+        return value
+    return from_message(cls, view, options)
 
 
 def array_from_message(array_type: type[ArrayT], data: Any, options: ReadOptions) -> ArrayT:
@@ -251,14 +261,7 @@ def batch_from_bytes(
     batch_type: type[BatchT], data: Any, protocol: str | None, compress: str | None, reading: Reading
 ) -> BatchT:
     """Decode a batch from a message, a stream, or a pickle."""
-    options = codec.read_options(reading)
-    source = memoryview(data).cast("B")
-    if codec.memory_starts_stream(source, compress):
-        return _batch_from_segments(batch_type, codec.read_segments(source, options), protocol, options)
-    view, is_pickle = codec.load(source, protocol, compress, options)
-    if is_pickle:
-        return _check_unpickled(batch_type, codec.unpickle(view, allow=options.allow_pickle))
-    return batch_from_message(batch_type, view, options)
+    return _from_bytes(batch_type, data, protocol, compress, reading, _batch_from_segments, batch_from_message)
 
 
 def batch_from_message(batch_type: type[BatchT], data: Any, options: ReadOptions) -> BatchT:

@@ -4,7 +4,8 @@
   wire format), `_messages` (field numbers) and `_context` (options, buffers, memory accounting);
 - `_bytes`, `_blocks`, `_compression`: whole messages, streams of blocks in memory and files, compressions;
 - `_json`, `_csv`, `_dataframes`: text and tables, with `_table_columns`, `_text_files` and `_readback`;
-- `_proto_schema`, `_proto_plan`, `_proto_numbers`, `_typed_messages`: protobuf messages of a document's own class.
+- `_proto_schema`, `_proto_plan`, `_proto_numbers`, `_typed_messages`: protobuf messages of a document's own class;
+- `_kinds`: what each kind of field means to all of them.
 """
 
 from quire._class_registry import find

@@ -43,6 +43,7 @@ from quire.codec._messages import VERSION_FIELD, HeaderField, IndexField, check_
 from quire.codec._wire import (
     DELIMITED,
     VARINT,
+    Bytes,
     encode_packed,
     encode_text,
     iter_fields,
@@ -100,6 +101,7 @@ def pack_segment(kind: bytes, count: int, parts: list[Any], *, checksum: bool = 
     crc = 0
     for part in parts if checksum else ():
         crc = zlib.crc32(part, crc)
+    # The last four bytes of a head are its own checksum, which cannot be part of what it is computed from.
     head = _HEAD.pack(MAGIC, kind, crc, length, count, 0)[:-4]
     return [head, zlib.crc32(head).to_bytes(4, "little"), *parts, bytes(-length % 64)]
 
@@ -225,15 +227,20 @@ def starts_stream(source: IO[bytes], compress: str | None) -> bool:
         source.seek(position)
 
 
-def read_memory(data: Any, options: ReadOptions) -> Iterator[Segment]:
+def read_memory(data: Bytes, options: ReadOptions) -> Iterator[Segment]:
     """Yield the segments of a stream in memory, as views of it if it is not compressed."""
     view = memoryview(data).cast("B")
     if compression_of(bytes(view[:8])) is not None:
         yield from read_file(io.BytesIO(view), options)
         return
+    yield from _iter_segments(lambda number, at: _segment_in_memory(view[at:], number, at, verify=True))
+
+
+def _iter_segments(read: Callable[[int, int], Segment]) -> Iterator[Segment]:
+    """Yield segments up to the index; `read` reads the next one, given its number and position."""
     position = number = 0
     while True:
-        segment = _segment_in_memory(view[position:], number, position, verify=True)
+        segment = read(number, position)
         yield segment
         if segment.kind == INDEX:
             return
@@ -248,26 +255,15 @@ def read_file(source: IO[bytes], options: ReadOptions) -> Iterator[Segment]:
     before it have been yielded.
     """
     index = read_index(source, options) if cpu_count() > 1 else None
-    if index is None or index.compression is None:
-        yield from _read_in_order(source, options)
+    if index is not None and index.compression is not None:
+        yield from ordered_map(lambda piece: _decode_piece(piece, index, options), index.pieces(source), cpu_count())
         return
-    yield from ordered_map(lambda piece: _decode_piece(piece, index, options), index.pieces(source), cpu_count())
-
-
-def _read_in_order(source: IO[bytes], options: ReadOptions) -> Iterator[Segment]:
     start = read_whole(source, 8)
     compression = compression_of(start)
     stream: _Source = _Rejoined(start, source)
     if compression is not None:
         stream = Decompressor(stream, compression, options.max_ratio)  # type: ignore[arg-type]
-    position = number = 0
-    while True:
-        segment = _read_segment(stream, options, number, position)
-        yield segment
-        if segment.kind == INDEX:
-            return
-        length = len(segment.payload)
-        position, number = position + _HEAD.size + length + -length % 64, number + 1
+    yield from _iter_segments(lambda number, position: _read_segment(stream, options, number, position))
 
 
 class _Rejoined:
@@ -403,6 +399,7 @@ def _read_index(source: IO[bytes], base: int, options: ReadOptions) -> Index | N
         if number in lists:
             lists[number] += read_uints(data, wire_type, a, b)
     offsets, counts = lists.values()
+    # An index is as untrusted as the blocks: positions must rise, so that each block has a length above zero.
     rising = all(a < b for a, b in pairwise([0, *offsets, position]))
     return Index(base, offsets, counts, position, compression) if rising and len(offsets) == len(counts) else None
 
@@ -464,27 +461,32 @@ def select_blocks(
             "rows=... needs the index at the end of a file: the file is not seekable, or its end is damaged."
         )
     starts = [0, *accumulate(index.counts)]
-    selected = range(starts[-1])[rows] if isinstance(rows, slice) else _normalize_rows(rows, starts[-1])
+    total, selected = starts[-1], rows
+    if isinstance(rows, slice):
+        selected = range(total)[rows]
+    else:
+        positions = np.array(rows, np.int64).reshape(-1)
+        wrong = positions[(positions < -total) | (positions >= total)]
+        if len(wrong):
+            raise RowIndexError(f"the file has {total} documents; there is none at {wrong[0]}.")
+        selected = np.where(positions < 0, positions + total, positions).tolist()
     runs = list(_split_by_block(selected, starts))
     segments = read_blocks(source, index, [block for block, _ in runs], options)
-    name = Header(next(segments)).type_name
-    return name, _check_counts(index, segments, runs)
+
+    def check_counts() -> Iterator[tuple[Segment, Sequence[int]]]:
+        for segment, (block, positions) in zip(segments, runs, strict=True):
+            if segment.count != index.counts[block]:
+                count = index.counts[block]
+                raise DecodeError(f"{segment.where} has {segment.count} documents, but {count} in the index.")
+            yield segment, positions
+
+    return Header(next(segments)).type_name, check_counts()
 
 
 def read_blocks(source: IO[bytes], index: Index, blocks: list[int], options: ReadOptions) -> Iterator[Segment]:
     """Yield the header and some of the blocks of a file, by number."""
     pieces = index.pieces(source, blocks)
     yield from ordered_map(lambda piece: _decode_piece(piece, index, options), pieces, cpu_count())
-
-
-def _check_counts(
-    index: Index, segments: Iterator[Segment], runs: list[tuple[int, Sequence[int]]]
-) -> Iterator[tuple[Segment, Sequence[int]]]:
-    """Yield blocks with their positions; raise an error if a block and the index disagree about its documents."""
-    for segment, (block, positions) in zip(segments, runs, strict=True):
-        if segment.count != index.counts[block]:
-            raise DecodeError(f"{segment.where} has {segment.count} documents, but {index.counts[block]} in the index.")
-        yield segment, positions
 
 
 def _split_by_block(selected: Sequence[int], starts: list[int]) -> Iterator[tuple[int, Sequence[int]]]:
@@ -509,11 +511,3 @@ def _split_by_block(selected: Sequence[int], starts: list[int]) -> Iterator[tupl
                 length += 1
             yield block, [row - first for row in selected[at : at + length]]
         at += length
-
-
-def _normalize_rows(rows: Sequence[int], total: int) -> list[int]:
-    positions: list[int] = np.array(rows, np.int64).reshape(-1).tolist()
-    wrong = [row for row in positions if not -total <= row < total]
-    if wrong:
-        raise RowIndexError(f"the file has {total} documents; there is none at {wrong[0]}.")
-    return [row + total if row < 0 else row for row in positions]

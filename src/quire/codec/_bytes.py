@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from quire._class_registry import class_name
+from quire._protocols import ArrayLike, DocumentLike, is_array_type, is_document_type
 from quire.codec._blocks import BATCH, PICKLE, ROWS, Block, Segment, encode_stream, is_stream
 from quire.codec._columns import decode_columns, decode_rows, encode_columns, encode_rows
 from quire.codec._compression import check_compression, check_protocol, decompress, get_compression
@@ -22,7 +23,7 @@ from quire.codec._values import (
     encode_documents,
     unpickle,
 )
-from quire.codec._wire import DELIMITED, iter_fields, join_buffers, read_text
+from quire.codec._wire import DELIMITED, Bytes, iter_fields, join_buffers, read_text
 from quire.columns import Columns
 from quire.errors import ColumnError, DecodeError, EncodeError
 from quire.schema import Schema
@@ -31,17 +32,18 @@ BLOCK_BYTES = 8 << 20
 """The approximate size of a block; a quarter of it with compression, so that more cores have work."""
 _MAX_BLOCK_ROWS = 1 << 16
 _ItemT = TypeVar("_ItemT")
+_RowsT = TypeVar("_RowsT", Columns, list[Any])
 
 
 # --- single messages
 
 
-def encode_document_message(document: Any, *, allow_pickle: bool = False) -> bytes:
+def encode_document_message(document: DocumentLike, *, allow_pickle: bool = False) -> bytes:
     """Encode a document as one message."""
     return _encode_message(encode_document, document, allow_pickle=allow_pickle)
 
 
-def encode_array_message(array: Any, *, allow_pickle: bool = False) -> bytes:
+def encode_array_message(array: ArrayLike, *, allow_pickle: bool = False) -> bytes:
     """Encode an array as one message, document by document."""
     return _encode_message(encode_array, array, allow_pickle=allow_pickle)
 
@@ -56,7 +58,7 @@ def encode_rows_message(documents: list[Any], schema: Schema) -> bytes:
     return b"".join(_encode_block(documents, schema, allow_pickle=False)[2])
 
 
-def _encode_message(encode: Callable[[Any, Writer], bytes], value: Any, *, allow_pickle: bool) -> bytes:
+def _encode_message(encode: Callable[[_ItemT, Writer], bytes], value: _ItemT, *, allow_pickle: bool) -> bytes:
     head, buffers = _encode_with_buffers(encode, value, allow_pickle=allow_pickle)
     return b"".join(join_buffers(head, buffers)) if buffers else head
 
@@ -74,18 +76,19 @@ def _encode_with_buffers(encode: Callable[..., bytes], *arguments: Any, allow_pi
         raise EncodeError("values are nested too deep, or one contains itself.") from error
 
 
-def decode_document_message(data: Any, document_type: type[Any] | None, options: ReadOptions) -> Any:
+def decode_document_message(data: Bytes, document_type: type[Any] | None, options: ReadOptions) -> Any:
     """Decode the document of one message."""
     return _decode_message(decode_document, data, document_type, options)
 
 
-def decode_columns_message(data: Any, document_type: type[Any], options: ReadOptions) -> Columns:
+def decode_columns_message(data: Bytes, document_type: type[Any], options: ReadOptions) -> Columns:
     """Decode the columns of one message."""
-    columns: Columns = _decode_message(decode_columns, data, document_type, options)
-    return columns
+    return _decode_message(decode_columns, data, document_type, options)
 
 
-def decode_documents_message(data: Any, document_type: type[Any] | None, options: ReadOptions) -> tuple[list[Any], str]:
+def decode_documents_message(
+    data: Bytes, document_type: type[Any] | None, options: ReadOptions
+) -> tuple[list[Any], str]:
     """Decode the documents of one message, a batch or an array; return them and the name of their class."""
     name = read_type_name(data)
     if is_batch_message(data):
@@ -94,12 +97,12 @@ def decode_documents_message(data: Any, document_type: type[Any] | None, options
 
 
 def _decode_message(
-    decode: Callable[[Reader, int, int, Any], Any],
-    data: Any,
+    decode: Callable[[Reader, int, int, Any], _ItemT],
+    data: Bytes,
     document_type: type[Any] | None,
     options: ReadOptions,
     budget: MemoryBudget | None = None,
-) -> Any:
+) -> _ItemT:
     budget = budget or MemoryBudget()
     try:
         reader = Reader(memoryview(data).cast("B"), options, budget.left)
@@ -112,7 +115,7 @@ def _decode_message(
     return value
 
 
-def read_type_name(data: Any) -> str:
+def read_type_name(data: Bytes) -> str:
     """Read the name of the document class from a message."""
     view = memoryview(data).cast("B")
     for number, wire_type, a, b in iter_fields(view, 0, len(view)):
@@ -123,7 +126,7 @@ def read_type_name(data: Any) -> str:
     return ""
 
 
-def is_batch_message(data: Any) -> bool:
+def is_batch_message(data: Bytes) -> bool:
     """Return whether a message is a batch, and not an array.
 
     Field 3 is the number of rows in a batch and a document in an array, and only a batch has a field 5. An array
@@ -141,7 +144,7 @@ def is_batch_message(data: Any) -> bool:
 # --- protocols and compressions of single values
 
 
-def dump(value: Any, encode: Callable[[], bytes], protocol: str | None, compress: str | None) -> bytes:
+def dump(value: object, encode: Callable[[], bytes], protocol: str | None, compress: str | None) -> bytes:
     """Return a value as a message, which `encode` returns, or as a pickle, compressed if requested."""
     if check_protocol(protocol) == "pickle":
         return dump_pickle(value, compress)
@@ -149,13 +152,13 @@ def dump(value: Any, encode: Callable[[], bytes], protocol: str | None, compress
     return encode() if compression is None else compression.compress(encode())
 
 
-def dump_pickle(value: Any, compress: str | None) -> bytes:
+def dump_pickle(value: object, compress: str | None) -> bytes:
     """Return a value as a pickle, compressed if requested."""
     data, compression = pickle.dumps(value, protocol=5), get_compression(compress)
     return data if compression is None else compression.compress(data)
 
 
-def load(data: Any, protocol: str | None, compress: str | None, options: ReadOptions) -> tuple[memoryview, bool]:
+def load(data: Bytes, protocol: str | None, compress: str | None, options: ReadOptions) -> tuple[memoryview, bool]:
     """Return data without its compression, and whether it is a pickle.
 
     The first bytes determine both; an error is raised if they are not what was requested.
@@ -179,7 +182,7 @@ def load(data: Any, protocol: str | None, compress: str | None, options: ReadOpt
 def load_document(
     cls: type[Any],
     expected: type[Any] | None,
-    data: Any,
+    data: Bytes,
     protocol: str | None,
     compress: str | None,
     options: ReadOptions,
@@ -250,10 +253,16 @@ def encode_columns_stream(
             return PICKLE, len(columns), [pickle.dumps(columns.documents(), protocol=5)]
         return BATCH, len(columns), _encode_parts(encode_columns, columns, allow_pickle=allow_pickle)
 
+    def slice_columns() -> Iterator[Columns]:
+        for columns in batches:
+            if len(columns):  # the first row stands for the size of all
+                first = columns.slice(slice(0, 1)).documents()[0]
+                rows = max(1, min(_MAX_BLOCK_ROWS, _block_size(compress) // approximate_size(first)))
+                yield from (columns.slice(slice(start, start + rows)) for start in range(0, len(columns), rows))
+
     is_pickle = check_protocol(protocol) == "pickle"
     compression = get_compression(compress)
-    parts = (part for columns in batches for part in _slice_columns(columns, _block_size(compress)))
-    blocks = _plan_blocks(encode, parts, workers)
+    blocks = _plan_blocks(encode, slice_columns(), workers)
     return encode_stream(class_name(document_type), "", blocks, compression, checksums=True, workers=workers)
 
 
@@ -292,20 +301,10 @@ def split_blocks(documents: Iterable[Any], block_bytes: int) -> Iterator[list[An
         yield block
 
 
-def _slice_columns(columns: Columns, block_bytes: int) -> Iterator[Columns]:
-    """Slice columns into blocks of about `block_bytes` bytes, estimated by the first row."""
-    if not len(columns):
-        return
-    first = columns.slice(slice(0, 1)).documents()[0]
-    rows = max(1, min(_MAX_BLOCK_ROWS, block_bytes // approximate_size(first)))
-    for start in range(0, len(columns), rows):
-        yield columns.slice(slice(start, start + rows))
-
-
 _SMALL_TYPES = (int, float, bool)
 
 
-def approximate_size(document: Any) -> int:
+def approximate_size(document: DocumentLike | None) -> int:
     """Return the approximate number of bytes of a document."""
     size = 64
     for value in () if document is None else document.__dict__.values():
@@ -313,32 +312,29 @@ def approximate_size(document: Any) -> int:
         if tp is str or tp is bytes:
             size += len(value)
         elif value is not None and tp not in _SMALL_TYPES:
-            nbytes = _tensor_size(value)
-            size += _approximate_value_size(value) if nbytes is None else nbytes
+            size += _approximate_value_size(value)
     return size
 
 
-def _tensor_size(value: Any) -> int | None:
-    """Return the bytes of a tensor; None for other values."""
+def _approximate_value_size(value: Any) -> int:
+    # The class is asked first: an array of documents takes `nbytes` for a misspelled field and looks for similar names,
+    # which takes longer than encoding it.
+    if not hasattr(type(value), "nbytes"):
+        if is_document_type(type(value)):
+            return approximate_size(value)
+        if is_array_type(type(value)):
+            return sum(map(approximate_size, value._documents))
+        if isinstance(value, (list, tuple, set)):
+            return sum(map(_approximate_value_size, value)) + 16
+        if isinstance(value, dict):
+            return sum(map(_approximate_value_size, value.values())) + 64
+        if isinstance(value, (str, bytes)):
+            return len(value)
     try:
         nbytes = getattr(value, "nbytes", None)
     except RuntimeError:  # sparse tensors of torch have no `nbytes`
         nbytes = value._nnz() * (value.element_size() + 8 * value.ndim)
-    return nbytes if isinstance(nbytes, int) else None
-
-
-def _approximate_value_size(value: Any) -> int:
-    if hasattr(type(value), "document_schema"):
-        return approximate_size(value)
-    if isinstance(value, (list, tuple, set)):
-        return sum(map(_approximate_value_size, value)) + 16
-    if isinstance(value, dict):
-        return sum(map(_approximate_value_size, value.values())) + 64
-    if isinstance(value, (str, bytes)):
-        return len(value)
-    if hasattr(value, "_documents"):
-        return sum(map(approximate_size, value._documents))
-    return _tensor_size(value) or 16
+    return nbytes if isinstance(nbytes, int) else 16
 
 
 # --- reading streams
@@ -348,33 +344,33 @@ def decode_block_documents(
     segment: Segment, document_type: type[Any] | None, options: ReadOptions, budget: MemoryBudget | None = None
 ) -> list[Any]:
     """Decode the documents of one block; blocks whose documents are in memory at once share a budget."""
-    try:
-        if segment.kind == PICKLE:
-            documents = unpickle(segment.payload, allow=options.allow_pickle)
-        elif segment.kind == ROWS:
-            documents = _decode_message(decode_array, segment.payload, document_type, options, budget)._documents
-        else:
-            documents = _decode_message(decode_rows, segment.payload, document_type, options, budget)
-    except DecodeError as error:
-        raise DecodeError(f"{segment.where}: {error}") from error
-    _check_count(segment, documents)
-    return documents  # type: ignore[no-any-return]
+    return _decode_block(segment, decode_rows, document_type, options, budget)
 
 
 def decode_block_columns(
     segment: Segment, document_type: type[Any], options: ReadOptions, budget: MemoryBudget | None = None
 ) -> Columns | list[Any]:
     """Decode the columns of one block, or its documents if it is no batch."""
-    if segment.kind != BATCH:
-        return decode_block_documents(segment, document_type, options, budget)
+    return _decode_block(segment, decode_columns, document_type, options, budget)
+
+
+def _decode_block(
+    segment: Segment,
+    decode_batch: Callable[[Reader, int, int, Any], _RowsT],
+    document_type: type[Any] | None,
+    options: ReadOptions,
+    budget: MemoryBudget | None,
+) -> _RowsT | list[Any]:
     try:
-        columns: Columns = _decode_message(decode_columns, segment.payload, document_type, options, budget)
+        content: _RowsT | list[Any]
+        if segment.kind == PICKLE:
+            content = unpickle(segment.payload, allow=options.allow_pickle)
+        elif segment.kind == ROWS:
+            content = _decode_message(decode_array, segment.payload, document_type, options, budget)._documents
+        else:
+            content = _decode_message(decode_batch, segment.payload, document_type, options, budget)
     except DecodeError as error:
         raise DecodeError(f"{segment.where}: {error}") from error
-    _check_count(segment, columns)
-    return columns
-
-
-def _check_count(segment: Segment, documents: Columns | list[Any]) -> None:
-    if len(documents) != segment.count:
-        raise DecodeError(f"{segment.where}: a block of {segment.count} documents has {len(documents)}.")
+    if len(content) != segment.count:
+        raise DecodeError(f"{segment.where}: a block of {segment.count} documents has {len(content)}.")
+    return content

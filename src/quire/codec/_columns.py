@@ -161,7 +161,9 @@ def _encode_column(column: Column, writer: Writer) -> bytes:
     if isinstance(column, DocumentColumn):
         return encode_delimited(ColumnField.DOCUMENTS, encode_columns(column.columns, writer))
     if isinstance(column, DocumentsColumn):
-        return _encode_arrays(encode_columns(column.flat, writer), column.offsets, column.validity, writer)
+        content = encode_delimited(NestedField.FLAT, encode_columns(column.flat, writer))
+        content += encode_uint(NestedField.OFFSETS, _add_int64(column.offsets, writer))
+        return _encode_form(ColumnField.ARRAYS, content, column.validity, writer)
     if isinstance(column, PackedColumn):
         form = _STRING_FORMS[column.field.kind].form
         return _encode_strings(form, *column.packed(), column.validity, writer)
@@ -192,20 +194,16 @@ def _encode_ragged(flat: bytes, shapes: Sequence[tuple[int, ...]], validity: Val
     )
 
 
-def _encode_arrays(flat: bytes, offsets: NDArray[np.int64], validity: Validity, writer: Writer) -> bytes:
-    """Encode arrays of documents: all documents in one batch, and where the array of each row starts and ends."""
-    content = encode_delimited(NestedField.FLAT, flat) + encode_uint(NestedField.OFFSETS, _add_int64(offsets, writer))
-    return _encode_form(ColumnField.ARRAYS, content, validity, writer)
-
-
-def _encode_strings(form: int, data: Any, offsets: NDArray[np.int64], validity: Validity, writer: Writer) -> bytes:
+def _encode_strings(
+    form: int, data: bytes | memoryview, offsets: NDArray[np.int64], validity: Validity, writer: Writer
+) -> bytes:
     """Encode texts or blobs: their bytes in one buffer, and where each of them starts and ends."""
     content = encode_uint(StringsField.DATA, writer.add(data))
     content += encode_uint(StringsField.OFFSETS, _add_int64(offsets, writer))
     return _encode_form(form, content, validity, writer)
 
 
-# --- encoding the values of documents, by the kind of their field
+# --- encoding columns of values
 
 
 class _StringForm(NamedTuple):
@@ -223,6 +221,7 @@ _STRING_FORMS = {
 def _encode_objects(field: Field, items: list[Any], writer: Writer) -> bytes:
     """Encode values one by one, except texts and blobs, which share a buffer."""
     strings = _STRING_FORMS.get(field.kind)
+    # A subclass of `str` is written as an object of its own, unless the field converts every text to it (`wrapper`).
     types = set(map(type, items))
     if strings is None or not types - {field.wrapper} <= {strings.type, type(None)}:
         return encode_delimited(ColumnField.OBJECTS, encode_items(items, writer))
@@ -238,6 +237,7 @@ def _encode_objects(field: Field, items: list[Any], writer: Writer) -> bytes:
 
 
 def _encode_tensors(field: Field, values: list[Any], writer: Writer) -> bytes:
+    """Encode tensors as one column, without stacking large ones: the message gets their memory piece by piece."""
     validity = validity_of(values)
     present = values if validity is None else [value for value in values if value is not None]
     framework = _common_framework(field, present)
@@ -253,6 +253,7 @@ def _encode_tensors(field: Field, values: list[Any], writer: Writer) -> bytes:
             shapes_left = iter(shapes)
             shapes = [next(shapes_left) if valid else (0,) for valid in validity.tolist()]
         return _encode_ragged(head + _encode_row_elements(rows, writer), shapes, validity, writer)
+    # A missing row takes the place of a row of zeros, so that row n starts at n times the size of a row.
     head = encode_tensor_head(framework, present[0], (len(values), *first))
     if validity is not None:
         rows_left, empty = iter(rows), np.zeros(first, rows[0].dtype)
@@ -268,6 +269,8 @@ def _common_framework(field: Field, present: list[Any]) -> Framework | None:
     framework = frameworks.pop() if len(frameworks) == 1 else None
     if framework is None or len({value.dtype for value in present}) > 1:
         return None
+    # One column has one class of tensors, one dtype, and neither gradients nor indices. Everything else has its own
+    # message for each tensor, which keeps these properties.
     wrapped = any(framework.unwrap(value) is not value for value in present[:1]) or len(types) > 1
     if wrapped and field.type.framework is None:  # a field of any tensor keeps the wrapper
         return None
@@ -289,6 +292,7 @@ def _encode_row_elements(rows: list[NDArray[Any]], writer: Writer) -> bytes:
     """Encode the elements of rows of one dtype: stacked if they are small, else as one buffer of many pieces."""
     if len(rows) == 1 or rows[0].nbytes < _MIN_GATHERED_SIZE or sum(row.nbytes for row in rows) < MIN_BUFFER_SIZE:
         return encode_elements(np.concatenate([row.reshape(-1) for row in rows]), writer)
+    # The writer sends the pieces one after the other, so large rows are not copied here at all.
     pieces = [to_wire_array(row).reshape(-1).view(np.uint8) for row in rows]
     return encode_uint(TensorField.BUFFER, writer.add(pieces))
 
@@ -296,14 +300,44 @@ def _encode_row_elements(rows: list[NDArray[Any]], writer: Writer) -> bytes:
 # --- decoding a batch
 
 
-class _BatchParts:
-    """The fields of a batch message; `columns` are positions in the message."""
+def decode_columns(
+    reader: Reader, start: int, end: int, document_type: type[DocumentLike], *, gaps: bool = False
+) -> Columns:
+    """Decode a batch as columns of a class; with `gaps`, rows may stand for no document."""
+    batch = _EncodedBatch(reader, start, end)
+    if not gaps:
+        batch.check_no_gaps()
+    return batch.decode_columns(document_type.document_schema())
 
-    __slots__ = ("columns", "has_extra_states", "rows", "span", "type_name", "validity")
+
+def decode_rows(
+    reader: Reader, start: int, end: int, expected: type[DocumentLike] | None, *, gaps: bool = False
+) -> list[Any]:
+    """Decode a batch as documents of the class that it names, if that is loaded and is or extends the expected one.
+
+    Without an expected class, documents of a class that is not loaded are dynamic. With `gaps`, documents may be None.
+    """
+    batch = _EncodedBatch(reader, start, end)
+    if not gaps:
+        batch.check_no_gaps()
+    document_type = _class_registry.find(batch.type_name, expected, reader.options.types)
+    if document_type is None or document_type.document_schema().is_open:
+        return batch.decode_dynamic()
+    if expected is None and batch.has_extra_states and not batch.are_classes_loaded():
+        return batch.decode_dynamic()
+    columns = batch.decode_columns(document_type.document_schema())
+    reader.charge(batch.rows * (200 + 100 * len(columns.columns)))
+    return columns.documents()
+
+
+class _EncodedBatch:
+    """A batch message, of which the columns are not decoded yet; `columns` are positions in the message."""
+
+    __slots__ = ("columns", "has_extra_states", "reader", "rows", "span", "type_name", "validity")
 
     def __init__(self, reader: Reader, start: int, end: int) -> None:
+        self.reader, self.span = reader, (start, end)
         self.type_name, self.rows, validity = "", 0, 0
-        self.span = start, end
         self.columns: list[tuple[int, int]] = []
         self.has_extra_states = False
         for number, wire_type, a, b in iter_fields(reader.data, start, end):
@@ -321,6 +355,7 @@ class _BatchParts:
                 self.columns.append((a, b))
             elif number == BatchField.REMAINDERS:
                 self.has_extra_states = True
+        # A batch may have rows and no columns, so no buffer has to be as long as its number of rows.
         if self.rows >= 1 << 48:
             raise DecodeError(f"a batch cannot have {self.rows} rows.")
         reader.charge(16 * self.rows)
@@ -331,63 +366,112 @@ class _BatchParts:
         if self.validity is not None and not self.validity.all():
             raise DecodeError(f"row {int(np.flatnonzero(~self.validity)[0])} stands for no document.")
 
-    def extra_state_spans(self, reader: Reader) -> Iterator[tuple[int, int]]:
+    def extra_state_spans(self) -> Iterator[tuple[int, int]]:
         """Yield the positions of the extra states, one for each row; those of plain rows are empty."""
-        for number, wire_type, a, b in iter_fields(reader.data, *self.span):
+        for number, wire_type, a, b in iter_fields(self.reader.data, *self.span):
             if number == BatchField.REMAINDERS and wire_type == DELIMITED:
                 yield a, b
 
+    def are_classes_loaded(self) -> bool:
+        """Return whether the classes of all rows that hold more than the columns are loaded."""
+        reader = self.reader
+        names = {
+            read_text(reader.data, a, b)
+            for start, end in self.extra_state_spans()
+            for number, wire_type, a, b in iter_fields(reader.data, start, end)
+            if number == DocumentField.TYPE and wire_type == DELIMITED
+        }
+        return all(_class_registry.find(name, None, reader.options.types) is not None for name in names)
 
-def decode_columns(reader: Reader, start: int, end: int, document_type: type[Any], *, gaps: bool = False) -> Columns:
-    """Decode a batch as columns of a class; with `gaps`, rows may stand for no document."""
-    batch = _BatchParts(reader, start, end)
-    if not gaps:
-        batch.check_no_gaps()
-    return _decode_typed_columns(reader, batch, document_type.document_schema())
+    def decode_columns(self, schema: Schema) -> Columns:
+        """Decode the columns of a class; missing ones have its defaults."""
+        reader, allows_extra = self.reader, schema.document_type.model_config.get("extra") == "allow"
+        columns: dict[str, Column] = {}
+        unknown: dict[str, list[Any]] = {}
+        for start, end in self.columns:
+            column = _EncodedColumn(reader, start, end, self.rows)
+            field, _ = schema.accepted.get(column.name, (None, None))
+            if field is not None:
+                columns[field.name] = column.decode(schema, field, self.validity)
+            elif reader.options.unknown == "keep" or allows_extra:
+                unknown[column.name] = column.decode_values()
+            elif reader.options.unknown == "error":
+                raise DecodeError(f"{schema.name} has no field {column.name[:60]!r}.")
+        # A column of defaults takes memory without any bytes in the message: accounted for before it is made.
+        reader.charge(64 * self.rows * (len(schema.fields) - len(columns)))
+        columns = {
+            field.name: columns[field.name] if field.name in columns else _default_column(schema, field, self.rows)
+            for field in schema.fields
+        }
+        decoded = Columns(schema, columns, self.rows, self.validity, self._decode_extra_states(schema, unknown))
+        # Whole documents are validated if the class has validators of its own, and if rows have more than the columns.
+        for document in decoded.iter_documents() if schema.checks_rows or self.has_extra_states else ():
+            if document is not None:
+                accepted = type(document).document_schema().accepted
+                content = {accepted[name][1]: value for name, value in vars(document).items() if name in accepted}
+                extra = document.__pydantic_extra__ if document.model_config.get("extra") == "allow" else None
+                validate_document(type(document), {**content, **(extra or {})})
+        return decoded
 
+    def _decode_extra_states(self, schema: Schema, unknown: dict[str, list[Any]]) -> list[ExtraState | None] | None:
+        """Decode what rows hold beyond the columns of a class, and add the values of unknown columns to it."""
+        states: list[ExtraState | None] | None = None
+        if self.has_extra_states:
+            states = [self._decode_extra_state(a, b, schema) if a < b else None for a, b in self.extra_state_spans()]
+            if len(states) != self.rows:
+                raise DecodeError(f"{len(states)} extra states in a batch of {self.rows} rows.")
+        if unknown:
+            plain = ExtraState(schema.document_type, {}, None, None)
+            extras = [dict(zip(unknown, values, strict=True)) for values in zip(*unknown.values(), strict=True)]
+            rows = [state or plain for state in states or [None] * self.rows]
+            states = [
+                row._replace(extra={**(row.extra or {}), **extra}) for row, extra in zip(rows, extras, strict=True)
+            ]
+        return states
 
-def decode_rows(reader: Reader, start: int, end: int, expected: type[Any] | None, *, gaps: bool = False) -> list[Any]:
-    """Decode a batch as documents of the class that it names, if that is loaded and is or extends the expected one.
+    def _decode_extra_state(self, start: int, end: int, schema: Schema) -> ExtraState:
+        reader = self.reader
+        _, document_type, content, unknown = decode_fields(reader, start, end, schema.document_type)
+        row_schema = document_type.document_schema()
+        values = {name: value for name, value in content.items() if name not in schema.by_name}
+        for name in row_schema.by_name.keys() - values.keys() - schema.by_name.keys():
+            values[name] = _default_column(row_schema, row_schema.by_name[name], 1).values()[0]
+        allows = document_type.model_config.get("extra") == "allow"
+        keeps = allows or reader.options.unknown == "keep"
+        if unknown and not keeps and reader.options.unknown == "error":
+            raise DecodeError(f"{document_type.__name__} has no field {next(iter(unknown))[:60]!r}.")
+        return ExtraState(document_type, values, unknown if keeps and (unknown or allows) else None, None)
 
-    Without an expected class, documents of a class that is not loaded are dynamic. With `gaps`, documents may be None.
-    """
-    batch = _BatchParts(reader, start, end)
-    if not gaps:
-        batch.check_no_gaps()
-    document_type = _class_registry.find(batch.type_name, expected, reader.options.types)
-    if document_type is None or document_type.document_schema().is_open:
-        return _decode_dynamic_documents(reader, batch)
-    if expected is None and batch.has_extra_states and not _are_classes_loaded(reader, batch):
-        return _decode_dynamic_documents(reader, batch)
-    columns = _decode_typed_columns(reader, batch, document_type.document_schema())
-    reader.charge(batch.rows * (200 + 100 * len(columns.columns)))
-    return columns.documents()
-
-
-def _decode_typed_columns(reader: Reader, batch: _BatchParts, schema: Schema) -> Columns:
-    columns: dict[str, Column] = {}
-    unknown: dict[str, list[Any]] = {}
-    for start, end in batch.columns:
-        part = _ColumnParts(reader, start, end, batch.rows)
-        field, _ = schema.accepted.get(part.name, (None, None))
-        if field is not None:
-            columns[field.name] = _decode_column(reader, part, schema, field, batch.validity)
-        elif reader.options.unknown == "keep" or schema.document_type.model_config.get("extra") == "allow":
-            unknown[part.name] = _decode_unknown_column(reader, part)
-        elif reader.options.unknown == "error":
-            raise DecodeError(f"{schema.name} has no field {part.name[:60]!r}.")
-    reader.charge(64 * batch.rows * (len(schema.fields) - len(columns)))
-    columns = {
-        field.name: columns[field.name] if field.name in columns else _default_column(schema, field, batch.rows)
-        for field in schema.fields
-    }
-    extra_states = _decode_extra_states(reader, batch, schema) if batch.has_extra_states else None
-    if unknown:
-        extra_states = _add_unknown(schema, extra_states, unknown, batch.rows)
-    decoded = Columns(schema, columns, batch.rows, batch.validity, extra_states)
-    if schema.checks_rows or batch.has_extra_states:
-        _validate_rows(decoded)
-    return decoded
+    def decode_dynamic(self) -> list[Any]:
+        """Decode documents without a schema: of the class that each row names if it is loaded, or else dynamic ones."""
+        reader = self.reader
+        names: list[str] = []
+        columns: list[list[Any]] = []
+        for start, end in self.columns:  # one by one: a column takes more memory before it is decoded than its bytes
+            column = _EncodedColumn(reader, start, end, self.rows)
+            names.append(column.name)
+            columns.append(column.decode_values())
+        reader.charge((700 + 80 * len(names)) * self.rows)
+        rows = zip(*columns, strict=True) if columns else iter([()] * self.rows)
+        contents = [(self.type_name, dict(zip(names, values, strict=True))) for values in rows]
+        for row, (a, b) in enumerate(self.extra_state_spans() if self.has_extra_states else ()):
+            if a < b and row < len(contents):
+                type_name, _, known, more = decode_fields(reader, a, b, None)
+                contents[row] = (type_name, {**contents[row][1], **known, **more})
+        documents: list[Any] = []
+        valid = [True] * self.rows if self.validity is None else self.validity.tolist()
+        for (type_name, content), is_valid in zip(contents, valid, strict=True):
+            document_type = _class_registry.find(type_name, None, reader.options.types) if is_valid else None
+            if not is_valid:
+                documents.append(None)
+            elif document_type is None:
+                documents.append(_class_registry.make_dynamic(type_name, content))
+            else:
+                accepted = document_type.document_schema().accepted
+                known = {accepted[k][1]: check_kind(accepted[k][0], v) for k, v in content.items() if k in accepted}
+                unknown = {name: value for name, value in content.items() if name not in accepted}
+                documents.append(build_document(document_type, known, unknown, reader))
+        return documents
 
 
 def _default_column(schema: Schema, field: Field, rows: int) -> Column:
@@ -398,147 +482,20 @@ def _default_column(schema: Schema, field: Field, rows: int) -> Column:
         raise DecodeError(f"{schema.name}.{field.name}: the bytes do not hold it, and {why}.") from error
 
 
-def _validate_rows(columns: Columns) -> None:
-    """Validate whole documents, for classes with validators of their own and rows with more than the columns."""
-    for document in columns.iter_documents():
-        if document is not None:
-            accepted = type(document).document_schema().accepted
-            content = {accepted[name][1]: value for name, value in document.__dict__.items() if name in accepted}
-            extra = document.__pydantic_extra__ if document.model_config.get("extra") == "allow" else None
-            validate_document(type(document), {**content, **(extra or {})})
-
-
-# --- decoding extra states
-
-
-def _decode_extra_states(reader: Reader, batch: _BatchParts, schema: Schema) -> list[ExtraState | None] | None:
-    rows = [_decode_extra_state(reader, a, b, schema) if a < b else None for a, b in batch.extra_state_spans(reader)]
-    if len(rows) != batch.rows:
-        raise DecodeError(f"{len(rows)} extra states in a batch of {batch.rows} rows.")
-    return rows
-
-
-def _decode_extra_state(reader: Reader, start: int, end: int, schema: Schema) -> ExtraState:
-    _, document_type, content, unknown = decode_fields(reader, start, end, schema.document_type)
-    row_schema = document_type.document_schema()
-    values = {name: value for name, value in content.items() if name not in schema.by_name}
-    for name in row_schema.by_name.keys() - values.keys() - schema.by_name.keys():
-        values[name] = _default_column(row_schema, row_schema.by_name[name], 1).values()[0]
-    allows = document_type.model_config.get("extra") == "allow"
-    keeps = allows or reader.options.unknown == "keep"
-    if unknown and not keeps and reader.options.unknown == "error":
-        raise DecodeError(f"{document_type.__name__} has no field {next(iter(unknown))[:60]!r}.")
-    return ExtraState(document_type, values, unknown if keeps and (unknown or allows) else None, None)
-
-
-def _add_unknown(
-    schema: Schema, extra_states: list[ExtraState | None] | None, unknown: dict[str, list[Any]], rows: int
-) -> list[ExtraState | None]:
-    """Add the values of unknown columns to the extra fields of the rows."""
-    plain = ExtraState(schema.document_type, {}, None, None)
-    states = [row or plain for row in extra_states or [None] * rows]
-    extras = [dict(zip(unknown, values, strict=True)) for values in zip(*unknown.values(), strict=True)]
-    return [row._replace(extra={**(row.extra or {}), **extra}) for row, extra in zip(states, extras, strict=True)]
-
-
-# --- decoding documents of classes that are not loaded
-
-
-def _decode_dynamic_documents(reader: Reader, batch: _BatchParts) -> list[Any]:
-    names: list[str] = []
-    columns: list[list[Any]] = []
-    for start, end in batch.columns:
-        part = _ColumnParts(reader, start, end, batch.rows)
-        names.append(part.name)
-        columns.append(_decode_unknown_column(reader, part))
-    reader.charge((700 + 80 * len(names)) * batch.rows)
-    rows = zip(*columns, strict=True) if columns else iter([()] * batch.rows)
-    contents = [(batch.type_name, dict(zip(names, values, strict=True))) for values in rows]
-    for row, (a, b) in enumerate(batch.extra_state_spans(reader) if batch.has_extra_states else ()):
-        if a < b and row < len(contents):
-            type_name, _, known, more = decode_fields(reader, a, b, None)
-            contents[row] = (type_name, {**contents[row][1], **known, **more})
-    valid = [True] * batch.rows if batch.validity is None else batch.validity.tolist()
-    return [
-        _build_any_document(reader, *content) if is_valid else None
-        for content, is_valid in zip(contents, valid, strict=True)
-    ]
-
-
-def _build_any_document(reader: Reader, type_name: str, content: dict[str, Any]) -> Any:
-    """Create a document of the class of that name, if it is loaded, or else a dynamic one."""
-    document_type = _class_registry.find(type_name, None, reader.options.types)
-    if document_type is None:
-        return _class_registry.make_dynamic(type_name, content)
-    accepted = document_type.document_schema().accepted
-    known = {accepted[name][1]: check_kind(accepted[name][0], content[name]) for name in content if name in accepted}
-    unknown = {name: content[name] for name in content if name not in accepted}
-    return build_document(document_type, known, unknown, reader)
-
-
-def _are_classes_loaded(reader: Reader, batch: _BatchParts) -> bool:
-    """Return whether the classes of all rows that hold more than the columns are loaded."""
-    names = {
-        read_text(reader.data, a, b)
-        for start, end in batch.extra_state_spans(reader)
-        for number, wire_type, a, b in iter_fields(reader.data, start, end)
-        if number == DocumentField.TYPE and wire_type == DELIMITED
-    }
-    return all(_class_registry.find(name, None, reader.options.types) is not None for name in names)
-
-
-def _decode_unknown_column(reader: Reader, part: _ColumnParts) -> list[Any]:
-    """Decode the values of a column that no field describes."""
-    reader.descend()
-    try:
-        values = _decode_any_values(reader, part)
-        part.check_length(values)
-    except DecodeError as error:
-        raise DecodeError(f"{part.name[:60]}: {error}") from error
-    reader.depth -= 1
-    return values
-
-
-def _decode_any_values(reader: Reader, part: _ColumnParts) -> list[Any]:
-    """Decode values by the form of their column alone."""
-    if part.form == ColumnField.DOCUMENTS:
-        return decode_rows(reader, part.start, part.end, None, gaps=True)
-    if part.form == ColumnField.ARRAYS:
-        return _decode_any_arrays(reader, part)
-    form = _FORMS.get(part.form)
-    if form is None:
-        raise DecodeError("the column is empty, or of a form that this version does not know.")
-    tp = form.type
-    if part.form == ColumnField.SCALARS:
-        dtype = describe(decode_tensor(reader, part.start, part.end))
-        named_types = ((bool, "bool"), (complex, "complex"), (float, "float"))
-        tp = next((number for number, name in named_types if name in dtype), int)
-    reader.charge(form.row_size * part.rows)
-    return form.decode(reader, part, Field(part.name, form.kind, tp, nullable=True)).values()
-
-
-def _decode_any_arrays(reader: Reader, part: _ColumnParts) -> list[Any]:
-    start, end, offsets_buffer = _read_nested(reader, part)
-    documents = decode_rows(reader, start, end, None)
-    offsets = _read_offsets(reader.buffer(offsets_buffer), part.rows, len(documents)).tolist()
-    name = _BatchParts(reader, start, end).type_name
-    document_type = _class_registry.find(name, None, reader.options.types)
-    arrays = [_class_registry.make_array(document_type, documents[a:b], name) for a, b in pairwise(offsets)]
-    if part.validity is None:
-        return arrays
-    return [array if valid else None for array, valid in zip(arrays, part.validity.tolist(), strict=True)]
-
-
 # --- decoding columns
 
+_PLAIN_TYPES = (str, bytes, bool, int, float, complex)
+_DTYPE_KINDS = {bool: "b", int: "iu", float: "fiu", complex: "cfiu"}
+"""The dtypes that a field of numbers accepts, its own first; the others are widened."""
 
-class _ColumnParts:
-    """The fields of a column message; `start` and `end` are the position of the content of its form."""
 
-    __slots__ = ("end", "form", "name", "rows", "shapes", "start", "validity")
+class _EncodedColumn:
+    """A column message; `start` and `end` are the position of the content of its form."""
+
+    __slots__ = ("end", "form", "name", "reader", "rows", "shapes", "start", "validity")
 
     def __init__(self, reader: Reader, start: int, end: int, rows: int) -> None:
-        self.name, self.form, self.shapes, self.rows = "", 0, 0, rows
+        self.reader, self.name, self.form, self.shapes, self.rows = reader, "", 0, 0, rows
         self.start = self.end = validity = 0
         for number, wire_type, a, b in iter_fields(reader.data, start, end):
             if wire_type == DELIMITED and number == ColumnField.NAME:
@@ -551,237 +508,232 @@ class _ColumnParts:
                 self.shapes = a
         self.validity = _read_validity(validity, rows, reader)
 
-    def check_length(self, values: Column | list[Any]) -> None:
-        """Raise an error if a column has not one value for each row."""
+    def decode(self, schema: Schema, field: Field, rows: Validity) -> Column:
+        """Decode the column of a field; `rows` are the rows that stand for a document."""
+        where = f"{schema.name}.{self.name}"
+        form = _FORMS.get(self.form)
+        if form is None:
+            raise DecodeError(f"{where}: the column is empty, or of a form that this version does not know.")
+        is_mixed = field.kind in (FieldKind.ANY, FieldKind.UNION)
+        self.reader.descend()
+        try:
+            column: Column
+            if is_mixed and self.form != ColumnField.OBJECTS:
+                column = ObjectColumn(field, self._decode_by_form())  # values of a more specific field
+            else:
+                column = form.decode(self, field)
+            self._check_length(column)
+            are_objects = isinstance(column, ObjectColumn) and not isinstance(column, PackedColumn)
+            if not field.nullable and not is_mixed and (are_objects or column.validity is not None):
+                _check_no_missing(column, rows)
+            # The other forms show that their values are valid, except for a class like `class Name(str)`, which may
+            # reject some of the values that it has the form of.
+            is_subclass = (
+                field.kind in (FieldKind.TEXT, FieldKind.BYTES, FieldKind.SCALAR)
+                and field.type not in _PLAIN_TYPES
+                and field.wrapper is None
+            )
+            if are_objects or field.constrained or is_subclass:
+                validity = rows if rows is None or not rows.all() else None
+                path = f"{schema.name}.{field.name}"
+                values = validate_values(schema, field, column.values(), path, validity, "ignore", stored=True)
+                column = ObjectColumn(field, values) if isinstance(column, ObjectColumn) else column
+        except (DecodeError, ColumnError, TensorError) as error:
+            raise DecodeError(f"{where}: {error}") from error
+        self.reader.depth -= 1
+        return column
+
+    def decode_values(self) -> list[Any]:
+        """Decode the values of a column that no field describes."""
+        self.reader.descend()
+        try:
+            values = self._decode_by_form()
+            self._check_length(values)
+        except DecodeError as error:
+            raise DecodeError(f"{self.name[:60]}: {error}") from error
+        self.reader.depth -= 1
+        return values
+
+    def _check_length(self, values: Column | list[Any]) -> None:
         if len(values) != self.rows:
             raise DecodeError(f"{len(values)} values in a batch of {self.rows} rows.")
 
+    def _decode_by_form(self) -> list[Any]:
+        """Decode values by the form of their column alone."""
+        reader = self.reader
+        if self.form == ColumnField.DOCUMENTS:
+            return decode_rows(reader, self.start, self.end, None, gaps=True)
+        if self.form == ColumnField.ARRAYS:
+            start, end, offsets_buffer = self._read_nested()
+            documents = decode_rows(reader, start, end, None)
+            offsets = _read_offsets(reader.buffer(offsets_buffer), self.rows, len(documents)).tolist()
+            name = _EncodedBatch(reader, start, end).type_name
+            document_type = _class_registry.find(name, None, reader.options.types)
+            arrays = [_class_registry.make_array(document_type, documents[a:b], name) for a, b in pairwise(offsets)]
+            valid = [True] * self.rows if self.validity is None else self.validity.tolist()
+            return [array if is_valid else None for array, is_valid in zip(arrays, valid, strict=True)]
+        form = _FORMS.get(self.form)
+        if form is None:
+            raise DecodeError("the column is empty, or of a form that this version does not know.")
+        tp = form.type
+        # The form of numbers does not say which Python type they had: the dtype does.
+        if self.form == ColumnField.SCALARS:
+            dtype = describe(decode_tensor(reader, self.start, self.end))
+            named_types = ((bool, "bool"), (complex, "complex"), (float, "float"))
+            tp = next((number for number, name in named_types if name in dtype), int)
+        reader.charge(form.row_size * self.rows)
+        return form.decode(self, Field(self.name, form.kind, tp, nullable=True)).values()
 
-def _decode_column(reader: Reader, part: _ColumnParts, schema: Schema, field: Field, rows: Validity) -> Column:
-    """Decode a column for a field; `rows` are the rows that stand for a document."""
-    where = f"{schema.name}.{part.name}"
-    form = _FORMS.get(part.form)
-    if form is None:
-        raise DecodeError(f"{where}: the column is empty, or of a form that this version does not know.")
-    reader.descend()
-    try:
-        if part.form != ColumnField.OBJECTS and field.kind in (FieldKind.ANY, FieldKind.UNION):
-            column: Column = ObjectColumn(field, _decode_any_values(reader, part))  # values of a more specific field
+    # --- the forms of columns
+
+    def decode_tensors(self, field: Field) -> Column:
+        parts = TensorParts(self.reader, self.start, self.end)
+        lent = decode_lent_tensor(self.reader, parts) if self.reader.options.lend else None
+        if lent is None:
+            data, framework, shape = _unwrap_tensor(decode_tensor_parts(self.reader, parts))
+            dtype = framework.dtype(data)
         else:
-            column = form.decode(reader, part, field)
-        part.check_length(column)
-        _check_nulls(column, field, rows)
-        column = _validate_column(column, schema, field, rows)
-    except (DecodeError, ColumnError, TensorError) as error:
-        raise DecodeError(f"{where}: {error}") from error
-    reader.depth -= 1
-    return column
+            data, framework = lent
+            shape, dtype = data.shape, parts.dtype
+        if field.kind is not FieldKind.TENSOR or not shape or (lent is None and framework.is_sparse(data)):
+            raise DecodeError(f"the bytes hold a column of tensors, but the field is {field}.")
+        shapes = None
+        if self.shapes:  # the rows are padded, and these are their own shapes
+            sizes = _read_int64(self.reader.buffer(self.shapes))
+            if len(sizes) != self.rows * (len(shape) - 1):
+                raise DecodeError("the shapes of padded rows do not fit the column.")
+            shapes = sizes.reshape(self.rows, len(shape) - 1)
+            if (shapes < 0).any() or (shapes > np.array(shape[1:], np.int64)).any():
+                raise DecodeError("a padded row is larger than the column.")
+        for row in {shape[1:]} if shapes is None else set(map(tuple, shapes.tolist())):
+            if len(data) and not field.spec.fits(row, dtype):
+                raise DecodeError(f"expected tensors of {field.spec}, got {dtype} {format_shape(row)}.")
+        column = TensorColumn(field, data, framework, self.validity, shapes)
+        return column if lent is None else LentColumn.lend(column)
+
+    def decode_scalars(self, field: Field) -> Column:
+        data, framework, shape = _unwrap_tensor(decode_tensor(self.reader, self.start, self.end))
+        kind = framework.to_numpy(data).dtype.kind
+        is_scalar = field.kind is FieldKind.SCALAR
+        base = next((base for base in _DTYPE_KINDS if is_scalar and issubclass(field.type, base)), None)
+        if len(shape) != 1 or base is None or kind not in _DTYPE_KINDS[base]:
+            raise DecodeError(f"the bytes hold a column of {framework.dtype(data)}, but the field is {field}.")
+        if kind != _DTYPE_KINDS[base][0] and base in (float, complex):
+            numbers = framework.to_numpy(data)
+            if kind in "iu" and len(numbers) and max(int(numbers.max()), -int(numbers.min())) > EXACT_INTEGERS:
+                for number in numbers.tolist():
+                    check_exact(number, field)
+            data = framework.from_numpy(numbers.astype(np.float64 if base is float else np.complex128))
+        return ScalarColumn(field, data, framework, self.validity)
+
+    def decode_ragged(self, field: Field) -> Column:
+        start = end = ranks_buffer = sizes_buffer = 0
+        for number, wire_type, a, b in iter_fields(self.reader.data, self.start, self.end):
+            if wire_type == DELIMITED and number == RaggedField.FLAT:
+                start, end = a, b
+            elif wire_type == VARINT and number == RaggedField.RANKS:
+                ranks_buffer = a
+            elif wire_type == VARINT and number == RaggedField.SIZES:
+                sizes_buffer = a
+        flat, framework, shape = _unwrap_tensor(decode_tensor(self.reader, start, end))
+        if field.kind is not FieldKind.TENSOR or len(shape) != 1 or framework.is_sparse(flat):
+            raise DecodeError(f"the bytes hold a ragged column, but the field is {field}.")
+        # `sizes` has the sizes of all axes of all rows, and `ranks` says how many of them belong to each row.
+        ranks = np.frombuffer(self.reader.buffer(ranks_buffer), np.uint8)
+        sizes = _read_int64(self.reader.buffer(sizes_buffer))
+        total_rank = int(ranks.sum(dtype=np.int64))
+        if len(ranks) != self.rows or total_rank != len(sizes) or (ranks > MAX_AXES).any() or (sizes < 0).any():
+            raise DecodeError("the shapes of ragged rows do not fit the column.")
+        self.reader.charge(100 * self.rows + 40 * len(sizes))
+        ends, numbers = [0, *np.cumsum(ranks, dtype=np.int64).tolist()], sizes.tolist()
+        shapes = [tuple(numbers[a:b]) for a, b in pairwise(ends)]
+        if sum(int(np.prod(row, dtype=object)) for row in shapes) != shape[0]:
+            raise DecodeError(f"the rows have other than the {shape[0]} elements of the column.")
+        column = RaggedColumn(field, flat, framework, shapes, self.validity)
+        dtype = framework.dtype(flat)
+        for row in np.flatnonzero(column.valid_rows()).tolist():
+            if not field.spec.fits(shapes[row], dtype):
+                raise DecodeError(f"row {row}: expected {field.spec}, got {dtype} {format_shape(shapes[row])}.")
+        return column
+
+    def decode_strings(self, field: Field) -> Column:
+        reader = self.reader
+        buffers = {
+            number: a
+            for number, wire_type, a, _ in iter_fields(reader.data, self.start, self.end)
+            if wire_type == VARINT and number in (StringsField.DATA, StringsField.OFFSETS)
+        }
+        data = reader.buffer(buffers.get(StringsField.DATA, 0))
+        reader.charge(2 * len(data) + 80 * self.rows)  # when the column is cut into values
+        offsets = _read_offsets(reader.buffer(buffers.get(StringsField.OFFSETS, 0)), self.rows, len(data))
+        strings = _STRING_FORMS.get(field.kind)
+        if strings is None or strings.form != self.form:
+            what = "texts" if self.form == ColumnField.TEXT else "blobs"
+            raise DecodeError(f"the bytes hold a column of {what}, but the field is {field}.")
+        if self.form == ColumnField.TEXT:
+            # If the whole buffer is UTF-8, then each text is, unless an offset points into a character: to a byte
+            # 10xxxxxx. This is checked once for all texts, which are decoded only when they are read.
+            try:
+                characters = len(str(data, "utf-8"))
+            except UnicodeDecodeError as error:
+                raise DecodeError(f"the text is not UTF-8: {error.reason}.") from error
+            if characters != len(data):
+                starts = np.frombuffer(data, np.uint8)[offsets[offsets < len(data)]]
+                if ((starts & 0xC0) == 0x80).any():
+                    raise DecodeError("a text begins inside a character.")
+        return PackedColumn.from_offsets(field, bytes(data) if reader.options.copy else data, offsets, self.validity)
+
+    def decode_objects(self, field: Field) -> Column:
+        reader = self.reader
+        budget = reader.left
+        values = [
+            decode_value(reader, a, b, field)
+            for number, wire_type, a, b in iter_fields(reader.data, self.start, self.end)
+            if wire_type == DELIMITED and number == ValuesField.VALUES
+        ]
+        reader.charge(24 * len(values) + (budget - reader.left))  # twice: pydantic copies lists and dicts
+        return ObjectColumn(field, [value if value is None else check_kind(field, value) for value in values])
+
+    def decode_documents(self, field: Field) -> Column:
+        if field.kind is not FieldKind.DOCUMENT:
+            raise DecodeError(f"the bytes hold a column of documents, but the field is {field}.")
+        return DocumentColumn(field, decode_columns(self.reader, self.start, self.end, field.document_type, gaps=True))
+
+    def decode_arrays(self, field: Field) -> Column:
+        if field.kind is not FieldKind.DOCUMENTS:
+            raise DecodeError(f"the bytes hold a column of arrays, but the field is {field}.")
+        start, end, offsets_buffer = self._read_nested()
+        flat = decode_columns(self.reader, start, end, field.document_type)
+        offsets = _read_offsets(self.reader.buffer(offsets_buffer), self.rows, len(flat))
+        return DocumentsColumn(field, flat, offsets, self.validity)
+
+    def _read_nested(self) -> tuple[int, int, int]:
+        """Return the position of the batch of a column of arrays, and the number of the buffer of its offsets."""
+        start = end = offsets = 0
+        for number, wire_type, a, b in iter_fields(self.reader.data, self.start, self.end):
+            if wire_type == DELIMITED and number == NestedField.FLAT:
+                start, end = a, b
+            elif wire_type == VARINT and number == NestedField.OFFSETS:
+                offsets = a
+        return start, end, offsets
 
 
-def _check_nulls(column: Column, field: Field, rows: Validity) -> None:
-    """Raise an error if a row that stands for a document has no value in a field that does not accept None."""
-    if field.nullable or field.kind in (FieldKind.ANY, FieldKind.UNION):
-        return
-    if column.validity is None and (isinstance(column, PackedColumn) or not isinstance(column, ObjectColumn)):
-        return
+def _check_no_missing(column: Column, rows: Validity) -> None:
+    """Raise an error if a row that stands for a document has no value."""
     missing = ~column.valid_rows() & (True if rows is None else rows)
     if missing.any():
         raise DecodeError(f"row {int(np.flatnonzero(missing)[0])} has no value, and the field takes no None.")
 
 
-_PLAIN_TYPES = (str, bytes, bool, int, float, complex)
-
-
-def _validate_column(column: Column, schema: Schema, field: Field, rows: Validity) -> Column:
-    """Validate the values of a column with pydantic, unless the form of the column shows that they are valid.
-
-    A subclass of `str` or `int`, for example, may reject some of their values.
-    """
-    objects = isinstance(column, ObjectColumn) and not isinstance(column, PackedColumn)
-    is_subclass = (
-        field.kind in (FieldKind.TEXT, FieldKind.BYTES, FieldKind.SCALAR)
-        and field.type not in _PLAIN_TYPES
-        and field.wrapper is None
-    )
-    if not objects and not field.constrained and not is_subclass:
-        return column
-    validity = rows if rows is None or not rows.all() else None
-    path = f"{schema.name}.{field.name}"
-    values = validate_values(schema, field, column.values(), path, validity, "ignore", stored=True)
-    return ObjectColumn(field, values) if isinstance(column, ObjectColumn) else column
-
-
-# --- decoding the forms of columns
-
-
-def _decode_tensor_column(reader: Reader, part: _ColumnParts, field: Field) -> Column:
-    parts = TensorParts(reader, part.start, part.end)
-    lent = decode_lent_tensor(reader, parts) if reader.options.lend else None
-    if lent is None:
-        data, framework, shape = _unwrap_tensor(decode_tensor_parts(reader, parts))
-        dtype = framework.dtype(data)
-    else:
-        data, framework = lent
-        shape, dtype = data.shape, parts.dtype
-    if field.kind is not FieldKind.TENSOR or not shape or (lent is None and framework.is_sparse(data)):
-        raise DecodeError(f"the bytes hold a column of tensors, but the field is {field}.")
-    shapes = _read_padded_shapes(reader, part, shape) if part.shapes else None
-    for row in {shape[1:]} if shapes is None else set(map(tuple, shapes.tolist())):
-        if len(data) and not field.spec.fits(row, dtype):
-            raise DecodeError(f"expected tensors of {field.spec}, got {dtype} {format_shape(row)}.")
-    column = TensorColumn(field, data, framework, part.validity, shapes)
-    return column if lent is None else LentColumn.lend(column)
-
-
-def _unwrap_tensor(data: Any) -> tuple[Any, Framework, tuple[int, ...]]:
+def _unwrap_tensor(data: object) -> tuple[Any, Framework, tuple[int, ...]]:
     framework = framework_of(data)
     assert framework is not None
-    data = framework.unwrap(data)
-    return data, framework, framework.shape(data)
-
-
-def _read_padded_shapes(reader: Reader, part: _ColumnParts, shape: tuple[int, ...]) -> NDArray[np.int64]:
-    sizes = _read_int64(reader.buffer(part.shapes))
-    if len(sizes) != part.rows * (len(shape) - 1):
-        raise DecodeError("the shapes of padded rows do not fit the column.")
-    shapes = sizes.reshape(part.rows, len(shape) - 1)
-    if (shapes < 0).any() or (shapes > np.array(shape[1:], np.int64)).any():
-        raise DecodeError("a padded row is larger than the column.")
-    return shapes
-
-
-_DTYPE_KINDS = {bool: "b", int: "iu", float: "fiu", complex: "cfiu"}
-"""The dtypes that a field of numbers accepts, its own first; the others are widened."""
-
-
-def _decode_scalar_column(reader: Reader, part: _ColumnParts, field: Field) -> Column:
-    data, framework, shape = _unwrap_tensor(decode_tensor(reader, part.start, part.end))
-    kind = framework.to_numpy(data).dtype.kind
-    is_scalar = field.kind is FieldKind.SCALAR
-    base = next((base for base in _DTYPE_KINDS if is_scalar and issubclass(field.type, base)), None)
-    if len(shape) != 1 or base is None or kind not in _DTYPE_KINDS[base]:
-        raise DecodeError(f"the bytes hold a column of {framework.dtype(data)}, but the field is {field}.")
-    if kind != _DTYPE_KINDS[base][0] and base in (float, complex):
-        numbers = framework.to_numpy(data)
-        if kind in "iu" and len(numbers) and max(int(numbers.max()), -int(numbers.min())) > EXACT_INTEGERS:
-            for number in numbers.tolist():
-                check_exact(number, field)
-        data = framework.from_numpy(numbers.astype(np.float64 if base is float else np.complex128))
-    return ScalarColumn(field, data, framework, part.validity)
-
-
-def _decode_ragged_column(reader: Reader, part: _ColumnParts, field: Field) -> Column:
-    start = end = ranks = sizes = 0
-    for number, wire_type, a, b in iter_fields(reader.data, part.start, part.end):
-        if wire_type == DELIMITED and number == RaggedField.FLAT:
-            start, end = a, b
-        elif wire_type == VARINT and number == RaggedField.RANKS:
-            ranks = a
-        elif wire_type == VARINT and number == RaggedField.SIZES:
-            sizes = a
-    flat, framework, shape = _unwrap_tensor(decode_tensor(reader, start, end))
-    if field.kind is not FieldKind.TENSOR or len(shape) != 1 or framework.is_sparse(flat):
-        raise DecodeError(f"the bytes hold a ragged column, but the field is {field}.")
-    shapes = _read_ragged_shapes(reader, ranks, sizes, part.rows, shape[0])
-    column = RaggedColumn(field, flat, framework, shapes, part.validity)
-    dtype = framework.dtype(flat)
-    for row in np.flatnonzero(column.valid_rows()).tolist():
-        if not field.spec.fits(shapes[row], dtype):
-            raise DecodeError(f"row {row}: expected {field.spec}, got {dtype} {format_shape(shapes[row])}.")
-    return column
-
-
-def _read_ragged_shapes(reader: Reader, ranks: int, sizes: int, rows: int, elements: int) -> list[tuple[int, ...]]:
-    """Read the shapes of ragged rows: `sizes` has the sizes of all axes, and `ranks` how many belong to each row."""
-    row_ranks = np.frombuffer(reader.buffer(ranks), np.uint8)
-    all_sizes = _read_int64(reader.buffer(sizes))
-    total_rank = int(row_ranks.sum(dtype=np.int64))
-    if len(row_ranks) != rows or total_rank != len(all_sizes) or (row_ranks > MAX_AXES).any() or (all_sizes < 0).any():
-        raise DecodeError("the shapes of ragged rows do not fit the column.")
-    reader.charge(100 * rows + 40 * len(all_sizes))
-    ends = [0, *np.cumsum(row_ranks, dtype=np.int64).tolist()]
-    numbers = all_sizes.tolist()
-    shapes = [tuple(numbers[a:b]) for a, b in pairwise(ends)]
-    if sum(int(np.prod(shape, dtype=object)) for shape in shapes) != elements:
-        raise DecodeError(f"the rows have other than the {elements} elements of the column.")
-    return shapes
-
-
-def _decode_string_column(reader: Reader, part: _ColumnParts, field: Field) -> Column:
-    data, offsets = _read_strings(reader, part)
-    strings = _STRING_FORMS.get(field.kind)
-    if strings is None or strings.form != part.form:
-        what = "texts" if part.form == ColumnField.TEXT else "blobs"
-        raise DecodeError(f"the bytes hold a column of {what}, but the field is {field}.")
-    if part.form == ColumnField.TEXT:
-        _check_utf8(data, offsets)
-    return PackedColumn.from_offsets(field, bytes(data) if reader.options.copy else data, offsets, part.validity)
-
-
-def _check_utf8(data: memoryview, offsets: NDArray[np.int64]) -> None:
-    """Raise an error if a text is not UTF-8.
-
-    If the whole buffer is, then each text is, unless an offset points into a character: to a byte 10xxxxxx.
-    """
-    try:
-        characters = len(str(data, "utf-8"))
-    except UnicodeDecodeError as error:
-        raise DecodeError(f"the text is not UTF-8: {error.reason}.") from error
-    if characters != len(data):
-        starts = np.frombuffer(data, np.uint8)[offsets[offsets < len(data)]]
-        if ((starts & 0xC0) == 0x80).any():
-            raise DecodeError("a text begins inside a character.")
-
-
-def _read_strings(reader: Reader, part: _ColumnParts) -> tuple[memoryview, NDArray[np.int64]]:
-    buffers = {
-        number: a
-        for number, wire_type, a, _ in iter_fields(reader.data, part.start, part.end)
-        if wire_type == VARINT and number in (StringsField.DATA, StringsField.OFFSETS)
-    }
-    data = reader.buffer(buffers.get(StringsField.DATA, 0))
-    reader.charge(2 * len(data) + 80 * part.rows)  # when the column is cut into values
-    return data, _read_offsets(reader.buffer(buffers.get(StringsField.OFFSETS, 0)), part.rows, len(data))
-
-
-def _decode_object_column(reader: Reader, part: _ColumnParts, field: Field) -> Column:
-    budget = reader.left
-    values = [
-        decode_value(reader, a, b, field)
-        for number, wire_type, a, b in iter_fields(reader.data, part.start, part.end)
-        if wire_type == DELIMITED and number == ValuesField.VALUES
-    ]
-    reader.charge(24 * len(values) + (budget - reader.left))  # twice: pydantic copies lists and dicts
-    return ObjectColumn(field, [value if value is None else check_kind(field, value) for value in values])
-
-
-def _decode_document_column(reader: Reader, part: _ColumnParts, field: Field) -> Column:
-    if field.kind is not FieldKind.DOCUMENT:
-        raise DecodeError(f"the bytes hold a column of documents, but the field is {field}.")
-    return DocumentColumn(field, decode_columns(reader, part.start, part.end, field.document_type, gaps=True))
-
-
-def _decode_array_column(reader: Reader, part: _ColumnParts, field: Field) -> Column:
-    if field.kind is not FieldKind.DOCUMENTS:
-        raise DecodeError(f"the bytes hold a column of arrays, but the field is {field}.")
-    start, end, offsets = _read_nested(reader, part)
-    flat = decode_columns(reader, start, end, field.document_type)
-    return DocumentsColumn(field, flat, _read_offsets(reader.buffer(offsets), part.rows, len(flat)), part.validity)
-
-
-def _read_nested(reader: Reader, part: _ColumnParts) -> tuple[int, int, int]:
-    """Return the position of the batch of a column of arrays, and the number of the buffer of its offsets."""
-    start = end = offsets = 0
-    for number, wire_type, a, b in iter_fields(reader.data, part.start, part.end):
-        if wire_type == DELIMITED and number == NestedField.FLAT:
-            start, end = a, b
-        elif wire_type == VARINT and number == NestedField.OFFSETS:
-            offsets = a
-    return start, end, offsets
+    tensor = framework.unwrap(data)
+    return tensor, framework, framework.shape(tensor)
 
 
 class _Form(NamedTuple):
-    decode: Callable[[Reader, _ColumnParts, Field], Column]
+    decode: Callable[[_EncodedColumn, Field], Column]
     kind: FieldKind
     type: Any
     """The kind and the type of a field for the values of an unknown column."""
@@ -790,14 +742,14 @@ class _Form(NamedTuple):
 
 
 _FORMS: dict[int, _Form] = {
-    ColumnField.TENSOR: _Form(_decode_tensor_column, FieldKind.TENSOR, AnyTensor, 120),
-    ColumnField.SCALARS: _Form(_decode_scalar_column, FieldKind.SCALAR, int, 40),
-    ColumnField.RAGGED: _Form(_decode_ragged_column, FieldKind.TENSOR, AnyTensor, 120),
-    ColumnField.TEXT: _Form(_decode_string_column, FieldKind.TEXT, str),
-    ColumnField.BLOBS: _Form(_decode_string_column, FieldKind.BYTES, bytes),
-    ColumnField.OBJECTS: _Form(_decode_object_column, FieldKind.ANY, Any),
-    ColumnField.DOCUMENTS: _Form(_decode_document_column, FieldKind.DOCUMENT, None),
-    ColumnField.ARRAYS: _Form(_decode_array_column, FieldKind.DOCUMENTS, None),
+    ColumnField.TENSOR: _Form(_EncodedColumn.decode_tensors, FieldKind.TENSOR, AnyTensor, 120),
+    ColumnField.SCALARS: _Form(_EncodedColumn.decode_scalars, FieldKind.SCALAR, int, 40),
+    ColumnField.RAGGED: _Form(_EncodedColumn.decode_ragged, FieldKind.TENSOR, AnyTensor, 120),
+    ColumnField.TEXT: _Form(_EncodedColumn.decode_strings, FieldKind.TEXT, str),
+    ColumnField.BLOBS: _Form(_EncodedColumn.decode_strings, FieldKind.BYTES, bytes),
+    ColumnField.OBJECTS: _Form(_EncodedColumn.decode_objects, FieldKind.ANY, Any),
+    ColumnField.DOCUMENTS: _Form(_EncodedColumn.decode_documents, FieldKind.DOCUMENT, None),
+    ColumnField.ARRAYS: _Form(_EncodedColumn.decode_arrays, FieldKind.DOCUMENTS, None),
 }
 
 

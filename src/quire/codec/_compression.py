@@ -11,9 +11,11 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePath
+from types import ModuleType
 from typing import IO, Any
 
 from quire._optional import require
+from quire.codec._wire import Bytes
 from quire.errors import CodecError, DecodeError, did_you_mean
 
 UNRATIONED_BYTES = 64 << 20
@@ -37,11 +39,11 @@ class Compression:
     """Whether the compressed data has checksums that are verified when it is decompressed."""
 
 
-def _zstd(what: str) -> Any:
+def _zstd(what: str) -> ModuleType:
     return require("zstandard", extra="compress", needed_for=f"compress='zstd' ({what})")
 
 
-def _lz4() -> Any:
+def _lz4() -> ModuleType:
     return require("lz4.frame", extra="compress", needed_for="compress='lz4'")
 
 
@@ -196,7 +198,7 @@ def check_protocol(protocol: str | None) -> str:
 _PROTOCOL_SUFFIXES = {".protobuf": "protobuf", ".pb": "protobuf", ".pickle": "pickle", ".pkl": "pickle"}
 
 
-def from_suffixes(file: Any, protocol: str | None, compress: str | None) -> tuple[str | None, str | None]:
+def from_suffixes(file: object, protocol: str | None, compress: str | None) -> tuple[str | None, str | None]:
     """Return the protocol and the compression for a new file: the requested ones, else those of its name.
 
     The name of 'students.protobuf.gz', for example, has both.
@@ -261,7 +263,7 @@ class _CountingSource:
         return data
 
 
-def decompress(data: Any, compression: Compression, max_bytes: int, max_ratio: float) -> bytes:
+def decompress(data: Bytes, compression: Compression, max_bytes: int, max_ratio: float) -> bytes:
     """Decompress data in memory."""
     if compression.name == "gzip":
         content = _decompress_gzip_member(data, min(max_bytes, UNRATIONED_BYTES + int(max_ratio * len(data))))
@@ -279,7 +281,7 @@ def decompress(data: Any, compression: Compression, max_bytes: int, max_ratio: f
     return b"".join(parts)
 
 
-def _decompress_gzip_member(data: Any, limit: int) -> bytes | None:
+def _decompress_gzip_member(data: Bytes, limit: int) -> bytes | None:
     """Decompress gzip data that is one whole member in one call, which is faster; None for other data.
 
     The last four bytes of a member are the size of its content. For a moment zlib holds the output twice, so only half

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from typing_extensions import TypedDict
 
-from quire.codec._wire import split_buffers
+from quire.codec._wire import Bytes, split_buffers
 from quire.errors import CodecError, DecodeError, check_options
 
 MAX_DEPTH = 100
@@ -122,7 +122,7 @@ class Reader:
 
     __slots__ = ("_buffers", "_zones", "data", "depth", "left", "options")
 
-    def __init__(self, message: Any, options: ReadOptions, credit: float = _MEMORY_CREDIT) -> None:
+    def __init__(self, message: Bytes, options: ReadOptions, credit: float = _MEMORY_CREDIT) -> None:
         size = len(message)
         self.options, self.depth = options, 0
         self.left = options.max_expansion * size + credit
@@ -153,6 +153,7 @@ class Reader:
     def charge_hashes(self, items: list[Any]) -> None:
         """Account for the comparisons of hashing: an attacker can choose many numbers with the same hash."""
         if len(items) > _FEW_HASHES:
+            # n values with one hash are compared with each other n * n / 2 times when they are put into a table.
             hashes = np.fromiter(map(hash, items), np.int64, len(items))
             same = len(items) - len(np.unique(hashes))
             self.charge(same * same // 4 + 24 * len(items))

@@ -65,6 +65,7 @@ def make_dataframe(parts: Iterable[tuple[FieldPath, Column]], length: int, prese
     series = {join_path(path): _make_series(pandas, column) for path, column in parts}
     frame: pd.DataFrame = pandas.DataFrame(series, index=pandas.RangeIndex(length))
     for path, rows in present:
+        # A document is read back as None if all its columns are missing: pandas has no missing documents.
         inside = [name for name in frame.columns if name.startswith(f"{join_path(path)}.")]
         empty = np.flatnonzero(rows & ~frame[inside].notna().to_numpy().any(axis=1))
         if len(empty):
@@ -255,6 +256,7 @@ def _read_times(series: pd.Series[Any]) -> list[Any]:
     """Return datetime64 and timedelta64 as Python's own types, which hold nothing finer than a microsecond."""
     zone = getattr(series.dtype, "tz", None)
     data = (series if zone is None else series.dt.tz_convert("UTC").dt.tz_localize(None)).to_numpy()
+    # Converted to microseconds and back: the times that differ had nanoseconds.
     coarse = data.astype(f"{'datetime64' if data.dtype.kind == 'M' else 'timedelta64'}[us]")
     finer = np.flatnonzero((coarse.astype(data.dtype) != data) & ~np.isnat(data))
     if len(finer):

@@ -11,7 +11,7 @@ import io
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -24,6 +24,7 @@ from quire.errors import DecodeError, EncodeError, OptionError
 from quire.schema import NAMES_AND_ALIASES, ROUND_TRIP
 from quire.tensors import describe
 
+DocumentT = TypeVar("DocumentT")
 TensorForm = Literal["lists", "base64"]
 _CONTEXTS: dict[str, dict[str, Any]] = {form: {"tensors": form, ROUND_TRIP: True} for form in ("lists", "base64")}
 
@@ -56,6 +57,7 @@ _WRAPPER_TEXT = re.compile(r"^(Error serializing to JSON: )?(\w+: )?(Error calli
 
 def _find_cause(document: BaseModel, tensors: TensorForm, error: Exception) -> tuple[str, str]:
     """Return the place of the field that cannot be written, if a single field is the cause, and the reason."""
+    # pydantic does not say which field failed, so the fields are written one by one until one fails.
     for name in (*type(document).model_fields, *(document.__pydantic_extra__ or ())):
         try:
             document.model_dump_json(include={name}, context=_CONTEXTS[tensors], by_alias=False, warnings="error")
@@ -70,10 +72,12 @@ def _reason(error: Exception) -> str:
     return first if warned else _WRAPPER_TEXT.sub("", str(error))
 
 
-def from_json(document_type: type[Any], text: str | bytes, where: str = "", *, extra: Extra = "forbid") -> Any:
+def from_json(
+    document_type: type[DocumentT], text: str | bytes, where: str = "", *, extra: Extra = "forbid"
+) -> DocumentT:
     """Return the document of a JSON object."""
     try:
-        return document_validator(document_type, extra).validate_json(text, **NAMES_AND_ALIASES)
+        return cast("DocumentT", document_validator(document_type, extra).validate_json(text, **NAMES_AND_ALIASES))
     except ValidationError as error:
         raise decode_error(document_type, error, where) from error
 
@@ -124,12 +128,14 @@ def to_dict(document: BaseModel) -> dict[str, Any]:
     return values
 
 
-def from_dict(document_type: type[Any], values: Mapping[str, Any], where: str = "", *, extra: Extra = "forbid") -> Any:
+def from_dict(
+    document_type: type[DocumentT], values: Mapping[str, Any], where: str = "", *, extra: Extra = "forbid"
+) -> DocumentT:
     """Return the document of a dict."""
     if not isinstance(values, Mapping):
         raise DecodeError(f"{document_type.__name__}{where}: expected a mapping of fields, got {describe(values)}.")
     try:
-        return document_validator(document_type, extra).validate_python(values, **NAMES_AND_ALIASES)
+        return cast("DocumentT", document_validator(document_type, extra).validate_python(values, **NAMES_AND_ALIASES))
     except ValidationError as error:
         raise decode_error(document_type, error, where) from error
 

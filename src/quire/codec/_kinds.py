@@ -27,6 +27,7 @@ from quire.codec._proto_plan import (
     iso_form,
     list_form,
     number_form,
+    string_form,
     text_form,
 )
 from quire.schema import Field, FieldKind
@@ -55,21 +56,25 @@ class KindRules:
     """Whether a value that was decoded from the wire is of the kind of a field."""
     self_describing: tuple[Any, ...] | None = None
     """The types whose encoding identifies them; None: every type of the kind. Others share an encoding with these."""
-    is_certain: Callable[[Field], bool] = lambda _: False
+    certain: Callable[[Field], bool] | bool = False
     """Whether JSON, CSV and dicts keep every value of a field; the values of other fields are read back. The items of a
     container are checked by their own kinds."""
     cell: CellForm = CellForm.TEXT
     series: Callable[[ModuleType, list[Any]], pd.Series[Any] | None] | None = None
     """Make a series of pandas from values; None, also as a result, means a series of objects."""
-    make_scalar_form: Callable[[Field], ScalarForm | None] | None = None
+    scalar: Callable[[Field], ScalarForm | None] | None = None
     """Make the form of values that are a single scalar in protobuf; None, also as a result, for messages and enums."""
+
+    def is_certain(self, field: Field) -> bool:
+        """Return whether JSON, CSV and dicts keep every value of a field of this kind."""
+        return self.certain(field) if callable(self.certain) else self.certain
 
     def scalar_form(self, field: Field) -> ScalarForm | None:
         """Return the form of a field whose values are a single scalar in protobuf; None for others."""
-        return None if self.make_scalar_form is None else self.make_scalar_form(field)
+        return None if self.scalar is None else self.scalar(field)
 
 
-def _accept_instances(*types: type[Any]) -> Callable[[Field, object], bool]:
+def _instances(*types: type[Any]) -> Callable[[Field, object], bool]:
     return lambda _, value: isinstance(value, types)
 
 
@@ -124,78 +129,56 @@ def _timedelta_series(pandas: ModuleType, values: list[Any]) -> pd.Series[Any] |
 
 
 KINDS: dict[FieldKind, KindRules] = {
-    FieldKind.TENSOR: KindRules(
-        lambda _, value: framework_of(value) is not None, is_certain=lambda _: True, cell=CellForm.TREE
-    ),
+    FieldKind.TENSOR: KindRules(lambda _, value: framework_of(value) is not None, certain=True, cell=CellForm.TREE),
     FieldKind.SCALAR: KindRules(
         _accept_number,
         self_describing=(bool, int, float, complex),
-        is_certain=_is_one_of(bool, int, float),
+        certain=_is_one_of(bool, int, float),
         cell=CellForm.NUMBER,
-        make_scalar_form=number_form,
+        scalar=number_form,
     ),
-    FieldKind.TEXT: KindRules(
-        _accept_instances(str),
-        self_describing=(str,),
-        is_certain=_is_one_of(str),
-        make_scalar_form=lambda field: ScalarForm("string", str if field.type is str else str.__str__, field.type),
-    ),
+    FieldKind.TEXT: KindRules(_instances(str), self_describing=(str,), certain=_is_one_of(str), scalar=string_form),
     FieldKind.BYTES: KindRules(
-        _accept_instances(bytes),
+        _instances(bytes),
         self_describing=(bytes,),
-        is_certain=_is_one_of(bytes),
-        make_scalar_form=lambda field: ScalarForm("bytes", bytes, field.type),
+        certain=_is_one_of(bytes),
+        scalar=lambda field: ScalarForm("bytes", bytes, field.type),
     ),
-    FieldKind.ENUM: KindRules(_accept_instances(Enum), is_certain=_is_certain_enum, make_scalar_form=flag_form),
+    FieldKind.ENUM: KindRules(_instances(Enum), certain=_is_certain_enum, scalar=flag_form),
     FieldKind.DATETIME: KindRules(
-        _accept_instances(datetime),
-        is_certain=lambda _: True,
+        _instances(datetime),
+        certain=True,
         series=_datetime_series,
-        make_scalar_form=iso_form(datetime, "date and time in ISO 8601, with the offset if known"),
+        scalar=iso_form(datetime, "date and time in ISO 8601, with the offset if known"),
     ),
     FieldKind.DATE: KindRules(
         lambda _, value: isinstance(value, date) and not isinstance(value, datetime),
-        is_certain=lambda _: True,
-        make_scalar_form=iso_form(date, "date in ISO 8601"),
+        certain=True,
+        scalar=iso_form(date, "date in ISO 8601"),
     ),
-    # A time is read back: pydantic reads the offset of its zone, but no zone.
-    FieldKind.TIME: KindRules(_accept_instances(time), make_scalar_form=iso_form(time, "time of day in ISO 8601")),
-    FieldKind.TIMEDELTA: KindRules(_accept_instances(timedelta), is_certain=lambda _: True, series=_timedelta_series),
-    FieldKind.UUID: KindRules(
-        _accept_instances(UUID),
-        is_certain=lambda _: True,
-        make_scalar_form=text_form("UUID, 8-4-4-4-12 hexadecimal digits"),
-    ),
-    FieldKind.DECIMAL: KindRules(
-        _accept_instances(Decimal), is_certain=_is_one_of(Decimal), make_scalar_form=text_form("decimal number")
-    ),
+    # JSON has the offset of a time, but a named zone has none without a date, and would be dropped.
+    FieldKind.TIME: KindRules(_instances(time), scalar=iso_form(time, "time of day in ISO 8601")),
+    FieldKind.TIMEDELTA: KindRules(_instances(timedelta), certain=True, series=_timedelta_series),
+    FieldKind.UUID: KindRules(_instances(UUID), certain=True, scalar=text_form("UUID, 8-4-4-4-12 hexadecimal digits")),
+    FieldKind.DECIMAL: KindRules(_instances(Decimal), certain=_is_one_of(Decimal), scalar=text_form("decimal number")),
     FieldKind.PATH: KindRules(
-        _accept_instances(PurePath),
-        is_certain=lambda field: issubclass(field.type, PurePath),
-        make_scalar_form=text_form("path"),
+        _instances(PurePath), certain=lambda field: issubclass(field.type, PurePath), scalar=text_form("path")
     ),
     # Whether a document is certain depends on its class, see `_readback`.
     FieldKind.DOCUMENT: KindRules(lambda _, value: is_document_type(type(value)), cell=CellForm.TREE),
     FieldKind.DOCUMENTS: KindRules(lambda _, value: is_array_type(type(value)), cell=CellForm.TREE),
     FieldKind.LIST: KindRules(
-        _accept_instances(list, tuple, set, frozenset),
+        _instances(list, tuple, set, frozenset),
         self_describing=(list, tuple, set, frozenset),
-        is_certain=lambda field: field.type in (list, tuple, set, frozenset) and bool(field.items),
+        certain=lambda field: field.type in (list, tuple, set, frozenset) and bool(field.items),
         cell=CellForm.TREE,
-        make_scalar_form=list_form,
+        scalar=list_form,
     ),
     FieldKind.DICT: KindRules(
-        _accept_instances(Mapping),
-        self_describing=(dict,),
-        is_certain=_is_certain_dict,
-        cell=CellForm.TREE,
-        make_scalar_form=dict_form,
+        _instances(Mapping), self_describing=(dict,), certain=_is_certain_dict, cell=CellForm.TREE, scalar=dict_form
     ),
     FieldKind.UNION: KindRules(lambda *_: True, cell=CellForm.JSON),
     FieldKind.ANY: KindRules(
-        lambda *_: True,
-        self_describing=(Any, object, None, type(None)),
-        cell=CellForm.JSON,
-        make_scalar_form=any_form,
+        lambda *_: True, self_describing=(Any, object, None, type(None)), cell=CellForm.JSON, scalar=any_form
     ),
 }

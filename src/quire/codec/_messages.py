@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import importlib
 from functools import cache
-from typing import Any
+from types import ModuleType
+from typing import Any, Protocol, cast
+
+from typing_extensions import Self
 
 from quire._optional import require
 from quire.errors import DecodeError, EncodeError, MissingDependencyError
@@ -146,11 +149,29 @@ def check_version(version: int, what: str = "bytes have") -> None:
 
 # --- generated classes
 
+
+class ProtobufMessage(Protocol):
+    """The parts of a message of the protobuf runtime that do not depend on its fields; its classes have no types."""
+
+    DESCRIPTOR: Any
+
+    @classmethod
+    def FromString(cls, data: bytes) -> Self: ...  # noqa: N802
+
+    def SerializeToString(self) -> bytes: ...  # noqa: N802
+
+    def HasField(self, name: str) -> bool: ...  # noqa: N802
+
+    def WhichOneof(self, name: str) -> str | None: ...  # noqa: N802
+
+    def SetInParent(self) -> None: ...  # noqa: N802
+
+
 _MAX_MESSAGE_SIZE = (1 << 31) - 1
 
 
 @cache
-def load_generated_messages() -> Any:
+def load_generated_messages() -> ModuleType:
     """Return the module with the generated classes for the installed protobuf runtime."""
     version = require("google.protobuf", extra="", needed_for="a protobuf message").__version__
     major, minor = (int(part) for part in version.split(".")[:2])
@@ -159,23 +180,23 @@ def load_generated_messages() -> Any:
     return importlib.import_module("quire_proto3.quire_pb2" if major < 4 else "quire_proto4.quire_pb2")
 
 
-def to_message(kind: str, data: bytes) -> Any:
+def to_message(kind: str, data: bytes) -> ProtobufMessage:
     """Parse bytes as a generated message: 'Document', 'Array' or 'Batch'."""
     if len(data) > _MAX_MESSAGE_SIZE:
         raise EncodeError(f"the message has {len(data)} bytes, and protobuf takes 2 GiB at most: use to_bytes().")
     try:
-        return getattr(load_generated_messages(), kind).FromString(data)
+        message: ProtobufMessage = getattr(load_generated_messages(), kind).FromString(data)
     except Exception as error:  # protobuf's own error class differs between its versions
         raise EncodeError(
             f"protobuf refuses the message: {error}. Where it is nested too deep for protobuf, use to_bytes()."
         ) from error
+    return message
 
 
-def from_message(message: Any, *kinds: str) -> bytes:
+def from_message(message: object, *kinds: str) -> bytes:
     """Return the bytes of a generated message of one of the kinds."""
     name = getattr(getattr(message, "DESCRIPTOR", None), "full_name", None)
     if name not in {f"quire.v1.{kind}" for kind in kinds}:
         got = name or type(message).__name__
         raise DecodeError(f"expected a message quire.v1.{' or '.join(kinds)}, got {got}.")
-    data: bytes = message.SerializeToString()
-    return data
+    return cast("ProtobufMessage", message).SerializeToString()

@@ -8,7 +8,7 @@ services and extensions are skipped.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -84,7 +84,13 @@ def assign_numbers(fields: list[Unnumbered], old: DeclaredType) -> tuple[list[in
         _check_previous(entry, old)
     known = {entry.name: entry.requested for entry in fields if entry.requested is not None}
     known |= {entry.name: old.fields[entry.name].number for entry in fields if entry.name in old.fields}
-    _check_unique(fields, known)
+    owners: dict[int, str] = {}
+    for entry in fields:
+        number = known.get(entry.name)
+        if number in owners:
+            raise SchemaError(f"{entry.label}: the number {number} is taken by {owners[number]} already.")
+        if number is not None:
+            owners[number] = entry.label
     free = _free_numbers(set(known.values()), {entry.requested for entry in fields}, old)
     for entry in fields:
         if entry.name not in known:
@@ -144,18 +150,10 @@ def _check_previous(entry: Unnumbered, old: DeclaredType) -> None:
         )
 
 
-def _check_unique(fields: list[Unnumbered], known: Mapping[str, int]) -> None:
-    owners: dict[int, str] = {}
-    for entry in fields:
-        number = known.get(entry.name)
-        if number in owners:
-            raise SchemaError(f"{entry.label}: the number {number} is taken by {owners[number]} already.")
-        if number is not None:
-            owners[number] = entry.label
-
-
 def _free_numbers(taken: set[int], requested: set[int | None], old: DeclaredType) -> Iterator[int]:
     """Yield free numbers: after all that were ever in use, and from the start when there are no more."""
+    # A number that a removed field had must never be used again, or old messages would be misread. Taking numbers after
+    # the largest one is safe even if a reservation was lost; gaps are used only when no larger number is left.
     before = [declared.number for declared in old.fields.values() if declared.number not in requested]
     before += [end for _, end in old.reserved_numbers if end < old.max_number]
     floor = max(before, default=0)
@@ -169,6 +167,7 @@ def _free_numbers(taken: set[int], requested: set[int | None], old: DeclaredType
             if inside is None and number not in taken:
                 taken.add(number)
                 yield number
+            # A reserved range is skipped at once: "reserved 1000 to max" has half a billion numbers.
             number = (inside or number) + 1
     raise SchemaError(f"{old.name}: there is no free number left; every one is in use or reserved.")
 
@@ -210,9 +209,28 @@ class _ProtoParser:
     """A recursive descent parser of the statements that declare messages, enums, fields and reservations."""
 
     def __init__(self, text: str) -> None:
-        self._tokens = _tokenize(text)
+        self._tokens = self._tokenize(text)
         self._at = 0
         self._proto = PreviousProto()
+
+    @staticmethod
+    def _tokenize(text: str) -> list[tuple[str, str, int]]:
+        """Return (kind, text, line) of every token; of the comments only those that name a Python class."""
+        tokens: list[tuple[str, str, int]] = []
+        at, line = 0, 1
+        while at < len(text):
+            match = _TOKEN.match(text, at)
+            if match is None:
+                raise SchemaError(f"The previous .proto cannot be read, line {line}: {text[at]!r} has no meaning here.")
+            kind, word = str(match.lastgroup), match[0]
+            if kind == "line" and word[2:].strip().startswith(CLASS_COMMENT):
+                tokens.append(("key", word[2:].strip()[len(CLASS_COMMENT) :], line))
+            elif kind not in ("space", "line", "block"):
+                tokens.append((kind, word, line))
+            line += word.count("\n")
+            at = match.end()
+        tokens.append(("end", "", line))
+        return tokens
 
     def parse(self) -> PreviousProto:
         statements: dict[str, Callable[[str], None]] = {"message": self._message, "enum": self._enum}
@@ -366,22 +384,3 @@ class _ProtoParser:
     def _fail(self, why: str) -> NoReturn:
         line = self._tokens[min(self._at, len(self._tokens) - 1)][2]
         raise SchemaError(f"The previous .proto cannot be read, line {line}: {why}.")
-
-
-def _tokenize(text: str) -> list[tuple[str, str, int]]:
-    """Return (kind, text, line) of every token; of the comments only those that name a Python class."""
-    tokens: list[tuple[str, str, int]] = []
-    at, line = 0, 1
-    while at < len(text):
-        match = _TOKEN.match(text, at)
-        if match is None:
-            raise SchemaError(f"The previous .proto cannot be read, line {line}: {text[at]!r} has no meaning here.")
-        kind, word = str(match.lastgroup), match[0]
-        if kind == "line" and word[2:].strip().startswith(CLASS_COMMENT):
-            tokens.append(("key", word[2:].strip()[len(CLASS_COMMENT) :], line))
-        elif kind not in ("space", "line", "block"):
-            tokens.append((kind, word, line))
-        line += word.count("\n")
-        at = match.end()
-    tokens.append(("end", "", line))
-    return tokens

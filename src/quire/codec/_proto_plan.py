@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, Flag
 from functools import cache
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import ConfigDict, Json, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
@@ -171,7 +171,7 @@ def iso_form(base: Any, comment: str) -> Callable[[Field], ScalarForm]:
     """Return the form of dates and times: ISO 8601; what Python alone does not parse is left to pydantic."""
 
     def make(field: Field) -> ScalarForm:
-        def decode(text: str) -> Any:
+        def decode(text: str) -> object:
             try:
                 return field.type.fromisoformat(text)
             except ValueError:
@@ -180,6 +180,11 @@ def iso_form(base: Any, comment: str) -> Callable[[Field], ScalarForm]:
         return ScalarForm("string", lambda value: value.isoformat(), decode, comment)
 
     return make
+
+
+def string_form(field: Field) -> ScalarForm:
+    """Return the form of texts; that of a subclass of `str` is its content, whatever its `__str__` returns."""
+    return ScalarForm("string", str if field.type is str else str.__str__, field.type)
 
 
 def text_form(comment: str) -> Callable[[Field], ScalarForm]:
@@ -241,12 +246,12 @@ def _tolerant_validator(tp: Any) -> SchemaValidator:
     return build_tolerant_validator(_adapter(tp).core_schema)
 
 
-def _dump_json(value: Any) -> str:
+def _dump_json(value: object) -> str:
     _check_json(value)
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def _check_json(value: Any) -> None:
+def _check_json(value: object) -> None:
     """Raise an error for values that JSON would silently change."""
     if isinstance(value, dict):
         for key, item in value.items():
@@ -261,13 +266,10 @@ def _check_json(value: Any) -> None:
 
 
 def _load_json(text: str) -> Any:
-    return json.loads(text, parse_constant=_refuse_constant, parse_float=_parse_finite)
+    def parse_finite(digits: str) -> float:  # also refuses NaN and Infinity, which Python's json module would accept
+        number = float(digits)
+        if not math.isfinite(number):
+            raise ValueError(f"{digits} is not a number of JSON")
+        return number
 
-
-def _parse_finite(digits: str) -> float:
-    number = float(digits)
-    return number if math.isfinite(number) else _refuse_constant(digits)
-
-
-def _refuse_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not a number of JSON")
+    return json.loads(text, parse_constant=parse_finite, parse_float=parse_finite)

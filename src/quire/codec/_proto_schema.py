@@ -17,6 +17,7 @@ from typing import Any, get_args
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from quire._protocols import DocumentLike
 from quire.codec._kinds import KINDS
 from quire.codec._proto_numbers import (
     CLASS_COMMENT,
@@ -103,12 +104,7 @@ def _comparison_key(name: str) -> str:
     return name.replace("_", "").lower()
 
 
-def _to_field_name(name: str) -> str:
-    plain = _to_identifier(name)
-    return f"{plain}_" if plain in _MESSAGE_ATTRIBUTES else plain
-
-
-def _class_key(tp: Any) -> str:
+def _class_key(tp: type[Any]) -> str:
     """Return the name of a class in the comment above its message: 'school.models:Student'."""
     origin = getattr(tp, "__pydantic_generic_metadata__", {}).get("origin")
     if origin is not None:
@@ -151,7 +147,7 @@ class _TypeNames:
 # --- plans
 
 
-def plan_proto(document_type: Any, previous: str | None = None, package: str | None = None) -> ProtoPlan:
+def plan_proto(document_type: type[DocumentLike], previous: str | None = None, package: str | None = None) -> ProtoPlan:
     """Plan the messages of a document class, numbered as in the previous `.proto`."""
     known = parse_proto(previous)
     planner = _Planner(known, _collect_class_keys(document_type))
@@ -183,7 +179,7 @@ def plan_service(
     return plan, single, many
 
 
-def _collect_class_keys(*document_types: Any) -> set[str]:
+def _collect_class_keys(*document_types: type[Any]) -> set[str]:
     """Return the keys of all documents and enums that classes refer to."""
     todo, keys = list(document_types), {_class_key(tp) for tp in document_types}
     while todo:
@@ -234,14 +230,14 @@ class _Planner:
         while self._todo:
             self._plan_document(self._todo.popleft())
 
-    def add_document(self, tp: Any) -> str:
+    def add_document(self, tp: type[Any]) -> str:
         """Return the name of the message of a document class, which is planned later."""
         if tp not in self._known:
             self._known[tp] = self._names.assign(_class_key(tp), to_camel_case(tp.__name__))
             self._todo.append(tp)
         return self._known[tp]
 
-    def add_array(self, tp: Any) -> str:
+    def add_array(self, tp: type[Any]) -> str:
         """Return the name of a message for many documents of a class."""
         root, key = self.add_document(tp), f"quire:Array.{_class_key(tp)}"
         name = self._names.assign(key, f"{root}Array")
@@ -250,9 +246,10 @@ class _Planner:
         self._add_message(name, key, Role.WRAPPER, [part], f"Documents of {root}.")
         return name
 
-    def _plan_document(self, tp: Any) -> None:
+    def _plan_document(self, tp: type[Any]) -> None:
         name, key, schema = self._known[tp], _class_key(tp), tp.document_schema()
-        proto_names = _make_distinct(_to_field_name(field.name) for field in schema.fields)
+        plain_names = [_to_identifier(field.name) for field in schema.fields]
+        proto_names = _make_distinct(f"{plain}_" if plain in _MESSAGE_ATTRIBUTES else plain for plain in plain_names)
         parts = []
         self.messages[name] = Message(name, key, Role.DOCUMENT)  # reserves its place before the small messages
         for field, proto_name in zip(schema.fields, proto_names, strict=True):
@@ -360,12 +357,13 @@ class _Planner:
         if tp not in self._known:
             self._known[tp] = self._names.assign(_class_key(tp), to_camel_case(tp.__name__))
             self._add_enum(tp, self._known[tp])
+        # Zero comes first and stands for no member: proto3 has it where nothing was set.
         values = self.enums[self._known[tp]].values
         numbers = {member: number for member, (_, number) in zip(tp, values[1:], strict=True)}
         members = {number: member for member, number in numbers.items()}
         return Slot(field, self._known[tp], Wire.ENUM, encode=numbers.__getitem__, decode=members.get)
 
-    def _add_enum(self, tp: Any, name: str) -> None:
+    def _add_enum(self, tp: type[Enum], name: str) -> None:
         prefix, old = _to_snake_case(name).upper(), self._previous.types.get(name, DeclaredType(name, is_enum=True))
         zero = next((known.name for known in old.fields.values() if known.number == 0), f"{prefix}_UNSPECIFIED")
         words = [f"{prefix}_{_to_identifier(member.name).upper()}" for member in tp]
@@ -389,7 +387,9 @@ class _Planner:
         self._add_message(name, key, role, parts, comment)
         return name
 
-    def _add_message(self, name: str, key: str, role: Role, parts: list[_Part], comment: str, tp: Any = None) -> None:
+    def _add_message(
+        self, name: str, key: str, role: Role, parts: list[_Part], comment: str, tp: type[Any] | None = None
+    ) -> None:
         old = self._previous.types.get(name, DeclaredType(name))
         if old.is_enum:
             raise SchemaError(
@@ -460,20 +460,14 @@ def _requested_number(info: FieldInfo, where: str) -> int | None:
 def _field_comment(field: Field, info: FieldInfo, part: _Part) -> str:
     """Return what a reader of the `.proto` must know: meaning, encoding, and what it means to leave the field out."""
     pieces = [" ".join((info.description or "").split()), part.comment]
+    default = info.default
     if field.nullable:
         pieces.append("None when left out")
     elif part.label == "optional":
-        pieces.append("when left out: " + _default_text(info))
+        text = repr(default) if type(default) in (bool, int, float, str) else "the default"
+        text = "made anew" if default is PydanticUndefined else default.name if isinstance(default, Enum) else text
+        pieces.append(f"when left out: {text}")
     return "; ".join(piece for piece in pieces if piece)
-
-
-def _default_text(info: FieldInfo) -> str:
-    default = info.default
-    if default is PydanticUndefined:
-        return "made anew"
-    if isinstance(default, Enum):
-        return str(default.name)
-    return repr(default) if type(default) in (bool, int, float, str) else "the default"
 
 
 # --- the text of a `.proto`
@@ -486,7 +480,7 @@ syntax = "proto3";
 """
 
 
-def proto_schema(document_type: Any, previous: str | None = None, package: str | None = None) -> str:
+def proto_schema(document_type: type[DocumentLike], previous: str | None = None, package: str | None = None) -> str:
     """Return the `.proto` of a document class."""
     check_package(package)
     return write_proto(plan_proto(document_type, previous, package))
@@ -508,32 +502,27 @@ def write_proto(plan: ProtoPlan) -> str:
     if plan.needs_duration:
         blocks.append('import "google/protobuf/duration.proto";\n')
     blocks += [_write_message(m, plan) for m in plan.messages.values() if m.role is not Role.DURATION]
-    blocks += [_write_enum(enum) for enum in plan.enums.values()]
+    for enum in plan.enums.values():
+        values = [f"  {name} = {number};" for name, number in enum.values]
+        lines = [*_write_reserved(enum.reserved, MAX_ENUM_NUMBER), *values]
+        blocks.append(_write_block("enum", enum.name, enum.key, lines, ""))
     return "\n".join(blocks)
 
 
 def _write_message(message: Message, plan: ProtoPlan) -> str:
-    lines = _write_reserved(message.reserved, MAX_FIELD_NUMBER)
     shadowed = {field.map_entry for field in message.fields if field.slot.key is not None}
-    fields = [_write_field(field, plan, shadowed) for field in message.fields]
+    fields = []
+    for field in message.fields:
+        tp, label = field.type_text, f"{field.label} " if field.label else ""
+        if field.slot.type in shadowed:  # inside of the message, the entry of a map has that name
+            path = ".".join(["", *filter(None, [plan.package]), field.slot.type])
+            tp = tp.replace(field.slot.type, path)
+        comment = f"  // {field.comment}" if field.comment else ""
+        fields.append(f"  {label}{tp} {field.name} = {field.number};{comment}")
     if message.role is Role.UNION:
         fields = ["  oneof value {", *(f"  {line}" for line in fields), "  }"]
-    return _write_block("message", message.name, message.key, [*lines, *fields], message.comment)
-
-
-def _write_field(field: ProtoField, plan: ProtoPlan, shadowed: set[str]) -> str:
-    tp, label = field.type_text, f"{field.label} " if field.label else ""
-    if field.slot.type in shadowed:  # inside of the message, the entry of a map has that name
-        path = ".".join(["", *filter(None, [plan.package]), field.slot.type])
-        tp = tp.replace(field.slot.type, path)
-    comment = f"  // {field.comment}" if field.comment else ""
-    return f"  {label}{tp} {field.name} = {field.number};{comment}"
-
-
-def _write_enum(enum: EnumPlan) -> str:
-    lines = _write_reserved(enum.reserved, MAX_ENUM_NUMBER)
-    values = [f"  {name} = {number};" for name, number in enum.values]
-    return _write_block("enum", enum.name, enum.key, [*lines, *values], "")
+    lines = [*_write_reserved(message.reserved, MAX_FIELD_NUMBER), *fields]
+    return _write_block("message", message.name, message.key, lines, message.comment)
 
 
 def _write_block(word: str, name: str, key: str, lines: list[str], comment: str) -> str:

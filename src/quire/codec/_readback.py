@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, PlainSerializer, SecretBytes, SecretStr, SerializeAsAny, WrapSerializer
-from pydantic.fields import FieldInfo
 
 from quire._equality import is_unchanged
-from quire._protocols import is_array_type, is_document_type
+from quire._protocols import DocumentLike, is_array_type, is_document_type
 from quire.codec._kinds import KINDS
 from quire.errors import DecodeError, EncodeError
 from quire.schema import Field, FieldKind, Schema, has_ambiguous_keys, takes_names
@@ -57,7 +56,12 @@ def _custom_fields(document_type: type[Any]) -> set[str]:
     names = {name for serializer in decorators.field_serializers.values() for name in serializer.info.fields}
     if "*" in names:
         return set(document_type.model_fields)
-    return names | {name for name, info in document_type.model_fields.items() if _has_serializer(info)}
+    serializers = (PlainSerializer, WrapSerializer)
+    return names | {
+        name
+        for name, info in document_type.model_fields.items()
+        if info.exclude or any(isinstance(item, serializers) for item in info.metadata)
+    }
 
 
 def _duck_typed_fields(schema: Schema) -> set[str]:
@@ -70,13 +74,9 @@ def _duck_typed_fields(schema: Schema) -> set[str]:
     return names
 
 
-def _is_duck_typed(annotation: Any) -> bool:
+def _is_duck_typed(annotation: object) -> bool:
     marker: Any = SerializeAsAny
     return isinstance(annotation, marker) or any(map(_is_duck_typed, get_args(annotation)))
-
-
-def _has_serializer(info: FieldInfo) -> bool:
-    return bool(info.exclude) or any(isinstance(item, (PlainSerializer, WrapSerializer)) for item in info.metadata)
 
 
 def _is_certain(field: Field, seen: set[Any]) -> bool:
@@ -86,19 +86,16 @@ def _is_certain(field: Field, seen: set[Any]) -> bool:
     """
     if field.decodes_input:
         return False
-    if field.kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS):
-        return field.document_type in seen or _is_certain_class(field.document_type, seen | {field.document_type})
-    return KINDS[field.kind].is_certain(field) and all(_is_certain(item, seen) for item in field.items)
-
-
-def _is_certain_class(document_type: type[Any], seen: set[Any]) -> bool:
-    if _is_read_by_alias(document_type):
-        return False
-    if _duck_typed_fields(document_type.document_schema()):
+    if field.kind not in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS):
+        return KINDS[field.kind].is_certain(field) and all(_is_certain(item, seen) for item in field.items)
+    document_type = field.document_type
+    if document_type in seen:
+        return True
+    schema = document_type.document_schema()
+    if _is_read_by_alias(document_type) or _duck_typed_fields(schema):
         return False
     custom = _custom_fields(document_type)
-    fields = document_type.document_schema().fields
-    return all(field.name in custom or _is_certain(field, seen) for field in fields)
+    return all(part.name in custom or _is_certain(part, seen | {document_type}) for part in schema.fields)
 
 
 def _fields_with_documents(schema: Schema) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
@@ -116,7 +113,7 @@ def _may_hold_documents(field: Field) -> bool:
     return field.kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS) or any(map(_may_hold_documents, field.items))
 
 
-def _may_change(document: Any, form: TextForm) -> list[Field]:
+def _may_change(document: DocumentLike, form: TextForm) -> list[Field]:
     """Return the fields of a document whose values may be read back as others."""
     schema, content, changing = type(document).document_schema(), document.__dict__, []
     fields = uncertain_fields(schema)
@@ -141,18 +138,15 @@ def _extras_may_change(document: Any, form: TextForm) -> bool:
     document_type = type(document)
     if not extras or document_type.__pydantic_decorators__.model_serializers:
         return False
-    if document_type.model_config.get("extra") != "allow" or _has_typed_extras(document_type):
+    classes = document_type.__mro__[: document_type.__mro__.index(BaseModel)]
+    is_typed = any("__pydantic_extra__" in vars(cls).get("__annotations__", ()) for cls in classes)
+    if is_typed or document_type.model_config.get("extra") != "allow":  # typed: validated by their annotation
         return True
     accepted = document_type.document_schema().accepted
     if any(name in accepted for name in extras):
         return True
+    # A dict holds Python objects, so only models change; JSON and CSV keep nothing but JSON's own types.
     return any(map(_holds_models, extras.values())) if form == "a dict" else not _is_plain(extras)
-
-
-def _has_typed_extras(document_type: type[Any]) -> bool:
-    """Return whether a class validates its extra fields by an annotation of `__pydantic_extra__`."""
-    classes = document_type.__mro__[: document_type.__mro__.index(BaseModel)]
-    return any("__pydantic_extra__" in vars(cls).get("__annotations__", ()) for cls in classes)
 
 
 def _holds_changing_extras(value: Any, form: TextForm) -> bool:
@@ -192,7 +186,7 @@ def _is_kept(field: Field, value: Any, form: TextForm) -> bool:
     return _is_certain(field, set())
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     """Return whether JSON has this kind of value itself."""
     if type(value) in _PLAIN_TYPES:
         return True
@@ -203,7 +197,7 @@ def _is_plain(value: Any) -> bool:
     return type(value) is dict and all(type(key) is str and _is_plain(item) for key, item in value.items())
 
 
-def _holds_models(value: Any) -> bool:
+def _holds_models(value: object) -> bool:
     """Return whether a value is or contains an object that becomes a dict or a list when it is dumped."""
     if isinstance(value, Mapping):
         return any(map(_holds_models, value.values()))
@@ -268,7 +262,7 @@ def _changed_extra(value: Any, other: Any, form: TextForm) -> tuple[str, str] | 
     return None
 
 
-def _extra_difference(document_type: type[Any], value: Any, other: Any, form: TextForm) -> str:
+def _extra_difference(document_type: type[Any], value: object, other: object, form: TextForm) -> str:
     if other is _ABSENT:
         return (
             f"{form} would leave out {describe(value)[:80]}, because {document_type.__name__} has no such field. "
@@ -280,7 +274,7 @@ def _extra_difference(document_type: type[Any], value: Any, other: Any, form: Te
     )
 
 
-def _difference(value: Any, other: Any, form: TextForm) -> str:
+def _difference(value: object, other: object, form: TextForm) -> str:
     if isinstance(value, (SecretStr, SecretBytes)):
         return (
             f"{form} would hide the secret, and could not be read back. Write it with to_bytes(allow_pickle=True), or "

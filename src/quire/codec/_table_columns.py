@@ -165,6 +165,7 @@ def _find_column(schema: Schema, known: list[Leaf], name: Any, extra: Extra, whe
 def _find_owner(schema: Schema, name: str) -> tuple[Schema, FieldPath]:
     """Return the class that an unknown column would belong to, and the path that the column would have."""
     path: FieldPath = ()
+    # "thesis.pages.x" belongs to the class of `thesis.pages` if both are documents, else it is one long name.
     while (part := name.partition("."))[1] and (field := schema.by_name.get(part[0])) and is_spread(field):
         schema, path, name = field.document_type.document_schema(), (*path, part[0]), part[2]
     return schema, (*path, name)

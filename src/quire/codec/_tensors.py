@@ -38,7 +38,7 @@ _DTYPE_NAME = re.compile(r"bool|u?int\d+|b?float\d+\w*|complex\d+|(datetime|time
 # --- encoding
 
 
-def encode_tensor(value: Any, writer: Writer) -> bytes:
+def encode_tensor(value: object, writer: Writer) -> bytes:
     """Encode a tensor of any framework, dense or sparse."""
     if (
         type(value) is np.ndarray
@@ -146,18 +146,19 @@ def _encode_strings(array: NDArray[Any]) -> bytes:
 # --- decoding
 
 
-def decode_tensor(reader: Reader, start: int, end: int) -> Any:
+def decode_tensor(reader: Reader, start: int, end: int) -> object:
     """Decode a tensor of the framework that it was written from."""
     return decode_tensor_parts(reader, TensorParts(reader, start, end))
 
 
-def decode_tensor_parts(reader: Reader, parts: TensorParts) -> Any:
+def decode_tensor_parts(reader: Reader, parts: TensorParts) -> object:
     """Create the tensor of a message whose fields have been read."""
     framework = _find_framework(parts, reader)
+    value: Any
     reader.charge(200)
     try:
         if parts.layout:
-            value = _decode_sparse(parts, framework, reader)
+            value = parts.decode_sparse(reader, framework)
         else:
             value = framework.from_numpy(parts.elements(reader, parts.shape))
     except (TensorError, ValueError, TypeError, RuntimeError, OverflowError, NotImplementedError, IndexError) as error:
@@ -261,6 +262,8 @@ class TensorParts:
             raise DecodeError(f"{size} bytes are no whole number of {self.dtype} elements.")
         if not size:
             return np.empty(0 if shape is None else shape, dtype)
+        # Elements inside of the message are always copied: a view would keep the whole message in memory, and its
+        # elements would not be aligned.
         reader.charge(size)  # also for a buffer, since many tensors may refer to the same one
         array: NDArray[Any] = np.frombuffer(data, dtype, size // dtype.itemsize, start)
         if not dtype.isnative:
@@ -268,6 +271,23 @@ class TensorParts:
         elif (reader.options.copy if copy is None else copy) or not self.buffer:
             array = array.copy()
         return array if shape is None else array.reshape(shape)
+
+    def decode_sparse(self, reader: Reader, framework: Framework) -> object:
+        """Create a sparse tensor from its coordinates: `indices` has a row of int64 for each of the sparse axes."""
+        start, end = self.indices
+        shape, axes = self.shape, self.sparse_axes
+        entries = (end - start) // (8 * axes) if axes else 0
+        if not 0 < axes <= len(shape) or end - start != 8 * axes * entries:
+            raise DecodeError(f"a sparse tensor of shape {shape} has {end - start} bytes of indices for {axes} axes.")
+        indices = np.frombuffer(reader.data[start:end], "<i8").astype(np.int64).reshape(axes, entries)
+        if max(shape) >= 1 << 62 or (indices < 0).any() or (indices >= np.array(shape[:axes]).reshape(-1, 1)).any():
+            raise DecodeError(f"a sparse tensor of shape {shape} has an index outside of it.")
+        if not self.layout.endswith("coo"):  # the other layouts take memory for every row, even for empty ones
+            reader.charge(16 * max(shape) * (entries if "dia" in self.layout else 1))
+            if self.layout.endswith(("lil", "dok")):  # Python lists and numbers
+                reader.charge(160 * shape[0] + 250 * entries)
+        values = self.elements(reader, (entries, *shape[axes:]))
+        return framework.from_coo(indices, values, shape, self.layout)
 
     def _string_elements(self, shape: tuple[int, ...] | None) -> NDArray[Any]:
         array = np.empty(len(self.strings), dtype=object)
@@ -304,27 +324,10 @@ def _find_framework(parts: TensorParts, reader: Reader) -> Framework:
         raise type(error)(f"{error} (or pass missing='numpy' to read the tensor as numpy)", name=error.name) from error
 
 
-def _decode_sparse(parts: TensorParts, framework: Framework, reader: Reader) -> Any:
-    """Create a sparse tensor from its coordinates: `indices` has a row of int64 for each of the sparse axes."""
-    start, end = parts.indices
-    shape, axes = parts.shape, parts.sparse_axes
-    entries = (end - start) // (8 * axes) if axes else 0
-    if not 0 < axes <= len(shape) or end - start != 8 * axes * entries:
-        raise DecodeError(f"a sparse tensor of shape {shape} has {end - start} bytes of indices for {axes} axes.")
-    indices = np.frombuffer(reader.data[start:end], "<i8").astype(np.int64).reshape(axes, entries)
-    if max(shape) >= 1 << 62 or (indices < 0).any() or (indices >= np.array(shape[:axes]).reshape(-1, 1)).any():
-        raise DecodeError(f"a sparse tensor of shape {shape} has an index outside of it.")
-    if not parts.layout.endswith("coo"):  # the other layouts take memory for every row, even for empty ones
-        reader.charge(16 * max(shape) * (entries if "dia" in parts.layout else 1))
-        if parts.layout.endswith(("lil", "dok")):  # Python lists and numbers
-            reader.charge(160 * shape[0] + 250 * entries)
-    values = parts.elements(reader, (entries, *shape[axes:]))
-    return framework.from_coo(indices, values, shape, parts.layout)
-
-
-def decode_scalar(reader: Reader, start: int, end: int) -> Any:
+def decode_scalar(reader: Reader, start: int, end: int) -> np.generic:
     """Decode a numpy scalar."""
     array = TensorParts(reader, start, end).elements(reader, None)
     if len(array) != 1:
         raise DecodeError(f"a scalar has {len(array)} elements.")
-    return array[0]
+    scalar: np.generic = array[0]
+    return scalar

@@ -53,7 +53,7 @@ def _wrap_binary(file: Any, encoding: str, *, write_through: bool = False) -> It
         wrapper.detach()  # otherwise the file would be closed with the wrapper
 
 
-def _is_binary(file: Any) -> bool:
+def _is_binary(file: object) -> bool:
     return isinstance(file, (io.RawIOBase, io.BufferedIOBase)) or "b" in str(getattr(file, "mode", ""))
 
 

@@ -10,10 +10,11 @@ import math
 import struct
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from types import ModuleType
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 import numpy as np
 from pydantic import ValidationError
@@ -21,12 +22,15 @@ from pydantic_core import PydanticSerializationError
 
 from quire._equality import is_unchanged
 from quire._optional import require
+from quire._protocols import DocumentLike
+from quire.codec._messages import ProtobufMessage
 from quire.codec._proto_plan import DURATION, Message, ProtoField, ProtoPlan, Role, Slot, Wire
 from quire.codec._proto_schema import plan_proto
 from quire.errors import DecodeError, EncodeError, TensorError
 from quire.schema import STORED, Field, FieldKind
 from quire.tensors import DTYPES, common_dtype, describe, format_shape, framework_of
 
+DocumentT = TypeVar("DocumentT", bound=DocumentLike)
 _MISSING: Any = object()
 _MAX_DURATION = 315_576_000_000
 """The seconds that a Duration of protobuf may have: ten thousand years."""
@@ -38,72 +42,85 @@ class TypedSchema:
     """A plan and the message class that was built from it."""
 
     plan: ProtoPlan
-    message_class: Any
+    message_class: type[ProtobufMessage]
 
 
-def typed_schema(document_type: Any, previous: str | None = None) -> TypedSchema:
+def typed_schema(document_type: type[DocumentLike], previous: str | None = None) -> TypedSchema:
     """Return the plan and the message class of a document class, built once for each previous `.proto`."""
     schemas: dict[str | None, TypedSchema] = document_type.document_schema().notes.setdefault("typed", {})
     if previous not in schemas:
         plan = plan_proto(document_type, previous)
-        schemas[previous] = TypedSchema(plan, _build_message_class(plan))
+        pool = _protobuf("descriptor_pool").DescriptorPool()
+        if plan.needs_duration:
+            pool.AddSerializedFile(_protobuf("duration_pb2").DESCRIPTOR.serialized_pb)
+        pool.AddSerializedFile(file_descriptor(plan).SerializeToString())
+        descriptor = pool.FindMessageTypeByName(_full_name(plan, plan.root))
+        factory = _protobuf("message_factory")
+        if hasattr(factory, "GetMessageClass"):  # since 4.22
+            message_class = factory.GetMessageClass(descriptor)
+        else:
+            message_class = factory.MessageFactory(pool).GetPrototype(descriptor)
+        schemas[previous] = TypedSchema(plan, message_class)
     return schemas[previous]
 
 
-def to_typed(document: Any, previous: str | None = None) -> Any:
+def to_typed(document: DocumentLike, previous: str | None = None) -> ProtobufMessage:
     """Return a document as a message of its own class."""
-    schema = typed_schema(type(document), previous)
-    message = schema.message_class()
-    _write_document(schema.plan, message, document)
-    if any(planned.role is Role.UNION for planned in schema.plan.messages.values()):
-        _check_unions(document, schema.plan, message)
-    return message
-
-
-def _check_unions(document: Any, plan: ProtoPlan, message: Any) -> None:
-    """Raise an error for a message whose members of unions would be read as others."""
-    owner = type(document).__name__
+    schema, owner = typed_schema(type(document), previous), type(document).__name__
+    plan, message = schema.plan, schema.message_class()
+    try:
+        _MessageWriter(plan).fill(message, plan.messages[plan.root], document)
+    except _ConversionError as error:
+        raise EncodeError(error.describe(owner)) from error.__cause__
+    except RecursionError:
+        raise EncodeError(f"{owner}: the document nests too deep for a message, or contains itself.") from None
+    if not any(planned.role is Role.UNION for planned in plan.messages.values()):
+        return message
+    # A member of a union may be read as another one, so the message is read back.
     try:
         decoded = _read_document(plan, message)
     except DecodeError as error:
         raise EncodeError(f"{owner}: the message could not be read back: {error}") from error
-    for name in type(document).model_fields:
+    for name in plan.messages[plan.root].document_type.model_fields:
         value, other = document.__dict__.get(name), decoded.__dict__.get(name)
         if not is_unchanged(value, other):
             raise EncodeError(
                 f"{owner}.{name}: {describe(value)} would be read back as {describe(other)}. Use a union of types that "
                 "can be distinguished."
             )
+    return message
 
 
-def from_typed(document_type: Any, source: Any, previous: str | None = None) -> Any:
+def from_typed(
+    document_type: type[DocumentT],
+    source: ProtobufMessage | bytes | bytearray | memoryview,
+    previous: str | None = None,
+) -> DocumentT:
     """Return the document of a message, built here or by generated code, or of its bytes."""
     schema = typed_schema(document_type, previous)
+    root = schema.plan.root
     if isinstance(source, schema.message_class):
-        return _read_document(schema.plan, source)
-    is_data = isinstance(source, (bytes, bytearray, memoryview))
-    content = bytes(source) if is_data else _serialize_foreign(source, schema.plan.root)
+        return cast("DocumentT", _read_document(schema.plan, source))
+    protobuf = _protobuf("message")
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        content = bytes(source)
+    elif not isinstance(source, protobuf.Message):
+        raise DecodeError(f"expected a message of {root} or its bytes, got {type(source).__name__}.")
+    elif source.DESCRIPTOR.name != root:
+        raise DecodeError(f"expected a message of {root}, got one of {source.DESCRIPTOR.full_name}.")
+    else:  # made by generated code, whose class differs from the one that is built here
+        try:
+            content = bytes(source.SerializeToString())
+        except (protobuf.EncodeError, ValueError) as error:
+            raise DecodeError(f"the message of {root} cannot be read: {error}") from error
     try:
         message = _parse(schema.message_class, content)
-    except (_protobuf("message").DecodeError, ValueError, IndexError, TypeError, RuntimeError, struct.error) as error:
-        raise DecodeError(f"{len(content)} bytes are not a message of {schema.plan.root}: {error}") from error
-    return _read_document(schema.plan, message)
+    except (protobuf.DecodeError, ValueError, IndexError, TypeError, RuntimeError, struct.error) as error:
+        raise DecodeError(f"{len(content)} bytes are not a message of {root}: {error}") from error
+    return cast("DocumentT", _read_document(schema.plan, message))
 
 
-def _serialize_foreign(source: Any, root: str) -> bytes:
-    """Return the bytes of a message that generated code has made."""
-    message = _protobuf("message")
-    if not isinstance(source, message.Message):
-        raise DecodeError(f"expected a message of {root} or its bytes, got {type(source).__name__}.")
-    if source.DESCRIPTOR.name != root:
-        raise DecodeError(f"expected a message of {root}, got one of {source.DESCRIPTOR.full_name}.")
-    try:
-        return bytes(source.SerializeToString())
-    except (message.EncodeError, ValueError) as error:
-        raise DecodeError(f"the message of {root} cannot be read: {error}") from error
-
-
-def _parse(message_class: Any, content: bytes) -> Any:
+def _parse(message_class: type[ProtobufMessage], content: bytes) -> ProtobufMessage:
     """Parse a message. For truncated bytes, the C++ runtime only warns and returns what came before."""
     if _protobuf("internal.api_implementation").Type() != "cpp":
         return message_class.FromString(content)
@@ -116,18 +133,6 @@ def _parse(message_class: Any, content: bytes) -> Any:
 
 
 # --- descriptors
-
-
-def _build_message_class(plan: ProtoPlan) -> Any:
-    pool = _protobuf("descriptor_pool").DescriptorPool()
-    if plan.needs_duration:
-        pool.AddSerializedFile(_protobuf("duration_pb2").DESCRIPTOR.serialized_pb)
-    pool.AddSerializedFile(file_descriptor(plan).SerializeToString())
-    descriptor = pool.FindMessageTypeByName(_full_name(plan, plan.root))
-    factory = _protobuf("message_factory")
-    if hasattr(factory, "GetMessageClass"):  # since 4.22
-        return factory.GetMessageClass(descriptor)
-    return factory.MessageFactory(pool).GetPrototype(descriptor)
 
 
 def file_descriptor(plan: ProtoPlan) -> Any:
@@ -151,29 +156,23 @@ def _describe_message(target: Any, message: Message, plan: ProtoPlan) -> None:
         target.oneof_decl.add(name="value")
     for field in message.fields:
         descriptor = target.field.add(name=field.name, number=field.number)
-        if field.slot.key is not None:
-            _describe_map(target, descriptor, field, field.slot.key, plan)
+        descriptor.label = descriptor.LABEL_REPEATED if field.slot.many else descriptor.LABEL_OPTIONAL
+        if field.slot.key is not None:  # to protoc, a map is a repeated message of entries with a key and a value
+            entry = target.nested_type.add(name=field.map_entry)
+            entry.options.map_entry = True
+            for number, (name, slot) in enumerate((("key", field.slot.key), ("value", field.slot)), 1):
+                part = entry.field.add(name=name, number=number, label=descriptor.LABEL_OPTIONAL)
+                _describe_type(part, slot, plan)
+            descriptor.type = descriptor.TYPE_MESSAGE
+            descriptor.type_name = f".{_full_name(plan, target.name)}.{entry.name}"
             continue
         _describe_type(descriptor, field.slot, plan)
-        descriptor.label = descriptor.LABEL_REPEATED if field.slot.repeated else descriptor.LABEL_OPTIONAL
         if message.role is Role.UNION:
             descriptor.oneof_index = 0
         elif field.label == "optional":  # in proto3, a oneof of its own with one member
             descriptor.proto3_optional = True
             descriptor.oneof_index = len(target.oneof_decl)
             target.oneof_decl.add(name=f"_{field.name}")
-
-
-def _describe_map(target: Any, descriptor: Any, field: ProtoField, key: Slot, plan: ProtoPlan) -> None:
-    """Describe a map as protoc does: a repeated message of entries with a key and a value."""
-    entry = target.nested_type.add(name=field.map_entry)
-    entry.options.map_entry = True
-    for number, (name, slot) in enumerate((("key", key), ("value", field.slot)), 1):
-        part = entry.field.add(name=name, number=number, label=descriptor.LABEL_OPTIONAL)
-        _describe_type(part, slot, plan)
-    descriptor.label = descriptor.LABEL_REPEATED
-    descriptor.type = descriptor.TYPE_MESSAGE
-    descriptor.type_name = f".{_full_name(plan, target.name)}.{entry.name}"
 
 
 def _describe_type(descriptor: Any, slot: Slot, plan: ProtoPlan) -> None:
@@ -187,7 +186,7 @@ def _full_name(plan: ProtoPlan, name: str) -> str:
     return f"{plan.package}.{name}" if plan.package else name
 
 
-def _protobuf(module: str) -> Any:
+def _protobuf(module: str) -> ModuleType:
     """Return a module of the protobuf runtime, imported on first use."""
     return require(f"google.protobuf.{module}", extra="protobuf", needed_for="A protobuf message")
 
@@ -207,22 +206,11 @@ class _ConversionError(Exception):
         return f"{''.join([owner, *self.path])}: {self}"
 
 
-def _write_document(plan: ProtoPlan, message: Any, document: Any) -> None:
-    """Fill a message of the plan's root with a document."""
-    owner = type(document).__name__
-    try:
-        _MessageWriter(plan).fill(message, plan.messages[plan.root], document)
-    except _ConversionError as error:
-        raise EncodeError(error.describe(owner)) from error.__cause__
-    except RecursionError:
-        raise EncodeError(f"{owner}: the document nests too deep for a message, or contains itself.") from None
-
-
 class _MessageWriter:
     def __init__(self, plan: ProtoPlan) -> None:
         self._plan = plan
 
-    def fill(self, message: Any, shape: Message, value: Any) -> None:
+    def fill(self, message: ProtobufMessage, shape: Message, value: Any) -> None:
         """Put a value into the message that stands for it."""
         if shape.role is Role.DOCUMENT:
             _check_document(shape, value)
@@ -241,7 +229,7 @@ class _MessageWriter:
         else:
             _FIXED_MESSAGES[shape.role].write(message, value)
 
-    def _write(self, message: Any, field: ProtoField, value: Any, step: str = "") -> None:
+    def _write(self, message: ProtobufMessage, field: ProtoField, value: Any, step: str = "") -> None:
         slot = field.slot
         if value is None and slot.field.nullable and not slot.many:
             return
@@ -263,8 +251,9 @@ class _MessageWriter:
             reason = f"{describe(value)} has no form as {field.type_text}: {error}."
             raise _ConversionError(reason, *filter(None, [step])) from error
 
-    def _write_one(self, message: Any, name: str, slot: Slot, value: Any) -> None:
+    def _write_one(self, message: ProtobufMessage, name: str, slot: Slot, value: Any) -> None:
         if slot.wire is Wire.MESSAGE:
+            # Without a field that is set, an empty message would count as left out.
             inner = getattr(message, name)
             inner.SetInParent()
             self.fill(inner, self._plan.messages[slot.type], value)
@@ -296,7 +285,7 @@ class _MessageWriter:
                 raise
 
 
-def _encode(slot: Slot, value: Any) -> Any:
+def _encode(slot: Slot, value: object) -> object:
     if value is None and slot.field.kind is not FieldKind.ANY:
         raise TypeError("None is not a value of this field")
     return value if slot.encode is None else slot.encode(value)
@@ -319,8 +308,9 @@ def _check_document(shape: Message, value: Any) -> None:
         )
 
 
-def _find_member(shape: Message, value: Any) -> ProtoField:
+def _find_member(shape: Message, value: object) -> ProtoField:
     """Return the member of a union for a value: by its exact class, else by a base class."""
+    # The exact class first: True is also an int, and in `int | bool` it must not become a number.
     for exact in (True, False):
         for field in shape.fields:
             if _fits(field.slot.field, value, exact=exact):
@@ -356,7 +346,7 @@ def _fits(field: Field, value: Any, *, exact: bool) -> bool:
 # --- reading
 
 
-def _read_document(plan: ProtoPlan, message: Any) -> Any:
+def _read_document(plan: ProtoPlan, message: ProtobufMessage) -> DocumentLike:
     """Return the validated document of a message of the plan's root."""
     root = plan.messages[plan.root]
     try:
@@ -371,7 +361,7 @@ class _MessageReader:
     def __init__(self, plan: ProtoPlan) -> None:
         self._plan = plan
 
-    def read_document(self, message: Any, shape: Message) -> Any:
+    def read_document(self, message: ProtobufMessage, shape: Message) -> DocumentLike:
         """Return the document that a message stands for."""
         tp, values = shape.document_type, {}
         accepted = tp.document_schema().accepted
@@ -384,13 +374,14 @@ class _MessageReader:
             if value is not _MISSING:
                 values[accepted[field.source][1]] = value
         try:
-            return tp.model_validate(values, context=STORED)
+            document: DocumentLike = tp.model_validate(values, context=STORED)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False, include_context=False)[0]
             path = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"]]
             raise _ConversionError(f"{first['msg']}.", *path) from error
+        return document
 
-    def _read_message(self, message: Any, shape: Message, slot: Slot) -> Any:
+    def _read_message(self, message: ProtobufMessage, shape: Message, slot: Slot) -> object:
         """Return the value that a message stands for."""
         if shape.role is Role.DOCUMENT:
             return self.read_document(message, shape)
@@ -405,13 +396,13 @@ class _MessageReader:
             return tuple(self._read_required(message, field) for field in shape.fields)
         return _FIXED_MESSAGES[shape.role].read(message, slot)
 
-    def _read_required(self, message: Any, field: ProtoField) -> Any:
+    def _read_required(self, message: ProtobufMessage, field: ProtoField) -> object:
         value = self._read_field(message, field)
         if value is _MISSING:
             raise _ConversionError(f"{field.name} is left out of the message.")
         return value
 
-    def _read_field(self, message: Any, field: ProtoField) -> Any:
+    def _read_field(self, message: ProtobufMessage, field: ProtoField) -> object:
         """Return the value of a field; None or `_MISSING` if it is left out."""
         slot = field.slot
         if slot.key is not None:
@@ -424,7 +415,7 @@ class _MessageReader:
         value = getattr(message, field.name)
         return absent if slot.wire is Wire.ENUM and value == 0 else self._read_one(value, slot)
 
-    def _read_one(self, value: Any, slot: Slot) -> Any:
+    def _read_one(self, value: Any, slot: Slot) -> object:
         if slot.wire is Wire.MESSAGE:
             return self._read_message(value, self._plan.messages[slot.type], slot)
         if slot.decode is None:
@@ -440,8 +431,8 @@ class _MessageReader:
             raise _ConversionError(f"{value} is not a number of the enum {slot.type}.")
         return decoded
 
-    def _read_many(self, values: Any, slot: Slot) -> Any:
-        items = []
+    def _read_many(self, values: Any, slot: Slot) -> object:
+        items: list[Any] = []
         for index, value in enumerate(values):
             try:
                 items.append(self._read_one(value, slot))
@@ -473,98 +464,93 @@ class _MessageReader:
 # --- messages that are the same in every `.proto`
 
 
-def _write_tensor(message: Any, value: Any) -> None:
-    framework = framework_of(value)
-    if framework is None:
-        raise TypeError("it is not a tensor")
-    if framework.is_sparse(value):
-        raise TypeError(f"its layout is {framework.layout(value)}; make it dense first")
-    try:
-        array, dtype = framework.to_numpy(value), framework.dtype(value)
-    except (TensorError, RuntimeError) as error:
-        raise TypeError(str(error)) from error
-    if dtype not in DTYPES and array.dtype.kind not in "mM":
-        raise TypeError(f"other languages have no dtype {dtype}")
-    message.dtype = dtype
-    message.shape.extend(array.shape)
-    if dtype == "string":
-        message.strings.extend(item if isinstance(item, bytes) else str(item).encode() for item in array.flat)
-    else:
-        order = array.dtype.byteorder
-        is_big_endian = order == ">" or (order == "=" and sys.byteorder == "big")
-        message.data = (array.byteswap() if is_big_endian else array).tobytes()
+class _TensorMessage:
+    def write(self, message: Any, value: Any) -> None:
+        framework = framework_of(value)
+        if framework is None:
+            raise TypeError("it is not a tensor")
+        if framework.is_sparse(value):
+            raise TypeError(f"its layout is {framework.layout(value)}; make it dense first")
+        try:
+            array, dtype = framework.to_numpy(value), framework.dtype(value)
+        except (TensorError, RuntimeError) as error:
+            raise TypeError(str(error)) from error
+        if dtype not in DTYPES and array.dtype.kind not in "mM":
+            raise TypeError(f"other languages have no dtype {dtype}")
+        message.dtype = dtype
+        message.shape.extend(array.shape)
+        if dtype == "string":
+            message.strings.extend(item if isinstance(item, bytes) else str(item).encode() for item in array.flat)
+        else:
+            order = array.dtype.byteorder
+            is_big_endian = order == ">" or (order == "=" and sys.byteorder == "big")
+            message.data = (array.byteswap() if is_big_endian else array).tobytes()
+
+    def read(self, message: Any, slot: Slot) -> object:
+        try:
+            array, framework = self._read_array(message), slot.field.type.framework
+            return slot.field.type(array if framework is None else framework.from_numpy(array))
+        except (*_CONVERSION_ERRORS, RuntimeError) as error:
+            raise _ConversionError(str(error)) from error
+
+    def _read_array(self, message: Any) -> np.ndarray[Any, Any]:
+        shape = tuple(int(size) for size in message.shape)
+        size, name = math.prod(shape), message.dtype
+        if name == "string":
+            if len(message.strings) != size:
+                raise TensorError(
+                    f"a tensor of shape {format_shape(shape)} needs {size} strings, got {len(message.strings)}"
+                )
+            texts = np.empty(size, dtype=object)
+            texts[:] = list(message.strings)
+            return texts.reshape(shape)
+        if name not in DTYPES and not name.startswith(("datetime64[", "timedelta64[")):
+            raise TensorError(f"{name!r} is not a dtype of tensors; known: {', '.join(DTYPES)}")
+        dtype = common_dtype(name)
+        if len(message.data) != size * dtype.itemsize:
+            expected = f"{dtype.name} {format_shape(shape)} needs {size * dtype.itemsize} bytes"
+            raise TensorError(f"a tensor of {expected}, got {len(message.data)}")
+        array = np.frombuffer(bytearray(message.data), dtype)
+        if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
+            raise TensorError("a bool is 0 or 1, and the data holds other bytes")
+        if sys.byteorder == "big":
+            array = array.byteswap()
+        return array.reshape(shape)
 
 
-def _read_tensor(message: Any, slot: Slot) -> Any:
-    try:
-        array, framework = _read_array(message), slot.field.type.framework
-        return slot.field.type(array if framework is None else framework.from_numpy(array))
-    except (*_CONVERSION_ERRORS, RuntimeError) as error:
-        raise _ConversionError(str(error)) from error
+class _ComplexMessage:
+    def write(self, message: Any, value: Any) -> None:
+        message.real, message.imaginary = value.real, value.imag
+
+    def read(self, message: Any, slot: Slot) -> object:
+        return slot.field.type(complex(message.real, message.imaginary))
 
 
-def _read_array(message: Any) -> np.ndarray[Any, Any]:
-    shape = tuple(int(size) for size in message.shape)
-    size, name = math.prod(shape), message.dtype
-    if name == "string":
-        if len(message.strings) != size:
-            raise TensorError(
-                f"a tensor of shape {format_shape(shape)} needs {size} strings, got {len(message.strings)}"
+class _DurationMessage:
+    def write(self, message: Any, value: Any) -> None:
+        total = value // timedelta(microseconds=1)
+        if abs(total) > _MAX_DURATION * 10**6:
+            raise ValueError("a Duration of protobuf has at most ten thousand years")
+        # The parts of a Duration have the same sign, while Python's timedelta has only negative days.
+        seconds, micros = divmod(abs(total), 10**6)
+        sign = -1 if total < 0 else 1
+        message.seconds, message.nanos = sign * seconds, sign * micros * 1000
+
+    def read(self, message: Any, _: Slot) -> timedelta:
+        micros, rest = divmod(message.nanos, 1000)
+        if rest:
+            raise _ConversionError(
+                f"{message.nanos} nanoseconds are not whole microseconds, which is all that Python's timedelta has."
             )
-        texts = np.empty(size, dtype=object)
-        texts[:] = list(message.strings)
-        return texts.reshape(shape)
-    if name not in DTYPES and not name.startswith(("datetime64[", "timedelta64[")):
-        raise TensorError(f"{name!r} is not a dtype of tensors; known: {', '.join(DTYPES)}")
-    dtype = common_dtype(name)
-    if len(message.data) != size * dtype.itemsize:
-        expected = f"{dtype.name} {format_shape(shape)} needs {size * dtype.itemsize} bytes"
-        raise TensorError(f"a tensor of {expected}, got {len(message.data)}")
-    array = np.frombuffer(bytearray(message.data), dtype)
-    if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
-        raise TensorError("a bool is 0 or 1, and the data holds other bytes")
-    if sys.byteorder == "big":
-        array = array.byteswap()
-    return array.reshape(shape)
+        if abs(message.seconds) > _MAX_DURATION or abs(message.nanos) >= 10**9 or message.seconds * message.nanos < 0:
+            raise _ConversionError(
+                f"{message.seconds} seconds and {message.nanos} nanoseconds are not a Duration of protobuf."
+            )
+        return timedelta(seconds=message.seconds, microseconds=micros)
 
 
-def _write_complex(message: Any, value: Any) -> None:
-    message.real, message.imaginary = value.real, value.imag
-
-
-def _read_complex(message: Any, slot: Slot) -> Any:
-    return slot.field.type(complex(message.real, message.imaginary))
-
-
-def _write_duration(message: Any, value: timedelta) -> None:
-    total = value // timedelta(microseconds=1)
-    if abs(total) > _MAX_DURATION * 10**6:
-        raise ValueError("a Duration of protobuf has at most ten thousand years")
-    seconds, micros = divmod(abs(total), 10**6)
-    sign = -1 if total < 0 else 1
-    message.seconds, message.nanos = sign * seconds, sign * micros * 1000
-
-
-def _read_duration(message: Any, _: Slot) -> timedelta:
-    micros, rest = divmod(message.nanos, 1000)
-    if rest:
-        raise _ConversionError(
-            f"{message.nanos} nanoseconds are not whole microseconds, which is all that Python's timedelta has."
-        )
-    if abs(message.seconds) > _MAX_DURATION or abs(message.nanos) >= 10**9 or message.seconds * message.nanos < 0:
-        raise _ConversionError(
-            f"{message.seconds} seconds and {message.nanos} nanoseconds are not a Duration of protobuf."
-        )
-    return timedelta(seconds=message.seconds, microseconds=micros)
-
-
-class _FixedMessage(NamedTuple):
-    write: Callable[[Any, Any], None]
-    read: Callable[[Any, Slot], Any]
-
-
-_FIXED_MESSAGES = {
-    Role.TENSOR: _FixedMessage(_write_tensor, _read_tensor),
-    Role.COMPLEX: _FixedMessage(_write_complex, _read_complex),
-    Role.DURATION: _FixedMessage(_write_duration, _read_duration),
+_FIXED_MESSAGES: dict[Role, _TensorMessage | _ComplexMessage | _DurationMessage] = {
+    Role.TENSOR: _TensorMessage(),
+    Role.COMPLEX: _ComplexMessage(),
+    Role.DURATION: _DurationMessage(),
 }

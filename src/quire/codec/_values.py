@@ -23,7 +23,7 @@ from decimal import Decimal, InvalidOperation
 from enum import Enum
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple, get_origin
+from typing import Any, NamedTuple, cast, get_origin
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -34,7 +34,7 @@ from pydantic_core import MultiHostUrl, Url
 from quire import _class_registry
 from quire._class_registry import class_name
 from quire._equality import is_unchanged
-from quire._protocols import is_array_type, is_document_type
+from quire._protocols import ArrayLike, DocumentLike, is_array_type, is_document_type
 from quire.codec._context import MAX_DEPTH, Reader, ReadOptions, Writer
 from quire.codec._errors import prefix_place
 from quire.codec._kinds import KINDS
@@ -56,6 +56,7 @@ from quire.codec._wire import (
     DELIMITED,
     FIXED64,
     VARINT,
+    Bytes,
     decode_zigzag,
     encode_delimited,
     encode_tag,
@@ -91,7 +92,7 @@ class UnknownMember(NamedTuple):
 _Encoder = Callable[[Any, Writer], bytes]
 
 
-def encode_value(value: Any, writer: Writer) -> bytes:
+def encode_value(value: object, writer: Writer) -> bytes:
     """Encode a value of any type that has an encoding."""
     encode = _ENCODERS.get(type(value))
     if encode is not None:
@@ -99,12 +100,6 @@ def encode_value(value: Any, writer: Writer) -> bytes:
     if writer.depth > MAX_DEPTH:
         raise EncodeError(f"values are nested more than {MAX_DEPTH} levels deep.")
     writer.depth += 1
-    content = _encode_nested(value, writer)
-    writer.depth -= 1
-    return content
-
-
-def _encode_nested(value: Any, writer: Writer) -> bytes:
     tp = type(value)
     encode = _CONTAINERS.get(tp)
     if encode is None and getattr(tp, "__quire_plain__", False):  # a class like `ImageUrl`, encoded as text or bytes
@@ -112,13 +107,16 @@ def _encode_nested(value: Any, writer: Writer) -> bytes:
         if encode is not None:
             _CONTAINERS[tp] = encode
     if encode is not None:
-        return encode(value, writer)
-    try:
-        return _encode_other(value, writer)
-    except EncodeError:
-        if not writer.allow_pickle:
-            raise
-        return encode_delimited(ValueField.PICKLED, pickle.dumps(value, protocol=5))
+        content = encode(value, writer)
+    else:
+        try:
+            content = _encode_other(value, writer)
+        except EncodeError:
+            if not writer.allow_pickle:
+                raise
+            content = encode_delimited(ValueField.PICKLED, pickle.dumps(value, protocol=5))
+    writer.depth -= 1
+    return content
 
 
 def _encode_other(value: Any, writer: Writer) -> bytes:
@@ -143,7 +141,7 @@ def _encode_other(value: Any, writer: Writer) -> bytes:
 # --- encoding documents
 
 
-def encode_document(document: Any, writer: Writer) -> bytes:
+def encode_document(document: DocumentLike, writer: Writer) -> bytes:
     """Encode a document and everything in it."""
     content, extra = document.__dict__, document.__pydantic_extra__
     schema = type(document).document_schema()
@@ -195,7 +193,7 @@ def _encode_contents(name: str, content: Mapping[str, Any], writer: Writer) -> b
     return b"".join(parts)
 
 
-def encode_array(array: Any, writer: Writer) -> bytes:
+def encode_array(array: ArrayLike, writer: Writer) -> bytes:
     """Encode an array, document by document."""
     return encode_documents(array._declared or class_name(array.document_type), array._documents, writer)
 
@@ -230,6 +228,7 @@ def _encode_as(number: int, convert: Callable[[Any], bytes]) -> _Encoder:
 def _encode_integer(value: int, _: Writer) -> bytes:
     if _MIN_INT64 <= value <= _MAX_INT64:
         return _INTEGER_TAG + encode_zigzag(value)
+    # One bit more than `bit_length`, for the sign of two's complement.
     content = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
     return encode_delimited(ValueField.BIG_INTEGER, content)
 
@@ -248,6 +247,8 @@ def _encode_moment(number: int, value: datetime | time) -> bytes:
     zone = value.tzinfo
     if zone is not None and value.utcoffset() is None and isinstance(value, datetime):
         raise EncodeError(f"the zone of {value!r} knows no offset.")
+    # A zone with a name is written as the local time and the name, because its offset depends on the rules of the zone
+    # where the bytes are read. `fold` tells which of two equal local times is meant when clocks are set back.
     name = zone.key if isinstance(zone, ZoneInfo) else ""
     moment = value.replace(tzinfo=None) if name else value
     content = encode_text(MomentField.TEXT, moment.isoformat()) + encode_text(MomentField.ZONE, name)
@@ -268,7 +269,7 @@ def _encode_timedelta(value: timedelta, _: Writer) -> bytes:
     return encode_delimited(ValueField.TIMEDELTA, content)
 
 
-def _encode_member(type_name: str, name: str, value: Any, writer: Writer) -> bytes:
+def _encode_member(type_name: str, name: str, value: object, writer: Writer) -> bytes:
     content = encode_text(MemberField.TYPE, type_name) + encode_text(MemberField.NAME, name)
     content += encode_delimited(MemberField.VALUE, encode_value(value, writer))
     return encode_delimited(ValueField.ENUM, content)
@@ -447,14 +448,14 @@ def check_unions(schema: Schema, field: Field, values: list[Any], *, allow_pickl
             )
 
 
-def value_message(value: Any, *, allow_pickle: bool = False) -> bytes:
+def value_message(value: object, *, allow_pickle: bool = False) -> bytes:
     """Encode one value as a message of its own: a `Document` without a class and without names."""
     writer = Writer(allow_pickle)
     head = encode_delimited(DocumentField.VALUES, encode_value(value, writer))
     return b"".join(join_buffers(head, writer.buffers)) if writer.buffers else head
 
 
-def value_from_message(data: Any, field: Field, options: ReadOptions) -> Any:
+def value_from_message(data: Bytes, field: Field, options: ReadOptions) -> Any:
     """Decode the value of `value_message` for a field."""
     reader = Reader(memoryview(data), options)
     for number, wire_type, start, end in iter_fields(reader.data, 0, len(reader.data)):
@@ -466,7 +467,7 @@ def value_from_message(data: Any, field: Field, options: ReadOptions) -> Any:
 # --- decoding
 
 
-def decode_value(reader: Reader, start: int, end: int, hint: Field | None = None) -> Any:
+def decode_value(reader: Reader, start: int, end: int, hint: Field | None = None) -> object:
     """Decode a value; the field that it is for, the hint, chooses among classes with the same encoding."""
     if start >= end:
         raise DecodeError(f"the value at byte {start} is missing.")
@@ -480,7 +481,7 @@ def decode_value(reader: Reader, start: int, end: int, hint: Field | None = None
     return decode(reader, a, b, hint)
 
 
-def _decode_nested(reader: Reader, start: int, end: int, hint: Field | None) -> Any:
+def _decode_nested(reader: Reader, start: int, end: int, hint: Field | None) -> object:
     """Decode a value inside of another."""
     reader.descend()
     value = decode_value(reader, start, end, hint)
@@ -490,7 +491,7 @@ def _decode_nested(reader: Reader, start: int, end: int, hint: Field | None) -> 
 
 # --- decoding single values
 
-_Decoder = Callable[[Reader, int, int, Field | None], Any]
+_Decoder = Callable[[Reader, int, int, Field | None], object]
 
 
 def _without_hint(decode: Callable[[bytes, int, int], Any]) -> _Decoder:
@@ -498,7 +499,7 @@ def _without_hint(decode: Callable[[bytes, int, int], Any]) -> _Decoder:
 
 
 def _parse_with(what: str, parse: Callable[[str], Any]) -> _Decoder:
-    def decode(reader: Reader, start: int, end: int, _: Field | None) -> Any:
+    def decode(reader: Reader, start: int, end: int, _: Field | None) -> object:
         content = read_text(reader.data, start, end)
         try:
             return parse(content)
@@ -513,7 +514,7 @@ def _decode_blob(reader: Reader, start: int, end: int, hint: Field | None) -> by
     return bytearray(blob) if hint is not None and hint.type is bytearray else blob
 
 
-def _decode_path(reader: Reader, start: int, end: int, hint: Field | None) -> Any:
+def _decode_path(reader: Reader, start: int, end: int, hint: Field | None) -> PurePath:
     """Decode a path of the class that the field is typed with."""
     content = read_text(reader.data, start, end)
     field = None if hint is None else _single_member(hint, FieldKind.PATH)
@@ -560,7 +561,7 @@ def _decode_complex(data: bytes, start: int, end: int) -> complex:
 
 
 def _decode_moment(tp: type[datetime | time]) -> _Decoder:
-    def decode(reader: Reader, start: int, end: int, _: Field | None) -> Any:
+    def decode(reader: Reader, start: int, end: int, _: Field | None) -> datetime | time:
         data, text, zone, fold = reader.data, "", "", 0
         for number, wire_type, a, b in iter_fields(data, start, end):
             if wire_type == DELIMITED and number == MomentField.TEXT:
@@ -594,7 +595,7 @@ def _decode_timedelta(data: bytes, start: int, end: int) -> timedelta:
         raise DecodeError(f"a timedelta is too long: {error}.") from error
 
 
-def _decode_member(reader: Reader, start: int, end: int, hint: Field | None) -> Any:
+def _decode_member(reader: Reader, start: int, end: int, hint: Field | None) -> Enum | UnknownMember:
     """Decode a member of an enum by its name, or by its value if the member was renamed."""
     type_name = name = ""
     value = None
@@ -629,7 +630,7 @@ def _find_enum(name: str, hint: Field | None, reader: Reader) -> type[Enum] | No
     return next((tp for tp in enums if class_name(tp) == name), None)
 
 
-def unpickle(data: Any, *, allow: bool) -> Any:
+def unpickle(data: Bytes, *, allow: bool) -> Any:
     """Load a pickle, if the caller trusts the source."""
     if not allow:
         raise DecodeError(
@@ -639,10 +640,6 @@ def unpickle(data: Any, *, allow: bool) -> Any:
         return pickle.loads(data)  # noqa: S301 - the caller allows it
     except Exception as error:  # a pickle can raise anything
         raise DecodeError(f"the pickle cannot be read: {error}") from error
-
-
-def _decode_pickle(reader: Reader, start: int, end: int, _: Field | None) -> Any:
-    return unpickle(reader.data[start:end], allow=reader.options.allow_pickle)
 
 
 # --- decoding containers
@@ -659,7 +656,7 @@ def _decode_list(reader: Reader, start: int, end: int, hint: Field | None) -> li
     return items
 
 
-def _decode_tuple(reader: Reader, start: int, end: int, hint: Field | None) -> Any:
+def _decode_tuple(reader: Reader, start: int, end: int, hint: Field | None) -> tuple[Any, ...] | re.Pattern[Any]:
     """Decode a tuple, or the regular expression with flags that was encoded as one."""
     items = tuple(_decode_list(reader, start, end, hint))
     if hint is None or list(map(type, items[1:])) != [int]:
@@ -674,7 +671,7 @@ def _decode_tuple(reader: Reader, start: int, end: int, hint: Field | None) -> A
 
 
 def _decode_set(make: type[set[Any] | frozenset[Any]]) -> _Decoder:
-    def decode(reader: Reader, start: int, end: int, hint: Field | None) -> Any:
+    def decode(reader: Reader, start: int, end: int, hint: Field | None) -> set[Any] | frozenset[Any]:
         items = _decode_list(reader, start, end, hint)
         try:
             reader.charge(_hash_table_size(len(items)))
@@ -690,6 +687,7 @@ def _decode_set(make: type[set[Any] | frozenset[Any]]) -> _Decoder:
 
 def _hash_table_size(count: int) -> int:
     """Return the memory of the table of a set, which CPython keeps at most 60 % full; 8 slots are part of the set."""
+    # This follows set_add_entry and set_table_resize of CPython's setobject.c.
     slots = 8
     while 5 * count >= 3 * (slots - 1):
         slots *= 4 if slots < 1 << 16 else 2
@@ -729,14 +727,8 @@ def _single_member(hint: Field, kind: FieldKind) -> Field:
 # --- decoding documents
 
 
-def _decode_document_value(reader: Reader, start: int, end: int, hint: Field | None) -> Any:
-    expected, members = _expected_type(reader, start, end, hint, FieldKind.DOCUMENT)
-    return decode_document(reader, start, end, expected, members)
-
-
-def _decode_array_value(reader: Reader, start: int, end: int, hint: Field | None) -> Any:
-    expected, members = _expected_type(reader, start, end, hint, FieldKind.DOCUMENTS)
-    return decode_array(reader, start, end, expected, members)
+def _decode_nested_documents(kind: FieldKind, decode: Callable[..., object]) -> _Decoder:
+    return lambda reader, start, end, hint: decode(reader, start, end, *_expected_type(reader, start, end, hint, kind))
 
 
 def _expected_type(
@@ -770,14 +762,14 @@ def _closed_type(document_type: type[Any] | None) -> type[Any] | None:
 
 def decode_document(
     reader: Reader, start: int, end: int, expected: type[Any] | None, members: Sequence[type[Any]] = ()
-) -> Any:
+) -> DocumentLike:
     """Decode a document of the expected class, or of a loaded subclass of it that was written.
 
     Where a union expects one of several classes, they are `members`.
     """
     type_name, document_type, content, unknown = decode_fields(reader, start, end, expected, members)
     if document_type is None:
-        return _class_registry.make_dynamic(type_name, unknown)
+        return cast("DocumentLike", _class_registry.make_dynamic(type_name, unknown))
     accepted = document_type.document_schema().accepted
     return build_document(document_type, {accepted[name][1]: value for name, value in content.items()}, unknown, reader)
 
@@ -823,7 +815,7 @@ _NAMES_TAG = encode_tag(DocumentField.NAMES)[0]
 
 
 def _decode_head(
-    reader: Reader, start: int, end: int, expected: Any, members: Sequence[type[Any]]
+    reader: Reader, start: int, end: int, expected: type[Any] | None, members: Sequence[type[Any]]
 ) -> tuple[str, Any, Sequence[str], int]:
     """Return the class name of a document, its class, the names of its fields, and where to look for their values.
 
@@ -851,7 +843,7 @@ def _decode_head(
 
 def decode_array(
     reader: Reader, start: int, end: int, expected: type[Any] | None, members: Sequence[type[Any]] = ()
-) -> Any:
+) -> ArrayLike:
     """Decode an array, document by document."""
     type_name = ""
     for number, wire_type, a, b in iter_fields(reader.data, start, end):
@@ -866,29 +858,33 @@ def decode_array(
         for number, wire_type, a, b in iter_fields(reader.data, start, end)
         if number == ArrayField.DOCUMENTS and wire_type == DELIMITED
     ]
-    return _class_registry.make_array(document_type, documents, type_name)
+    return cast("ArrayLike", _class_registry.make_array(document_type, documents, type_name))
 
 
-def build_document(document_type: type[Any], content: dict[str, Any], unknown: dict[str, Any], reader: Reader) -> Any:
+def build_document(
+    document_type: type[Any], content: dict[str, Any], unknown: dict[str, Any], reader: Reader
+) -> DocumentLike:
     """Create a validated document; missing fields take their defaults."""
     extra = document_type.model_config.get("extra") == "allow"
     if unknown and reader.options.unknown == "error" and not extra:
         raise DecodeError(f"{document_type.__name__} has no field {next(iter(unknown))[:60]!r}.")
+    # A class without extra='allow' would reject unknown fields, so they are set after validation.
     document = validate_document(document_type, {**content, **unknown} if extra else content)
     if unknown and reader.options.unknown == "keep" and not extra:
         object.__setattr__(document, "__pydantic_extra__", unknown)
     return document
 
 
-def validate_document(document_type: type[Any], content: Mapping[str, Any]) -> Any:
+def validate_document(document_type: type[Any], content: Mapping[str, Any]) -> DocumentLike:
     """Create a document of decoded values with pydantic's validation."""
     try:
-        return document_type.__pydantic_validator__.validate_python(content, context=STORED)
+        document: DocumentLike = document_type.__pydantic_validator__.validate_python(content, context=STORED)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         path = ".".join(str(part) for part in (document_type.__name__, *first["loc"]))
         missing = "; the bytes do not hold it, and it has no default" if first["type"] == "missing" else ""
         raise DecodeError(f"{path}: {first['msg']}{missing}.") from error
+    return document
 
 
 _UNKNOWN_KIND: tuple[int, _Decoder, int] = (-1, lambda *_: None, 0)
@@ -900,8 +896,8 @@ _DECODERS: dict[int, tuple[int, _Decoder, int]] = {  # wire type, decoder, appro
     ValueField.TEXT: (DELIMITED, _without_hint(read_text), 60),
     ValueField.BLOB: (DELIMITED, _decode_blob, 50),
     ValueField.TENSOR: (DELIMITED, lambda reader, start, end, _: decode_tensor(reader, start, end), 200),
-    ValueField.DOCUMENT: (DELIMITED, _decode_document_value, 0),
-    ValueField.ARRAY: (DELIMITED, _decode_array_value, 200),
+    ValueField.DOCUMENT: (DELIMITED, _decode_nested_documents(FieldKind.DOCUMENT, decode_document), 0),
+    ValueField.ARRAY: (DELIMITED, _decode_nested_documents(FieldKind.DOCUMENTS, decode_array), 200),
     ValueField.LIST: (DELIMITED, _decode_list, 72),
     ValueField.TUPLE: (DELIMITED, _decode_tuple, 56),
     ValueField.SET: (DELIMITED, _decode_set(set), 224),
@@ -918,5 +914,5 @@ _DECODERS: dict[int, tuple[int, _Decoder, int]] = {  # wire type, decoder, appro
     ValueField.PATH: (DELIMITED, _decode_path, 400),
     ValueField.ENUM: (DELIMITED, _decode_member, 100),
     ValueField.SCALAR: (DELIMITED, lambda reader, start, end, _: decode_scalar(reader, start, end), 60),
-    ValueField.PICKLED: (DELIMITED, _decode_pickle, 100),
+    ValueField.PICKLED: (DELIMITED, lambda r, a, b, _: unpickle(r.data[a:b], allow=r.options.allow_pickle), 100),
 }

@@ -16,10 +16,15 @@ are after the small part of the message, and a reader can return views of the re
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.errors import DecodeError
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Bytes = bytes | bytearray | memoryview
+"""Bytes of a message."""
 VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5
 """Wire types. Groups (3 and 4) are deprecated in protobuf and do not occur."""
 BUFFERS = 15
@@ -97,9 +102,9 @@ _PADDING = 1023
 _PADDING_TAG = encode_tag(_PADDING)
 
 
-def size_of(part: Any) -> int:
+def size_of(part: Bytes | NDArray[Any]) -> int:
     """Return the number of bytes of a bytes-like object or an array."""
-    return int(part.nbytes) if hasattr(part, "nbytes") else len(part)
+    return len(part) if isinstance(part, (bytes, bytearray)) else part.nbytes
 
 
 def join_buffers(head: bytes, buffers: Iterable[Any]) -> list[Any]:
@@ -137,7 +142,7 @@ def _encode_padding(position: int) -> bytes:
 # --- reading
 
 
-def split_buffers(data: Any) -> tuple[bytes, list[memoryview]]:
+def split_buffers(data: Bytes) -> tuple[bytes, list[memoryview]]:
     """Return the small part of a message, and its buffers as views of the data."""
     view = memoryview(data).cast("B")
     # An empty buffer takes 2 bytes in the message, but more than 100 as a view, so their number is bounded.
@@ -147,6 +152,7 @@ def split_buffers(data: Any) -> tuple[bytes, list[memoryview]]:
     kept = position = 0
     for number, wire_type, start, end in iter_fields(view, 0, len(view)):
         if wire_type == DELIMITED and number in (BUFFERS, _PADDING):
+            # The small part is what is between buffers: it ends where this field starts, which is `position`.
             if kept < position:
                 small.append(view[kept:position])
             kept = end
@@ -158,7 +164,7 @@ def split_buffers(data: Any) -> tuple[bytes, list[memoryview]]:
     return b"".join((*small, view[kept:])), buffers
 
 
-def iter_fields(data: Any, position: int, end: int) -> Iterator[WireField]:
+def iter_fields(data: Bytes, position: int, end: int) -> Iterator[WireField]:
     """Yield the fields of the message between two positions."""
     while position < end:
         field = read_field(data, position, end)
@@ -166,7 +172,7 @@ def iter_fields(data: Any, position: int, end: int) -> Iterator[WireField]:
         yield field
 
 
-def read_field(data: Any, position: int, end: int) -> WireField:
+def read_field(data: Bytes, position: int, end: int) -> WireField:
     """Read the field that starts at a position.
 
     Tags and lengths of one byte are by far the most frequent, so they are read without a call of `read_varint`.
@@ -196,7 +202,7 @@ def read_field(data: Any, position: int, end: int) -> WireField:
     return key >> 3, wire_type, start, position
 
 
-def read_varint(data: Any, position: int, end: int) -> tuple[int, int]:
+def read_varint(data: Bytes, position: int, end: int) -> tuple[int, int]:
     """Read an integer of variable length; return it and the position after it."""
     value = shift = 0
     while position < end:
@@ -232,4 +238,5 @@ def read_uints(data: bytes, wire_type: int, start: int, end: int) -> list[int]:
 
 def decode_zigzag(value: int) -> int:
     """Return the signed integer of `encode_zigzag`."""
+    # A varint of ten bytes can hold 70 bits; protobuf drops those above 64.
     return (value & ((1 << 64) - 1)) >> 1 ^ -(value & 1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import SchemaValidator
 
 from quire._extra_fields import Extra, build_tolerant_validator
 from quire.columns._column import (
@@ -117,6 +118,7 @@ def gather(rows: list[dict[str, Any] | None], name: str, path: str, validity: Va
 
 def validity_of(values: Sequence[Any]) -> Validity:
     """Return for each value whether it is not None; None if no value is None."""
+    # By type: `None in values` would compare tensors with `==`, and a loop takes twice as long.
     if type(None) not in set(map(type, values)):
         return None
     return np.fromiter((value is not None for value in values), np.bool_, len(values))
@@ -305,6 +307,7 @@ def _concat(columns: list[Any], shapes: ShapePolicy, where: str) -> Column:
     if kinds == {DocumentColumn}:
         return DocumentColumn(first.field, concat_columns([column.columns for column in columns], shapes))
     if kinds == {DocumentsColumn}:
+        # The offsets of a column count from its own first document, so they move by the documents of those before it.
         starts = np.cumsum([0] + [int(column.offsets[-1]) for column in columns])
         parts = [column.offsets[1:] + start for column, start in zip(columns, starts, strict=False)]
         offsets = np.concatenate([[0], *parts]).astype(np.int64)
@@ -449,11 +452,12 @@ def validate_values(  # noqa: PLR0913
     except ValidationError as error:
         first = error.errors()[0]
         raise ColumnError(f"{path}, row {positions[int(first['loc'][0])]}: {first['msg']}") from error
+    # Rows without a document were not validated, since a field that takes no None would reject them.
     by_position = dict(zip(positions, validated, strict=True))
     return [by_position.get(row) for row in range(len(values))]
 
 
-def _get_validator(schema: Schema, field: Field, extra: Extra) -> Any:
+def _get_validator(schema: Schema, field: Field, extra: Extra) -> SchemaValidator | TypeAdapter[Any]:
     """Return the validator for a list of values of a field; it is built once."""
     key = "validator", field.name, extra
     if key not in schema.notes:
@@ -463,7 +467,8 @@ def _get_validator(schema: Schema, field: Field, extra: Extra) -> Any:
             annotation = schema.document_type.model_fields[field.name].rebuild_annotation()
             adapter = TypeAdapter(list[annotation], config=ConfigDict(arbitrary_types_allowed=True))  # type: ignore[valid-type]
             schema.notes[key] = adapter if extra == "forbid" else build_tolerant_validator(adapter.core_schema)
-    return schema.notes[key]
+    validator: SchemaValidator | TypeAdapter[Any] = schema.notes[key]
+    return validator
 
 
 def default_column(schema: Schema, field: Field, length: int) -> Column:
