@@ -82,6 +82,7 @@ from quire.columns import (
     TensorColumn,
     Validity,
     default_column,
+    fill_gaps,
     pack,
     stack,
     validate_values,
@@ -250,14 +251,12 @@ def _encode_tensors(field: Field, values: list[Any], writer: Writer) -> bytes:
         rows = [row.reshape(-1) for row in rows]
         head = encode_tensor_head(framework, present[0], (sum(map(len, rows)),))
         if validity is not None:
-            shapes_left = iter(shapes)
-            shapes = [next(shapes_left) if valid else (0,) for valid in validity.tolist()]
+            shapes = fill_gaps(validity, shapes, (0,))
         return _encode_ragged(head + _encode_row_elements(rows, writer), shapes, validity, writer)
     # A missing row takes the place of a row of zeros, so that row n starts at n times the size of a row.
     head = encode_tensor_head(framework, present[0], (len(values), *first))
     if validity is not None:
-        rows_left, empty = iter(rows), np.zeros(first, rows[0].dtype)
-        rows = [next(rows_left) if valid else empty for valid in validity.tolist()]
+        rows = fill_gaps(validity, rows, np.zeros(first, rows[0].dtype))
     marks = encode_uint(ColumnField.VALIDITY, _add_validity(validity, writer))
     return marks + encode_delimited(ColumnField.TENSOR, head + _encode_row_elements(rows, writer))
 

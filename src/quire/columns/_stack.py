@@ -187,7 +187,7 @@ def _stack_tensors(field: Field, values: list[Any], options: StackOptions, path:
         return _empty_tensor_column(field, len(values), target)
     if target is not None:
         present = [_convert(value, target, path) for value in present]
-        values = present if validity is None else _fill_gaps(validity, present, None)
+        values = present if validity is None else fill_gaps(validity, present, None)
     frameworks = set(map(framework_of_type, set(map(type, present))))
     framework = frameworks.pop()
     if frameworks or framework is None:
@@ -219,7 +219,7 @@ def _stack_dense(
         flat = framework.concat([framework.reshape(value, (-1,)) for value in present])
         row_shapes = [tuple(shape) for shape in shapes]
         return RaggedColumn(
-            field, flat, framework, row_shapes if validity is None else _fill_gaps(validity, row_shapes, (0,)), validity
+            field, flat, framework, row_shapes if validity is None else fill_gaps(validity, row_shapes, (0,)), validity
         )
     largest = tuple(shapes[0])
     if mixed:
@@ -235,8 +235,8 @@ def _stack_dense(
             zeros = np.zeros(largest, like.dtype)  # also for dtypes without a common name: text, records, dates
         else:
             zeros = framework.zeros(largest, framework.dtype(like), like=like)
-        present = _fill_gaps(validity, present, zeros)
-        shapes = _fill_gaps(validity, shapes, (0,) * len(largest))
+        present = fill_gaps(validity, present, zeros)
+        shapes = fill_gaps(validity, shapes, (0,) * len(largest))
     try:
         data = framework.stack(present)
     except RuntimeError as error:
@@ -265,7 +265,7 @@ def _convert(value: Tensor, target: Framework, path: str) -> Tensor:
         raise ColumnError(f"{path}: {error}") from error
 
 
-def _fill_gaps(validity: NDArray[np.bool_], present: Sequence[Any], filler: Any) -> list[Any]:
+def fill_gaps(validity: NDArray[np.bool_], present: Sequence[Any], filler: Any) -> list[Any]:
     """Return the present values in their rows, and the filler in the other rows."""
     rest = iter(present)
     return [next(rest) if is_valid else filler for is_valid in validity.tolist()]
