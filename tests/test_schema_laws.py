@@ -265,7 +265,6 @@ class Unions(BaseDocument):
     optional: Union[int, Annotated[Optional[str], "text"]]
     whatever: Union[int, Any]
     json_value: JsonValue
-    json_text: Union[int, Json]
 
 
 class Defaults(BaseDocument):
@@ -294,6 +293,10 @@ class Nested(BaseDocument):
     rows: DocumentArray[OnlyByAlias] = []
 
 
+class JsonOrDocument(BaseDocument):
+    either: Union[Computed, Json]
+
+
 class ComputedOrExtra(BaseDocument):
     """A class whose own JSON has the value of a field under a name that it takes for an extra field."""
 
@@ -318,9 +321,9 @@ FAULTS: list[Any] = [
     ComputedOrExtra(other=[1]),  # type: ignore[call-arg]
     Patterns(pair=(re.compile("a"), 1), either=re.compile("a", re.IGNORECASE)),
     Patterns(pair=(re.compile("a", re.IGNORECASE), 2**40)),
-    Unions(literal=None, annotated=None, optional=None, whatever=None, json_value=None, json_text="null"),
+    Unions(literal=None, annotated=None, optional=None, whatever=None, json_value=None),
     Nested(rows=[OnlyByAlias(other=3)]),
-    Unions(literal=b"x", annotated="", optional="a", whatever=2.5, json_value={"a": [None]}, json_text="[1]"),
+    Unions(literal=b"x", annotated="", optional="a", whatever=2.5, json_value={"a": [None]}),
 ]
 
 
@@ -362,6 +365,14 @@ def test_unions_that_accept_none_are_nullable(tmp_path: Path) -> None:
     rows = [FAULTS[10], FAULTS[12]]
     write_dataset(rows, tmp_path / "rows", document_type=Unions)
     assert list(open_dataset(tmp_path / "rows", Unions).read().unstack()) == rows
+
+
+def test_unions_with_json_can_store_null(tmp_path: Path) -> None:
+    """None is a value of `Json`, but the field is not optional: null in JSON is not text that contains JSON."""
+    row = JsonOrDocument(either="null")  # type: ignore[arg-type]
+    write_dataset([row], tmp_path / "rows", document_type=JsonOrDocument)
+    assert list(open_dataset(tmp_path / "rows").read().unstack()) == [row]
+    check_every_form(JsonOrDocument, [row])
 
 
 def test_lists_with_missing_values_are_imported_from_huggingface(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
@@ -81,6 +81,10 @@ class ArrowCodec(ABC):
     def gather(self, rows: RowLocations) -> Column:
         """Copy rows into a column."""
 
+    def gather_parts(self, rows: RowLocations, spans: Iterable[slice]) -> Iterator[Column]:
+        """Copy several spans of rows, each when its column is needed."""
+        return (self.gather(rows.select(span)) for span in spans)
+
     @abstractmethod
     def locate_own(self, array: pa.Array) -> list[int]:
         """Return the parts of an array after its validity, without those of its children."""
@@ -115,8 +119,10 @@ class ArrowCodec(ABC):
 
     @property
     def allows_nulls(self) -> bool:
-        """Whether rows may have no value; None is a value of a field of `Any`."""
-        return self.field.nullable or self.field.kind is FieldKind.ANY
+        """Whether rows may have no value; None is a value of a field of `Any`, also as a member of a union."""
+        field = self.field
+        members = field.items if field.kind is FieldKind.UNION else (field,)
+        return field.nullable or any(member.kind is FieldKind.ANY for member in members)
 
     def arrow_field(self) -> pa.Field:
         """Return the field of the Arrow schema."""
