@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.errors import TensorError
-from quire.tensors._framework import MAX_DEPTH, Framework, array_of, cast_numbers, common_dtype
+from quire.tensors._framework import MAX_DEPTH, Framework, Tensor, array_of, cast_numbers, common_dtype
 from quire.tensors._json import tensor_from_json
 from quire.tensors._registry import framework_of, get_framework
 
@@ -22,7 +22,7 @@ _IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".t
 _MAX_NAME = 200  # characters of a name in a message
 
 
-def to_framework(value: Any, target: Framework) -> Any:
+def to_framework(value: Tensor, target: Framework) -> Tensor:
     """Convert a tensor to another framework, with the same dtype and shape."""
     source = framework_of(value)
     if source is None:
@@ -45,7 +45,7 @@ def check_source(value: object) -> None:
     raise TensorError(f"{type(value).__name__} is not a tensor{advice}")
 
 
-def coerce(value: Any, target: Framework | None, spec: TensorSpec) -> Any:
+def coerce(value: Any, target: Framework | None, spec: TensorSpec) -> Tensor:
     """Convert a value that is not such a tensor for a field of a tensor type; `None` accepts any framework."""
     if isinstance(value, (list, tuple)):
         return _from_list(value, target or get_framework("numpy"), spec)
@@ -56,7 +56,7 @@ def coerce(value: Any, target: Framework | None, spec: TensorSpec) -> Any:
     return value if target is None else to_framework(value, target)
 
 
-def _from_list(values: list[Any] | tuple[Any, ...], target: Framework, spec: TensorSpec) -> Any:
+def _from_list(values: list[Any] | tuple[Any, ...], target: Framework, spec: TensorSpec) -> Tensor:
     first = _first(values)
     framework = framework_of(first)
     reason = None if framework is None else framework.convertible(first)

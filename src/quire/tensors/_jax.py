@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.errors import TensorError
-from quire.tensors._framework import Framework, arrays_equal, common_dtype
+from quire.tensors._framework import DTypeObject, Framework, Tensor, arrays_equal, common_dtype
 from quire.tensors._numpy import native_array
 
 if TYPE_CHECKING:
@@ -33,21 +33,21 @@ class JaxFramework(Framework):
     def handles(self, tp: type[Any]) -> bool:
         return issubclass(tp, (jax.Array, jax.core.Tracer))
 
-    def dtype(self, value: Any) -> str:
+    def dtype(self, value: Tensor) -> str:
         return str(value.dtype.name)
 
-    def native_dtype(self, name: str) -> Any:
+    def native_dtype(self, name: str) -> DTypeObject:
         return common_dtype(name)
 
-    def device(self, value: Any) -> str:
+    def device(self, value: Tensor) -> str:
         return str(value.device)
 
-    def to_numpy(self, value: Any) -> NDArray[Any]:
+    def to_numpy(self, value: Tensor) -> NDArray[Any]:
         if _is_key(value):
             raise TensorError(f"numpy has no dtype {self.dtype(value)!r} (use jax.random.key_data).")
         return np.asarray(value)
 
-    def from_numpy(self, array: NDArray[Any]) -> Any:
+    def from_numpy(self, array: NDArray[Any]) -> Tensor:
         array = native_array(array, "jax")
         if array.dtype.name in _WIDE and not _config.jax_enable_x64:
             raise TensorError(
@@ -56,32 +56,32 @@ class JaxFramework(Framework):
             )
         return jnp.asarray(array)
 
-    def stack(self, values: Sequence[Any]) -> Any:
+    def stack(self, values: Sequence[Any]) -> Tensor:
         return jnp.stack(values)
 
-    def concat(self, columns: Sequence[Any]) -> Any:
+    def concat(self, columns: Sequence[Any]) -> Tensor:
         return jnp.concatenate(columns)
 
-    def take(self, column: Any, indices: NDArray[np.int64]) -> Any:
+    def take(self, column: Tensor, indices: NDArray[np.int64]) -> Tensor:
         return column[indices]
 
-    def zeros(self, shape: tuple[int, ...], dtype: str, like: Any = None) -> Any:
+    def zeros(self, shape: tuple[int, ...], dtype: str, like: Tensor = None) -> Tensor:
         return self.from_numpy(np.zeros(shape, common_dtype(dtype)))
 
-    def equal(self, a: Any, b: Any) -> bool:
+    def equal(self, a: Tensor, b: Tensor) -> bool:
         if a.dtype != b.dtype or a.shape != b.shape or a.devices() != b.devices():
             return False
         if _is_key(a):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         return arrays_equal(np.asarray(a), np.asarray(b))
 
-    def to_device(self, value: Any, device: Any, *, non_blocking: bool = False) -> Any:
+    def to_device(self, value: Tensor, device: object, *, non_blocking: bool = False) -> Tensor:
         return jax.device_put(value, jax.devices(device)[0] if isinstance(device, str) else device)
 
-    def unstack(self, column: Any) -> list[Any]:
+    def unstack(self, column: Tensor) -> list[Any]:
         return list(column)
 
-    def convertible(self, value: Any) -> str | None:
+    def convertible(self, value: Tensor) -> str | None:
         if isinstance(value, jax.core.Tracer):
             return "it is traced, inside a jax transformation"
         if any(device.platform != "cpu" for device in value.devices()):
@@ -89,7 +89,7 @@ class JaxFramework(Framework):
         return super().convertible(value)
 
 
-def _is_key(value: Any) -> bool:
+def _is_key(value: Tensor) -> bool:
     return bool(jnp.issubdtype(value.dtype, jax.dtypes.prng_key))
 
 

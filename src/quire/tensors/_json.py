@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.errors import TensorError
-from quire.tensors._framework import Framework, array_of, cast_numbers, common_dtype
+from quire.tensors._framework import Framework, Tensor, array_of, cast_numbers, common_dtype
 from quire.tensors._registry import framework_of, stored_framework
 from quire.tensors._spec import DTYPES, format_shape
 
@@ -31,7 +31,7 @@ _MAX_EMPTY = 10_000_000
 _NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
-def tensor_to_json(value: Any, form: str = "lists") -> dict[str, Any]:
+def tensor_to_json(value: Tensor, form: str = "lists") -> dict[str, Any]:
     """Convert a tensor to plain JSON values: nested lists, or 'base64' (text and sparse tensors stay lists)."""
     framework = framework_of(value)
     if framework is None:
@@ -46,7 +46,7 @@ def tensor_to_json(value: Any, form: str = "lists") -> dict[str, Any]:
     return {**head, "layout": framework.layout(value), "indices": indices.tolist(), "data": _to_lists(values, dtype)}
 
 
-def tensor_from_json(content: Mapping[str, Any], target: Framework | None) -> Any:
+def tensor_from_json(content: Mapping[str, Any], target: Framework | None) -> Tensor:
     """Read a tensor; `target` overrides the framework that wrote it."""
     missing = [key for key in ("dtype", "shape", "data") if key not in content]
     if missing:
@@ -115,7 +115,7 @@ def json_schema(title: str, spec: TensorSpec) -> dict[str, Any]:
     }
 
 
-def _to_lists(array: NDArray[Any], dtype: str) -> Any:
+def _to_lists(array: NDArray[Any], dtype: str) -> object:
     kind = array.dtype.kind
     if dtype == "string":
         return np.vectorize(_decode_text, otypes=[object])(array).tolist() if array.size else array.tolist()
@@ -206,7 +206,7 @@ def _parse_number(value: Any) -> float:
     return _NOT_FINITE[value] if isinstance(value, str) else float(value)
 
 
-def _decode_text(value: Any) -> str:
+def _decode_text(value: object) -> str:
     try:
         return value.decode() if isinstance(value, bytes) else str(value)
     except UnicodeDecodeError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from quire.errors import TensorError
-from quire.tensors._framework import Framework, arrays_equal, common_dtype
+from quire.tensors._framework import DTypeObject, Framework, Tensor, arrays_equal, common_dtype
 from quire.tensors._spec import DTYPES
 
 if TYPE_CHECKING:
@@ -26,52 +26,52 @@ class NumpyFramework(Framework):
     def handles(self, tp: type[Any]) -> bool:
         return issubclass(tp, np.ndarray)
 
-    def dtype(self, value: Any) -> str:
+    def dtype(self, value: Tensor) -> str:
         return str(value.dtype.name)
 
-    def native_dtype(self, name: str) -> Any:
+    def native_dtype(self, name: str) -> DTypeObject:
         return common_dtype(name)
 
-    def refusal(self, value: Any) -> str | None:
+    def refusal(self, value: Tensor) -> str | None:
         if isinstance(value, np.ma.MaskedArray):
             return "the mask would be lost on the way (use .filled(), and keep the mask in a field of its own)"
         return None
 
-    def to_numpy(self, value: Any) -> NDArray[Any]:
+    def to_numpy(self, value: Tensor) -> NDArray[Any]:
         return np.asarray(value)
 
-    def from_numpy(self, array: NDArray[Any]) -> Any:
+    def from_numpy(self, array: NDArray[Any]) -> Tensor:
         return array
 
-    def stack(self, values: Sequence[Any]) -> Any:
+    def stack(self, values: Sequence[Any]) -> Tensor:
         if np.matrix in map(type, values):  # np.stack of matrices is a matrix, which has two axes only
             values = [np.asarray(value) for value in values]
         return np.stack(values)
 
-    def concat(self, columns: Sequence[Any]) -> Any:
+    def concat(self, columns: Sequence[Any]) -> Tensor:
         return np.concatenate(columns)
 
-    def take(self, column: Any, indices: NDArray[np.int64]) -> Any:
+    def take(self, column: Tensor, indices: NDArray[np.int64]) -> Tensor:
         return column.take(indices, axis=0)
 
-    def zeros(self, shape: tuple[int, ...], dtype: str, like: Any = None) -> Any:
+    def zeros(self, shape: tuple[int, ...], dtype: str, like: Tensor = None) -> Tensor:
         return np.zeros(shape, common_dtype(dtype))
 
-    def equal(self, a: Any, b: Any) -> bool:
+    def equal(self, a: Tensor, b: Tensor) -> bool:
         return arrays_equal(a, b)
 
-    def to_device(self, value: Any, device: Any, *, non_blocking: bool = False) -> Any:
+    def to_device(self, value: Tensor, device: object, *, non_blocking: bool = False) -> Tensor:
         return value  # numpy has main memory only: a column for another device is converted first
 
-    def unstack(self, column: Any) -> list[Any]:
+    def unstack(self, column: Tensor) -> list[Any]:
         if column.ndim > 1:
             return list(column)
         return [column[i, ...] for i in range(len(column))]  # a row of a vector is a 0-d array, not a scalar
 
-    def row(self, column: Any, index: int) -> Any:
+    def row(self, column: Tensor, index: int) -> Tensor:
         return column[index, ...]
 
-    def convertible(self, value: Any) -> str | None:
+    def convertible(self, value: Tensor) -> str | None:
         known = value.dtype.name in DTYPES
         return super().convertible(value) if known else f"other frameworks have no dtype {value.dtype}"
 

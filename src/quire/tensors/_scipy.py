@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse
 
 from quire.errors import TensorError
-from quire.tensors._framework import Framework, arrays_equal, common_dtype
+from quire.tensors._framework import DTypeObject, Framework, Tensor, arrays_equal, common_dtype
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,60 +26,60 @@ class ScipyFramework(Framework):
     def handles(self, tp: type[Any]) -> bool:
         return issubclass(tp, (scipy.sparse.spmatrix, scipy.sparse.sparray))
 
-    def dtype(self, value: Any) -> str:
+    def dtype(self, value: Tensor) -> str:
         return str(value.dtype.name)
 
-    def native_dtype(self, name: str) -> Any:
+    def native_dtype(self, name: str) -> DTypeObject:
         return common_dtype(name)
 
-    def layout(self, value: Any) -> str:
+    def layout(self, value: Tensor) -> str:
         return ("array:" if isinstance(value, scipy.sparse.sparray) else "matrix:") + str(value.format)
 
-    def to_coo(self, value: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    def to_coo(self, value: Tensor) -> tuple[NDArray[np.int64], NDArray[Any]]:
         coo = _canonical(value)
         return np.stack(coo.coords).astype(np.int64), coo.data
 
-    def from_coo(self, indices: NDArray[np.int64], values: NDArray[Any], shape: tuple[int, ...], layout: str) -> Any:
+    def from_coo(self, indices: NDArray[np.int64], values: NDArray[Any], shape: tuple[int, ...], layout: str) -> Tensor:
         kind, _, form = layout.partition(":")
         if kind not in ("array", "matrix") or form not in _FORMATS:
             raise TensorError(f"scipy has no sparse layout {layout!r}.")
         coo_type = scipy.sparse.coo_array if kind == "array" else scipy.sparse.coo_matrix
         return coo_type((values, tuple(indices)), shape=shape).asformat(form)
 
-    def equal(self, a: Any, b: Any) -> bool:
+    def equal(self, a: Tensor, b: Tensor) -> bool:
         if type(a) is not type(b) or a.dtype != b.dtype or a.shape != b.shape:
             return False
         return all(arrays_equal(x, y) for x, y in zip(_entries(a), _entries(b), strict=True))
 
-    def to_numpy(self, value: Any) -> NDArray[Any]:
+    def to_numpy(self, value: Tensor) -> NDArray[Any]:
         _refuse("converted")
 
-    def from_numpy(self, array: NDArray[Any]) -> Any:
+    def from_numpy(self, array: NDArray[Any]) -> Tensor:
         _refuse("made from a dense array")
 
-    def stack(self, values: Sequence[Any]) -> Any:
+    def stack(self, values: Sequence[Any]) -> Tensor:
         _refuse("stacked")
 
-    def concat(self, columns: Sequence[Any]) -> Any:
+    def concat(self, columns: Sequence[Any]) -> Tensor:
         _refuse("joined")
 
-    def take(self, column: Any, indices: NDArray[np.int64]) -> Any:
+    def take(self, column: Tensor, indices: NDArray[np.int64]) -> Tensor:
         _refuse("stacked")
 
-    def zeros(self, shape: tuple[int, ...], dtype: str, like: Any = None) -> Any:
+    def zeros(self, shape: tuple[int, ...], dtype: str, like: Tensor = None) -> Tensor:
         _refuse("stacked")
 
-    def to_device(self, value: Any, device: Any, *, non_blocking: bool = False) -> Any:
+    def to_device(self, value: Tensor, device: object, *, non_blocking: bool = False) -> Tensor:
         return value
 
 
-def _canonical(value: Any) -> Any:
+def _canonical(value: Tensor) -> Tensor:
     coo = value.tocoo().copy()
     coo.sum_duplicates()
     return coo
 
 
-def _entries(value: Any) -> list[NDArray[Any]]:
+def _entries(value: Tensor) -> list[NDArray[Any]]:
     coo = _canonical(value)
     coo.eliminate_zeros()  # some formats store explicit zeros
     return [*(axis.astype(np.int64) for axis in coo.coords), coo.data]

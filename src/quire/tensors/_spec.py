@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import Any
 
 import numpy as np
 
@@ -109,7 +108,7 @@ def format_shape(shape: Iterable[Dimension | int]) -> str:
     return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
 
 
-def dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: object) -> str:
     """Return the common name of a dtype of any framework: np.int8, torch.int8 and tf.int8 are 'int8'."""
     for spelling in _spellings(dtype):
         name = _SYNONYMS.get(spelling, spelling)
@@ -118,7 +117,7 @@ def dtype_name(dtype: Any) -> str:
     raise SchemaError(f"{dtype!r} is not a dtype of tensors. Known: {', '.join(DTYPES)}.")
 
 
-def _spellings(dtype: Any) -> Iterator[str]:
+def _spellings(dtype: object) -> Iterator[str]:
     if isinstance(dtype, type) and dtype in np.sctypeDict.values():
         yield np.dtype(dtype).name  # np.longlong is int64
     if not isinstance(dtype, str):

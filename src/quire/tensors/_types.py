@@ -16,13 +16,14 @@ from typing import Any, Union, get_args, get_origin
 from weakref import WeakValueDictionary
 
 import numpy as np
-from pydantic import GetJsonSchemaHandler, PydanticSchemaGenerationError, SerializationInfo
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, PydanticSchemaGenerationError, SerializationInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from quire import _parametrize
+from quire._protocols import Annotation
 from quire.errors import SchemaError, TensorError
 from quire.tensors._convert import check_source, coerce
-from quire.tensors._framework import Framework
+from quire.tensors._framework import DTypeObject, Framework, Tensor
 from quire.tensors._jaxtyping import is_jaxtyping, spec_of_jaxtyping
 from quire.tensors._json import json_schema, tensor_to_json
 from quire.tensors._registry import framework_of, framework_of_type, get_framework
@@ -67,7 +68,7 @@ class TensorType(type):
     def __instancecheck__(cls, value: object) -> bool:
         return cls._explain(value) is None
 
-    def __call__(cls, value: Any) -> Any:
+    def __call__(cls, value: Any) -> Tensor:
         """Validate and convert a value as in a field."""
         try:
             return cls._validate(value)
@@ -107,18 +108,18 @@ class TensorType(type):
             return None
         return describe(value)
 
-    def _check(cls, value: Any) -> Any:
+    def _check(cls, value: Any) -> Tensor:
         """Return the value if it is of this type; pydantic calls this in strict mode."""
         actual = cls._explain(value)
         if actual is not None:
             raise cls._mismatch(actual)
         return value
 
-    def _check_json(cls, value: Any) -> Any:
+    def _check_json(cls, value: Any) -> Tensor:
         """Validate a tensor in its own JSON form, which counts as strict in JSON."""
         return cls._validate(value) if isinstance(value, Mapping) else cls._check(value)
 
-    def _validate(cls, value: Any) -> Any:
+    def _validate(cls, value: Any) -> Tensor:
         """Return the value, converted if nothing is lost; pydantic calls this in lax mode."""
         if not cls._holds(value):
             actual = describe(value)
@@ -129,13 +130,13 @@ class TensorType(type):
                 raise cls._mismatch(f"{actual}: {error}") from None
         return cls._check(value)
 
-    def _read(cls, content: Mapping[str, Any]) -> Any:
+    def _read(cls, content: Mapping[str, Any]) -> Tensor:
         """Read a tensor in JSON that this type's framework wrote; reject those of other frameworks."""
         if cls._framework_name not in (None, content.get("framework")):
             raise cls._mismatch(f"a tensor of {content.get('framework')!r}")
         return cls._validate(content)
 
-    def _coerce(cls, value: Any) -> Any:
+    def _coerce(cls, value: Any) -> Tensor:
         return coerce(value, cls.framework, cls._spec)
 
     def _mismatch(cls, actual: str) -> PydanticCustomError:
@@ -153,7 +154,7 @@ class TensorType(type):
         native: Any = None
         native_dtype: Any = None
 
-        def learn(value: Any) -> Any:
+        def learn(value: Any) -> Tensor:
             nonlocal native, native_dtype
             checked = slow(value)
             framework = cls.framework
@@ -161,12 +162,12 @@ class TensorType(type):
                 native, native_dtype = type(checked), framework.native_dtype(dtype) if dtype else None
             return checked
 
-        def fixed_shape(value: Any) -> Any:
+        def fixed_shape(value: Tensor) -> Tensor:
             if type(value) is native and value.shape == shape and (dtype is None or value.dtype == native_dtype):
                 return value
             return learn(value)
 
-        def any_shape(value: Any) -> Any:
+        def any_shape(value: Tensor) -> Tensor:
             if type(value) is native:
                 return value
             return learn(value)
@@ -191,11 +192,11 @@ class TensorType(type):
             metadata={"quire_tensor": cls, "pydantic_js_functions": [describe_json]},
         )
 
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return cls.core_schema()
 
 
-def _serialize(value: Any, info: SerializationInfo) -> dict[str, Any]:
+def _serialize(value: Tensor, info: SerializationInfo) -> dict[str, Any]:
     """Write a tensor as JSON, in the form that the serialization context states: `{'tensors': 'base64'}`."""
     context = info.context
     return tensor_to_json(value, context.get("tensors", "lists") if isinstance(context, Mapping) else "lists")
@@ -220,7 +221,7 @@ def _rebuild(plain: TensorType, spec: TensorSpec) -> TensorType:
     return plain._with(spec)
 
 
-def reduce_tensor_type(cls: TensorType) -> Any:
+def reduce_tensor_type(cls: TensorType) -> str | tuple[Callable[..., Any], tuple[Any, ...]]:
     """Pickle parametrised types by recipe, plain ones by name."""
     return (_rebuild, (cls._plain, cls._spec)) if cls is not cls._plain else cls.__qualname__
 
@@ -303,7 +304,7 @@ class _SpecPart(ABC):
     def refine(self, spec: TensorSpec) -> TensorSpec:
         """Return the spec with this part replaced."""
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         members = get_args(source) if get_origin(source) in (Union, UnionType) else ()
         if len(members) == 2 and members[1] is type(None):
             return core_schema.nullable_schema(self.__get_pydantic_core_schema__(members[0], handler))
@@ -337,7 +338,7 @@ class DType(_SpecPart):
 
     name: str
 
-    def __init__(self, dtype: Any) -> None:
+    def __init__(self, dtype: DTypeObject) -> None:
         object.__setattr__(self, "name", dtype_name(dtype))
 
     def refine(self, spec: TensorSpec) -> TensorSpec:
@@ -380,7 +381,7 @@ def native_tensor_type(annotation: Any) -> TensorType | None:
     return _PLAIN_TYPES.get(framework.name)
 
 
-def expand_alias(annotation: Any) -> Any:
+def expand_alias(annotation: Any) -> Annotation:
     """Return what a type alias (`type Pair[T] = tuple[T, T]`, numpy's NDArray) stands for; others are unchanged."""
     if not hasattr(annotation, "__value__"):
         return annotation

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 else:
     from quire.tensors import AnyTensor, JaxArray, NdArray, PaddleTensor, TorchTensor
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name == "TensorFlowTensor":  # its base class is TensorFlow's, so it needs that import
             from quire.tensors import TensorFlowTensor
 

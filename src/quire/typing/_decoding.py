@@ -12,6 +12,7 @@ from quire import media
 from quire.errors import DecodeError
 from quire.files import FetchOptions, display_uri
 from quire.media import Clip, Frame, FrameOptions, Mesh, Points, Sound, as_tensor
+from quire.tensors import Tensor
 
 # --- options: those of decoding for bytes, and with those of reading (`FetchOptions`) for URLs
 
@@ -93,7 +94,7 @@ class PointOptions(PointDecoding, FetchOptions, total=False):
 # --- decoding to tensors of a framework
 
 
-def load_image(content: bytes, where: str, framework: str | None, channel_axis: int = -1, **options: Any) -> Any:
+def load_image(content: bytes, where: str, framework: str | None, channel_axis: int = -1, **options: Any) -> Tensor:
     """Decode an image to a tensor, with its channels at an axis."""
     array = media.decode_image(content, where, **options)
     return as_tensor(array if channel_axis in (-1, 2) else np.moveaxis(array, -1, channel_axis).copy(), framework)

@@ -11,6 +11,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, PydanticSerialization
 from typing_extensions import Self, Unpack
 
 from quire.media import Clip, Frame, Mesh, Points, Sound
+from quire.tensors import Tensor
 from quire.typing import _decoding
 from quire.typing._decoding import (
     AudioDecoding,
@@ -38,7 +39,7 @@ class MediaBytes(bytes):
         raise PydanticCustomError("media_bytes", "expected bytes")
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.json_or_python_schema(
             core_schema.no_info_after_validator_function(cls._from_base64, core_schema.str_schema()),
             core_schema.no_info_plain_validator_function(cls.__quire_wrap__),
@@ -49,7 +50,7 @@ class MediaBytes(bytes):
         )
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: object) -> dict[str, Any]:
         return {"type": "string", "format": "binary", "contentEncoding": "base64"}
 
     @classmethod
@@ -71,7 +72,7 @@ class ImageBytes(MediaBytes):
 
     __slots__ = ()
 
-    def load(self, framework: str | None = None, **options: Unpack[ImageDecoding]) -> Any:
+    def load(self, framework: str | None = None, **options: Unpack[ImageDecoding]) -> Tensor:
         """Decode the image to a tensor, like `ImageUrl.load`."""
         return _decoding.load_image(self, "the bytes of an image", framework, **options)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copyreg
 import os
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, ClassVar, Union, cast, get_args, get_origin
@@ -18,6 +18,7 @@ from quire import _parametrize
 from quire.errors import SchemaError, UriError
 from quire.files import MAX_BYTES, FetchOptions, allowed_schemes, fetch, guess_type, open_seekable, scheme_of, too_large
 from quire.media import Clip, Frame, Mesh, Points, Sound
+from quire.tensors import Tensor
 from quire.typing import _decoding
 from quire.typing._decoding import AudioOptions, ImageOptions, MeshOptions, PointOptions, StreamOptions, VideoOptions
 
@@ -77,7 +78,7 @@ class Url(str, metaclass=UrlMeta):
         return value if isinstance(value, cls) else cls(str.__str__(value))
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.json_or_python_schema(
             core_schema.no_info_after_validator_function(cls.__quire_wrap__, core_schema.str_schema()),
             core_schema.no_info_plain_validator_function(cls.__quire_wrap__),
@@ -88,7 +89,7 @@ class Url(str, metaclass=UrlMeta):
         )
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: object) -> dict[str, Any]:
         return {"type": "string", "format": "uri"}
 
 
@@ -116,23 +117,23 @@ class Schemes:
             raise SchemaError(f"Schemes are names of schemes, like Schemes('https'), got {names}.")
         object.__setattr__(self, "names", names)
 
-    def __quire_refine__(self, annotation: Any) -> Any:
+    def __quire_refine__(self, annotation: object) -> object:
         """Return the restricted type for an annotation; annotations that are not URLs are returned unchanged."""
         if get_origin(annotation) in (Union, types.UnionType):
             return Union[tuple(map(self.__quire_refine__, get_args(annotation)))]  # noqa: UP007 - built from a tuple
         return restrict_url(annotation, self.names) if isinstance(annotation, UrlMeta) else annotation
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         refined = self.__quire_refine__(source)
         if refined is source:
             raise SchemaError(f"Schemes are for URL types, like ImageUrl, not for {source}.")
         return handler.generate_schema(refined)
 
 
-_restricted: dict[tuple[Any, frozenset[str]], Any] = {}
+_restricted: dict[tuple[UrlMeta, frozenset[str]], UrlMeta] = {}
 
 
-def restrict_url(url_type: Any, schemes: tuple[str, ...]) -> Any:
+def restrict_url(url_type: UrlMeta, schemes: tuple[str, ...]) -> UrlMeta:
     """Return the subclass of a URL type that allows only some schemes; the same class for the same schemes."""
     origin = url_type._origin or url_type
     allowed = frozenset(scheme.lower() for scheme in schemes)
@@ -155,7 +156,7 @@ def restrict_url(url_type: Any, schemes: tuple[str, ...]) -> Any:
     return cls
 
 
-def _reduce(cls: UrlMeta) -> Any:
+def _reduce(cls: UrlMeta) -> str | tuple[Callable[..., UrlMeta], tuple[Any, ...]]:
     if cls._origin is not None:
         return restrict_url, (cls._origin, tuple(sorted(cls.schemes or ())))
     return _parametrize.global_name(cls)
@@ -172,7 +173,7 @@ class ImageUrl(Url):
 
     __slots__ = ()
 
-    def load(self, framework: str | None = None, **options: Unpack[ImageOptions]) -> Any:
+    def load(self, framework: str | None = None, **options: Unpack[ImageOptions]) -> Tensor:
         """Decode the image, or its first frame, to a tensor: uint8 of rows, columns and RGB.
 
         `width` and `height` resize, and `channel_axis=0` puts the channels first. The tensor is a numpy array unless
