@@ -127,7 +127,6 @@ def batch_forms(array: Any) -> Iterator[Form]:
     yield "JSON of a batch", batch.to_json, lambda data: cls.from_json(data, **ragged).unstack()
     yield "dicts of a batch", batch.to_dict, lambda data: cls.from_dict(data, **ragged).unstack()
     yield "DataFrame of a batch", batch.to_dataframe, lambda data: cls.from_dataframe(data, **ragged).unstack()
-    yield "Arrow table of a batch", batch.to_arrow, lambda table: cls.from_arrow(table).unstack()
     yield "pickle of a batch", lambda: pickle.dumps(batch), lambda data: pickle.loads(data).unstack()
 
 

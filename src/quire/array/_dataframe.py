@@ -83,7 +83,7 @@ def validate_columns(columns: Columns) -> Columns:
     Values of plain types, and tensors of a fixed shape, are taken as they are.
     """
     schema = columns.schema
-    if _needs_rows(schema):
+    if _needs_rows(schema) and columns.columns:
         names = [schema.accepted[name][1] for name in columns.columns]
         rows = [*zip(*(column.values() for column in columns.columns.values()), strict=True)]
         documents = [
@@ -107,7 +107,7 @@ def _validate_leaves(columns: Columns) -> Columns:
         elif is_fixed_tensor or _is_plain(schema, field):
             validated[name] = column
         else:
-            values = validate_values(schema, field, column.values(), where, columns.validity, "ignore", by_name=True)
+            values = validate_values(schema, field, column.values(), where, columns.validity, "ignore", stored=True)
             validated[name] = stack_values(field, values, StackOptions(shapes="ragged"), where)
     return replace(columns, columns=validated)
 

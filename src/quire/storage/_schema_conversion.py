@@ -260,8 +260,8 @@ def _is_text(arrow_type: pa.DataType) -> bool:
 def _to_objects(array: pa.Array) -> list[Any]:
     """Return values as pydantic takes them; times that are finer than the microseconds of Python are errors."""
     arrow_type = array.type
-    if pa.types.is_map(arrow_type):
-        return [None if row is None else dict(row) for row in array.to_pylist()]
+    if _has_maps(arrow_type):
+        return [_to_dicts(row, arrow_type) for row in array.to_pylist()]
     if pa.types.is_fixed_size_binary(arrow_type):
         array = array.cast(pa.binary())
     elif pa.types.is_timestamp(arrow_type):
@@ -272,6 +272,21 @@ def _to_objects(array: pa.Array) -> list[Any]:
         array = array.cast(pa.time64("us"))
     objects: list[Any] = array.to_pylist()
     return objects
+
+
+def _has_maps(arrow_type: pa.DataType) -> bool:
+    if is_list_type(arrow_type):
+        return _has_maps(arrow_type.value_type)
+    return bool(pa.types.is_map(arrow_type))
+
+
+def _to_dicts(value: Any, arrow_type: pa.DataType) -> Any:
+    """Return the maps of a value, which pyarrow gives as pairs, as dicts, also those in lists and in other maps."""
+    if value is None:
+        return None
+    if pa.types.is_map(arrow_type):
+        return {key: _to_dicts(item, arrow_type.item_type) for key, item in value}
+    return [_to_dicts(item, arrow_type.value_type) for item in value] if is_list_type(arrow_type) else value
 
 
 def _to_number_column(field: Field, array: pa.Array) -> Column:
