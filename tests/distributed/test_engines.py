@@ -42,12 +42,12 @@ def test_frame_returns_the_batches_it_was_made_of(engine: Any, frame: Frame[Any]
 
 
 def test_every_column_type_survives_stages_and_exchanges(engine: Any, frame: Frame[Any]) -> None:
-    moved = engine.run(frame, Same(SCHEMA))
-    moved = engine.run(engine.repartition(moved, 3), Same(SCHEMA))
-    moved = engine.run(engine.cache(moved), Same(SCHEMA))
-    actual = [document for batch in engine.iter_batches(moved) for document in LAYOUT.decode(batch).documents()]
+    result = engine.run(frame, Same(SCHEMA))
+    result = engine.run(engine.repartition(result, 3), Same(SCHEMA))
+    result = engine.run(engine.cache(result), Same(SCHEMA))
+    actual = [document for batch in engine.iter_batches(result) for document in LAYOUT.decode(batch).documents()]
     assert sorted(actual, key=lambda document: document.number) == [everything(number) for number in ROWS]
-    assert engine.num_partitions(moved) == 3
+    assert engine.num_partitions(result) == 3
 
 
 def test_run_chains_stages(engine: Any, frame: Frame[Any]) -> None:
@@ -86,8 +86,8 @@ def test_union_of_stage_frames_keeps_partition_numbers(engine: Any) -> None:
 
 
 def test_partition_by_moves_equal_rows_into_one_partition(engine: Any, frame: Frame[Any]) -> None:
-    moved = engine.run(engine.partition_by(frame, ["text"], 3), _Texts())
-    actual = [tuple(row.values()) for batch in engine.iter_batches(moved) for row in batch.to_pylist()]
+    result = engine.run(engine.partition_by(frame, ["text"], 3), _Texts())
+    actual = [tuple(row.values()) for batch in engine.iter_batches(result) for row in batch.to_pylist()]
     assert len(actual) == len(ROWS)
     assert len({(text, partition) for text, partition in actual}) == len({text for text, _ in actual})
     assert [text for text, _ in actual].count(None) == 4

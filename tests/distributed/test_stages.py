@@ -88,10 +88,10 @@ def test_rebatch_by_multiples_returns_multiples_of_the_size(sizes: list[int], si
 @given(st.lists(st.integers(0, 40), max_size=6), st.integers(1, 25))
 @laws
 def test_map_batch_calls_functions_with_batch_size_rows(sizes: list[int], rows: int) -> None:
-    layout, got = DocumentLayout(Good), list[int]()
+    layout, batch_sizes = DocumentLayout(Good), list[int]()
 
     def seen(batch: DocumentBatch[Good]) -> DocumentBatch[Good]:
-        got.append(len(batch))
+        batch_sizes.append(len(batch))
         batch.price[:] = batch.price * 2  # it has its own memory
         return batch
 
@@ -103,7 +103,7 @@ def test_map_batch_calls_functions_with_batch_size_rows(sizes: list[int], rows: 
     documents = [document for batch in created for document in layout.array(layout.decode(batch))]
     assert [document.id for document in documents] == [document.id for document in goods(first)]
     assert [document.price for document in documents] == [2 * document.price for document in goods(first)]
-    assert got == [rows] * (first // rows) + [first % rows] * (first % rows > 0)
+    assert batch_sizes == [rows] * (first // rows) + [first % rows] * (first % rows > 0)
 
 
 @laws

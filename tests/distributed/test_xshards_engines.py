@@ -51,17 +51,17 @@ def test_arrays_in_partitions_are_transformed_and_counted(engine: Any) -> None:
 
 
 def test_exchanges_are_the_same_on_every_engine(engine: Any) -> None:
-    moved = XShards.partition(table(20), 3, engine=engine).partition_by(["place"], 4)
+    keyed = XShards.partition(table(20), 3, engine=engine).partition_by(["place"], 4)
     here = XShards.partition(table(20), 3).partition_by(["place"], 4).collect()
-    there = moved.collect()
+    there = keyed.collect()
     assert sum(map(len, here)) == 20
     for mine, theirs in zip(here, there, strict=True):
         pd.testing.assert_frame_equal(mine, theirs)
-    evened = moved.repartition(7)
+    evened = keyed.repartition(7)
     assert evened.num_partitions() == 7
     assert [len(part) for part in evened.collect()] == [2, 3, 3, 3, 3, 3, 3]
     pd.testing.assert_frame_equal(concat_rows(evened.take(4)), concat_rows(here).iloc[:11])
-    assert moved["row"].unique().tolist() == concat_rows(here)["row"].tolist()
+    assert keyed["row"].unique().tolist() == concat_rows(here)["row"].tolist()
 
 
 def test_object_engines_accept_empty_partitions(engine: Any) -> None:

@@ -258,7 +258,9 @@ def _from_origin(schema: bytes, name: str, paths: Paths) -> DocumentLayout:
 def check_nullable(target: DocumentLayout, source: DocumentLayout) -> None:
     """Raise unless a row can be made from the document that a function failed on alone."""
     for field in target.layout.schema.fields:
-        if not (_can_be_none(field) or _can_take_over(field, source) or not field.required):
+        same = source.layout.schema.by_name.get(field.name)
+        is_taken_over = same is not None and same.kind is field.kind and same.type is field.type and not same.nullable
+        if field.required and not is_taken_over and not _can_be_none(field):
             raise OptionError(
                 f"on_error='null': {target.document_type.__name__}.{field.name} cannot be None, and "
                 f"{source.document_type.__name__} has no such field to take it from. Make it optional, or pass 'skip'."
@@ -280,11 +282,6 @@ def make_null_document(target: DocumentLayout, document: Any) -> Any:
 
 def _can_be_none(field: Field) -> bool:
     return field.nullable or field.kind is FieldKind.ANY
-
-
-def _can_take_over(field: Field, source: DocumentLayout) -> bool:
-    same = source.layout.schema.by_name.get(field.name)
-    return same is not None and same.kind is field.kind and same.type is field.type and not same.nullable
 
 
 class RowResult(NamedTuple):

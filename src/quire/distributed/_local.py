@@ -134,6 +134,7 @@ class LocalEngine:
         partitions: list[Batches] = [[] for _ in frame.native]
         budget = ExchangeBudget()
 
+        # `prefetch` runs sources of batches in threads. These hold their batches themselves, and yield none.
         def gather(number: int) -> Iterator[pa.RecordBatch]:
             partitions[number] = hold_batches(frame.native[number].batches(), frame.schema, budget)
             return iter(())

@@ -217,6 +217,8 @@ class TaskEngine(ObjectEngine):
         return handles
 
     def _exchanged(self, node: ExchangeNode, partitions: slice) -> Iterator[Any]:
+        # All to all: each partition is split into a piece for every target, and each target concatenates its pieces.
+        # To divide rows evenly, a split must know how many rows come before its partition; keys need no counts.
         handles = list(self._handles(node.parent))
         counts = list(self.get(self._run_each(CountStep(), handles))) if node.names is None else []
         pieces = list(self._run_each(node.make_split(dict(enumerate(counts))), handles))

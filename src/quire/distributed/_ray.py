@@ -215,7 +215,15 @@ class RayEngine:
     def _frame(
         self, source: Callable[[], Any], chain: StageChain, parts: int | None, blocks: BlockNumbers = None
     ) -> RayFrame:
-        return RayFrame(_make_once(lambda: _keep_order(source())), chain, self.workers, parts, blocks)
+        def make_ordered() -> Dataset:
+            # The settings belong to the context of a dataset, which datasets may share with all others: so on a copy.
+            dataset: Any = source()
+            copy = type(dataset).copy(dataset, _deep_copy=True)
+            copy.context.execution_options.preserve_order = True
+            copy.context.enable_progress_bars = False
+            return copy
+
+        return RayFrame(_make_once(make_ordered), chain, self.workers, parts, blocks)
 
     # --- from frame to frame
 
@@ -312,15 +320,6 @@ def _own_frame(frame: Frame[Any]) -> RayFrame:
     if not isinstance(frame, RayFrame):
         raise TypeError(f"engine='ray' takes its own frames, got {type(frame).__name__}.")
     return frame
-
-
-def _keep_order(dataset: Dataset) -> Dataset:
-    """Return a copy of the dataset that yields its blocks in order."""
-    # The settings belong to the context of a dataset, which datasets may share with all others: so on a copy.
-    copy = type(dataset).copy(dataset, _deep_copy=True)
-    copy.context.execution_options.preserve_order = True
-    copy.context.enable_progress_bars = False
-    return copy
 
 
 def _make_once(make: Callable[[], Any]) -> Callable[[], Any]:

@@ -134,9 +134,13 @@ class ReadShards(PartitionStage):
         lacks_ids = self.target.has_text_id and "id" not in partition_values(piece.shard.name)
         with shard_errors(piece.folder, piece.shard):
             for batch in reader.read_raw(piece.shard, piece.groups):
-                ids = row_ids(url, row, len(batch)) if lacks_ids and "id" not in batch.schema.names else None
-                row += len(batch)
-                yield reader.conform(batch if ids is None else _add_ids(batch, ids), piece.shard)
+                rows = len(batch)
+                if lacks_ids and "id" not in batch.schema.names:
+                    schema = batch.schema.append(pa.field("id", pa.string(), nullable=False))
+                    ids = pa.array(row_ids(url, row, rows), pa.string())
+                    batch = pa.RecordBatch.from_arrays([*batch.columns, ids], schema=schema)  # noqa: PLW2901
+                row += rows
+                yield reader.conform(batch, piece.shard)
 
 
 def _no_class_error() -> StorageError:
@@ -157,11 +161,6 @@ def _schema_with_partitions(folder: Folder, shard: Shard) -> pa.Schema:
         if key not in schema.names:
             schema = schema.append(pa.field(key, pa.int64() if isinstance(value, int) else pa.string()))
     return schema
-
-
-def _add_ids(batch: pa.RecordBatch, ids: list[str]) -> pa.RecordBatch:
-    schema = batch.schema.append(pa.field("id", pa.string(), nullable=False))
-    return pa.RecordBatch.from_arrays([*batch.columns, pa.array(ids, pa.string())], schema=schema)
 
 
 def plan_parquet(

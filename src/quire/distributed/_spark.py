@@ -309,6 +309,7 @@ class SparkEngine:
         if total is None:
             joined = reduce(lambda one, other: one.union(other), [own.native for own in owns])
             return self._frame_of_columns(joined, frames[0].schema, None)
+        # Packs carry the number of their partition: those of a frame are numbered after those of the frames before it.
         firsts = accumulate([0, *known[:-1]])
         packs = [own.packs(first) for own, first in zip(owns, firsts, strict=True)]
         return _frame_of_packs(
@@ -338,6 +339,7 @@ class SparkEngine:
         # A frame of its own, so that Spark lets go of the data when this frame is no longer used.
         rows = persisted.select("*")
         cached = _frame_of_packs(own.source.session, rows, frame.schema, parts, in_windows=parts is not None)
+        # Not at exit: Spark releases everything by itself, and may have ended already.
         weakref.finalize(cached.source.frame, unpersist, persisted).atexit = False
         return cached
 
@@ -347,6 +349,7 @@ class SparkEngine:
         """Yield the record batches of partitions in order, and compute the next ones ahead."""
         own = _own_frame(frame)
         if not own.source.in_windows:
+            # Spark reads the settings when it plans the job, so they are restored before the first row is consumed.
             with translate_errors(), limit_batches(own.source.session, own.chain.input_schema):
                 rows = own.packs().toLocalIterator(prefetchPartitions=True)
             with translate_errors():
@@ -362,6 +365,7 @@ class SparkEngine:
             end = min(total, first + width)
             rows = own.map_stages("packs", own.source.window(first, end)).collect()
             yield from unpack_batches(rows, own.schema)
+            # The next window has as many partitions as fit into the limit, if they are as large as these.
             size = max(1, sum(len(row[1]) for row in rows))
             width, first = max(self.workers, (end - first) * _MAX_WINDOW_BYTES // size), end
 

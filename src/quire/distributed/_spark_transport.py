@@ -157,6 +157,7 @@ class SparkWork:
             for batch in batches:
                 yield from ((number, iter(())) for number in batch.column(0).to_pylist())
         elif self.input == "packs":
+            # A task may hold several partitions, whose packs follow each other in the order of their numbers.
             for part, rows in groupby(_iter_packs(batches), lambda row: row[0]):
                 yield part, (batch for _, data in rows if len(batch := pa.ipc.read_record_batch(data, schema)))
         else:

@@ -201,6 +201,7 @@ def start_rank(job: Path, attempt: Path, rank_info: RankInfo) -> subprocess.Pope
     }
     arguments = [str(job), str(attempt), str(rank_info.rank), ",".join(rank_info.addresses)]
     command = [sys.executable, "-m", _RANK_MODULE, *arguments]
+    # The pipe to its standard input closes when this process ends, however it ends, and the rank then ends, too.
     return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)  # noqa: S603 - our own module
 
 
@@ -223,6 +224,7 @@ def launch_local(launch: LaunchSpec, attempt: Attempt) -> list[Outcome]:
 
 def free_addresses(host: str, number: int) -> tuple[str, ...]:
     """Return addresses with ports that are free now."""
+    # All sockets stay open until every port is known, so that no port is returned twice.
     with ExitStack() as stack:
         sockets = [stack.enter_context(closing(socket.socket())) for _ in range(number)]
         for one in sockets:
@@ -246,6 +248,8 @@ def _find_lost_rank(
     ranks: list[subprocess.Popen[bytes]], failed: list[tuple[int, int]], attempt: Attempt
 ) -> LostRanksError:
     """Return the error: of ranks that were killed and others that miss them, it names one that was killed."""
+    # A rank that ends with LOST misses another one, which may still be about to report an error or to be killed. It
+    # gets some time, because that error or signal is the cause.
     attempt.raise_error()
     until = time.monotonic() + (_GRACE_SECONDS if all(code > FAILED for _, code in failed) else 0.0)
     while time.monotonic() < until and any(process.poll() is None for process in ranks):
@@ -254,13 +258,9 @@ def _find_lost_rank(
     codes = [(rank, process.poll()) for rank, process in enumerate(ranks)]
     killed = [(rank, code) for rank, code in codes if code is not None and code < 0]
     rank, code = (killed or failed)[0]
-    return lost_rank_error(rank, f"killed by {_signal_name(-code)}" if code < 0 else f"its process ended with {code}")
-
-
-def _signal_name(number: int) -> str:
-    with suppress(ValueError):
-        return signal.Signals(number).name
-    return f"signal {number}"
+    names = {number.value: number.name for number in signal.Signals}
+    killer = names.get(-code, f"signal {-code}")  # real-time signals have no name
+    return lost_rank_error(rank, f"killed by {killer}" if code < 0 else f"its process ended with {code}")
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:

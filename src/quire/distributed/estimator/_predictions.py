@@ -188,7 +188,9 @@ class Predictor:
 
 def predict_shards(data: Any, spec: PredictionSpec) -> Any:
     """Return shards with the outputs; for a Spark DataFrame or a Ray Dataset, one of its own kind."""
-    shards = _to_shards(data)
+    shards: DocumentShards[Any] = data
+    if not isinstance(data, DocumentShards):
+        shards = DocumentShards.from_spark(data) if is_spark_frame(data) else DocumentShards.from_ray(data)
     first = shards.head(1)
     if not first:
         raise OptionError("there are no rows to predict on.")
@@ -204,12 +206,6 @@ def predict_shards(data: Any, spec: PredictionSpec) -> Any:
     if is_spark_frame(data):
         return predicted.native.select(*data.columns, *names)
     return predicted.native.select_columns([*data.schema().names, *names])
-
-
-def _to_shards(data: Any) -> DocumentShards[Any]:
-    if isinstance(data, DocumentShards):
-        return data
-    return DocumentShards.from_spark(data) if is_spark_frame(data) else DocumentShards.from_ray(data)
 
 
 def is_of_engine(data: object) -> bool:

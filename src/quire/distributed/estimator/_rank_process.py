@@ -18,8 +18,8 @@ from quire.distributed.estimator._training import run_rank
 
 
 def _watch_parent() -> None:
-    sys.stdin.buffer.read()
-    os._exit(LOST)
+    sys.stdin.buffer.read()  # returns when the other end of the pipe is closed
+    os._exit(LOST)  # at once: the main thread may wait for another rank inside native code
 
 
 def main(job_file: str, attempt_folder: str, rank: str, addresses: str) -> int:
