@@ -141,7 +141,7 @@ def _one_a_group_of_a_batch(batch: DocumentBatch[Measurement]) -> list[Measureme
 def test_operations_that_split_groups_are_rejected() -> None:
     shards = DocumentShards[Good].from_documents(goods(ROWS))
     grouped = shards.partition_by("name", 2)
-    with pytest.raises(OptionError, match=r"followed by union.*Call partition_by\(\) after it"):
+    with pytest.raises(OptionError, match=r"followed by concat.*Call partition_by\(\) after it"):
         DocumentShards.concat([shards, grouped]).transform_shard(_alone)
     with pytest.raises(OptionError, match="on_error='skip' calls a function that fails for each row alone"):
         grouped.transform_shard(_alone, on_error="skip")
