@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from typing_extensions import Self
 
@@ -22,6 +22,10 @@ from quire.services._limits import RESPONSE_BYTES, ResponseAllowance, retain_mes
 from quire.services._payloads import InT, OutT, PartJoiner, split_parts
 from quire.services._security import Tls, token_metadata
 from quire.services._service_spec import DESCRIBE, SERVICE, STREAM_SUFFIX
+
+if TYPE_CHECKING:
+    from grpc import Channel
+
 
 T = TypeVar("T")
 ArgT = TypeVar("ArgT")
@@ -98,7 +102,7 @@ class BaseClient:
         self._closed = False
         self._methods: dict[str, Any] = {}
 
-    def _open_channel(self, tls: Tls | None) -> Any:
+    def _open_channel(self, tls: Tls | None) -> Channel:
         options = [
             ("grpc.max_receive_message_length", self.max_answer_bytes),
             ("grpc.max_send_message_length", -1),

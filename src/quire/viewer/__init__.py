@@ -29,11 +29,12 @@ def view(
     return viewer
 
 
-def _load_viewer_class() -> Any:
-    return importlib.import_module("quire.viewer._viewer").Viewer  # needs an extra
+def _load_viewer_class() -> type[Viewer]:
+    viewer_class: type[Viewer] = importlib.import_module("quire.viewer._viewer").Viewer  # needs an extra
+    return viewer_class
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name != "Viewer":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _load_viewer_class()

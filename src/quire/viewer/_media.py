@@ -27,7 +27,12 @@ from quire.viewer._cache import Cache
 from quire.viewer._media_types import CHANNELS, decode_data_uri, detect_media_type, sample_rate_field, tensor_display
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from numpy.typing import NDArray
+    from PIL.Image import Image
+
+    from quire.document import BaseDocument
 
 _CACHE_BYTES = 64 << 20
 """Bytes of audio and video that are cached: players request them range by range."""
@@ -51,10 +56,11 @@ class MediaReader:
         self._pages, self._folder = pages, None if folder is None else folder.resolve()
         self._cache: Cache[tuple[int, str], Content] = Cache(_CACHE_BYTES, lambda content: len(content.data))
 
-    def document(self, row: int) -> Any:
+    def document(self, row: int) -> BaseDocument:
         """Return the document of a row."""
         self._check_row(row)
-        return self._pages.take(np.array([row]))[0]
+        document: BaseDocument = self._pages.take(np.array([row]))[0]
+        return document
 
     def image(self, row: int, path: str, size: int, frame: int = 0) -> Content:
         """Return an image, a frame, or a heat map; `size` is rounded up to one of `IMAGE_SIZES`."""
@@ -180,7 +186,7 @@ _PALETTE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231
 """Colours of heat maps, from the minimum to the maximum: five points of viridis."""
 
 
-def _load_pillow(module: str = "PIL.Image") -> Any:
+def _load_pillow(module: str = "PIL.Image") -> ModuleType:
     return require(module, extra="view", needed_for="looking at images")
 
 
@@ -204,7 +210,7 @@ def render_image(content: bytes, size: int) -> Content:
         raise DecodeError(f"the bytes are not an image that Pillow can read ({error}).") from error
 
 
-def _to_rgb(image: Any) -> Any:
+def _to_rgb(image: Image) -> Image:
     """Convert an image of any mode to RGB or RGBA, rotated as its EXIF data says."""
     if image.mode.startswith("I") or image.mode == "F":
         return _image_from_array(_scale_to_bytes(np.asarray(image)))
@@ -213,7 +219,7 @@ def _to_rgb(image: Any) -> Any:
     return upright.convert("RGBA" if has_alpha else "RGB")
 
 
-def _encode_thumbnail(image: Any, size: int) -> Content:
+def _encode_thumbnail(image: Image, size: int) -> Content:
     """Scale an image down, and encode it as WebP, the smallest and fastest of the formats; or else as PNG."""
     image.thumbnail((size, size))
     buffer = io.BytesIO()
@@ -224,13 +230,13 @@ def _encode_thumbnail(image: Any, size: int) -> Content:
         return _encode_png(image)
 
 
-def _encode_png(image: Any) -> Content:
+def _encode_png(image: Image) -> Content:
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", compress_level=1)
     return Content(buffer.getvalue(), "image/png")
 
 
-def _image_from_array(array: NDArray[np.uint8]) -> Any:
+def _image_from_array(array: NDArray[np.uint8]) -> Image:
     return _load_pillow().fromarray(np.ascontiguousarray(array))
 
 
