@@ -311,9 +311,8 @@ def _take_decoded(function: dict[str, Any]) -> None:
     def take(value: object, info: ValidationInfo) -> object:
         if not isinstance(info.context, StoredContext):
             return decode(value, info)
-        if isinstance(owner, EncodedStr) and isinstance(value, bytes):  # older pydantic has made bytes of a str
-            return value.decode()
-        return value
+        text = isinstance(owner, EncodedStr) and isinstance(value, bytes)  # older pydantic has made bytes of a str
+        return value.decode() if text else value
 
     function["function"] = take
 

@@ -261,7 +261,8 @@ def _choose_codecs(schema: Schema, path: str, storage: str, paths: Paths) -> Seq
 
 
 def _interchange_codec(field: Field, path: str, storage: str, paths: Paths = None) -> ArrowCodec:
-    build = _INTERCHANGE_CODECS.get(field.kind)
+    # The input of fields like Json is not their value, so that a reader could not tell which of both a column has.
+    build = None if field.decodes_input else _INTERCHANGE_CODECS.get(field.kind)
     codec = None if build is None else build(field, path, storage, paths)
     if codec is None:
         raise EncodeError(
@@ -359,14 +360,20 @@ def _interchange_list(field: Field, path: str, storage: str, _: Paths) -> ArrowC
         return ListCodec(field, path)
     if len(field.items) != 1:
         return None
-    return ValueListCodec(field, path, _interchange_codec(field.items[0], f"{path}[]", storage))
+    item = _interchange_codec(field.items[0], f"{path}[]", storage)
+    return None if _needs_type(item) else ValueListCodec(field, path, item)
 
 
 def _interchange_dict(field: Field, path: str, storage: str, _: Paths) -> ArrowCodec | None:
     if len(field.items) != 2 or field.items[0].nullable:
         return None
     key, value = (_interchange_codec(item, f"{path}[]", storage) for item in field.items)
-    return MapCodec(field, path, key, value)
+    return None if _needs_type(key) or _needs_type(value) else MapCodec(field, path, key, value)
+
+
+def _needs_type(codec: ArrowCodec) -> bool:
+    """Whether items of lists and dicts, which are read as Python values, would not be read as what they are."""
+    return any(isinstance(each, (TensorCodec, TensorListCodec, EnumCodec)) for each in _walk([codec]))
 
 
 _INTERCHANGE_CODECS: Mapping[FieldKind, _Build] = {
