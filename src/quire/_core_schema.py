@@ -311,8 +311,9 @@ def _take_decoded(function: dict[str, Any]) -> None:
     def take(value: object, info: ValidationInfo) -> object:
         if not isinstance(info.context, StoredContext):
             return decode(value, info)
-        text = isinstance(owner, EncodedStr) and isinstance(value, bytes)  # older pydantic has made bytes of a str
-        return value.decode() if text else value
+        if isinstance(owner, EncodedStr) and isinstance(value, bytes):  # older pydantic has made bytes of a str
+            return value.decode()
+        return value
 
     function["function"] = take
 
