@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from quire import BaseDocument
+from quire.array import hash_fraction
 from quire.storage import Split, open_dataset, write_dataset
-from quire.storage._where import _fraction
 
 pytestmark = pytest.mark.needs("pyarrow", "fsspec", "xxhash")
 FRACTIONS = (0.5, 0.3, 0.2)
@@ -77,7 +77,7 @@ def test_rows_stay_in_their_split_when_types_change(change: str, data_format: st
 @given(value=st.one_of(NUMBERS, st.integers(), TEXT, st.booleans(), st.none()))
 def test_splits_of_ints_and_text_match_earlier_versions(value: Any) -> None:
     digest = hashlib.blake2b(str(value).encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    assert _fraction(value) == int.from_bytes(digest, "little") / 2**64
+    assert hash_fraction(value) == int.from_bytes(digest, "little") / 2**64
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,14 @@ def test_splits_of_ints_and_text_match_earlier_versions(value: Any) -> None:
     ids=repr,
 )
 def test_equal_values_have_equal_hashes(one: Any, other: Any) -> None:
-    assert _fraction(one) == _fraction(other)
+    assert hash_fraction(one) == hash_fraction(other)
 
 
 def test_times_that_differ_by_microseconds_have_different_hashes() -> None:
     lengths = [timedelta(seconds=1, microseconds=part) for part in range(5)]
-    assert len({_fraction(length) for length in lengths}) == len(lengths)
+    assert len({hash_fraction(length) for length in lengths}) == len(lengths)
     start = datetime(2024, 1, 1, tzinfo=timezone.utc)
-    assert len({_fraction(start + length) for length in lengths}) == len(lengths)
-    assert _fraction(start.replace(tzinfo=None)) != _fraction(start), "a local time is not a point of time"
-    assert _fraction(1.5) != _fraction(1)
-    assert _fraction(float("nan")) == _fraction(float("nan"))
+    assert len({hash_fraction(start + length) for length in lengths}) == len(lengths)
+    assert hash_fraction(start.replace(tzinfo=None)) != hash_fraction(start), "a local time is not a point of time"
+    assert hash_fraction(1.5) != hash_fraction(1)
+    assert hash_fraction(float("nan")) == hash_fraction(float("nan"))

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
-from quire.array import compile_filter
+from quire.array import compile_filter, hash_fraction
+from quire.array._positions import _canonical_bytes
 from quire.errors import OptionError, ShardError
 from quire.files import open_folder
 from quire.storage import Split, StoredDataset, open_dataset, write_dataset
@@ -22,8 +23,6 @@ from quire.storage._shard_reader import read_table
 from quire.storage._where import (
     _bounds,
     _cache_name,
-    _canonical_bytes,
-    _fraction,
     _is_ruled_out,
     _load_rows,
     _may_match,
@@ -54,14 +53,16 @@ def test_splits_keep_their_golden_fractions() -> None:
         (2.0, b"2", 0.4235754008315061),
         (np.float32(0.5), b"0.5", 0.01288717819058448),
         (float("nan"), b"nan", 0.5322997998598564),
-        (timedelta(days=1), b"86400", _fraction(86400)),
+        (timedelta(days=1), b"86400", hash_fraction(86400)),
         (timedelta(days=1, microseconds=5), b"86400.000005", 0.41688227219353285),
         (noon, b"1714566600", 0.6038628837264033),
         (noon + timedelta(microseconds=7), b"1714566600.000007", 0.4989935948182532),
         (noon.replace(tzinfo=None), b"2024-05-01 12:30:00", 0.5777813460659998),
         (date(2024, 5, 1), b"2024-05-01", 0.06936043818429034),
     ]
-    assert [(_canonical_bytes(value), _fraction(value)) for value, _, _ in golden] == [entry[1:] for entry in golden]
+    assert [(_canonical_bytes(value), hash_fraction(value)) for value, _, _ in golden] == [
+        entry[1:] for entry in golden
+    ]
 
 
 @pytest.mark.parametrize("fractions", [(1.0,), (0.0, 1.0), (0.1,) * 10, (0.7, 0.2, 0.1), (0.25,), (1 + 1e-9,)])
@@ -87,9 +88,9 @@ def test_parts_of_a_split_have_the_rows_of_their_fractions() -> None:
     words = [str(number) for number in range(400)]
     columns = DocumentBatch[Text]([Text(word=word) for word in words])._columns
     parts = [Split("word", (0.5, 0.0, 0.25), index).rows(columns).tolist() for index in range(3)]
-    assert parts[0] == [row for row, word in enumerate(words) if _fraction(word) < 0.5]
+    assert parts[0] == [row for row, word in enumerate(words) if hash_fraction(word) < 0.5]
     assert parts[1] == []
-    assert parts[2] == [row for row, word in enumerate(words) if 0.5 <= _fraction(word) < 0.75]
+    assert parts[2] == [row for row, word in enumerate(words) if 0.5 <= hash_fraction(word) < 0.75]
     assert [len(part) / 400 for part in parts] == pytest.approx([0.5, 0, 0.25], abs=0.08)
 
 
@@ -289,7 +290,7 @@ def rows_of(dataset: StoredDataset[Any], where: Any) -> list[int]:
         ({"number": -1}, []),
         (Split("text", (1.0,), 0), list(range(40))),
         (Split("text", (0.0, 1.0), 0), []),
-        (Split("number", (0.3, 0.7), 0), [number for number in range(40) if _fraction(number) < 0.3]),
+        (Split("number", (0.3, 0.7), 0), [number for number in range(40) if hash_fraction(number) < 0.3]),
         (lambda document: document.number % 9 == 8, [8, 17, 26, 35]),
     ],
 )

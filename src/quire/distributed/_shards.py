@@ -501,8 +501,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         hashes = np.sort(np.concatenate([np.zeros(0), *(batch.column(0).to_numpy() for batch in batches)]))
         if n and n > len(hashes):
             raise sample_error(n, len(hashes))
-        # A hash is a multiple of 2**-53, so that this bound is exact.
-        bound = float(hashes[n - 1]) + 2**-53 if n else 0.0
+        bound = float(np.nextafter(hashes[n - 1], 1)) if n else 0.0
         if np.count_nonzero(hashes < bound) != n:
             raise OptionError(f"sample({n}): several documents have the same {by}. Pass fraction= instead.")
         sampled = self._run(SampleRows(layout, by, seed, 0.0, bound))
