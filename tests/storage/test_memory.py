@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire import BaseDocument
-from quire._lowlevel.addresses import RawMemory
+from quire._lowlevel import addresses
+from quire._lowlevel.addresses import CheckedMemory, RawMemory
 from quire.storage import open_dataset
 from quire.storage._layout import Layout
 from quire.typing import NdArray, uint8
@@ -72,3 +74,44 @@ def test_missing_values_are_gathered_as_zeros(tmp_path: Path) -> None:
         assert batch.validity(name).tolist() == there.tolist()
         assert (column[there] != 0).all()
         assert (column[~there] == 0).all()
+
+
+def test_read_ranges_ahead_merges_ranges_on_adjacent_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[list[int], list[int]]] = []
+    monkeypatch.setattr(addresses, "read_ahead", lambda starts, sizes: asked.append((starts.tolist(), sizes.tolist())))
+    page = mmap.PAGESIZE
+    addresses.read_ranges_ahead([])
+    assert asked == []
+    ranges = [(10 * page, 5), (2 * page, 100), (2 * page + 20, 10), (3 * page, 7), (5 * page, page)]
+    addresses.read_ranges_ahead(ranges)
+    assert asked == [([2 * page, 5 * page, 10 * page], [page + 7, page, 5])]
+
+
+@pytest.mark.parametrize("memory_type", [RawMemory, CheckedMemory])
+def test_fetch_verified_returns_the_first_row_that_differs(memory_type: type[RawMemory]) -> None:
+    array = np.arange(40, dtype=np.uint8)
+    memory = memory_type()
+    memory.add_buffer(array)
+    starts = np.array([0, 20, 10, 30])
+    at = array.ctypes.data + starts
+    sums = [int(array[start : start + 10].sum()) for start in starts]
+
+    def digest(row: Any) -> int:
+        return sum(memoryview(row))
+
+    rows, damaged = memory.fetch_verified(at, 10, sums, digest)
+    assert damaged is None
+    assert rows[:, 0].tolist() == starts.tolist()
+    assert memory.fetch_verified(at, 10, [None, None, None, None], digest)[1] is None
+    assert memory.fetch_verified(at, 10, [sums[0], 1, None, 1], digest)[1] == 1
+    assert memory.fetch_verified(at, 10, [None, None, None, 1], digest)[1] == 3
+
+
+def test_checked_memory_knows_added_buffers_only() -> None:
+    array, other = np.arange(40, dtype=np.uint8), np.arange(40, dtype=np.uint8)
+    memory = CheckedMemory()
+    memory.add_buffer(array)
+    assert memory.fetch(array.ctypes.data + np.array([30]), 10).tolist() == [list(range(30, 40))]
+    for address in (other.ctypes.data, array.ctypes.data + 31):
+        with pytest.raises(IndexError, match="are in no buffer"):
+            memory.fetch(np.array([address]), 10)

@@ -351,15 +351,28 @@ def test_damaged_piece_is_detected_only_by_its_rows(samples: Path, name: str) ->
     assert len(open_dataset(samples, Sample)[:]) == 200
 
 
-def test_reading_a_few_rows_verifies_a_few_pieces_once(samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def record_checks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that receives an element for each piece, and each row that is a piece, when it is verified."""
     checked: list[int] = []
-    plain = BlockCheck.check_piece
+    check_piece = BlockCheck.check_piece
+    memory = type(addresses.open_memory())
+    fetch_verified = memory.fetch_verified
 
-    def spy(self: BlockCheck, flag: int) -> None:
+    def check_and_record(self: BlockCheck, flag: int) -> None:
         checked.append(flag)
-        plain(self, flag)
+        check_piece(self, flag)
 
-    monkeypatch.setattr(BlockCheck, "check_piece", spy)
+    def fetch_and_record(self: Any, places: Any, width: int, checksums: Any, digest: Any) -> Any:
+        checked.extend(value for value in checksums if value is not None)
+        return fetch_verified(self, places, width, checksums, digest)
+
+    monkeypatch.setattr(BlockCheck, "check_piece", check_and_record)
+    monkeypatch.setattr(memory, "fetch_verified", fetch_and_record)
+    return checked
+
+
+def test_reading_a_few_rows_verifies_a_few_pieces_once(samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = record_checks(monkeypatch)
     labels = open_dataset(samples, Sample, columns=["number", "picture.label"])
     assert labels[[7, 8]].picture.label.tolist() == [7, 8]
     assert len(checked) == 2  # a piece of each of the two columns
@@ -376,6 +389,80 @@ def test_reading_a_few_rows_verifies_a_few_pieces_once(samples: Path, monkeypatc
     for count in (1, 2, 3):
         assert always[[7, 7, 8]].number.tolist() == [7, 7, 8]
         assert len(checked) == 2 + every + count
+
+
+class Wide(BaseDocument):
+    """A document with a wide row, whose bytes are no multiple of Arrow's padding."""
+
+    pixels: NdArray[uint8, 8195]
+    label: int
+
+
+@pytest.fixture
+def wide_rows(tmp_path: Path) -> Path:
+    """A dataset of 24 rows in three blocks."""
+    documents = [Wide(pixels=np.full(8195, k, np.uint8), label=k) for k in range(24)]
+    write_dataset(documents, tmp_path / "wide", format="arrow", group_bytes=8 * 8300)
+    return tmp_path / "wide"
+
+
+def test_wide_rows_are_pieces_of_one_row(wide_rows: Path) -> None:
+    _, table = table_of(wide_rows)
+    assert len(table.blocks) > 1
+    for block, rows in enumerate(table.rows):
+        sizes = [size for _, size in pieces_of(table, block, "pixels")]
+        assert len(sizes) == rows
+        assert set(sizes[:-1]) == {8195}
+        assert 8195 < sizes[-1] < 8195 + 64  # with its padding
+
+
+@pytest.mark.parametrize("verify", ["first_touch", "always"])
+def test_damaged_wide_row_is_detected_when_it_is_copied(wide_rows: Path, verify: Any) -> None:
+    file, table = table_of(wide_rows)
+    last = table.rows[0] - 1
+    for row in (0, 3, last):  # the last row of a block shares its checksum with the padding
+        offset, size = pieces_of(table, 0, "pixels")[row]
+        for place in (0, 8194, size - 1):
+            bitrot.flip_byte(file, offset + place, 1)
+            dataset = open_dataset(wide_rows, Wide, verify=verify)
+            others = [k for k in range(24) if k != row]
+            assert dataset[others].pixels[:, 0].tolist() == others
+            for rows in ([row], [5, row, 2], list(range(24))):
+                with pytest.raises(ShardError, match=r"'pixels' in block 0 differs"):
+                    dataset[rows]
+            stream = StreamingDataset[Wide](wide_rows, 4, shuffle=False, verify=verify)
+            with pytest.raises(ShardError, match=r"'pixels' in block 0 differs"):
+                list(stream)
+            bitrot.flip_byte(file, offset + place, 1)
+    assert len(list(StreamingDataset[Wide](wide_rows, 4, verify=verify))) == 6
+
+
+def test_wide_rows_are_verified_once(wide_rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = record_checks(monkeypatch)
+    dataset = open_dataset(wide_rows, Wide)
+    assert dataset[[3, 7]].label.tolist() == [3, 7]
+    assert len(checked) == 2
+    assert dataset[[7, 3, 4]].label.tolist() == [7, 3, 4]
+    assert len(checked) == 3
+    for _ in range(2):
+        assert dataset[:].pixels[:, 8194].tolist() == list(range(24))
+        assert len(checked) == 24
+    assert dataset._addresses._passed_runs == len(dataset._addresses._runs) > 0
+    always = open_dataset(wide_rows, Wide, verify="always")
+    for count in (1, 2):
+        assert always[[3, 7]].label.tolist() == [3, 7]
+        assert len(checked) == 24 + 2 * count
+
+
+def test_verification_requests_all_due_columns_at_once(wide_rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[tuple[int, int]]] = []
+    monkeypatch.setattr(_row_locations, "read_ranges_ahead", lambda ranges: asked.append(list(ranges)))
+    _, table = table_of(wide_rows)
+    labels = table.columns[:, table.names.index("label"), 1].tolist()
+    dataset = open_dataset(wide_rows, Wide, columns=["label"])
+    for _ in range(2):
+        assert dataset[:].label.tolist() == list(range(24))
+    assert [[size for _, size in ranges] for ranges in asked] == [labels]
 
 
 def test_worker_processes_share_the_pieces_that_were_verified(samples: Path) -> None:
@@ -398,7 +485,10 @@ def test_worker_processes_share_the_pieces_that_were_verified(samples: Path) -> 
 
 def test_pieces_are_requested_at_once(samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(_row_locations, "read_ahead", lambda addresses, _: asked.append(len(addresses)))
+    monkeypatch.setattr(
+        _row_locations, "read_ranges_ahead", lambda ranges: asked.extend([len(ranges)] if ranges else [])
+    )
+    monkeypatch.setattr(_row_locations, "read_ahead", lambda starts, _: asked.append(len(starts)))
     monkeypatch.setattr(storage_dataset, "_LARGE", 1)
     monkeypatch.setattr(_tensor_codecs, "_LARGE", 1)
     dataset = open_dataset(samples, Sample, columns=["maybe", "number"])

@@ -16,7 +16,8 @@ import mmap
 import os
 import sys
 import weakref
-from bisect import bisect_right, insort
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -71,6 +72,9 @@ class RawMemory:
     def add(self, owner: pa.RecordBatch) -> None:
         """Make the buffers of a record batch known; here, all memory is."""
 
+    def add_buffer(self, content: Any) -> None:
+        """Make the memory of a bytes-like object known, such as an array."""
+
     def fetch(self, addresses: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
         """Copy `width` bytes at each address into an array of shape (addresses, width)."""
         count = len(addresses)
@@ -84,6 +88,31 @@ class RawMemory:
         for place, source in zip(range(0, rows.nbytes, width), (addresses - _LOWEST).tolist(), strict=True):
             target[place : place + width] = view[source : source + width]
         return rows.reshape(count, width)
+
+    def fetch_verified(
+        self,
+        addresses: NDArray[np.int64],
+        width: int,
+        checksums: Sequence[int | None],
+        digest: Callable[[Any], int],
+    ) -> tuple[NDArray[np.uint8], int | None]:
+        """Copy `width` bytes at each address, and compare each copy with its checksum, unless that is None.
+
+        Returns the array of shape (addresses, width), and the number of the first row whose checksum differs; None if
+        there is none. A row is hashed right after it was copied, when it is in the cache of the processor: reading it
+        from memory takes several times as long as hashing it.
+        """
+        rows = take_buffer(len(addresses) * width)
+        view, target = _view(), memoryview(rows)  # type: ignore[arg-type]
+        sources = (addresses - _LOWEST).tolist()
+        damaged = None
+        for place, source, checksum in zip(range(0, rows.nbytes, width), sources, checksums, strict=True):
+            copy = target[place : place + width]
+            copy[:] = view[source : source + width]
+            if checksum is not None and digest(copy) != checksum:
+                damaged = place // width
+                break
+        return rows.reshape(len(addresses), width), damaged
 
     def fetch_ranges(
         self,
@@ -128,14 +157,20 @@ class CheckedMemory(RawMemory):
 
     def add(self, owner: pa.RecordBatch) -> None:
         """Make the buffers of a record batch known."""
-        for column in owner.columns:
-            for buffer in column.buffers():
-                if buffer is not None and buffer.size:
-                    insort(self._buffers, (buffer.address, buffer), key=_address)
+        self._add([buffer for column in owner.columns for buffer in column.buffers() if buffer is not None])
+
+    def add_buffer(self, content: Any) -> None:
+        """Make the memory of a bytes-like object known, such as an array."""
+        self._add([pa.py_buffer(content)])
+
+    def _add(self, buffers: list[pa.Buffer]) -> None:
+        entries = [(buffer.address, buffer) for buffer in buffers if buffer.size]
+        self._buffers = sorted([*self._buffers, *entries], key=_address)  # a new list: others may be reading the old
 
     def _read(self, address: int, size: int) -> memoryview:
-        place = bisect_right(self._buffers, address, key=_address) - 1
-        start, buffer = self._buffers[max(place, 0)] if self._buffers else (0, pa.py_buffer(b""))
+        buffers = self._buffers
+        place = bisect_right(buffers, address, key=_address) - 1
+        start, buffer = buffers[max(place, 0)] if buffers else (0, pa.py_buffer(b""))
         if not start <= address <= address + size <= start + buffer.size:
             raise IndexError(f"{size} bytes at address {address} are in no buffer.")
         return memoryview(buffer)[address - start : address - start + size]
@@ -146,6 +181,18 @@ class CheckedMemory(RawMemory):
         for row, address in enumerate(addresses.tolist() if width else ()):
             rows[row] = np.frombuffer(self._read(address, width), np.uint8)
         return rows
+
+    def fetch_verified(
+        self,
+        addresses: NDArray[np.int64],
+        width: int,
+        checksums: Sequence[int | None],
+        digest: Callable[[Any], int],
+    ) -> tuple[NDArray[np.uint8], int | None]:
+        """Copy `width` bytes at each address, and compare each copy with its checksum, unless that is None."""
+        rows = self.fetch(addresses, width)
+        pairs = enumerate(zip(rows, checksums, strict=True))
+        return rows, next((row for row, (copy, sum_) in pairs if sum_ is not None and digest(copy) != sum_), None)
 
     def fetch_ranges(
         self,
@@ -292,6 +339,19 @@ def read_ahead(addresses: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
     starts = addresses // page * page
     for start, size in zip(starts.tolist(), (addresses + sizes - starts).tolist(), strict=True):
         libc.madvise(start, size, mmap.MADV_WILLNEED)
+
+
+def read_ranges_ahead(ranges: Iterable[tuple[int, int]]) -> None:
+    """Ask the system to read ranges (address, bytes) of mapped files; those on adjacent pages are one request."""
+    merged: list[list[int]] = []
+    for address, size in sorted(ranges):
+        if merged and address - merged[-1][1] < mmap.PAGESIZE:
+            merged[-1][1] = max(merged[-1][1], address + size)
+        else:
+            merged.append([address, address + size])
+    if merged:
+        starts, ends = np.array(merged, np.int64).T
+        read_ahead(starts, ends - starts)
 
 
 def _are_resident(addresses: NDArray[np.int64]) -> bool:

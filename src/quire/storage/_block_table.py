@@ -37,6 +37,8 @@ _SECTION = struct.Struct("<8sQQQ")
 _TRAILER = struct.Struct("<QQ8s")
 """Checksum of the table up to here, length of the table, magic."""
 TRAILER_BYTES = _TRAILER.size
+REGION_BYTES = 24
+"""Of an entry in the section of regions: offset, bytes, checksum."""
 _REQUIRED = 1
 """The flag of a section that readers must understand."""
 _KNOWN = ("blocks", "columns", "regions", "nulls", "names", "lengths")
@@ -45,6 +47,8 @@ _PADDING = 64
 """Arrow pads buffers by fewer bytes than this."""
 PIECE = 1 << 16
 """The bytes of a piece, a region of the data of a large column; rounded down to whole rows."""
+WIDE_ROW = 1 << 13
+"""Rows of at least this number of bytes are a piece each: the copy of a row is compared with its checksum."""
 
 
 def checksum(*parts: Any) -> int:
@@ -77,12 +81,14 @@ def _xxhash() -> Any:
 class Pieces(NamedTuple):
     """The regions of a column's data that is verified piece by piece: `first` to `end`, of `size` bytes each.
 
-    The last region has the rest of the data, and its padding.
+    The last region has the rest of the data, and its padding. `entries` are the regions in the block table,
+    `REGION_BYTES` each.
     """
 
     first: int
     end: int
     size: int
+    entries: NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -126,12 +132,6 @@ class BlockTable:
         return spans
 
     @cached_property
-    def region_list(self) -> list[list[int]]:
-        """The regions as lists, whose elements are read faster."""
-        regions: list[list[int]] = self.regions.tolist()
-        return regions
-
-    @cached_property
     def _columns(self) -> list[list[list[int]]]:
         columns: list[list[list[int]]] = self.columns.tolist()
         return columns
@@ -143,9 +143,13 @@ class BlockTable:
         The data of a column begins with its first region, or with the second one if validity or offsets are before it.
         """
         spans = self._span_array.reshape(-1, 2)
-        several = spans[spans[:, 1] - spans[:, 0] > 1].tolist()
-        regions = self.region_list
-        return {regions[begin][0]: (begin, last) for first, last in several for begin in (first, first + 1)}
+        several = spans[spans[:, 1] - spans[:, 0] > 1]
+        offsets = self.regions[np.stack([several[:, 0], several[:, 0] + 1]), 0].tolist()
+        return {
+            offset: (first + place, last)
+            for place, line in enumerate(offsets)
+            for offset, (first, last) in zip(line, several.tolist(), strict=True)
+        }
 
     def pieces_at(self, offset: int, width: int) -> Pieces | None:
         """Return the pieces of the data at an offset; None if it was not split, or not between rows of `width` bytes.
@@ -158,12 +162,12 @@ class BlockTable:
         sizes = self.regions[first:end, 1]
         size, last = int(sizes[0]), int(sizes[-1])
         is_even = bool((sizes[:-1] == size).all()) and last < size + _PADDING and (not width or size % width == 0)
-        return Pieces(first, end, size) if is_even else None
+        return Pieces(first, end, size, self.regions[first:end]) if is_even else None
 
-    def large_columns(self, block: int, columns: Sequence[int], size: int, pieces: Mapping[int, int]) -> list[int]:
-        """Return the columns of a block of at least `size` bytes, without pieces that `check_column` leaves out."""
-        sizes, spans = self._columns[block], self._spans[block]
-        return [column for column in columns if sizes[column][1] >= size and spans[column][1] not in pieces]
+    def column_ranges(self, block: int, columns: Sequence[int], pieces: Mapping[int, int]) -> list[tuple[int, int]]:
+        """Return the offsets and bytes of columns of a block, without pieces that `check_column` leaves out."""
+        ranges, spans = self._columns[block], self._spans[block]
+        return [(ranges[column][0], ranges[column][1]) for column in columns if spans[column][1] not in pieces]
 
     @cached_property
     def frame(self) -> NDArray[np.intp]:
@@ -176,16 +180,20 @@ class BlockTable:
 
     def check_frame(self, content: memoryview) -> None:
         """Verify everything in a file but its columns."""
-        for region in self.frame.tolist():
-            self._check(content, region, "its metadata")
+        digest = digest_function()
+        for offset, size, expected in self.regions[self.frame].tolist():
+            if digest(content[offset : offset + size]) != expected:
+                raise DecodeError(_mismatch("its metadata"))
 
     def check_column(
         self, content: memoryview, block: int, column: int, pieces: Mapping[int, int] | None = None
     ) -> None:
         """Verify a column of a block; `pieces` maps the end of a column to the first of its regions to leave out."""
         first, last = self._spans[block][column]
-        for region in range(first, pieces.get(last, last) if pieces else last):
-            self._check(content, region, f"{self.names[column]!r} in block {block}")
+        digest = digest_function()
+        for offset, size, expected in self.regions[first : pieces.get(last, last) if pieces else last].tolist():
+            if digest(content[offset : offset + size]) != expected:
+                raise DecodeError(_mismatch(f"{self.names[column]!r} in block {block}"))
 
     def describe(self, region: int) -> str:
         """Return the message about a region of a column whose checksum is wrong."""
@@ -206,11 +214,6 @@ class BlockTable:
         if checksum(tail[offset - start : offset - start + size]) != expected:
             raise DecodeError(_mismatch("its footer"))
 
-    def _check(self, content: memoryview, region: int, what: str) -> None:
-        offset, size, expected = self.region_list[region]
-        if checksum(content[offset : offset + size]) != expected:
-            raise DecodeError(_mismatch(what))
-
 
 def _mismatch(what: str) -> str:
     return f"the checksum of {what} differs from what was written"
@@ -218,7 +221,7 @@ def _mismatch(what: str) -> str:
 
 def count_regions(table_bytes: int) -> int:
     """Return the number of regions that a table of this length has at most."""
-    return table_bytes // 24
+    return table_bytes // REGION_BYTES
 
 
 def parse_table(data: memoryview) -> BlockTable:
@@ -304,13 +307,19 @@ class TableBuilder:
         self.columns.append(columns)
         self.nulls.append(nulls)
 
+    def add_pieces(self, offset: int, data: memoryview, size: int) -> None:
+        """Note the checksums of consecutive pieces of `size` bytes at an offset."""
+        digest = digest_function()
+        starts = range(0, data.nbytes, size)
+        self.regions += [(offset + start, size, digest(data[start : start + size])) for start in starts]
+
     def encode(self, offset: int, footer: bytes) -> bytes:
         """Encode the table, for a file that has it at an offset, followed by the footer."""
         names = json.dumps(list(self.names)).encode()
         names += b" " * (-len(names) % 8)
         count = len(self.regions) + 1
         cells = sum(map(len, self.columns))
-        sizes = [len(self.blocks) * 32, cells * 16, count * 24, cells * 8, len(names)]
+        sizes = [len(self.blocks) * 32, cells * 16, count * REGION_BYTES, cells * 8, len(names)]
         directory = _HEADER.size + len(sizes) * _SECTION.size
         size = directory + sum(sizes) + TRAILER_BYTES
         regions = [*self.regions, (offset + size, len(footer), checksum(footer))]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Flag
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -204,17 +205,15 @@ class Layout:
     def gather_parts(self, rows: RowLocations, sizes: Sequence[int]) -> Iterator[Columns]:
         """Copy the columns of consecutive parts of rows, of these sizes; small columns are copied for all at once."""
         rows.verify()
-        small = {codec.field.name: codec.gather(rows) for codec in self.codecs if not codec.is_large}
-        start = 0
+        spans = [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+        parts = {
+            codec.field.name: codec.gather_parts(rows, spans)
+            if codec.is_large
+            else map(codec.gather(rows).slice, spans)
+            for codec in self.codecs
+        }
         for size in sizes:
-            span = slice(start, start + size)
-            own = rows.select(span)
-            start += size
-            columns = {}
-            for codec in self.codecs:
-                name = codec.field.name
-                columns[name] = small[name].slice(span) if name in small else codec.gather(own)
-            yield Columns(self.schema, columns, size)
+            yield Columns(self.schema, {name: next(columns) for name, columns in parts.items()}, size)
 
 
 class InterchangeLayout(Layout):

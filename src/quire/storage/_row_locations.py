@@ -9,21 +9,22 @@ arithmetic on arrays, such as `table[part, batches] + positions * width`, whatev
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from quire._lowlevel.addresses import open_memory, read_ahead
+from quire._lowlevel.addresses import open_memory, read_ahead, read_ranges_ahead
 from quire.columns import Validity
-from quire.errors import DecodeError
-from quire.storage._block_table import Pieces
+from quire.errors import DecodeError, ShardError
+from quire.storage._block_table import REGION_BYTES, Pieces, digest_function
 from quire.tensors import Framework
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_ENDLESS = 1 << 62
+_NO_PIECES = np.array([[1 << 62], [0], [0]], np.int64)
+"""The size, the flag and the entry of the only piece of a record batch that is not verified in pieces."""
 
 
 class Check(Protocol):
@@ -32,11 +33,17 @@ class Check(Protocol):
     def __call__(self, columns: Sequence[int] | None) -> bool:
         """Verify some of the columns of the layout, or all; return whether every column is verified for good."""
 
+    def due_ranges(self, columns: Sequence[int] | None) -> list[tuple[int, int]]:
+        """Return the addresses and bytes of what a call would verify."""
+
     def check_piece(self, flag: int) -> None:
         """Verify a piece of a large column."""
 
     def piece_range(self, flag: int) -> tuple[int, int]:
         """Return the address and the number of bytes of a piece."""
+
+    def piece_error(self, flag: int) -> ShardError:
+        """Return the error about a piece whose checksum is wrong."""
 
 
 class AddressTable:
@@ -47,8 +54,9 @@ class AddressTable:
     again.
 
     The data of large columns is verified piece by piece, when a row of a piece is first gathered. For each part that
-    has pieces in some record batch, `_pieces` holds the bytes of a piece and the flag of the first piece, by record
-    batch. Where a record batch has none, its only piece is endless and has flag 0, which is always set.
+    has pieces in some record batch, `_pieces` holds the bytes of a piece, the flag of the first piece, and the address
+    of its entry in the block table, by record batch. Where a record batch has none, its only piece is endless and has
+    flag 0, which is always set.
     """
 
     __slots__ = (
@@ -75,7 +83,7 @@ class AddressTable:
         self._checks: list[Check | None] = []
         self._piece_checks: dict[int, Check] = {}
         self._passed = 0
-        self._pieces: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._pieces: dict[int, NDArray[np.int64]] = {}
         self._runs: list[tuple[int, int]] = []
         self._passed_runs = 0
         self._flags: NDArray[np.uint8] = np.ones(1, np.uint8)
@@ -97,14 +105,13 @@ class AddressTable:
             self._due = np.concatenate([self._due, np.zeros_like(self._due)])
             more = len(self._due) // 2
             self._pieces = {
-                part: (np.append(sizes, np.full(more, _ENDLESS)), np.append(firsts, np.zeros(more, np.int64)))
-                for part, (sizes, firsts) in self._pieces.items()
+                part: np.concatenate([table, np.tile(_NO_PIECES, more)], axis=1) for part, table in self._pieces.items()
             }
-        for part, (first, end, size) in (pieces or {}).items():
+        for part, (first, end, size, entries) in (pieces or {}).items():
             if part not in self._pieces:
-                self._pieces[part] = np.full(len(self._due), _ENDLESS), np.zeros(len(self._due), np.int64)
-            sizes, firsts = self._pieces[part]
-            sizes[self.count], firsts[self.count] = size, first
+                self._pieces[part] = np.tile(_NO_PIECES, len(self._due))
+            self._pieces[part][:, self.count] = size, first, entries.ctypes.data
+            self.memory.add_buffer(entries)
             self._runs.append((first, end))
         self._table[:, self.count] = parts
         self._owners.append(owner)
@@ -125,50 +132,71 @@ class AddressTable:
             if not self._due[:count].any():
                 self._passed = count
             return
-        for number in np.unique(batches[due]).tolist():
-            check = self._checks[number]
+        checks = {number: self._checks[number] for number in np.unique(batches[due]).tolist()}
+        # One request to the disk for everything, instead of a page fault for each page.
+        read_ranges_ahead([place for check in checks.values() if check for place in check.due_ranges(columns)])
+        for number, check in checks.items():
             if check is not None and check(columns):
                 self._due[number] = False
 
     def verify_pieces(
-        self, part: int, batches: NDArray[np.int64], begins: NDArray[np.int64], sizes: NDArray[np.int64] | None = None
+        self, part: int, batches: NDArray[np.int64], begins: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> None:
-        """Verify the pieces of a part that hold the bytes of rows: `sizes` bytes from `begins` on.
-
-        Without `sizes`, rows have a fixed width. No row of such a part crosses from one piece into the next.
-        """
+        """Verify the pieces of a part that hold the bytes of rows: `sizes` bytes from `begins` on."""
         if self._passed_runs == len(self._runs) or part not in self._pieces:
             return
-        of_batches, firsts = self._pieces[part]
-        piece_sizes = of_batches[batches]
-        numbers = firsts[batches] + begins // piece_sizes
-        if sizes is not None:
-            # A row of `counts` pieces needs flags n, n + 1, ...: repeat n, and add the position within the row.
-            counts = np.where(sizes > 0, (begins + sizes - 1) // piece_sizes - begins // piece_sizes + 1, 0)
-            within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-            numbers, batches = np.repeat(numbers, counts) + within, np.repeat(batches, counts)
-        if self._is_kept:
-            self._check_due_pieces(numbers, batches, is_read_ahead=part in self.read_ahead_parts)
-        else:
-            for number, batch in dict(zip(numbers.tolist(), batches.tolist(), strict=True)).items():
-                if number:
-                    self._piece_checks[batch].check_piece(number)
+        piece_sizes, firsts, _ = self._pieces[part][:, batches]
+        # A row of `counts` pieces needs flags n, n + 1, ...: repeat n, and add the position within the row.
+        counts = np.where(sizes > 0, (begins + sizes - 1) // piece_sizes - begins // piece_sizes + 1, 0)
+        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        numbers = np.repeat(firsts + begins // piece_sizes, counts) + within
+        self.check_pieces(part, numbers, np.repeat(batches, counts))
 
-    def _check_due_pieces(self, numbers: NDArray[np.int64], batches: NDArray[np.int64], *, is_read_ahead: bool) -> None:
+    def find_pieces(self, part: int, batches: NDArray[np.int64], begins: NDArray[np.int64]) -> _RowPieces | None:
+        """Return the pieces of rows that do not cross from one piece into the next; None if all are verified."""
+        if self._passed_runs == len(self._runs) or part not in self._pieces:
+            return None
+        sizes, firsts, entries = self._pieces[part][:, batches]
+        places = begins // sizes
+        numbers = firsts + places
+        due = self._find_due(numbers)
+        if due is None:
+            return None
+        found = self.memory.fetch((entries + places * REGION_BYTES)[due], REGION_BYTES)
+        return _RowPieces(numbers, due, found.view(np.uint64))
+
+    def mark_verified(self, numbers: NDArray[np.int64]) -> None:
+        """Set the flags of pieces that were verified by the caller."""
+        if self._is_kept:
+            self._flags[numbers] = 1
+
+    def piece_error(self, batch: int, number: int) -> ShardError:
+        """Return the error about a piece whose checksum is wrong."""
+        return self._piece_checks[batch].piece_error(number)
+
+    def _find_due(self, numbers: NDArray[np.int64]) -> NDArray[np.intp] | None:
+        """Return the positions of the flags of pieces that are to be verified; None if there are none."""
+        if not self._is_kept:
+            return np.flatnonzero(numbers) if numbers.any() else None
         marks = self._flags[numbers]
         if 0 not in marks.tobytes():  # which is much faster than marks.all()
             self._count_passed_runs()
+            return None
+        return (marks == 0).nonzero()[0]
+
+    def check_pieces(self, part: int, numbers: NDArray[np.int64], batches: NDArray[np.int64]) -> None:
+        """Verify the pieces that have these flags and are due."""
+        due = self._find_due(numbers)
+        if due is None:
             return
-        due = marks == 0
         pieces = dict(zip(numbers[due].tolist(), batches[due].tolist(), strict=True))
-        if not is_read_ahead:
+        if self._is_kept and part not in self.read_ahead_parts:
             # Request all pieces at once: by page faults, the system would read them one by one, and much more of each.
-            ranges = [self._piece_checks[batch].piece_range(number) for number, batch in pieces.items()]
-            addresses, sizes = np.array(ranges, np.int64).T
-            read_ahead(addresses, sizes)
+            read_ranges_ahead([self._piece_checks[batch].piece_range(number) for number, batch in pieces.items()])
         for number, batch in pieces.items():
             self._piece_checks[batch].check_piece(number)
-            self._flags[number] = 1
+            if self._is_kept:
+                self._flags[number] = 1
 
     def _count_passed_runs(self) -> None:
         """Count the leading runs of pieces that are verified completely; none of them becomes due again."""
@@ -218,9 +246,7 @@ class RowLocations:
 
     def gather_fixed(self, part: int, width: int) -> NDArray[np.uint8]:
         """Copy rows of `width` bytes each into an array of shape (rows, width)."""
-        begins = self.positions * width
-        self.addresses.verify_pieces(part, self.batches, begins)
-        return self.addresses.memory.fetch(self.part(part) + begins, width)
+        return FixedRows(self, part, width).copy(slice(None))
 
     def gather_bits(self, part: int) -> NDArray[np.bool_]:
         """Copy a bit of each row. The part is the address of the first bit, counted in bits."""
@@ -268,3 +294,60 @@ class RowLocations:
         before = np.cumsum(sizes) - sizes
         positions = np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()), dtype=np.int64)
         return RowLocations(self.addresses, np.repeat(self.batches, sizes), positions, self.framework)
+
+
+class _RowPieces(NamedTuple):
+    """The pieces of rows of one width: the flag of each row, the rows that are due, and their block table entries."""
+
+    numbers: NDArray[np.int64]
+    due: NDArray[np.intp]
+    entries: NDArray[np.uint64]
+
+
+class FixedRows:
+    """Rows of one width, which are copied and verified a few at a time.
+
+    A piece of several rows is verified before the first of them is copied. If a row is a piece of its own, its copy is
+    verified instead. Reading a row twice from memory, for the checksum and for the copy, would take much longer.
+    """
+
+    __slots__ = ("_addresses", "_checksums", "_part", "_piece_numbers", "_row_numbers", "_rows", "_width")
+
+    def __init__(self, rows: RowLocations, part: int, width: int) -> None:
+        begins = rows.positions * width
+        self._rows, self._part, self._width = rows, part, width
+        self._addresses = rows.part(part) + begins
+        self._checksums: list[int | None] | None = None
+        self._piece_numbers: NDArray[np.int64] | None = None
+        pieces = rows.addresses.find_pieces(part, rows.batches, begins)
+        if pieces is None:
+            return
+        is_row = pieces.entries[:, 1] == width  # not the last piece of a block, if it has padding
+        due = pieces.due[is_row]
+        # Flags that are due in one of two ways; the others are 0, which is the flag of no piece.
+        self._row_numbers = np.zeros_like(pieces.numbers)
+        self._row_numbers[due] = pieces.numbers[due]
+        if len(due) < len(pieces.due):
+            self._piece_numbers = pieces.numbers - self._row_numbers
+        if len(due):
+            self._checksums = pieces.entries[is_row, 2].tolist()
+            if len(due) < len(rows):
+                by_row = dict(zip(due.tolist(), self._checksums, strict=True))
+                self._checksums = [by_row.get(row) for row in range(len(rows))]
+            if part not in rows.addresses.read_ahead_parts:
+                read_ahead(self._addresses[due], np.full(len(due), width))
+
+    def copy(self, span: slice) -> NDArray[np.uint8]:
+        """Copy some of the rows into an array of shape (rows, width)."""
+        table, addresses = self._rows.addresses, self._addresses[span]
+        if self._piece_numbers is not None:
+            table.check_pieces(self._part, self._piece_numbers[span], self._rows.batches[span])
+        if self._checksums is None:
+            return table.memory.fetch(addresses, self._width)
+        checksums = self._checksums[span]
+        rows, damaged = table.memory.fetch_verified(addresses, self._width, checksums, digest_function())
+        numbers = self._row_numbers[span]
+        if damaged is not None:
+            raise table.piece_error(int(self._rows.batches[span][damaged]), int(numbers[damaged]))
+        table.mark_verified(numbers)
+        return rows

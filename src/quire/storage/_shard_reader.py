@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from quire._lowlevel.addresses import advise_random, map_file, read_ahead
+from quire._lowlevel.addresses import advise_random, map_file, read_ranges_ahead
 from quire.columns import Columns
 from quire.errors import DecodeError, ShardError, StorageError, StorageNotFoundError
 from quire.files import Folder, display_uri
@@ -173,6 +173,7 @@ class ShardReader:
                 place = find_table(read_from(view), len(view), shard.format)
             if place is None:
                 return None
+            read_ranges_ahead([(content.address + place[0], content.size - place[0])])  # with the footer
             try:
                 table = parse_table(_checked_table_bytes(view[place[0] : sum(place)], shard))
                 _check_frame(table, content)
@@ -189,6 +190,7 @@ class ShardReader:
             place = find_table(read_from(view), len(view), "arrow")
             if place is None:
                 raise DecodeError("the copy in the cache has no block table")
+            read_ranges_ahead([(content.address + place[0], content.size - place[0])])
             table = parse_table(view[place[0] : sum(place)])
             _check_frame(table, content)
         return table
@@ -355,7 +357,9 @@ class ShardReader:
         for number in range(reader.num_record_batches) if groups is None else groups:
             if table is not None:
                 make_error = partial(self._altered_error, shard)
-                BlockCheck(table, range(number, number + 1), nodes, buffer, make_error)(None)
+                check = BlockCheck(table, range(number, number + 1), nodes, buffer, make_error)
+                read_ranges_ahead(check.due_ranges(None))
+                check(None)
             batch = _select(reader.get_batch(number), names)
             batch.validate(full=not in_layout)
             yield batch
@@ -437,8 +441,7 @@ def local_file(folder: Folder, name: str, fetch_into: Path | None = None) -> Ite
 
 def _check_frame(table: BlockTable, content: pa.Buffer) -> None:
     """Verify the metadata of a mapped file, after all of it is requested from the disk at once."""
-    places = table.regions[table.frame, :2].astype(np.int64)
-    read_ahead(places[:, 0] + content.address, places[:, 1])
+    read_ranges_ahead((content.address + offset, size) for offset, size, _ in table.regions[table.frame].tolist())
     table.check_frame(memoryview(content))
 
 

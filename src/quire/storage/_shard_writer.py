@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from itertools import pairwise
 from typing import IO, Any, Literal
 
 import pyarrow as pa
@@ -164,26 +163,33 @@ class BlockFile:
         columns, last_buffer = [], -1
         for node, (first, last) in enumerate(zip(starts, [*starts[1:], layout.body_bytes], strict=True)):
             last_buffer += self._buffer_counts[node]
-            for begin, end in pairwise(self._region_bounds(node, layout, last_buffer, first, last)):
-                self.table.add_region(body + begin, *_take(views, end - begin))
+            piece, start_of_data, end_of_pieces = self._find_pieces(node, layout, last_buffer)
+            if piece:
+                self.table.add_region(body + first, *_take(views, start_of_data - first))
+                taken = _take(views, end_of_pieces - start_of_data)
+                data = taken[0] if len(taken) == 1 else memoryview(b"".join(taken))
+                self.table.add_pieces(body + start_of_data, data, piece)
+            begin = end_of_pieces if piece else first
+            self.table.add_region(body + begin, *_take(views, last - begin))
             columns.append((body + first, last - first))
         place = layout.rows, start, len(metadata) + layout.body_bytes, len(metadata)
         self.table.add_block(place, columns, [nulls for _, nulls in layout.nodes])
 
-    def _region_bounds(self, node: int, layout: MessageLayout, buffer: int, first: int, last: int) -> list[int]:
-        """Return where the regions of a field node begin in the body of its message, and where the last one ends.
+    def _find_pieces(self, node: int, layout: MessageLayout, buffer: int) -> tuple[int, int, int]:
+        """Return the bytes of a piece of a field node, and where its pieces begin and end in the body of the message.
 
         The data of a large column is split into pieces of whole rows, each with a checksum of its own, so that reading
-        a few rows verifies a few pieces. Validity and offsets, which are before the data, are one region.
+        a few rows verifies a few pieces. Validity and offsets, which are before the data, are one region. So is the
+        last piece, which may be shorter, and is followed by padding. A column that is not split has pieces of 0 bytes.
         """
         width = self._widths[node]
         if width is None:
-            return [first, last]
+            return 0, 0, 0
         start, size = layout.buffers[buffer]
-        piece = _block_table.PIECE // width * width if 0 < width <= _block_table.PIECE else width or _block_table.PIECE
-        if size < 2 * piece:
-            return [first, last]
-        return [first, *range(start, start + size, piece), last][start == first :]
+        piece = _block_table.PIECE
+        if width:
+            piece = width if width >= _block_table.WIDE_ROW else max(1, piece // width) * width
+        return (piece, start, start + (size - 1) // piece * piece) if size >= 2 * piece else (0, 0, 0)
 
     def close(self) -> tuple[int, int, int]:
         """Write the table and the footer, and return the offset, length and checksum of the table."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from quire.storage._arrow_codec import (
     validity_bitmap,
 )
 from quire.storage._nested_codecs import ListCodec
-from quire.storage._row_locations import RowLocations
+from quire.storage._row_locations import FixedRows, RowLocations
 from quire.tensors import (
     FRAMEWORKS,
     Framework,
@@ -142,13 +142,21 @@ class TensorCodec(ArrowCodec):
         return [(self.first + 1, self.width)]
 
     def gather(self, rows: RowLocations) -> Column:
+        [column] = self.gather_parts(rows, [slice(None)])
+        return column
+
+    def gather_parts(self, rows: RowLocations, spans: Iterable[slice]) -> Iterator[Column]:
         framework = rows.framework or self.field.type.framework or get_framework("numpy")
-        data = rows.gather_fixed(self.first + 1, self.width)
-        validity = rows.validity(self.first)
-        clear_missing(data, validity)
-        shape = (len(rows), *self.shape)
-        array = data.view(self.dtype).reshape(shape) if self.width else np.zeros(shape, self.dtype)
-        return TensorColumn(self.field, framework.from_numpy(array), framework, validity)
+        fixed = FixedRows(rows, self.first + 1, self.width)
+        all_validity = rows.validity(self.first)
+        for span in spans:
+            data = fixed.copy(span)
+            validity = None if all_validity is None or all_validity[span].all() else all_validity[span]
+            clear_missing(data, validity)
+            shape = (len(data), *self.shape)
+            array = data.view(self.dtype).reshape(shape) if self.width else np.zeros(shape, self.dtype)
+            yield TensorColumn(self.field, framework.from_numpy(array), framework, validity)
+            del data, array  # so that the caller alone decides when the memory is used again
 
     def read_ahead(self, rows: RowLocations, counts: NDArray[np.int64]) -> None:
         """Let the system read `counts` rows from each of these on."""

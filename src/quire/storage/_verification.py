@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from quire._lowlevel.addresses import SharedMemory, read_ahead
+from quire._lowlevel.addresses import SharedMemory
 from quire.errors import DecodeError, OptionError, ShardError
 from quire.storage._block_table import BlockTable, Pieces, digest_function
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 Verify = Literal["first_touch", "always", "never"]
 """When data is compared with its checksums: when it is first read, at every read, or never."""
-_LARGE = 1 << 16
-"""Columns of at least this number of bytes are worth a system call that reads them ahead."""
 
 
 def check_verify(verify: str) -> None:
@@ -108,19 +106,22 @@ class BlockCheck:
             pieces = self._table.pieces_at(parts[part] - self._buffer.address, width)
             if pieces is not None:
                 self._pieces[pieces.end] = pieces.first
-                flags[part] = Pieces(pieces.first + first_flag, pieces.end + first_flag, pieces.size)
+                flags[part] = pieces._replace(first=pieces.first + first_flag, end=pieces.end + first_flag)
         return flags
 
     def check_piece(self, flag: int) -> None:
         """Verify the piece that has a flag."""
-        region = flag - self._first_flag
-        offset, size, expected = self._table.region_list[region]
+        offset, size, expected = self._table.regions[flag - self._first_flag].tolist()
         if self._digest(self._view[offset : offset + size]) != expected:
-            raise self._make_error(self._table.describe(region))
+            raise self.piece_error(flag)
+
+    def piece_error(self, flag: int) -> ShardError:
+        """Return the error about a piece whose checksum is wrong."""
+        return self._make_error(self._table.describe(flag - self._first_flag))
 
     def piece_range(self, flag: int) -> tuple[int, int]:
         """Return the address and the number of bytes of the piece that has a flag."""
-        offset, size, _ = self._table.region_list[flag - self._first_flag]
+        offset, size, _ = self._table.regions[flag - self._first_flag].tolist()
         return self._buffer.address + offset, size
 
     def use_flags(self, flags: NDArray[np.uint8], *, keep: bool, blocks: range | None = None) -> None:
@@ -131,21 +132,27 @@ class BlockCheck:
         self._flags, self._is_kept, self._blocks = flags, keep, self._blocks if blocks is None else blocks
 
     def __call__(self, columns: Sequence[int] | None) -> bool:
-        for column in range(len(self._nodes)) if columns is None else columns:
-            if self._is_kept and self._flags[column]:
-                continue
-            for block in self._blocks:
-                self._check(block, self._nodes[column])
-            self._flags[column] = 1
-        return self._is_kept and bool(self._flags.all())
-
-    def _check(self, block: int, nodes: Sequence[int]) -> None:
-        large = self._table.large_columns(block, nodes, _LARGE, self._pieces)
-        if large:  # one request to the disk, instead of a page fault for each page
-            ranges = self._table.columns[block, large].astype(np.int64)
-            read_ahead(ranges[:, 0] + self._buffer.address, ranges[:, 1])
         try:
-            for node in nodes:
-                self._table.check_column(self._view, block, node, self._pieces)
+            for column in self._due_columns(columns):
+                for block in self._blocks:
+                    for node in self._nodes[column]:
+                        self._table.check_column(self._view, block, node, self._pieces)
+                self._flags[column] = 1
         except DecodeError as error:
             raise self._make_error(str(error)) from error
+        return self._is_kept and bool(self._flags.all())
+
+    def due_ranges(self, columns: Sequence[int] | None) -> list[tuple[int, int]]:
+        """Return the addresses and bytes of what a call would verify."""
+        nodes = [node for column in self._due_columns(columns) for node in self._nodes[column]]
+        ranges = [
+            place
+            for block in self._blocks
+            for place in self._table.column_ranges(block, nodes, self._pieces)
+            if place[1]
+        ]
+        return [(self._buffer.address + offset, size) for offset, size in ranges]
+
+    def _due_columns(self, columns: Sequence[int] | None) -> list[int]:
+        every = range(len(self._nodes)) if columns is None else columns
+        return [column for column in every if not (self._is_kept and self._flags[column])]
