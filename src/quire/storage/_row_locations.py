@@ -182,7 +182,8 @@ class AddressTable:
         if 0 not in marks.tobytes():  # which is much faster than marks.all()
             self._count_passed_runs()
             return None
-        return (marks == 0).nonzero()[0]
+        due: NDArray[np.intp] = (marks == 0).nonzero()[0]
+        return due
 
     def check_pieces(self, part: int, numbers: NDArray[np.int64], batches: NDArray[np.int64]) -> None:
         """Verify the pieces that have these flags and are due."""
