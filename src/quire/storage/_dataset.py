@@ -503,8 +503,6 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         """Read all rows, and convert them to a pandas data frame; see `DocumentBatch.to_dataframe`."""
         return self.read().to_dataframe()
 
-    # --- other views of the same rows
-
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         """Return the rows as a PyCapsule, for libraries that take Arrow data: polars, DuckDB, pandas, pyarrow.
 
@@ -512,6 +510,8 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         `DocumentBatch.to_arrow`, except that times with a zone are in UTC.
         """
         return open_stream(self).__arrow_c_stream__(requested_schema)
+
+    # --- other views of the same rows
 
     def narrow(self, columns: Iterable[str]) -> StoredDataset[DocT]:
         """Return the same rows of the same shards, with some of the columns."""
