@@ -119,8 +119,8 @@ def test_state_detects_changes() -> None:
 import collections
 copyreg.pickle(collections.OrderedDict, lambda value: (dict, ()))
 ForkingPickler.register(collections.Counter, lambda value: (dict, ()))
-gc.callbacks.append(print)
-sys.excepthook = print
+gc.callbacks.append(lambda *_: None)
+sys.excepthook = lambda *_: None
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 warnings.simplefilter("ignore")
 logging.basicConfig()

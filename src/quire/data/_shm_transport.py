@@ -66,7 +66,7 @@ class SharedArena(Arena):
         if piece is None or piece.was_sent:
             # The tensor is in other memory, or shares its piece with a tensor that was sent before. The trainer gives
             # a piece back once, so each tensor gets a piece of its own.
-            if piece is None and tensor.is_shared():
+            if piece is None and tensor.is_shared():  # type: ignore[no-untyped-call]
                 return tensor
             room = self.empty(tuple(tensor.shape), tensor.dtype)
             if room is None:

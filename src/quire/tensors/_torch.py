@@ -222,7 +222,7 @@ class _StandIn:
             tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
         if not _is_pickled_untyped(tensor.dtype):
             return _identity, (tensor,)
-        function, arguments, *rest = tensor.__reduce_ex__(protocol)
+        function, arguments, *rest = tensor.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
         return function, _replace_storages(arguments, self.memo), *rest
 
 
@@ -253,7 +253,7 @@ class _Storage:
 def _is_pickled_untyped(dtype: torch.dtype) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # complex32 is experimental
-        arguments = torch.empty(0, dtype=dtype).__reduce_ex__(2)[1]
+        arguments = torch.empty(0, dtype=dtype).__reduce_ex__(2)[1]  # type: ignore[no-untyped-call]
     return isinstance(arguments[0], torch.UntypedStorage)
 
 
@@ -267,7 +267,7 @@ def _reduce_shared(stand_in: _StandIn) -> tuple[Any, tuple[Any, ...]]:
 
 def _reduce_storage(storage: torch.UntypedStorage) -> tuple[Any, ...]:
     if storage.device.type != "cpu":
-        return storage.__reduce__()  # type: ignore[return-value]
+        return storage.__reduce__()  # type: ignore[no-untyped-call, no-any-return]
     content = torch.empty(0, dtype=torch.uint8).set_(storage)
     return _load_storage, (content.numpy().tobytes(),)
 
