@@ -19,6 +19,10 @@ class Point(BaseDocument):
     name: str = ""
 
 
+class Vector(BaseDocument):
+    at: NdArray[float32, 3]
+
+
 def batch_of(framework: str) -> DocumentBatch[Point]:
     points = [Point(at=np.full(3, n, np.float32), weight=n, path=np.zeros(n, np.float32)) for n in range(4)]
     return DocumentArray[Point](points).stack(framework=framework, shapes="ragged")
@@ -54,7 +58,8 @@ def test_torch_and_numpy_take_columns_of_each_other_without_a_copy(framework: st
 def test_jax_takes_columns_without_a_copy(framework: str) -> None:
     import jax
 
-    column: Any = batch_of(framework).column("at")
+    vectors = DocumentArray[Vector]([Vector(at=np.full(3, n, np.float32)) for n in range(4)])
+    column: Any = vectors.stack(framework=framework).column("at")
     start = column.data.unsafe_buffer_pointer() if framework == "jax" else address(column.data)
     array = jax.dlpack.from_dlpack(column)
     assert (np.asarray(array) == np.asarray(column.data)).all()

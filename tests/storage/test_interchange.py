@@ -22,7 +22,7 @@ from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.errors import DecodeError, DocumentTypeError, EncodeError
 from quire.storage import DatasetWriter, open_dataset, write_dataset
 from quire.tensors import DType, Shape
-from quire.typing import AnyTensor, NdArray, bfloat16, complex64, float16, float32, int32, uint8
+from quire.typing import AnyTensor, NdArray, TorchTensor, bfloat16, complex64, float32, int32, uint8
 from tests.codec.round_trips import exact
 from tests.storage.sample_documents import Leaf, leaves
 
@@ -81,7 +81,6 @@ class Row(BaseDocument):
     days: tuple[date, ...]
     table: dict[str, float]
     image: NdArray[uint8, 2, 3]
-    half: NdArray[float16, 2]
     scalar: Annotated[np.ndarray, Shape(), DType("float32")] | None
     maybe: NdArray[float32, 2] | None
     boxes: NdArray[float32, "n", 4]
@@ -121,7 +120,6 @@ def row(n: int) -> Row:
         days=(date(2024, 1, 1),) * n,
         table={"a": n / 2},
         image=np.full((2, 3), n, np.uint8),
-        half=np.full(2, n, np.float16),
         scalar=None if n == 1 else np.array(n, np.float32),
         maybe=None if n % 2 else np.full(2, n, np.float32),
         boxes=np.full((n, 4), n, np.float32),
@@ -166,7 +164,6 @@ def test_fields_have_the_arrow_types_of_other_libraries() -> None:
         "days": "list<item: date32[day] not null>",
         "table": "map<string, double>",
         "image": "fixed_size_list<item: fixed_size_list<item: uint8>[3]>[2]",
-        "half": "fixed_size_list<item: halffloat>[2]",
         "scalar": "float",
         "maybe": "fixed_size_list<item: float>[2]",
         "boxes": "list<item: fixed_size_list<item: float>[4]>",
@@ -238,8 +235,6 @@ def test_texts_that_are_packed_are_not_copied(tmp_path: Path) -> None:
 def test_torch_tensors_are_not_copied() -> None:
     import torch
 
-    from quire.typing import TorchTensor
-
     class Point(BaseDocument):
         at: TorchTensor[float32, 3]
         weight: float
@@ -289,11 +284,10 @@ def test_duckdb_takes_and_returns_batches() -> None:
     batch = rows().stack(shapes="ragged")
     query = "select color, sum(number) as total, list(image[1][2]) as pixels from batch group by color order by color"
     assert duckdb.sql(query).fetchall() == [("blue", 2, [0, 2]), ("red", 4, [1, 3])]
-    relation = duckdb.from_arrow(batch.to_arrow([name for name in Row.model_fields if name not in ("shade", "half")]))
+    relation = duckdb.from_arrow(batch.to_arrow([name for name in Row.model_fields if name != "shade"]))
 
     class Plain(Row):
         shade: Shade = Shade.DARK
-        half: NdArray[float16, 2] = [0.0, 0.0]
 
     found = DocumentBatch[Plain].from_arrow(relation)
     assert [document.id for document in found] == ["r0", "r1", "r2", "r3"]

@@ -35,6 +35,10 @@ class Color(Enum):
     SCARLET = "red"  # noqa: PIE796 - an alias
 
 
+class Renamed(Enum):
+    CRIMSON = "red"
+
+
 class Level(IntEnum):
     LOW = 1
     HIGH = 5
@@ -166,9 +170,6 @@ def test_number_that_no_member_has_is_an_error(tmp_path: Path) -> None:
 
 
 def test_renamed_member_keeps_its_value(tmp_path: Path) -> None:
-    class Renamed(Enum):
-        CRIMSON = "red"
-
     class Row(BaseDocument):
         color: Color
 

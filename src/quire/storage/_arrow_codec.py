@@ -108,9 +108,9 @@ class ArrowCodec(ABC):
         """Whether values compare as the stored ones do, so that the statistics of a row group apply to them."""
         return False
 
-    def to_statistic(self, value: Any) -> Any:
-        """Return a value of a query in the form that the statistics of a row group have."""
-        return value
+    def to_statistics(self, value: Any) -> list[Any]:
+        """Return a value of a query in the forms that the statistics of a row group may have."""
+        return [value]
 
     @property
     def metadata(self) -> dict[str, str] | None:
@@ -387,11 +387,11 @@ class DatetimeCodec(ArrowCodec):
     def keeps_order(self) -> bool:
         return True  # of timestamps; of structs, there are no statistics at the path of the field
 
-    def to_statistic(self, value: Any) -> Any:
+    def to_statistics(self, value: Any) -> list[Any]:
         # Python compares two times of one ZoneInfo by the clock on the wall, which is not their order when clocks are
         # set back. None cannot be compared with statistics, and so rules nothing out.
         is_fixed = value.tzinfo is None or isinstance(value.tzinfo, (timezone, TzInfo))
-        return value if is_fixed else None
+        return [value if is_fixed else None]
 
     def can_read(self, field: pa.Field) -> bool:
         if field.type in (NAIVE, UTC):
@@ -690,8 +690,9 @@ class EnumTextCodec(AsTextCodec):
     def keeps_order(self) -> bool:
         return True
 
-    def to_statistic(self, value: Any) -> Any:
-        return value.value if isinstance(value, Enum) else value
+    def to_statistics(self, value: Any) -> list[Any]:
+        member = self.field.type(value)
+        return [member.value, member.name]  # earlier files have names
 
     def can_read(self, field: pa.Field) -> bool:
         return read_kind(field) == "enum" and super().can_read(field)
@@ -713,8 +714,8 @@ class EnumNumberCodec(NumberCodec):
     def metadata(self) -> dict[str, str]:
         return {KIND_KEY: "enum"}
 
-    def to_statistic(self, value: Any) -> Any:
-        return value.value if isinstance(value, Enum) else value
+    def to_statistics(self, value: Any) -> list[Any]:
+        return [value.value if isinstance(value, Enum) else value]  # the names in earlier files compare with no number
 
     def can_read(self, field: pa.Field) -> bool:
         return read_kind(field) == "enum" and super().can_read(field)

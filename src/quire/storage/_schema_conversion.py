@@ -356,6 +356,9 @@ def _from_arrow_tensors(array: pa.Array) -> list[Any]:
 
 def _from_lists(array: pa.Array) -> list[Any]:
     """Return nested lists as arrays: all at once if they have the same lengths, else row by row."""
+    if not is_list_type(array.type):  # tensors without an axis
+        numbers = iter(_to_numbers(array.drop_null()))
+        return [np.array(next(numbers)) if is_valid else None for is_valid in array.is_valid().to_pylist()]
     if not array.null_count and len(array):
         sizes: list[int] = []
         level = array

@@ -155,8 +155,11 @@ def _bounds(query: Query, layout: Layout) -> list[Bound]:
     bounds: list[Bound] = []
     for path, name, values in query.conditions():
         codec = _find_codec(layout, path)
-        if codec is not None and codec.keeps_order:
-            bounds.append((join_path(path), name, [codec.to_statistic(value) for value in values]))
+        if codec is None or not codec.keeps_order:
+            continue
+        forms = [form for value in values for form in codec.to_statistics(value)]
+        if name == "$in" or len(forms) == 1:
+            bounds.append((join_path(path), name, forms))
     return bounds
 
 
