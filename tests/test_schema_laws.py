@@ -39,7 +39,11 @@ from quire.storage._huggingface import write_huggingface
 from quire.tensors import framework_of
 from tests.schema_strategies import TEMPLATES, document_classes, field_types, generic_class, plain_class
 
-pytestmark = pytest.mark.needs("cloudpickle", "pandas", "pyarrow")
+pytestmark = [
+    pytest.mark.needs("cloudpickle", "pandas", "pyarrow"),
+    # ipaddress, which pydantic calls for each member of a union with a network, warns about bools.
+    pytest.mark.filterwarnings("ignore:__int__ returned non-int:DeprecationWarning"),
+]
 T = TypeVar("T")
 EXAMPLES = int(os.environ.get("QUIRE_LAWS_SCHEMAS", "250"))
 law = settings(
