@@ -50,7 +50,7 @@ _CHANGES: dict[str, tuple[Any, Any, Any, Any]] = {
     "text to a member by value": (str, "r", Hue, Hue.RED),
     "text to a UUID": (str, str(UUID(int=1)), UUID, UUID(int=1)),
     "text to a date": (str, "2024-01-02", date, date(2024, 1, 2)),
-    "a member to its name": (Hue, Hue.RED, str, "RED"),
+    "a member to its value": (Hue, Hue.RED, str, "r"),
     "list of int to list of float": (list[int], [1, 2], list[float], [1.0, 2.0]),
     "list to tuple": (list[int], [1, 2], tuple[int, ...], (1, 2)),
     "a dict of int to one of float": (dict[str, int], {"a": 1}, dict[str, float], {"a": 1.0}),
