@@ -63,16 +63,22 @@ def shrink_state(schema: Schema, state: dict[str, Any]) -> dict[str, Any]:
     Tensors are pickled without the rest of the memory that they are part of, and those that their framework cannot
     pickle as something that can be loaded.
     """
-    fields, memo = dict(state["__dict__"]), dict[Any, Any]()
-    tensors = _find_tensors(fields)
-    unshared = _find_unshared(fields, tensors)
-    for name, framework in tensors.items():
-        fields[name] = framework.to_pickle(fields[name], memo, alone=name in unshared)
+    fields = state["__dict__"]
+    memo: dict[Any, Any] = {}
+    changes: dict[str, Any] = {}
+    if tensors := _find_tensors(fields):
+        unshared = _find_unshared(fields, tensors)
+        for name, framework in tensors.items():
+            changes[name] = framework.to_pickle(fields[name], memo, alone=name in unshared)
     for name in _containers_of_tensors(schema):
         if name in fields:
-            fields[name] = to_picklable(fields[name], memo)
-    more = {name: to_picklable(state[name], memo) for name in _MORE_STATE if state.get(name)}
-    return {**state, "__dict__": fields, **more}
+            changes[name] = to_picklable(fields[name], memo)
+    if changes:
+        state = {**state, "__dict__": {**fields, **changes}}
+    for name in _MORE_STATE:
+        if state[name]:
+            state = {**state, name: to_picklable(state[name], memo)}
+    return state
 
 
 _MORE_STATE = ("__pydantic_extra__", "__pydantic_private__")
@@ -89,8 +95,12 @@ def _containers_of_tensors(schema: Schema) -> tuple[str, ...]:
 
 def _find_tensors(fields: dict[str, Any]) -> dict[str, Framework]:
     """Return the frameworks of the fields that are tensors."""
-    frameworks = {name: framework_of(value) for name, value in fields.items()}
-    return {name: framework for name, framework in frameworks.items() if framework is not None}
+    tensors: dict[str, Framework] = {}
+    for name, value in fields.items():
+        framework = framework_of(value)
+        if framework is not None:
+            tensors[name] = framework
+    return tensors
 
 
 def _find_unshared(fields: dict[str, Any], tensors: dict[str, Framework]) -> list[str]:
