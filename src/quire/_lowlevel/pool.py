@@ -71,7 +71,7 @@ class MemoryPool:
 
     def _hand_out(self, piece: Piece) -> NDArray[np.uint8]:
         array = piece.to_array()
-        # The pool is referenced weakly, so that its free memory is released with its last user, while arrays are in use.
+        # The pool is referenced weakly: its free memory is released with its last user, not with the last array.
         weakref.finalize(array, _give_back, weakref.ref(self), piece).atexit = False
         return array
 
