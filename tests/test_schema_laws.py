@@ -11,7 +11,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Generic, Literal, Optional, TypeVar, Union
 
 import cloudpickle
@@ -300,6 +300,12 @@ class JsonOrDocument(BaseDocument):
     either: Union[Computed, Json]
 
 
+class Paths(BaseDocument):
+    either: Union[Path, PurePosixPath] = Path("c")
+    any_or_path: Union[PurePosixPath, Any] = None
+    many: list[Union[Path, PurePosixPath]] = []
+
+
 class ComputedOrExtra(BaseDocument):
     """A class whose own JSON has the value of a field under a name that it takes for an extra field."""
 
@@ -376,6 +382,15 @@ def test_unions_with_json_can_store_null(tmp_path: Path) -> None:
     write_dataset([row], tmp_path / "rows", document_type=JsonOrDocument)
     assert list(open_dataset(tmp_path / "rows").read().unstack()) == [row]
     check_every_form(JsonOrDocument, [row])
+
+
+def test_unions_of_path_classes_are_read_back_or_rejected() -> None:
+    for path in (Path("a/b"), PurePosixPath("a/b")):
+        for document in (Paths(either=path), Paths(any_or_path=path), Paths(many=[path])):
+            check_every_form(Paths, [document])
+    assert Paths.from_bytes(Paths(either=Path("a/b")).to_bytes()).either == Path("a/b")
+    with pytest.raises(EncodeError, match="would be read back as PosixPath"):
+        Paths(either=PurePosixPath("a/b")).to_bytes()
 
 
 def test_lists_with_missing_values_are_imported_from_huggingface(tmp_path: Path) -> None:

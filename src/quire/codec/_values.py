@@ -417,9 +417,14 @@ def ambiguous_fields(schema: Schema) -> tuple[Field, ...]:
 
 
 def has_ambiguous_union(field: Field) -> bool:
-    """Return whether a field is or contains a union in which a member is encoded as another type."""
-    if field.kind is FieldKind.UNION and any(map(_is_encoded_as_other_type, field.items)):
-        return True
+    """Return whether a field is or contains a union in which a member is encoded as another type.
+
+    All classes of paths are encoded alike, so a union with several of them, or with one and `Any`, is ambiguous, too.
+    """
+    if field.kind is FieldKind.UNION:
+        paths = [item for item in field.items if item.kind in (FieldKind.PATH, FieldKind.ANY)]
+        if len(paths) > 1 or any(map(_is_encoded_as_other_type, field.items)):
+            return True
     return any(map(has_ambiguous_union, field.items))
 
 
